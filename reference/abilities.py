@@ -73,6 +73,7 @@ class Abilities:
         stops: Fields of `Stops` that the engine obeys.
         families: Families of built-in models that the engine loads; None for all.
         quantised: Whether the engine runs draft models and heads with quantised weights.
+        adapters: Whether a request of the engine may name a low-rank adapter of the target.
         soft_caps: Models with a soft cap of attention that the engine runs: `any`; `published`, where the family has
             one (no class of transformers computes the others); or `none`.
         sinks: Whether the engine runs models whose heads have attention sinks (gpt-oss).
@@ -117,6 +118,7 @@ class Abilities:
     stops: tuple[str, ...] = ("max_new_tokens", "eos", "stop_tokens")
     families: tuple[str, ...] | None = None
     quantised: bool = False
+    adapters: bool = False
     soft_caps: str = "any"
     sinks: bool = True
     unequal_widths: bool = True
@@ -188,6 +190,8 @@ class Abilities:
             yield f"run on {case.ranks} ranks"
         if isinstance(case.model, Seeded) and (alone := unsharded(case.model.architecture, case.ranks)) is not None:
             yield alone
+        if case.model.adapter is not None and (not self.adapters or case.ranks > 1):
+            yield f"adapter on {case.ranks} ranks" if self.adapters else "adapter"
         if case.draft.TAG not in self.drafts and case.draft.shapes:
             yield f"{case.draft.TAG} draft"
         if case.draft.tree_kind not in self.tree_kinds:

@@ -3,11 +3,13 @@
 A seeded model has the same weights on every machine. A checkpoint is known by the digest of its files.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import ClassVar
 
+from reference.adapters.low_rank import ADAPTED, Adapter
 from reference.family import FAMILIES, Family
+from reference.family.llama4 import check_irope
 from reference.malformed import Malformed
 from reference.quantisation.rows import QUANTISED, check_quantised
 from reference.rules import OMIT_DEFAULT
@@ -111,7 +113,7 @@ class Architecture:
             raise Malformed("windows", "a model has at least one layer")
         if any(window < 0 for window in self.windows):
             raise Malformed("windows", "a window is a number of tokens, or 0 for none")
-        self._check_irope()
+        check_irope(self.windows, self.chunks, self.unrotated, self.floor_scale, self.attn_scale)
         self._check_settings()
         if not 0 <= self.score_cap <= 1e6:
             raise Malformed("score_cap", f"{self.score_cap} is no soft cap (above 0, up to 1e6; 0 for none)")
@@ -127,26 +129,6 @@ class Architecture:
         for name in ("short_factor", "long_factor"):
             if self.rope.kind == "longrope" and len(getattr(self.rope, name)) != pairs:
                 raise Malformed(f"rope.{name}", f"{len(getattr(self.rope, name))} factors for {pairs} rotary pairs")
-
-    def _check_irope(self) -> None:
-        """Raise Malformed where chunks, unrotated layers and temperature make no sense together."""
-        if len(self.chunks) not in (0, self.layers):
-            raise Malformed("chunks", f"{len(self.chunks)} entries for {self.layers} layers (or none at all)")
-        if self.chunks and (min(self.chunks) < 0 or not any(self.chunks)):
-            none = "no layer has a chunk: leave the field empty"
-            raise Malformed("chunks", "a chunk is a number of tokens, or 0 for none" if min(self.chunks) < 0 else none)
-        for layer, (window, chunk) in enumerate(self.reaches):
-            if window and chunk:
-                raise Malformed(f"chunks[{layer}]", "a layer has a window or a chunk, not both")
-        # Comparing with the sorted set refuses wrong order, repetition and layers that do not exist at once.
-        if list(self.unrotated) != sorted({one for one in self.unrotated if 0 <= one < self.layers}):
-            raise Malformed("unrotated", f"layers 0..{self.layers - 1} in ascending order, each once")
-        if self.floor_scale < 0:
-            raise Malformed("floor_scale", f"{self.floor_scale} is negative (0 leaves the temperature alone)")
-        if self.floor_scale and not self.unrotated:
-            raise Malformed("floor_scale", "scales the queries of unrotated layers, and this model has none")
-        if not 0 < self.attn_scale <= 100:
-            raise Malformed("attn_scale", f"{self.attn_scale} is not above 0 and at most 100")
 
     def _check_settings(self) -> None:
         """Raise Malformed for a setting that the family lacks, that is out of range, or that repeats the default."""
@@ -224,6 +206,7 @@ class Seeded:
         noise: Share of other random numbers in `margin` weights, from 0 (none) to 1 (nothing else). A draft whose noise
             is small proposes much of what the model without noise would choose.
         quantised: `int8` or `fp8` for projections of so many bits, one of QUANTISED; empty for those of the dtype.
+        adapter: A low-rank addition to its projections; None for the weights alone.
     """
 
     TAG: ClassVar[str] = "seeded"
@@ -235,6 +218,7 @@ class Seeded:
     relabel: int = 0
     noise: float = field(default=0.0, metadata=OMIT_DEFAULT)
     quantised: str = field(default="", metadata=OMIT_DEFAULT)
+    adapter: Adapter | None = field(default=None, metadata=OMIT_DEFAULT)
 
     def __post_init__(self) -> None:
         if self.weights not in ("margin", "transparent"):
@@ -249,6 +233,9 @@ class Seeded:
         if not 0.0 <= self.noise <= 1.0 or (self.noise and self.weights != "margin"):
             raise Malformed("noise", f"{self.noise} is no share from 0 to 1 of margin weights")
         arch = self.architecture
+        if self.adapter is not None and (self.weights != "margin" or self.quantised or arch.family not in ADAPTED):
+            known = ", ".join(ADAPTED)
+            raise Malformed("adapter", f"belongs to margin weights of the working dtype, of one of {known}")
         if arch.weights > LARGEST:
             raise Malformed("architecture", f"{arch.weights} weights; a built-in model has at most {LARGEST}")
         if arch.max_positions > LONGEST:
@@ -258,6 +245,11 @@ class Seeded:
         probe = (arch.heads * arch.head_dim + 1, (1 + arch.heads) * arch.head_dim)
         if self.weights == "transparent" and (arch.tied or arch.vocab_size != probe[0] or arch.hidden_size < probe[1]):
             raise Malformed("weights", "transparent weights need the architecture that probe_architecture makes")
+
+    @property
+    def bare(self) -> "Seeded":
+        """The model without its adapter."""
+        return self if self.adapter is None else replace(self, adapter=None)
 
     @property
     def vocab_size(self) -> int:
@@ -285,6 +277,8 @@ class Checkpoint:
     """
 
     TAG: ClassVar[str] = "checkpoint"
+    adapter: ClassVar[None] = None
+    """Only built-in models have adapters."""
 
     source: str
     digest: str
@@ -295,6 +289,11 @@ class Checkpoint:
 
     def __post_init__(self) -> None:
         check_quantised(self.quantised)
+
+    @property
+    def bare(self) -> "Checkpoint":
+        """The model itself, which has no adapter."""
+        return self
 
 
 Model = Seeded | Checkpoint

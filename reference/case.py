@@ -8,6 +8,7 @@ import json
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from reference.adapters.low_rank import Adapter
 from reference.architecture import Checkpoint, Model, Seeded
 from reference.draft import Draft, Scripted, largest
 from reference.draft.head import Head
@@ -79,6 +80,8 @@ class Case:
         if drafter is not None and drafter.vocab_size != vocab:
             raise Malformed("draft.model", f"its vocabulary of {drafter.vocab_size} is not the target's {vocab}")
         self._check_reads()
+        if drafter is not None and drafter.adapter is not None:
+            raise Malformed("draft.model", "has an adapter; only targets have one")
         if self.longest > self.max_positions:
             raise Malformed("prompt", f"needs up to {self.longest} positions; the model admits {self.max_positions}")
         if drafter is not None and self.longest > max_positions(drafter):
@@ -137,6 +140,7 @@ class Case:
         mate = self.session.mates[number - 1]
         return replace(
             self,
+            model=_with_adapter(self.model, mate.adapter),
             prompt=before + mate.prompt,
             draft=mate.draft,
             sampling=mate.sampling,
@@ -270,6 +274,15 @@ def _check_no_batches(draft: Draft) -> None:
     """Refuse the batch sizes of a draft in a session."""
     if draft.dispatch is not None and draft.dispatch.batches:
         raise Malformed("draft.shape.batches", "in a session the actions decide how many requests step together")
+
+
+def _with_adapter(model: Model, adapter: Adapter | None) -> Model:
+    """`model` with `adapter` in place of its own."""
+    if model.adapter == adapter:
+        return model
+    if not isinstance(model, Seeded):
+        raise Malformed("adapter", "only built-in models have adapters")
+    return replace(model, adapter=adapter)
 
 
 def max_positions(model: Model) -> int:

@@ -16,7 +16,7 @@ from reference import draft, layout
 from reference.case import SCHEMA, Case
 from reference.draft import Draft
 from reference.family import FAMILIES
-from reference.files.json_parts import model_from_json
+from reference.files.json_parts import adapter_from_json, model_from_json
 from reference.files.json_words import plain
 from reference.grammar import Grammar
 from reference.layout import KvLayout
@@ -183,7 +183,11 @@ def _layout(content: dict[str, Any]) -> KvLayout:
 
 def _mate(content: dict[str, Any]) -> Mate:
     return Mate(
-        tuple(content["prompt"]), _draft(content["draft"]), _sampling(content["sampling"]), _stops(content["stops"])
+        tuple(content["prompt"]),
+        _draft(content["draft"]),
+        _sampling(content["sampling"]),
+        _stops(content["stops"]),
+        adapter_from_json(content),
     )
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from reference.adapters.low_rank import Adapter
 from reference.draft import Draft, Scripted
 from reference.malformed import Malformed
 from reference.rules import OMIT_DEFAULT
@@ -41,12 +42,16 @@ EARLY = ("first", "hand-over", *OVERLAPPED)
 
 @dataclass(frozen=True)
 class Mate:
-    """Another request of the session; its fields mean the same as in a Case."""
+    """Another request of the session; its fields mean the same as in a Case.
+
+    `adapter` takes the place of the adapter of the case's model.
+    """
 
     prompt: tuple[int, ...]
     draft: Draft = Scripted()
     sampling: Sampling = Sampling()
     stops: Stops = Stops()
+    adapter: Adapter | None = field(default=None, metadata=OMIT_DEFAULT)
 
 
 @dataclass(frozen=True)

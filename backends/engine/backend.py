@@ -76,6 +76,7 @@ class EngineBackend:
             unequal_widths=unequal_widths,
             layout_settings=_layout_settings(unequal_widths),
             quantised=True,
+            adapters=True,
         )
         self._soft_caps, self._sinks, self._unequal = soft_caps, sinks, unequal_widths
         self.seams = seams

@@ -20,6 +20,7 @@ from backends.engine.kv.arena import CacheLease
 from backends.engine.kv.branch import Branch
 from backends.engine.lower_tree import TreeTensors, broken_rules, refuse_broken
 from backends.engine.model.causal_lm import CausalLm, Rows
+from backends.engine.model.low_rank import LowRank, low_rank_of
 from backends.engine.sampling.step import StepSampling
 from backends.engine.step.state import Block, Counters, Emission, Verification
 from backends.engine.step_seams import StepSeams
@@ -45,9 +46,12 @@ class Request(Carrying):
         finish: The reason why the request ended, or None.
         at: The current stage, to which a StageFailure assigns an exception.
         guide: The position in its grammar; None without one. It stays when the caches are given away.
+        adapter: The adapter of its forwards of the target; None without one. The draft runs without it.
         verified: Hidden states of its rows in the verify forward, [R, width]; None if its draft reads none.
         filled: From tokens with placeholders to the tokens that the device has in their places.
     """
+
+    adapter: LowRank | None
 
     def __init__(self, case: Case, target: CausalLm, lease: CacheLease, draft: Draft, seams: StepSeams) -> None:
         self.case = case
@@ -69,6 +73,7 @@ class Request(Carrying):
         self.block: Block | None = None
         grammar = case.sampling.grammar
         self.guide = None if grammar is None else opened(grammar, case.stops.eos)
+        self.adapter = low_rank_of(case.model, target.dtype, target.device)
 
     def prefill(self) -> None:
         """Commit every token but the pending root; tokens whose KV the cache already holds are not run again."""
@@ -79,7 +84,7 @@ class Request(Carrying):
         chunk, reads = self.case.layout.prefill_chunk, self.case.draft.reads
         if reads is not None and cache.length:
             raise ValueError("a draft that reads hidden states needs those of tokens whose KV was there already")
-        self._hidden = self.target.prefill(missing, cache, attend, chunk, lanes, reads, self.seams.tap)
+        self._hidden = self.target.prefill(missing, cache, attend, chunk, lanes, reads, self.seams.tap, self.adapter)
 
     def propose(self) -> None:
         """Draft a tree, cut it to the chunk of its root where the layout demands it, and lower it."""
@@ -118,10 +123,10 @@ class Request(Carrying):
     def rows(self) -> Rows:
         """The rows of the request in the verify forward."""
         assert self.block is not None
-        tensors = self.block.tensors
+        tensors, cache = self.block.tensors, self.lease.target
         # Only layers with a recurrent state are told the parents, which a device would have to send to the host.
         above = [-1, *tensors.parent[1:].tolist()] if self.target.recurrent else None
-        return Rows(tensors.token, tensors.position, tensors.visible, self.lease.target, above, tensors.words)
+        return Rows(tensors.token, tensors.position, tensors.visible, cache, above, tensors.words, self.adapter)
 
     def settle(self, flat: Tensor, heads: list[Tensor]) -> None:
         """Accept a path of the tree, emit its tokens and commit its rows.

@@ -4,13 +4,11 @@
 stop takes no step, and a request without pages waits.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 
 from torch import Tensor
 
-from backends.base import StageFailure, Unsupported
+from backends.base import Unsupported
 from backends.engine.draft import Draft, Opening, opened
 from backends.engine.kv.arena import CacheLease, refuse_small_pool
 from backends.engine.kv.base import OutOfPages
@@ -19,6 +17,7 @@ from backends.engine.open_models import OpenModels
 from backends.engine.request import Request
 from backends.engine.retrieval.shared import SharedTries
 from backends.engine.seams import Seams
+from backends.engine.step.naming import naming
 from reference.case import Case
 from reference.draft import most_rows
 from reference.malformed import Malformed
@@ -124,8 +123,9 @@ class Server:
             case = self.case.alone(twin, tuple(old.tokens))
         except Malformed:  # the joined prompt is too long for the model: the twin does not enter
             return
-        if case.draft.reads is not None:  # shared columns bring no hidden states: the twin prefills its own
-            self._enter(twin, case, self._lease(case, ()))
+        # Shared columns bring no hidden states, and are of no use under another adapter: the twin prefills its own.
+        if case.draft.reads is not None or not self._arena.shares(old.lease, case.model.adapter):
+            self._enter(twin, case, self._lease(case, case.prefix))
             return
         model = self._models.draft(case, self._seams)
         self._enter(twin, case, self._arena.fork(old.lease, self._target, model, self._capacity, self._rows))
@@ -247,7 +247,8 @@ class Server:
     def _lease(self, case: Case, tokens: tuple[int, ...]) -> CacheLease:
         """Caches that begin with known pages of `tokens`, unless the draft reads hidden states, which no page holds."""
         known = tokens if case.draft.reads is None else ()
-        return self._arena.lease(self._target, self._models.draft(case, self._seams), self._capacity, self._rows, known)
+        draft, adapter = self._models.draft(case, self._seams), case.model.adapter
+        return self._arena.lease(self._target, draft, self._capacity, self._rows, known, adapter)
 
     def _draft(self, case: Case, lease: CacheLease, taken: int = 0) -> Draft:
         model, trie = self._models.draft(case, self._seams), self._tries.of(case.draft)
@@ -286,15 +287,3 @@ class Server:
             committed={number: lease.target.length for number, lease in leases.items()},
             allocated={number: blocks.allocated for number, blocks in tables.items()},
         )
-
-
-@contextmanager
-def naming(request: Request) -> Iterator[None]:
-    """Turn every exception inside the `with` into a StageFailure at the request's current stage."""
-    try:
-        yield
-    except (StageFailure, Unsupported):
-        raise
-    except Exception as error:
-        why = " ".join(str(error).split())[:200]
-        raise StageFailure(request.at, f"{type(error).__name__}: {why}") from error

@@ -65,7 +65,14 @@ def size(case: Case) -> tuple[float, ...]:
         sum(nodes),
         case.stops.max_new_tokens,
         weight,
-        settings + stops + len(case.stops.stop_strings) + _fuss(case) + _growth(case.draft) + case.ranks - 1,
+        settings
+        + stops
+        + len(case.stops.stop_strings)
+        + _fuss(case)
+        + _growth(case.draft)
+        + case.ranks
+        - 1
+        + (case.model.adapter is not None),
         letters,
         disorder,
         tokens,
@@ -230,10 +237,11 @@ def _sampling(case: Case) -> Iterator[Attempt]:
         yield partial(_calmer, case, "temperature", 1.0)
 
 
-def _ranks(case: Case) -> Iterator[Attempt]:
-    for ranks in RANKS:
-        if ranks < case.ranks:
-            yield partial(replace, case, ranks=ranks)
+def _target(case: Case) -> Iterator[Attempt]:
+    yield from (partial(replace, case, ranks=ranks) for ranks in RANKS if ranks < case.ranks)
+    if isinstance(case.model, Seeded) and case.model.adapter is not None:
+        bare = case.model.bare
+        yield from (partial(steered_again, case, bare, case.prompt), partial(replace, case, model=bare))
 
 
 def _calmer(case: Case, name: str, value: Any) -> Case:
@@ -286,6 +294,6 @@ def _texts(case: Case) -> Iterator[Attempt]:
 
 STEPS: tuple[Steps, ...] = (
     alone, fewer_actions, fewer_mates, _budgets, cuts, _trees, _shapes, plainer_mates,
-    _scripts, _prompts, _models, _trees, layouts, _ranks, _sampling, _stops,
+    _scripts, _prompts, _models, _trees, layouts, _target, _sampling, _stops,
 )  # fmt: skip
 """Every kind of step; the kinds that remove most come first."""

@@ -43,7 +43,8 @@ def burden(case: Case) -> tuple[int, int, int]:
 def _weight(mate: Mate) -> int:
     # Fixed weights make one mate less, and a greedy mate, count as smaller than a few tokens less.
     sampled = 0 if mate.sampling.greedy else 8
-    return 16 + len(mate.prompt) + mate.stops.max_new_tokens + sampled + largest(mate.draft)
+    adapted = mate.adapter is not None
+    return 16 + len(mate.prompt) + mate.stops.max_new_tokens + sampled + largest(mate.draft) + adapted
 
 
 def fuss(layout: KvLayout) -> int:
@@ -145,6 +146,8 @@ def _plainer_mates(mate: Mate) -> Iterator[Mate]:
             yield replace(mate, draft=draft)
     if mate.sampling != Sampling():
         yield replace(mate, sampling=Sampling())
+    if mate.adapter is not None:
+        yield replace(mate, adapter=None)
     for keep in lengths_below(len(mate.prompt)):
         yield replace(mate, prompt=mate.prompt[-keep:])
     if mate.stops.max_new_tokens > 1:

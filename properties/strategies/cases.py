@@ -15,6 +15,8 @@ from properties.strategies.layouts import layouts
 from properties.strategies.models import far_architectures, far_targets, targets
 from properties.strategies.prompts import MARKS, far_prompts, prompts
 from properties.strategies.sampling import TEMPERATURES, samplings, with_min_tokens
+from properties.strategies.serving.adapters import often as often_adapted
+from properties.strategies.serving.adapters import takes_adapters, with_adapters
 from properties.strategies.sessions import with_session
 from properties.strategies.stops import places, stops_for
 from properties.strategies.within import SPARE, among, fitted, in_shape, set_aside
@@ -134,6 +136,8 @@ def cases(
     often = RANKED if case.sampling.greedy else RANKED // 3
     if draw(st.integers(0, often - 1)) == often - 1 or (within is not None and 1 not in within.ranks):
         case = draw(over_ranks(case, within))
+    if takes_adapters(case, within) and draw(st.integers(0, often_adapted(case) - 1)) == often_adapted(case) - 1:
+        case = draw(with_adapters(case))
     # A session may grow longer than an engine takes, by a prompt that continues another; such a draw is repeated.
     assume(within is None or within.outside(case) is None)
     return case

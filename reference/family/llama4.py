@@ -5,6 +5,8 @@ router scores those of each row, and the row, multiplied by the sigmoid of an ex
 with the highest scores and through a shared expert. Tensors have the names of Qwen 2 MoE.
 """
 
+from collections.abc import Sequence
+
 from reference.family.base import Family, Shapes, Sizes, gated_block
 from reference.malformed import Malformed
 
@@ -58,3 +60,30 @@ LLAMA4_TEXT = Family(
          "attn_scale": 0.5, "settings": (("expert_size", 12.0), ("experts", 4.0), ("sparse_step", 2.0))},
     ),
 )  # fmt: skip
+
+
+def check_irope(
+    windows: Sequence[int], chunks: Sequence[int], unrotated: Sequence[int], floor_scale: int, attn_scale: float
+) -> None:
+    """Raise Malformed where chunks, unrotated layers and temperature make no sense together.
+
+    The arguments are fields of `reference.architecture.Architecture`.
+    """
+    layers = len(windows)
+    if len(chunks) not in (0, layers):
+        raise Malformed("chunks", f"{len(chunks)} entries for {layers} layers (or none at all)")
+    if chunks and (min(chunks) < 0 or not any(chunks)):
+        none = "no layer has a chunk: leave the field empty"
+        raise Malformed("chunks", "a chunk is a number of tokens, or 0 for none" if min(chunks) < 0 else none)
+    for layer, (window, chunk) in enumerate(zip(windows, chunks or (0,) * layers, strict=True)):
+        if window and chunk:
+            raise Malformed(f"chunks[{layer}]", "a layer has a window or a chunk, not both")
+    # Comparing with the sorted set refuses wrong order, repetition and layers that do not exist at once.
+    if list(unrotated) != sorted({one for one in unrotated if 0 <= one < layers}):
+        raise Malformed("unrotated", f"layers 0..{layers - 1} in ascending order, each once")
+    if floor_scale < 0:
+        raise Malformed("floor_scale", f"{floor_scale} is negative (0 leaves the temperature alone)")
+    if floor_scale and not unrotated:
+        raise Malformed("floor_scale", "scales the queries of unrotated layers, and this model has none")
+    if not 0 < attn_scale <= 100:
+        raise Malformed("attn_scale", f"{attn_scale} is not above 0 and at most 100")

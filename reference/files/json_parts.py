@@ -5,6 +5,7 @@ Several objects of a case file hold such parts.
 
 from typing import Any
 
+from reference.adapters.low_rank import Adapter
 from reference.architecture import Architecture, Checkpoint, Model, Rope, Seeded
 from reference.malformed import under
 from reference.tree import RankTree, Tree
@@ -30,6 +31,15 @@ def rope_from_json(content: dict[str, Any]) -> Rope:
     return Rope(**rope, short_factor=short, long_factor=long)
 
 
+def adapter_from_json(content: dict[str, Any]) -> Adapter | None:
+    """The adapter under the key `adapter` of a model or a mate; raises Malformed with the path below `content`."""
+    if "adapter" not in content:
+        return None
+    told = content["adapter"]
+    with under("adapter"):
+        return Adapter(told["rank"], float(told["alpha"]), tuple(told["projections"]), told["seed"])
+
+
 def model_from_json(content: dict[str, Any]) -> Model:
     """A model; raises Malformed with the path below the model."""
     rest = {key: value for key, value in content.items() if key != "kind"}
@@ -37,6 +47,7 @@ def model_from_json(content: dict[str, Any]) -> Model:
         return Checkpoint(**rest)
     if "noise" in rest:
         rest["noise"] = float(rest["noise"])
+    rest["adapter"] = adapter_from_json(rest)
     fields = dict(rest.pop("architecture"))
     # JSON has one kind of number: 2 may stand where a fraction is meant.
     fields["norm_eps"] = float(fields["norm_eps"])

@@ -20,6 +20,7 @@ from reference.oracle.formulas.quantised import QUANTISED_NAMES, dequantised
 from reference.oracle.formulas.recurrence import Held
 from reference.trace import Array
 from reference.weights import head_weights, seeded
+from reference.weights.adapters import low_rank
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,6 +168,8 @@ def load(model: Model, dtype: str) -> Parameters:
     """
     if isinstance(model, Seeded):
         scale = _embedding_scale(model.architecture, dtype)
+        if model.adapter is not None:
+            return _adapted(model, scale)
         return _quantised(model, scale, dtype) if model.quantised else _built_in(model, scale)
     return _from_disk(model, dtype)
 
@@ -199,6 +202,18 @@ def _built_in(model: Seeded, embedding_scale: float) -> Parameters:
 @lru_cache(maxsize=64)
 def _quantised(model: Seeded, embedding_scale: float, dtype: str) -> Parameters:
     return Parameters(model.architecture, _of_few_bits(seeded(model), model.quantised, dtype), embedding_scale)
+
+
+@lru_cache(maxsize=64)
+def _adapted(model: Seeded, embedding_scale: float) -> Parameters:
+    """The parameters with the adapter's product merged into each weight that it changes, in float64."""
+    assert model.adapter is not None
+    changed = low_rank(model)
+    state = {
+        name: weight + model.adapter.scale * (changed[name][1] @ changed[name][0]) if name in changed else weight
+        for name, weight in seeded(model.bare).items()
+    }
+    return Parameters(model.architecture, state, embedding_scale)
 
 
 def _of_few_bits(state: Mapping[str, Array], kind: str, dtype: str) -> dict[str, Array]:

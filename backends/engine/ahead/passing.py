@@ -6,7 +6,8 @@ send and refuse; `backends.engine.handover` knows nothing of either.
 
 from backends.engine.handover.packet import Expected
 from backends.engine.request import Request
-from backends.engine.server import Server, naming
+from backends.engine.server import Server
+from backends.engine.step.naming import naming
 from reference.session import Action
 from reference.trace import Stage
 

@@ -18,7 +18,7 @@ from backends.engine.overlap.reservation import fits
 from backends.engine.overlap.streams import stream_on
 from backends.engine.request import Request
 from backends.engine.seams import Seams
-from backends.engine.server import naming
+from backends.engine.step.naming import naming
 from reference.case import Case
 from reference.session import Account, Action, Event
 from reference.trace import Trace

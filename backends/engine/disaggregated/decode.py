@@ -20,7 +20,7 @@ from backends.engine.kv.arena import CacheLease
 from backends.engine.model.models import ModelCache
 from backends.engine.request import Request
 from backends.engine.seams import Seams
-from backends.engine.server import naming
+from backends.engine.step.naming import naming
 from reference.case import Case
 from reference.session import Action
 from reference.trace import Stage, Step, Trace

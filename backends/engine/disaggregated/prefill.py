@@ -16,7 +16,7 @@ from backends.engine.disaggregated.terms import Terms, failure
 from backends.engine.handover.mailbox import Mailbox, received, sent_as
 from backends.engine.model.models import ModelCache
 from backends.engine.request import Request
-from backends.engine.server import naming
+from backends.engine.step.naming import naming
 from reference.case import Case
 from reference.trace import Stage, Step, Trace
 

@@ -40,6 +40,7 @@ class CacheLease:
         owner: The draft's model or None. Prefix pages are shared only between requests with the same owner, because a
             block holds the KV of target and draft.
         reused: Number of columns that came from the prefix cache, or from a fork.
+        adapter: The words of the target's adapter, which its keys and values depend on; None without one.
     """
 
     target: KvCache
@@ -47,11 +48,22 @@ class CacheLease:
     blocks: Blocks | None = None
     owner: object = None
     reused: int = 0
+    adapter: object = None
+
+    @property
+    def key(self) -> object:
+        """The owner of its pages in the prefix cache; see `page_owner`."""
+        return page_owner(self.owner, self.adapter)
 
     @property
     def caches(self) -> list[KvCache]:
         """The target's cache and, if there is one, the draft's."""
         return [self.target] if self.draft is None else [self.target, self.draft]
+
+
+def page_owner(draft: object, adapter: object) -> object:
+    """The owner of pages in the prefix cache: tokens under another draft model, or another adapter, have other KV."""
+    return draft if adapter is None else (draft, adapter)
 
 
 class Arena:
@@ -67,13 +79,19 @@ class Arena:
         self.prefix = self._seams.prefix(self.pages, layout.page_size) if layout.traits.keeps_prefixes else None
 
     def lease(
-        self, target: Model, draft: Model | None, capacity: int, rows: int, tokens: tuple[int, ...] = ()
+        self,
+        target: Model,
+        draft: Model | None,
+        capacity: int,
+        rows: int,
+        tokens: tuple[int, ...] = (),
+        adapter: object = None,
     ) -> CacheLease:
         """Caches for a request that will prefill `tokens`; they are empty, or begin with pages of the prefix cache."""
         if self.layout.traits.pages:
-            return self.paged(target, draft, capacity, rows, tokens)
+            return self.paged(target, draft, capacity, rows, tokens, adapter)
         small = None if draft is None else self._plain(self.room(draft, capacity, rows))
-        lease = CacheLease(self._plain(self.room(target, capacity, rows)), small, owner=draft)
+        lease = CacheLease(self._plain(self.room(target, capacity, rows)), small, owner=draft, adapter=adapter)
         self._with_states(lease, target, draft)
         return lease
 
@@ -93,11 +111,17 @@ class Arena:
         return CACHES[self.layout.kind](self._seams, room, self.layout)
 
     def paged(
-        self, target: Model, draft: Model | None, capacity: int, rows: int, tokens: tuple[int, ...]
+        self,
+        target: Model,
+        draft: Model | None,
+        capacity: int,
+        rows: int,
+        tokens: tuple[int, ...],
+        adapter: object = None,
     ) -> CacheLease:
         """Caches in pages, which begin with the pages of the prefix cache that hold a beginning of `tokens`."""
         blocks = self._seams.blocks(self.pages, self.layout.page_size, self.layout.overhang)
-        known = [] if self.prefix is None else self.prefix.match(draft, tokens)
+        known = [] if self.prefix is None else self.prefix.match(page_owner(draft, adapter), tokens)
         known, held = self._with_known_states(known, target, draft, tokens)
         blocks.adopt(known)
         reused = len(known) * self.layout.page_size
@@ -108,6 +132,7 @@ class Arena:
             blocks,
             draft,
             reused,
+            adapter,
         )
         self._with_states(lease, target, draft)
         for cache, states in zip((lease.target, lease.draft), held, strict=True):
@@ -141,6 +166,10 @@ class Arena:
             self._pools[model, role] = self._seams.pool(room, self.pages.total, self.layout.page_size)
         return self._pools[model, role]
 
+    def shares(self, source: CacheLease, adapter: object) -> bool:
+        """Whether a fork of `source` under `adapter` may begin with its columns: only if they are of that adapter."""
+        return source.adapter == adapter
+
     def fork(self, source: CacheLease, target: Model, draft: Model | None, capacity: int, rows: int) -> CacheLease:
         """Caches that begin with all columns that `source` has committed, in shared pages or as copies.
 
@@ -165,7 +194,7 @@ class Arena:
         self.fork_states(source.target, lease.target)
         if same and lease.draft is not None and source.draft is not None:
             self.fork_states(source.draft, lease.draft)
-        lease.owner, lease.reused = draft, columns
+        lease.owner, lease.reused, lease.adapter = draft, columns, source.adapter
         return lease
 
     def fork_states(self, source: KvCache, twin: KvCache) -> None:
@@ -194,7 +223,7 @@ class Arena:
         if lease.blocks is not None and self.prefix is not None and tokens:
             both = min(lease.target.length, lease.draft.length if lease.draft is not None else len(tokens))
             # Before the release: a page without a holder would be free at once.
-            self.prefix.insert(lease.owner, tokens[:both], lease.blocks.table)
+            self.prefix.insert(lease.key, tokens[:both], lease.blocks.table)
             self.keep_states(lease, tokens[:both])
         # In pages, both caches release the same block table; the second time it is empty.
         if lease.draft is not None:

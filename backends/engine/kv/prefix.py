@@ -77,7 +77,7 @@ class PrefixCache:
 
     def _beginning(self, owner: object, tokens: tuple[int, ...]) -> list[Key]:
         """The keys of kept pages whose tokens begin with `tokens`."""
-        return [key for key in self.entries if key[0] is owner and key[1][: len(tokens)] == tokens]
+        return [key for key in self.entries if key[0] == owner and key[1][: len(tokens)] == tokens]
 
     def _let_go(self, key: Key) -> bool:
         """Drop the page of `key`; return whether the page is free now."""

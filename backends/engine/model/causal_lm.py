@@ -21,6 +21,7 @@ from backends.engine.kv.lanes import BatchCache
 from backends.engine.kv.recurrent import RecurrentStates, commit_states, stand_beside, states_of
 from backends.engine.model.graphs import Graphs, Inputs, Still
 from backends.engine.model.hidden import HiddenTap
+from backends.engine.model.low_rank import LowRank, adapted
 from backends.engine.reach import RECURRENT, Reach, reaches_of
 from reference.draft.hidden import HiddenStates
 
@@ -37,6 +38,7 @@ class Rows:
         parents: For each row the open row above it, as `RecurrentStates.open` takes them; None for a chain below the
             committed tokens. Layers with attention see the tree by their masks.
         words: For each layer the words of a tree that was lowered to words, in place of `visible`, which is empty then.
+        adapter: The adapter that these rows run with; None for the weights alone.
     """
 
     tokens: Tensor
@@ -45,6 +47,7 @@ class Rows:
     cache: KvCache
     parents: list[int] | None = None
     words: list[RowWords] | None = None
+    adapter: LowRank | None = None
 
 
 class CausalLm:
@@ -151,9 +154,10 @@ class CausalLm:
         }
         began = time.perf_counter()
         logits = None
+        adapters = [one.adapter for one in batch]
         # Only the verify forward is watched, so prefills and drafts are not recorded. A replay runs no hook, so a
-        # forward with a tap is not recorded either.
-        if self.graphs is not None and watch is not None and tap is None:
+        # forward with a tap or an adapter is not recorded either.
+        if self.graphs is not None and watch is not None and tap is None and not any(adapters):
             recorded = self.graphs.run(self._network, inputs, Still(caches, widths, filler), attend)
             if isinstance(recorded, str):  # the reason why nothing was recorded: a fallback in every layer
                 cache.fallbacks += [recorded] * len(self.reaches)
@@ -161,7 +165,7 @@ class CausalLm:
                 logits, heads = recorded
                 watch += heads
         if logits is None:
-            with tap.on(self.model.base_model) if tap is not None else nullcontext():
+            with tap.on(self.model.base_model) if tap is not None else nullcontext(), adapted(self.model, adapters):
                 logits = self._network(inputs, cache, _watched(attend, watch), score)
         for layer in self.recurrent if watch else ():  # such a layer calls no attention
             assert watch is not None
@@ -219,6 +223,7 @@ class CausalLm:
         lanes: type[BatchCache] = BatchCache,
         reads: HiddenStates | None = None,
         tapping: type[HiddenTap] = HiddenTap,
+        adapter: LowRank | None = None,
     ) -> list[Tensor]:
         """Append the KV of `tokens` to `cache` as one causal run, `chunk` tokens per forward (0: all that fit).
 
@@ -229,7 +234,7 @@ class CausalLm:
         width = min(chunk or len(tokens), cache.most_rows or len(tokens)) or 1
         for at in range(0, len(tokens), width):
             tap = None if reads is None else tapping(reads)
-            self.append(tokens[at : at + width], cache, attend, 0, lanes, tap)
+            self.append(tokens[at : at + width], cache, attend, 0, lanes, tap, adapter)
             hidden += [tap.taken[reads][0]] if tap is not None and reads is not None else []
         return hidden
 
@@ -241,10 +246,11 @@ class CausalLm:
         score: int,
         lanes: type[BatchCache] = BatchCache,
         tap: HiddenTap | None = None,
+        adapter: LowRank | None = None,
     ) -> Tensor:
         """Run `tokens` after the committed columns of `cache` and commit them; see `forward` for `score` and `tap`."""
         rows = torch.arange(cache.length, cache.length + len(tokens))
-        given = Rows(torch.tensor(tokens), rows, causal(rows, self.reaches), cache)
+        given = Rows(torch.tensor(tokens), rows, causal(rows, self.reaches), cache, adapter=adapter)
         (logits,) = self.forward([given], attend, score, lanes=lanes, tap=tap)
         cache.commit(list(range(len(tokens))))
         commit_states(cache, list(range(len(tokens))))

@@ -63,7 +63,7 @@ class ModelCache:
         """
         draft = case.draft
         assert isinstance(draft, Head)
-        key = (draft.weights, case.model, case.dtype, product)
+        key = (draft.weights, case.model.bare, case.dtype, product)
         if key not in self._heads:
             weights = weights_of_head(draft, case.model, DTYPES[case.dtype], product)
             self._heads[key] = make(case, self.open(case.model, case.dtype), weights)
@@ -76,12 +76,15 @@ class ModelCache:
     def open(self, model: Model, dtype: str, product: Dequantise = dequantise) -> CausalLm:
         """Return the model in its working dtype, from this cache or freshly loaded; `product` makes quantised weights.
 
+        A model with an adapter is the one without it: each request brings its adapter to its own rows.
+
         A checkpoint's model is first examined by one small forward. A refusal is remembered, so that no later case
         loads the checkpoint again only to be refused.
 
         Raises:
             Unsupported: for a model that this engine cannot run in this dtype.
         """
+        model = model.bare
         key = (model, dtype, product)
         if (model, dtype) in self._refused:
             raise Unsupported(self._refused[model, dtype])

@@ -244,10 +244,16 @@ class Numbered(Arena):
         self._taken: set[int] = set()
 
     def lease(
-        self, target: Model, draft: Model | None, capacity: int, rows: int, tokens: tuple[int, ...] = ()
+        self,
+        target: Model,
+        draft: Model | None,
+        capacity: int,
+        rows: int,
+        tokens: tuple[int, ...] = (),
+        adapter: object = None,
     ) -> CacheLease:
         """See `Arena.lease`."""
-        lease = super().lease(target, draft, capacity, rows, tokens)
+        lease = super().lease(target, draft, capacity, rows, tokens, adapter)
         if isinstance(lease.target, Restored):
             lease.target.sequence = min(set(range(len(self._taken) + 1)) - self._taken)
             lease.target.snapshots = self._snapshots

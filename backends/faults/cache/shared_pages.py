@@ -15,10 +15,16 @@ class Early(Arena):
     """An arena that publishes the pages of a prompt as soon as they are allocated."""
 
     def lease(
-        self, target: Model, draft: Model | None, capacity: int, rows: int, tokens: tuple[int, ...] = ()
+        self,
+        target: Model,
+        draft: Model | None,
+        capacity: int,
+        rows: int,
+        tokens: tuple[int, ...] = (),
+        adapter: object = None,
     ) -> CacheLease:
         """See `Arena.lease`."""
-        lease = super().lease(target, draft, capacity, rows, tokens)
+        lease = super().lease(target, draft, capacity, rows, tokens, adapter)
         if self.prefix is not None and lease.blocks is not None:
             try:
                 lease.blocks.reserve(len(tokens))
@@ -47,10 +53,16 @@ class OneMore(Arena):
     """An arena that counts one column too many as reused."""
 
     def lease(
-        self, target: Model, draft: Model | None, capacity: int, rows: int, tokens: tuple[int, ...] = ()
+        self,
+        target: Model,
+        draft: Model | None,
+        capacity: int,
+        rows: int,
+        tokens: tuple[int, ...] = (),
+        adapter: object = None,
     ) -> CacheLease:
         """See `Arena.lease`."""
-        lease = super().lease(target, draft, capacity, rows, tokens)
+        lease = super().lease(target, draft, capacity, rows, tokens, adapter)
         if 0 < lease.reused < len(tokens):
             lease.target.length += 1
         return lease

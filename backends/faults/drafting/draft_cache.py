@@ -161,9 +161,15 @@ def one_cache(seams: Seams) -> Seams:
 
     class Shared(Arena):
         def lease(
-            self, target: Model, draft: Model | None, capacity: int, rows: int, tokens: tuple[int, ...] = ()
+            self,
+            target: Model,
+            draft: Model | None,
+            capacity: int,
+            rows: int,
+            tokens: tuple[int, ...] = (),
+            adapter: object = None,
         ) -> CacheLease:
-            lease = super().lease(target, draft, capacity, rows, tokens)
+            lease = super().lease(target, draft, capacity, rows, tokens, adapter)
             return replace(lease, draft=lease.target) if draft is target else lease
 
     class Lodging(ModelDraft):
@@ -256,9 +262,15 @@ def key_one_short(seams: Seams) -> Seams:
 
     class Nearly(Arena):
         def paged(
-            self, target: Model, draft: Model | None, capacity: int, rows: int, tokens: tuple[int, ...]
+            self,
+            target: Model,
+            draft: Model | None,
+            capacity: int,
+            rows: int,
+            tokens: tuple[int, ...],
+            adapter: object = None,
         ) -> CacheLease:
-            lease = super().paged(target, draft, capacity, rows, tokens)
+            lease = super().paged(target, draft, capacity, rows, tokens, adapter)
             page = None if self.prefix is None else self._near(self.prefix, draft, tokens, lease.reused)
             if page is None or not isinstance(lease.draft, Paged):
                 return lease

@@ -211,10 +211,16 @@ def room_without_tree(seams: Seams) -> Seams:
 
     class Tight(Arena):
         def lease(
-            self, target: Model, draft: Model | None, capacity: int, rows: int, tokens: tuple[int, ...] = ()
+            self,
+            target: Model,
+            draft: Model | None,
+            capacity: int,
+            rows: int,
+            tokens: tuple[int, ...] = (),
+            adapter: object = None,
         ) -> CacheLease:
             tight = capacity if self.layout.traits.pages else capacity - rows
-            return super().lease(target, draft, tight, rows, tokens)
+            return super().lease(target, draft, tight, rows, tokens, adapter)
 
     return replace(seams, arena=Tight)
 

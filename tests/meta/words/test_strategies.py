@@ -123,6 +123,11 @@ def words(case: Case) -> Iterator[str]:
         yield "prompt around a larger power of two"
     yield from walk_words(trace)
     yield from layout_words(case)
+    every = [case.model.adapter, *(mate.adapter for mate in (case.session.mates if case.session else ()))]
+    if any(every):
+        yield "an adapter" if len(set(every)) == 1 else "adapters of several requests"
+        if case.layout.traits.keeps_prefixes:
+            yield "adapters beside kept prefixes"
     if case.draft.expansion is not None:
         yield "a dynamic tree" if case.draft.expansion.rerank else "a greedy top-k tree"
         if not case.sampling.greedy:
@@ -221,14 +226,18 @@ COMMON = [
     *(f"commit {commit}" for commit in COMMITS),
     *("padding", "padding to no more than the tree", "dtype float32", "dtype float64"),
     *("prefill in several chunks", "prefill token by token", "a last chunk that is not full"),
-    *(f"{why} inside an accepted block" for why in ("eos", "stop", "length")),
+    *(f"{why} inside an accepted block" for why in ("eos", "stop", "length", "grammar")),
+    *("an adapter", "adapters of several requests", "adapters beside kept prefixes"),
     *("finish eos", "finish stop", "finish length", "finish grammar", "several steps", "more than four steps"),
     *("a tree in a later step", "accepts in a later step", "a window", "layers of different windows"),
 ]
 """What one case in two hundred must be an example of; one in fifty mostly is, so that other draws still hold it."""
 
 
-SELDOM = {f"family {name}" for name, family in FAMILIES.items() if family.rare} | {"finish grammar"}
+SELDOM = {f"family {name}" for name, family in FAMILIES.items() if family.rare} | {
+    "finish grammar",
+    "grammar inside an accepted block",
+}
 """Families with `rare` set, which have one or two architectures, each of them in one case of a hundred or fewer.
 
 A grammar that leaves no token ends as few outputs.

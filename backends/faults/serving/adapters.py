@@ -1,0 +1,166 @@
+"""Faults of low-rank adapters.
+
+A request that names an adapter runs without it, with another one, or on keys that another one made.
+"""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from backends.engine.kv.arena import Arena, CacheLease, Model
+from backends.engine.model.causal_lm import Rows
+from backends.engine.model.low_rank import LowRank
+from backends.engine.request import Request
+from backends.engine.seams import Seams
+from backends.faults.fault import fault, faults_in
+from reference.trace import Stage
+
+
+class OfTokens(Arena):
+    """An arena that knows the pages of a prefix by their tokens, whatever the adapter."""
+
+    def lease(
+        self,
+        target: Model,
+        draft: Model | None,
+        capacity: int,
+        rows: int,
+        tokens: tuple[int, ...] = (),
+        adapter: object = None,
+    ) -> CacheLease:
+        """See `Arena.lease`."""
+        return super().lease(target, draft, capacity, rows, tokens)
+
+
+@fault(
+    "prefix-shared-across-adapters",
+    Stage.ATTENDED,
+    "vllm-project/vllm issues 30931 and 3264: prefix cache blocks shared between requests with different LoRA adapters",
+    "a prefix cache; two prompts that begin alike, under different adapters",
+)
+def prefix_of_another(seams: Seams) -> Seams:
+    """The prefix cache finds pages by their tokens alone, so that a request reads keys of another adapter."""
+    return replace(seams, arena=OfTokens)
+
+
+@fault(
+    "adapter-of-the-first-lane",
+    Stage.ATTENDED,
+    "huggingface/peft issue 1960: one active adapter for all requests of a batch in place of each request's own",
+    "a batch of requests with different adapters",
+)
+def of_the_first(seams: Seams) -> Seams:
+    """All requests of a verify forward run with the adapter of the first one."""
+
+    def gather(batch: list[Request]) -> list[Rows]:
+        rows = seams.gather(batch)
+        return [replace(one, adapter=rows[0].adapter) for one in rows]
+
+    return replace(seams, gather=gather)
+
+
+@fault(
+    "adapter-left-out-of-verification",
+    Stage.ATTENDED,
+    "family of sgl-project/sglang pull request 34337: a verify forward counts as an extend without its token counts",
+    "an adapter",
+)
+def prefill_alone(seams: Seams) -> Seams:
+    """Prefills run with the adapter, and verify forwards with the bare target."""
+
+    def gather(batch: list[Request]) -> list[Rows]:
+        return [replace(one, adapter=None) for one in seams.gather(batch)]
+
+    return replace(seams, gather=gather)
+
+
+class RootAlone(LowRank):
+    """An adapter that is added to the first row of a block."""
+
+    def added(self, module: str, rows: Tensor) -> Tensor | None:
+        """See `LowRank.added`."""
+        more = super().added(module, rows)
+        return None if more is None else torch.cat([more[:1], torch.zeros_like(more[1:])])
+
+
+@fault(
+    "adapter-for-one-row-per-request",
+    Stage.ATTENDED,
+    "vllm-project/vllm-metal pull request 351 (review) and vllm-project/vllm pull request 21068: the adapter is routed "
+    "to one row per decode request, although a speculative step has several",
+    "an adapter, and a tree of several nodes",
+)
+def one_row(seams: Seams) -> Seams:
+    """A verify forward adds the adapter to the root's row, and to no other node."""
+
+    def gather(batch: list[Request]) -> list[Rows]:
+        return [
+            one if one.adapter is None else replace(one, adapter=RootAlone(one.adapter.scale, one.adapter.parts))
+            for one in seams.gather(batch)
+        ]
+
+    return replace(seams, gather=gather)
+
+
+@fault(
+    "adapter-not-divided-by-rank",
+    Stage.ATTENDED,
+    "Blaizzy/mlx-vlm issue 845: the adapter is scaled by alpha in place of alpha / rank",
+    "an adapter of a rank above 1",
+)
+def by_alpha(seams: Seams) -> Seams:
+    """The product of the adapter counts alpha times, and not alpha / rank times."""
+
+    class Scaled(seams.request):  # type: ignore[misc,name-defined]
+        adapter: LowRank | None
+
+        def prefill(self) -> None:
+            words = self.case.model.adapter
+            if words is not None and self.adapter is not None:
+                self.adapter = LowRank(words.alpha, self.adapter.parts)
+            super().prefill()
+
+    return replace(seams, request=Scaled)
+
+
+@fault(
+    "prefill-without-adapter",
+    Stage.ATTENDED,
+    "family of vllm-project/vllm issue 42125: keys of a prompt that other adapter weights made",
+    "an adapter, and a prompt of several tokens",
+)
+def decode_alone(seams: Seams) -> Seams:
+    """The prompt is prefilled by the bare target, and verify forwards run with the adapter."""
+
+    class Bare(seams.request):  # type: ignore[misc,name-defined]
+        adapter: LowRank | None
+
+        def prefill(self) -> None:
+            own, self.adapter = self.adapter, None
+            super().prefill()
+            self.adapter = own
+
+    return replace(seams, request=Bare)
+
+
+class AnyAdapter(Arena):
+    """An arena that forks the columns of a request whatever the adapter of its twin."""
+
+    def shares(self, source: CacheLease, adapter: object) -> bool:
+        """See `Arena.shares`."""
+        return True
+
+
+@fault(
+    "fork-keeps-keys-of-another-adapter",
+    Stage.ATTENDED,
+    "family of vllm-project/vllm issue 30931: cached keys of one adapter serve a request with another one",
+    "a fork whose twin names another adapter",
+)
+def forked_across(seams: Seams) -> Seams:
+    """A twin with another adapter takes over the committed columns of its source."""
+    return replace(seams, arena=AnyAdapter)
+
+
+FAULTS = faults_in(globals())

@@ -1,0 +1,1 @@
+"""Adapters: the words of low-rank additions to a target's projections."""
