@@ -23,7 +23,10 @@ PROCESSING = (
 )  # fmt: skip
 """The fields of `Sampling` that process logits."""
 
-LAYOUT_SETTINGS = ("padded_nodes", "prefill_chunk", "overhang", "draft_sync", "stay_in_chunk", "poison", "latent")
+LAYOUT_SETTINGS = (
+    "padded_nodes", "prefill_chunk", "overhang", "draft_sync", "stay_in_chunk", "poison", "latent", "first_tier",
+    "second_tier",
+)  # fmt: skip
 """The fields of `KvLayout` that an engine may obey in any kind of layout, or in any with pages."""
 
 SOFT_CAPS = ("any", "published", "none")

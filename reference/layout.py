@@ -1,6 +1,6 @@
 """KvLayout: where the engine holds keys and values, and how it commits them."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from reference.malformed import Malformed
 from reference.rules import OMIT_DEFAULT
@@ -106,6 +106,10 @@ class KvLayout:
         latent: Whether a model with latent attention (DeepSeek) caches latent vectors and rotated parts, one of each
             for a row, in place of the keys and values of all heads. Attention then absorbs the projections that would
             expand them. Without effect on other models.
+        first_tier: The most pages that the prefix cache keeps in the pool while no request holds them; the least
+            recently used leave first. 0 for as many as there is room for.
+        second_tier: The number of pages that left the pool and are kept elsewhere, to be brought back when a prompt
+            begins with their tokens; 0 for none. An evicted request then leaves its full pages to the prefix cache.
     """
 
     commit: str = "path"
@@ -119,6 +123,8 @@ class KvLayout:
     stay_in_chunk: bool = field(default=False, metadata=OMIT_DEFAULT)
     poison: str = field(default="", metadata=OMIT_DEFAULT)
     latent: bool = field(default=False, metadata=OMIT_DEFAULT)
+    first_tier: int = field(default=0, metadata=OMIT_DEFAULT)
+    second_tier: int = field(default=0, metadata=OMIT_DEFAULT)
 
     def __post_init__(self) -> None:
         self._one_of("commit", COMMITS)
@@ -126,9 +132,14 @@ class KvLayout:
         self._one_of("kind", tuple(KINDS))
         self._one_of("draft_sync", SYNCS)
         self._one_of("poison", POISONS)
-        for name in ("padded_nodes", "prefill_chunk", "overhang"):
+        for name in ("padded_nodes", "prefill_chunk", "overhang", "first_tier", "second_tier"):
             if getattr(self, name) < 0:
                 raise Malformed(name, f"{getattr(self, name)} is negative")
+        for name in ("first_tier", "second_tier"):
+            if getattr(self, name) and not self.traits.keeps_prefixes:
+                raise Malformed(name, f"{self.kind} keeps no prefixes")
+            if getattr(self, name) > MOST_PAGES:
+                raise Malformed(name, f"{getattr(self, name)} pages; at most {MOST_PAGES}")
         if self.commit not in self.traits.commits:
             raise Malformed("commit", f"{self.commit!r} is a way of branch, not of {self.kind}")
         if self.traits.pages:
@@ -154,6 +165,11 @@ class KvLayout:
             if page in seen:
                 raise Malformed(f"pages[{at}]", f"page {page} is owned twice: it stands in the free list before")
             seen.add(page)
+
+    def of_kind(self, kind: str) -> "KvLayout":
+        """This layout with another kind, and without tiers of a prefix cache where that kind keeps no prefixes."""
+        tiers = (self.first_tier, self.second_tier) if KINDS[kind].keeps_prefixes else (0, 0)
+        return replace(self, kind=kind, first_tier=tiers[0], second_tier=tiers[1])
 
     @property
     def traits(self) -> LayoutKind:

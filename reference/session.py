@@ -118,6 +118,8 @@ class Account:
         kept: Pages that the prefix cache holds.
         committed: Number of committed columns of each living request.
         allocated: Number of columns that each block table has room for.
+        stored: Number of pages of which the second tier of the prefix cache holds a copy.
+        brought: Pages to which the second tier brought copies back in this action.
     """
 
     free: tuple[int, ...]
@@ -126,6 +128,8 @@ class Account:
     kept: tuple[int, ...]
     committed: dict[int, int]
     allocated: dict[int, int]
+    stored: int = 0
+    brought: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

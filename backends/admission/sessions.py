@@ -75,6 +75,8 @@ def _account(field: str, value: object, requests: int) -> Account:
         kept=wholes(f"{field}.kept", value.kept),
         committed=_by_request(f"{field}.committed", value.committed, requests, whole, _is_int),
         allocated=_by_request(f"{field}.allocated", value.allocated, requests, whole, _is_int),
+        stored=whole(f"{field}.stored", value.stored, 0, MOST_PAGES),
+        brought=wholes(f"{field}.brought", value.brought),
     )
     for name, columns in (("committed", made.committed), ("allocated", made.allocated)):
         missing = made.tables.keys() - columns.keys()

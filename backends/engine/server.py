@@ -17,6 +17,7 @@ from backends.engine.open_models import OpenModels
 from backends.engine.request import Request
 from backends.engine.retrieval.shared import SharedTries
 from backends.engine.seams import Seams
+from backends.engine.step.accounts import account_of
 from backends.engine.step.naming import naming
 from reference.case import Case
 from reference.draft import most_rows
@@ -105,7 +106,8 @@ class Server:
         elif action.kind == "cancel":
             self._end(number)
         elif action.kind == "evict":
-            self._arena.give_back(request.lease)
+            kept = tuple(request.resolved) if self.case.layout.second_tier else ()
+            self._arena.give_back(request.lease, kept)
             self._evicted.add(number)
         elif action.kind == "restore":
             self._restore(number)
@@ -278,12 +280,4 @@ class Server:
 
     def _account(self) -> Account:
         leases = {number: self.requests[number].lease for number in sorted(self.living)}
-        tables = {number: lease.blocks for number, lease in leases.items() if lease.blocks is not None}
-        return Account(
-            free=self._arena.pages.free,
-            total=self._arena.pages.total,
-            tables={number: tuple(blocks.table) for number, blocks in tables.items()},
-            kept=self._arena.prefix.kept if self._arena.prefix is not None else (),
-            committed={number: lease.target.length for number, lease in leases.items()},
-            allocated={number: blocks.allocated for number, blocks in tables.items()},
-        )
+        return account_of(self._arena, leases)

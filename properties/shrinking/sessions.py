@@ -25,6 +25,8 @@ SETTINGS = (
     "draft_sync",
     "poison",
     "latent",
+    "first_tier",
+    "second_tier",
 )
 """Settings of a layout that are put to their defaults one by one."""
 
@@ -226,7 +228,7 @@ def layouts(case: Case) -> Iterator[Attempt]:
             yield partial(_rested, case, name)
     simpler = layout.traits.simpler
     if simpler is not None:
-        yield lambda: replace(case, layout=replace(layout, kind=simpler))
+        yield lambda: replace(case, layout=layout.of_kind(simpler))
     if layout.traits.pages:
         for size in (1, 2, 4, layout.page_size // 2):
             if 0 < size < layout.page_size:

@@ -17,6 +17,7 @@ from properties.strategies.prompts import MARKS, far_prompts, prompts
 from properties.strategies.sampling import TEMPERATURES, samplings, with_min_tokens
 from properties.strategies.serving.adapters import often as often_adapted
 from properties.strategies.serving.adapters import takes_adapters, with_adapters
+from properties.strategies.serving.second_tier import in_tiers
 from properties.strategies.sessions import with_session
 from properties.strategies.stops import places, stops_for
 from properties.strategies.within import SPARE, among, fitted, in_shape, set_aside
@@ -213,4 +214,5 @@ def accompanied(draw: st.DrawFn, case: Case, layout: str | None = None, within: 
     """`case` with mates; some of them have the draft of another case that is drawn on the same model."""
     assert isinstance(case.model, Seeded)
     stranger = draw(single_cases((case.dtype,), (), layout, case.model, True, within=within))
-    return draw(with_session(case, stranger, layout, within))
+    whole = draw(with_session(case, stranger, layout, within))
+    return draw(in_tiers(whole, within))

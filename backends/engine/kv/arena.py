@@ -12,9 +12,9 @@ from backends.engine.kv.base import CacheSpec, KvCache, Poison
 from backends.engine.kv.layouts import CACHES
 from backends.engine.kv.paged import Pool
 from backends.engine.kv.pages import Blocks
-from backends.engine.kv.prefix import Key
-from backends.engine.kv.recurrent import Held, stand_beside, states_of
+from backends.engine.kv.recurrent import stand_beside, states_of
 from backends.engine.kv.seams import KvSeams
+from backends.engine.kv.tiers.second import Border
 from reference.layout import KvLayout
 
 LARGE = 3e4
@@ -73,10 +73,12 @@ class Arena:
         self.layout = layout
         self._seams = seams or KvSeams()
         self._pools: dict[tuple[Model, str], Pool] = {}
-        # Recurrent states of target and draft after kept tokens that end at the end of a page.
-        self._borders: dict[Key, tuple[Held | None, Held | None]] = {}
         self.pages = self._seams.pages(layout.pages or range(pages))
         self.prefix = self._seams.prefix(self.pages, layout.page_size) if layout.traits.keeps_prefixes else None
+        if self.prefix is not None:
+            self.prefix.most = layout.first_tier
+            if layout.second_tier:
+                self.prefix.tier = self._seams.tier(layout.second_tier, layout.page_size, self._pools_of)
 
     def lease(
         self,
@@ -121,8 +123,9 @@ class Arena:
     ) -> CacheLease:
         """Caches in pages, which begin with the pages of the prefix cache that hold a beginning of `tokens`."""
         blocks = self._seams.blocks(self.pages, self.layout.page_size, self.layout.overhang)
-        known = [] if self.prefix is None else self.prefix.match(page_owner(draft, adapter), tokens)
-        known, held = self._with_known_states(known, target, draft, tokens)
+        owner = page_owner(draft, adapter)
+        known = [] if self.prefix is None else self.prefix.match(owner, tokens)
+        known, held = self._with_known_states(known, (target, draft), owner, tokens)
         blocks.adopt(known)
         reused = len(known) * self.layout.page_size
         small = None if draft is None else self._seams.paged(self.pool(draft, "draft", capacity, rows), blocks, reused)
@@ -142,16 +145,17 @@ class Arena:
         return lease
 
     def _with_known_states(
-        self, known: list[int], target: Model, draft: Model | None, tokens: tuple[int, ...]
-    ) -> tuple[list[int], tuple[Held | None, Held | None]]:
+        self, known: list[int], models: tuple[Model | None, ...], owner: object, tokens: tuple[int, ...]
+    ) -> tuple[list[int], Border]:
         """The first of the pages `known` behind which the recurrent states are known too, and those states.
 
         All of `known` for models without such states.
         """
-        if not any(model.room(0, 0).recurrent for model in (target, draft) if model is not None):
+        if not any(model.room(0, 0).recurrent for model in models if model is not None):
             return known, (None, None)
         for count in range(len(known), 0, -1):
-            held = self._borders.get((draft, tokens[: count * self.layout.page_size]))
+            assert self.prefix is not None, "pages are known from the prefix cache alone"
+            held = self.prefix.borders.get((owner, tokens[: count * self.layout.page_size]))
             if held is not None:
                 return known[:count], held
         return [], (None, None)
@@ -169,6 +173,11 @@ class Arena:
     def shares(self, source: CacheLease, adapter: object) -> bool:
         """Whether a fork of `source` under `adapter` may begin with its columns: only if they are of that adapter."""
         return source.adapter == adapter
+
+    def _pools_of(self, owner: object) -> list[Pool]:
+        """The pools in which a page of `owner` holds columns: the target's, and that of the draft's model."""
+        draft = owner[0] if isinstance(owner, tuple) else owner  # of `page_owner`
+        return [pool for (model, role), pool in self._pools.items() if role == "target" or model is draft]
 
     def fork(self, source: CacheLease, target: Model, draft: Model | None, capacity: int, rows: int) -> CacheLease:
         """Caches that begin with all columns that `source` has committed, in shared pages or as copies.
@@ -229,17 +238,20 @@ class Arena:
         if lease.draft is not None:
             lease.draft.release()
         lease.target.release()
+        if self.prefix is not None:
+            self.prefix.trim()
 
     def keep_states(self, lease: CacheLease, tokens: tuple[int, ...]) -> None:
         """Keep the recurrent states of `lease` behind each full page of `tokens`; forget those of pages let go."""
         assert self.prefix is not None
+        borders = self.prefix.borders
         beside = [None if cache is None else states_of(cache) for cache in (lease.target, lease.draft)]
         size = self.layout.page_size
         for end in range(size, len(tokens) + 1, size) if any(beside) else ():
             held = [None if states is None else states.kept.get(end) for states in beside]
             if all(one is not None for one, states in zip(held, beside, strict=True) if states is not None):
-                self._borders.setdefault((lease.owner, tokens[:end]), (held[0], held[1]))
-        self._borders = {key: held for key, held in self._borders.items() if key in self.prefix.entries}
+                borders.setdefault((lease.key, tokens[:end]), (held[0], held[1]))
+        self.prefix.borders = {key: held for key, held in borders.items() if key in self.prefix.entries}
 
     def poison(self, leases: Sequence[CacheLease] = ()) -> None:
         """Fill every free page, and the free and stale cells of `leases`, with the poison of `layout.poison`.

@@ -1,15 +1,15 @@
 """The prefix cache, which keeps full pages of finished requests.
 
 A later request whose tokens begin with the same tokens adopts these pages. The least recently used page is evicted
-first.
+first; a second tier may keep a copy of it and bring it back.
 """
 
 from collections import OrderedDict
+from collections.abc import Iterator
 
+from backends.engine.kv.base import OutOfPages
 from backends.engine.kv.pages import Pages
-
-Key = tuple[object, tuple[int, ...]]
-"""The owner of a page (the draft model that shares the blocks, or None), and every token up to the page's end."""
+from backends.engine.kv.tiers.second import Border, Key, SecondTier
 
 
 class PrefixCache:
@@ -22,12 +22,18 @@ class PrefixCache:
         pages: The allocator, in which the cache is one holder of each page that it keeps.
         page_size: Columns of a page.
         entries: The pages kept by key, the least recently used first.
+        borders: The recurrent states of target and draft behind the last token of a page, by the page's key.
+        tier: The second tier, to which evicted pages go; None for none.
+        most: The most pages that are kept while no request holds them; 0 for no limit.
     """
 
     def __init__(self, pages: Pages, size: int) -> None:
         self.pages = pages
         self.page_size = size
         self.entries: OrderedDict[Key, int] = OrderedDict()
+        self.borders: dict[Key, Border] = {}
+        self.tier: SecondTier | None = None
+        self.most = 0
         pages.make_room = self.evict
 
     def __len__(self) -> int:
@@ -49,8 +55,42 @@ class PrefixCache:
             if page is None:
                 break
             found.append(page)
+        found += self._brought_back(owner, tokens, found)
         self._touch(owner, tokens, len(found))
         return found
+
+    def _brought_back(self, owner: object, tokens: tuple[int, ...], found: list[int]) -> list[int]:
+        """The pages of `tokens` behind the pages `found` that the second tier brings back, in order."""
+        held = list(found)
+        for page in found:  # room for the next page must not be made by evicting those before it
+            self.pages.share(page)
+        for page in self._fetched(owner, tokens, len(found)):
+            self.pages.share(page)
+            held.append(page)
+        for page in held:
+            self.pages.drop(page)
+        return held[len(found) :]
+
+    def _fetched(self, owner: object, tokens: tuple[int, ...], known: int) -> Iterator[int]:
+        """Bring back one page after the other, behind the first `known`, until one is missing or no page is free."""
+        tier = self.tier
+        for end in range((known + 1) * self.page_size, len(tokens) + 1, self.page_size) if tier is not None else ():
+            key = owner, tokens[:end]
+            assert tier is not None
+            if not tier.holds(key):
+                return
+            try:
+                page = tier.destination(self.pages)
+            except OutOfPages:
+                return
+            if not tier.holds(key):  # the copy gave its slot to a page that was evicted to make room
+                self.pages.drop(page)
+                return
+            states = tier.bring(key, page)
+            if states is not None:
+                self.borders[key] = states
+            self.entries[key] = page
+            yield page
 
     def insert(self, owner: object, tokens: tuple[int, ...], table: list[int]) -> None:
         """Keep the full pages of a request that committed `tokens`; for known tokens the page held already stays."""
@@ -82,8 +122,15 @@ class PrefixCache:
     def _let_go(self, key: Key) -> bool:
         """Drop the page of `key`; return whether the page is free now."""
         page = self.entries.pop(key)
+        if self.tier is not None:
+            self.tier.keep(key, page, self.borders.pop(key, None))
         self.pages.drop(page)
         return page not in self.pages.held
+
+    def trim(self) -> None:
+        """Evict pages until at most `most` are kept, or until requests hold all the others."""
+        if self.most and len(self.entries) > self.most:
+            self.evict(len(self.entries) - self.most)
 
     def clear(self) -> None:
         """Drop all pages."""

@@ -15,6 +15,7 @@ from backends.engine.kv.recurrent import RecurrentStates
 from backends.engine.kv.scratch import Scratch
 from backends.engine.kv.sliding import Sliding
 from backends.engine.kv.static import Static
+from backends.engine.kv.tiers.second import SecondTier
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class KvSeams:
         pages: The page allocator.
         blocks: A request's block table.
         prefix: The prefix cache.
+        tier: The second tier of the prefix cache.
         lanes: The caches of a batch as one cache, for verify forwards.
         single: The same for forwards of one request: prefills and draft forwards.
         states: The recurrent states that stand beside a cache.
@@ -42,6 +44,7 @@ class KvSeams:
     pages: type[Pages] = Pages
     blocks: type[Blocks] = Blocks
     prefix: type[PrefixCache] = PrefixCache
+    tier: type[SecondTier] = SecondTier
     lanes: type[BatchCache] = BatchCache
     single: type[BatchCache] = BatchCache
     states: type[RecurrentStates] = RecurrentStates

@@ -5,7 +5,8 @@ from dataclasses import replace
 from backends.engine.kv.arena import Arena, CacheLease, Model
 from backends.engine.kv.base import OutOfPages
 from backends.engine.kv.pages import Blocks
-from backends.engine.kv.prefix import Key, PrefixCache
+from backends.engine.kv.prefix import PrefixCache
+from backends.engine.kv.tiers.second import Key
 from backends.engine.seams import Seams
 from backends.faults.fault import fault, faults_in
 from reference.trace import Stage

@@ -47,7 +47,17 @@ def layout_equivalent(case: Case, oracle: Oracle, subject: Subject) -> Iterator[
     Bits are compared where the layout promises them (`traits.bitwise`), numbers within noise elsewhere.
     """
     name = "cache.layout-equivalent"
-    plain = replace(case.layout, kind=PLAIN, commit="path", page_size=0, pages=(), overhang=0, poison="")
+    plain = replace(
+        case.layout,
+        kind=PLAIN,
+        commit="path",
+        page_size=0,
+        pages=(),
+        overhang=0,
+        poison="",
+        first_tier=0,
+        second_tier=0,
+    )
     if case.layout.traits.bitwise:
         yield from same_bits(name, case, subject, plain, "branch and commit by path")
         return

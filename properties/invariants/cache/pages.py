@@ -15,6 +15,7 @@ from properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle,
 from properties.verdict.session_members import members
 from properties.verdict.subject import Subject
 from reference.case import Case
+from reference.layout import KvLayout
 from reference.session import Account
 from reference.trace import Stage
 
@@ -27,7 +28,7 @@ def allocator_conserves(case: Case, oracle: Oracle, subject: Subject) -> Iterato
     assert case.session is not None
     for number, account in enumerate(accounts_of(subject(case))):
         yield Compared(account.total)
-        for what, expected, observed in _broken(account, case.layout.traits.keeps_prefixes):
+        for what, expected, observed in _broken(account, case.layout):
             # The number of batches that ran before the action, since findings of requests count steps too.
             step = sum(action.kind == "step" for action in case.session.actions[:number])
             where: dict[str, int | str] = {"action": number, "side": what}
@@ -35,14 +36,18 @@ def allocator_conserves(case: Case, oracle: Oracle, subject: Subject) -> Iterato
             return
 
 
-def _broken(account: Account, keeps: bool) -> Iterator[tuple[str, object, object]]:
-    """The errors of an account: (words, expected, observed); `keeps` says that the layout has a prefix cache."""
+def _broken(account: Account, layout: KvLayout) -> Iterator[tuple[str, object, object]]:
+    """The errors of an account of the pages of `layout`: (words, expected, observed)."""
     holders = Counter(page for table in account.tables.values() for page in table)
     held = set(holders) | set(account.kept)
     if len(set(account.free)) < len(account.free):
         yield "a page is free twice", "every page once", sorted(account.free)
-    if account.kept and not keeps:
+    if account.kept and not layout.traits.keeps_prefixes:
         yield "a page is kept, and the layout has no prefix cache", "none", sorted(account.kept)
+    if account.stored > layout.second_tier:
+        yield "the second tier holds more pages than it has room for", layout.second_tier, account.stored
+    if account.brought and not layout.second_tier:
+        yield "a page came back, and the layout has no second tier", "none", sorted(account.brought)
     both = held & set(account.free)
     if both:
         yield "a page is free and held", "none", sorted(both)
@@ -73,7 +78,7 @@ def prefix_reuse(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]
         raise Unobserved("the trace does not say which pages are reused")
     if not reused:
         raise NotApplicable("no request began with kept pages")
-    cold = subject(replace(case, layout=replace(case.layout, kind="paged")))
+    cold = subject(replace(case, layout=case.layout.of_kind("paged")))
     for member in members(case, subject(case)):
         twin = cold.shared.requests[member.number] if cold.shared is not None else None
         if twin is not None:
@@ -85,7 +90,7 @@ def _reused(accounts: tuple[Account, ...]) -> set[int]:
     found = set[int]()
     for before, after in pairwise(accounts):
         for request in set(after.tables) - set(before.tables):
-            if set(after.tables[request][:1]) & set(before.kept):
+            if set(after.tables[request][:1]) & {*before.kept, *after.brought}:
                 found.add(request)
     return found
 

@@ -30,9 +30,19 @@ class Pool(RuleBasedStateMachine):
         size=st.sampled_from((1, 2, 3, 5, 16)),
         pages=st.integers(2, 14).flatmap(lambda count: st.permutations(range(count))),
         overhang=st.sampled_from((0, 0, 1, 4)),
+        tiers=st.sampled_from(((0, 0), (0, 2), (1, 1), (1, 30), (3, 30))),
     )
-    def begin(self, size: int, pages: list[int], overhang: int) -> None:
-        layout = KvLayout(kind="prefix", page_size=size, pages=tuple(pages), overhang=overhang, poison="large")
+    def begin(self, size: int, pages: list[int], overhang: int, tiers: tuple[int, int]) -> None:
+        first, second = tiers
+        layout = KvLayout(
+            kind="prefix",
+            page_size=size,
+            pages=tuple(pages),
+            overhang=overhang,
+            poison="large",
+            first_tier=first,
+            second_tier=second,
+        )
         self.arena = Arena(layout)
         self.target, self.drafts = Anything(), [None, Anything(), Anything()]
         self.leases: list[CacheLease] = []
@@ -136,6 +146,15 @@ class Pool(RuleBasedStateMachine):
         for lease in self.leases:
             assert lease.blocks is not None
             lease.blocks.check()
+
+    @invariant()
+    def the_second_tier_keeps_to_its_room(self) -> None:
+        prefix, layout = self.arena.prefix, self.arena.layout
+        assert prefix is not None
+        assert (prefix.tier is None) == (layout.second_tier == 0)
+        if prefix.tier is not None:
+            slots = list(prefix.tier.slots.values())
+            assert len(slots) == len(set(slots)) <= layout.second_tier
 
     @invariant()
     def a_kept_page_can_be_found(self) -> None:

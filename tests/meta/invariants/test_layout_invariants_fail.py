@@ -188,6 +188,8 @@ EVERYTHING: list[tuple[str, str | Corruption, tuple[str, ...]]] = [
     ("cache.allocator-conserves", accounted(lambda one: replace(one, total=one.total + 1)), ("forked",)),
     ("cache.allocator-conserves", accounted(lambda one: replace(one, free=(*one.free, one.total))), ("forked",)),
     ("cache.allocator-conserves", accounted(longer), ("forked",)),
+    ("cache.allocator-conserves", accounted(lambda one: replace(one, stored=1)), ("forked",)),
+    ("cache.allocator-conserves", accounted(lambda one: replace(one, brought=(0,))), ("forked",)),
     ("lossless.takes-part", lambda case, trace, time: Trace((), (), None), ("paged",)),
     ("lossless.takes-part", idle, ("company", "forked", "again", "drafted")),
     ("lossless.takes-part", absent, ("company", "forked", "again")),
