@@ -1,4 +1,4 @@
-"""The account of an arena: which pages are free, held, kept, and how many lie in the second tier."""
+"""The account of an arena, which says who holds each page of the pool."""
 
 from backends.engine.kv.arena import Arena, CacheLease
 from reference.session import Account
