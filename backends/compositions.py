@@ -30,6 +30,7 @@ from backends.engine.kv.seams import KvSeams
 from backends.engine.lowering.device import DeviceLowering
 from backends.engine.lowering.lanes import lanes_within
 from backends.engine.model.graphs import CudaRecorder
+from backends.engine.sampling.batched import BatchedVerify
 from backends.engine.seams import Seams
 from backends.flags import dense_mask_bytes
 from backends.handed_over import HandedOverBackend
@@ -71,6 +72,7 @@ def splitfuse() -> Seams:
 # The values are functions, so that a package of one attention is imported only if its backend is opened.
 COMPOSITIONS: dict[str, Callable[[], Seams]] = {
     "eager": lambda: SEAMS,
+    "captured-sampling": lambda: replace(SEAMS, sampling=replace(SEAMS.sampling, batched=BatchedVerify())),
     "sdpa": lambda: everywhere(Sdpa()),
     "flex": lambda: everywhere(Flex()),
     "flex-compiled": lambda: everywhere(Flex(compiled=True)),

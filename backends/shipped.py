@@ -189,6 +189,16 @@ ROWS: tuple[Row, ...] = (
         unequal_widths=True,
     ),
     Row(
+        "cpu-captured-sampling",
+        "captured-sampling",
+        "cpu",
+        "cpu-eager with the acceptance of a whole batch in one call, captured by torch.compile and run eagerly",
+        slow=True,
+        soft_caps="any",
+        sinks=True,
+        unequal_widths=True,
+    ),
+    Row(
         "triton-interpreted",
         "triton-interpreted",
         "cpu",

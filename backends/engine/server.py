@@ -9,6 +9,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from backends.base import Unsupported
+from backends.engine.batch.acceptance import decide_together
 from backends.engine.draft import Draft, Opening, opened
 from backends.engine.kv.arena import CacheLease, refuse_small_pool
 from backends.engine.kv.base import OutOfPages
@@ -212,7 +213,7 @@ class Server:
             # None again where the request has switched to a draft that reads none.
             request.verified = None if tap is None or mine is None else tap.taken[mine][lane, : len(rows[lane].tokens)]
             results.append((flat[lane], [one[lane, :, : len(rows[lane].tokens)] for one in heads]))
-        return results
+        return decide_together(batch, results, naming)
 
     def _told_size(self, batch: list[Request]) -> int:
         """The number of requests of `batch`; for a case without a session, the number that its draft tells."""
@@ -271,10 +272,8 @@ class Server:
         own = self._models.counted(own)
         if self.case.session is None:
             return own
-        every = tuple(
-            self.requests[number].trace if number in self.requests else None
-            for number in range(1 + len(self.session.mates))
-        )
+        numbers = range(1 + len(self.session.mates))
+        every = tuple(self.requests[number].trace if number in self.requests else None for number in numbers)
         prompts = tuple(self.requests[number].case.prompt if one else () for number, one in enumerate(every))
         return replace(own, shared=Shared(every, prompts, tuple(self.accounts)))
 

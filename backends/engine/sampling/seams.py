@@ -15,6 +15,7 @@ from backends.engine.sampling import coins, processing
 from backends.engine.sampling.coins import Below, Coins, Inverse
 from backends.engine.sampling.forest import Forest
 from backends.engine.sampling.processing import History
+from backends.engine.sampling.question import Question
 from reference.sampling import Sampling, Stops
 
 Law = Callable[[Tensor, Sampling, Stops, "History | None"], Tensor]
@@ -135,6 +136,8 @@ class SamplingSeams:
         verifier: The whole verification, in place of the program of the rule: from trees, the target's laws and the
             proposals [B, N, V] and the coins to accepted rows [B, height + 1], root first, then -1, and the token after
             them [B]. None for the program.
+        batched: The verification of a batch of requests whose questions are of one kind: from the questions to the
+            accepted rows of each, root first, and the token after them. None to verify requests one by one.
         agreed: From accepted rows [B, height + 1] and the token after them [B] to those that the engine follows.
         guided: The functions of guided decoding.
         ranks: The functions of a target over several ranks.
@@ -159,6 +162,7 @@ class SamplingSeams:
     below: Below = coins.below
     inverse: Inverse = coins.inverse
     verifier: Callable[[Forest, Tensor, Tensor, Coins], tuple[Tensor, Tensor]] | None = None
+    batched: Callable[[list[Question], "SamplingSeams"], list[tuple[list[int], int]]] | None = None
     agreed: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = own_decision
     guided: GuidedSeams = GUIDED
     ranks: RankSeams = RANK_SEAMS

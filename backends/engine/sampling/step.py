@@ -14,6 +14,7 @@ from backends.engine.sampling import processing
 from backends.engine.sampling.coins import Coins, rounded, spent_by
 from backends.engine.sampling.drawing import named
 from backends.engine.sampling.forest import forest
+from backends.engine.sampling.question import Question
 from backends.engine.sampling.seams import SamplingSeams
 from backends.engine.sampling.verify import verify
 from reference import tape
@@ -27,6 +28,8 @@ class StepSampling:
     Attributes:
         samples: Whether tokens are sampled; False for greedy decoding with processed logits.
         masks: The masks on the tree that was processed last; None without a grammar.
+        posed: The question of `accept`, once it was posed.
+        answer: Accepted rows and the token after them, if they were decided together with other requests.
     """
 
     def __init__(
@@ -40,6 +43,8 @@ class StepSampling:
     ) -> None:
         self.case = case
         self.masks: Masks | None = None
+        self.posed: Question | None = None
+        self.answer: tuple[list[int], int] | None = None
         self._guide = guide
         self._output = output
         self._seams = seams
@@ -122,6 +127,25 @@ class StepSampling:
         Returns:
             Accepted rows, root first; the bonus token; the target's law [nodes, V]; the proposal that was used.
         """
+        question = self.posed or self.pose(tree, logits, proposal)
+        if self.answer is not None:
+            path, bonus = self.answer
+            return path, bonus, question.law[0], question.told[0]
+        made = verify(
+            question.trees,
+            question.law,
+            question.told,
+            self._dice,
+            question.rule,
+            question.removed,
+            self._seams,
+            question.bonus,
+        )
+        path = [row for row in made.path[0].tolist() if row >= 0]
+        return path, int(made.bonus[0]), question.law[0], question.told[0]
+
+    def pose(self, tree: Tree, logits: Tensor, proposal: Tensor | None) -> Question:
+        """The laws of `accept` before anything is decided, kept as `posed`; arguments as of `accept`."""
         sampling, seams, stops = self.case.sampling, self._seams, self.case.stops
         past = self._past(tree, list(tree.token), logits)
         law = seams.target_law(logits[None], sampling, stops, past)
@@ -131,9 +155,10 @@ class StepSampling:
         removed = sampling.draws == "without-replacement" and proposal is not None
         sure = torch.nn.functional.one_hot(token[0], law.shape[-1])  # the proposals of tokens that were not drawn
         told = (sure if proposal is None else proposal).to(law.dtype)
-        made = verify(forest(tree, token), law, told[None], self._dice, sampling.rule, removed, seams, bonus)
-        path = [row for row in made.path[0].tolist() if row >= 0]
-        return path, int(made.bonus[0]), law[0], told
+        self.posed = Question(
+            forest(tree, token), law, bonus, told[None], self._dice, sampling.rule, removed, seams.verifier is None
+        )
+        return self.posed
 
     def _past(self, shape: Shape, token: list[int], logits: Tensor) -> processing.History | None:
         sampling = self.case.sampling

@@ -56,7 +56,7 @@ def verify(
             `target` if None.
     """
     if seams.verifier is None:
-        path, token, last = _by_rule(trees, target, proposal, dice, rule, removed, seams, bonus)
+        path, token, last = by_rule(trees, target, proposal, dice, rule, removed, seams, bonus)
     else:
         path, token = seams.verifier(trees, target, proposal, dice)
         end = (path >= 0).sum(-1, keepdim=True) - 1
@@ -69,7 +69,7 @@ def verify(
     return Accepted(path, tokens, token, last)
 
 
-def _by_rule(
+def by_rule(
     trees: Forest,
     target: Tensor,
     proposal: Tensor,

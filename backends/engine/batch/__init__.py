@@ -1,0 +1,1 @@
+"""Decisions for all requests of a batch at once."""

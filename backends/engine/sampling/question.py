@@ -1,0 +1,44 @@
+"""The verification that a sampling request asks for, before anything is decided."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from backends.engine.sampling.coins import Coins
+from backends.engine.sampling.forest import Forest
+from reference.rules import Rule
+
+BATCHED = ("chain", "multi-round", "target-only")
+"""The rules whose requests are asked together."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """The verification that one request asks for.
+
+    Attributes:
+        trees: Its drafted tree, as a batch of one.
+        law: The target's law after each node, [1, N, V].
+        bonus: The law of the token after the path, [1, N, V].
+        told: The proposal of each node's token, [1, N, V].
+        dice: Its coins.
+        rule: The rule and its thresholds.
+        removed: Whether tokens were drawn without replacement.
+        by_program: Whether the engine's own program of the rule decides.
+    """
+
+    trees: Forest
+    law: Tensor
+    bonus: Tensor
+    told: Tensor
+    dice: Coins
+    rule: Rule
+    removed: bool
+    by_program: bool = True
+
+    @property
+    def kind(self) -> tuple[object, ...] | None:
+        """What requests must share to be asked together; None for a request that is asked alone."""
+        if self.rule.name not in BATCHED or not self.by_program:
+            return None
+        return self.rule, self.removed, self.law.shape[-1], self.law.dtype

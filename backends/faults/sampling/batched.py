@@ -1,0 +1,62 @@
+"""Faults of acceptance for many requests in one call: the padding of their trees."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from backends.base import Unsupported
+from backends.engine.sampling.batched import BatchedVerify, Padded
+from backends.engine.sampling.question import Question
+from backends.engine.seams import Seams
+from backends.faults.fault import fault, faults_in
+from reference.trace import Stage
+
+CAPTURED = "cpu-captured-sampling"
+
+
+def padded_as(seams: Seams, wrong: Callable[[Padded], Padded]) -> Seams:
+    """`seams` whose batches of questions are changed by `wrong` before the captured call.
+
+    Raises:
+        Unsupported: if the engine verifies requests one by one.
+    """
+    batched = seams.sampling.batched
+    if not isinstance(batched, BatchedVerify):
+        raise Unsupported("a fault of acceptance for many requests in one call: this backend verifies them one by one")
+    right = batched.padded
+
+    def padded(questions: list[Question]) -> Padded:
+        return wrong(right(questions))
+
+    return replace(seams, sampling=replace(seams.sampling, batched=replace(batched, padded=padded)))
+
+
+@fault(
+    "batched-laws-of-request-before",
+    Stage.ACCEPTED,
+    "family of vLLM #49738, there of a grammar's rows: rows shifted into the next request",
+    "two sampling requests in one step",
+    on=CAPTURED,
+)
+def laws_of_neighbour(seams: Seams) -> Seams:
+    """Each request is verified against the target's laws of the request before it in the batch."""
+    return padded_as(seams, lambda one: replace(one, law=one.law.roll(1, 0), bonus=one.bonus.roll(1, 0)))
+
+
+@fault(
+    "batched-levels-rounded-down",
+    Stage.ACCEPTED,
+    "family of catalogue BZ-040: a kernel's shape rounded the wrong way",
+    "a sampling request whose tree has three levels",
+    on=CAPTURED,
+)
+def levels_rounded_down(seams: Seams) -> Seams:
+    """The levels that a captured call walks are rounded down to a power of two: deeper nodes are never tried."""
+
+    def wrong(one: Padded) -> Padded:
+        deepest = int(one.depth.max())
+        return replace(one, height=max(1, 1 << deepest.bit_length() - 1 if deepest else 1))
+
+    return padded_as(seams, wrong)
+
+
+FAULTS = faults_in(globals())

@@ -1,0 +1,95 @@
+"""Acceptance for many requests in one captured call agrees with acceptance one by one, and is captured seldom."""
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch._dynamo.utils import counters
+
+from backends.engine.composition import SEAMS
+from backends.engine.sampling.batched import BatchedVerify, padded
+from backends.engine.sampling.coins import Coins, spent_by
+from backends.engine.sampling.forest import forest
+from backends.engine.sampling.question import BATCHED, Question
+from backends.engine.sampling.verify import verify
+from reference.rules import RULES, Rule
+from reference.tape import stride
+from reference.tree import Tree
+
+SEAM = SEAMS.sampling
+TOGETHER = BatchedVerify()
+SPREAD = (Rule("multi-round"), Rule("target-only"), Rule("target-only", threshold_single=0.6, threshold_acc=0.8))
+
+
+def question(seed: int, rule: Rule, removed: bool, most: int = 6, vocab: int = 9) -> Question:
+    """A question about a drawn tree with drawn laws in float64; one seed always gives the same question."""
+    rng, torch_rng = random.Random(seed), torch.Generator().manual_seed(seed)
+    nodes = rng.randint(1, most)
+    parent = [0, *(rng.randint(0, row - 1) for row in range(1, nodes))]
+    if rule.name == "chain":
+        parent = [max(0, row - 1) for row in range(nodes)]
+    token = [rng.randrange(vocab) for _ in parent]
+    tape = nodes + rng.randint(0, 3)
+    law, told = (
+        (torch.randn(1, nodes, vocab, dtype=torch.float64, generator=torch_rng) * 2).softmax(-1) for _ in range(2)
+    )
+    uniforms = torch.rand(1, stride(tape), dtype=torch.float64, generator=torch_rng)
+    trees = forest(Tree(tuple(parent), tuple(token)), torch.tensor([token]))
+    return Question(trees, law, law, told, Coins(uniforms, tape, True), rule, removed)
+
+
+def alone(one: Question) -> tuple[list[int], int]:
+    """The answer of the engine that verifies requests one by one."""
+    made = verify(one.trees, one.law, one.told, one.dice, one.rule, one.removed, SEAM, one.bonus)
+    return [row for row in made.path[0].tolist() if row >= 0], int(made.bonus[0])
+
+
+@settings(max_examples=15)
+@given(st.sampled_from(SPREAD), st.booleans(), st.lists(st.integers(0, 10_000), min_size=1, max_size=6))
+def test_a_batch_is_decided_as_each_request_alone(rule: Rule, removed: bool, seeds: list[int]) -> None:
+    together, each = ([question(seed, rule, removed) for seed in seeds] for _ in range(2))
+    assert TOGETHER(together, SEAM) == [alone(one) for one in each]
+    assert [spent_by(one.dice, 0) for one in together] == [spent_by(one.dice, 0) for one in each]
+
+
+def test_other_batches_and_trees_of_known_sizes_are_not_captured_again() -> None:
+    rule, fresh = Rule("target-only", threshold_acc=0.7), BatchedVerify()
+    before = counters["stats"]["unique_graphs"]
+    known = set()
+    for at in range(12):
+        batch = [question(seed, rule, False) for seed in range(3 * at, 3 * at + 2 + at % 3)]
+        known.add((padded(batch).height, padded(batch).children.shape[2]))
+        fresh(batch, SEAM)
+    # One graph for each pair of levels and siblings, and at first one more, until torch takes sizes for dynamic.
+    assert 1 <= counters["stats"]["unique_graphs"] - before <= len(known) + 1
+    seen = set()
+    with torch.compiler.set_stance("fail_on_recompile"):
+        for at in range(30):
+            batch = [question(seed, rule, False) for seed in range(100 + 5 * at, 103 + 5 * at + at % 6)]
+            shape = padded(batch)
+            if (shape.height, shape.children.shape[2]) in known:
+                fresh(batch, SEAM)
+                seen.add(shape.token.shape)
+    assert len(seen) > 5  # batches of many sizes and numbers of nodes
+
+
+def test_only_rules_of_programs_that_were_compared_are_asked_together() -> None:
+    assert {*BATCHED} <= {*RULES}
+    one = question(3, Rule("typical"), False)
+    assert one.kind is None
+    asked = replace(one, rule=Rule("chain"))
+    assert asked.kind is not None
+    assert replace(asked, by_program=False).kind is None
+
+
+@pytest.mark.slow
+def test_inductor_decides_as_the_eager_backend_does() -> None:
+    compiled = BatchedVerify("inductor")
+    for rule in SPREAD[:2]:
+        for at in range(10):
+            seeds = range(at * 10, at * 10 + 1 + at % 4)
+            batch = [question(seed, rule, False, most=4) for seed in seeds]
+            assert compiled(batch, SEAM) == [alone(question(seed, rule, False, most=4)) for seed in seeds]
