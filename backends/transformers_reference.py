@@ -22,7 +22,7 @@ from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward a
 from backends.base import Unsupported
 from backends.engine.model.hidden import last_norm
 from backends.engine.model.models import DTYPES, built_in, from_disk
-from backends.engine.reach import RECURRENT
+from backends.engine.reach import BESIDE, RECURRENT
 from reference.architecture import Model, Seeded
 from reference.family.recurrent import RecurrentState
 from reference.trace import Array
@@ -245,8 +245,8 @@ class PlainTransformers:
 
     def recurrent(self, tokens: tuple[int, ...]) -> RecurrentState | None:
         """The recurrent state that transformers' own cache holds behind `tokens`; None for a model without any."""
-        layers = [layer for layer in range(len(self.reaches)) if layer not in self._attending]
-        if not layers or not tokens:
+        kinds = getattr(self.config, "layer_types", None) or []
+        if not (layers := [at for at, kind in enumerate(kinds) if kind in (*RECURRENT, *BESIDE)]) or not tokens:
             return None
         held, noted = DynamicCache(config=self.config), _seen.set([])
         try:
@@ -289,7 +289,7 @@ def _reaches(config: Any) -> tuple[tuple[int, int], ...]:
     """
     window: int = getattr(config, "sliding_window", None) or 0
     chunk: int = getattr(config, "attention_chunk_size", None) or 0
-    whole = dict.fromkeys(("full_attention", *RECURRENT), (0, 0))
+    whole = dict.fromkeys(("full_attention", *RECURRENT, *BESIDE), (0, 0))
     known = {**whole, "sliding_attention": (window, 0), "chunked_attention": (0, chunk)}
     kinds = getattr(config, "layer_types", None)
     if not kinds:

@@ -49,8 +49,7 @@ class Rope:
     def __post_init__(self) -> None:
         if self.kind not in ROPE_KINDS:
             raise Malformed("kind", f"{self.kind!r} is none of {', '.join(ROPE_KINDS)}")
-        # `not a > b` instead of `a <= b`: NaN is refused too.
-        if not self.theta > 1:
+        if not self.theta > 1:  # and not `<=`, so that NaN is refused too
             raise Malformed("theta", f"{self.theta} is not a rotary base (more than 1)")
         if self.kind in ("linear", "dynamic", "yarn", "llama3") and not self.factor >= 1:
             raise Malformed("factor", f"{self.factor} does not stretch (at least 1)")
@@ -109,15 +108,14 @@ class Architecture:
         for name in ("vocab_size", *widths, "max_positions"):
             if getattr(self, name) < 1:
                 raise Malformed(name, f"{getattr(self, name)} is not a size")
-        if not self.windows:
-            raise Malformed("windows", "a model has at least one layer")
-        if any(window < 0 for window in self.windows):
-            raise Malformed("windows", "a window is a number of tokens, or 0 for none")
+        if not self.windows or min(self.windows) < 0:
+            why = "a window is a number of tokens, or 0 for none" if self.windows else "a model has at least one layer"
+            raise Malformed("windows", why)
         check_irope(self.windows, self.chunks, self.unrotated, self.floor_scale, self.attn_scale)
         self._check_settings()
         if not 0 <= self.score_cap <= 1e6:
             raise Malformed("score_cap", f"{self.score_cap} is no soft cap (above 0, up to 1e6; 0 for none)")
-        if len(self.recurrent) == self.layers:
+        if len(self.unattended) == self.layers:
             raise Malformed("settings", "no layer has attention")
         if self.heads % self.kv_heads:
             raise Malformed("kv_heads", f"{self.heads} heads do not share {self.kv_heads} KV heads evenly")
@@ -138,8 +136,7 @@ class Architecture:
         for name, value in self.settings:
             if name not in own:
                 raise Malformed("settings", f"{self.family} has no {name!r}; it has {', '.join(own) or 'none'}")
-            # A stated default would give one model two digests.
-            if not 0 <= value <= 1e6 or value == own[name]:
+            if not 0 <= value <= 1e6 or value == own[name]:  # a stated default would give one model two digests
                 raise Malformed("settings", f"{name} of {value} is not from 0 to 1e6, or only says the default")
         self.words.check(self)
 
@@ -175,8 +172,13 @@ class Architecture:
 
     @property
     def recurrent(self) -> tuple[int, ...]:
-        """The layers that have a recurrent state in place of attention, ascending; their keys and values are zeros."""
+        """The layers that have a recurrent state, ascending."""
         return tuple(layer for layer in range(self.layers) if self.words.recurrent(self, layer) is not None)
+
+    @property
+    def unattended(self) -> tuple[int, ...]:
+        """The layers without attention, ascending; their keys and values are zeros."""
+        return () if self.words.beside_attention else self.recurrent
 
     @property
     def layers(self) -> int:
@@ -190,7 +192,7 @@ class Architecture:
         attention, parts = (attention, (self.words.recurrent,)) if other is None else (0, (other,))
         tables = [f(self, n) or {} for n in range(self.layers) for f in (*parts, self.words.feed_forward)]
         blocks: int = sum(prod(shape) for table in tables for shape in table.values() if len(shape) > 1)
-        attention *= self.layers - len(self.recurrent)
+        attention *= self.layers - len(self.unattended)
         return self.hidden_size * (self.vocab_size * (2 - self.tied) + attention) + blocks
 
 
@@ -229,7 +231,6 @@ class Seeded:
             raise Malformed("probed_layer", f"{self.probed_layer} is not one of {self.architecture.layers} layers")
         if self.seed < 0 or self.relabel < 0:
             raise Malformed("seed" if self.seed < 0 else "relabel", "seeds are not negative")
-        # `not (low <= x <= high)` refuses NaN too.
         if not 0.0 <= self.noise <= 1.0 or (self.noise and self.weights != "margin"):
             raise Malformed("noise", f"{self.noise} is no share from 0 to 1 of margin weights")
         arch = self.architecture

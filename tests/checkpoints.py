@@ -63,6 +63,13 @@ RECURRENT = {
     "linear_key_head_dim": 6, "linear_value_head_dim": 5, "linear_conv_kernel_dim": 3, "head_dim": 8,
 }  # fmt: skip
 
+MIXED = {
+    "mamba_d_ssm": 24, "mamba_n_heads": 4, "mamba_n_groups": 2, "mamba_d_state": 5, "mamba_d_conv": 3,
+    "mamba_rms_norm": True, "mlp_multipliers": [1.25, 0.75], "ssm_multipliers": [0.75, 1.25, 0.5, 1.5, 2.0],
+    "key_multiplier": 0.5, "lm_head_multiplier": 0.75, "embedding_multiplier": 2.0, "attention_in_multiplier": 1.25,
+    "attention_out_multiplier": 0.75, "ssm_in_multiplier": 1.25, "ssm_out_multiplier": 0.5, "attention_bias": True,
+}  # fmt: skip
+
 ROUTED = {"num_experts_per_tok": 2, "moe_intermediate_size": 24}
 
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
@@ -99,6 +106,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama4-dense-first": ("Llama4", {**IROPE, "interleave_moe_layer_step": 2, "rope_parameters": BANDLESS_ROPE}),
     "qwen3-next": ("Qwen3Next", RECURRENT),
     "lfm2": ("Lfm2", {"layer_types": ["conv", "full_attention"], "conv_L_cache": 4, "block_multiple_of": 16}),
+    "falcon-h1": ("FalconH1", MIXED),
     "gemma3": ("Gemma3", {"sliding_window": 6, "layer_types": HYBRID, "query_pre_attn_scalar": 6}),
 }  # fmt: skip
 """Family to the name of transformers' classes, and what its config has beside BASE."""

@@ -6,6 +6,7 @@ from dataclasses import replace
 from properties.strategies.models import GALLERY, ROPES
 from reference.architecture import Architecture
 from reference.family import FAMILIES
+from reference.family.hybrids.state_space import FLAGS
 
 RARE = tuple(name for name, family in FAMILIES.items() if family.rare)
 """The families that this file draws."""
@@ -16,16 +17,16 @@ ONE_WINDOW = ("mixtral", "ministral3", "phi3")
 SOME_WINDOWS = ("olmo3", "exaone4", "gemma3", "gpt_oss", "smollm3")
 """Families in which some layers have a window."""
 
-HYBRID = ("qwen3_next", "lfm2")
-"""Families in which some layers have a recurrent state."""
+HYBRID = ("qwen3_next", "lfm2", "falcon_h1")
+"""Families in which layers have a recurrent state."""
 
-NORMED = (*HYBRID, "qwen3_moe", "olmo2", "olmo3", "exaone4", "hunyuan_v1_dense", "apertus", "gemma3")
+NORMED = ("qwen3_next", "lfm2", "qwen3_moe", "olmo2", "olmo3", "exaone4", "hunyuan_v1_dense", "apertus", "gemma3")
 LATENT = ("deepseek_v2", "deepseek_v3")
 BIASED = (
     *LATENT, "seed_oss", "glm4", "qwen3_next", "qwen2_moe", "glm4_moe", "granite", "olmo2", "gpt_oss", "qwen3_moe",
-    "llama4_text",
+    "llama4_text", "falcon_h1",
 )  # fmt: skip
-BIASED_OUTPUT = (*LATENT, "qwen3_next", "granite", "olmo2", "gpt_oss", "qwen3_moe", "llama4_text")
+BIASED_OUTPUT = (*LATENT, "qwen3_next", "falcon_h1", "granite", "olmo2", "gpt_oss", "qwen3_moe", "llama4_text")
 
 
 def drawn(family: str, seed: int) -> Architecture:
@@ -67,8 +68,9 @@ def drawn(family: str, seed: int) -> Architecture:
 
 def _first_settings(family: str) -> tuple[tuple[str, float], ...]:
     """Settings that are replaced later, where the family's defaults do not fit a small model."""
+    first = {"qwen3_next": "attention_every", "lfm2": "attention_layers", "falcon_h1": "mixer_heads"}
     if family in HYBRID:
-        return (("attention_every", 2.0),) if family == "qwen3_next" else (("attention_layers", 2.0),)
+        return ((first[family], 2.0),)
     return (("rotary_dim", 2.0),) if family in LATENT else ()
 
 
@@ -142,6 +144,12 @@ def _settings(arch: Architecture, rng: random.Random) -> dict[str, float]:
         "gate_alpha": rng.choice((1.702, 0.9)),
         "gate_limit": rng.choice((7.0, 0.8)),
     }
+    if arch.family == "falcon_h1":
+        values |= {name: rng.choice((1.0, 0.6, 1.7)) for name in arch.words.settings if name.endswith("_multiplier")}
+        values |= {name: rng.randint(0, 1) for name in FLAGS}
+        groups = rng.randint(1, 2)
+        values |= {"mixer_groups": groups, "mixer_heads": groups * rng.randint(1, 2)}
+        values |= {"mixer_width": rng.randint(1, 4), "state_width": rng.randint(1, 5)}
     return {name: float(values[name]) for name in arch.words.settings}
 
 

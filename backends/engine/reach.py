@@ -13,6 +13,12 @@ from backends.base import Unsupported
 RECURRENT = ("linear_attention", "conv")
 """The kinds of layers that have a recurrent state in place of attention, under transformers' names."""
 
+BESIDE = ("hybrid",)
+"""The kinds of layers that have a recurrent state beside attention."""
+
+MASKS = {"hybrid": ("full_attention", "linear_attention")}
+"""The names under which transformers looks up the masks of a kind of layer, where they are not the kind itself."""
+
 
 @dataclass(frozen=True)
 class Reach:
@@ -60,7 +66,7 @@ def reaches_of(config: Any) -> list[Reach]:
     known = {
         "full_attention": Reach(),
         # A layer with a recurrent state: its columns are zeros, and nothing attends to them.
-        **dict.fromkeys(RECURRENT, Reach()),
+        **dict.fromkeys((*RECURRENT, *BESIDE), Reach()),
         "sliding_attention": Reach(window=window),
         "chunked_attention": Reach(chunk=chunk),
     }

@@ -140,9 +140,19 @@ LATENT = tuple(at for at, arch in enumerate(GALLERY) if "latent_rank" in arch.wo
 """Indices of models with latent attention, whose rows are cached, paged and moved in a form of their own."""
 
 RECURRENT = tuple(at for at, arch in enumerate(GALLERY) if arch.recurrent)
-"""Indices of models with a recurrent state, which are drawn twice as often: about one case in 25."""
+"""Indices of models with a recurrent state: about one case in 20."""
 
-RARE = (*LATENT, *range(LATER, len(GALLERY)), *FIRST, *RECURRENT)
+BESIDE = tuple(at for at in RECURRENT if GALLERY[at].words.beside_attention)
+"""Indices of models with a recurrent state beside attention."""
+
+ALONE = tuple(at for at in RECURRENT if at not in BESIDE)
+"""Indices of models with a recurrent state in place of attention; every second of them is drawn twice as often."""
+
+RARE = (
+    *LATENT,
+    *(at for at in (*range(LATER, len(GALLERY)), *FIRST) if at not in BESIDE),
+    *(BESIDE[at // 2] if at % 2 == 0 and at // 2 < len(BESIDE) else held for at, held in enumerate(ALONE)),
+)
 """Indices of these architectures, as often as they are drawn beside four times all others: one case in five.
 
 The first of each family, and models with latent attention, are drawn twice as often as the others.

@@ -137,7 +137,8 @@ class Family:
         feed_forward: The tensors of the feed-forward block of a layer.
         attention_extras: The tensors of a layer's attention beside its projections and norms.
         projections: The tensors of a layer's attention where it has others than q, k, v and o; None for those four.
-        recurrent: The tensors of a layer that has a recurrent state in place of attention; None for other layers.
+        recurrent: The tensors of a layer by which it has a recurrent state; None for a layer without one.
+        beside_attention: Whether layers with a recurrent state have attention too; else it stands in its place.
         gated_attention: Whether the projection of queries is twice as wide, for a gate on the output of attention.
         probed: Function from settings and a number of codes to the settings of a transparent probe of such a model.
         mixes_rows: Whether the low bits of a row may depend on the other rows of a forward; see
@@ -162,6 +163,7 @@ class Family:
     attention_extras: Callable[[Sizes, int], Shapes] = no_tensors
     projections: Callable[[Sizes, int], Shapes] | None = None
     recurrent: Callable[[Sizes, int], Shapes | None] = attention_alone
+    beside_attention: bool = False
     gated_attention: bool = False
     probed: Callable[[dict[str, float], int], dict[str, float]] = lambda settings, width: settings
     mixes_rows: bool = False
@@ -175,7 +177,7 @@ class Family:
 
     @property
     def hybrid(self) -> bool:
-        """Whether layers may have a recurrent state in place of attention."""
+        """Whether layers may have a recurrent state."""
         return self.recurrent is not attention_alone
 
 

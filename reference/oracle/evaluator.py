@@ -108,8 +108,8 @@ def recurred_tree(parameters: Parameters, layer: int, x: Array, tree: Tree) -> A
     """`Parameters.recurred` of the rows `x` [nodes, hidden] of a whole tree, whose root follows no token."""
     order, levels = levels_of(tree)
     above = [-1, *(int(path[-2]) for level in levels[1:] for path in level.paths)]
-    _, between = parameters.recurred(layer, x[order], parameters.start(), above)
-    return between[np.argsort(order)]
+    _, added = parameters.recurred(layer, x[order], parameters.start(), above)
+    return added[np.argsort(order)]
 
 
 def router_margins(evaluator: Evaluator, context: tuple[int, ...], tree: Tree) -> Array | None:
@@ -126,10 +126,11 @@ def router_margins(evaluator: Evaluator, context: tuple[int, ...], tree: Tree) -
     states, attended = evaluator.node_states((), whole), evaluator.nodes((), whole).attended
     found = []
     for layer in range(parameters.architecture.layers):
+        between = states[layer]
+        if layer not in parameters.architecture.unattended:
+            between = parameters.between(layer, between, attended[layer].swapaxes(0, 1).reshape(len(whole), -1))
         if layer in parameters.architecture.recurrent:
-            between = recurred_tree(parameters, layer, states[layer], whole)
-        else:
-            between = parameters.between(layer, states[layer], attended[layer].swapaxes(0, 1).reshape(len(whole), -1))
+            between = between + recurred_tree(parameters, layer, states[layer], whole)
         found.append(parameters.router_margins(layer, between))
     return np.stack([one for one in found if one is not None])
 

@@ -163,10 +163,11 @@ class PathByPath:
         recurrent: list[Held] = []
         for layer, reach in enumerate(arch.reaches):
             if layer in arch.recurrent:
-                held, between = parameters.recurred(layer, x, parameters.start(), range(-1, length - 1))
-                x = parameters.fed(layer, between)
-                states.append(x)
+                held, added = parameters.recurred(layer, x, parameters.start(), range(-1, length - 1))
                 recurrent.append(held[-1])
+            if layer in arch.unattended:
+                x = parameters.fed(layer, x + added)
+                states.append(x)
                 for kept, shape in (
                     (kept_keys, (arch.kv_heads, length, arch.head_dim)),
                     (kept_values, (arch.kv_heads, length, arch.value_dim)),
@@ -182,7 +183,8 @@ class PathByPath:
                 first = first_seen(reach, t)
                 seen = slice(first, t + 1)
                 mixed[t] = attention(queries[t], keys[seen], values[seen], scale, arch.score_cap, sinks)
-            x = parameters.finished(layer, x, mixed.reshape(length, -1))
+            between = parameters.between(layer, x, mixed.reshape(length, -1))
+            x = parameters.fed(layer, between + added if layer in arch.recurrent else between)
             states.append(x)
             kept_keys.append(keys.swapaxes(0, 1))
             kept_values.append(values.swapaxes(0, 1))

@@ -114,7 +114,7 @@ class Parameters:
         return self.formulas.recurrence.begin(self.architecture)
 
     def recurred(self, layer: int, x: Array, start: Held, parent: Sequence[int]) -> tuple[list[Held], Array]:
-        """The state after each row of a recurrent layer, and the residual stream between it and the feed-forward block.
+        """The state after each row of a layer with a recurrent state, and what it adds to the residual stream.
 
         Args:
             layer: The layer.
@@ -125,7 +125,7 @@ class Parameters:
         formulas, arch = self.formulas, self.architecture
         assert formulas.recurrence is not None
         held, added = formulas.recurrence.below(arch, self.state, layer, start, self.attention_input(layer, x), parent)
-        return held, x + formulas.residual_scale(arch) * added
+        return held, formulas.residual_scale(arch) * added
 
     def between(self, layer: int, x: Array, mixed: Array) -> Array:
         """The residual stream between attention and the feed-forward block of `layer`; arguments as `finished`."""
@@ -134,7 +134,8 @@ class Parameters:
             mixed = mixed * gate(self.architecture, self.state, layer, self.attention_input(layer, x))
         attended = linear(mixed, self.state, f"model.layers.{layer}.self_attn.o_proj")
         added = self._after(self.architecture.words.norms.after_attention, layer, attended)
-        return x + self.formulas.residual_scale(self.architecture) * added
+        factor = self.formulas.residual_scale(self.architecture) * self.formulas.attention_scale(self.architecture)
+        return x + factor * added
 
     def _feed_forward(self, layer: int, x: Array) -> Array:
         """The feed-forward block of `layer`: [T, hidden] -> [T, hidden]."""

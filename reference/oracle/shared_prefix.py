@@ -122,8 +122,9 @@ class SharedPrefix:
         parents = [-1, *(int(path[-2]) for level in levels[1:] for path in level.paths)]
         for layer, reach in enumerate(arch.reaches):
             if layer in arch.recurrent:
-                _, between = self.parameters.recurred(layer, x, held.recurrent[layer][start], parents)
-                attended[layer], x = 0.0, self.parameters.fed(layer, between)
+                _, added = self.parameters.recurred(layer, x, held.recurrent[layer][start], parents)
+            if layer in arch.unattended:
+                attended[layer], x = 0.0, self.parameters.fed(layer, x + added)
                 through.append(self._no_attention(len(order)))
                 states.append(x)
                 continue
@@ -133,7 +134,8 @@ class SharedPrefix:
             sinks = self.parameters.sinks(layer)
             mixed = tree_attention(queries * self._scale, *above, keys, values, levels, reach, arch.score_cap, sinks)
             attended[layer] = mixed
-            x = self.parameters.finished(layer, x, by_row(mixed))
+            between = self.parameters.between(layer, x, by_row(mixed))
+            x = self.parameters.fed(layer, between + added if layer in arch.recurrent else between)
             states.append(x)
         row = np.argsort(order)
         states = [state[row] for state in states]
@@ -209,12 +211,12 @@ class SharedPrefix:
         x = self.parameters.embedded(tokens)
         for layer, reach in enumerate(arch.reaches):
             if layer in arch.recurrent:
-                behind, between = self.parameters.recurred(
-                    layer, x, held.recurrent[layer][start], range(-1, end - start - 1)
-                )
+                above = held.recurrent[layer][start]
+                behind, added = self.parameters.recurred(layer, x, above, range(-1, end - start - 1))
                 held.recurrent[layer] += behind
+            if layer in arch.unattended:
                 held.keys[layer, :, start:end] = held.values[layer, :, start:end] = 0.0
-                x = self.parameters.fed(layer, between)
+                x = self.parameters.fed(layer, x + added)
                 continue
             queries, keys, values = self._project(layer, x, held.long, np.arange(start, end))
             held.keys[layer, :, start:end] = keys
@@ -223,7 +225,8 @@ class SharedPrefix:
                 seen = held.keys[layer, :, :end], held.values[layer, :, :end]
                 sinks = self.parameters.sinks(layer)
                 mixed = block_attention(queries * self._scale, *seen, reach, arch.score_cap, sinks)
-                x = self.parameters.finished(layer, x, by_row(mixed))
+                between = self.parameters.between(layer, x, by_row(mixed))
+                x = self.parameters.fed(layer, between + added if layer in arch.recurrent else between)
         held.tokens[start:end] = tokens
         held.length = end
 

@@ -69,6 +69,8 @@ def shapes(arch: Architecture) -> dict[str, tuple[int, ...]]:
         mixer = arch.words.recurrent(arch, layer)
         if mixer is not None:
             table |= {f"{at}.{name}": shape for name, shape in mixer.items()}
+        if layer in arch.unattended:
+            pass
         elif arch.words.projections is not None:
             table |= {f"{at}.{name}": shape for name, shape in arch.words.projections(arch, layer).items()}
         else:
@@ -80,7 +82,7 @@ def shapes(arch: Architecture) -> dict[str, tuple[int, ...]]:
             table[f"{at}.self_attn.o_proj.weight"] = (hidden, wide)
             if arch.output_bias:
                 table[f"{at}.self_attn.o_proj.bias"] = (hidden,)
-        if arch.qk_norm and arch.words.query_key_gains and mixer is None:
+        if arch.qk_norm and arch.words.query_key_gains and layer not in arch.unattended:
             whole = arch.words.whole_query_key_norms
             for name, heads in (("q", arch.heads), ("k", arch.kv_heads)):
                 table[f"{at}.self_attn.{name}_norm.weight"] = (arch.head_dim * (heads if whole else 1),)

@@ -22,7 +22,7 @@ from backends.engine.kv.recurrent import RecurrentStates, commit_states, stand_b
 from backends.engine.model.graphs import Graphs, Inputs, Still
 from backends.engine.model.hidden import HiddenTap
 from backends.engine.model.low_rank import LowRank, adapted
-from backends.engine.reach import RECURRENT, Reach, reaches_of
+from backends.engine.reach import BESIDE, MASKS, RECURRENT, Reach, reaches_of
 from reference.draft.hidden import HiddenStates
 
 
@@ -55,7 +55,8 @@ class CausalLm:
 
     Attributes:
         reaches: The reach of each layer.
-        recurrent: The layers that have a recurrent state in place of attention.
+        recurrent: The layers that have a recurrent state.
+        unattended: The layers that have it in place of attention.
         forward_s: Seconds spent in forwards since the model was loaded, device synchronised.
         calls: Number of forwards since the model was loaded.
         attention_calls: Number of layers that ran in forwards since the model was loaded.
@@ -72,7 +73,8 @@ class CausalLm:
         self._kinds: list[str] = list(getattr(config, "layer_types", None) or [])
         self._cap: float = getattr(config, "score_cap", 0.0)
         self.reaches = reaches_of(config)
-        self.recurrent = [layer for layer, kind in enumerate(self._kinds) if kind in RECURRENT]
+        self.recurrent = [layer for layer, kind in enumerate(self._kinds) if kind in (*RECURRENT, *BESIDE)]
+        self.unattended = [layer for layer in self.recurrent if self._kinds[layer] in RECURRENT]
         self.forward_s = 0.0
         self.calls = 0
         self.attention_calls = 0
@@ -150,7 +152,7 @@ class CausalLm:
         inputs: Inputs = {
             "input_ids": _side_by_side([one.tokens for one in batch]).to(self.device),
             "position_ids": _side_by_side([one.positions for one in batch]).to(self.device),
-            "attention_mask": masks if self._kinds else masks[""],
+            "attention_mask": _named(masks) if self._kinds else masks[""],
         }
         began = time.perf_counter()
         logits = None
@@ -167,7 +169,7 @@ class CausalLm:
         if logits is None:
             with tap.on(self.model.base_model) if tap is not None else nullcontext(), adapted(self.model, adapters):
                 logits = self._network(inputs, cache, _watched(attend, watch), score)
-        for layer in self.recurrent if watch else ():  # such a layer calls no attention
+        for layer in self.unattended if watch else ():  # such a layer calls no attention
             assert watch is not None
             watch.insert(layer, torch.zeros_like(watch[0]))
         if self.device.type != "cpu":  # a device runs asynchronously: wait, or the clock would measure the launch
@@ -197,13 +199,13 @@ class CausalLm:
 
     def _write_zeros(self, lanes: BatchCache) -> None:
         """Write rows of zeros in layers without attention, so that every layer of a cache holds the same columns."""
-        if self.recurrent:
+        if self.unattended:
             room, shape = self.room(0, 0), (len(lanes.caches), lanes.width)
             keys, values = (
                 torch.zeros(shape[0], room.kv_heads, shape[1], wide, dtype=self.dtype, device=self.device)
                 for wide in room.widths
             )
-            for layer in self.recurrent:
+            for layer in self.unattended:
                 lanes.update(keys, values, layer)
 
     def _mask(self, lanes: BatchCache, batch: list[Rows], layer: int) -> Tensor:
@@ -267,6 +269,11 @@ def _watched(attend: Attend, watch: list[Tensor] | None) -> Attend:
         return watch[-1]
 
     return watched
+
+
+def _named(masks: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The masks by kind of layer, under the names by which transformers looks them up."""
+    return {name: mask for kind, mask in masks.items() for name in MASKS.get(kind, (kind,))}
 
 
 def _side_by_side(rows: list[Tensor]) -> Tensor:

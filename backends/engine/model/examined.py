@@ -64,7 +64,7 @@ def examine(model: CausalLm) -> None:
     vocabulary = model.model.config.vocab_size
     given = Rows(rows % vocabulary, rows, causal(rows, model.reaches), Branch(room, "path"))
     (logits,) = model.forward([given], watched, lanes=Watching)
-    attending = room.layers - len(model.recurrent)
+    attending = room.layers - len(model.unattended)
     if len(attended) != attending:
         raise Unsupported(
             f"{len(attended)} of {attending} layers call attention through transformers' attention interface, "

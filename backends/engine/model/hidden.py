@@ -61,8 +61,9 @@ class HiddenTap:
 
 
 def last_norm(body: Any) -> Any:
-    """The last norm of a transformers decoder, under the name of most of them or of LFM2; None if it has neither."""
-    return getattr(body, "norm", None) or getattr(body, "embedding_norm", None)
+    """The last norm of a transformers decoder, under the name of most, of LFM2 or of Falcon-H1; None if it has none."""
+    names = ("norm", "embedding_norm", "final_layernorm")
+    return next((getattr(body, name) for name in names if hasattr(body, name)), None)
 
 
 def _hooked(layers: Any, place: int, found: dict[int | str, Tensor]) -> Any:

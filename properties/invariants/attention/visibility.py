@@ -32,7 +32,7 @@ def visibility_exact(case: Case, oracle: Oracle, subject: Subject) -> Iterator[F
     assert isinstance(case.model, Seeded)
     context = len(one.prefix)
     arch = case.model.architecture
-    for layer in sorted(set(range(arch.layers)) - set(arch.recurrent)):  # a recurrent layer attends to no column
+    for layer in sorted(set(range(arch.layers)) - set(arch.unattended)):  # without attention a layer sees no column
         for blank, columns in probes(one, layer):
             seen, true = first(blank, subject), oracle(blank).steps[0]
             for stage, read in ((Stage.ATTENDED, _attended_codes), (Stage.SCORED, _scored_codes)):

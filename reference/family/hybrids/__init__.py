@@ -1,6 +1,7 @@
-"""Hybrids: families in which some layers have a recurrent state, not attention."""
+"""Hybrids: families whose layers have a recurrent state, also beside attention."""
 
 from reference.family.hybrids.delta_rule import QWEN3_NEXT
 from reference.family.hybrids.short_convolution import LFM2
+from reference.family.hybrids.state_space import FALCON_H1
 
-__all__ = ["LFM2", "QWEN3_NEXT"]
+__all__ = ["FALCON_H1", "LFM2", "QWEN3_NEXT"]

@@ -118,6 +118,7 @@ class Formulas:
             projection, [T, heads * head_dim]; None for a family without such a gate.
         recurrence: The formulas of layers with a recurrent state; None for a family without such layers.
         query_factors: Factors of the queries of a layer at positions [T]: float64 [T].
+        attention_scale: The factor of what attention adds to the residual stream, where that of blocks is another.
         residual_scale: The factor of what a block adds to the residual stream.
         feed_forward: The feed-forward block of a layer from its normed input [T, hidden]; None for the gated block.
         router_margins: For each row [T, hidden] of the same input, how far apart the scores lie between which the
@@ -138,6 +139,7 @@ class Formulas:
     output_gate: Callable[[Architecture, State, int, Array], Array] | None = None
     recurrence: Recurrence | None = None
     query_factors: Callable[[Architecture, int, Array], Array] = temperature
+    attention_scale: Callable[[Architecture], float] = lambda arch: 1.0
     residual_scale: Callable[[Architecture], float] = lambda arch: 1.0
     feed_forward: Callable[[Architecture, State, int, Array], Array] | None = None
     router_margins: Callable[[Architecture, State, int, Array], Array] | None = None

@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import fields, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +42,17 @@ def verdicts() -> list[Verdict]:
     subject, oracle = subject_of(open_planted("cpu-eager", "kv-truncated-not-gathered", None), 8), Oracle()
     invariants = invariants_matching(("lossless.*", "cache.*", "acceptance.*"))
     cases = Stream(7, ("float32",), subject.variant_interval, subject.abilities, (), None)
-    return [
-        judge(case, taking_turns(case, invariants, subject.variant_interval), oracle, subject)
-        for _, case in zip(range(14), cases, strict=False)
-    ]
+    found: list[Verdict] = []
+    for case in islice(cases, 60):
+        found.append(judge(case, taking_turns(case, invariants, subject.variant_interval), oracle, subject))
+        if len(found) >= 14 and all(any(ones) for ones in zip(*map(_parts, found), strict=True)):
+            break
+    return found
+
+
+def _parts(verdict: Verdict) -> tuple[bool, bool, bool]:
+    """Whether a verdict has evidence, findings and a session, which the tests below ask for."""
+    return bool(verdict.evidence), bool(verdict.findings), verdict.case.session is not None
 
 
 def test_verdicts_come_back_and_count_the_same(verdicts: list[Verdict]) -> None:

@@ -265,8 +265,9 @@ def test_one_case_in_fifteen_holds_a_dynamic_tree_and_one_in_sixteen_a_table() -
     ]
     grown = [any(draft.expansion is not None for draft in every) for every in drafts]
     tabled = [any(draft.dispatch is not None for draft in every) for every in drafts]
-    assert abs(sum(grown) / len(grown) - 1 / 15) < 0.03
-    assert abs(sum(tabled) / len(tabled) - 1 / 16) < 0.03
+    # Three standard deviations of a share of some 380 cases.
+    assert abs(sum(grown) / len(grown) - 1 / 15) < 0.04
+    assert abs(sum(tabled) / len(tabled) - 1 / 16) < 0.04
 
 
 def test_every_kind_of_case_is_drawn() -> None:

@@ -2,5 +2,6 @@
 
 from reference.oracle.family.hybrids.delta_rule import QWEN3_NEXT
 from reference.oracle.family.hybrids.short_convolution import LFM2
+from reference.oracle.family.hybrids.state_space import FALCON_H1
 
-__all__ = ["LFM2", "QWEN3_NEXT"]
+__all__ = ["FALCON_H1", "LFM2", "QWEN3_NEXT"]

@@ -2,5 +2,6 @@
 
 from backends.engine.model.family.hybrids.delta_rule import QWEN3_NEXT
 from backends.engine.model.family.hybrids.short_convolution import LFM2
+from backends.engine.model.family.hybrids.state_space import FALCON_H1
 
-__all__ = ["LFM2", "QWEN3_NEXT"]
+__all__ = ["FALCON_H1", "LFM2", "QWEN3_NEXT"]

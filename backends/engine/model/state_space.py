@@ -1,0 +1,93 @@
+"""The Mamba-2 mixer of Falcon-H1, over a tree of rows.
+
+transformers scans the rows of a forward as one chain, whatever the mask. Here each row goes on from the state of its
+parent, which the request's states hold. Attention stands beside the mixer and sees the tree by its mask.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.models.falcon_h1.modeling_falcon_h1 import FalconH1Mixer
+
+from backends.engine.kv.lanes import BatchCache
+from backends.engine.kv.recurrent import LayerState, states_of
+
+
+class TreeMixer(FalconH1Mixer):  # type: ignore[misc]  # transformers is untyped here
+    """The mixer of transformers, with its weights, over rows that form a tree."""
+
+    def forward(
+        self, hidden_states: Tensor, cache_params: BatchCache | None = None, attention_mask: Any = None, **_: Any
+    ) -> Tensor:
+        """The mixer's output [B, T, hidden] for rows `hidden_states` [B, T, hidden] whose states `cache_params` has.
+
+        Padding rows, of which the caches know nothing, have zeros as what they read.
+        """
+        assert cache_params is not None
+        # As transformers: the state in float32 at least, whatever the working dtype.
+        wide = torch.promote_types(hidden_states.dtype, torch.float32)
+        parts = self.in_proj(hidden_states * self.ssm_in_multiplier) * self.mup_vector.to(wide)
+        gate, entering, rise = parts.split([self.intermediate_size, self.conv_dim, self.num_heads], dim=-1)
+        entering = entering.to(hidden_states.dtype)
+        time = nn.functional.softplus(rise + self.dt_bias.to(wide))
+        read = torch.zeros_like(gate)
+        for lane, (cache, rows) in enumerate(zip(cache_params.caches, cache_params.rows, strict=True)):
+            states = states_of(cache)
+            assert states is not None
+            first = len(states.parents) - rows
+            for row in states.order(first):
+                at = lane, row - first
+                held = states.above(self.layer_idx, row) or self.blank(entering, wide)
+                state, read[at] = self.step(held, entering[at], time[at])
+                states.put(self.layer_idx, row, state)
+        gated = self.norm(read, gate) if self.mamba_rms_norm else read * nn.functional.silu(gate)
+        mixed: Tensor = self.out_proj(gated.to(hidden_states.dtype))
+        return mixed
+
+    def blank(self, entering: Tensor, wide: torch.dtype) -> LayerState:
+        """The state of zeros before the first token; the window in the dtype of `entering`, the memory in `wide`."""
+        return (
+            entering.new_zeros(self.conv_kernel_size - 1, self.conv_dim),
+            entering.new_zeros(self.num_heads, self.head_dim, self.ssm_state_size, dtype=wide),
+        )
+
+    def step(self, held: LayerState, entering: Tensor, time: Tensor) -> tuple[LayerState, Tensor]:
+        """The state after a row, and what the row reads of it, [heads * head width].
+
+        Args:
+            held: The state before it.
+            entering: The row's input of the convolution, [channels].
+            time: The length of the row's step, [heads].
+        """
+        window, memory = held
+        seen = torch.cat([window, entering[None]])
+        mixed = (seen * self.conv1d.weight[:, 0].T).sum(0)
+        mixed = nn.functional.silu(mixed if self.conv1d.bias is None else mixed + self.conv1d.bias).to(memory.dtype)
+        value = mixed[: self.intermediate_size].view(self.num_heads, -1)
+        share = self.num_heads // self.n_groups
+        into, out_of = (
+            one.view(self.n_groups, -1).repeat_interleave(share, 0) for one in mixed[self.intermediate_size :].chunk(2)
+        )
+        decay = (-self.A_log.to(memory.dtype).exp() * time).exp()
+        memory = memory * decay[:, None, None] + (time[:, None] * value)[:, :, None] * into[:, None, :]
+        read = (memory * out_of[:, None, :]).sum(-1) + self.D.to(memory.dtype)[:, None] * value
+        return (seen[1:], memory), read.reshape(-1)
+
+
+def with_factors(network: Any) -> None:
+    """Give every mixer of `network` the factors of its projection, in float64: they are in no state dict."""
+    for module in network.modules():
+        if isinstance(module, FalconH1Mixer):
+            inner, shared = module.intermediate_size, module.groups_time_state_size
+            factors = torch.tensor(network.config.ssm_multipliers, dtype=torch.float64)
+            sizes = torch.tensor([inner, inner, shared, shared, module.num_heads])
+            module.mup_vector = factors.repeat_interleave(sizes)
+
+
+def over_trees(network: Any) -> None:
+    """Let every mixer of `network` run its rows as a tree, in place."""
+    with_factors(network)  # a checkpoint opens with factors of its working dtype
+    for module in network.modules():
+        if type(module) is FalconH1Mixer:
+            module.__class__ = TreeMixer  # the weights and settings of the module stay

@@ -1,0 +1,165 @@
+"""Falcon-H1: a Mamba-2 mixer beside attention, and factors on most projections.
+
+After transformers' `models/falcon_h1` and arXiv 2405.21060, section 2: the state of a head decays by a share that the
+row chooses, and takes up the row's value at its key; the row's query reads it.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from reference.architecture import Architecture
+from reference.family.hybrids.state_space import PARTS, WHOLE
+from reference.files.fields import Fields, shown
+from reference.oracle.family.base import OracleFamily, Place, settings_of
+from reference.oracle.formulas.layer import Formulas, State, linear, rms_norm, silu
+from reference.oracle.formulas.recurrence import Held, Recurrence, convolved
+from reference.trace import Array
+
+
+def _begin(arch: Architecture) -> Held:
+    heads, width, groups, wide, taps = (int(arch.setting(name)) for name in WHOLE)
+    return np.zeros((taps - 1, heads * width + 2 * groups * wide)), np.zeros((heads, width, wide))
+
+
+def state_space(memory: Array, value: Array, key: Array, query: Array, rate: Array, time: Array) -> tuple[Array, Array]:
+    """One step of the selective state space: the memory after it, and what the query reads from it [heads, width].
+
+    Args:
+        memory: [heads, width, state width].
+        value: [heads, width].
+        key: [heads, state width], as `query`.
+        query: See key.
+        rate: How fast a head forgets, a positive number, [heads].
+        time: The length of the step, [heads].
+    """
+    kept = memory * np.exp(-rate * time)[:, None, None]
+    kept = kept + np.einsum("h,hv,hk->hvk", time, value, key)
+    return kept, np.einsum("hvk,hk->hv", kept, query)
+
+
+def _step(arch: Architecture, state: State, layer: int, held: Held, row: Array) -> tuple[Held, Array]:
+    at = f"model.layers.{layer}.mamba"
+    heads, width, groups, wide, _ = (int(arch.setting(name)) for name in WHOLE)
+    inner, shared = heads * width, groups * wide
+    # The parts of the projection: gate, value, key, query, and the length of the step.
+    factors = np.repeat([arch.setting(name) for name in PARTS], [inner, inner, shared, shared, heads])
+    parts = linear(row * arch.setting("mixer_in_multiplier"), state, f"{at}.in_proj") * factors
+    gate, entering, rise = np.split(parts, [inner, 2 * (inner + shared)])
+    mixed, window = convolved(held[0], entering, state[f"{at}.conv1d.weight"][:, 0])
+    mixed = silu(mixed + state.get(f"{at}.conv1d.bias", 0.0))
+    value = mixed[:inner].reshape(heads, width)
+    key, query = (np.repeat(one.reshape(groups, wide), heads // groups, axis=0) for one in np.split(mixed[inner:], 2))
+    time = np.logaddexp(0.0, rise + state[f"{at}.dt_bias"])
+    memory, read = state_space(held[1], value, key, query, np.exp(state[f"{at}.A_log"]), time)
+    out = _gated(arch, state, f"{at}.norm.weight", (read + state[f"{at}.D"][:, None] * value).ravel(), gate)
+    return (window, memory), linear(out, state, f"{at}.out_proj") * arch.setting("mixer_out_multiplier")
+
+
+def _gated(arch: Architecture, state: State, gain: str, read: Array, gate: Array) -> Array:
+    """What the mixer read [heads * width], times silu of `gate`, and normed by group where the model has that norm."""
+    if gain not in state:
+        return read * silu(gate)
+    groups, first = int(arch.setting("mixer_groups")), bool(arch.setting("norm_before_gate"))
+    rows = (read if first else read * silu(gate)).reshape(groups, -1)
+    normed = rms_norm(rows, state[gain].reshape(groups, -1), arch.norm_eps).ravel()
+    return normed * silu(gate) if first else normed
+
+
+def _projected(arch: Architecture, state: State, layer: int, name: str, x: Array) -> Array:
+    y = linear(x * arch.setting("attention_in_multiplier"), state, f"model.layers.{layer}.self_attn.{name}_proj")
+    by_head: Array = y.reshape(len(x), -1, arch.head_dim)
+    return by_head * arch.setting("key_multiplier") if name == "k" else by_head
+
+
+def _feed_forward(arch: Architecture, state: State, layer: int, x: Array) -> Array:
+    gate, up = (linear(x, state, f"model.layers.{layer}.mlp.{name}_proj") for name in ("gate", "up"))
+    inner = silu(gate * arch.setting("gate_multiplier")) * up
+    return linear(inner, state, f"model.layers.{layer}.mlp.down_proj") * arch.setting("down_multiplier")
+
+
+def _factors(fields: Fields, name: str, count: int) -> list[float]:
+    """The numbers of the list `name`; ones where the file has no such list."""
+    given = fields.get(name)
+    if given is None:
+        return [1.0] * count
+    if not isinstance(given, list) or len(given) != count or any(type(one) not in (int, float) for one in given):
+        raise fields.refuse(f"{name} is {shown(given)}, no list of {count} numbers; correct it")
+    return [float(one) for one in given]
+
+
+def _fields(fields: Fields) -> dict[str, Any]:
+    limit = fields.get("time_step_limit")
+    # transformers clamps the steps of a prompt alone, so that a limit of its own makes two models of one. Version 5
+    # writes an object for infinity.
+    if limit not in (None, [0, float("inf")], [0, {"__float__": "Infinity"}]):
+        raise fields.refuse(f"time_step_limit is {shown(limit)}; the oracle computes steps without a limit")
+    heads, inner = fields.integer("mamba_n_heads", 128), fields.integer("mamba_d_ssm", 0)
+    # Null derives the width from that of the residual stream.
+    inner = inner or fields.integer("mamba_expand", 2) * fields.integer("hidden_size")
+    width = fields.get("mamba_d_head")
+    if heads < 1 or inner % heads or width not in (None, "auto", inner // heads):
+        raise fields.refuse(f"mamba_d_ssm of {inner} does not fit mamba_n_heads and mamba_d_head; correct it")
+    own: dict[str, float] = {
+        "mixer_heads": heads,
+        "mixer_width": inner // heads,
+        "mixer_groups": fields.integer("mamba_n_groups", 1),
+        "state_width": fields.integer("mamba_d_state", 256),
+        "conv_width": fields.integer("mamba_d_conv", 4),
+        "conv_bias": fields.flag("mamba_conv_bias", True),
+        "mixer_bias": fields.flag("mamba_proj_bias"),
+        "mixer_output_bias": fields.flag("projectors_bias"),
+        "gated_norm": fields.flag("mamba_rms_norm"),
+        "norm_before_gate": fields.flag("mamba_norm_before_gate", True),
+        "embedding_multiplier": fields.number("embedding_multiplier", 1.0),
+        "logits_multiplier": fields.number("lm_head_multiplier", 1.0),
+        "key_multiplier": fields.number("key_multiplier", 1.0),
+        "attention_in_multiplier": fields.number("attention_in_multiplier", 1.0),
+        "attention_out_multiplier": fields.number("attention_out_multiplier", 1.0),
+        "mixer_in_multiplier": fields.number("ssm_in_multiplier", 1.0),
+        "mixer_out_multiplier": fields.number("ssm_out_multiplier", 1.0),
+        **dict(zip(("gate_multiplier", "down_multiplier"), _factors(fields, "mlp_multipliers", 2), strict=True)),
+        **dict(zip(PARTS, _factors(fields, "ssm_multipliers", 5), strict=True)),
+    }
+    if not own["gated_norm"]:
+        own["norm_before_gate"] = 1.0  # says nothing without the norm
+    biased = fields.flag("attention_bias")
+    return {
+        "qkv_bias": biased,
+        "output_bias": biased,
+        "mlp_bias": fields.flag("mlp_bias"),
+        "settings": settings_of("falcon_h1", own),
+    }
+
+
+def stored_name(name: str) -> str:
+    """The name of a tensor of `reference.weights` in a checkpoint of Falcon-H1."""
+    return name.replace(".mlp.", ".feed_forward.").replace("model.norm.", "model.final_layernorm.")
+
+
+def _no_slides(fields: Fields, layers: int, family: str) -> list[bool]:
+    return [False] * layers
+
+
+FALCON_H1 = OracleFamily(
+    "falcon_h1",
+    Formulas(
+        projected=_projected,
+        feed_forward=_feed_forward,
+        recurrence=Recurrence(_begin, _step),
+        embedding_scale=lambda arch: arch.setting("embedding_multiplier"),
+        embedding_rounded=False,  # a factor of Python, which torch multiplies by in float32 for 16 bits
+        attention_scale=lambda arch: arch.setting("attention_out_multiplier"),
+        logits=lambda arch, scored: scored * arch.setting("logits_multiplier"),
+    ),
+    model_types=("falcon_h1",),
+    defaults={
+        "max_position_embeddings": 8192,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "mamba_d_ssm": 1024,
+    },
+    slides=_no_slides,
+    fields=_fields,
+    place=lambda arch, name, shape: Place(stored_name(name), shape),
+)
