@@ -110,6 +110,8 @@ class KvLayout:
             recently used leave first. 0 for as many as there is room for.
         second_tier: The number of pages that left the pool and are kept elsewhere, to be brought back when a prompt
             begins with their tokens; 0 for none. An evicted request then leaves its full pages to the prefix cache.
+        branches: For `branch`: the most branch caches that a request has at once, each with the rows of one path of the
+            tree; the last one takes what is left. 0 for one branch with all rows.
     """
 
     commit: str = "path"
@@ -125,6 +127,7 @@ class KvLayout:
     latent: bool = field(default=False, metadata=OMIT_DEFAULT)
     first_tier: int = field(default=0, metadata=OMIT_DEFAULT)
     second_tier: int = field(default=0, metadata=OMIT_DEFAULT)
+    branches: int = field(default=0, metadata=OMIT_DEFAULT)
 
     def __post_init__(self) -> None:
         self._one_of("commit", COMMITS)
@@ -132,7 +135,7 @@ class KvLayout:
         self._one_of("kind", tuple(KINDS))
         self._one_of("draft_sync", SYNCS)
         self._one_of("poison", POISONS)
-        for name in ("padded_nodes", "prefill_chunk", "overhang", "first_tier", "second_tier"):
+        for name in ("padded_nodes", "prefill_chunk", "overhang", "first_tier", "second_tier", "branches"):
             if getattr(self, name) < 0:
                 raise Malformed(name, f"{getattr(self, name)} is negative")
         for name in ("first_tier", "second_tier"):
@@ -140,6 +143,8 @@ class KvLayout:
                 raise Malformed(name, f"{self.kind} keeps no prefixes")
             if getattr(self, name) > MOST_PAGES:
                 raise Malformed(name, f"{getattr(self, name)} pages; at most {MOST_PAGES}")
+        if self.branches and self.kind != PLAIN:
+            raise Malformed("branches", f"{self.branches} branches of {self.kind}, which has none")
         if self.commit not in self.traits.commits:
             raise Malformed("commit", f"{self.commit!r} is a way of branch, not of {self.kind}")
         if self.traits.pages:
@@ -169,7 +174,8 @@ class KvLayout:
     def of_kind(self, kind: str) -> "KvLayout":
         """This layout with another kind, and without tiers of a prefix cache where that kind keeps no prefixes."""
         tiers = (self.first_tier, self.second_tier) if KINDS[kind].keeps_prefixes else (0, 0)
-        return replace(self, kind=kind, first_tier=tiers[0], second_tier=tiers[1])
+        branches = self.branches if kind == PLAIN else 0
+        return replace(self, kind=kind, first_tier=tiers[0], second_tier=tiers[1], branches=branches)
 
     @property
     def traits(self) -> LayoutKind:

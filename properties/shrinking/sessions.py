@@ -27,6 +27,7 @@ SETTINGS = (
     "latent",
     "first_tier",
     "second_tier",
+    "branches",
 )
 """Settings of a layout that are put to their defaults one by one."""
 

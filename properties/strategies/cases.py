@@ -17,6 +17,7 @@ from properties.strategies.prompts import MARKS, far_prompts, prompts
 from properties.strategies.sampling import TEMPERATURES, samplings, with_min_tokens
 from properties.strategies.serving.adapters import often as often_adapted
 from properties.strategies.serving.adapters import takes_adapters, with_adapters
+from properties.strategies.serving.branch_caches import in_branches
 from properties.strategies.serving.second_tier import in_tiers
 from properties.strategies.sessions import with_session
 from properties.strategies.stops import places, stops_for
@@ -139,6 +140,7 @@ def cases(
         case = draw(over_ranks(case, within))
     if takes_adapters(case, within) and draw(st.integers(0, often_adapted(case) - 1)) == often_adapted(case) - 1:
         case = draw(with_adapters(case))
+    case = draw(in_branches(case, within))
     # A session may grow longer than an engine takes, by a prompt that continues another; such a draw is repeated.
     assume(within is None or within.outside(case) is None)
     return case

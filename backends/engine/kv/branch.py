@@ -80,6 +80,11 @@ class Branch:
         if not self.rows:
             return None
         how, why = self.way_of(path)
+        self.bring_home(path, how)
+        return why
+
+    def bring_home(self, path: list[int], how: str) -> None:
+        """Write the rows `path` of the branch to the committed cache by the way `how`, and close the branch."""
         rows = [self.length + row for row in path]
         end = self.length + len(path)
         for layer, pair in enumerate(self.branch):
@@ -95,7 +100,6 @@ class Branch:
                 self.put(layer, 0, picked(pair, [*range(self.length), *rows]))
         self.length, self.branch, self.rows = end, [], 0
         self.kept = [_columns(buffer, 0, end) for buffer in self._buffers]
-        return why
 
     def put(self, layer: int, begin: int, new: Pair) -> None:
         """Write the columns `new` from column `begin` on.

@@ -11,7 +11,9 @@ from backends.engine.kv.seams import KvSeams
 from reference.layout import KvLayout
 
 CACHES: dict[str, Callable[[KvSeams, CacheSpec, KvLayout], KvCache]] = {
-    "branch": lambda seams, room, layout: seams.branch(room, layout.commit),
+    "branch": lambda seams, room, layout: (
+        seams.branches(room, layout.commit, layout.branches) if layout.branches else seams.branch(room, layout.commit)
+    ),
     "overwrite": lambda seams, room, layout: seams.overwrite(room),
     # A prefill is a block too and need not be split, so the scratch buffer has room for all columns.
     "scratch": lambda seams, room, layout: seams.scratch(replace(room, rows=room.capacity)),

@@ -6,6 +6,7 @@ A composition or a planted fault replaces one of them by its name.
 from dataclasses import dataclass
 
 from backends.engine.kv.branch import Branch
+from backends.engine.kv.branches.several import Branches
 from backends.engine.kv.lanes import BatchCache
 from backends.engine.kv.overwrite import Overwrite
 from backends.engine.kv.paged import Paged, Pool
@@ -24,6 +25,7 @@ class KvSeams:
 
     Attributes:
         branch, overwrite, scratch, static, sliding, paged: A request's cache in each layout.
+        branches: The cache of layout `branch` with several branches.
         pool: The pages of one model.
         pages: The page allocator.
         blocks: A request's block table.
@@ -35,6 +37,7 @@ class KvSeams:
     """
 
     branch: type[Branch] = Branch
+    branches: type[Branches] = Branches
     overwrite: type[Overwrite] = Overwrite
     scratch: type[Scratch] = Scratch
     static: type[Static] = Static

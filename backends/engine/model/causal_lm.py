@@ -17,6 +17,7 @@ from backends.engine.attention.interface import INTERFACE, beside
 from backends.engine.attention.latent import OverLatentRows
 from backends.engine.columns import Attend, AttentionInputs, RowWords
 from backends.engine.kv.base import CacheSpec, KvCache
+from backends.engine.kv.branches.several import Branches
 from backends.engine.kv.lanes import BatchCache
 from backends.engine.kv.recurrent import RecurrentStates, commit_states, stand_beside, states_of
 from backends.engine.model.graphs import Graphs, Inputs, Still
@@ -138,6 +139,8 @@ class CausalLm:
         attend, widths = OverLatentRows(attend), [len(one.tokens) for one in batch]
         for one, rows in zip(batch, widths, strict=True):
             one.cache.open(rows)
+            if one.parents is not None and isinstance(one.cache, Branches):
+                one.cache.divide(one.parents)
             if self.recurrent:
                 # A cache that no arena made, as in an examination, has no states yet.
                 states = states_of(one.cache) or stand_beside(one.cache, RecurrentStates())

@@ -1,0 +1,1 @@
+"""Several branch caches of one request at once."""

@@ -1,0 +1,60 @@
+"""Faults of several branch caches of one request."""
+
+from dataclasses import replace
+
+from backends.engine.kv.base import Pair
+from backends.engine.kv.branches.several import Branches
+from backends.engine.seams import Seams
+from backends.faults.fault import fault, faults_in
+from reference.trace import Stage
+
+
+class SiblingCommitted(Branches):
+    """Branches whose commit replays another branch than the one that was accepted."""
+
+    def replayed(self, layer: int, path: list[int]) -> list[Pair]:
+        """See `Branches.replayed`; rows at the same places of the next branch."""
+        if not path:
+            return super().replayed(layer, path)
+        other = (self.home(path[-1]) + 1) % len(self.paths)
+        wrong = self.paths[other]
+        rows = [wrong[at] if at < len(wrong) else row for at, row in enumerate(path)]
+        return super().replayed(layer, rows)
+
+
+@fault(
+    "branch-of-sibling-committed",
+    Stage.COMMITTED,
+    "https://github.com/Neroued/ninfer/pull/73",
+    "layout branch with several branches, and an accepted row below a root with other children",
+)
+def sibling_committed(seams: Seams) -> Seams:
+    """The commit replays the rows of the branch beside the accepted one.
+
+    The number of rows is right, so that lengths and positions show nothing.
+    """
+    return replace(seams, kv=replace(seams.kv, branches=SiblingCommitted))
+
+
+class NeverDropped(Branches):
+    """Branches that stay after a commit."""
+
+    def drop(self) -> None:
+        """Keep every branch."""
+
+
+@fault(
+    "branch-not-dropped-after-commit",
+    Stage.ATTENDED,
+    "family of https://github.com/sgl-project/sglang/pull/24086",
+    "layout branch with several branches, and a step after a step",
+)
+def never_dropped(seams: Seams) -> Seams:
+    """Branches are not dropped when one is committed, and the next step finds its rows among theirs.
+
+    Rows are known by their number in the block, which the next block uses again.
+    """
+    return replace(seams, kv=replace(seams.kv, branches=NeverDropped))
+
+
+FAULTS = faults_in(globals())

@@ -1,0 +1,78 @@
+"""Several branch caches of one request give bit for bit what one branch gives."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from backends.engine.backend import EngineBackend
+from backends.engine.kv.base import CacheSpec
+from backends.engine.kv.branches.several import Branches
+from backends.engine.reach import Reach
+from properties.invariants.same_bits import same_bits
+from properties.verdict.finding import Finding
+from properties.verdict.subject import Subject
+from reference.architecture import Architecture, Seeded
+from reference.case import Case
+from reference.draft import LanguageModel
+from reference.layout import COMMITS, KvLayout
+from reference.malformed import Malformed
+from reference.sampling import Stops
+from reference.trace import Stage
+from reference.tree import RankTree
+
+ARCHITECTURE = Architecture("llama", 8, 8, 8, 2, 1, 4, (0, 0))
+TREE = RankTree((0, 0, 0, 1, 1, 2, 3), (0, 0, 1, 0, 1, 0, 0))
+SPEC = CacheSpec((Reach(),), 1, 2, 16, 8, torch.device("cpu"), torch.float32)
+
+
+def opened(most: int, parents: list[int]) -> Branches:
+    """Branches over two committed columns, with open rows that stand below `parents`."""
+    cache = Branches(SPEC, "path", most)
+    for above in ([-1, 0], parents):
+        if above is parents:
+            cache.commit([0, 1])
+        cache.open(len(above))
+        cache.divide(above)
+        cells = torch.arange(len(above) * 2.0).reshape(1, len(above), 2) + 100.0 * (above is parents)
+        cache.write(0, cells, -cells)
+    return cache
+
+
+@pytest.mark.parametrize(
+    ("most", "paths"), [(2, [[0, 1, 3], [0, 2, 4, 1, 5]]), (64, [[0, 1, 3], [0, 2], [0, 4], [0, 1, 5]])]
+)
+def test_every_path_has_a_branch_until_none_is_left(most: int, paths: list[list[int]]) -> None:
+    cache = opened(most, [-1, 0, 0, 1, 0, 1])
+    assert cache.paths == paths
+    assert cache.read(0)[0][0, 2:, 0].tolist() == [100.0 + 2 * row for row in range(6)]
+    cache.commit([0, 1, 5])
+    assert cache.held(0)[1][0, :, 0].tolist() == [0.0, 2.0, 100.0, 102.0, 110.0]
+    assert (cache.paths, cache.cells, cache.rows, cache.length) == ([], [], 0, 5)
+
+
+def test_branches_share_no_storage_with_each_other_or_with_the_committed_columns() -> None:
+    cache = opened(64, [-1, 0, 0])
+    assert cache.paths == [[0, 1], [0, 2]]
+    cache.cells[1][0][0][0].fill_(-7.0)
+    assert cache.read(0)[0][0, :, 0].tolist() == [0.0, 2.0, 100.0, 102.0, 104.0]
+    cache.commit([])
+    assert cache.held(0)[1][0, :, 0].tolist() == [0.0, 2.0]
+
+
+@pytest.mark.parametrize("commit", COMMITS)
+@pytest.mark.parametrize("most", [1, 2, 64])
+def test_several_branches_give_the_bits_of_one(most: int, commit: str) -> None:
+    draft = LanguageModel(Seeded(ARCHITECTURE, 3), TREE)
+    case = Case(Seeded(ARCHITECTURE, 3), (1, 2, 3, 4), draft, KvLayout(commit, branches=most), stops=Stops(9))
+    subject = Subject("eager", EngineBackend("eager", "cpu").run, frozenset(Stage))
+    found = list(same_bits("cache.layout-equivalent", case, subject, replace(case.layout, branches=0), "one branch"))
+    assert found
+    assert not [fact for fact in found if isinstance(fact, Finding)]
+
+
+def test_only_the_branch_layout_has_branches() -> None:
+    with pytest.raises(Malformed, match="branches: 2 branches of static, which has none"):
+        KvLayout(kind="static", branches=2)
+    with pytest.raises(Malformed, match="branches: -1 is negative"):
+        KvLayout(branches=-1)
