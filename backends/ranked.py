@@ -8,6 +8,7 @@ from backends.base import StageFailure, Unavailable, Unsupported
 from backends.engine.backend import EngineBackend
 from backends.engine.ranks.crew import Crew
 from backends.engine.ranks.merged import merged
+from backends.engine.ranks.spread import spread
 from backends.engine.seams import Seams
 from backends.engine.two_modes import in_mode
 from reference.case import Case
@@ -29,7 +30,7 @@ class RankedBackend(EngineBackend):
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
-        self.declaration = replace(self.declaration, families=SHARDED)
+        self.declaration = replace(self.declaration, families=SHARDED, spread=True)
         self._crews: dict[int, tuple[Seams, Crew]] = {}
 
     def run(self, case: Case) -> Trace:
@@ -42,6 +43,8 @@ class RankedBackend(EngineBackend):
             return super().run(case)
         self._refuse_dtype(case)
         made = self._all(case.ranks, "run", case)
+        if case.spread:
+            return spread(case, [trace for trace, _, _ in made], [calls for _, calls, _ in made])
         return merged([trace for trace, _, _ in made], [calls for _, calls, _ in made], made[0][2])
 
     def verify(self, given: Given, tape: Array) -> Blocks:

@@ -50,6 +50,7 @@ class Abilities:
 
     Attributes:
         dtypes: Working dtypes, the default first.
+        spread: Whether requests are shared out among ranks that hold the whole target.
         ranks: Numbers of ranks over which the engine shards a target (`reference.parallel.ranks.RANKS`).
         drafts: Kinds of draft that the engine runs (scripted, ngram, model, ...); empty if the engine brings its own
             draft, or has none. Its cases then propose no tree.
@@ -102,6 +103,7 @@ class Abilities:
 
     dtypes: tuple[str, ...]
     ranks: tuple[int, ...] = (1,)
+    spread: bool = False
     drafts: tuple[str, ...] = ()
     draft_trees: bool = True
     tree_kinds: tuple[str, ...] = TREE_KINDS[:1]
@@ -191,7 +193,12 @@ class Abilities:
             yield f"dtype {case.dtype}"
         if case.ranks not in self.ranks:
             yield f"run on {case.ranks} ranks"
-        if isinstance(case.model, Seeded) and (alone := unsharded(case.model.architecture, case.ranks)) is not None:
+        if case.spread and not self.spread:
+            yield "requests spread over ranks"
+        if (
+            isinstance(case.model, Seeded)
+            and (alone := unsharded(case.model.architecture, 1 if case.spread else case.ranks)) is not None
+        ):
             yield alone
         if case.model.adapter is not None and (not self.adapters or case.ranks > 1):
             yield f"adapter on {case.ranks} ranks" if self.adapters else "adapter"

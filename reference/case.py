@@ -44,6 +44,7 @@ class Case:
         steps: Most verify steps; 0 runs until a stop.
         session: Other requests beside this one, and the actions on all of them; None runs this request alone.
         ranks: Number of ranks over which heads, inner width and vocabulary of the target are sharded.
+        spread: Whether in place of this every rank holds the whole target, and the requests are shared out among them.
     """
 
     model: Model
@@ -56,6 +57,7 @@ class Case:
     steps: int = 0
     session: Session | None = field(default=None, metadata=OMIT_DEFAULT)
     ranks: int = field(default=1, metadata=OMIT_DEFAULT)
+    spread: bool = field(default=False, metadata=OMIT_DEFAULT)
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
@@ -64,6 +66,8 @@ class Case:
             raise Malformed("steps", f"{self.steps} is negative")
         if self.ranks not in RANKS:
             raise Malformed("ranks", f"{self.ranks} is none of {', '.join(map(str, RANKS))}")
+        if self.spread and self.ranks == 1:
+            raise Malformed("spread", "one rank has all requests: name more ranks")
         if not self.prompt:
             raise Malformed("prompt", "empty; the pending root is its last token")
         vocab = self.model.vocab_size
@@ -117,6 +121,9 @@ class Case:
                 self.alone(number)
                 _check_no_batches(session.mates[number - 1].draft)
         _check_no_batches(self.draft)
+        if self.spread and (session.overlapped or any(one.shared or one.dispatch is not None for one in self._drafts)):
+            # Such a step, or draft, follows from requests that other ranks hold.
+            raise Malformed("spread", "a draft shares a trie or has trees by batch size, or steps are launched")
         if session.early and any(draft.shared or draft.dispatch is not None for draft in self._drafts):
             # Such a draft needs the texts, or the batches, of steps whose results are still on the way.
             raise Malformed("session.actions", "launch, first: a draft shares a trie, or has trees by batch size")

@@ -215,4 +215,5 @@ def _case(content: dict[str, Any]) -> Case:
         steps=content["steps"],
         session=_built("session", lambda: _session(content["session"])) if "session" in content else None,
         ranks=content.get("ranks", 1),
+        spread=content.get("spread", False),
     )

@@ -41,6 +41,7 @@ def words() -> dict[str, tuple[str, ...]]:
 
 FLAGS = (
     "sessions",
+    "spread",
     "takes_tape",
     "emulated",
     "draft_trees",

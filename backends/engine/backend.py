@@ -58,6 +58,7 @@ class EngineBackend:
             reveals=frozenset(Stage),
             dtypes=dtypes,
             ranks=ranks,
+            spread=len(ranks) > 1,
             drafts=tuple(OPENERS),
             tree_kinds=TREE_KINDS,
             commits=COMMITS,

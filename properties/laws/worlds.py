@@ -60,7 +60,9 @@ def world_of(case: Case, salt: str = "world") -> World:
         scale = sampling.temperature
         # Times the temperature, so that dividing by it gives the designed laws back.
         made = World(cut, np.log(target) * scale, np.log(tables) * scale, settings, prompt, stops)
-    return replace(made, dtype="float64" if case.dtype == "float64" else "float32", ranks=case.ranks)
+    return replace(
+        made, dtype="float64" if case.dtype == "float64" else "float32", ranks=1 if case.spread else case.ranks
+    )
 
 
 def pruned(shape: Shape, nodes: int) -> Shape:

@@ -238,7 +238,8 @@ def _sampling(case: Case) -> Iterator[Attempt]:
 
 
 def _target(case: Case) -> Iterator[Attempt]:
-    yield from (partial(replace, case, ranks=ranks) for ranks in RANKS if ranks < case.ranks)
+    for ranks in (one for one in RANKS if one < case.ranks):
+        yield partial(replace, case, ranks=ranks, spread=case.spread and ranks > 1)
     if isinstance(case.model, Seeded) and case.model.adapter is not None:
         bare = case.model.bare
         yield from (partial(steered_again, case, bare, case.prompt), partial(replace, case, model=bare))

@@ -27,6 +27,7 @@ from reference.architecture import Seeded
 from reference.case import Case
 from reference.draft import Scripted, most_rows
 from reference.layout import KINDS, KvLayout
+from reference.malformed import Malformed
 from reference.parallel.ranks import RANKS, unsharded
 from reference.rules import RULES
 from reference.sampling import Stops
@@ -45,6 +46,9 @@ LATENT = 8
 
 RANKED = 18
 """One greedy case in this many is sharded over ranks where its target can be, a sampled one three times as often."""
+
+SPREAD = 4
+"""One session in this many of those that can be is spread over ranks."""
 
 FAR = 20
 """One case in this many has a long prompt."""
@@ -138,6 +142,9 @@ def cases(
     often = RANKED if case.sampling.greedy else RANKED // 3
     if draw(st.integers(0, often - 1)) == often - 1 or (within is not None and 1 not in within.ranks):
         case = draw(over_ranks(case, within))
+    elif case.session is not None and _spreads(case, within) and draw(st.integers(0, SPREAD - 1)) == SPREAD - 1:
+        many = [ranks for ranks in among(RANKS, within, "ranks") if ranks > 1]
+        case = replace(case, ranks=draw(st.sampled_from(many)), spread=True)
     if takes_adapters(case, within) and draw(st.integers(0, often_adapted(case) - 1)) == often_adapted(case) - 1:
         case = draw(with_adapters(case))
     case = draw(in_branches(case, within))
@@ -148,11 +155,32 @@ def cases(
 
 @st.composite
 def over_ranks(draw: st.DrawFn, case: Case, within: Abilities | None) -> Case:
-    """`case` with its target sharded, if its heads can be shared out; long prompts stay on one rank."""
+    """`case` with its target sharded, if its heads can be shared out; long prompts stay on one rank.
+
+    Of the sessions that can be, half have their requests spread over ranks instead, and all whose target stays whole.
+    """
     assert isinstance(case.model, Seeded)
-    known = [ranks for ranks in among(RANKS, within, "ranks") if unsharded(case.model.architecture, ranks) is None]
-    many = [ranks for ranks in known if ranks > 1 and len(case.prompt) <= MARKS[0] // 2]
+    if len(case.prompt) > MARKS[0] // 2:
+        return case
+    known = [ranks for ranks in among(RANKS, within, "ranks") if ranks > 1]
+    many = [ranks for ranks in known if unsharded(case.model.architecture, ranks) is None]
+    if case.session is not None and _spreads(case, within):
+        ranks = draw(st.sampled_from(known))
+        if ranks not in many or draw(st.booleans()):
+            return replace(case, ranks=ranks, spread=True)
     return replace(case, ranks=draw(st.sampled_from(many))) if many else case
+
+
+def _spreads(case: Case, within: Abilities | None) -> bool:
+    """Whether the requests of the session can be spread over ranks, each of which then has pages enough."""
+    known = (within is None or within.spread) and max(among(RANKS, within, "ranks")) > 1
+    if not known or case.layout.pages or case.layout.traits.keeps_prefixes or len(case.prompt) > MARKS[0] // 2:
+        return False
+    try:
+        replace(case, ranks=max(RANKS), spread=True)
+    except Malformed:
+        return False
+    return True
 
 
 def plays(within: Abilities | None) -> bool:

@@ -119,7 +119,7 @@ def over_ranks(within: Abilities, ranks: int, name: str) -> Abilities:
     if ranks not in within.ranks:
         raise Unknown(_no_ranks(name, ranks, within.ranks))
     sharded = tuple(one for one in SHARDED if within.families is None or one in within.families)
-    return replace(within, ranks=(ranks,), families=within.families if ranks == 1 else sharded)
+    return replace(within, ranks=(ranks,), spread=False, families=within.families if ranks == 1 else sharded)
 
 
 def check_declared(layout: str, backend: str, declared: tuple[str, ...]) -> None:

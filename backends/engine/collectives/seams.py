@@ -111,6 +111,11 @@ def agreed(group: Group, decision: Tensor, greedy: bool) -> Tensor:
     return group.broadcast(decision)
 
 
+def lengths(group: Group, own: Tensor) -> Tensor:
+    """The numbers of emitted tokens of all requests, int64 [requests], from those of this rank; 0 for all others."""
+    return group.all_reduce(own)
+
+
 @dataclass(frozen=True)
 class RankSeams:
     """The functions of ranks; the defaults are the fault-free engine.
@@ -124,6 +129,7 @@ class RankSeams:
         draw: From a coin and weights over the vocabulary to a token.
         own_coins: From the coins of the tape to those of this rank.
         agreed: From each rank's decision to the one that all follow.
+        lengths: From the emitted lengths of this rank's requests to those of all requests, where they are spread.
     """
 
     partial: Callable[[Group, Tensor, Tensor, Tensor | None, str], Tensor] = partial
@@ -134,6 +140,7 @@ class RankSeams:
     draw: Callable[[Group, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]] = draw
     own_coins: Callable[[Group, Tensor], Tensor] = own_coins
     agreed: Callable[[Group, Tensor, bool], Tensor] = agreed
+    lengths: Callable[[Group, Tensor], Tensor] = lengths
 
 
 RANK_SEAMS = RankSeams()

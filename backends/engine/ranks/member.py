@@ -17,6 +17,7 @@ from backends.engine.play import alone
 from backends.engine.ranks.in_step import in_step, sampling_in_step
 from backends.engine.ranks.play import RankServer, is_out_of_step
 from backends.engine.ranks.processes import TRANSPORTS, ProcessGroup, join
+from backends.engine.ranks.spread import SpreadServer
 from backends.engine.sampling.rounds import Tables
 from backends.engine.seams import Seams
 from backends.flags import flags_set
@@ -64,7 +65,9 @@ class Player:
 
     def __init__(self, case: Case, shelf: ModelCache, seams: Seams, group: ProcessGroup) -> None:
         self._group = group
-        self.server = RankServer(case, shelf, in_step(seams, group))
+        self.server: RankServer | SpreadServer = (
+            SpreadServer(case, shelf, seams, group) if case.spread else RankServer(case, shelf, in_step(seams, group))
+        )
 
     def do(self, action: Action) -> None:
         """See `Server.do`."""
@@ -130,12 +133,16 @@ def _failure(why: Exception) -> tuple[Any, ...]:
 def _played(case: Case, seams: Seams, shelf: ModelCache, group: ProcessGroup) -> tuple[Trace, tuple[str, ...], int]:
     """The trace of this rank, its collectives, and the number of KV heads of the whole model."""
     player = Player(case, shelf, seams, group)
-    if case.session is None:
+    server = player.server
+    if case.session is None and isinstance(server, SpreadServer):
+        with suppress(OutOfStep):
+            server.alone()
+    elif case.session is None:
         alone(case, player)
     else:
         for action in case.session.actions:
             player.do(action)
-    return player.server.trace, tuple(group.calls), player.server.whole_kv_heads
+    return server.trace, tuple(group.calls), server.whole_kv_heads if isinstance(server, RankServer) else 0
 
 
 def _asked(word: str, told: list[Any], seams: Seams, group: ProcessGroup) -> Any:

@@ -1,6 +1,6 @@
 """The playing of a case on ranks that are threads.
 
-Every rank has a server with its part of target and caches.
+Every rank has a server, with its part of target and caches or with its part of the requests.
 """
 
 from collections.abc import Callable
@@ -14,6 +14,7 @@ from backends.engine.play import alone
 from backends.engine.ranks.in_step import in_step
 from backends.engine.ranks.merged import merged
 from backends.engine.ranks.shards import ShardedLm
+from backends.engine.ranks.spread import SpreadServer, spread
 from backends.engine.ranks.threads import Meeting
 from backends.engine.seams import Seams
 from reference.case import Case
@@ -42,9 +43,12 @@ class RankedServers:
     def __init__(self, case: Case, shelf: ModelCache, seams: Seams) -> None:
         self._meeting = Meeting(case.ranks)
 
-        def opened(group: Group) -> RankServer:
+        def opened(group: Group) -> OverlapServer:
+            if case.spread:
+                return SpreadServer(case, shelf, seams, group)
             return RankServer(case, shelf, in_step(seams, group))
 
+        self._case = case
         self._servers = self._all(opened)
 
     def _all(self, work: Callable[[Group], Result]) -> list[Result]:
@@ -68,13 +72,32 @@ class RankedServers:
     @property
     def living(self) -> set[int]:
         """The requests that can take a step; none where the ranks are out of step."""
-        return set() if self._meeting.parted is not None else self._servers[0].living
+        if self._meeting.parted is not None:
+            return set()
+        every = self._servers if self._case.spread else self._servers[:1]
+        return set().union(*(one.living for one in every))
+
+    def alone(self) -> None:
+        """Let request 0 of a case without a session take its steps."""
+        if self._case.spread:
+            self._all(lambda group: self._spread(group.rank).alone())
+        else:
+            alone(self._case, self)
+
+    def _spread(self, rank: int) -> SpreadServer:
+        server = self._servers[rank]
+        assert isinstance(server, SpreadServer)
+        return server
 
     @property
     def trace(self) -> Trace:
-        """The trace of rank 0 so far, with the heads and the runs of all ranks."""
+        """The trace of rank 0 so far, with the heads and the runs of all ranks; of spread requests, those of all."""
         calls = [tuple(group.calls) for group in self._meeting.groups]
-        return merged([one.trace for one in self._servers], calls, self._servers[0].whole_kv_heads)
+        traces = [one.trace for one in self._servers]
+        first = self._servers[0]
+        if isinstance(first, RankServer):
+            return merged(traces, calls, first.whole_kv_heads)
+        return spread(self._case, traces, calls)
 
 
 def is_out_of_step(why: BaseException) -> bool:
@@ -96,5 +119,5 @@ def play_ranks(case: Case, shelf: ModelCache, seams: Seams) -> Trace:
     if case.session is not None:
         return serve_ranks(case, shelf, seams).trace
     servers = RankedServers(case, shelf, seams)
-    alone(case, servers)
+    servers.alone()
     return servers.trace

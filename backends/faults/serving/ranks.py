@@ -185,4 +185,37 @@ def unmasked_embedding(seams: Seams) -> Seams:
     return _ranks(seams, embedded=embedded)
 
 
+@fault(
+    "rank-idle-skips-step",
+    Stage.DRAFTED,
+    "family of sgl-project/sglang #31071: a rank without a batch does not enter a collective, and the others wait",
+    "requests spread over ranks, and a step in which a rank has none of them",
+)
+def idle_skips(seams: Seams) -> Seams:
+    """A rank that has no request in a step does not take part when the ranks tell each other their lengths."""
+    ranks = seams.sampling.ranks
+
+    def lengths(group: Group, own: Tensor) -> Tensor:
+        return ranks.lengths(group, own) if bool(own.any()) else own
+
+    return _ranks(seams, lengths=lengths)
+
+
+@fault(
+    "rank-lengths-of-another",
+    Stage.COMMITTED,
+    "family of sgl-project/sglang #31071: the accepted length that one rank decided is followed by another",
+    "requests spread over ranks that step together, and one that emits fewer tokens than another",
+)
+def lengths_of_another(seams: Seams) -> Seams:
+    """A rank keeps as many rows of its requests as the shortest request of the step has emitted on any rank."""
+    ranks = seams.sampling.ranks
+
+    def lengths(group: Group, own: Tensor) -> Tensor:
+        told = ranks.lengths(group, own)
+        return torch.where(told > 0, told[told > 0].min() if bool(told.any()) else 0, told)
+
+    return _ranks(seams, lengths=lengths)
+
+
 FAULTS = faults_in(globals())

@@ -122,7 +122,7 @@ def _given(tree: Tree, target: Array, proposal: Array, case: Case) -> Given:
     part = Tree(shape.parent, tuple(tree.token[node] for node in kept))
     rows, told = target[kept], proposal[kept]
     laws = (rows / rows.sum(-1, keepdims=True), told / told.sum(-1, keepdims=True))
-    return Given(part, *laws, case.sampling, case.ranks)
+    return Given(part, *laws, case.sampling, 1 if case.spread else case.ranks)
 
 
 def law_joint(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:

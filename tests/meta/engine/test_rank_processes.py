@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from backends import faults
 from backends.base import Unavailable
 from backends.compositions import opened
 from backends.engine.composition import SEAMS
@@ -25,6 +26,7 @@ from reference.oracle.decoder import Oracle
 from reference.sampling import Sampling, Stops
 from reference.tree import RankTree
 from specverify.setup.subjects import subject_of
+from tests.meta.engine.test_ranks import spread_over
 
 MODELS = [one for one in GALLERY if one.family in ("llama", "pangu", "qwen3") and one.heads % 4 == 0]
 STEPS = 2000
@@ -79,6 +81,35 @@ def test_processes_and_threads_make_the_same_run(ranked: RankedBackend, ranks: i
     one, other = ranked.run(case), opened("cpu-eager").run(case)
     assert one.output == other.output
     assert one.ranks == other.ranks
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_requests_spread_over_processes_make_the_run_of_threads(
+    ranked: RankedBackend, ranks: int, temperature: float
+) -> None:
+    """Idle ranks step along until the last request is over."""
+    for case in (spread_over(ranks, temperature), replace(drawn(1, ranks), spread=True)):
+        one, other = ranked.run(case), opened("cpu-eager").run(case)
+        assert one.ranks is not None
+        assert len({run.calls for run in one.ranks}) == 1
+        assert one.ranks == other.ranks
+        assert one.output == other.output
+        if one.shared is not None:
+            assert other.shared is not None
+            assert [own and own.output for own in one.shared.requests] == [
+                own and own.output for own in other.shared.requests
+            ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_an_idle_process_that_skips_a_step_is_told(ranked: RankedBackend, ranks: int) -> None:
+    faults.plant(ranked, faults.named("rank-idle-skips-step"))
+    agree = [one for one in ALL if one.name == "lossless.ranks-agree"]
+    verdict = judge(spread_over(ranks), agree, Oracle(), subject_of(ranked))
+    assert verdict.findings or verdict.outcomes["lossless.completes"] == "failed"
 
 
 def kept(size: int, patience: float = 60.0) -> Crew:

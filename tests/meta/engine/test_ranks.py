@@ -12,7 +12,6 @@ from backends.base import Unsupported
 from backends.compositions import open_cpu
 from backends.engine.collectives import seams
 from backends.engine.collectives.group import Group, OutOfStep
-from backends.engine.ranks.data_parallel import step_together
 from backends.engine.ranks.threads import Meeting
 from backends.engine.sampling import coins
 from properties.strategies.models import GALLERY
@@ -21,6 +20,7 @@ from reference.case import Case
 from reference.draft import Scripted
 from reference.malformed import Malformed
 from reference.parallel.ranks import RANKS, part, unsharded
+from reference.parallel.spread import owners
 from reference.sampling import Sampling, Stops
 from reference.session import Action, Mate, Session
 from reference.trace import Trace
@@ -138,16 +138,55 @@ def test_what_cannot_be_sharded_is_refused_by_name() -> None:
         replace(CASE, ranks=3)
 
 
+def spread_over(ranks: int, temperature: float = 0.0) -> Case:
+    """A session of five requests of unequal length, of which a twin follows its source."""
+    mates = [Mate((1, 2, number, 6), FORK, stops=Stops(3 + 2 * number)) for number in range(3)]
+    goes = [Action("add", (one,)) for one in range(4)]
+    goes += [Action("step", (0, 1, 2, 3)), Action("fork", (1, 4)), Action("step", (1, 2)), Action("hand-over", (3,))]
+    goes += [Action("step", (3, 2, 4, 0, 1))] * 4 + [Action("evict", (3,)), Action("restore", (3,))]
+    goes += [Action("step", (3, 4))] * 3
+    session = Session((*mates, Mate((6,), FORK, stops=Stops(5))), tuple(goes))
+    return replace(CASE, session=session, sampling=Sampling(temperature, seed=5), ranks=ranks, spread=True)
+
+
 @pytest.mark.parametrize("ranks", MANY)
-def test_idle_ranks_step_along_under_data_parallelism(ranks: int) -> None:
-    cases = [replace(CASE, stops=Stops(1 + 3 * number)) for number in range(ranks)]
-    engine = open_cpu()
-    meeting = Meeting(ranks)
-    made = meeting.run(lambda group: step_together(cases, engine.models, engine.seams, group))
-    assert meeting.parted is None
-    assert len({tuple(group.calls) for group in meeting.groups}) == 1
-    for case, one in zip(cases, made, strict=True):
-        trace, busy = one.value
-        assert trace.output == engine.run(case).output
-        assert busy[0] == ranks
-        assert busy[-1] < ranks
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_requests_spread_over_ranks_do_what_they_do_on_one(ranks: int, temperature: float) -> None:
+    case = spread_over(ranks, temperature)
+    there, here = open_cpu().run(case), open_cpu().run(replace(case, ranks=1, spread=False))
+    assert there.shared is not None
+    assert here.shared is not None
+    for one, other in zip(there.shared.requests, here.shared.requests, strict=True):
+        assert one is not None
+        assert other is not None
+        assert (one.output, one.finish) == (other.output, other.finish)
+        for mine, theirs in zip(shown(one), shown(other), strict=True):
+            assert np.allclose(mine, theirs, atol=1e-12, equal_nan=True)
+    assert there.ranks is not None
+    assert len(there.ranks) == ranks
+    assert len({run.calls for run in there.ranks}) == 1
+    assert [one.committed for one in there.shared.accounts] == [one.committed for one in here.shared.accounts]
+
+
+@pytest.mark.parametrize("ranks", MANY)
+def test_ranks_without_any_request_step_along(ranks: int) -> None:
+    case = replace(CASE, ranks=ranks, spread=True)
+    trace, alone = open_cpu().run(case), open_cpu().run(CASE)
+    assert trace.output == alone.output
+    assert trace.ranks is not None
+    assert len({run.calls for run in trace.ranks}) == 1
+    assert len(trace.ranks[-1].calls) > 2 * len(trace.steps)
+
+
+def test_a_twin_is_on_the_rank_of_its_source() -> None:
+    assert owners(spread_over(2).session, 2) == (0, 1, 0, 1, 1)
+    assert owners(spread_over(4).session, 4) == (0, 1, 2, 3, 1)
+    assert owners(None, 4) == (0,)
+
+
+def test_what_cannot_be_spread_is_refused() -> None:
+    with pytest.raises(Malformed, match=r"^spread: one rank has all requests: name more ranks$"):
+        replace(CASE, spread=True)
+    session = Session((), (Action("add", (0,)), Action("launch", (0,)), Action("resolve", (0,))))
+    with pytest.raises(Malformed, match=r"^spread: .* or steps are launched$"):
+        replace(CASE, session=session, ranks=2, spread=True)

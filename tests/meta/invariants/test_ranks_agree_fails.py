@@ -17,6 +17,7 @@ from reference.trace import Stage, Trace
 from reports import bundle
 from reports.vocabulary import account
 from specverify.setup.subjects import open_planted, subject_of
+from tests.meta.engine.test_ranks import spread_over
 
 CORPUS = Path(__file__).resolve().parents[2] / "corpus"
 NAME = "lossless.ranks-agree"
@@ -30,6 +31,15 @@ def test_a_rank_that_decides_alone_is_found() -> None:
     assert found.first.stage is faults.named("rank-greedy-not-broadcast").stage
     assert account(found.first)
     assert not judge(CASE, INVARIANT, Oracle(), subject_of(open_planted("cpu-eager", None))).findings
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_an_idle_rank_that_skips_a_collective_is_found(ranks: int) -> None:
+    case = spread_over(ranks)
+    found = judge(case, INVARIANT, Oracle(), subject_of(open_planted("cpu-eager", "rank-idle-skips-step")))
+    assert found.first is not None
+    assert found.first.where["side"] == "collectives"
+    assert not judge(case, INVARIANT, Oracle(), subject_of(open_planted("cpu-eager", None))).findings
 
 
 @pytest.mark.parametrize("name", ["rank-draws-once-more", "rank-shard-sized-draws"])

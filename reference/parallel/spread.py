@@ -1,0 +1,21 @@
+"""Data parallelism: which rank has which request of a session.
+
+Every rank holds the whole target. Requests are shared out by their numbers, and a fork's twin follows its source, whose
+pages it shares.
+"""
+
+from reference.session import Session
+
+
+def owners(session: Session | None, ranks: int) -> tuple[int, ...]:
+    """The rank of each request; request 0 alone where there is no session."""
+    if session is None:
+        return (0,)
+    found = [number % ranks for number in range(1 + len(session.mates))]
+    entered: set[int] = set()
+    for action in session.actions:
+        if action.kind == "fork" and action.requests[1] not in entered:
+            found[action.requests[1]] = found[action.requests[0]]
+        if action.kind in ("add", "fork"):
+            entered |= set(action.requests)
+    return tuple(found)
