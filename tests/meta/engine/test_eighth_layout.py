@@ -37,6 +37,7 @@ class Ledger:
         self._empty = room.empty(0)
         self._columns: list[list[Pair]] = [[] for _ in range(room.layers)]
         self.layers, self.length, self.rows, self.most_rows, self._last = room.layers, 0, 0, 0, 0
+        self.latent = room.latent
 
     def open(self, rows: int) -> None:
         self.rows, self._last = self.rows + rows, rows
