@@ -52,7 +52,7 @@ class ByOwnTokens(SecondTier):
 
 @fault(
     "tier-page-known-by-own-tokens",
-    Stage.ATTENDED,
+    Stage.COMMITTED,
     "https://github.com/openvinotoolkit/openvino.genai/issues/3722",
     "a second tier, and two prompts with the same page of tokens behind unlike tokens",
 )
@@ -100,7 +100,7 @@ class IntoHeldPage(SecondTier):
 
 @fault(
     "tier-brought-into-held-page",
-    Stage.COMMITTED,
+    Stage.ATTENDED,
     "https://github.com/vllm-project/vllm/issues/46951",
     "a second tier, and a request that begins with a page from there while another holds pages",
 )
@@ -128,7 +128,7 @@ class StaleNames(SecondTier):
 
 @fault(
     "tier-slot-keeps-old-name",
-    Stage.ATTENDED,
+    Stage.COMMITTED,
     "https://github.com/ovg-project/kvcached/issues/362",
     "a second tier that is full, and a prompt whose page gave its slot to another",
 )

@@ -29,7 +29,7 @@ def _pages(items: Sequence[Item]) -> list[Item]:
 
 @fault(
     "decode-before-last-item",
-    Stage.ATTENDED,
+    Stage.COMMITTED,
     "family of vllm-project/vllm #46694: decode begins while a block is still on its way",
     "a request that is handed over with columns in several KV pages, and then steps",
     on=ON,
@@ -66,7 +66,7 @@ def _empty(name: str, items: Sequence[Item]) -> Item:
 
 @fault(
     "items-joined-as-they-come",
-    Stage.ATTENDED,
+    Stage.COMMITTED,
     "family of vllm-project/vllm #46694: blocks of the sender are taken for those of the receiver in another order",
     "a request that is handed over with columns in several KV pages, and then steps",
     on=ON,
@@ -78,7 +78,7 @@ def as_they_come(seams: Seams) -> Seams:
 
 @fault(
     "packet-taken-twice",
-    Stage.EMITTED,
+    Stage.DRAFTED,
     "family of sgl-project/sglang #29110: what has crossed once is pushed a second time on the decode worker",
     "a request that is handed over, takes a step, and is handed over again",
     on=ON,
