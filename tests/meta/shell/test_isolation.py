@@ -68,9 +68,10 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def _no_process_is_left() -> Iterator[None]:
+    before = children()  # a module tested earlier in this process may keep ranks
     yield
     end_keeping()
-    assert children() == []
+    assert set(children()) <= set(before)
 
 
 def mischief(name: str, folder: Path, clean: int) -> None:
