@@ -1,5 +1,6 @@
 """The page of `bench decode`: speed, accepted tokens, stages and texts by way."""
 
+from textwrap import fill
 from typing import Any
 
 from rich.table import Table
@@ -146,7 +147,9 @@ def _stages(rows: list[dict[str, Any]]) -> str:
     for one in rows:
         if one["stages"]:
             table.add_row(clean(one["way"]), *(f"{100 * one['stages'].get(name, 0.0):.1f}" for name in names))
-    return printed(table)
+    shares = [f"{clean(one['way'])} {100 * one['beyond_forwards']:.1f}" for one in rows if one["stages"]]
+    title = "of a step without its prefill, percent beyond forwards: "
+    return printed(table) + fill(title + ", ".join(shares), 80) + "\n"
 
 
 def _texts(texts: list[dict[str, Any]]) -> str:

@@ -77,7 +77,8 @@ def row(way: str, turns: list[Turn], alone: dict[tuple[int, int], Turn]) -> dict
         percentiles over turns); accepted (drafted tokens per step, mean
         and percentiles); by_depth (share of the trees that reach a depth in which it was accepted); steps,
         draft_calls, verify_calls, drafted, rejected; break_even (accepted tokens per step at which the way is as fast
-        as the target alone: the cost of its step over that of the target's, less one); stages (share of the seconds).
+        as the target alone: the cost of its step over that of the target's, less one); stages (share of the seconds);
+        beyond_forwards (see the function).
     """
     tokens, seconds = sum(len(turn.tokens) for turn in turns), sum(turn.seconds for turn in turns)
     accepted = [one for turn in turns for one in turn.accepted]
@@ -117,8 +118,22 @@ def row(way: str, turns: list[Turn], alone: dict[tuple[int, int], Turn]) -> dict
         "rejected": drafted - sum(accepted),
         "break_even": _step_s(turns) / _step_s(list(alone.values())) - 1 if speculates else None,
         "stages": {name: spent / seconds for name, spent in stages.most_common()},
+        "beyond_forwards": beyond_forwards(turns),
         "fallbacks": sum((Counter(turn.fallbacks) for turn in turns), Counter()),
     }
+
+
+def beyond_forwards(turns: list[Turn]) -> float | None:
+    """The share of a step, without the prefill, that is neither verify forward nor the work of a draft with weights.
+
+    A draft without weights has no forward: its time counts. None where the way shows no stages.
+    """
+    forwards = {"prefill", "verify"} | ({"draft"} if any(turn.draft_mb for turn in turns) else set())
+    spent: Counter[str] = Counter()
+    for turn in turns:
+        spent.update(turn.stages)
+    steps = sum(spent.values()) - spent["prefill"]
+    return sum(one for name, one in spent.items() if name not in forwards) / steps if steps else None
 
 
 def memory(turns: list[Turn]) -> dict[str, float | None]:

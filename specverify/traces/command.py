@@ -69,7 +69,8 @@ def schema(record: bool) -> int:
 @trace.command()
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
 @click.option("--json", "json_file", metavar="FILE|-", help="Write the record as one JSON object.")
-def show(folder: Path, json_file: str | None) -> int:
+@click.option("--html", "html_file", metavar="FILE", help="Write the record as one HTML page.")
+def show(folder: Path, json_file: str | None, html_file: str | None) -> int:
     """Show the record that `--trace DIR` wrote, of a whole run or of its shards.
 
     Exit codes: 0, or 3 where a shard is missing; 2 where a part of the record is damaged.
@@ -78,9 +79,11 @@ def show(folder: Path, json_file: str | None) -> int:
     from reports.pages.records import diff_turns, record_head
     from specverify.records.merge import merged, shards_in
     from specverify.records.read import BENCH, FAILURES, MANIFEST, read
+    from specverify.setup.report_files import check_apart
 
-    if json_file is not None:
-        writing.check(json_file)
+    check_apart({"--json": json_file, "--html": html_file})
+    for file in filter(None, (json_file, html_file)):
+        writing.check(file)
     whole = (folder / MANIFEST).exists()
     shards = [] if whole else [one for one in shards_in([folder]) if one != folder]
     record = merged(shards) if shards else read(folder)
@@ -98,9 +101,14 @@ def show(folder: Path, json_file: str | None) -> int:
             page += "\n" + bench_page
     else:
         page += diff_turns(record.finished)
-    click.echo(page.rstrip("\n"), err=json_file == "-")
+    click.echo(page.rstrip("\n"), err="-" in (json_file, html_file))
     if json_file is not None:
         writing.write_json(json_file, figures)
+    if html_file is not None:
+        from reports.html.record import record_page
+        from specverify import __version__
+
+        writing.write_whole(html_file, record_page(str(folder), figures, __version__))
     return code
 
 

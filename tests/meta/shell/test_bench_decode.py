@@ -64,6 +64,8 @@ def test_every_way_is_timed_and_its_text_is_compared(
         assert set(ways[name]["stages"]) <= set(STAGES)
         assert sum(ways[name]["stages"].values()) == pytest.approx(1)
         assert ways[name]["stages"]["verify"] > 0
+        assert 0 < ways[name]["beyond_forwards"] < 1
+    assert "percent beyond forwards: target-only " in out
     for name in ("target-only", "ngram", drafted):
         kept = ways[name]["memory"]
         assert kept["target_mb"] == ways["transformers"]["memory"]["target_mb"] > 0

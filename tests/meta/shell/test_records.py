@@ -28,6 +28,7 @@ from specverify.setup.selection import invariants_matching
 from specverify.setup.subjects import open_planted, subject_of
 from tests.checkpoints import saved
 from tests.inprocess import in_this_process
+from tests.meta.pages.test_html import sound
 
 PROMPTS = 3
 CORPUS = Path(__file__).resolve().parents[2] / "corpus"
@@ -82,6 +83,22 @@ def test_a_record_is_read_back_as_the_bench_that_it_was(whole: Path, capsys: pyt
     assert [one["way"] for one in told["ways"]] == measured.ways
     assert len(told["turns"]) == len(measured.turns)
     assert (told["failures"], told["torn"]) == ([], 0)
+
+
+def test_a_record_is_shown_as_one_page(
+    whole: Path, record: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "record.html"
+    assert ended("trace", "show", whole, "--html", page) == 0
+    shown = sound(page.read_bytes()).text
+    assert "share of the time by stage" in shown
+    assert read(whole).manifest["settings"] in shown
+    (record / "prompts.jsonl").write_text("")  # no prompt is finished: nothing to plot, but what ran is shown
+    assert ended("trace", "show", record, "--html", page) == 0
+    assert "Record of bench decode" in sound(page.read_bytes()).text
+    capsys.readouterr()
+    assert ended("trace", "show", whole, "--html", page, "--json", page) == 2
+    assert "would be one file" in capsys.readouterr().err
 
 
 def test_the_schema_is_printed_and_refuses(capsys: pytest.CaptureFixture[str]) -> None:
@@ -223,7 +240,9 @@ def test_a_diff_records_a_turn_for_each_case(
     assert [turn["prompt"] for turn in found.turns.values()] == [one["id"] for one in judged]
     assert any(len(path) > 1 for turn in found.turns.values() for path in turn["paths"])
     capsys.readouterr()
-    assert ended("trace", "show", tmp_path / "traced") == 0
+    page = tmp_path / "traced.html"
+    assert ended("trace", "show", tmp_path / "traced", "--html", page) == 0
+    assert "Record of diff" in sound(page.read_bytes()).text
     assert "agree" in capsys.readouterr().out
     assert ended("trace", "compare", tmp_path / "traced", tmp_path / "traced") == 0
 
