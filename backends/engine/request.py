@@ -124,8 +124,9 @@ class Request(Carrying):
         """The rows of the request in the verify forward."""
         assert self.block is not None
         tensors, cache = self.block.tensors, self.lease.target
-        # Only layers with a recurrent state are told the parents, which a device would have to send to the host.
-        above = [-1, *tensors.parent[1:].tolist()] if self.target.recurrent else None
+        # A device would have to send the parents to the host: only those who go by paths are told them.
+        by_path = bool(self.target.recurrent or self.case.layout.branches)
+        above = [-1, *tensors.parent[1:].tolist()] if by_path else None
         return Rows(tensors.token, tensors.position, tensors.visible, cache, above, tensors.words, self.adapter)
 
     def settle(self, flat: Tensor, heads: list[Tensor]) -> None:

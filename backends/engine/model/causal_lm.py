@@ -37,7 +37,7 @@ class Rows:
         visible: bool [R, C] for each layer, C = committed columns + open rows, these R rows included.
         cache: The cache in which the forward opens and writes R rows.
         parents: For each row the open row above it, as `RecurrentStates.open` takes them; None for a chain below the
-            committed tokens. Layers with attention see the tree by their masks.
+            committed tokens. Layers with attention see the tree by their masks, and branch caches by paths.
         words: For each layer the words of a tree that was lowered to words, in place of `visible`, which is empty then.
         adapter: The adapter that these rows run with; None for the weights alone.
     """

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+from torch import Tensor
+
 from backends.engine.kv.base import Pair
 from backends.engine.kv.branches.several import Branches
 from backends.engine.seams import Seams
@@ -55,6 +57,29 @@ def never_dropped(seams: Seams) -> Seams:
     Rows are known by their number in the block, which the next block uses again.
     """
     return replace(seams, kv=replace(seams.kv, branches=NeverDropped))
+
+
+class IntoThePrefix(Branches):
+    """Branches of which the second and later ones do not copy the prefix before they write."""
+
+    def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        """See `Branches.write`; the last row of the last branch also lands on the last committed column."""
+        super().write(layer, keys, values)
+        if len(self.paths) > 1 and self.length:
+            row = self.paths[-1][-1]
+            for held, cell in zip(self.kept[layer], self.cells[-1][layer][row], strict=True):
+                held[:, -1] = cell
+
+
+@fault(
+    "branch-row-written-to-shared-prefix",
+    Stage.ATTENDED,
+    "family of https://github.com/xLLM-AI/xllm/pull/1984: beams that part need a copy of what they share",
+    "layout branch with several branches, and a tree with two leaves over a committed prefix",
+)
+def into_the_prefix(seams: Seams) -> Seams:
+    """A second branch shares the committed columns without a copy, and its write lands on the last of them."""
+    return replace(seams, kv=replace(seams.kv, branches=IntoThePrefix))
 
 
 FAULTS = faults_in(globals())
