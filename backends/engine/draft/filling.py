@@ -4,7 +4,8 @@ The kinds of draft differ in how they score a level: by a causal model, or by a 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -18,6 +19,29 @@ from backends.engine.step_seams import StepSeams
 from backends.engine.trees.growth import Candidates
 from reference.draft_trees import Dispatch, DraftTree, Expansion
 from reference.tree import RankTree, Shape, Tree
+
+
+class Level(NamedTuple):
+    """A level of a tree that the draft has to score; the fields are the arguments of `TreeFilling.feed`."""
+
+    nodes: list[int]
+    token: list[int]
+    root: int
+
+
+Levels: TypeAlias = Generator[Level, Tensor, Proposal]
+"""The filling of a tree: it yields each level, is sent the scores of its nodes, and returns the proposal."""
+
+
+def answered(levels: Levels, feed: Callable[[list[int], list[int], int], Tensor]) -> Proposal:
+    """The proposal of `levels`, each of them scored by `feed`."""
+    try:
+        level = next(levels)
+        while True:
+            level = levels.send(feed(*level))
+    except StopIteration as end:
+        proposal: Proposal = end.value
+        return proposal
 
 
 class TreeFilling(ABC):
@@ -55,15 +79,15 @@ class TreeFilling(ABC):
             root: The position and the column of the root's row, where the draft has rows.
         """
 
-    def fill(
+    def filling(
         self,
         tokens: list[int],
         scores: Tensor,
         root: int,
         chance: StepSampling | None,
         fixed: tuple[int, ...] = (),
-    ) -> Proposal:
-        """Propose the tree under `tokens[-1]`.
+    ) -> Levels:
+        """Propose the tree under `tokens[-1]`; whoever runs the generator scores the levels that it yields.
 
         Args:
             tokens: Prompt and output so far.
@@ -74,7 +98,7 @@ class TreeFilling(ABC):
         """
         self.slots = {}
         if isinstance(self.plan, Expansion):
-            return self.grow(self.plan, tokens, scores, root, chance)
+            return (yield from self.grow(self.plan, tokens, scores, root, chance))
         self.batches.append(self.batch_size())
         shape = self.seams.trees.dispatch(self.plan, self.batches) if isinstance(self.plan, Dispatch) else self.plan
         self.shape = shape
@@ -106,15 +130,15 @@ class TreeFilling(ABC):
             # Only nodes with children need scores, so leaves are not fed.
             level = [child for node in level for child in shape.children[node] if shape.children[child]]
             if level:
-                rows = self.feed(level, token, root)
+                rows = yield Level(level, token, root)
         # Nobody reads row 0, the root's, and the root has no proposal: node 1's law fills the row.
         handed = torch.stack([proposal.get(node, proposal[1]) for node in range(len(shape))]) if proposal else None
         return Proposal(Tree(shape.parent, tuple(token)), logits, tuple(draft_id), handed)
 
     def grow(
         self, plan: Expansion, tokens: list[int], scores: Tensor, root: int, chance: StepSampling | None
-    ) -> Proposal:
-        """Propose the dynamic tree `plan` under `tokens[-1]`; the other arguments are those of `fill`."""
+    ) -> Levels:
+        """Propose the dynamic tree `plan` under `tokens[-1]`; the other arguments are those of `filling`."""
         names, trees = self.seams.name_children, self.seams.trees
         zero = scores.new_zeros((), dtype=torch.float64 if scores.dtype == torch.float64 else torch.float32)
         found = Candidates([0], [tokens[-1]], [0], [zero], {})
@@ -132,7 +156,7 @@ class TreeFilling(ABC):
             kept += level
             self.shape = Shape(tuple(found.parent))
             if depth < plan.depth:
-                rows = self.feed(level, found.token, root)
+                rows = yield Level(level, found.token, root)
         if plan.rerank:
             kept = [0, *trees.rerank(torch.stack(found.scores), found.parent, plan.total - 1)]
         return self._cut(found, kept, chance)
@@ -180,6 +204,10 @@ class CachedTreeFilling(TreeFilling):
     def __init__(self, plan: DraftTree, named_ids: Tensor, vocab_size: int, seams: StepSeams, cache: KvCache) -> None:
         super().__init__(plan, named_ids, vocab_size, seams)
         self.cache: KvCache = cache
+
+    @abstractmethod
+    def levels(self, tokens: list[int], chance: StepSampling | None = None, hidden: Tensor | None = None) -> Levels:
+        """The filling that `Draft.propose` runs, with the same arguments; levels are left to the caller."""
 
     def branch(self, level: list[int], root: int, reaches: list[Reach]) -> tuple[Tensor, list[Tensor]]:
         """Positions int64 [R] and, for each reach, the mask bool [R, C] of the nodes of `level`, about to be opened."""

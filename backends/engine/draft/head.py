@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from backends.engine.draft.base import HeadRows, Opening, Proposal
-from backends.engine.draft.filling import CachedTreeFilling
+from backends.engine.draft.filling import CachedTreeFilling, Levels, answered
 from backends.engine.kv.base import KvCache
 from backends.engine.model.head import HeadModel
 from backends.engine.sampling.step import StepSampling
@@ -44,12 +44,16 @@ class HeadDraft(CachedTreeFilling):
 
     def propose(self, tokens: list[int], chance: StepSampling | None = None, hidden: Tensor | None = None) -> Proposal:
         """Propose the tree under `tokens[-1]`; the bare root where no token before it has a state."""
+        return answered(self.levels(tokens, chance, hidden), self.feed)
+
+    def levels(self, tokens: list[int], chance: StepSampling | None = None, hidden: Tensor | None = None) -> Levels:
+        """See `CachedTreeFilling`."""
         assert hidden is not None
         if len(tokens) == 1:
             return Proposal(Tree((0,), (tokens[-1],)))
         output = self.catch_up(tokens, hidden)
         self.outputs = {0: output[0]}
-        proposal = self.fill(tokens, self.scored(output, 0), len(tokens) - 2, chance, self._fixed)
+        proposal = yield from self.filling(tokens, self.scored(output, 0), len(tokens) - 2, chance, self._fixed)
         return Proposal(proposal.tree, proposal.logits, proposal.draft_ids, proposal.proposal, self._given(hidden))
 
     def catch_up(self, tokens: list[int], hidden: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from backends.engine.draft.base import Opening, Proposal, opens
-from backends.engine.draft.filling import CachedTreeFilling
+from backends.engine.draft.filling import CachedTreeFilling, Levels, answered
 from backends.engine.kv.base import KvCache
 from backends.engine.kv.recurrent import commit_states, crop_states
 from backends.engine.model.causal_lm import CausalLm, Rows
@@ -46,7 +46,11 @@ class ModelDraft(CachedTreeFilling):
 
     def propose(self, tokens: list[int], chance: StepSampling | None = None, hidden: Tensor | None = None) -> Proposal:
         """Propose the tree under `tokens[-1]`, with the best tokens, or with drawn tokens if `chance` draws."""
-        return self.fill(tokens, self.catch_up(tokens), len(tokens) - 1, chance)
+        return answered(self.levels(tokens, chance, hidden), self.feed)
+
+    def levels(self, tokens: list[int], chance: StepSampling | None = None, hidden: Tensor | None = None) -> Levels:
+        """See `CachedTreeFilling`."""
+        return self.filling(tokens, self.catch_up(tokens), len(tokens) - 1, chance)
 
     def settle(self, kept: list[int]) -> None:
         """Keep the KV of the kept rows that were fed, and drop the other open rows.

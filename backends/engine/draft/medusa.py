@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from backends.engine.draft.base import HeadRows, Opening, Proposal, opens
-from backends.engine.draft.filling import TreeFilling
+from backends.engine.draft.filling import TreeFilling, answered
 from backends.engine.kv.base import KvCache
 from backends.engine.model.causal_lm import CausalLm
 from backends.engine.model.models import weights_of_head
@@ -51,7 +51,7 @@ class MedusaDraft(TreeFilling):
         self.scores = torch.cat([self.score(self.block(state, head), head) for head in range(self.heads)])
         self.calls += 1
         root = len(tokens) - 1
-        proposal = self.fill(tokens, self.of_depth(0)[None], root, chance, self._fixed)
+        proposal = answered(self.filling(tokens, self.of_depth(0)[None], root, chance, self._fixed), self.feed)
         given = HeadRows(root - 1, tokens[-2:-1], state)
         return Proposal(proposal.tree, proposal.logits, proposal.draft_ids, proposal.proposal, given)
 
