@@ -1,5 +1,6 @@
 """The engine with prefill in one process and decode in another, as a backend."""
 
+from dataclasses import replace
 from typing import Any
 
 from backends.base import ProgramFailure, Unavailable
@@ -26,6 +27,8 @@ class HandedOverBackend(EngineBackend):
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
+        # No packet carries the log-probabilities of a prompt from the side that prefills to the side that decodes.
+        self.declaration = replace(self.declaration, prompt_logprobs=False)
         self._by = hand_over_by()
         self._pair: tuple[Seams, Pair] | None = None
 

@@ -78,6 +78,8 @@ class Abilities:
         families: Families of built-in models that the engine loads; None for all.
         quantised: Whether the engine runs draft models and heads with quantised weights.
         adapters: Whether a request of the engine may name a low-rank adapter of the target.
+        prompt_logprobs: Whether the engine tells the log-probabilities of a prompt's tokens where a request asks for
+            them.
         soft_caps: Models with a soft cap of attention that the engine runs: `any`; `published`, where the family has
             one (no class of transformers computes the others); or `none`.
         sinks: Whether the engine runs models whose heads have attention sinks (gpt-oss).
@@ -124,6 +126,7 @@ class Abilities:
     families: tuple[str, ...] | None = None
     quantised: bool = False
     adapters: bool = False
+    prompt_logprobs: bool = False
     soft_caps: str = "any"
     sinks: bool = True
     unequal_widths: bool = True
@@ -202,6 +205,8 @@ class Abilities:
             yield alone
         if case.model.adapter is not None and (not self.adapters or case.ranks > 1):
             yield f"adapter on {case.ranks} ranks" if self.adapters else "adapter"
+        if case.sampling.prompt_logprobs and (not self.prompt_logprobs or case.ranks > 1):
+            yield f"prompt_logprobs on {case.ranks} ranks" if self.prompt_logprobs else "prompt_logprobs"
         if case.draft.TAG not in self.drafts and case.draft.shapes:
             yield f"{case.draft.TAG} draft"
         if case.draft.tree_kind not in self.tree_kinds:

@@ -32,6 +32,7 @@ class Sampling:
         rule: How drafted tokens are accepted.
         draws: How a model draft names siblings: one of DRAWS.
         seed: Seed of the uniforms that the tape does not hold.
+        prompt_logprobs: Whether the request asks for the log-probability of each token of its prompt but the first.
     """
 
     temperature: float = 0.0
@@ -49,6 +50,7 @@ class Sampling:
     rule: Rule = field(default=Rule(), metadata=OMIT_DEFAULT)
     draws: str = field(default="top-k", metadata=OMIT_DEFAULT)
     seed: int = field(default=0, metadata=OMIT_DEFAULT)
+    prompt_logprobs: bool = field(default=False, metadata=OMIT_DEFAULT)
 
     def __post_init__(self) -> None:
         # `not (low <= x < high)` refuses NaN too, here and below.

@@ -21,9 +21,8 @@ Array = npt.NDArray[Any]
 
 
 class Stage(enum.IntEnum):
-    """The stages of one speculative step, in the order in which they happen."""
+    """The stages of one speculative step, in the order in which they happen and in which findings are ranked."""
 
-    # The order of the numbers is the order in which findings are ranked.
     DRAFTED = 0
     LOWERED = 1
     ATTENDED = 2
@@ -117,8 +116,7 @@ class Scored:
     Attributes:
         logits: The model's logits, before any processing.
         law: The law of the next token at each node, after temperature and all processing; None if greedy.
-        hidden: The hidden states that the draft of the case reads (`Draft.reads`), float [nodes, width]; None where the
-            draft reads none.
+        hidden: The hidden states that the draft reads (`Draft.reads`), float [nodes, width]; None where it reads none.
         legal, refused: bool [nodes, vocabulary] and [nodes]; the tokens that the request's grammar allows after each
             node, and the nodes with a token that it does not allow on their path, whose rows of `legal` say nothing.
     """
@@ -262,6 +260,7 @@ class Trace:
         attention_calls: Calls of attention, one for each layer of each forward; 0 where the backend does not count.
         speculated: Counts of drafted tokens, where the backend tells them and no `accounting`.
         ranks: The runs of all ranks, rank 0's first, where the target is sharded; other fields are rank 0's.
+        prompt_logprobs: Those of the prompt's tokens but the first, by the target's unprocessed logits, if asked for.
     """
 
     steps: tuple[Step, ...]
@@ -274,6 +273,7 @@ class Trace:
     attention_calls: int = 0
     speculated: Speculated | None = None
     ranks: tuple[RankRun, ...] | None = None
+    prompt_logprobs: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True)

@@ -200,19 +200,18 @@ SIDES: dict[tuple[str, str], str] = {
         "{expected}{by}."
     ),
     ("draft.switched", "root"): "The root of the tree carries token {observed}; the pending token is {expected}.",
-    (
-        "draft.switched",
-        "tree",
-    ): "The request drafted {observed}; the draft switched to proposes {expected}.",
-    (
-        "draft.switched",
-        "token",
-    ): "{Node} carries token {observed}; the draft switched to proposes {expected} from scratch{by}.",
+    ("draft.switched", "tree"): "The request drafted {observed}; the draft switched to proposes {expected}.",
+    ("draft.switched", "token"): (
+        "{Node} carries token {observed}; the draft switched to proposes {expected} from scratch{by}."
+    ),
     ("draft.shared", "root"): "The root of the tree carries token {observed}; the pending token is {expected}.",
-    (
-        "draft.shared",
-        "tree",
-    ): "The request drafted {observed}; by all texts that entered the shared trie it proposes {expected}.",
+    ("draft.shared", "tree"): (
+        "The request drafted {observed}; by all texts that entered the shared trie it proposes {expected}."
+    ),
+    ("lossless.logprobs", "prompt"): (
+        "The log-probability of {token} at {position} of the prompt is {observed}; the target's is {expected}{by}."
+    ),
+    ("lossless.logprobs", "prompt length"): "Log-probabilities of the prompt: {expected} are due, {observed} came.",
     ("pair.greedy-match", "logprobs"): (
         "The log-probability of the token at {position} is {observed}; the reference gives that token {expected}{by}."
     ),

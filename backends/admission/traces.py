@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from backends.admission.misshapen import Misshapen, refusal
-from backends.admission.numbers import TOKEN, real, whole, wholes, word
+from backends.admission.numbers import TOKEN, real, reals, whole, wholes, word
 from backends.admission.ranks import admitted_ranks
 from backends.admission.sessions import admitted_accounts, admitted_events, admitted_prompts
 from backends.admission.sizes import Sizes, sizes_of
@@ -66,6 +66,7 @@ class LiveDoor:
         try:
             output = wholes("output", one.output, 0, sizes.last_token, TOKEN)
             finish = finish_word("finish", one.finish)
+            of_prompt = None if one.prompt_logprobs is None else reals("prompt_logprobs", one.prompt_logprobs)
         except Misshapen as wrong:
             # Output and finish belong to no step; emission is the stage that makes them.
             raise Misshapen(Stage.EMITTED, wrong.why) from None
@@ -79,6 +80,7 @@ class LiveDoor:
             attention_calls=whole("attention_calls", one.attention_calls, 0),
             speculated=None if one.speculated is None else _speculated(one.speculated),
             ranks=admitted_ranks(one.ranks, self._case.ranks),
+            prompt_logprobs=of_prompt,
         )
 
     def _steps(self, value: object, number: int, sizes: Sizes) -> tuple[Step, ...]:

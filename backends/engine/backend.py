@@ -78,6 +78,7 @@ class EngineBackend:
             layout_settings=_layout_settings(unequal_widths),
             quantised=True,
             adapters=True,
+            prompt_logprobs=True,
         )
         self._soft_caps, self._sinks, self._unequal = soft_caps, sinks, unequal_widths
         self.seams = seams

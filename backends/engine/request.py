@@ -15,13 +15,13 @@ from backends.engine import stops
 from backends.engine.draft.base import Draft, Proposal
 from backends.engine.draft.truncation import truncated
 from backends.engine.guided.guide import opened
-from backends.engine.handover.carrying import Carrying
 from backends.engine.kv.arena import CacheLease
 from backends.engine.kv.branch import Branch
 from backends.engine.lower_tree import TreeTensors, broken_rules, refuse_broken
 from backends.engine.model.causal_lm import CausalLm, Rows
-from backends.engine.model.low_rank import LowRank, low_rank_of
+from backends.engine.model.low_rank import low_rank_of
 from backends.engine.sampling.step import StepSampling
+from backends.engine.step.prefilling import Prefilling
 from backends.engine.step.state import Block, Counters, Emission, Verification
 from backends.engine.step_seams import StepSeams
 from backends.engine.tracing import Revealer
@@ -30,7 +30,7 @@ from reference.trace import Accepted, Accounting, Committed, Emitted, Kv, Stage,
 from reference.tree import Tree
 
 
-class Request(Carrying):
+class Request(Prefilling):
     """A request from its prompt to its stop, root pending: the committed cache lacks the last token alone.
 
     Attributes:
@@ -50,8 +50,6 @@ class Request(Carrying):
         verified: Hidden states of its rows in the verify forward, [R, width]; None if its draft reads none.
         filled: From tokens with placeholders to the tokens that the device has in their places.
     """
-
-    adapter: LowRank | None
 
     def __init__(self, case: Case, target: CausalLm, lease: CacheLease, draft: Draft, seams: StepSeams) -> None:
         self.case = case
@@ -74,17 +72,6 @@ class Request(Carrying):
         grammar = case.sampling.grammar
         self.guide = None if grammar is None else opened(grammar, case.stops.eos)
         self.adapter = low_rank_of(case.model, target.dtype, target.device)
-
-    def prefill(self) -> None:
-        """Commit every token but the pending root; tokens whose KV the cache already holds are not run again."""
-        self.at = Stage.ATTENDED  # the first stage that runs the target
-        cache = self.lease.target
-        missing = tuple(self.tokens[cache.length : -1])
-        attend, lanes = self.seams.prefill_attend or self.seams.attend, self.seams.kv.single
-        chunk, reads = self.case.layout.prefill_chunk, self.case.draft.reads
-        if reads is not None and cache.length:
-            raise ValueError("a draft that reads hidden states needs those of tokens whose KV was there already")
-        self._hidden = self.target.prefill(missing, cache, attend, chunk, lanes, reads, self.seams.tap, self.adapter)
 
     def propose(self) -> None:
         """Draft a tree, cut it to the chunk of its root where the layout demands it, and lower it."""
@@ -293,7 +280,8 @@ class Request(Carrying):
             rejected=counters.proposed - taken,
             accept_lengths=tuple(counters.lengths),
         )
-        return Trace(tuple(self.steps), tuple(self.resolved[len(self.case.prompt) :]), self.finish, accounting)
+        output = tuple(self.resolved[len(self.case.prompt) :])
+        return Trace(tuple(self.steps), output, self.finish, accounting, prompt_logprobs=self.prompt_logprobs)
 
 
 def gather(batch: list[Request]) -> list[Rows]:

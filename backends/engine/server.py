@@ -127,7 +127,7 @@ class Server:
         except Malformed:  # the joined prompt is too long for the model: the twin does not enter
             return
         # Shared columns bring no hidden states, and are of no use under another adapter: the twin prefills its own.
-        if case.draft.reads is not None or not self._arena.shares(old.lease, case.model.adapter):
+        if not self._seams.request.takes_known(case) or not self._arena.shares(old.lease, case.model.adapter):
             self._enter(twin, case, self._lease(case, case.prefix))
             return
         model = self._models.draft(case, self._seams)
@@ -249,7 +249,7 @@ class Server:
 
     def _lease(self, case: Case, tokens: tuple[int, ...]) -> CacheLease:
         """Caches that begin with known pages of `tokens`, unless the draft reads hidden states, which no page holds."""
-        known = tokens if case.draft.reads is None else ()
+        known = tokens if self._seams.request.takes_known(case) else ()
         draft, adapter = self._models.draft(case, self._seams), case.model.adapter
         return self._arena.lease(self._target, draft, self._capacity, self._rows, known, adapter)
 

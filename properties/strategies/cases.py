@@ -18,6 +18,8 @@ from properties.strategies.sampling import TEMPERATURES, samplings, with_min_tok
 from properties.strategies.serving.adapters import often as often_adapted
 from properties.strategies.serving.adapters import takes_adapters, with_adapters
 from properties.strategies.serving.branch_caches import in_branches
+from properties.strategies.serving.prompt_scores import often as often_scored
+from properties.strategies.serving.prompt_scores import takes_scores, with_scores
 from properties.strategies.serving.second_tier import in_tiers
 from properties.strategies.sessions import with_session
 from properties.strategies.stops import places, stops_for
@@ -148,6 +150,8 @@ def cases(
     if takes_adapters(case, within) and draw(st.integers(0, often_adapted(case) - 1)) == often_adapted(case) - 1:
         case = draw(with_adapters(case))
     case = draw(in_branches(case, within))
+    if takes_scores(case, within) and draw(st.integers(0, often_scored(case) - 1)) == often_scored(case) - 1:
+        case = draw(with_scores(case))
     # A session may grow longer than an engine takes, by a prompt that continues another; such a draw is repeated.
     assume(within is None or within.outside(case) is None)
     return case

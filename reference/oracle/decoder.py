@@ -104,7 +104,9 @@ class Oracle:
             assert step.emitted is not None
             output, finish = output + step.emitted.tokens, step.emitted.finish
             steps.append(step)
-        return Trace(tuple(steps), output, finish, _accounting(steps))
+        asked = case.sampling.prompt_logprobs
+        told = _prompt_logprobs(target, case.prompt) if asked else None
+        return Trace(tuple(steps), output, finish, _accounting(steps), prompt_logprobs=told)
 
     def _step(
         self, case: Case, target: Evaluator, draft: Evaluator | None, output: tuple[int, ...], number: int
@@ -164,6 +166,14 @@ def picked(states: Array, reads: HiddenStates) -> Array:
 def _states(target: Evaluator, reads: HiddenStates, context: tuple[int, ...], tree: Tree) -> Array:
     """The hidden states at each node of `tree`: [nodes, width]."""
     return frozen(picked(target.node_states(context, tree), reads))
+
+
+def _prompt_logprobs(target: Evaluator, prompt: tuple[int, ...]) -> tuple[float, ...]:
+    """The log-probability of each token of `prompt` but the first, given those before it."""
+    if len(prompt) < 2:
+        return ()
+    rows = target.nodes((), Tree((0, *range(len(prompt) - 2)), prompt[:-1])).logits
+    return tuple(processing.logprob(row, token) for row, token in zip(rows, prompt[1:], strict=True))
 
 
 def _accounting(steps: list[Step]) -> Accounting:

@@ -13,7 +13,7 @@ from reference.recorded.json_types import object_of
 from reference.sampling import Sampling, Stops
 from reference.trace import Step, Trace
 
-ENDING = ("output", "finish", "accounting", "fallbacks", "attention_calls")
+ENDING = ("output", "finish", "accounting", "fallbacks", "attention_calls", "prompt_logprobs")
 """The fields of `reference.trace.Trace` that a line `end` may hold."""
 
 

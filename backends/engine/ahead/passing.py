@@ -34,6 +34,7 @@ class HandOverServer(Server):
             draft = self._draft(old.case, lease, sent.draft_steps)
             new = self._seams.request(old.case, self._target, lease, draft, self._seams)
             new.bare = old.bare
+            new.prompt_logprobs = old.prompt_logprobs
             new.carry_on(sent, old.steps, over)
         new.hops = old.hops + 1
         self._arena.give_back(old.lease)

@@ -229,8 +229,11 @@ class CausalLm:
         reads: HiddenStates | None = None,
         tapping: type[HiddenTap] = HiddenTap,
         adapter: LowRank | None = None,
+        scores: list[Tensor] | None = None,
     ) -> list[Tensor]:
         """Append the KV of `tokens` to `cache` as one causal run, `chunk` tokens per forward (0: all that fit).
+
+        The logits of each forward, [its tokens, vocabulary], are added to `scores`, if it is given.
 
         Returns:
             The hidden states `reads` of the tokens, one tensor [tokens, width] per forward; empty if `reads` is None.
@@ -239,7 +242,10 @@ class CausalLm:
         width = min(chunk or len(tokens), cache.most_rows or len(tokens)) or 1
         for at in range(0, len(tokens), width):
             tap = None if reads is None else tapping(reads)
-            self.append(tokens[at : at + width], cache, attend, 0, lanes, tap, adapter)
+            score = 0 if scores is None else -1
+            logits = self.append(tokens[at : at + width], cache, attend, score, lanes, tap, adapter)
+            if scores is not None:
+                scores.append(logits)
             hidden += [tap.taken[reads][0]] if tap is not None and reads is not None else []
         return hidden
 

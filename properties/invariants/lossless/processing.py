@@ -61,6 +61,7 @@ def logprobs(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     The law is the one that the engine declares (`Abilities.logprobs`): of raw logits, within LOGPROB limits of rule N;
     or after processing, within the band of every law that logits within rule N can give.
     """
+    yield from _of_prompt(case, oracle, subject)
     trace, name = subject(case), "lossless.logprobs"
     if not trace.output or all(step.emitted is None or step.emitted.logprobs is None for step in trace.steps):
         raise Unobserved("the backend reports no log-probabilities")
@@ -88,6 +89,26 @@ def logprobs(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
                 yield Finding(name, Stage.EMITTED, number, where, true, value, float(away))
                 return
             position += 1
+
+
+def _of_prompt(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
+    """Where the request asks for them, the same of each token of its prompt but the first, by the raw logits."""
+    told, able = subject(case).prompt_logprobs, subject.abilities is not None and subject.abilities.prompt_logprobs
+    true = oracle(case).prompt_logprobs
+    if true is None or (told is None and not able):
+        return
+    name, told = "lossless.logprobs", told or ()
+    if len(told) != len(true):
+        yield Finding(name, Stage.EMITTED, 0, {"side": "prompt length"}, len(true), len(told))
+        return
+    yield Compared(len(true))
+    limit = LOGPROB * noise(case, oracle, subject).of_logits()
+    for place, (expected, value) in enumerate(zip(true, told, strict=True), 1):
+        if not abs(value - expected) <= limit:
+            where: dict[str, int | str] = {"side": "prompt", "position": place, "token": case.prompt[place]}
+            away = abs(value - expected) / limit if limit else np.inf
+            yield Finding(name, Stage.EMITTED, 0, where, expected, value, float(away))
+            return
 
 
 def _raw(case: Case, oracle: Oracle, subject: Subject) -> list[tuple[float, float, float]]:

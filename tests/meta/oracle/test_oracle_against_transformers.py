@@ -11,10 +11,13 @@ import torch
 from transformers import DynamicCache, modeling_rope_utils
 
 from reference.architecture import Architecture, Rope, Seeded
+from reference.case import Case
+from reference.oracle.decoder import Oracle
 from reference.oracle.formulas.rotary import frequencies, table, turn
 from reference.oracle.model import PathByPath
 from reference.oracle.parameters import Parameters, load
 from reference.oracle.shared_prefix import SharedPrefix
+from reference.sampling import Sampling, Stops
 from reference.trace import Array
 from reference.tree import Tree
 from reference.weights import representable, seeded
@@ -329,3 +332,18 @@ def test_the_comparison_would_see_a_missing_bias() -> None:
     forgetful = PathByPath(Parameters(arch, state)).nodes(CONTEXT, TREE)
     logits = run(hugging_face(arch, 1), (*CONTEXT, 3))[0]
     assert np.abs(forgetful.logits[0] - logits).max() > 1e-3
+
+
+@pytest.mark.parametrize("family", MODULE_OF)
+def test_the_log_probabilities_of_a_prompt_agree(family: str) -> None:
+    arch = small(family)
+    case = Case(
+        Seeded(arch, 3),
+        CONTEXT,
+        sampling=Sampling(temperature=0.7, prompt_logprobs=True),
+        stops=Stops(1),
+        dtype="float64",
+    )
+    rows = torch.log_softmax(hugging_face(arch, 3)(torch.tensor([CONTEXT])).logits[0].double(), dim=-1)
+    true = [float(rows[place, token]) for place, token in enumerate(CONTEXT[1:])]
+    np.testing.assert_allclose(Oracle()(case).prompt_logprobs or (), true, rtol=0, atol=TOLERANCE)

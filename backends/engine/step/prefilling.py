@@ -1,0 +1,61 @@
+"""The part of a request that prefills its tokens and scores its prompt."""
+
+import torch
+from torch import Tensor
+
+from backends.engine.handover.carrying import Carrying
+from backends.engine.model.low_rank import LowRank
+from backends.engine.step_seams import StepSeams
+from reference.case import Case
+from reference.trace import Stage
+
+
+class Prefilling(Carrying):
+    """A request whose tokens are committed by `prefill`.
+
+    Attributes:
+        prompt_logprobs: The log-probability of each token of the prompt but the first; None unless it is asked for.
+    """
+
+    seams: StepSeams
+    at: Stage
+    adapter: LowRank | None
+    prompt_logprobs: tuple[float, ...] | None = None
+
+    @staticmethod
+    def takes_known(case: Case) -> bool:
+        """Whether a request of `case` may begin with columns that another request has computed.
+
+        No page holds the hidden states that a draft reads, nor the logits of a prompt.
+        """
+        return case.draft.reads is None and not case.sampling.prompt_logprobs
+
+    def prefill(self) -> None:
+        """Commit every token but the pending root; tokens whose KV the cache already holds are not run again."""
+        self.at = Stage.ATTENDED  # the first stage that runs the target
+        cache = self.lease.target
+        first = cache.length
+        attend, lanes = self.seams.prefill_attend or self.seams.attend, self.seams.kv.single
+        chunk, reads = self.case.layout.prefill_chunk, self.case.draft.reads
+        if reads is not None and first:
+            raise ValueError("a draft that reads hidden states needs those of tokens whose KV was there already")
+        # A restored request has told them before it was evicted.
+        asked = self.case.sampling.prompt_logprobs and self.prompt_logprobs is None
+        scores: list[Tensor] | None = [] if asked else None
+        self._hidden = self.target.prefill(
+            tuple(self.tokens[first:-1]), cache, attend, chunk, lanes, reads, self.seams.tap, self.adapter, scores
+        )
+        if scores is not None:
+            self.prompt_logprobs = tuple(self.scored_prompt(scores, first))
+
+    def scored_prompt(self, scores: list[Tensor], first: int) -> list[float]:
+        """The log-probability of each token of the prompt behind token `first`.
+
+        Args:
+            scores: The logits of the tokens from `first` to the last but one, [tokens, vocabulary] for each forward.
+            first: The number of tokens whose KV the cache held before.
+        """
+        following = self.tokens[first + 1 : len(self.case.prompt)]
+        rows = self.seams.logprobs(torch.cat(scores)) if scores else torch.empty(0, 1)
+        told: list[float] = rows[range(len(following)), following].tolist()
+        return told

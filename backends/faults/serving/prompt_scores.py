@@ -1,0 +1,73 @@
+"""Faults of the log-probabilities of a prompt."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from backends.engine.seams import Seams
+from backends.faults.fault import fault, faults_in
+from reference.case import Case
+from reference.trace import Stage
+
+
+@fault(
+    "prompt-logprobs-of-the-token-itself",
+    Stage.EMITTED,
+    "family of vllm-project/vllm issue 3251: log-probabilities of a prompt's first tokens read from other rows",
+    "a request that asks for the log-probabilities of a prompt of several tokens",
+)
+def of_itself(seams: Seams) -> Seams:
+    """Each row of the prefill scores its own token in place of the next one."""
+
+    class Itself(seams.request):  # type: ignore[misc,name-defined]
+        def scored_prompt(self, scores: list[Tensor], first: int) -> list[float]:
+            own = self.case.prompt[first:-1]
+            told: list[float] = seams.logprobs(torch.cat(scores))[range(len(own)), own].tolist() if scores else []
+            return told
+
+    return replace(seams, request=Itself)
+
+
+@fault(
+    "prompt-logprobs-of-known-pages-zero",
+    Stage.EMITTED,
+    "vllm-project/vllm pull request 42245: the log-probabilities of cached prefix positions were never computed",
+    "a prefix cache, and a request that asks for the log-probabilities of a prompt whose first page is kept",
+)
+def of_known_pages(seams: Seams) -> Seams:
+    """A request that asks for its prompt's log-probabilities takes known pages, whose places hold zeros."""
+
+    class Known(seams.request):  # type: ignore[misc,name-defined]
+        @staticmethod
+        def takes_known(case: Case) -> bool:
+            return case.draft.reads is None
+
+        def scored_prompt(self, scores: list[Tensor], first: int) -> list[float]:
+            return [0.0] * first + list(super().scored_prompt(scores, first))
+
+    return replace(seams, request=Known)
+
+
+@fault(
+    "prompt-logprobs-end-of-chunk-lost",
+    Stage.EMITTED,
+    "family of vllm-project/vllm issue 8268: log-probabilities of a prompt that is prefilled in parts",
+    "chunked prefill; a request that asks for the log-probabilities of its prompt",
+)
+def chunk_ends(seams: Seams) -> Seams:
+    """The last row of a chunk has no next token in that chunk, and its log-probability stays zero."""
+
+    class Parted(seams.request):  # type: ignore[misc,name-defined]
+        def scored_prompt(self, scores: list[Tensor], first: int) -> list[float]:
+            told = list(super().scored_prompt(scores, first))
+            end = 0
+            for rows in scores[:-1]:
+                end += len(rows)
+                told[end - 1] = 0.0
+            return told
+
+    return replace(seams, request=Parted)
+
+
+FAULTS = faults_in(globals())
