@@ -24,7 +24,8 @@ def decode_page(figures: dict[str, Any]) -> str:
     )
     grids = [_grid(one) for one in figures["grids"]]
     lengths = _lengths(figures.get("lengths", []))
-    parts = [head, _speeds(rows), _times(rows), _acceptance(rows), *grids, lengths, _stages(rows)]
+    dialogues = _dialogues(figures.get("dialogues", []))
+    parts = [head, _speeds(rows), _times(rows), _acceptance(rows), *grids, lengths, dialogues, _stages(rows)]
     parts.append(_texts(figures["texts"]))
     drafted = [one for one in rows if one["break_even"] is not None]
     if len(drafted) > 1:
@@ -109,6 +110,23 @@ def _lengths(rows: list[dict[str, Any]]) -> str:
         times = ["-" if one[name] is None else f"{one[name]:.1f}" for name in TIMES]
         cells = [str(one["context"]), f"{one['tokens_per_s']:.1f}", f"{one['speed_up']['mean']:.2f}"]
         table.add_row(clean(one["way"]), *cells, "-" if taken is None else f"{taken['mean']:.2f}", *times)
+    return printed(table)
+
+
+def _dialogues(rows: list[dict[str, Any]]) -> str:
+    """Ways by turn of the dialogue; empty where no dialogue ran."""
+    if not rows:
+        return ""
+    table = _table(
+        "by turn: its prompt with the history, and the columns of it that the cache had",
+        "turn", "tokens", "kept", "tok/s", "×", "accepted", "TPOT ms", "TTFT ms",
+    )  # fmt: skip
+    for one in rows:
+        taken = one["accepted"]
+        times = ["-" if one[name] is None else f"{one[name]:.1f}" for name in TIMES[:2]]
+        cells = [str(one["place"]), f"{one['context']:.0f}", f"{one['kept']:.0f}", f"{one['tokens_per_s']:.1f}"]
+        cells += [f"{one['speed_up']['mean']:.2f}", "-" if taken is None else f"{taken['mean']:.2f}", *times]
+        table.add_row(clean(one["way"]), *cells)
     return printed(table)
 
 

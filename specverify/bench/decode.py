@@ -5,6 +5,7 @@ generation. Every prompt is run in every way before the next prompt begins, in a
 prompt, so that a machine that slows down slows all ways. One untimed generation of each way comes first.
 """
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -18,6 +19,8 @@ from reports.progress import Progress
 from specverify.bench.budgets import ways_of, windows_of
 from specverify.bench.decode_record import Measured, manifest_for, recorded, stray_of, take
 from specverify.bench.decode_run import Run
+from specverify.bench.dialogues.reading import Tokens, dialogues_of
+from specverify.bench.dialogues.run import DialogueRun, roomy
 from specverify.bench.growth.contexts import lengthened
 from specverify.bench.hugging_face import ASSISTED, LOOKUP, PLAIN
 from specverify.bench.memory import MB, resident_bytes
@@ -46,6 +49,7 @@ class Asked:
         repeats: How often each way runs each prompt.
         windows: Tokens of its context that a draft sees, each a way beside that of the whole context.
         lengths: Lengths to which every prompt is brought; empty for its own.
+        dialogues: The file of dialogues that run in place of prompts, each turn with the caches of the one before.
         folder: Where the record is written; a run goes on after the prompts that its record holds. None writes none.
     """
 
@@ -56,6 +60,7 @@ class Asked:
     repeats: int = 1
     windows: tuple[int, ...] = ()
     lengths: tuple[int, ...] = ()
+    dialogues: str | None = None
     folder: Path | None = None
 
 
@@ -72,13 +77,11 @@ def measure(asked: Asked, ranks: Ranks) -> Measured:
     """
     if ranks.world > 1 and asked.folder is None:
         raise UnusableInput("bench decode under torchrun needs --trace DIR: the shards of its ranks are files")
+    if asked.dialogues is not None and (asked.folder is not None or ranks.world > 1):
+        raise UnusableInput("bench decode --dialogues: neither --trace nor torchrun; a record's turns have no history")
     ranks.join()
-    backend, bases, drafts = _opened(asked)
-    theirs = [PLAIN, LOOKUP] if backend.declaration.device == "cpu" else []
-    if theirs and any(draft.model is not None for _, draft in drafts.values()):
-        theirs.append(ASSISTED)
-    run = Run(backend, bases, drafts, [TARGET, *drafts, *theirs])
-    facts = run.facts | manifest(backend) | ({"lengths": asked.lengths} if asked.lengths else {})
+    run, bases, drafts, device = _opened(asked)
+    facts = run.facts | device | ({"lengths": asked.lengths} if asked.lengths else {})
     measured = Measured(run.ways, list(drafts), [], [], facts, [way for way, _ in drafts.values()])
     numbers = ranks.mine(len(bases))
     with ExitStack() as stack:
@@ -90,7 +93,7 @@ def measure(asked: Asked, ranks: Ranks) -> Measured:
             numbers = [number for number in numbers if number not in writer.before.prompts]
         if numbers:
             run.warm_up()
-        progress = stack.enter_context(Progress(len(numbers) * asked.repeats * len(run.ways)))
+        progress = stack.enter_context(Progress(sum(map(run.turns_of, numbers)) * asked.repeats * len(run.ways)))
         for number in numbers:
             for turn in run.prompt(number, asked.repeats):
                 measured.turns.append(turn)
@@ -115,8 +118,8 @@ def measure(asked: Asked, ranks: Ranks) -> Measured:
     return measured
 
 
-def _opened(asked: Asked) -> tuple[EngineBackend, list[Case], dict[str, tuple[Way, Draft]]]:
-    """The backend, a case of the target alone for each prompt, and the ways with a draft by name."""
+def _opened(asked: Asked) -> tuple[Run, list[Case], dict[str, tuple[Way, Draft]], dict[str, str]]:
+    """The run, a case of the target alone for each prompt or dialogue, the ways with a draft, and the device."""
     plan = asked.plan
     backend = open_planted(plan.backend, None, plan.mode)
     if not isinstance(backend, EngineBackend):
@@ -126,7 +129,8 @@ def _opened(asked: Asked) -> tuple[EngineBackend, list[Case], dict[str, tuple[Wa
     assert plan.model is not None
     checkpoint = open_checkpoint(plan.model)
     ends = ends_of(checkpoint)
-    prompts = prompts_of(plan, checkpoint, keeps=True)
+    dialogues = [] if asked.dialogues is None else dialogues_of(asked.dialogues, plan.model, plan.cases)
+    prompts = [turns[0] for turns in dialogues] or prompts_of(plan, checkpoint, keeps=True)
     if asked.lengths:
         prompts = [prompt for length in asked.lengths for prompt in lengthened(prompts, length)]
     bases = [base_case(checkpoint, prompt, number, plan, ends).plain_decode() for number, prompt in enumerate(prompts)]
@@ -139,7 +143,15 @@ def _opened(asked: Asked) -> tuple[EngineBackend, list[Case], dict[str, tuple[Wa
     for number, base in enumerate(bases):
         for name, (_, draft) in drafts.items():
             _check_fits(name, base, draft, number)
-    return backend, bases, drafts
+            if dialogues:
+                _check_fits(name, base, draft, number, dialogues[number])
+    facts = manifest(backend)
+    if dialogues:
+        return DialogueRun(backend, dialogues, bases, drafts), bases, drafts, facts
+    theirs = [PLAIN, LOOKUP] if backend.declaration.device == "cpu" else []
+    if theirs and any(draft.model is not None for _, draft in drafts.values()):
+        theirs.append(ASSISTED)
+    return Run(backend, bases, drafts, [TARGET, *drafts, *theirs]), bases, drafts, facts
 
 
 def _write_strays(writer: Writer, run: Run, number: int, turns: list[Turn]) -> None:
@@ -152,9 +164,10 @@ def _write_strays(writer: Writer, run: Run, number: int, turns: list[Turn]) -> N
             writer.failure(name, stray_of(of[agreement.way], agreement, *step))
 
 
-def _check_fits(name: str, base: Case, draft: Draft, number: int) -> None:
+def _check_fits(name: str, base: Case, draft: Draft, number: int, turns: Sequence[Tokens] = ()) -> None:
+    """Refuse a draft, or a dialogue of these turns, for which the target has no room."""
     try:
-        replace(base, draft=draft)
+        replace(roomy(base, turns) if turns else base, draft=draft)
     except Malformed as why:
         raise UnusableInput(f"bench decode --draft {name}: prompt {number + 1}: {why}") from None
 

@@ -23,7 +23,8 @@ def figures(measured: Measured) -> dict[str, Any]:
     Returns:
         facts; ways: for each way a row (see `row`); texts: for each way the numbers of equal texts, of texts that part
         at a tie, and the first other ones; grids: the budgets of each draft (`specverify.bench.budgets.grids`);
-        lengths: a row for each way and length of the prompts, where lengths were asked for.
+        lengths: a row for each way and length of the prompts, where lengths were asked for; dialogues: a row for each
+        way and place of a turn, with the means of its context and of the columns that were kept, where dialogues ran.
     """
     alone = {(turn.prompt, turn.repeat): turn for turn in measured.turns if turn.way == TARGET}
     rows = []
@@ -37,6 +38,8 @@ def figures(measured: Measured) -> dict[str, Any]:
         for way, context in of:
             mine = [turn for turn in measured.turns if (turn.way, turn.context) == (way, context)]
             lengths.append({"context": context} | row(way, mine, alone))
+    places = sorted({turn.place for turn in measured.turns} - {0})
+    dialogues = [_place(way, place, measured.turns, alone) for way in measured.ways for place in places]
     texts = []
     for way in measured.ways[1:]:
         told = [one for one in measured.agreements if one.way == way]
@@ -53,8 +56,16 @@ def figures(measured: Measured) -> dict[str, Any]:
         "ways": rows,
         "grids": grids(measured.drafted, rows),
         "lengths": lengths,
+        "dialogues": dialogues,
         "texts": texts,
     }
+
+
+def _place(way: str, place: int, every: list[Turn], alone: dict[tuple[int, int], Turn]) -> dict[str, Any]:
+    """The figures of the turns of a way that have this place in their dialogues."""
+    turns = [turn for turn in every if (turn.way, turn.place) == (way, place)]
+    context, kept = (float(np.mean([getattr(turn, name) for turn in turns])) for name in ("context", "kept"))
+    return {"place": place, "context": context, "kept": kept} | row(way, turns, alone)
 
 
 def told(measured: Measured) -> tuple[dict[str, Any], str, int]:

@@ -1,6 +1,6 @@
 """The open models of a `bench decode`, and the generations of every way."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -81,15 +81,25 @@ class Run:
         others = [way for way in texts if way != TARGET]
         self.agreements[number] = [compared(texts[TARGET], rows, texts[way], noise) for way in others]
 
+    def turns_of(self, number: int) -> int:
+        """The turns that a way takes for the prompt `number`."""
+        return 1
+
     def _turn(self, way: str, base: Case, number: int, repeat: int) -> tuple[Turn, Trace | None]:
         if way in (PLAIN, LOOKUP, ASSISTED):
             model = next((one for one in self._drafts.values() if one.model is not None), base.draft)
             return generated(way, replace(base, draft=model) if way == ASSISTED else base, number, repeat), None
-        case = base if way == TARGET else replace(base, draft=self._drafts[way])
+        case = replace(base, draft=self._drafts[way]) if way in self._drafts else base
+        return self.timed(way, case, self._backend.run, number, repeat)
+
+    def timed(
+        self, way: str, case: Case, play: Callable[[Case], Trace], number: int, repeat: int
+    ) -> tuple[Turn, Trace]:
+        """The turn and the trace of `play` on `case`, within the window of the way."""
         with windowed(self._backend, case, self._windows.get(way)):
             self._peak.start()
             self._clock.start()
-            trace = self._backend.run(case)
+            trace = play(case)
             seconds = self._clock.stop()
         assert trace.accounting is not None
         trees = [step.drafted.tree for step in trace.steps if step.drafted is not None]
@@ -102,7 +112,7 @@ class Run:
             trace.accounting.draft_calls, dict(trace.fallbacks),
             tuple(step.accepted.path for step in trace.steps if step.accepted is not None),
             self._clock.kv_bytes / MB, self._peak.mb(), target / MB, drafting / MB,
-            len(base.prompt),
+            len(case.prompt),
         )  # fmt: skip
         return turn, trace
 

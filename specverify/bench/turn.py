@@ -30,7 +30,9 @@ class Turn:
         kv_mb: MiB of the KV caches at the end of the text, of target and draft; None where the way shows none.
         peak_mb: Most MiB in use during the turn: of the device, or resident; None where the system does not tell.
         target_mb: MiB of the weights of the target; None where the way shows none.
-        context: Tokens of the prompt.
+        context: Tokens of the prompt, in a dialogue with its history.
+        place: Number of the turn in its dialogue, from 1 on; 0 for a prompt without one.
+        kept: Columns of the KV cache that the turn before has left.
         draft_mb: MiB of the weights of the draft, 0 for a draft without weights.
     """
 
@@ -54,6 +56,8 @@ class Turn:
     target_mb: float | None = None
     draft_mb: float | None = None
     context: int = 0
+    place: int = 0
+    kept: int = 0
 
     @property
     def first_token_s(self) -> float:

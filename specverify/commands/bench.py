@@ -17,6 +17,7 @@ DECODING = (
     "sweep",
     "draft-window",
     "prompt-length",
+    "dialogues",
     "new-tokens",
     "dtype",
     "repeat",
@@ -53,6 +54,7 @@ KINDS = ("throughput", "kv", "attention", "isolation", "decode", "growth", "orac
 @click.option("--sweep", is_flag=True, help="decode: a grid of budgets, where --nodes or --depth does not give them.")
 @click.option("--draft-window", "windows", multiple=True, type=click.IntRange(min=1), help="decode: tokens it sees.")
 @click.option("--prompt-length", "lengths", multiple=True, type=click.IntRange(min=1), help="decode: repeatable.")
+@click.option("--dialogues", metavar="FILE", help="decode: JSON lines with `turns`, each on the caches of the last.")
 @click.option("--new-tokens", type=click.IntRange(min=2), help="decode: tokens per prompt (default 64).")
 @click.option("--dtype", type=click.Choice(DTYPES), help="decode, growth: working dtype (default float32).")
 @click.option("--repeat", type=click.IntRange(min=1), help="decode: rounds of every prompt (default 1).")
@@ -79,6 +81,7 @@ def bench(
     sweep: bool,
     windows: tuple[int, ...],
     lengths: tuple[int, ...],
+    dialogues: str | None,
     new_tokens: int | None,
     dtype: str | None,
     repeat: int | None,
@@ -116,7 +119,7 @@ def bench(
     given = {
         "backend": backend, "cases": cases, "device": device, "layout": layout, "model": model, "prompts": prompts,
         "draft": drafts, "nodes": nodes, "depth": depths, "sweep": sweep or None,
-        "draft-window": windows, "prompt-length": lengths, "new-tokens": new_tokens,
+        "draft-window": windows, "prompt-length": lengths, "dialogues": dialogues, "new-tokens": new_tokens,
         "dtype": dtype, "repeat": repeat,
         "trace": trace, "dist-backend": dist_backend,
     }  # fmt: skip
@@ -124,6 +127,8 @@ def bench(
         if value not in (None, ()) and name not in of[what]:
             wants = " and ".join(one for one, names in of.items() if name in names)
             raise click.UsageError(f"--{name} is for bench {wants}")
+    if dialogues is not None and (prompts is not None or lengths):
+        raise click.UsageError("--dialogues stands in place of --prompts and --prompt-length")
     if what in ("decode", "growth") and model is None:
         raise click.UsageError(f"bench {what} needs --model")
     check_apart({"--json": json_file, "--html": html_file})
@@ -144,7 +149,7 @@ def bench(
         if sweep:
             nodes, depths = nodes or SWEPT_NODES, depths or SWEPT_DEPTHS
         folder, ranks = None if trace is None else Path(trace), ranks_of(backend=dist_backend or "gloo")
-        wanted = Asked(plan, drafts or ("ngram",), nodes, depths, repeat or 1, windows, lengths, folder)
+        wanted = Asked(plan, drafts or ("ngram",), nodes, depths, repeat or 1, windows, lengths, dialogues, folder)
         figures, page, code = decoded(wanted, ranks)
         if ranks.rank:  # the first rank alone writes files
             click.echo(page, err=True)

@@ -86,6 +86,7 @@ def test_only_rules_of_programs_that_were_compared_are_asked_together() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own, while inductor is imported
 def test_inductor_decides_as_the_eager_backend_does() -> None:
     compiled = BatchedVerify("inductor")
     for rule in SPREAD[:2]:

@@ -1,0 +1,1 @@
+"""Dialogues: requests that go on with the caches of the one before."""

@@ -1,0 +1,70 @@
+"""The server of a dialogue, whose turns share their caches."""
+
+from dataclasses import replace
+
+from backends.engine.kv.arena import CacheLease
+from backends.engine.kv.base import OutOfPages
+from backends.engine.model.models import ModelCache
+from backends.engine.open_models import OpenModels
+from backends.engine.seams import Seams
+from backends.engine.server import Server
+from reference.case import Case
+from reference.session import Action
+from reference.trace import Trace
+
+
+class DialogueServer(Server):
+    """A server of one request at a time, whose caches stay when it ends.
+
+    The next turn's prompt begins with all tokens of the turn before, so that its prefill runs the others alone. A turn
+    begins with empty caches where the texts part, and where its draft reads hidden states, which no cache keeps.
+
+    Args:
+        case: The first turn, whose stops allow as many tokens as all later prompts and outputs have together.
+        shelf: The models that are open already.
+        seams: The functions of which the engine is composed.
+
+    Attributes:
+        kept: Columns of the target's cache that the present turn has found there.
+    """
+
+    def __init__(self, case: Case, shelf: ModelCache, seams: Seams) -> None:
+        super().__init__(replace(case, session=None), shelf, seams)
+        self._shelf = shelf
+        self.kept = 0
+
+    def turn(self, case: Case) -> Trace:
+        """Take all steps of the next turn and return its trace; `case` differs from others in prompt and stops alone.
+
+        Raises:
+            StageFailure: for every error, with the stage in which it occurred.
+            OutOfPages: if the dialogue is longer than the first case said.
+        """
+        self.case = case
+        # Opened once more, so that the trace counts the forwards of this turn alone.
+        self._models = OpenModels(self._shelf)
+        self._target = self._models.target(case, self._seams)
+        lease = self._begun(case)
+        self.kept = lease.target.length
+        self._over.discard(0)
+        self._enter(0, case, lease)
+        if 0 not in self.requests:
+            raise OutOfPages(f"a dialogue of {len(case.prompt)} tokens before this turn")
+        while 0 in self.living:
+            self.do(Action("step", (0,)))
+        return self.trace
+
+    def _begun(self, case: Case) -> CacheLease:
+        """The caches with which the turn `case` begins; the request of the turn before is gone."""
+        before = self.requests.pop(0, None)
+        if before is None:
+            return self._lease(case, case.prefix)
+        tokens = tuple(before.resolved)
+        if case.prompt[: len(tokens)] == tokens and len(case.prompt) > len(tokens) and case.draft.reads is None:
+            return before.lease
+        self._arena.give_back(before.lease, tokens)
+        return self._lease(case, case.prefix)
+
+    def _end(self, number: int) -> None:
+        """Let the request `number` take no further step; its caches stay."""
+        self._over.add(number)

@@ -1,0 +1,1 @@
+"""Dialogues of several turns, timed with the cache kept from turn to turn."""

@@ -1,0 +1,165 @@
+"""Dialogues of `bench decode`: each turn goes on with the caches of the one before; texts are the target's own."""
+
+import json
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from backends.adapt.models import words_tokenizer
+from backends.compositions import open_cpu
+from backends.engine.backend import EngineBackend
+from backends.engine.dialogue.server import DialogueServer
+from backends.engine.two_modes import in_mode
+from properties.strategies.models import GALLERY
+from reference.architecture import Seeded
+from reference.case import Case
+from reference.draft import Draft, LanguageModel, Ngram
+from reference.layout import KINDS, KvLayout
+from reference.sampling import Stops
+from reference.tree import RankTree
+from specverify.bench.agreement import rows_of
+from specverify.cli import main
+from tests.checkpoints import saved
+
+SHAPE = RankTree((0, 0, 0, 1), (0, 1, 0, 0))
+SAID = ((1, 2, 3, 1, 2), (4, 0, 1, 2), (3,), (0, 1))
+HYBRIDS = [place for place, one in enumerate(GALLERY) if one.family in ("qwen3_next", "lfm2")]
+
+
+def served(case: Case, backend: EngineBackend) -> tuple[DialogueServer, list[tuple[Case, int]]]:
+    """The server of a dialogue that has played SAID, and each turn's case with the columns that it found.
+
+    The text and the logits of every turn are those of the same prompt on empty caches.
+    """
+    roomy = replace(case, stops=Stops(max_new_tokens=60))
+    server = DialogueServer(roomy, backend.models, in_mode(backend.seams, backend.mode))
+    history: tuple[int, ...] = ()
+    turns = []
+    for said in SAID:
+        turn = replace(case, prompt=history + said)
+        kept, anew = server.turn(turn), backend.run(turn)
+        assert kept.output == anew.output
+        for one, other in zip(rows_of(kept), rows_of(anew), strict=True):
+            np.testing.assert_allclose(one, other, rtol=0, atol=1e-9)
+        assert kept.accounting is not None
+        assert kept.accounting == anew.accounting
+        turns.append((turn, server.kept))
+        history = turn.prompt + kept.output
+    return server, turns
+
+
+def layout(kind: str) -> KvLayout:
+    return KvLayout(kind=kind, page_size=4 if KINDS[kind].pages else 0)
+
+
+def case_with(draft: Draft, kept: KvLayout, model: int = 0) -> Case:
+    target = Seeded(GALLERY[model], 3)
+    return Case(target, SAID[0], draft, kept, stops=Stops(max_new_tokens=7), dtype="float64")
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_every_turn_on_kept_caches_is_the_turn_on_empty_ones(kind: str) -> None:
+    _, turns = served(case_with(Ngram(SHAPE, 2), layout(kind)), open_cpu())
+    for (before, _), (turn, kept) in pairwise(turns):
+        assert len(before.prompt) <= kept < len(turn.prompt)
+    assert turns[0][1] == 0
+
+
+@pytest.mark.parametrize("model", HYBRIDS[:2])
+def test_recurrent_states_go_on_with_the_caches(model: int) -> None:
+    _, turns = served(case_with(Ngram(SHAPE, 2), layout("branch"), model), open_cpu())
+    assert turns[-1][1] > 0
+
+
+@pytest.mark.parametrize("kind", ["branch", "paged", "prefix"])
+def test_the_cache_of_a_draft_goes_on_too(kind: str) -> None:
+    draft = LanguageModel(Seeded(GALLERY[0], 8), SHAPE)
+    _, turns = served(case_with(draft, layout(kind)), open_cpu())
+    assert turns[-1][1] > len(turns[-2][0].prompt)
+
+
+def test_a_turn_whose_history_is_another_text_begins_with_empty_caches() -> None:
+    backend, case = open_cpu(), case_with(Ngram(SHAPE, 2), layout("paged"))
+    server, turns = served(case, backend)
+    other = replace(case, prompt=(2, *turns[-1][0].prompt[1:]))
+    assert server.turn(other).output == backend.run(other).output
+    assert server.kept == 0
+
+
+def readable(family: str, place: Path) -> Path:
+    """A checkpoint with a tokenizer, whose words are numbers."""
+    folder = saved(family, place)
+    words_tokenizer([str(token) for token in range(32)]).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return readable("llama", tmp_path_factory.mktemp("dialogues"))
+
+
+def bench(*options: object) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(["bench", "decode", *map(str, options)])
+    return int(ended.value.code or 0)
+
+
+def test_turns_are_told_with_their_history_and_what_was_kept(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said, file = tmp_path / "said.jsonl", tmp_path / "out.json"
+    said.write_text('{"turns": ["1 2 3 1 2", "4 5", "6"]}\n{"turns": ["7 8 7"]}\n')
+    drafts = ("--draft", f"model:{readable('mistral', tmp_path)}", "--draft-window", 4)
+    asked = ("--model", checkpoint, "--dialogues", said, "--new-tokens", 6, "--repeat", 2, "--json", file)
+    assert bench(*asked, *drafts) == 0
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 80
+    assert "by turn: its prompt with the history" in out
+    told = json.loads(file.read_text())
+    names = [one["way"] for one in told["ways"]]
+    assert names[:2] == ["target-only", "target-anew"]
+    assert names[3].endswith(" w4")
+    assert all((one["equal"] + one["tied"], one["other"]) == (4, []) for one in told["texts"])
+    rows = {(one["way"], one["place"]): one for one in told["dialogues"]}
+    assert len(rows) == len(names) * 3
+    for way in names:
+        # A turn's history is the turn before with its answer, of which the last token has no column yet.
+        assert [rows[way, place]["context"] for place in (2, 3)] == [5 + 6 + 2, 5 + 6 + 2 + 6 + 1]
+        kept = [rows[way, place]["kept"] for place in (1, 2, 3)]
+        assert kept == ([0, 0, 0] if way == "target-anew" else [0, 5 + 6 - 1, 5 + 6 + 2 + 6 - 1])
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ("", "holds no dialogue"),
+        ("[1]", ":1: no object with `turns`, a list of texts"),
+        ('{"turns": []}', ":1: no object with `turns`, a list of texts"),
+        ('{"turns": ["1"]}\n{"turns": ["1", 2]}', ":2: turn 2 is no text"),
+        ("{", ":1: not JSON"),
+        ('{"turns": ["1", "1 ' + "2 " * 600 + '"]}', "prompt 1"),
+    ],
+)
+def test_a_file_without_dialogues_is_one_line(
+    content: str, why: str, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = tmp_path / "said.jsonl"
+    said.write_text(content)
+    assert bench("--model", checkpoint, "--dialogues", said) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()[-1:]
+    assert why in line
+
+
+def test_options_that_dialogues_exclude_are_one_line(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ("--model", checkpoint, "--dialogues", tmp_path / "none.jsonl")
+    assert bench(*asked, "--prompt-length", 4) == 2
+    assert "in place of --prompts" in capsys.readouterr().err
+    assert bench(*asked, "--trace", tmp_path / "traced") == 2
+    assert "neither --trace nor torchrun" in capsys.readouterr().err
+    assert bench(*asked) == 2
+    assert "none.jsonl: no such file" in capsys.readouterr().err.lower()
