@@ -9,6 +9,7 @@ from properties.strategies.layouts import layouts
 from properties.strategies.models import other_drafts
 from properties.strategies.prompts import LONGEST
 from properties.strategies.serving.ahead import AHEAD, ahead, first_early, guided_ahead, takes_ahead
+from properties.strategies.serving.turns import PREFIX, after_the_first, next_turn, takes_next_turn
 from properties.strategies.trees import as_many
 from properties.strategies.within import fitted
 from reference.abilities import Abilities
@@ -113,14 +114,15 @@ def mates(
     stranger: Case | None,
     rival: Draft | None = None,
     within: Abilities | None = None,
+    prompt: tuple[int, ...] = (),
 ) -> Mate:
-    """Another request on the model of `case`, with a related prompt.
+    """Another request on the model of `case`, with a related prompt unless `prompt` is given.
 
     Its draft is that of `case`, that of `stranger`, or another. Without a stranger all requests have one draft, as in
     most servers; with a `rival`, half of the mates draft with it. Scripted trees are mostly steered again for the
     mate's prompt, so that as many tokens are accepted.
     """
-    prompt = fitted(draw(related(case)), within)
+    prompt = fitted(prompt or draw(related(case)), within)
     scripted = within is None or Scripted.TAG in within.drafts
     kind = "same" if stranger is None else draw(st.sampled_from(("same", "alike", "other", "same", "alike")))
     stranger = stranger or case
@@ -239,6 +241,11 @@ def with_session(
     numbers = [one for one in MATES if one <= most_mates]
     company = tuple(draw(mates(case, other, rival, within)) for _ in range(draw(st.sampled_from(numbers))))
     greedy = case.sampling.greedy and all(mate.sampling.greedy for mate in company)
+    # Only a hybrid's pages hold states that must be of their end.
+    turn = takes_next_turn(case, kind, within) and draw(st.booleans())
+    if turn:
+        company = (*company[:-1], draw(mates(case, other, rival, within, next_turn(case))))
+        kind = PREFIX
     common = case.draft.as_shared
     # Mates mostly have the draft of the case: they then share its trie, in one session of three with tries.
     if common is not None and greedy and draw(st.integers(0, SHARED - 1)) == SHARED - 1:
@@ -246,6 +253,8 @@ def with_session(
         case = replace(case, draft=common)
     most_actions = MOST_FAR_ACTIONS if len(case.prompt) > LONGEST else MOST_ACTIONS
     happened = draw(actions(1 + len(company), most_actions, within))
+    if turn:
+        happened = after_the_first(happened, len(company))
     # A ring's or a far prompt's case costs enough without it.
     drafts = [case.draft, *(mate.draft for mate in company)]
     if takes_ahead(drafts, within) and most_actions == MOST_ACTIONS and draw(st.integers(0, AHEAD - 1)) == AHEAD - 1:

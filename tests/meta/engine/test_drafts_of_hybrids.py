@@ -1,0 +1,72 @@
+"""Heads and working types of 16 bits on targets with a recurrent state: every invariant agrees."""
+
+import pytest
+from hypothesis import find, settings
+
+from backends.engine.backend import EngineBackend
+from properties.invariants import ALL
+from properties.strategies.acceptance import continuation
+from properties.strategies.draft.head import LAYERS
+from properties.strategies.models import GALLERY, RECURRENT
+from properties.strategies.sessions import with_session
+from properties.verdict.judge import judge
+from reference.architecture import Seeded
+from reference.case import Case
+from reference.draft import Draft, LanguageModel
+from reference.draft.eagle1 import Eagle1
+from reference.draft.eagle3 import Eagle3
+from reference.draft.hidden import HiddenStates
+from reference.draft.medusa import Medusa
+from reference.draft.mtp import Mtp
+from reference.oracle.decoder import Oracle
+from reference.sampling import Stops
+from reference.session import Action
+from reference.tree import RankTree
+from specverify.setup.subjects import subject_of
+
+TREE = RankTree((0, 0, 0, 1, 1, 2), (0, 0, 1, 0, 1, 0))
+LAST = HiddenStates(place="normed", shift=1)
+HEADS: dict[str, Draft] = {
+    "eagle1": Eagle1(TREE, LAST, LAYERS[0], seed=1),
+    "eagle3": Eagle3(TREE, HiddenStates((-1, 0), shift=1), LAYERS[1], (2, 3, 4)),
+    "medusa": Medusa(TREE, HiddenStates(place="normed"), 3),
+    "mtp": Mtp(TREE, LAST, LAYERS[0], 2),
+}
+ORACLE = Oracle()
+SUBJECT = subject_of(EngineBackend("cpu-eager", "cpu"))
+HYBRIDS = pytest.mark.parametrize("at", RECURRENT[::2], ids=lambda at: GALLERY[at].family)
+
+
+def agree(case: Case) -> None:
+    """The states behind every step were compared, and nothing else differs."""
+    verdict = judge(case, ALL, ORACLE, SUBJECT)
+    assert not verdict.findings
+    assert "cache.recurrent-equivalence" in verdict.compared
+
+
+@HYBRIDS
+@pytest.mark.parametrize("head", HEADS)
+def test_a_head_reads_the_states_of_a_hybrid(head: str, at: int) -> None:
+    agree(Case(Seeded(GALLERY[at], 3), (1, 2, 3, 4, 1), HEADS[head], stops=Stops(8)))
+
+
+@HYBRIDS
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_hybrid_in_sixteen_bits(dtype: str, at: int) -> None:
+    target = Seeded(GALLERY[at], 3)
+    agree(Case(target, (1, 2, 3, 4, 1), LanguageModel(target, TREE), stops=Stops(8), dtype=dtype))
+
+
+def test_the_next_turn_finds_the_pages_of_the_turn_before() -> None:
+    """A hybrid's session with a next turn is drawn; its prompt goes on behind the first request's text."""
+    case = Case(Seeded(GALLERY[RECURRENT[0]], 3), (1, 2, 3, 4, 1), stops=Stops(8))
+    late = Action("cancel", (0,))
+    found = find(
+        with_session(case, case),
+        lambda one: one.session is not None and late in one.session.actions[-3:],
+        settings=settings(derandomize=True, database=None),
+    )
+    assert found.session is not None
+    assert isinstance(case.model, Seeded)
+    assert found.session.mates[-1].prompt == (*case.prompt, *continuation(case.model, case.prompt), case.prompt[0])
+    agree(found)
