@@ -20,6 +20,7 @@ from transformers.masking_utils import eager_mask
 from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward as eager_with_cap
 
 from backends.base import Unsupported
+from backends.engine.model.axes import axes_of, whole_inputs
 from backends.engine.model.hidden import last_norm
 from backends.engine.model.models import DTYPES, built_in, from_disk
 from backends.engine.reach import BESIDE, RECURRENT
@@ -167,7 +168,7 @@ class PlainTransformers:
             for module in self._network.modules():
                 if isinstance(getattr(module, "embed_scale", None), Tensor):  # Gemma's embeddings cast it like a weight
                     module.embed_scale = module.embed_scale.to(DTYPES[dtype]).to(torch.float64)
-        self.config = self._network.config
+        self.config, self._axes = self._network.config, axes_of(model)
         self._network.set_attn_implementation(INTERFACE)
         if hasattr(self.config, "_experts_implementation"):
             # "eager" is the experts' code in the model's own file; other values replace it by grouped products.
@@ -190,7 +191,7 @@ class PlainTransformers:
         noted = _seen.set(layers)
         try:
             with wide() as mode:
-                logits = self._network(torch.tensor([tokens]), use_cache=False, **self._capped).logits[0]
+                logits = self._network(**whole_inputs(self._axes, tokens), use_cache=False, **self._capped).logits[0]
         finally:
             _seen.reset(noted)
         name = type(self._network).__name__
@@ -233,9 +234,8 @@ class PlainTransformers:
         noted = _seen.set([])
         try:
             with wide():
-                said = body(
-                    torch.tensor([tokens]), use_cache=False, output_hidden_states=True, **self._capped
-                ).hidden_states
+                given = {**whole_inputs(self._axes, tokens), **self._capped}
+                said = body(**given, use_cache=False, output_hidden_states=True).hidden_states
         finally:
             _seen.reset(noted)
             hook.remove()

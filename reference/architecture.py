@@ -10,6 +10,7 @@ from typing import ClassVar
 from reference.adapters.low_rank import ADAPTED, Adapter
 from reference.family import FAMILIES, Family
 from reference.family.llama4 import check_irope
+from reference.images.spans import Images, check_images
 from reference.malformed import Malformed
 from reference.quantisation.rows import QUANTISED, check_quantised
 from reference.rules import OMIT_DEFAULT
@@ -20,6 +21,7 @@ LARGEST = 2**22
 LONGEST = 4096
 """Most positions of a built-in model."""
 
+SIZES = ("vocab_size", "hidden_size", "intermediate_size", "heads", "kv_heads", "head_dim", "max_positions")
 ROPE_KINDS = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
 
 
@@ -27,14 +29,13 @@ ROPE_KINDS = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
 class Rope:
     """Rotary embedding and its scaling variant, in the fields and words of Hugging Face's `rope_parameters`.
 
-    Fields that a variant does not use stay at their defaults. `original` is original_max_position_embeddings.
-    `attention_factor` 0.0 means "derive the factor as the variant does".
+    Fields without a use stay at their defaults: of `attention_factor` that means what the variant derives.
     """
 
     theta: float = 10000.0
     kind: str = "default"
     factor: float = 1.0
-    original: int = 0
+    original: int = 0  # original_max_position_embeddings
     attention_factor: float = 0.0
     beta_fast: float = 32.0
     beta_slow: float = 1.0
@@ -62,7 +63,6 @@ class Architecture:
     """A decoder-only transformer: RMS norm, rotary attention with grouped queries, a gated feed-forward block.
 
     `reference.family` says which weights the layers of a family have, `reference.oracle.family` its formulas.
-
     `windows[l]` is layer l's sliding window in tokens, the row's own token included (the row at position p sees p -
     window < j <= p), or 0 for none. In family `llama4`, Llama 4's text model with dense layers, `qk_norm` is a root
     mean square norm without gain, of rotated queries and keys, in rotated layers alone.
@@ -104,8 +104,7 @@ class Architecture:
     def __post_init__(self) -> None:
         if self.family not in FAMILIES:
             raise Malformed("family", f"{self.family!r} is none of {', '.join(FAMILIES)}")
-        widths = ("hidden_size", "intermediate_size", "heads", "kv_heads", "head_dim")
-        for name in ("vocab_size", *widths, "max_positions"):
+        for name in SIZES:
             if getattr(self, name) < 1:
                 raise Malformed(name, f"{getattr(self, name)} is not a size")
         if not self.windows or min(self.windows) < 0:
@@ -209,6 +208,7 @@ class Seeded:
             is small proposes much of what the model without noise would choose.
         quantised: `int8` or `fp8` for projections of so many bits, one of QUANTISED; empty for those of the dtype.
         adapter: A low-rank addition to its projections; None for the weights alone.
+        images: The blocks of the prompt whose tokens it numbers as grids; only families with three axes have any.
     """
 
     TAG: ClassVar[str] = "seeded"
@@ -221,6 +221,7 @@ class Seeded:
     noise: float = field(default=0.0, metadata=OMIT_DEFAULT)
     quantised: str = field(default="", metadata=OMIT_DEFAULT)
     adapter: Adapter | None = field(default=None, metadata=OMIT_DEFAULT)
+    images: Images = field(default=(), metadata=OMIT_DEFAULT)
 
     def __post_init__(self) -> None:
         if self.weights not in ("margin", "transparent"):
@@ -235,13 +236,12 @@ class Seeded:
             raise Malformed("noise", f"{self.noise} is no share from 0 to 1 of margin weights")
         arch = self.architecture
         if self.adapter is not None and (self.weights != "margin" or self.quantised or arch.family not in ADAPTED):
-            known = ", ".join(ADAPTED)
-            raise Malformed("adapter", f"belongs to margin weights of the working dtype, of one of {known}")
+            raise Malformed("adapter", f"belongs to margin weights of the working dtype, of {' or '.join(ADAPTED)}")
+        check_images(self.images, arch.family, arch.words.three_axes)
         if arch.weights > LARGEST:
             raise Malformed("architecture", f"{arch.weights} weights; a built-in model has at most {LARGEST}")
         if arch.max_positions > LONGEST:
-            why = f"{arch.max_positions}; a built-in model has at most {LONGEST}"
-            raise Malformed("architecture.max_positions", why)
+            raise Malformed("architecture.max_positions", f"{arch.max_positions}; a built-in has at most {LONGEST}")
         # The smallest vocabulary and hidden size that the blocks of `weights.models._transparent` fit into.
         probe = (arch.heads * arch.head_dim + 1, (1 + arch.heads) * arch.head_dim)
         if self.weights == "transparent" and (arch.tied or arch.vocab_size != probe[0] or arch.hidden_size < probe[1]):
@@ -249,8 +249,8 @@ class Seeded:
 
     @property
     def bare(self) -> "Seeded":
-        """The model without its adapter."""
-        return self if self.adapter is None else replace(self, adapter=None)
+        """The model without its adapter, and without the images of a prompt."""
+        return replace(self, adapter=None, images=()) if self.adapter is not None or self.images else self
 
     @property
     def vocab_size(self) -> int:
@@ -272,14 +272,14 @@ class Checkpoint:
         digest: `sha256:` over config.json and the safetensors files, by which a replay checks the weights.
         vocab_size: Number of token ids the model scores.
         max_positions: Longest sequence that the model's config admits, in tokens.
-        mixes_rows: Whether the low bits of a row may depend on the other rows of the forward. A layer with experts
-            computes the rows that choose the same expert in one product, whose rounding depends on how many there are.
+        mixes_rows: Whether the low bits of a row may depend on the other rows of the forward, as behind experts.
         quantised: `int8` or `fp8` (QUANTISED) for projections rounded to so many bits as a draft opens; else empty.
     """
 
     TAG: ClassVar[str] = "checkpoint"
     adapter: ClassVar[None] = None
-    """Only built-in models have adapters."""
+    images: ClassVar[Images] = ()
+    """Only built-in models have adapters and images."""
 
     source: str
     digest: str

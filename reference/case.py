@@ -8,14 +8,15 @@ import json
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from reference.adapters.low_rank import Adapter
 from reference.architecture import Checkpoint, Model, Seeded
 from reference.draft import Draft, Scripted, largest
 from reference.draft.head import Head
 from reference.files.json_words import plain
+from reference.images.spans import check_inside
 from reference.layout import KvLayout
 from reference.malformed import Malformed, under
 from reference.parallel.ranks import RANKS
+from reference.requests.models import of_request
 from reference.rules import OMIT_DEFAULT
 from reference.sampling import Sampling, Stops
 from reference.session import Session
@@ -75,6 +76,9 @@ class Case:
             for at, token in enumerate(tokens):
                 if not 0 <= token < vocab:
                     raise Malformed(f"{where}[{at}]", f"{token} is not in the vocabulary of {vocab}")
+        if self.session is None:
+            with under("model"):
+                check_inside(self.model.images, self.prompt)
         self._check_sampling()
         self._check_stops()
         with under("draft"):
@@ -84,8 +88,8 @@ class Case:
         if drafter is not None and drafter.vocab_size != vocab:
             raise Malformed("draft.model", f"its vocabulary of {drafter.vocab_size} is not the target's {vocab}")
         self._check_reads()
-        if drafter is not None and drafter.adapter is not None:
-            raise Malformed("draft.model", "has an adapter; only targets have one")
+        if drafter is not None and (drafter.adapter is not None or drafter.images):
+            raise Malformed("draft.model", "has an adapter or images; only targets have them")
         if self.longest > self.max_positions:
             raise Malformed("prompt", f"needs up to {self.longest} positions; the model admits {self.max_positions}")
         if drafter is not None and self.longest > max_positions(drafter):
@@ -143,12 +147,15 @@ class Case:
     def alone(self, number: int = 0, before: tuple[int, ...] = ()) -> "Case":
         """Request `number` of the session as a case of its own, with the tokens `before` in front of its prompt."""
         if number == 0 or self.session is None:
-            return replace(self, prompt=before + self.prompt, session=None)
+            text = before + self.prompt
+            model = of_request(self.model, self.model.adapter, self.model.images, text)
+            return replace(self, model=model, prompt=text, session=None)
         mate = self.session.mates[number - 1]
+        text = before + mate.prompt
         return replace(
             self,
-            model=_with_adapter(self.model, mate.adapter),
-            prompt=before + mate.prompt,
+            model=of_request(self.model, mate.adapter, mate.images, text),
+            prompt=text,
             draft=mate.draft,
             sampling=mate.sampling,
             stops=mate.stops,
@@ -281,15 +288,6 @@ def _check_no_batches(draft: Draft) -> None:
     """Refuse the batch sizes of a draft in a session."""
     if draft.dispatch is not None and draft.dispatch.batches:
         raise Malformed("draft.shape.batches", "in a session the actions decide how many requests step together")
-
-
-def _with_adapter(model: Model, adapter: Adapter | None) -> Model:
-    """`model` with `adapter` in place of its own."""
-    if model.adapter == adapter:
-        return model
-    if not isinstance(model, Seeded):
-        raise Malformed("adapter", "only built-in models have adapters")
-    return replace(model, adapter=adapter)
 
 
 def max_positions(model: Model) -> int:

@@ -19,6 +19,7 @@ from reference.family import FAMILIES
 from reference.files.json_parts import adapter_from_json, model_from_json
 from reference.files.json_words import plain
 from reference.grammar import Grammar
+from reference.images.spans import images_from_json
 from reference.layout import KvLayout
 from reference.malformed import Malformed, under
 from reference.rules import Rule
@@ -188,6 +189,7 @@ def _mate(content: dict[str, Any]) -> Mate:
         _sampling(content["sampling"]),
         _stops(content["stops"]),
         adapter_from_json(content),
+        images_from_json(content),
     )
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from reference.adapters.low_rank import Adapter
 from reference.draft import Draft, Scripted
+from reference.images.spans import Images
 from reference.malformed import Malformed
 from reference.rules import OMIT_DEFAULT
 from reference.sampling import Sampling, Stops
@@ -44,7 +45,8 @@ EARLY = ("first", "hand-over", *OVERLAPPED)
 class Mate:
     """Another request of the session; its fields mean the same as in a Case.
 
-    `adapter` takes the place of the adapter of the case's model.
+    `adapter` and `images` take the place of those of the case's model; a fork's twin has the images of its source in
+    front of them.
     """
 
     prompt: tuple[int, ...]
@@ -52,6 +54,7 @@ class Mate:
     sampling: Sampling = Sampling()
     stops: Stops = Stops()
     adapter: Adapter | None = field(default=None, metadata=OMIT_DEFAULT)
+    images: Images = field(default=(), metadata=OMIT_DEFAULT)
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ BIASED = (
     *LATENT, "seed_oss", "glm4", "qwen3_next", "qwen2_moe", "glm4_moe", "granite", "olmo2", "gpt_oss", "qwen3_moe",
     "llama4_text", "falcon_h1",
 )  # fmt: skip
+ALWAYS_BIASED = ("qwen2_vl",)
 BIASED_OUTPUT = (*LATENT, "qwen3_next", "falcon_h1", "granite", "olmo2", "gpt_oss", "qwen3_moe", "llama4_text")
 
 
@@ -34,7 +35,7 @@ def drawn(family: str, seed: int) -> Architecture:
     rng = random.Random(f"{family} {seed}")
     kv_heads, group = rng.randint(1, 3), 1 if family in LATENT else rng.randint(1, 3)
     heads, layers = kv_heads * group, rng.randint(2 if family in HYBRID else 1, 3)
-    biased = family in BIASED and rng.random() < 0.6
+    biased = family in ALWAYS_BIASED or (family in BIASED and rng.random() < 0.6)
     head_dim = rng.choice((6, 8, 10) if "rotary_dim" in FAMILIES[family].settings else (4, 6, 8, 10))
     arch = Architecture(
         family=family,
@@ -53,7 +54,7 @@ def drawn(family: str, seed: int) -> Architecture:
         qkv_bias=biased,
         output_bias=biased and family in BIASED_OUTPUT,
         qk_norm=family in NORMED or (family in ("glm4_moe", "llama4_text") and rng.random() < 0.5),
-        settings=_first_settings(family),
+        settings=_first_settings(family, head_dim),
     )
     if family == "ministral3" and not arch.rope.original:
         arch = replace(arch, rope=replace(ROPES["yarn"], original=rng.choice((4, 8))))
@@ -66,11 +67,13 @@ def drawn(family: str, seed: int) -> Architecture:
     return replace(arch, unrotated=bare, settings=tuple(sorted(settings.items())))
 
 
-def _first_settings(family: str) -> tuple[tuple[str, float], ...]:
+def _first_settings(family: str, head_dim: int) -> tuple[tuple[str, float], ...]:
     """Settings that are replaced later, where the family's defaults do not fit a small model."""
     first = {"qwen3_next": "attention_every", "lfm2": "attention_layers", "falcon_h1": "mixer_heads"}
     if family in HYBRID:
         return ((first[family], 2.0),)
+    if family == "qwen2_vl":
+        return (("height_pairs", 0.0), ("time_pairs", head_dim / 2), ("width_pairs", 0.0))
     return (("rotary_dim", 2.0),) if family in LATENT else ()
 
 
@@ -108,6 +111,9 @@ def _settings(arch: Architecture, rng: random.Random) -> dict[str, float]:
     if arch.family in HYBRID and rng.random() < 0.5:
         experts = 0
     key_heads = rng.randint(1, 2)
+    pairs = arch.head_dim // 2
+    by_time = rng.randint(0, pairs)
+    by_height = rng.randint(0, pairs - by_time)
     values = {
         "attention_layers": rng.randint(1, 2**arch.layers - 1),
         "attention_every": rng.randint(1, arch.layers),
@@ -143,6 +149,9 @@ def _settings(arch: Architecture, rng: random.Random) -> dict[str, float]:
         "local_theta": rng.choice((0.0, 100.0)),
         "gate_alpha": rng.choice((1.702, 0.9)),
         "gate_limit": rng.choice((7.0, 0.8)),
+        "time_pairs": by_time,
+        "height_pairs": by_height,
+        "width_pairs": pairs - by_time - by_height,
     }
     if arch.family == "falcon_h1":
         values |= {name: rng.choice((1.0, 0.6, 1.7)) for name in arch.words.settings if name.endswith("_multiplier")}

@@ -79,6 +79,7 @@ class EngineBackend:
             quantised=True,
             adapters=True,
             prompt_logprobs=True,
+            images=True,
         )
         self._soft_caps, self._sinks, self._unequal = soft_caps, sinks, unequal_widths
         self.seams = seams

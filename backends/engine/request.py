@@ -18,6 +18,7 @@ from backends.engine.guided.guide import opened
 from backends.engine.kv.arena import CacheLease
 from backends.engine.kv.branch import Branch
 from backends.engine.lower_tree import TreeTensors, broken_rules, refuse_broken
+from backends.engine.model.axes import axes_of
 from backends.engine.model.causal_lm import CausalLm, Rows
 from backends.engine.model.low_rank import low_rank_of
 from backends.engine.sampling.step import StepSampling
@@ -47,6 +48,7 @@ class Request(Prefilling):
         at: The current stage, to which a StageFailure assigns an exception.
         guide: The position in its grammar; None without one. It stays when the caches are given away.
         adapter: The adapter of its forwards of the target; None without one. The draft runs without it.
+        axes: Its positions on three axes, in forwards of the target alone; None for a prompt without images.
         verified: Hidden states of its rows in the verify forward, [R, width]; None if its draft reads none.
         filled: From tokens with placeholders to the tokens that the device has in their places.
     """
@@ -54,24 +56,21 @@ class Request(Prefilling):
     def __init__(self, case: Case, target: CausalLm, lease: CacheLease, draft: Draft, seams: StepSeams) -> None:
         self.case = case
         self.tokens = list(case.prompt)
-        self.lease = lease
-        self.draft = draft
+        self.lease, self.draft = lease, draft
         self.finish: str | None = None
         self.at = Stage.DRAFTED
         self.verified: Tensor | None = None
         self.filled: Callable[[list[int]], list[int]] = list
-        self.target = target
-        self.seams = seams
-        self._reveal = Revealer()
-        self.position = len(case.prefix)
+        self.target, self.seams = target, seams
+        self._reveal, self.position = Revealer(), len(case.prefix)
         self._limits, self._written = stops.limits(case), stops.Written()
-        self.counters = Counters()
-        self.steps: list[Step] = []
+        self.counters, self.steps = Counters(), list[Step]()
         self._hidden: list[Tensor] = []  # of every committed token, where the draft reads them
         self.block: Block | None = None
         grammar = case.sampling.grammar
         self.guide = None if grammar is None else opened(grammar, case.stops.eos)
         self.adapter = low_rank_of(case.model, target.dtype, target.device)
+        self.axes = axes_of(case.model)
 
     def propose(self) -> None:
         """Draft a tree, cut it to the chunk of its root where the layout demands it, and lower it."""
@@ -114,7 +113,8 @@ class Request(Prefilling):
         # A device would have to send the parents to the host: only those who go by paths are told them.
         by_path = bool(self.target.recurrent or self.case.layout.branches)
         above = [-1, *tensors.parent[1:].tolist()] if by_path else None
-        return Rows(tensors.token, tensors.position, tensors.visible, cache, above, tensors.words, self.adapter)
+        three = None if self.axes is None else self.axes.of_text(tensors.position)
+        return Rows(tensors.token, tensors.position, tensors.visible, cache, above, tensors.words, self.adapter, three)
 
     def settle(self, flat: Tensor, heads: list[Tensor]) -> None:
         """Accept a path of the tree, emit its tokens and commit its rows.

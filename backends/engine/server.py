@@ -23,6 +23,7 @@ from backends.engine.step.naming import naming
 from reference.case import Case
 from reference.draft import most_rows
 from reference.malformed import Malformed
+from reference.requests.models import marks
 from reference.session import Account, Action, Session
 from reference.trace import Shared, Trace
 
@@ -126,8 +127,8 @@ class Server:
             case = self.case.alone(twin, tuple(old.tokens))
         except Malformed:  # the joined prompt is too long for the model: the twin does not enter
             return
-        # Shared columns bring no hidden states, and are of no use under another adapter: the twin prefills its own.
-        if not self._seams.request.takes_known(case) or not self._arena.shares(old.lease, case.model.adapter):
+        # Shared columns bring no hidden states, and none serve another adapter or other images.
+        if not self._seams.request.takes_known(case) or not self._arena.shares(old.lease, marks(case.model)):
             self._enter(twin, case, self._lease(case, case.prefix))
             return
         model = self._models.draft(case, self._seams)
@@ -250,8 +251,8 @@ class Server:
     def _lease(self, case: Case, tokens: tuple[int, ...]) -> CacheLease:
         """Caches that begin with known pages of `tokens`, unless the draft reads hidden states, which no page holds."""
         known = tokens if self._seams.request.takes_known(case) else ()
-        draft, adapter = self._models.draft(case, self._seams), case.model.adapter
-        return self._arena.lease(self._target, draft, self._capacity, self._rows, known, adapter)
+        draft = self._models.draft(case, self._seams)
+        return self._arena.lease(self._target, draft, self._capacity, self._rows, known, marks(case.model))
 
     def _draft(self, case: Case, lease: CacheLease, taken: int = 0) -> Draft:
         model, trie = self._models.draft(case, self._seams), self._tries.of(case.draft)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from properties.shrinking.images import plainer_models, weight_of
 from properties.shrinking.sessions import (
     Attempt,
     alone,
@@ -71,8 +72,8 @@ def size(case: Case) -> tuple[float, ...]:
         + _fuss(case)
         + _growth(case.draft)
         + case.ranks
-        - 1
-        + (case.model.adapter is not None),
+        - (case.model.adapter is None)
+        + weight_of(case.model.images),
         letters,
         disorder,
         tokens,
@@ -240,9 +241,8 @@ def _sampling(case: Case) -> Iterator[Attempt]:
 def _target(case: Case) -> Iterator[Attempt]:
     for ranks in (one for one in RANKS if one < case.ranks):
         yield partial(replace, case, ranks=ranks, spread=case.spread and ranks > 1)
-    if isinstance(case.model, Seeded) and case.model.adapter is not None:
-        bare = case.model.bare
-        yield from (partial(steered_again, case, bare, case.prompt), partial(replace, case, model=bare))
+    for model in plainer_models(case.model):
+        yield from (partial(steered_again, case, model, case.prompt), partial(replace, case, model=model))
 
 
 def _calmer(case: Case, name: str, value: Any) -> Case:

@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from properties.shrinking.images import fewer_images, weight_of
 from reference.case import Case
 from reference.draft import Draft, Scripted, largest
 from reference.layout import PLAIN, KvLayout
@@ -46,8 +47,8 @@ def burden(case: Case) -> tuple[int, int, int]:
 def _weight(mate: Mate) -> int:
     # Fixed weights make one mate less, and a greedy mate, count as smaller than a few tokens less.
     sampled = 0 if mate.sampling.greedy else 8
-    adapted = mate.adapter is not None
-    return 16 + len(mate.prompt) + mate.stops.max_new_tokens + sampled + largest(mate.draft) + adapted
+    beside = (mate.adapter is not None) + weight_of(mate.images)
+    return 16 + len(mate.prompt) + mate.stops.max_new_tokens + sampled + largest(mate.draft) + beside
 
 
 def fuss(layout: KvLayout) -> int:
@@ -151,6 +152,7 @@ def _plainer_mates(mate: Mate) -> Iterator[Mate]:
         yield replace(mate, sampling=Sampling())
     if mate.adapter is not None:
         yield replace(mate, adapter=None)
+    yield from (replace(mate, images=images) for images in fewer_images(mate.images))
     for keep in lengths_below(len(mate.prompt)):
         yield replace(mate, prompt=mate.prompt[-keep:])
     if mate.stops.max_new_tokens > 1:

@@ -18,6 +18,8 @@ from properties.strategies.sampling import TEMPERATURES, samplings, with_min_tok
 from properties.strategies.serving.adapters import often as often_adapted
 from properties.strategies.serving.adapters import takes_adapters, with_adapters
 from properties.strategies.serving.branch_caches import in_branches
+from properties.strategies.serving.images import often as often_with_images
+from properties.strategies.serving.images import targets_of, with_images
 from properties.strategies.serving.prompt_scores import often as often_scored
 from properties.strategies.serving.prompt_scores import takes_scores, with_scores
 from properties.strategies.serving.second_tier import in_tiers
@@ -149,6 +151,9 @@ def cases(
         case = replace(case, ranks=draw(st.sampled_from(many)), spread=True)
     if takes_adapters(case, within) and draw(st.integers(0, often_adapted(case) - 1)) == often_adapted(case) - 1:
         case = draw(with_adapters(case))
+    if known := targets_of(case, within):
+        rate = often_with_images(case)
+        case = draw(with_images(case, known)) if draw(st.integers(0, rate - 1)) == rate - 1 else case
     case = draw(in_branches(case, within))
     if takes_scores(case, within) and draw(st.integers(0, often_scored(case) - 1)) == often_scored(case) - 1:
         case = draw(with_scores(case))

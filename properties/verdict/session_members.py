@@ -37,8 +37,9 @@ def members(case: Case, trace: Trace) -> Iterator[Member]:
     for number, one in enumerate(trace.shared.requests):
         if one is None or not one.steps:
             continue
-        alone = replace(case.alone(number), prompt=trace.shared.prompts[number], draft=Scripted())
-        draft = case.alone(number).draft
+        draft, text = case.alone(number).draft, trace.shared.prompts[number]
+        before = text[: len(text) - len(case.alone(number).prompt)]
+        alone = replace(case.alone(number, before), draft=Scripted())
         switches = any(action.kind == "switch" and number in action.requests for action in case.session.actions)
         bare = any(action.kind == "first" and number in action.requests for action in case.session.actions)
         retold = switches or bare or draft.shared

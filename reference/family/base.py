@@ -176,6 +176,11 @@ class Family:
     rare: bool = False
 
     @property
+    def three_axes(self) -> bool:
+        """Whether tokens have positions on the axes time, height and width."""
+        return "time_pairs" in self.settings
+
+    @property
     def hybrid(self) -> bool:
         """Whether layers may have a recurrent state."""
         return self.recurrent is not attention_alone

@@ -7,6 +7,7 @@ from typing import Any
 
 from reference.adapters.low_rank import Adapter
 from reference.architecture import Architecture, Checkpoint, Model, Rope, Seeded
+from reference.images.spans import images_from_json
 from reference.malformed import under
 from reference.tree import RankTree, Tree
 
@@ -48,6 +49,7 @@ def model_from_json(content: dict[str, Any]) -> Model:
     if "noise" in rest:
         rest["noise"] = float(rest["noise"])
     rest["adapter"] = adapter_from_json(rest)
+    rest["images"] = images_from_json(rest)
     fields = dict(rest.pop("architecture"))
     # JSON has one kind of number: 2 may stand where a fraction is meant.
     fields["norm_eps"] = float(fields["norm_eps"])

@@ -13,7 +13,6 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from reference.family.recurrent import RecurrentState
-from reference.oracle.formulas import rotary
 from reference.oracle.formulas.levels import levels_of
 from reference.oracle.model import Inputs, Nodes
 from reference.oracle.parameters import Parameters
@@ -97,7 +96,7 @@ def latent_kv(evaluator: Evaluator, tokens: tuple[int, ...]) -> Kv | None:
         return None
     found, states = [], evaluator.states(tokens)
     for layer in range(arch.layers):
-        cos, sin = rotary.table(np.arange(length), *parameters.frequencies(layer, length))
+        cos, sin = parameters.rotary_table(np.arange(length), *parameters.frequencies(layer, length))
         normed = parameters.attention_input(layer, states[layer])
         found.append(rows(arch, parameters.state, layer, normed, cos, sin))
     latent, rotated = (np.stack(kind)[:, None] for kind in zip(*found, strict=True))

@@ -153,7 +153,7 @@ class PathByPath:
             # Values are neither normed nor rotated.
             if name == "v":
                 return y
-            cos, sin = rotary.table(positions, *parameters.frequencies(layer, length))
+            cos, sin = parameters.rotary_table(positions, *parameters.frequencies(layer, length))
             y = np.swapaxes(parameters.turned(layer, name, y.swapaxes(0, 1), cos, sin), 0, 1)
             return y * formulas.query_factors(arch, layer, positions)[:, None, None] if name == "q" else y
 

@@ -4,17 +4,18 @@ Weights are rounded to the engine's working dtype first, so the oracle computes 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
 
 from reference.architecture import Architecture, Checkpoint, Model, Seeded
 from reference.draft.head import Head
+from reference.images.spans import Images
 from reference.malformed import Malformed
 from reference.oracle.checkpoint import UnreadableCheckpoint, identify, read
 from reference.oracle.family import FAMILIES
-from reference.oracle.formulas import rotary
+from reference.oracle.formulas import axes, rotary
 from reference.oracle.formulas.layer import Formulas, gated_block, linear, rms_norm
 from reference.oracle.formulas.quantised import QUANTISED_NAMES, dequantised
 from reference.oracle.formulas.recurrence import Held
@@ -29,11 +30,13 @@ class Parameters:
 
     Attributes:
         embedding_scale: The factor of embeddings, rounded to the working dtype as engines round it.
+        images: The blocks of every text whose tokens are numbered as grids.
     """
 
     architecture: Architecture
     state: dict[str, Array]
     embedding_scale: float = 1.0
+    images: Images = ()
 
     @property
     def formulas(self) -> Formulas:
@@ -87,6 +90,12 @@ class Parameters:
         """The inverse frequencies of `layer` and the factor on its tables; see `rotary.frequencies`."""
         arch, formulas = self.architecture, self.formulas
         return rotary.frequencies(formulas.rope(arch, layer), arch.rotary_dim, arch.max_positions, length)
+
+    def rotary_table(self, columns: Array, inv_freq: Array, scaling: float) -> tuple[Array, Array]:
+        """`rotary.table` at the positions of the tokens at `columns` [T] of a text."""
+        if not self.images:
+            return rotary.table(columns, inv_freq, scaling)
+        return axes.table(self.architecture, axes.positions(self.images, columns), inv_freq, scaling)
 
     def sinks(self, layer: int) -> Array | None:
         """The sink of each head of `layer`, [heads], or None: a score that takes a share of the softmax."""
@@ -167,6 +176,8 @@ def load(model: Model, dtype: str) -> Parameters:
         UnreadableCheckpoint: the checkpoint cannot be read, or does not have the digest that the case names.
         Malformed: a weight is too large for `dtype`.
     """
+    if isinstance(model, Seeded) and model.images:
+        return replace(load(replace(model, images=()), dtype), images=model.images)
     if isinstance(model, Seeded):
         scale = _embedding_scale(model.architecture, dtype)
         if model.adapter is not None:

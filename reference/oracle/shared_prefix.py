@@ -240,7 +240,7 @@ class SharedPrefix:
             # Any length on the same side of longrope's switch gives the same table.
             length = arch.rope.original + 1 if long else 1
             self._frequencies[long, layer] = parameters.frequencies(layer, length)
-        cos, sin = rotary.table(positions, *self._frequencies[long, layer])
+        cos, sin = parameters.rotary_table(positions, *self._frequencies[long, layer])
         normed = parameters.attention_input(layer, x)
         queries, keys, values = (parameters.projected(layer, name, normed).swapaxes(0, 1) for name in "qkv")
         queries, keys = (parameters.turned(layer, name, y, cos, sin) for name, y in (("q", queries), ("k", keys)))

@@ -40,7 +40,7 @@ class CacheLease:
         owner: The draft's model or None. Prefix pages are shared only between requests with the same owner, because a
             block holds the KV of target and draft.
         reused: Number of columns that came from the prefix cache, or from a fork.
-        adapter: The words of the target's adapter, which its keys and values depend on; None without one.
+        adapter: What beside tokens its keys and values depend on: adapter and images of the request; None for neither.
     """
 
     target: KvCache

@@ -20,6 +20,7 @@ from backends.engine.kv.base import CacheSpec, KvCache
 from backends.engine.kv.branches.several import Branches
 from backends.engine.kv.lanes import BatchCache
 from backends.engine.kv.recurrent import RecurrentStates, commit_states, stand_beside, states_of
+from backends.engine.model.axes import Axes, positions_of, side_by_side
 from backends.engine.model.graphs import Graphs, Inputs, Still
 from backends.engine.model.hidden import HiddenTap
 from backends.engine.model.low_rank import LowRank, adapted
@@ -34,6 +35,7 @@ class Rows:
     Attributes:
         tokens: int64 [R].
         positions: int64 [R]; the position of each row for rotary embedding.
+        axes: int64 [3, R] in place of these, for a prompt with images.
         visible: bool [R, C] for each layer, C = committed columns + open rows, these R rows included.
         cache: The cache in which the forward opens and writes R rows.
         parents: For each row the open row above it, as `RecurrentStates.open` takes them; None for a chain below the
@@ -49,6 +51,7 @@ class Rows:
     parents: list[int] | None = None
     words: list[RowWords] | None = None
     adapter: LowRank | None = None
+    axes: Tensor | None = None
 
 
 class CausalLm:
@@ -153,8 +156,8 @@ class CausalLm:
         kinds = self._kinds or [""]
         masks = {kind: self._mask(cache, batch, kinds.index(kind)) for kind in set(kinds)}
         inputs: Inputs = {
-            "input_ids": _side_by_side([one.tokens for one in batch]).to(self.device),
-            "position_ids": _side_by_side([one.positions for one in batch]).to(self.device),
+            "input_ids": side_by_side([one.tokens for one in batch]).to(self.device),
+            "position_ids": positions_of([one.positions for one in batch], [one.axes for one in batch]).to(self.device),
             "attention_mask": _named(masks) if self._kinds else masks[""],
         }
         began = time.perf_counter()
@@ -230,6 +233,7 @@ class CausalLm:
         tapping: type[HiddenTap] = HiddenTap,
         adapter: LowRank | None = None,
         scores: list[Tensor] | None = None,
+        axes: Axes | None = None,
     ) -> list[Tensor]:
         """Append the KV of `tokens` to `cache` as one causal run, `chunk` tokens per forward (0: all that fit).
 
@@ -243,7 +247,7 @@ class CausalLm:
         for at in range(0, len(tokens), width):
             tap = None if reads is None else tapping(reads)
             score = 0 if scores is None else -1
-            logits = self.append(tokens[at : at + width], cache, attend, score, lanes, tap, adapter)
+            logits = self.append(tokens[at : at + width], cache, attend, score, lanes, tap, adapter, axes)
             if scores is not None:
                 scores.append(logits)
             hidden += [tap.taken[reads][0]] if tap is not None and reads is not None else []
@@ -258,10 +262,12 @@ class CausalLm:
         lanes: type[BatchCache] = BatchCache,
         tap: HiddenTap | None = None,
         adapter: LowRank | None = None,
+        axes: Axes | None = None,
     ) -> Tensor:
         """Run `tokens` after the committed columns of `cache` and commit them; see `forward` for `score` and `tap`."""
         rows = torch.arange(cache.length, cache.length + len(tokens))
-        given = Rows(torch.tensor(tokens), rows, causal(rows, self.reaches), cache, adapter=adapter)
+        three = None if axes is None else axes.of_prompt(rows)
+        given = Rows(torch.tensor(tokens), rows, causal(rows, self.reaches), cache, adapter=adapter, axes=three)
         (logits,) = self.forward([given], attend, score, lanes=lanes, tap=tap)
         cache.commit(list(range(len(tokens))))
         commit_states(cache, list(range(len(tokens))))
@@ -283,11 +289,6 @@ def _watched(attend: Attend, watch: list[Tensor] | None) -> Attend:
 def _named(masks: dict[str, Tensor]) -> dict[str, Tensor]:
     """The masks by kind of layer, under the names by which transformers looks them up."""
     return {name: mask for kind, mask in masks.items() for name in MASKS.get(kind, (kind,))}
-
-
-def _side_by_side(rows: list[Tensor]) -> Tensor:
-    """Stack 1-D tensors to [B, longest], padded with zeros."""
-    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
 
 
 def causal(rows: Tensor, reaches: list[Reach]) -> list[Tensor]:

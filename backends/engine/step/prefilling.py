@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from backends.engine.handover.carrying import Carrying
+from backends.engine.model.axes import Axes
 from backends.engine.model.low_rank import LowRank
 from backends.engine.step_seams import StepSeams
 from reference.case import Case
@@ -20,6 +21,7 @@ class Prefilling(Carrying):
     seams: StepSeams
     at: Stage
     adapter: LowRank | None
+    axes: Axes | None
     prompt_logprobs: tuple[float, ...] | None = None
 
     @staticmethod
@@ -43,7 +45,16 @@ class Prefilling(Carrying):
         asked = self.case.sampling.prompt_logprobs and self.prompt_logprobs is None
         scores: list[Tensor] | None = [] if asked else None
         self._hidden = self.target.prefill(
-            tuple(self.tokens[first:-1]), cache, attend, chunk, lanes, reads, self.seams.tap, self.adapter, scores
+            tuple(self.tokens[first:-1]),
+            cache,
+            attend,
+            chunk,
+            lanes,
+            reads,
+            self.seams.tap,
+            self.adapter,
+            scores,
+            self.axes,
         )
         if scores is not None:
             self.prompt_logprobs = tuple(self.scored_prompt(scores, first))

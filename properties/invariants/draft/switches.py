@@ -38,7 +38,8 @@ def switched(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
         ]
         if trace is None or not changes:
             continue
-        begins = replace(case.alone(request), prompt=shared.prompts[request], draft=Scripted())
+        joined = shared.prompts[request][: -len(case.alone(request).prompt)]
+        begins = replace(case.alone(request, joined), draft=Scripted())
         changes.insert(0, (0, case.alone(request).draft))
         place, last = 0, 0
         for number, step in enumerate(trace.steps):

@@ -1,6 +1,8 @@
-"""Qwen 2 and Qwen 3 (transformers `models/qwen2`, `models/qwen3`).
+"""Qwen 2 and Qwen 3 (transformers `models/qwen2`, `models/qwen3`), and Qwen2-VL.
 
 Some layers have a sliding window where config.json sets `use_sliding_window`.
+
+Checkpoints of Qwen2-VL hold a vision tower beside the text model, and are not read.
 """
 
 from typing import Any
@@ -44,3 +46,5 @@ QWEN3 = OracleFamily(
     slides=_slides,
     fields=_qwen3,
 )
+
+QWEN2_VL = OracleFamily("qwen2_vl")

@@ -134,7 +134,7 @@ def _arch(family: str) -> Architecture:
         (lambda: Seeded(_arch("gemma2"), 0, adapter=OTHER), "adapter: belongs to margin weights"),
         (
             lambda: Case(_model(), (1,), LanguageModel(_model(), RankTree((0, 0), (0, 0)))),
-            "draft.model: has an adapter; only targets have one",
+            "draft.model: has an adapter or images; only targets have them",
         ),
     ],
 )

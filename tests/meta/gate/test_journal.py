@@ -43,7 +43,7 @@ def verdicts() -> list[Verdict]:
     invariants = invariants_matching(("lossless.*", "cache.*", "acceptance.*"))
     cases = Stream(7, ("float32",), subject.variant_interval, subject.abilities, (), None)
     found: list[Verdict] = []
-    for case in islice(cases, 60):
+    for case in islice(cases, 120):
         found.append(judge(case, taking_turns(case, invariants, subject.variant_interval), oracle, subject))
         if len(found) >= 14 and all(any(ones) for ones in zip(*map(_parts, found), strict=True)):
             break

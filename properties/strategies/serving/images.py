@@ -1,0 +1,133 @@
+"""Strategy for images: prompts of a drawn case get blocks on three axes, or none.
+
+The target of such a case becomes one that has three axes, of the same vocabulary, and scripted trees are steered again.
+"""
+
+from dataclasses import replace
+
+from hypothesis import strategies as st
+
+from properties.strategies.prompts import LONGEST
+from properties.strategies.serving.adapters import steered
+from reference.abilities import Abilities
+from reference.architecture import Architecture, Seeded
+from reference.case import Case
+from reference.draft import Draft
+from reference.family import FAMILIES
+from reference.images.spans import Image, Images
+from reference.session import Session
+
+IMAGES = 16
+"""One case in this many has images, where its target may be another one."""
+
+TOGETHER = 4
+"""The same for a session."""
+
+SHARED = 2
+"""The same for a session in a layout with a prefix cache, whose pages must be kept apart by images."""
+
+# (frames, height, width); the first ones fit into short prompts.
+SIZES = ((1, 1, 2), (1, 2, 2), (1, 2, 1), (2, 1, 1), (1, 1, 3), (1, 2, 3), (1, 3, 2), (2, 2, 1), (2, 2, 2), (3, 1, 1))
+"""Sizes of drawn blocks."""
+
+
+def targets_of(case: Case, within: Abilities | None) -> list[Architecture]:
+    """Architectures with three axes that may take the place of the target's; none for a case that stays as it is."""
+    if (within is not None and not within.images) or _stays(case):
+        return []
+    assert isinstance(case.model, Seeded)
+    arch = case.model.architecture
+    own = {"vocab_size": arch.vocab_size, "max_positions": arch.max_positions}
+    made = [
+        Architecture(family.name, **{**fields, **own})
+        for family in FAMILIES.values()
+        if family.three_axes
+        for fields in family.drawn
+    ]
+    return [one for one in made if within is None or within.not_loaded(one) is None]
+
+
+def _stays(case: Case) -> bool:
+    """Whether `case` needs the target that it has."""
+    model, session = case.model, case.session or Session()
+    assert isinstance(model, Seeded)
+    drafts = [case.draft, *(mate.draft for mate in session.mates)]
+    drafts += [action.draft for action in session.actions if action.draft is not None]
+    return (
+        model.weights != "margin"
+        or model.adapter is not None
+        or any(mate.adapter is not None for mate in session.mates)
+        or (case.ranks > 1 and not case.spread)
+        or len(case.prompt) > LONGEST
+        or any(draft.reads is not None for draft in drafts)
+        or case.layout.latent
+        or case.layout.stay_in_chunk
+    )
+
+
+def often(case: Case) -> int:
+    """One case like this one in so many has images."""
+    if case.session is None:
+        return IMAGES
+    return SHARED if case.layout.traits.keeps_prefixes else TOGETHER
+
+
+@st.composite
+def images(draw: st.DrawFn, prompt: tuple[int, ...]) -> Images:
+    """One or two blocks inside `prompt`, the first one often at its beginning; none where the prompt is too short."""
+    found: list[Image] = []
+    begin = draw(st.sampled_from((0, 0, 1, 2)))
+    for _ in range(draw(st.sampled_from((1, 1, 2)))):
+        fitting = [size for size in SIZES if begin + size[0] * size[1] * size[2] < len(prompt)]
+        if not fitting:
+            break
+        found.append(Image(begin, *draw(st.sampled_from(fitting))))
+        begin = found[-1].end + draw(st.sampled_from((0, 1, 3)))
+    return tuple(found)
+
+
+@st.composite
+def with_images(draw: st.DrawFn, case: Case, architectures: list[Architecture]) -> Case:
+    """`case` on a target with one of `architectures`, with images in its own prompt or in a mate's.
+
+    Requests take their images from two drawn lists or have none, so that prompts that begin alike have other images.
+    The twin of a fork mostly has its source's, whose columns it then shares.
+    """
+    old, mates = case.model, case.session.mates if case.session else ()
+    assert isinstance(old, Seeded)
+    plain = replace(old, architecture=draw(st.sampled_from(architectures)))
+    prompts = [case.prompt, *(mate.prompt for mate in mates)]
+    longest = max(prompts, key=len)
+    pool = (draw(images(longest)), (), draw(images(longest)))
+    lists = [pool[0], *(draw(st.sampled_from(pool)) for _ in mates)]
+    chosen = [_inside(one, prompt) for one, prompt in zip(lists, prompts, strict=True)]
+    own = replace(plain, images=chosen[0])
+    changed = replace(case, model=own, draft=_on(case.draft, case.prompt, old, own), session=None)
+    if case.session is None:
+        return changed
+    for action in case.session.actions:
+        if action.kind == "fork" and draw(st.integers(0, 3)):
+            source, twin = action.requests
+            chosen[twin] = chosen[source] if twin else chosen[twin]
+    joined = []
+    for mate, few in zip(mates, chosen[1:], strict=True):
+        target = replace(plain, images=_inside(few, mate.prompt))
+        joined.append(replace(mate, draft=_on(mate.draft, mate.prompt, old, target), images=few))
+    actions = [
+        action if action.draft is None else replace(action, draft=_on(action.draft, (), old, plain))
+        for action in case.session.actions
+    ]
+    return replace(changed, session=replace(case.session, mates=tuple(joined), actions=tuple(actions)))
+
+
+def _inside(images: Images, prompt: tuple[int, ...]) -> Images:
+    """Those of `images` behind which `prompt` goes on."""
+    return tuple(one for one in images if one.end < len(prompt))
+
+
+def _on(draft: Draft, prompt: tuple[int, ...], old: Seeded, new: Seeded) -> Draft:
+    """`draft` for the target `new` in place of `old`: steered again, and a model of the old kind becomes a new one."""
+    if isinstance(draft.model, Seeded):
+        same = draft.model.architecture == old.architecture
+        return draft.on(replace(draft.model, architecture=new.architecture)) if same else draft
+    return steered(draft, prompt, old, new) if prompt else draft

@@ -1,0 +1,66 @@
+"""Image: a block of a prompt's tokens that are numbered as a grid.
+
+This is M-RoPE (arXiv 2409.12191). The token of frame f, row r and column c of a block has the positions p + f, p + r
+and p + c on the axes time, height and width, where p is the position that a text token would have there. Text is
+numbered alike on all axes, and goes on behind a block one past the largest number in it. From there on a token's
+position is its column plus a constant, the rope delta.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from reference.malformed import Malformed, under
+
+
+@dataclass(frozen=True)
+class Image:
+    """A block of `frames` * `height` * `width` tokens, from the token `start` of the prompt on."""
+
+    start: int
+    frames: int
+    height: int
+    width: int
+
+    def __post_init__(self) -> None:
+        if self.start < 0:
+            raise Malformed("start", f"{self.start} is negative")
+        for name in ("frames", "height", "width"):
+            if getattr(self, name) < 1:
+                raise Malformed(name, f"{getattr(self, name)} is not a size")
+
+    @property
+    def end(self) -> int:
+        """The number of the token behind the block."""
+        return self.start + self.frames * self.height * self.width
+
+
+Images = tuple[Image, ...]
+
+
+def check_images(images: Images, family: str, three_axes: bool) -> None:
+    """Raise Malformed for blocks of a family with one axis, and for blocks that overlap or are not in order."""
+    if images and not three_axes:
+        raise Malformed("images", f"{family} numbers its tokens on one axis")
+    for at, (one, after) in enumerate(pairwise(images)):
+        if after.start < one.end:
+            raise Malformed(f"images[{at + 1}]", f"begins at token {after.start}, and the one before ends at {one.end}")
+
+
+def check_inside(images: Images, prompt: Sequence[int]) -> None:
+    """Raise Malformed for a block that does not end before the last token of `prompt`: the pending root is text."""
+    for at, one in enumerate(images):
+        if one.end >= len(prompt):
+            raise Malformed(
+                f"images[{at}]", f"ends at token {one.end}; text must follow, and the prompt has {len(prompt)} tokens"
+            )
+
+
+def images_from_json(content: dict[str, Any]) -> Images:
+    """The blocks under the key `images` of a model or a mate; raises Malformed with the path below `content`."""
+    found = []
+    for at, told in enumerate(content.get("images", ())):
+        with under(f"images[{at}]"):
+            found.append(Image(told["start"], told["frames"], told["height"], told["width"]))
+    return tuple(found)

@@ -1,0 +1,1 @@
+"""What one request of a session has of its own."""

@@ -1,0 +1,26 @@
+"""The model of one request of a session, with its adapter and its images."""
+
+from dataclasses import replace
+
+from reference.adapters.low_rank import Adapter
+from reference.architecture import Model, Seeded
+from reference.images.spans import Images
+from reference.malformed import Malformed
+
+
+def of_request(model: Model, adapter: Adapter | None, images: Images, text: tuple[int, ...]) -> Model:
+    """`model` with this adapter, and with those of `images` that end before the last token of `text`.
+
+    A fork's twin has a text that begins with its source's: its images are told by their places in that text.
+    """
+    images = tuple(one for one in images if one.end < len(text))
+    if (model.adapter, model.images) == (adapter, images):
+        return model
+    if not isinstance(model, Seeded):
+        raise Malformed("adapter", "only built-in models have adapters and images")
+    return replace(model, adapter=adapter, images=images)
+
+
+def marks(model: Model) -> object:
+    """What beside tokens the keys and values of a request on `model` depend on; None for tokens alone."""
+    return (model.adapter, model.images) if model.images else model.adapter
