@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from properties.strategies.cases import single_cases
 from properties.strategies.layouts import layouts
+from properties.strategies.serving.branch_caches import in_branches
+from properties.strategies.serving.second_tier import in_tiers
 from properties.strategies.sessions import mates
 from reference.architecture import Seeded
 from reference.case import Case
@@ -81,4 +83,8 @@ def openings(draw: st.DrawFn, kind: str | None = None, dtype: str = "float32", d
     # A fork's prompt includes another request's tokens, so that the sum of all lengths is the upper bound.
     alone = [whole.alone(number) for number in range(1 + len(company))]
     longest, most = sum(one.longest for one in alone), max(most_rows(one.draft) for one in alone)
-    return replace(whole, layout=draw(layouts(longest, most, len(case.prompt), kind, len(alone))))
+    whole = replace(whole, layout=draw(layouts(longest, most, len(case.prompt), kind, len(alone))))
+    for further in (in_tiers, in_branches):
+        held = draw(further(whole, None))
+        whole = whole if declines(held) else held
+    return whole
