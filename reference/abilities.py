@@ -25,7 +25,7 @@ PROCESSING = (
 
 LAYOUT_SETTINGS = (
     "padded_nodes", "prefill_chunk", "overhang", "draft_sync", "stay_in_chunk", "poison", "latent", "first_tier",
-    "second_tier", "branches",
+    "second_tier", "branches", "left_pad",
 )  # fmt: skip
 """The fields of `KvLayout` that an engine may obey in any kind of layout, or in any with pages."""
 

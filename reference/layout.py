@@ -112,6 +112,8 @@ class KvLayout:
             begins with their tokens; 0 for none. An evicted request then leaves its full pages to the prefix cache.
         branches: For `branch`: the most branch caches that a request has at once, each with the rows of one path of the
             tree; the last one takes what is left. 0 for one branch with all rows.
+        left_pad: Dead columns in front of the longest request of a forward, which pads shorter ones on the left to the
+            same end; 0 pads them on the right.
     """
 
     commit: str = "path"
@@ -128,6 +130,7 @@ class KvLayout:
     first_tier: int = field(default=0, metadata=OMIT_DEFAULT)
     second_tier: int = field(default=0, metadata=OMIT_DEFAULT)
     branches: int = field(default=0, metadata=OMIT_DEFAULT)
+    left_pad: int = field(default=0, metadata=OMIT_DEFAULT)
 
     def __post_init__(self) -> None:
         self._one_of("commit", COMMITS)
@@ -135,7 +138,7 @@ class KvLayout:
         self._one_of("kind", tuple(KINDS))
         self._one_of("draft_sync", SYNCS)
         self._one_of("poison", POISONS)
-        for name in ("padded_nodes", "prefill_chunk", "overhang", "first_tier", "second_tier", "branches"):
+        for name in ("padded_nodes", "prefill_chunk", "overhang", "first_tier", "second_tier", "branches", "left_pad"):
             if getattr(self, name) < 0:
                 raise Malformed(name, f"{getattr(self, name)} is negative")
         for name in ("first_tier", "second_tier"):

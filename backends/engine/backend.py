@@ -6,8 +6,10 @@ from dataclasses import replace
 import torch
 
 from backends.base import Declaration, Live, Unsupported
+from backends.engine.attention.eager import eager
 from backends.engine.composition import SEAMS
 from backends.engine.draft import OPENERS
+from backends.engine.kv.lanes import BatchCache
 from backends.engine.model.graphs import Recorder
 from backends.engine.model.models import DTYPES, ModelCache
 from backends.engine.play import play, serve
@@ -75,7 +77,7 @@ class EngineBackend:
             soft_caps=soft_caps,
             sinks=sinks,
             unequal_widths=unequal_widths,
-            layout_settings=_layout_settings(unequal_widths),
+            layout_settings=_layout_settings(unequal_widths, seams),
             quantised=True,
             adapters=True,
             prompt_logprobs=True,
@@ -105,7 +107,7 @@ class EngineBackend:
             soft_caps=caps,
             sinks=sinks,
             unequal_widths=unequal,
-            layout_settings=_layout_settings(unequal),
+            layout_settings=_layout_settings(unequal, self.seams),
         )
 
     @property
@@ -145,6 +147,8 @@ class EngineBackend:
             raise Unsupported(f"dtype {case.dtype}: {self.declaration.name} has {', '.join(self.declaration.dtypes)}")
 
 
-def _layout_settings(unequal_widths: bool) -> tuple[str, ...]:
-    """The settings of a KV layout; latent rows need attention over values of another width than keys."""
-    return tuple(one for one in LAYOUT_SETTINGS if unequal_widths or one != "latent")
+def _layout_settings(unequal_widths: bool, seams: Seams) -> tuple[str, ...]:
+    """The settings of a KV layout: latent rows need values of another width, and left padding a dense mask."""
+    without = () if unequal_widths else ("latent",)
+    dense = seams.attend is eager and seams.kv.lanes is BatchCache
+    return tuple(one for one in LAYOUT_SETTINGS if one not in (*without, *(() if dense else ("left_pad",))))

@@ -42,6 +42,7 @@ class Server:
         self.requests: dict[int, Request] = {}
         self.accounts: list[Account] = []
         self.session = case.session or Session()
+        seams = replace(seams, kv=seams.kv.of(case.layout.left_pad))
         self._seams = seams
         self._models = OpenModels(shelf)
         self._evicted: set[int] = set()

@@ -29,6 +29,7 @@ SETTINGS = (
     "first_tier",
     "second_tier",
     "branches",
+    "left_pad",
 )
 """Settings of a layout that are put to their defaults one by one."""
 

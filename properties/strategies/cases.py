@@ -20,6 +20,7 @@ from properties.strategies.serving.adapters import takes_adapters, with_adapters
 from properties.strategies.serving.branch_caches import in_branches
 from properties.strategies.serving.images import often as often_with_images
 from properties.strategies.serving.images import targets_of, with_images
+from properties.strategies.serving.left_padding import left_padded
 from properties.strategies.serving.prompt_scores import often as often_scored
 from properties.strategies.serving.prompt_scores import takes_scores, with_scores
 from properties.strategies.serving.second_tier import in_tiers
@@ -157,6 +158,7 @@ def cases(
     case = draw(in_branches(case, within))
     if takes_scores(case, within) and draw(st.integers(0, often_scored(case) - 1)) == often_scored(case) - 1:
         case = draw(with_scores(case))
+    case = draw(left_padded(case, within))
     # A session may grow longer than an engine takes, by a prompt that continues another; such a draw is repeated.
     assume(within is None or within.outside(case) is None)
     return case

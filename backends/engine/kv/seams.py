@@ -3,12 +3,13 @@
 A composition or a planted fault replaces one of them by its name.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from backends.engine.kv.branch import Branch
 from backends.engine.kv.branches.several import Branches
 from backends.engine.kv.lanes import BatchCache
 from backends.engine.kv.overwrite import Overwrite
+from backends.engine.kv.padding.left import LeftPadded, with_front
 from backends.engine.kv.paged import Paged, Pool
 from backends.engine.kv.pages import Blocks, Pages
 from backends.engine.kv.prefix import PrefixCache
@@ -33,6 +34,7 @@ class KvSeams:
         tier: The second tier of the prefix cache.
         lanes: The caches of a batch as one cache, for verify forwards.
         single: The same for forwards of one request: prefills and draft forwards.
+        padded: The caches of a batch padded on the left, in place of `lanes` and `single` where the layout asks for it.
         states: The recurrent states that stand beside a cache.
     """
 
@@ -50,4 +52,12 @@ class KvSeams:
     tier: type[SecondTier] = SecondTier
     lanes: type[BatchCache] = BatchCache
     single: type[BatchCache] = BatchCache
+    padded: type[LeftPadded] = LeftPadded
     states: type[RecurrentStates] = RecurrentStates
+
+    def of(self, left_pad: int) -> "KvSeams":
+        """These seams for a layout with `left_pad`."""
+        if not left_pad:
+            return self
+        lanes = with_front(self.padded, left_pad)
+        return replace(self, lanes=lanes, single=lanes)

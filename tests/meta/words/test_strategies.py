@@ -128,6 +128,8 @@ def words(case: Case) -> Iterator[str]:
         yield "an adapter" if len(set(every)) == 1 else "adapters of several requests"
         if case.layout.traits.keeps_prefixes:
             yield "adapters beside kept prefixes"
+    if case.layout.left_pad:
+        yield "left padding" if case.session is None else "left padding of a session"
     settings = [case.sampling, *(mate.sampling for mate in (case.session.mates if case.session else ()))]
     if any(one.prompt_logprobs for one in settings):
         yield "a scored prompt"
@@ -233,6 +235,7 @@ COMMON = [
     *("prefill in several chunks", "prefill token by token", "a last chunk that is not full"),
     *(f"{why} inside an accepted block" for why in ("eos", "stop", "length", "grammar")),
     *("an adapter", "adapters of several requests", "adapters beside kept prefixes"),
+    *("left padding", "left padding of a session"),
     *("a scored prompt", "a scored prompt beside kept prefixes"),
     *("finish eos", "finish stop", "finish length", "finish grammar", "several steps", "more than four steps"),
     *("a tree in a later step", "accepts in a later step", "a window", "layers of different windows"),

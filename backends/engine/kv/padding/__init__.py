@@ -1,0 +1,1 @@
+"""Padding of the lanes of a batch."""

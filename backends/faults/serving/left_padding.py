@@ -1,0 +1,80 @@
+"""Faults of batches that are padded on the left."""
+
+from dataclasses import replace
+
+from torch import Tensor
+
+from backends.engine.kv.padding.left import LeftPadded
+from backends.engine.model.causal_lm import Rows
+from backends.engine.request import Request
+from backends.engine.seams import Seams
+from backends.faults.fault import fault, faults_in
+from reference.trace import Stage
+
+
+class Open(LeftPadded):
+    """Lanes whose dead columns are closed while nothing is committed, and open afterwards."""
+
+    def closed(self, mask: Tensor, dead: int) -> Tensor:
+        """See `LeftPadded.closed`."""
+        padded = super().closed(mask, dead)
+        if all(one.length for one in self.caches):
+            padded[:, :dead] = True
+        return padded
+
+
+class OfTheFirst(LeftPadded):
+    """Lanes whose masks all begin behind as many dead columns as that of the first lane."""
+
+    def dead(self, widths: list[int]) -> list[int]:
+        """See `LeftPadded.dead`."""
+        told = super().dead(widths)
+        self._first = told[0]
+        return told
+
+    def closed(self, mask: Tensor, dead: int) -> Tensor:
+        """See `LeftPadded.closed`."""
+        return super().closed(mask, dead).roll(self._first - dead, 1)
+
+
+@fault(
+    "left-pad-open-after-prefill",
+    Stage.ATTENDED,
+    "ml-explore/mlx-lm issue 1906: every decode step runs without the mask, and a padded member attends to its pads",
+    "prompts padded on the left, and a forward over committed columns",
+)
+def open_after_prefill(seams: Seams) -> Seams:
+    """Forwards over committed columns see the dead columns in front of them."""
+    return replace(seams, kv=replace(seams.kv, padded=Open))
+
+
+@fault(
+    "positions-jump-by-left-pad",
+    Stage.ATTENDED,
+    "thu-nics/C2C pull request 19: positions are dropped after prefill, and new tokens jump ahead by the pad count",
+    "prompts padded on the left, and a target that turns keys by their positions",
+)
+def positions_jump(seams: Seams) -> Seams:
+    """The rows of a verify forward count their positions from the first dead column."""
+
+    def gather(batch: list[Request]) -> list[Rows]:
+        return [
+            replace(rows, positions=rows.positions + request.case.layout.left_pad)
+            for rows, request in zip(seams.gather(batch), batch, strict=True)
+        ]
+
+    return replace(seams, gather=gather)
+
+
+@fault(
+    "left-pad-of-the-first-lane",
+    Stage.ATTENDED,
+    "unslothai/unsloth issue 3699: one offset for a left-padded batch in place of each sequence's own",
+    "a batch of unequal lengths that is padded on the left",
+)
+def of_the_first(seams: Seams) -> Seams:
+    """Every mask of a batch is placed by the dead columns of the first lane."""
+    return replace(seams, kv=replace(seams.kv, padded=OfTheFirst))
+
+
+FAULTS = faults_in(globals())

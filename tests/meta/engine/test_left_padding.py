@@ -1,0 +1,89 @@
+"""Batches that are padded on the left: no number depends on the dead columns, and what reads them is found."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from backends.compositions import opened
+from backends.engine.kv.base import CacheSpec
+from backends.engine.kv.padding.left import DEAD, LeftPadded, with_front
+from backends.engine.kv.static import Static
+from backends.engine.reach import Reach
+from properties.strategies.models import GALLERY
+from reference.abilities import Abilities
+from reference.architecture import Architecture, Seeded
+from reference.case import Case
+from reference.draft import LanguageModel, Scripted
+from reference.layout import KINDS, KvLayout
+from reference.malformed import Malformed
+from reference.sampling import Stops
+from reference.session import Action, Mate, Session
+from reference.trace import Trace
+from reference.tree import RankTree, Tree
+
+TREE = Scripted((Tree((0, 0, 0, 1), (0, 3, 1, 2)),))
+WINDOWED = next(one for one in GALLERY if any(one.windows) and one.vocab_size > 8 and not one.recurrent)
+
+
+def batch(layout: KvLayout, arch: Architecture = WINDOWED) -> Case:
+    """Requests of unequal length in one forward: one with a tree of a script, one with a model's."""
+    drafted = LanguageModel(Seeded(arch, 2), RankTree((0, 0, 1), (0, 1, 0)))
+    mates = (Mate((3, 1), drafted, stops=Stops(5)), Mate((4,), stops=Stops(5)))
+    steps = (Action("step", (0, 1)), Action("step", (1, 2, 0)), Action("step", (2, 1)), Action("step", (0, 1, 2)))
+    session = Session(mates, (*[Action("add", (one,)) for one in range(3)], *steps))
+    prompt = (2, 1, 1, 3, 1, 2, 4, 0)
+    return Case(Seeded(arch, 1), prompt, TREE, layout, stops=Stops(5), dtype="float64", session=session)
+
+
+def compared(one: Trace, two: Trace) -> int:
+    assert one.shared is not None
+    assert two.shared is not None
+    seen = 0
+    for mine, theirs in zip(one.shared.requests, two.shared.requests, strict=True):
+        assert mine is not None
+        assert theirs is not None
+        assert mine.output == theirs.output
+        for left, right in zip(mine.steps, theirs.steps, strict=True):
+            assert left.scored is not None
+            assert right.scored is not None
+            assert np.abs(left.scored.logits - right.scored.logits).max() < 1e-9
+            seen += 1
+    return seen
+
+
+@pytest.mark.parametrize("front", [1, 7])
+@pytest.mark.parametrize("kind", KINDS)
+def test_dead_columns_change_no_number_in_any_layout(kind: str, front: int) -> None:
+    plain = KvLayout(kind=kind, page_size=2 if KINDS[kind].pages else 0, prefill_chunk=3)
+    case = batch(plain)
+    engine = opened("cpu-eager")
+    assert compared(engine.run(case), engine.run(replace(case, layout=replace(plain, left_pad=front)))) >= 8
+
+
+def test_lanes_end_at_one_column_behind_closed_dead_ones() -> None:
+    room = CacheSpec((Reach(),), 1, 2, 6, 3, torch.device("cpu"), torch.float32)
+    caches = [Static(room), Static(replace(room, capacity=4))]
+    for one in caches:
+        one.open(1)
+    lanes = with_front(LeftPadded, 2)(list(caches), [1, 1])
+    rows = torch.ones(2, 1, 1, 2)
+    keys, _ = lanes.update(rows, rows, 0)
+    assert keys.shape == (2, 1, 8, 2)
+    assert (keys[0, :, :2] == DEAD).all()
+    assert (keys[1, :, :4] == DEAD).all()
+    assert (keys[1, :, 4] == 1).all()
+    mask = lanes.masks(0, [torch.ones(1, 1, dtype=torch.bool)] * 2)
+    assert mask[:, 0, 0].int().tolist() == [[0, 0, 1, 0, 0, 0, 0, 0], [0, 0, 0, 0, 1, 0, 0, 0]]
+    assert with_front(LeftPadded, 2) is type(lanes)
+
+
+def test_a_negative_number_is_refused_and_an_engine_without_it_declines() -> None:
+    with pytest.raises(Malformed, match="left_pad: -1 is negative"):
+        KvLayout(left_pad=-1)
+    case = Case(Seeded(WINDOWED, 1), (1, 0), layout=KvLayout(left_pad=1), dtype="float64")
+    able = Abilities(dtypes=("float64",), drafts=("scripted",))
+    assert able.outside(case) is None
+    assert replace(able, layout_settings=()).outside(case) == "KV layout with left_pad"
+    assert "left_pad" not in opened("cpu-split").declaration.layout_settings
