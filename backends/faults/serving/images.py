@@ -1,0 +1,203 @@
+"""Faults of positions on three axes.
+
+A request with images goes on with the numbers of its columns, of another request, or of another image.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from backends.engine.draft import Draft
+from backends.engine.handover.seams import HandOverSeams
+from backends.engine.handover.state import Carried
+from backends.engine.kv.arena import Arena, CacheLease, Model
+from backends.engine.model.axes import Axes
+from backends.engine.model.causal_lm import CausalLm, Rows
+from backends.engine.request import Request
+from backends.engine.seams import Seams
+from backends.engine.step_seams import StepSeams
+from backends.faults.fault import fault, faults_in
+from reference.case import Case
+from reference.trace import Stage, Step
+
+
+def _of_trees(seams: Seams, changed: Callable[[Rows], Tensor | None]) -> Seams:
+    """`seams` whose verify forwards take the positions that `changed` makes of rows with three axes."""
+
+    def gather(batch: list[Request]) -> list[Rows]:
+        return [one if one.axes is None else replace(one, axes=changed(one)) for one in seams.gather(batch)]
+
+    return replace(seams, gather=gather)
+
+
+@fault(
+    "rope-delta-forgotten",
+    Stage.ATTENDED,
+    "vllm-project/vllm pull request 10350: speculative steps of Qwen-VL lack mrope_position_delta",
+    "an image whose delta is not 0, and a verify forward",
+)
+def forgotten(seams: Seams) -> Seams:
+    """The nodes of a tree have the numbers of their columns on all axes, as if no image stood before them."""
+    return _of_trees(seams, lambda rows: None)
+
+
+@fault(
+    "tree-advances-first-axis-alone",
+    Stage.ATTENDED,
+    "vllm-project/vllm issue 54498 and pull request 54519: height and width do not go on with time in drafts",
+    "an image, and a tree below its root",
+)
+def first_axis(seams: Seams) -> Seams:
+    """Nodes go on along time alone: height and width stay at the root's position."""
+
+    def stay(rows: Rows) -> Tensor:
+        assert rows.axes is not None
+        return torch.stack([rows.axes[0], *(axis[:1].expand_as(axis) for axis in rows.axes[1:])])
+
+    return _of_trees(seams, stay)
+
+
+@fault(
+    "rope-delta-of-the-first-lane",
+    Stage.ATTENDED,
+    "sgl-project/sglang pull request 8219 (review) and Blaizzy/mlx-vlm pull request 1095: deltas of a batch are not "
+    "told apart by request",
+    "a batch of requests with unlike images",
+)
+def of_the_first(seams: Seams) -> Seams:
+    """All requests of a verify forward have the rope delta of the first one."""
+
+    def gather(batch: list[Request]) -> list[Rows]:
+        first = batch[0].axes
+        of_text = Axes(torch.empty(3, 0, dtype=torch.int64), 0 if first is None else first.delta).of_text
+        rows = seams.gather(batch)
+        none = all(one.axes is None for one in rows)
+        return rows if none else [replace(one, axes=of_text(one.positions)) for one in rows]
+
+    return replace(seams, gather=gather)
+
+
+@fault(
+    "rope-delta-of-the-latest-prefill",
+    Stage.ATTENDED,
+    "Blaizzy/mlx-vlm pull request 1143 and issue 1415: a later prefill overwrites the delta on the model",
+    "a request that enters while one with an image decodes",
+)
+def of_the_latest(seams: Seams) -> Seams:
+    """The rope delta of the prompt that was prefilled last holds for every request of the target."""
+    latest: dict[int, Axes | None] = {}
+
+    class Shared(seams.request):  # type: ignore[misc,name-defined]
+        def prefill(self) -> None:
+            latest[id(self.target)] = self.axes
+            super().prefill()
+
+    def gather(batch: list[Request]) -> list[Rows]:
+        found = latest.get(id(batch[0].target))
+        rows = seams.gather(batch)
+        if found is None:
+            return [replace(one, axes=None) for one in rows]
+        return [replace(one, axes=found.of_text(one.positions)) for one in rows]
+
+    return replace(seams, request=Shared, gather=gather)
+
+
+@fault(
+    "rope-delta-lost-on-restore",
+    Stage.ATTENDED,
+    "family of vllm-project/vllm pull request 10403: the delta is a constant of the sequence, and is computed anew",
+    "a request with an image that is evicted and restored",
+)
+def lost_on_restore(seams: Seams) -> Seams:
+    """A restored request is numbered by its columns from the end of its prompt on."""
+
+    class Forgetful(seams.request):  # type: ignore[misc,name-defined]
+        axes: Axes | None
+        entered = False
+
+        def prefill(self) -> None:
+            if self.entered and self.axes is not None:
+                self.axes = Axes(self.axes.known, 0)
+            self.entered = True
+            super().prefill()
+
+    return replace(seams, request=Forgetful)
+
+
+@fault(
+    "rope-delta-not-handed-over",
+    Stage.ATTENDED,
+    "sgl-project/sglang pull request 8219: the decode side of a disaggregated pair has no mrope_position_delta",
+    "a request with an image that is handed over, and then steps",
+)
+def not_handed_over(seams: Seams) -> Seams:
+    """A request that was handed over goes on with the numbers of its columns."""
+
+    class Arrived(seams.request):  # type: ignore[misc,name-defined]
+        axes: Axes | None
+
+        def carry_on(self, sent: Carried, steps: list[Step], over: HandOverSeams) -> None:
+            super().carry_on(sent, steps, over)
+            self.axes = None
+
+    return replace(seams, request=Arrived)
+
+
+class AlwaysFromTheStart(Axes):
+    """Positions of a prompt that begin anew with each chunk of its prefill."""
+
+    def of_prompt(self, columns: Tensor) -> Tensor:
+        """See `Axes.of_prompt`."""
+        return super().of_prompt(columns - columns[0])
+
+
+@fault(
+    "chunks-numbered-from-the-start",
+    Stage.ATTENDED,
+    "Blaizzy/mlx-vlm pull request 1741 and issue 1755: each chunk of a prefill takes the first positions of the prompt",
+    "an image in a prompt that is prefilled in chunks, or behind pages of a prefix cache",
+)
+def from_the_start(seams: Seams) -> Seams:
+    """Every chunk of a prefill has the positions of the prompt's first tokens."""
+
+    class Chunked(seams.request):  # type: ignore[misc,name-defined]
+        axes: Axes | None
+
+        def __init__(self, case: Case, target: CausalLm, lease: CacheLease, draft: Draft, own: StepSeams) -> None:
+            super().__init__(case, target, lease, draft, own)
+            if self.axes is not None:
+                self.axes = AlwaysFromTheStart(self.axes.known, self.axes.delta)
+
+    return replace(seams, request=Chunked)
+
+
+class ByTokens(Arena):
+    """An arena that knows the pages of a prefix by their tokens, whatever the images."""
+
+    def lease(
+        self,
+        target: Model,
+        draft: Model | None,
+        capacity: int,
+        rows: int,
+        tokens: tuple[int, ...] = (),
+        adapter: object = None,
+    ) -> CacheLease:
+        """See `Arena.lease`."""
+        return super().lease(target, draft, capacity, rows, tokens, None if isinstance(adapter, tuple) else adapter)
+
+
+@fault(
+    "prefix-shared-across-images",
+    Stage.ATTENDED,
+    "LMCache/LMCache issue 690 and ROCm/ATOM pull request 1358: pages are named by placeholder tokens alone",
+    "a prefix cache; two prompts with equal tokens and unlike images",
+)
+def prefix_of_another(seams: Seams) -> Seams:
+    """The prefix cache finds pages by their tokens alone, so that a request reads keys of another image."""
+    return replace(seams, arena=ByTokens)
+
+
+FAULTS = faults_in(globals())
