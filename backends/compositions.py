@@ -22,6 +22,7 @@ from backends.engine.attention.sdpa import Sdpa
 from backends.engine.attention.split import Split
 from backends.engine.attention.triton_launch import compiled, interpreted
 from backends.engine.backend import EngineBackend
+from backends.engine.captured.runner import CapturedDrafts
 from backends.engine.columns import Attend
 from backends.engine.composition import SEAMS
 from backends.engine.kv.lanes import PagedLanes
@@ -73,6 +74,7 @@ def splitfuse() -> Seams:
 COMPOSITIONS: dict[str, Callable[[], Seams]] = {
     "eager": lambda: SEAMS,
     "captured-sampling": lambda: replace(SEAMS, sampling=replace(SEAMS.sampling, batched=BatchedVerify())),
+    "captured-drafts": lambda: replace(SEAMS, captured_drafts=CapturedDrafts()),
     "sdpa": lambda: everywhere(Sdpa()),
     "flex": lambda: everywhere(Flex()),
     "flex-compiled": lambda: everywhere(Flex(compiled=True)),

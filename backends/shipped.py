@@ -199,6 +199,17 @@ ROWS: tuple[Row, ...] = (
         unequal_widths=True,
     ),
     Row(
+        "cpu-captured-drafts",
+        "captured-drafts",
+        "cpu",
+        "EMULATED: cpu-eager with drafts of a batch in one forward over persistent buffers, as graphs would run them",
+        slow=True,
+        emulated=True,
+        soft_caps="any",
+        sinks=True,
+        unequal_widths=True,
+    ),
+    Row(
         "triton-interpreted",
         "triton-interpreted",
         "cpu",

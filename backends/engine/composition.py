@@ -2,6 +2,7 @@
 
 from backends.engine import accept, stops
 from backends.engine.attention.eager import eager
+from backends.engine.batch.gathering import gather
 from backends.engine.draft import filling
 from backends.engine.draft.truncation import inside_chunk
 from backends.engine.kv.arena import Arena
@@ -11,7 +12,7 @@ from backends.engine.kv.seams import KvSeams
 from backends.engine.lower_tree import lower_tree
 from backends.engine.model.hidden import HiddenTap
 from backends.engine.model.quantised import dequantise
-from backends.engine.request import Request, gather
+from backends.engine.request import Request
 from backends.engine.sampling.seams import SamplingSeams
 from backends.engine.seams import Seams
 from backends.engine.trees.growth import GrowthSeams

@@ -74,18 +74,23 @@ class Request(Prefilling):
 
     def propose(self) -> None:
         """Draft a tree, cut it to the chunk of its root where the layout demands it, and lower it."""
-        self.at = Stage.DRAFTED
-        chance = self._chance()
+        chance, asked = self.asked()
+        self.lower(self.draft.propose(*asked), chance)
+
+    def asked(self) -> tuple[StepSampling | None, tuple[list[int], StepSampling | None, Tensor | None]]:
+        """The sampling of a step that begins, and the arguments with which its draft proposes."""
+        self.at, chance = Stage.DRAFTED, self._chance()
         # A greedy request with penalties has a `chance` for its scores, but draws no token of its draft.
         sampled = chance if chance is not None and chance.samples else None
-        self._lower(self.draft.propose(self.known, sampled, self._states()), chance)
+        return chance, (self.known, sampled, self._states())
 
     def propose_root(self) -> None:
         """Lower the root alone; the draft is not asked, so that a first token need not wait for the draft's prefill."""
         self.at = Stage.DRAFTED
-        self._lower(Proposal(Tree((0,), (self.known[-1],))), self._chance(), bare=True)
+        self.lower(Proposal(Tree((0,), (self.known[-1],))), self._chance(), bare=True)
 
-    def _lower(self, proposal: Proposal, chance: StepSampling | None, bare: bool = False) -> None:
+    def lower(self, proposal: Proposal, chance: StepSampling | None, bare: bool = False) -> None:
+        """Take `proposal` as the tree of the step, cut to the chunk of its root where the layout demands it."""
         layout, reaches = self.case.layout, self.target.reaches
         nodes = list(range(len(proposal.tree)))
         if layout.stay_in_chunk:
@@ -127,8 +132,7 @@ class Request(Prefilling):
         emission = self.emit(verdict)
         # As many rows as emitted tokens: the root and the accepted rows, but not the last emitted token, whose KV is
         # not written yet. It is the next root.
-        committed = self.commit(verdict, verdict.path[: len(emission.tokens)])
-        self.record(verdict, emission, committed)
+        self.record(verdict, emission, self.commit(verdict, verdict.path[: len(emission.tokens)]))
 
     def accept(self, flat: Tensor, heads: list[Tensor]) -> Verification:
         """Accept a path of the tree; `flat` and `heads` as in `settle`."""
@@ -195,9 +199,9 @@ class Request(Prefilling):
         self.counters.proposed += len(verdict.block.proposal.tree) - 1
         self.counters.lengths.append(len(verdict.path) - 1)  # the whole path, even if a stop cuts the emitted tokens
         told = Emitted(tuple(emission.tokens), emission.finish, emission.logprobs)
-        read = None if self.guide is None else self.guide.read
+        kept = replace(committed, matched=None if self.guide is None else self.guide.read)
         self.bare += verdict.block.bare
-        self.steps.append(replace(verdict.shown, emitted=told, committed=replace(committed, matched=read)))
+        self.steps.append(replace(verdict.shown, emitted=told, committed=kept))
 
     def accepted_states(self, verified: Tensor, tree: Tree, kept: list[int]) -> Tensor:
         """The hidden states of the committed rows, [len(kept), width], in the order of the path.
@@ -265,8 +269,8 @@ class Request(Prefilling):
         reveal, cache = self._reveal, self.lease.target
         way = cache.way if isinstance(cache, Branch) else None  # other layouts have one way to commit
         after, draft = reveal.kv(cache), reveal.kv(self.draft.cache)
-        states = block.recurrent, reveal.recurrent(cache)
-        return Committed(cache.length, block.before, verified, after, draft, fallback, way, None, *states)
+        recurrent = block.recurrent, reveal.recurrent(cache)
+        return Committed(cache.length, block.before, verified, after, draft, fallback, way, None, *recurrent)
 
     @property
     def trace(self) -> Trace:
@@ -282,8 +286,3 @@ class Request(Prefilling):
         )
         output = tuple(self.resolved[len(self.case.prompt) :])
         return Trace(tuple(self.steps), output, self.finish, accounting, prompt_logprobs=self.prompt_logprobs)
-
-
-def gather(batch: list[Request]) -> list[Rows]:
-    """The rows of each request of `batch` for one verify forward, in the batch's order; every request has a tree."""
-    return [request.rows for request in batch]

@@ -6,6 +6,7 @@ Each seam has a name and a contract, so that a composition or a planted fault ca
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from backends.engine.captured.runner import CapturedDrafts
 from backends.engine.handover.seams import HandOverSeams
 from backends.engine.kv.arena import Arena
 from backends.engine.model.causal_lm import Rows
@@ -24,6 +25,7 @@ class Seams(StepSeams):
         request: The class of one request and the phases of its step.
         hand_over: The functions of a hand-over.
         overlap: The decisions of launched steps.
+        captured_drafts: The parts of draft forwards by capture size; None for drafts that run one by one.
     """
 
     gather: Callable[[list[Request]], list[Rows]]
@@ -31,3 +33,4 @@ class Seams(StepSeams):
     request: type[Request]
     hand_over: HandOverSeams = field(default_factory=HandOverSeams)
     overlap: OverlapSeams = field(default_factory=OverlapSeams)
+    captured_drafts: CapturedDrafts | None = None

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from backends.base import Unsupported
 from backends.engine.batch.acceptance import decide_together
+from backends.engine.batch.drafting import draft_together
+from backends.engine.captured.runner import LevelRunner
 from backends.engine.draft import Draft, Opening, opened
 from backends.engine.kv.arena import CacheLease, refuse_small_pool
 from backends.engine.kv.base import OutOfPages
@@ -55,6 +57,7 @@ class Server:
         self._rows = max(case.layout.padded_nodes, *map(most_rows, drafts)) + 1
         # A fork may come at any time and begins with all tokens of its source, so one request may need room for all.
         # A request of a session may be launched once more before the host knows that it is over.
+        self._levels = None if seams.captured_drafts is None else LevelRunner(seams.captured_drafts, self._rows)
         self._capacity = sum(one.longest for one in plans) + self._rows * (1 if case.session is None else 2)
         pages = case.layout.pages_for(self._capacity) * len(plans) if case.layout.traits.pages else 0
         if case.session is None:  # in a session a request waits until others give pages back
@@ -194,7 +197,9 @@ class Server:
             For each request the logits of its rows, and the attention outputs of these rows by layer.
         """
         self._batch_size = self._told_size(batch)
-        for request in batch:  # drafts run one by one, only the verify forward is batched
+        if self._levels is not None and not bare:
+            draft_together(batch, self._levels, naming)
+        for request in batch if bare or self._levels is None else ():  # drafts run one by one, the verify forward not
             with naming(request):
                 if bare:
                     request.propose_root()

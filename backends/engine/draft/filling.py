@@ -10,6 +10,7 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
+from backends.engine.captured.lanes import LaneModel, LaneRows
 from backends.engine.draft.base import Proposal
 from backends.engine.kv.base import KvCache
 from backends.engine.kv.recurrent import commit_states
@@ -208,6 +209,19 @@ class CachedTreeFilling(TreeFilling):
     @abstractmethod
     def levels(self, tokens: list[int], chance: StepSampling | None = None, hidden: Tensor | None = None) -> Levels:
         """The filling that `Draft.propose` runs, with the same arguments; levels are left to the caller."""
+
+    @property
+    @abstractmethod
+    def lane_model(self) -> LaneModel:
+        """The model that scores levels, those of other requests among them."""
+
+    @abstractmethod
+    def lane(self, level: Level) -> LaneRows:
+        """The rows of `level` in a forward of several requests, which counts as a forward of this draft."""
+
+    @abstractmethod
+    def taken(self, level: Level, outputs: Tensor) -> Tensor:
+        """The scores [R, draft vocabulary] of `level`, from the outputs of its rows in a forward of `lane_model`."""
 
     def branch(self, level: list[int], root: int, reaches: list[Reach]) -> tuple[Tensor, list[Tensor]]:
         """Positions int64 [R] and, for each reach, the mask bool [R, C] of the nodes of `level`, about to be opened."""

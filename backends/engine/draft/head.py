@@ -7,8 +7,9 @@ dropped: those of accepted nodes hold states of the head's own, and are run agai
 import torch
 from torch import Tensor
 
+from backends.engine.captured.lanes import LaneRows
 from backends.engine.draft.base import HeadRows, Opening, Proposal
-from backends.engine.draft.filling import CachedTreeFilling, Levels, answered
+from backends.engine.draft.filling import CachedTreeFilling, Level, Levels, answered
 from backends.engine.kv.base import KvCache
 from backends.engine.model.head import HeadModel
 from backends.engine.sampling.step import StepSampling
@@ -89,14 +90,28 @@ class HeadDraft(CachedTreeFilling):
 
     def feed(self, level: list[int], token: list[int], root: int) -> Tensor:
         """See `TreeFilling`."""
-        positions, (mask, *_) = self.branch(level, root, self.head.reaches)  # all layers have one mask
-        inputs, held = torch.tensor([token[node] for node in level]), self.node_states(level)
+        asked = Level(level, token, root)
+        lane = self.lane(asked)
+        (outputs,) = self.head.run_lanes([lane], self.seams.draft_attend, self.seams.kv.single)
+        return self.taken(asked, outputs)
+
+    @property
+    def lane_model(self) -> HeadModel:
+        """See `CachedTreeFilling`."""
+        return self.head
+
+    def lane(self, level: Level) -> LaneRows:
+        """See `CachedTreeFilling`."""
+        positions, masks = self.branch(level.nodes, level.root, self.head.reaches)
+        inputs, held = torch.tensor([level.token[node] for node in level.nodes]), self.node_states(level.nodes)
         self.calls += 1
-        outputs = self.head.forward(
-            inputs, held, positions, mask, self.cache, self.seams.draft_attend, self.seams.kv.single
-        )
-        self.outputs |= dict(zip(level, outputs, strict=True))
-        return self.scored(outputs, self.shape.depth[level[0]])
+        return LaneRows(inputs, positions, masks, self.cache, held=held[:, None])
+
+    def taken(self, level: Level, outputs: Tensor) -> Tensor:
+        """See `CachedTreeFilling`; the output of a row is that of the last layer."""
+        last = outputs[:, -1]
+        self.outputs |= dict(zip(level.nodes, last, strict=True))
+        return self.scored(last, self.shape.depth[level.nodes[0]])
 
     def scored(self, outputs: Tensor, depth: int) -> Tensor:
         """The scores [R, draft vocabulary] of the children of nodes at `depth` with these outputs [R, hidden]."""

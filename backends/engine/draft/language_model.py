@@ -6,8 +6,9 @@ The tree is expanded level by level. After verification, the KV of rejected rows
 import torch
 from torch import Tensor
 
+from backends.engine.captured.lanes import LaneRows
 from backends.engine.draft.base import Opening, Proposal, opens
-from backends.engine.draft.filling import CachedTreeFilling, Levels, answered
+from backends.engine.draft.filling import CachedTreeFilling, Level, Levels, answered
 from backends.engine.kv.base import KvCache
 from backends.engine.kv.recurrent import commit_states, crop_states
 from backends.engine.model.causal_lm import CausalLm, Rows
@@ -99,13 +100,29 @@ class ModelDraft(CachedTreeFilling):
 
     def feed(self, level: list[int], token: list[int], root: int) -> Tensor:
         """See `TreeFilling`."""
-        positions, masks = self.branch(level, root, self.causal_lm.reaches)
-        inputs = torch.tensor([token[node] for node in level])
-        self.calls += 1
-        above = [self.slots.get(self.shape.parent[node], self.cache.length - 1) - self.cache.length for node in level]
-        rows = Rows(inputs, positions, masks, self.cache, above)
+        asked = Level(level, token, root)
+        lane = self.lane(asked)
+        rows = Rows(lane.tokens, lane.positions, lane.visible, lane.cache, lane.above)
         (logits,) = self.causal_lm.forward([rows], self.seams.draft_attend, lanes=self.seams.kv.single)
-        return logits[:, self.named_ids.to(logits.device)]
+        return self.taken(asked, logits)
+
+    @property
+    def lane_model(self) -> CausalLm:
+        """See `CachedTreeFilling`."""
+        return self.causal_lm
+
+    def lane(self, level: Level) -> LaneRows:
+        """See `CachedTreeFilling`."""
+        positions, masks = self.branch(level.nodes, level.root, self.causal_lm.reaches)
+        inputs = torch.tensor([level.token[node] for node in level.nodes])
+        self.calls += 1
+        length = self.cache.length
+        above = [self.slots.get(self.shape.parent[node], length - 1) - length for node in level.nodes]
+        return LaneRows(inputs, positions, masks, self.cache, above)
+
+    def taken(self, level: Level, outputs: Tensor) -> Tensor:
+        """See `CachedTreeFilling`."""
+        return outputs[:, self.named_ids.to(outputs.device)]
 
 
 @opens(LanguageModel.TAG)

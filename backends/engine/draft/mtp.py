@@ -9,7 +9,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from backends.engine.captured.lanes import LaneRows
 from backends.engine.draft.base import HeadRows, Opening, heads, opens
+from backends.engine.draft.filling import Level
 from backends.engine.draft.head import HeadDraft
 from backends.engine.kv.base import KvCache
 from backends.engine.model.causal_lm import CausalLm, causal
@@ -119,17 +121,20 @@ class MtpDraft(HeadDraft):
         fed = [self.head.feed_back(outputs[:, module], module) for module in range(self.modules)]
         return torch.stack([fed[module - 1] for module in range(self.modules)], 1)
 
-    def feed(self, level: list[int], token: list[int], root: int) -> Tensor:
-        """See `TreeFilling`."""
-        positions, (seen,) = self.branch(level, root, [Reach()])
-        own = torch.tensor([self.slots[node] for node in level])
-        states = self.node_states(level)
+    def lane(self, level: Level) -> LaneRows:
+        """See `CachedTreeFilling`."""
+        nodes, root = level.nodes, level.root
+        positions, (seen,) = self.branch(nodes, root, [Reach()])
+        own = torch.tensor([self.slots[node] for node in nodes])
         visible = [self.shown(seen, own, self.has_row(module, seen.shape[1], root)) for module in range(self.modules)]
         self.calls += 1
-        inputs = torch.tensor([token[node] for node in level])
-        outputs = torch.stack(self.through(inputs, lambda module, above: states[:, module], positions, visible), 1)
-        self.outputs |= dict(zip(level, outputs, strict=True))
-        return self.scored(outputs, self.shape.depth[level[0]])
+        inputs = torch.tensor([level.token[node] for node in nodes])
+        return LaneRows(inputs, positions, visible, self.cache, held=self.node_states(nodes))
+
+    def taken(self, level: Level, outputs: Tensor) -> Tensor:
+        """See `CachedTreeFilling`; a row keeps the outputs of all modules."""
+        self.outputs |= dict(zip(level.nodes, outputs, strict=True))
+        return self.scored(outputs, self.shape.depth[level.nodes[0]])
 
     def has_row(self, module: int, columns: int, root: int) -> Tensor:
         """Whether `module` has a row in each column, bool [columns]; the root's row is that of column `root`.

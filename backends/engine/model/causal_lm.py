@@ -15,6 +15,7 @@ from torch import Tensor
 
 from backends.engine.attention.interface import INTERFACE, beside
 from backends.engine.attention.latent import OverLatentRows
+from backends.engine.captured.lanes import LaneRows
 from backends.engine.columns import Attend, AttentionInputs, RowWords
 from backends.engine.kv.base import CacheSpec, KvCache
 from backends.engine.kv.branches.several import Branches
@@ -155,10 +156,11 @@ class CausalLm:
         # gives the mask. A model without kinds takes one mask.
         kinds = self._kinds or [""]
         masks = {kind: self._mask(cache, batch, kinds.index(kind)) for kind in set(kinds)}
+        named = {name: mask for kind, mask in masks.items() for name in MASKS.get(kind, (kind,))}
         inputs: Inputs = {
             "input_ids": side_by_side([one.tokens for one in batch]).to(self.device),
             "position_ids": positions_of([one.positions for one in batch], [one.axes for one in batch]).to(self.device),
-            "attention_mask": _named(masks) if self._kinds else masks[""],
+            "attention_mask": named if self._kinds else masks[""],
         }
         began = time.perf_counter()
         logits = None
@@ -185,6 +187,11 @@ class CausalLm:
         self.attention_calls += len(self.reaches)
         self.fallbacks.update(cache.fallbacks)
         return [logits[lane, :rows] if score else torch.empty(0) for lane, rows in enumerate(widths)]
+
+    def run_lanes(self, lanes: list[LaneRows], attend: Attend, batch: type[BatchCache]) -> list[Tensor]:
+        """See `LaneModel`; the outputs are logits."""
+        rows = [Rows(lane.tokens, lane.positions, lane.visible, lane.cache, lane.above) for lane in lanes]
+        return self.forward(rows, attend, lanes=batch)
 
     def _network(self, inputs: Inputs, lanes: BatchCache, attend: Attend, score: int = -1) -> Tensor:
         """The logits [B, rows scored, vocabulary] of transformers' model; see `forward` for `score`."""
@@ -284,11 +291,6 @@ def _watched(attend: Attend, watch: list[Tensor] | None) -> Attend:
         return watch[-1]
 
     return watched
-
-
-def _named(masks: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The masks by kind of layer, under the names by which transformers looks them up."""
-    return {name: mask for kind, mask in masks.items() for name in MASKS.get(kind, (kind,))}
 
 
 def causal(rows: Tensor, reaches: list[Reach]) -> list[Tensor]:

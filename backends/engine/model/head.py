@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from backends.engine.captured.lanes import LaneRows
 from backends.engine.columns import Attend
 from backends.engine.kv.base import CacheSpec, KvCache
 from backends.engine.kv.lanes import BatchCache
@@ -78,6 +79,11 @@ class HeadModel(ABC):
     @abstractmethod
     def of_target(self, hidden: Tensor) -> Tensor:
         """The target's hidden states [R, width] as the head holds them, [R, hidden]."""
+
+    @property
+    def layers(self) -> int:
+        """Number of modules, each with a layer of the cache."""
+        return len(self.reaches)
 
     def prefix(self, module: int) -> str:
         """The prefix of the names of the decoder layer of `module`."""
@@ -164,21 +170,48 @@ class HeadModel(ABC):
         Raises:
             OutOfPages: before the forward, if the cache has no room.
         """
-        rows = len(tokens)
-        cache.open(rows)
-        batch = lanes([cache], [rows])
+        cache.open(len(tokens))
+        batch = lanes([cache], [len(tokens)])
+        masks = [batch.masks(module, [seen]) for module, seen in enumerate(visible)]
+        return self._run(tokens, held, positions, masks, batch, attend)
+
+    @torch.no_grad()
+    def run_lanes(self, lanes: list[LaneRows], attend: Attend, batch: type[BatchCache]) -> list[Tensor]:
+        """See `LaneModel`; the outputs of all modules, [R, modules, hidden]. Rows that pad a lane repeat its last."""
+        for lane in lanes:
+            lane.cache.open(len(lane.tokens))
+        caches = batch([lane.cache for lane in lanes], [len(lane.tokens) for lane in lanes])
+        width = caches.width
+        rows = [torch.arange(width).clamp(max=len(lane.tokens) - 1) for lane in lanes]
+        states = torch.cat([lane.held[of] for lane, of in zip(lanes, rows, strict=True) if lane.held is not None])
+        tokens, positions = (
+            torch.cat([of_lane[of] for of_lane, of in zip(numbers, rows, strict=True)])
+            for numbers in ([lane.tokens for lane in lanes], [lane.positions for lane in lanes])
+        )
+        masks = [caches.masks(module, [lane.visible[module] for lane in lanes]) for module in range(self.layers)]
+
+        def held(module: int, above: list[Tensor]) -> Tensor:
+            return states[:, module] if module < states.shape[1] else above[-1]
+
+        outputs = torch.stack(self._run(tokens, held, positions, masks, caches, attend), 1)
+        return [outputs[at * width :][: len(lane.tokens)] for at, lane in enumerate(lanes)]
+
+    def _run(
+        self, tokens: Tensor, held: Held, positions: Tensor, masks: list[Tensor], batch: BatchCache, attend: Attend
+    ) -> list[Tensor]:
+        """The outputs of each module for the rows of all lanes of `batch`, lane by lane, each as wide as the widest."""
+        count = len(batch.caches)
         began = time.perf_counter()
-        cos, sin = self._table(positions)
+        cos, sin = (table.view(count, 1, batch.width, -1) for table in self._table(positions))
         embedded, outputs = self.embed(tokens, positions), list[Tensor]()
-        for module, seen in enumerate(visible):
+        for module, mask in enumerate(masks):
             at = self.prefix(module)
-            mask = batch.masks(module, [seen]).to(self.device)
             x, residual = self.fuse(embedded, held(module, outputs), module)
-            queries, keys, values = (self._heads(x, f"{at}.self_attn.{name}_proj") for name in "qkv")
+            queries, keys, values = (self._heads(x, f"{at}.self_attn.{name}_proj", count) for name in "qkv")
             keys, values = batch.update(_turned(keys, cos, sin), values, module)
-            columns = batch.columns(module, keys, values, mask)
+            columns = batch.columns(module, keys, values, mask.to(self.device))
             mixed = attend(_turned(queries, cos, sin), columns, self.layer.head_dim**-0.5)
-            stream = residual + self.linear(mixed[0].transpose(0, 1).reshape(rows, -1), f"{at}.self_attn.o_proj")
+            stream = residual + self.linear(mixed.transpose(1, 2).reshape(len(tokens), -1), f"{at}.self_attn.o_proj")
             x = self.norm(stream, f"{at}.post_attention_layernorm")
             gate, up = (self.linear(x, f"{at}.mlp.{name}_proj") for name in ("gate", "up"))
             outputs.append(stream + self.linear(functional.silu(gate) * up, f"{at}.mlp.down_proj"))
@@ -186,7 +219,7 @@ class HeadModel(ABC):
             torch.accelerator.synchronize()
         self.forward_s += time.perf_counter() - began
         self.calls += 1
-        self.attention_calls += len(visible)
+        self.attention_calls += len(masks)
         self.fallbacks.update(batch.fallbacks)
         return outputs
 
@@ -215,10 +248,10 @@ class HeadModel(ABC):
         scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.layer.norm_eps)
         return (wide * scale).to(x.dtype) * self.weights[f"{name}.weight"]
 
-    def _heads(self, x: Tensor, name: str) -> Tensor:
-        """Queries, keys or values of rows `x` through the projection `name`: [1, heads, R, head_dim]."""
+    def _heads(self, x: Tensor, name: str, lanes: int) -> Tensor:
+        """Queries, keys or values of rows `x` through the projection `name`: [lanes, heads, R, head_dim]."""
         projected = self.linear(x, name)
-        return projected.view(len(x), -1, self.layer.head_dim).transpose(0, 1)[None]
+        return projected.view(lanes, len(x) // lanes, -1, self.layer.head_dim).transpose(1, 2)
 
     def _table(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosine and sine [R, head_dim] of the rotary angles at `positions`."""
@@ -238,6 +271,6 @@ MakeHead: TypeAlias = Callable[[Case, CausalLm, Mapping[str, Tensor]], HeadModel
 
 
 def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """`x` [1, heads, R, head_dim] turned by half split: dimension i turns with i + head_dim / 2."""
+    """`x` [lanes, heads, R, head_dim] turned by half split: dimension i turns with i + head_dim / 2."""
     left, right = x.chunk(2, -1)
     return x * cos + torch.cat([-right, left], -1) * sin

@@ -1,0 +1,92 @@
+"""The drafting of all requests of a batch, whose trees are filled side by side.
+
+Each request fills its tree level by level. The levels of all requests that run one model share a forward.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from backends.engine.captured.lanes import LaneModel, LaneRows
+from backends.engine.captured.runner import LevelRunner
+from backends.engine.draft.base import Proposal
+from backends.engine.draft.filling import CachedTreeFilling, Level, Levels
+from backends.engine.request import Request
+from backends.engine.sampling.step import StepSampling
+
+Naming = Callable[[Request], AbstractContextManager[None]]
+"""Gives an exception the stage of the request at which it was raised."""
+
+
+@dataclass
+class Drafting:
+    """A request whose tree is being filled.
+
+    Attributes:
+        request: The request.
+        draft: Its draft.
+        chance: Its sampling in this step.
+        levels: The filling.
+        level: The level that waits for its scores; None once the tree is complete.
+    """
+
+    request: Request
+    draft: CachedTreeFilling
+    chance: StepSampling | None
+    levels: Levels
+    level: Level | None = None
+
+    def go_on(self, scores: Tensor | None = None) -> None:
+        """Fill the tree up to its next level with `scores`; a complete tree is lowered."""
+        try:
+            self.level = next(self.levels) if scores is None else self.levels.send(scores)
+        except StopIteration as end:
+            proposal: Proposal = end.value
+            self.level = None
+            self.request.lower(proposal, self.chance)
+
+
+def draft_together(batch: list[Request], runner: LevelRunner, naming: Naming) -> None:
+    """Propose a tree for each request of `batch`; drafts without levels propose by themselves.
+
+    The first forward of each draft, over the tokens of the step before, stays the request's own.
+    """
+    drafting: dict[int, Drafting] = {}
+    for number, request in enumerate(batch, 1):
+        with naming(request):
+            chance, asked = request.asked()
+            if isinstance(request.draft, CachedTreeFilling):
+                one = Drafting(request, request.draft, chance, request.draft.levels(*asked))
+                one.go_on()
+                drafting[number] = one
+            else:
+                request.lower(request.draft.propose(*asked), chance)
+    while waiting := {number: one for number, one in drafting.items() if one.level is not None}:
+        for scores in _scored(waiting, runner, naming):
+            for number, mine in scores.items():
+                with naming(waiting[number].request):
+                    waiting[number].go_on(mine)
+
+
+def _scored(waiting: dict[int, Drafting], runner: LevelRunner, naming: Naming) -> Iterator[dict[int, Tensor]]:
+    """The scores of each waiting level by the number of its request, model by model."""
+    groups: dict[int, tuple[LaneModel, dict[int, LaneRows]]] = {}
+    for number, one in waiting.items():
+        with naming(one.request):
+            assert one.level is not None
+            model = one.draft.lane_model
+            groups.setdefault(id(model), (model, {}))[1][number] = one.draft.lane(one.level)
+    for model, lanes in groups.values():
+        first = waiting[next(iter(lanes))].request
+        with naming(first):
+            found = runner.run(model, lanes, first.seams.draft_attend, first.seams.kv.single)
+        yield {number: _taken(waiting[number], found[number], naming) for number in lanes}
+
+
+def _taken(one: Drafting, outputs: Tensor, naming: Naming) -> Tensor:
+    """The scores of the level for which `one` waits, from the outputs of its rows."""
+    with naming(one.request):
+        assert one.level is not None
+        return one.draft.taken(one.level, outputs)

@@ -1,0 +1,9 @@
+"""The rows of a batch in its verify forward."""
+
+from backends.engine.model.causal_lm import Rows
+from backends.engine.request import Request
+
+
+def gather(batch: list[Request]) -> list[Rows]:
+    """The rows of each request of `batch` for one verify forward, in the batch's order; every request has a tree."""
+    return [request.rows for request in batch]

@@ -1,0 +1,1 @@
+"""Draft forwards of a batch, over persistent buffers padded to captured sizes."""

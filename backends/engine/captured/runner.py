@@ -1,0 +1,118 @@
+"""The runner of draft levels by capture size, over persistent buffers.
+
+A server captures the draft's forward for a few batch sizes. A batch is padded up to the next of them. One beyond the
+greatest runs without a capture, and the run counts it as a fallback. The captures are emulated: forwards read the
+buffers as graphs would, through fixed views of them, but every forward is launched anew and no graph is recorded.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from backends.engine.captured.buffers import Buffers
+from backends.engine.captured.lanes import LaneModel, LaneRows, Trash
+from backends.engine.columns import Attend
+from backends.engine.kv.base import KvCache
+from backends.engine.kv.lanes import BatchCache
+
+SIZES = (1, 2, 4, 8)
+"""The batch sizes for which drafts are captured."""
+
+
+def capture_size(live: int, sizes: tuple[int, ...]) -> int | None:
+    """The smallest of the ascending `sizes` that holds `live` lanes; None beyond the greatest."""
+    at = bisect_left(sizes, live)
+    return sizes[at] if at < len(sizes) else None
+
+
+@dataclass(frozen=True)
+class CapturedDrafts:
+    """The parts of captured draft forwards; a fault replaces one of them.
+
+    Attributes:
+        sizes: The captured batch sizes, ascending.
+        size: From a number of lanes and the captured sizes to the size that is run; None to run without a capture.
+        buffers: The class of the persistent buffers.
+        trash: The class of the cache of padded lanes.
+        lane_of: From the number of a request among those of a forward, and their count, to the lane of its outputs.
+    """
+
+    sizes: tuple[int, ...] = SIZES
+    size: Callable[[int, tuple[int, ...]], int | None] = capture_size
+    buffers: type[Buffers] = Buffers
+    trash: type[Trash] = Trash
+    lane_of: Callable[[int, int], int] = lambda at, live: at
+
+
+class LevelRunner:
+    """Runs the levels of the requests of a server, model by model.
+
+    Attributes:
+        buffers: The buffers of each model.
+        replays: Number of forwards of each captured size.
+    """
+
+    def __init__(self, parts: CapturedDrafts, rows: int) -> None:
+        self.parts = parts
+        self.rows = rows
+        self.buffers: dict[int, Buffers] = {}
+        self.replays: dict[int, int] = {}
+        self._live: list[KvCache] = []
+        self.trash = parts.trash(lambda: self._live)
+
+    def run(
+        self, model: LaneModel, lanes: dict[int, LaneRows], attend: Attend, batch: type[BatchCache]
+    ) -> dict[int, Tensor]:
+        """The outputs [R, ...] of the levels `lanes`, each by the number of its request in the step, from 1 on."""
+        numbers, rows = list(lanes), list(lanes.values())
+        size = self.parts.size(len(rows), self.parts.sizes)
+        self._live = [lane.cache for lane in rows]
+        if size is None:
+            why = f"not captured: a draft level of {len(rows)} requests; captures end at {self.parts.sizes[-1]}"
+            model.fallbacks[why] += model.layers
+            return dict(zip(numbers, model.run_lanes(rows, attend, batch), strict=True))
+        buffers = self._buffers(model, rows[0])
+        buffers.fill(rows[:size], numbers[:size], size)
+        found = model.run_lanes(self._read(buffers, lanes, rows, size), attend, batch)
+        self._write(buffers, found)
+        self.replays[size] = self.replays.get(size, 0) + 1
+        taken = [self.parts.lane_of(at, len(rows)) for at in range(len(rows))]
+        return {
+            number: buffers.take(lane, len(lanes[number].tokens)) for number, lane in zip(numbers, taken, strict=True)
+        }
+
+    def _buffers(self, model: LaneModel, like: LaneRows) -> Buffers:
+        if id(model) not in self.buffers:
+            self.buffers[id(model)] = self.parts.buffers(self.parts.sizes[-1], self.rows, like)
+        return self.buffers[id(model)]
+
+    def _read(self, buffers: Buffers, lanes: dict[int, LaneRows], rows: list[LaneRows], size: int) -> list[LaneRows]:
+        """The `size` lanes as a graph finds them in the buffers; masks come with the request that a slot names."""
+        widest, found = max(len(lane.tokens) for lane in rows), []
+        for at in range(size):
+            count = len(rows[at].tokens) if at < len(rows) else widest
+            buffers.refuse_poison(at, count)
+            tokens, positions = buffers.tokens[at, :count], buffers.positions[at, :count]
+            held = None if buffers.held is None else buffers.held[at, :count]
+            read = replace(rows[0], tokens=tokens, positions=positions, held=held)
+            number = int(buffers.slots[at])
+            mine = self._of_request(read, lanes[number], buffers.lengths[at]) if number else self.trash.lane(read)
+            found.append(mine)
+        return found
+
+    def _of_request(self, read: LaneRows, lane: LaneRows, length: Tensor) -> LaneRows:
+        """The rows `read` over the cache of the request of `lane`, which ends at `length` columns and these rows."""
+        columns = torch.arange(lane.visible[0].shape[1])
+        visible = [seen & (columns < length + len(read.tokens)) for seen in lane.visible]
+        return replace(read, visible=visible, cache=lane.cache, above=lane.above)
+
+    def _write(self, buffers: Buffers, found: list[Tensor]) -> None:
+        """Write the outputs of each lane to the buffer, which is allocated by the first forward."""
+        if buffers.outputs is None:
+            shape = (self.parts.sizes[-1], self.rows, *found[0].shape[1:])
+            buffers.outputs = found[0].new_full(shape, torch.nan)
+        for at, output in enumerate(found):
+            buffers.outputs[at, : len(output)] = output
