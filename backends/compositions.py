@@ -31,6 +31,7 @@ from backends.engine.kv.seams import KvSeams
 from backends.engine.lowering.device import DeviceLowering
 from backends.engine.lowering.lanes import lanes_within
 from backends.engine.model.graphs import CudaRecorder
+from backends.engine.model.recording.operators import OperatorRecorder
 from backends.engine.sampling.batched import BatchedVerify
 from backends.engine.seams import Seams
 from backends.flags import dense_mask_bytes
@@ -110,7 +111,7 @@ def compose(row: Row) -> EngineBackend:
         raise Unavailable(f"{row.name} needs {row.package}: {missing_package}") from missing_package
     except Unavailable as absent:
         raise Unavailable(f"{row.name} needs {CALLED[row.device]}: {absent}") from absent
-    recorder = CudaRecorder() if row.graphs else None
+    recorder = (CudaRecorder() if row.device == "cuda" else OperatorRecorder()) if row.graphs else None
     make = HandedOverBackend if row.handed_over else RankedBackend if row.processes else EngineBackend
     return make(
         row.name,

@@ -34,7 +34,7 @@ class Row:
         soft_caps: Models with a soft cap that its attention computes (`reference.abilities.Abilities`).
         sinks: Whether its attention computes sinks.
         unequal_widths: Whether its attention computes values of another width than keys.
-        graphs: Whether verify forwards are recorded as CUDA graphs.
+        graphs: Whether verify forwards are recorded and replayed: as CUDA graphs, or emulated on the CPU.
         ranks: Numbers of ranks over which it shards a target.
         processes: Whether its ranks are processes; otherwise they are threads that take turns.
         handed_over: Whether prefill and decode are two processes.
@@ -208,6 +208,18 @@ ROWS: tuple[Row, ...] = (
         soft_caps="any",
         sinks=True,
         unequal_widths=True,
+    ),
+    Row(
+        "cpu-recorded",
+        "eager",
+        "cpu",
+        "EMULATED: cpu-eager with verify forwards recorded and replayed as CUDA graphs are, if the KV layout is static",
+        slow=True,
+        emulated=True,
+        soft_caps="any",
+        sinks=True,
+        unequal_widths=True,
+        graphs=True,
     ),
     Row(
         "triton-interpreted",

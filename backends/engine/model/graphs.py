@@ -1,9 +1,10 @@
 """The recording and replay of whole verify forwards, for CUDA graphs.
 
 A forward is recorded once for each combination of shape, buffers and attention, then replayed. If a forward cannot be
-recorded, the reason is returned in place of logits.
+recorded, the reason is returned in place of logits. A recording is dropped when one of its caches ceases to exist.
 """
 
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -91,26 +92,43 @@ class Still(BatchCache):
 
 
 @dataclass(frozen=True)
+class Key:
+    """What a recording is kept under: all that a replay cannot change.
+
+    Attributes:
+        attend: The attention.
+        shapes: The shapes of the inputs.
+        addresses: The address of each cache's first buffer, which no other living cache has.
+    """
+
+    attend: Attend
+    shapes: tuple[tuple[int, ...], ...]
+    addresses: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Recording:
     """One recorded forward; the caller refills `inputs` in place, then `replay` recomputes `logits` and `heads`."""
 
-    inputs: list[Tensor]
+    inputs: dict[str, Tensor]
     logits: Tensor
     heads: list[Tensor]
     replay: Callable[[], None]
 
 
 class Graphs:
-    """The recordings of one model.
+    """The recordings of one model; a planted fault replaces one of the methods `key`, `found`, `refill` and `results`.
 
     Attributes:
+        recorder: What records a forward.
+        kept: The recordings, the least recently replayed one first.
         refused: The reason why a forward cannot be recorded, by the key of the forward.
     """
 
     def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
-        self._kept: OrderedDict[Any, Recording] = OrderedDict()
-        self.refused: dict[Any, str] = {}
+        self.recorder = recorder
+        self.kept: OrderedDict[Key, Recording] = OrderedDict()
+        self.refused: dict[Key, str] = {}
 
     def run(self, forward: Forward, inputs: Inputs, lanes: Still, attend: Attend) -> tuple[Tensor, list[Tensor]] | str:
         """Replay the forward, and record it first if its shape, buffers or attention are new.
@@ -130,29 +148,44 @@ class Graphs:
             return "not captured: only layout static hands attention the same tensors in every step"
         device = caches[0].buffers[0][0].device
         slots = [torch.arange(one.length, one.length + one.rows, device=device) for one in caches]
-        fresh = [*_tensors(inputs), *slots]
-        # A replay reads and writes fixed addresses, so caches in other buffers need a recording of their own.
-        key = (
-            attend,
-            tuple(tuple(one.shape) for one in fresh),
-            tuple(buffer.data_ptr() for one in caches for buffer in one.buffers[0]),
-        )
+        fresh = named_tensors(inputs, slots)
+        key = self.key(attend, fresh, caches)
         if key in self.refused:
             return self.refused[key]
-        if key not in self._kept:
+        recording = self.found(key)
+        if recording is None:
             try:
-                self._kept[key] = self._record(forward, inputs, lanes, slots, attend)
+                recording = self.kept[key] = self._record(forward, inputs, lanes, slots, attend)
             except RuntimeError as error:
                 self.refused[key] = f"not captured: {' '.join(str(error).split())[:160]}"
                 return self.refused[key]
-            while len(self._kept) > KEEP:
-                self._kept.popitem(last=False)
-        self._kept.move_to_end(key)
-        recording = self._kept[key]
-        for held, new in zip(recording.inputs, fresh, strict=True):
-            held.copy_(new)
+            # The addresses of a cache that is gone may become those of another one.
+            for one in caches:
+                weakref.finalize(one, self.kept.pop, key, None).atexit = False
+            while len(self.kept) > KEEP:
+                self.kept.popitem(last=False)
+        self.refill(recording, fresh)
         recording.replay()
-        # Copies, because the next replay overwrites these tensors.
+        return self.results(recording)
+
+    def key(self, attend: Attend, fresh: dict[str, Tensor], caches: list[Static]) -> Key:
+        """The key of a forward; a replay reads and writes fixed addresses, so other buffers need another recording."""
+        shapes = tuple(tuple(one.shape) for one in fresh.values())
+        return Key(attend, shapes, tuple(one.buffers[0][0].data_ptr() for one in caches))
+
+    def found(self, key: Key) -> Recording | None:
+        """The recording to replay for `key`, now the most recently replayed one; None if there is none."""
+        if key in self.kept:
+            self.kept.move_to_end(key)
+        return self.kept.get(key)
+
+    def refill(self, recording: Recording, fresh: dict[str, Tensor]) -> None:
+        """Copy every input of this forward into the tensors that a replay reads."""
+        for name, held in recording.inputs.items():
+            held.copy_(fresh[name])
+
+    def results(self, recording: Recording) -> tuple[Tensor, list[Tensor]]:
+        """Copies of the logits and the heads, because the next replay overwrites these tensors."""
         return recording.logits.clone(), [one.clone() for one in recording.heads]
 
     def _record(self, forward: Forward, inputs: Inputs, lanes: Still, slots: list[Tensor], attend: Attend) -> Recording:
@@ -171,13 +204,13 @@ class Graphs:
             heads.clear()  # the recorder calls `run` more than once; only the heads of the last call are recorded
             return [forward(held, lanes, watched), *heads]
 
-        (logits, *results), replay = self._recorder.record(run)
-        return Recording([*_tensors(held), *lanes.slots], logits, results, replay)
+        (logits, *results), replay = self.recorder.record(run)
+        return Recording(named_tensors(held, lanes.slots), logits, results, replay)
 
 
-def _tensors(inputs: Inputs) -> list[Tensor]:
-    """The tensors of named inputs in a fixed order."""
-    found: list[Tensor] = []
-    for _, one in sorted(inputs.items()):
-        found += [mask for _, mask in sorted(one.items())] if isinstance(one, dict) else [one]
-    return found
+def named_tensors(inputs: Inputs, slots: list[Tensor]) -> dict[str, Tensor]:
+    """The tensors of a forward by name: its inputs, one mask for each kind of layer, and the slots of each lane."""
+    found: dict[str, Tensor] = {}
+    for name, one in sorted(inputs.items()):
+        found |= {f"{name} {kind}": mask for kind, mask in one.items()} if isinstance(one, dict) else {name: one}
+    return found | {f"slots {lane}": one for lane, one in enumerate(slots)}

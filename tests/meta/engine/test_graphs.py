@@ -1,5 +1,6 @@
 """Recorded verify forwards: what is replayed from a graph of operators is what the model computes, step after step."""
 
+import gc
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -7,12 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from backends.compositions import open_cpu
+from backends.compositions import open_cpu, opened
 from backends.engine.backend import EngineBackend
 from backends.engine.model.models import ModelCache
+from backends.engine.model.recording.operators import OperatorRecorder
 from properties.strategies.models import GALLERY
 from reference.architecture import Seeded
 from reference.case import Case
@@ -124,3 +128,24 @@ def test_a_recording_that_forgot_an_input_would_show() -> None:
     number.fill_(5.0)
     replay()
     assert result.item() == 6.0
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.integers(0, 17), st.integers(0, 99), st.integers(1, 3), st.sampled_from(("float64", "float32")))
+def test_the_shipped_recorder_gives_the_bits_of_eager(at: int, seed: int, spread: int, dtype: str) -> None:
+    shape = RankTree((0, *range(spread), 0), (0, *([0] * spread), spread if spread > 1 else 1))
+    case = replace(CASE, model=Seeded(GALLERY[at], seed), draft=Ngram(shape, 2), dtype=dtype)
+    backend = opened("cpu-recorded")
+    same(backend.run(case), open_cpu().run(case))
+    # Recordings go with the caches whose addresses they hold.
+    gc.collect()
+    kept = backend.models.open(case.model, case.dtype).graphs
+    assert kept is not None
+    assert not kept.kept
+
+
+def test_a_number_read_by_the_host_is_refused() -> None:
+    row = torch.tensor([1.0, -1.0])
+    for read in (lambda: [row * float(row[0])], lambda: [row[row > 0]]):
+        with pytest.raises(RuntimeError, match="hands numbers back to the host"):
+            OperatorRecorder().record(read)

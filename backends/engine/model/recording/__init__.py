@@ -1,0 +1,1 @@
+"""Recorders of verify forwards for devices that have no CUDA graphs."""
