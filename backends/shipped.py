@@ -4,6 +4,7 @@ A row describes a backend without opening it, so that lists and searches need ne
 """
 
 from dataclasses import dataclass, field
+from functools import partial
 
 from reference.layout import KINDS
 from reference.parallel.ranks import RANKS
@@ -72,39 +73,33 @@ def deviceless(row: Row, why: str) -> str:
     return f"{row.name} needs {CALLED[row.device]}: {why}{hint}"
 
 
+widest = partial(Row, soft_caps="any", sinks=True, unequal_widths=True)
+"""A row whose attention computes every soft cap, sinks, and values of another width than keys."""
+
 ROWS: tuple[Row, ...] = (
-    Row(
+    widest(
         "cpu-eager",
         "eager",
         "cpu",
         "the engine with written-out attention, on the CPU",
-        soft_caps="any",
-        sinks=True,
-        unequal_widths=True,
         ranks=RANKS,
     ),
-    Row(
+    widest(
         "cpu-ranks",
         "eager",
         "cpu",
         "cpu-eager with the target over two or four processes that talk by gloo",
         slow=True,
-        soft_caps="any",
-        sinks=True,
-        unequal_widths=True,
         cases=100,
         ranks=RANKS[1:],
         processes=True,
     ),
-    Row(
+    widest(
         "cpu-handed-over",
         "eager",
         "cpu",
         "cpu-eager with prefill in one process and decode in another",
         slow=True,
-        soft_caps="any",
-        sinks=True,
-        unequal_widths=True,
         cases=200,
         handed_over=True,
     ),
@@ -188,37 +183,28 @@ ROWS: tuple[Row, ...] = (
         sinks=True,
         unequal_widths=True,
     ),
-    Row(
+    widest(
         "cpu-captured-sampling",
         "captured-sampling",
         "cpu",
         "cpu-eager with the acceptance of a whole batch in one call, captured by torch.compile and run eagerly",
         slow=True,
-        soft_caps="any",
-        sinks=True,
-        unequal_widths=True,
     ),
-    Row(
+    widest(
         "cpu-captured-drafts",
         "captured-drafts",
         "cpu",
         "EMULATED: cpu-eager with drafts of a batch in one forward over persistent buffers, as graphs would run them",
         slow=True,
         emulated=True,
-        soft_caps="any",
-        sinks=True,
-        unequal_widths=True,
     ),
-    Row(
+    widest(
         "cpu-recorded",
         "eager",
         "cpu",
         "EMULATED: cpu-eager with verify forwards recorded and replayed as CUDA graphs are, if the KV layout is static",
         slow=True,
         emulated=True,
-        soft_caps="any",
-        sinks=True,
-        unequal_widths=True,
         graphs=True,
     ),
     Row(
@@ -247,15 +233,12 @@ ROWS: tuple[Row, ...] = (
         imports=("triton",),
         sinks=True,
     ),
-    Row(
+    widest(
         "cuda-eager",
         "eager",
         "cuda",
         "the engine with written-out attention, on an NVIDIA device",
         twin="cpu-eager",
-        soft_caps="any",
-        sinks=True,
-        unequal_widths=True,
     ),
     Row(
         "ascend-eager",

@@ -127,6 +127,11 @@ class OverlapServer(HandOverServer):
         """Whether the request can be launched now; its grammar reads the results in flight, which its masks need."""
         request = self.requests[number]
         if request.guide is not None:
+            # A grammar reads one result ahead of the host: a second one needs the text that the first has given.
+            while len(self._in_flight(number)) > 1:
+                self._resolve()
+            if request.finish is not None:
+                return False
             for part in self._ahead(number):
                 with naming(request):
                     ended = self._overlap.read(request, part).finish

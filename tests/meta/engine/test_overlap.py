@@ -19,9 +19,10 @@ from properties.verdict.judge import judge
 from reference.architecture import Seeded
 from reference.case import Case
 from reference.draft import LanguageModel, Scripted
+from reference.grammar import Grammar
 from reference.layout import KINDS, KvLayout
 from reference.oracle.decoder import Oracle
-from reference.sampling import Stops
+from reference.sampling import Sampling, Stops
 from reference.session import Action, Mate, Session
 from reference.trace import Committed, Kv, Trace, frozen
 from reference.tree import RankTree
@@ -104,6 +105,18 @@ def test_a_cut_commit_shows_the_columns_that_the_host_keeps() -> None:
     assert short.after.keys.tolist() == columns[:, :, :3].tolist()
     # A ring has let go of columns: what it would hold at this length is not known.
     assert cut_to(replace(whole, after=replace(held, first=(1,))), 3).after is None
+
+
+def test_a_grammar_reads_one_result_ahead_of_the_host_alone() -> None:
+    """The host takes the first of two results in flight before the grammar reads the second, for a preemption too."""
+    model = Seeded(GALLERY[1], 0)
+    words = tuple(("61", "62")[token % 2] for token in range(model.vocab_size))
+    actions = (act("add", 0), act("launch", 0), act("launch", 0), act("preempt", 0), act("step", 0))
+    sampling = Sampling(grammar=Grammar("regex", "(a|b)*a(a|b){2}", words))
+    case = Case(model, (3, 14, 5), sampling=sampling, stops=Stops(4), session=Session((Mate((2,)),), actions))
+    trace = subject_of(open_planted("cpu-eager", None))(case)
+    read = [step.committed.matched for step in trace.steps if step.committed is not None]
+    assert read == [1, 2, 3]
 
 
 def test_a_cpu_executes_at_launch() -> None:
