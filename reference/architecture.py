@@ -240,8 +240,8 @@ class Seeded:
         check_images(self.images, arch.family, arch.words.three_axes)
         if arch.weights > LARGEST:
             raise Malformed("architecture", f"{arch.weights} weights; a built-in model has at most {LARGEST}")
-        if arch.max_positions > LONGEST:
-            raise Malformed("architecture.max_positions", f"{arch.max_positions}; a built-in has at most {LONGEST}")
+        if (most := arch.max_positions) > LONGEST:
+            raise Malformed("architecture.max_positions", f"{most}; a built-in model has at most {LONGEST}")
         # The smallest vocabulary and hidden size that the blocks of `weights.models._transparent` fit into.
         probe = (arch.heads * arch.head_dim + 1, (1 + arch.heads) * arch.head_dim)
         if self.weights == "transparent" and (arch.tied or arch.vocab_size != probe[0] or arch.hidden_size < probe[1]):
