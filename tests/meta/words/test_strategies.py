@@ -253,7 +253,7 @@ A grammar that leaves no token ends as few outputs.
 """
 
 BY_CHANCE = 5
-"""Words of SELDOM that these draws may leave out: 400 cases leave each out with a chance of some 5 %, two on average."""
+"""Words of SELDOM that these draws may leave out: 400 cases leave each out with a chance of 5 %, two on average."""
 
 
 def test_enough_different_cases() -> None:
