@@ -7,7 +7,7 @@ from torch import Tensor
 
 from backends.base import Unsupported
 from backends.engine.captured.buffers import Buffers
-from backends.engine.captured.lanes import LaneRows
+from backends.engine.captured.lanes import LaneRows, Trash
 from backends.engine.captured.runner import CapturedDrafts
 from backends.engine.seams import Seams
 from backends.faults.fault import fault, faults_in
@@ -25,6 +25,29 @@ def with_parts(seams: Seams, **parts: Any) -> Seams:
     if not isinstance(seams.captured_drafts, CapturedDrafts):
         raise Unsupported("a fault of drafts over persistent buffers: this backend runs drafts one by one")
     return replace(seams, captured_drafts=replace(seams.captured_drafts, **parts))
+
+
+@fault(
+    "padded-lanes-write-live-slot",
+    Stage.DRAFTED,
+    "m0at/rvllm #32: padded entries reused KV slot 0; the same in vLLM #43810",
+    "three requests that draft together: their forward is padded to four lanes",
+    on=CAPTURED,
+)
+def padded_lanes_write(seams: Seams) -> Seams:
+    """Padded lanes write their keys and values to the slots of the first live lane."""
+
+    class Live(Trash):
+        def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
+            super().write(layer, keys, values)
+            first = self.live()[0]
+            rows = min(keys.shape[1], first.block(layer)[0].shape[1])
+            held = [one.clone() for one in first.block(layer)]
+            for cells, new in zip(held, (keys, values), strict=True):
+                cells[:, -rows:] = new[:, :rows]
+            first.amend(layer, *held)
+
+    return with_parts(seams, trash=Live)
 
 
 @fault(
