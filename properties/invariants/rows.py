@@ -61,7 +61,7 @@ def logits_beyond(name: str, number: int, step: Step, true: Array, error: Noise)
         yield Finding(name, Stage.SCORED, number, {"side": "shape"}, str(true.shape), str(seen.shape))
         return
     for (node,), measure in beyond(seen, true, error.of_logits()):
-        if error.amplification.excuses(step, node, measure):
+        if error.excuses(step, node, measure):
             continue
         token = int(np.nan_to_num(np.abs(seen[node] - true[node]), nan=np.inf).argmax())
         where: dict[str, int | str] = {"node": node, "token": token}
@@ -94,7 +94,7 @@ def compared(
                 yield Finding(name, Stage.ATTENDED, 0, place, *values, measure)
                 return
     for (at,), measure in beyond(other.scored.logits[others], base.scored.logits[rows], error.of_logits(pair=True)):
-        if error.amplification.excuses(base, rows[at], measure):
+        if error.excuses(base, rows[at], measure):
             continue
         token = int(np.abs(other.scored.logits[others[at]] - base.scored.logits[rows[at]]).argmax())
         values_at = float(base.scored.logits[rows[at], token]), float(other.scored.logits[others[at], token])

@@ -73,6 +73,12 @@ class Noise:
             return EXACT * max(1.0, self.scale)
         return (PAIR if pair else LOGITS)[self.dtype].sigmas * self.logits
 
+    def excuses(self, step: Step, node: int, measure: float) -> bool:
+        """Whether row `node` of the logits of `step` may lie `measure` times as far off as its limit."""
+        # Rows of float64 have one limit, which counts no sigmas.
+        sigma = np.inf if self.dtype == "float64" else self.logits / UNIT[self.dtype]
+        return self.amplification.excuses(step, node, measure, sigma)
+
     def of_inner(self, kind: str, layer: int) -> float:
         """The largest rms distance that a row of `attended`, `keys` or `values` of `layer` may have."""
         if self.dtype == "float64":
