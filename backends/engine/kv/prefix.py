@@ -111,9 +111,14 @@ class PrefixCache:
         for (owner, tokens), page in list(self.entries.items()):
             if count <= 0:
                 return
-            # An entry may have gone with a page before it. A page with another holder would not become free.
-            if (owner, tokens) in self.entries and self.pages.held[page] == 1:
+            # An entry may have gone with a page before it. A page that a request holds would not become free; one that
+            # is kept for several owners does with the last of them.
+            if (owner, tokens) in self.entries and self.pages.held[page] == self._names(page):
                 count -= sum(map(self._let_go, self._beginning(owner, tokens)))
+
+    def _names(self, page: int) -> int:
+        """The number of entries that keep `page`: a request whose draft was switched leaves it to two owners."""
+        return sum(one == page for one in self.entries.values())
 
     def _beginning(self, owner: object, tokens: tuple[int, ...]) -> list[Key]:
         """The keys of kept pages whose tokens begin with `tokens`."""
