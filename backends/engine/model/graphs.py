@@ -93,7 +93,7 @@ class Still(BatchCache):
 
 @dataclass(frozen=True)
 class Key:
-    """What a recording is kept under: all that a replay cannot change.
+    """The key under which a recording is kept: all that a replay cannot change.
 
     Attributes:
         attend: The attention.

@@ -18,7 +18,7 @@ from reference.images.spans import Image, Images
 from reference.session import Session
 
 IMAGES = 16
-"""One case in this many has images, where its target may be another one."""
+"""Images are drawn for one case in this many, where its target may be another one."""
 
 TOGETHER = 4
 """The same for a session."""
@@ -66,7 +66,7 @@ def _stays(case: Case) -> bool:
 
 
 def often(case: Case) -> int:
-    """One case like this one in so many has images."""
+    """Images are drawn for one in this many cases like `case`."""
     if case.session is None:
         return IMAGES
     return SHARED if case.layout.traits.keeps_prefixes else TOGETHER
@@ -74,7 +74,7 @@ def often(case: Case) -> int:
 
 @st.composite
 def images(draw: st.DrawFn, prompt: tuple[int, ...]) -> Images:
-    """One or two blocks inside `prompt`, the first one often at its beginning; none where the prompt is too short."""
+    """At most two blocks of an image inside `prompt`, the first often at its beginning; none in a short prompt."""
     found: list[Image] = []
     begin = draw(st.sampled_from((0, 0, 1, 2)))
     for _ in range(draw(st.sampled_from((1, 1, 2)))):
@@ -121,7 +121,7 @@ def with_images(draw: st.DrawFn, case: Case, architectures: list[Architecture]) 
 
 
 def _inside(images: Images, prompt: tuple[int, ...]) -> Images:
-    """Those of `images` behind which `prompt` goes on."""
+    """The images of `images` behind which `prompt` goes on."""
     return tuple(one for one in images if one.end < len(prompt))
 
 

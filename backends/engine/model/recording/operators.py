@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 @dataclass(frozen=True)
 class Operation:
-    """One operator with its arguments, and the tensors that held its results when it was recorded."""
+    """An operator with its arguments, and the tensors that held its results when it was recorded."""
 
     operator: Any
     given: tuple[Any, ...]
