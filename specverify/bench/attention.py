@@ -1,7 +1,8 @@
 """The command `bench attention`: attention paths timed side by side.
 
-The paths are our split of prefix and tree, our Triton kernel, SDPA under a dense mask and FlexAttention. One reading
-of the KV cache gives the lower bound of memory traffic.
+The paths are written-out attention, our split of prefix and tree, our Triton kernel, SDPA under a dense mask and
+FlexAttention. One reading of the KV cache gives the lower bound of memory traffic. The times become a table by which a
+backend chooses (`backends/engine/attention/measured`).
 """
 
 import random
@@ -15,10 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from backends.devices import missing
-from backends.engine.attention.flex import Flex
-from backends.engine.attention.sdpa import Sdpa
-from backends.engine.attention.split import Split
+from backends.devices import device_name, missing
+from backends.engine.attention.measured.ways import TRITON, ways_on
 from backends.engine.columns import Attend, AttentionInputs
 from specverify.setup.errors import MissingInput
 
@@ -43,9 +42,9 @@ class Setting:
 
 
 SETTINGS = {
-    "cpu": Setting((512, 2048, 8192), (8, 64), (1, 4), 8, 2, 64, torch.float32),
+    "cpu": Setting((128, 512, 2048, 8192), (1, 8, 64), (1, 4), 8, 2, 64, torch.float32),
     # Llama-3-8B's heads.
-    "cuda": Setting((2048, 8192), (8, 64), (1, 8, 32), 32, 8, 128, torch.bfloat16),
+    "cuda": Setting((512, 2048, 8192), (1, 8, 64), (1, 8, 32), 32, 8, 128, torch.bfloat16),
 }
 
 
@@ -85,15 +84,9 @@ def _scene(setting: Setting, batch: int, prefix: int, nodes: int, device: str) -
 
 def paths(device: str) -> dict[str, Attend | str]:
     """The compared paths by name; for an absent path, the reason."""
-    found: dict[str, Attend | str] = {"split": Split(), BASE: Sdpa()}
+    found: dict[str, Attend | str] = {way.name: way.attend for way in ways_on(device)}
     if device == "cpu":
-        found["flex"] = Flex()
-        found["triton"] = "on the CPU the kernel is only interpreted: a time would mean nothing"
-    else:
-        from backends.engine.attention.triton_launch import compiled
-
-        found["flex"] = Flex(compiled=True)
-        found["triton"] = compiled()
+        found[TRITON] = "on the CPU the kernel is only interpreted: a time would mean nothing"
     return found
 
 
@@ -106,8 +99,10 @@ def read_once(scene: Scene) -> None:
     scene.columns.key.clone()
 
 
-def measure(device: str, repetitions: int = REPETITIONS) -> dict[str, Any]:
-    """Time every path in every scene; a repetition visits all paths of a scene in random order.
+def measure(device: str, repetitions: int = REPETITIONS, setting: Setting | None = None) -> dict[str, Any]:
+    """Time every path in every scene of `setting`, by default the device's own.
+
+    A repetition visits all paths of a scene in random order.
 
     Returns:
         rows: batch, prefix, nodes, path, us (median, microseconds), ratio (over SDPA), over_read (over reading the KV
@@ -119,7 +114,7 @@ def measure(device: str, repetitions: int = REPETITIONS) -> dict[str, Any]:
     why = missing(device)
     if why is not None:
         raise MissingInput(f"bench attention --device {device}: {why}")
-    setting = SETTINGS[device]
+    setting = setting or SETTINGS[device]
     try:
         offered = paths(device)
     except ImportError as absent:
@@ -150,7 +145,7 @@ def measure(device: str, repetitions: int = REPETITIONS) -> dict[str, Any]:
     return {
         "rows": rows,
         "absent": {name: one for name, one in offered.items() if isinstance(one, str)},
-        "device": torch.cuda.get_device_name() if device == "cuda" else device,
+        "device": device_name(device) if device == "cuda" else device,
         "threads": torch.get_num_threads(),
         "dtype": str(setting.dtype).removeprefix("torch."),
         "heads": setting.heads,

@@ -39,7 +39,10 @@ KINDS = ("throughput", "kv", "attention", "isolation", "decode", "growth", "orac
 )
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="attention: where (default cpu).")
 @click.option("--layout", metavar="NAME", help="kv: only this KV layout (default: each); decode: this one.")
-@click.option("--model", help="decode, growth, oracle: checkpoint directory, hub id, or builtin:NAME.")
+@click.option(
+    "--model", help="decode, growth, oracle: checkpoint directory, hub id, or builtin:NAME; attention: heads."
+)
+@click.option("--table", metavar="FILE", help="attention: write the times by which cpu-measured chooses its attention.")
 @click.option("--prompts", help="decode: prompt file, or builtin:humaneval.")
 @click.option(
     "--draft", "drafts", multiple=True, metavar="DIR|ngram|model:DIR", help="decode: repeatable (default ngram)."
@@ -56,7 +59,7 @@ KINDS = ("throughput", "kv", "attention", "isolation", "decode", "growth", "orac
 @click.option("--prompt-length", "lengths", multiple=True, type=click.IntRange(min=1), help="decode: repeatable.")
 @click.option("--dialogues", metavar="FILE", help="decode: JSON lines with `turns`, each on the caches of the last.")
 @click.option("--new-tokens", type=click.IntRange(min=2), help="decode: tokens per prompt (default 64).")
-@click.option("--dtype", type=click.Choice(DTYPES), help="decode, growth: working dtype (default float32).")
+@click.option("--dtype", type=click.Choice(DTYPES), help="decode, growth, attention: working dtype.")
 @click.option("--repeat", type=click.IntRange(min=1), help="decode: rounds of every prompt (default 1).")
 @click.option("--trace", metavar="DIR", help="decode: record the run, and go on after what DIR holds of it.")
 @click.option(
@@ -74,6 +77,7 @@ def bench(
     device: str | None,
     layout: str | None,
     model: str | None,
+    table: str | None,
     prompts: str | None,
     drafts: tuple[str, ...],
     nodes: tuple[int, ...],
@@ -95,7 +99,8 @@ def bench(
 
     throughput: cases per second, and wall time over time in the backend's forwards. kv: verify (one block written and
     read, no model) and commit of each KV layout, against prefix length, page size and rows kept. attention: our split
-    of prefix and tree (and our kernel, on a GPU) beside SDPA under a dense mask, FlexAttention, and one reading of KV.
+    of prefix and tree (and our kernel, on a GPU) beside SDPA under a dense mask, FlexAttention, written-out attention
+    and one reading of KV, with the heads of --model if given (`drawn`: of all models that cases draw).
     isolation: what a process of its own costs a backend: as many workers as `diff` has judge each case both ways, in
     turn. decode: greedy generation on a checkpoint by the target alone, by each draft and tree, and by transformers:
     speed, times of tokens, accepted tokens by depth, stages; exit 1 if a text of ours is not the target's own.
@@ -110,7 +115,7 @@ def bench(
     of = {
         "throughput": ("backend", "cases"),
         "isolation": ("backend", "cases"),
-        "attention": ("device",),
+        "attention": ("device", "model", "dtype", "table"),
         "kv": ("layout",),
         "growth": ("backend", "model", "dtype", "nodes"),
         "oracle": ("model", "nodes"),
@@ -120,7 +125,7 @@ def bench(
         "backend": backend, "cases": cases, "device": device, "layout": layout, "model": model, "prompts": prompts,
         "draft": drafts, "nodes": nodes, "depth": depths, "sweep": sweep or None,
         "draft-window": windows, "prompt-length": lengths, "dialogues": dialogues, "new-tokens": new_tokens,
-        "dtype": dtype, "repeat": repeat,
+        "dtype": dtype, "repeat": repeat, "table": table,
         "trace": trace, "dist-backend": dist_backend,
     }  # fmt: skip
     for name, value in given.items():
@@ -131,8 +136,8 @@ def bench(
         raise click.UsageError("--dialogues stands in place of --prompts and --prompt-length")
     if what in ("decode", "growth") and model is None:
         raise click.UsageError(f"bench {what} needs --model")
-    check_apart({"--json": json_file, "--html": html_file})
-    for file in filter(None, (json_file, html_file)):
+    check_apart({"--json": json_file, "--html": html_file, "--table": table})
+    for file in filter(None, (json_file, html_file, table)):
         check(file)
     figures: dict[str, Any]
     code = 0
@@ -177,10 +182,14 @@ def bench(
         figures = measure(layout, REPETITIONS)
         page = kv_table(figures)
     elif what == "attention":
-        from specverify.bench import attention
+        from specverify.bench.ways import table as ways
 
-        figures = attention.measure(device or "cpu")
-        page = attention_table(figures)
+        every = ways.measured(device or "cpu", ways.settings(device or "cpu", model, dtype))
+        found = ways.table(device or "cpu", every)
+        # Figures of one shape are shown with their ratios, those of many by the table.
+        figures, page = (every[0], attention_table(every[0])) if len(every) == 1 else (found, ways.summary(found))
+        if table is not None:
+            ways.write(table, found)
     elif what == "isolation":
         from specverify.bench import isolation
 

@@ -3,12 +3,18 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from jsonschema import Draft202012Validator
 
+from backends.devices import device_name
+from backends.engine.attention.measured.table import Shape, Sizes, WrongTable, nearest, read, schema, table_of
+from properties.strategies.models import GALLERY
 from specverify.bench import attention
 from specverify.bench.attention import SETTINGS, _attended, measure, paths, scenes
+from specverify.bench.ways import table as ways
 from specverify.cli import main
 
 SMALL = replace(SETTINGS["cpu"], prefixes=(16, 32), nodes=(5,), batches=(1, 2), dim=8)
@@ -17,7 +23,7 @@ SMALL = replace(SETTINGS["cpu"], prefixes=(16, 32), nodes=(5,), batches=(1, 2), 
 def test_paths_compute_the_same() -> None:
     for _, scene in scenes(SMALL, "cpu"):
         outs = {name: _attended(one, scene) for name, one in paths("cpu").items() if not isinstance(one, str)}
-        assert set(outs) == {"split", "sdpa", "flex"}
+        assert set(outs) == {"eager", "split", "sdpa", "flex"}
         for out in outs.values():
             torch.testing.assert_close(out, outs["sdpa"], atol=1e-5, rtol=1e-5)
 
@@ -39,7 +45,7 @@ def test_figures_are_ratios_of_one_run(
     assert places == {(batch, prefix, 5) for batch in (1, 2) for prefix in (16, 32)}
     for place in places:
         line = {row["path"]: row for row in figures["rows"] if (row["batch"], row["prefix"], row["nodes"]) == place}
-        assert set(line) == {"split", "sdpa", "flex", "read"}
+        assert set(line) == {"eager", "split", "sdpa", "flex", "read"}
         for row in line.values():
             assert row["ratio"] == pytest.approx(row["us"] / line["sdpa"]["us"])
             assert row["over_read"] == pytest.approx(row["us"] / line["read"]["us"])
@@ -54,3 +60,129 @@ def test_a_device_that_is_not_here_is_one_line(capsys: pytest.CaptureFixture[str
     out, err = capsys.readouterr()
     assert (ended.value.code, out, err.count("\n")) == (3, "", 1)
     assert "bench attention --device cuda" in err
+
+
+def wrote(file: Path, *options: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(["bench", "attention", "--table", str(file), *options])
+    assert isinstance(ended.value.code, int)
+    return ended.value.code
+
+
+def test_the_table_holds_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(attention.SETTINGS, "cpu", SMALL)
+    monkeypatch.setattr(attention, "REPETITIONS", 2)
+    file, figures = tmp_path / "table.json", tmp_path / "figures.json"
+    assert wrote(file, "--json", str(figures), "--dtype", "bfloat16") == 0
+    content = json.loads(file.read_text())
+    Draft202012Validator(schema()).validate(content)
+    assert {path.name for path in tmp_path.iterdir()} == {"table.json", "figures.json"}
+    table, shown = read(file), json.loads(figures.read_text())
+    assert (table.kind, table.device, table.threads) == ("cpu", device_name("cpu"), torch.get_num_threads())
+    (scenes,) = table.shapes.values()
+    assert [*table.shapes] == [Shape("bfloat16", 8, 2, 8)]
+    assert table.ways == ("eager", "flex", "sdpa", "split")
+    for scene in scenes:
+        times = {
+            row["path"]: round(row["us"], 1)
+            for row in shown["rows"]
+            if (row["batch"], row["prefix"], row["nodes"]) == (scene.sizes.batch, scene.sizes.prefix, scene.sizes.nodes)
+        }
+        assert times.pop("read")
+        assert scene.us == times
+        assert [times[way] for way in scene.fastest_first] == sorted(times.values())
+
+
+def test_a_table_of_drawn_models_has_the_heads_of_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "REPETITIONS", 1)
+    monkeypatch.setattr(ways, "SMALL", ((8,), (1,), (1,)))
+    monkeypatch.setattr(ways, "GALLERY", GALLERY[:3] + tuple(one for one in GALLERY if "deep" in one.family))
+    assert wrote(tmp_path / "table.json", "--model", "drawn") == 0
+    shapes = {(one.heads, one.kv_heads, one.head_dim) for one in read(tmp_path / "table.json").shapes}
+    assert {(1, 1, 4), (2, 1, 4), (2, 2, 4)} < shapes
+    assert (2, 1, 10) in shapes  # latent rows: a rank of 8 and 2 rotated numbers
+
+
+def test_a_table_of_a_checkpoint_has_its_heads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(attention.SETTINGS, "cpu", SMALL)
+    monkeypatch.setattr(attention, "REPETITIONS", 1)
+    (tmp_path / "model").mkdir()
+    config = {"model_type": "llama", "vocab_size": 32, "hidden_size": 32, "intermediate_size": 48,
+              "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 1,
+              "max_position_embeddings": 64, "rms_norm_eps": 1e-6, "hidden_act": "silu"}  # fmt: skip
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config))
+    assert wrote(tmp_path / "table.json", "--model", str(tmp_path / "model")) == 0
+    assert [*read(tmp_path / "table.json").shapes] == [Shape("float32", 4, 1, 8)]
+    assert wrote(tmp_path / "table.json", "--model", str(tmp_path / "none")) == 2
+
+
+def test_nothing_is_measured_for_a_table_that_cannot_be_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert wrote(tmp_path / "no" / "table.json") != 0
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert "table.json" in err
+
+
+SCENE = {"batch": 1, "prefix": 8, "nodes": 1, "us": {"sdpa": 2.0, "split": 1.0}}
+SHAPE = {"dtype": "float32", "heads": 2, "kv_heads": 1, "head_dim": 4, "scenes": [SCENE]}
+TABLE = {
+    "attention_table": 1,
+    "kind": "cpu",
+    "device": "a processor",
+    "threads": 1,
+    "versions": {"specverify": "1", "torch": "2"},
+    "repetitions": 1,
+    "absent": {},
+    "shapes": [SHAPE],
+}
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"attention_table": 2}, "version 2 of the format; this program reads 1"),
+        ({"kind": "npu"}, "kind: 'npu' is not one of"),
+        ({"shapes": []}, "shapes: "),
+        ({"shapes": [SHAPE, SHAPE]}, "float32, 2 heads on 1 KV of 4 stands twice"),
+        ({"shapes": [{**SHAPE, "scenes": [SCENE, SCENE]}]}, "float32, 2 heads on 1 KV of 4 has a scene"),
+        ({"shapes": [{**SHAPE, "scenes": [{**SCENE, "us": {"magic": 1.0}}]}]}, "shapes[0].scenes[0].us"),
+        ({"shapes": [{**SHAPE, "scenes": [{**SCENE, "us": {"sdpa": 0}}]}]}, "scenes[0].us.sdpa: 0"),
+    ],
+)
+def test_a_wrong_table_is_refused_in_one_line(changed: dict[str, Any], why: str) -> None:
+    with pytest.raises(WrongTable) as told:
+        table_of({**TABLE, **changed})
+    assert why in str(told.value)
+    assert "\n" not in str(told.value)
+
+
+def test_a_file_that_is_no_table_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(WrongTable, match="it cannot be read"):
+        read(tmp_path / "none.json")
+    (tmp_path / "half.json").write_text('{"attention_table": 1, "kind"')
+    with pytest.raises(WrongTable, match="it is no JSON"):
+        read(tmp_path / "half.json")
+
+
+def test_the_nearest_scene_is_nearest_in_powers_of_two() -> None:
+    places = [(1, 15, 1), (1, 15, 64), (8, 1023, 8), (8, 15, 8)]
+    scenes = [
+        {"batch": batch, "prefix": prefix, "nodes": nodes, "us": {"sdpa": 1.0}} for batch, prefix, nodes in places
+    ]
+    table = table_of({**TABLE, "shapes": [{**SHAPE, "scenes": scenes}]})
+    shape = Shape("float32", 2, 1, 4)
+
+    def found(*sizes: int) -> tuple[int, int, int]:
+        scene = nearest(table, shape, Sizes(*sizes))
+        assert scene is not None
+        return (scene.sizes.batch, scene.sizes.prefix, scene.sizes.nodes)
+
+    assert [found(*place) for place in places] == places
+    assert found(1, 0, 1) == (1, 15, 1)
+    assert found(1, 15, 9) == (1, 15, 64)  # 3.2 powers of two from 1, 2.8 from 64
+    assert found(4, 100, 8) == (8, 15, 8)  # 2.7 powers of two from 15 + 1, 3.3 from 1023 + 1
+    assert found(4, 200, 8) == (8, 1023, 8)
+    assert found(1, 15, 8) == (1, 15, 1)  # 8 lies amid 1 and 64: the first scene
+    assert nearest(table, Shape("float64", 2, 1, 4), Sizes(1, 15, 1)) is None

@@ -1,0 +1,1 @@
+"""Attention whose way is chosen from a table of measured times."""

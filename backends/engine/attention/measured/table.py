@@ -1,0 +1,156 @@
+"""The table of measured attention times, as `bench attention --table` writes it.
+
+`table.schema.json` beside this file is the schema. A table belongs to one device and holds shapes of attention (dtype,
+heads, head dimension), each with scenes: the times of every way that ran at one batch, prefix and number of nodes.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any
+
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import best_match
+
+from reference.case_json import brief, dotted
+
+VERSION = 1
+"""Version of the format; the field `attention_table` of a file holds it."""
+
+SCHEMA = Path(__file__).parent / "table.schema.json"
+
+
+class WrongTable(ValueError):
+    """A file that is no table of attention times; the message says in one line what is wrong with it."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What all forwards of one model have in common.
+
+    Attributes:
+        dtype: The working dtype as cases name it.
+        heads: Query heads.
+        kv_heads: KV heads.
+        head_dim: Numbers of a key.
+    """
+
+    dtype: str
+    heads: int
+    kv_heads: int
+    head_dim: int
+
+    def __str__(self) -> str:
+        return f"{self.dtype}, {self.heads} heads on {self.kv_heads} KV of {self.head_dim}"
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes of one forward: lanes, committed columns of the longest lane, rows of the widest lane."""
+
+    batch: int
+    prefix: int
+    nodes: int
+
+    def away(self, other: "Sizes") -> float:
+        """The sum of the distances of batch, prefix and nodes, each in powers of two."""
+        # One more, because a first prefill has a prefix of 0.
+        pairs = ((self.batch, other.batch), (self.prefix + 1, other.prefix + 1), (self.nodes, other.nodes))
+        return sum(abs(math.log2(one / two)) for one, two in pairs)
+
+
+@dataclass(frozen=True)
+class Scene:
+    """The times of each way that was measured at `sizes`.
+
+    Attributes:
+        sizes: Batch, prefix and nodes.
+        us: The median of each way in microseconds.
+    """
+
+    sizes: Sizes
+    us: Mapping[str, float] = field(hash=False)
+
+    @property
+    def fastest_first(self) -> tuple[str, ...]:
+        """The measured ways, the fastest first; of equal times, the earlier name in the alphabet."""
+        return tuple(sorted(self.us, key=lambda way: (self.us[way], way)))
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Measured times on one device; equal to itself alone, so that it is quick to look up.
+
+    Attributes:
+        kind: The kind of device: cpu or cuda.
+        device: The name of the processor or of the GPU.
+        threads: Threads of torch when the table was measured.
+        shapes: The scenes of each shape.
+    """
+
+    kind: str
+    device: str
+    threads: int
+    shapes: Mapping[Shape, tuple[Scene, ...]]
+
+    @property
+    def ways(self) -> tuple[str, ...]:
+        """All ways that were measured in some scene."""
+        return tuple(sorted({way for scenes in self.shapes.values() for scene in scenes for way in scene.us}))
+
+
+@lru_cache(maxsize=4096)
+def nearest(table: Table, shape: Shape, sizes: Sizes) -> Scene | None:
+    """The measured scene of `shape` that lies nearest to `sizes`, the first of several; None for another shape.
+
+    The distance is `Sizes.away`. All layers of a forward ask for the same, so that answers are remembered.
+    """
+    return min(table.shapes.get(shape, ()), key=lambda scene: scene.sizes.away(sizes), default=None)
+
+
+@cache
+def schema() -> dict[str, Any]:
+    """The JSON Schema of a table."""
+    content: dict[str, Any] = json.loads(SCHEMA.read_text("utf-8"))
+    return content
+
+
+def table_of(content: Any) -> Table:
+    """The table that a decoded JSON value describes.
+
+    Raises:
+        WrongTable: if the schema refuses it, or a shape or a scene stands twice.
+    """
+    if isinstance(content, dict) and content.get("attention_table") not in (None, VERSION):
+        raise WrongTable(f"version {content['attention_table']!r} of the format; this program reads {VERSION}")
+    complaint = best_match(Draft202012Validator(schema()).iter_errors(content))
+    if complaint is not None:
+        place = dotted(complaint.absolute_path)
+        raise WrongTable(f"{place + ': ' if place else ''}{brief(complaint.message)}")
+    shapes: dict[Shape, tuple[Scene, ...]] = {}
+    for one in content["shapes"]:
+        shape = Shape(one["dtype"], one["heads"], one["kv_heads"], one["head_dim"])
+        scenes = [Scene(Sizes(at["batch"], at["prefix"], at["nodes"]), at["us"]) for at in one["scenes"]]
+        if shape in shapes or len({scene.sizes for scene in scenes}) < len(scenes):
+            raise WrongTable(f"shapes: {shape} {'stands' if shape in shapes else 'has a scene'} twice")
+        shapes[shape] = tuple(scenes)
+    return Table(content["kind"], content["device"], content["threads"], shapes)
+
+
+def read(file: str | Path) -> Table:
+    """The table in `file`.
+
+    Raises:
+        WrongTable: if the file cannot be read, is no JSON, or is no table.
+    """
+    try:
+        return table_of(json.loads(Path(file).read_text("utf-8")))
+    except OSError as why:
+        raise WrongTable(f"it cannot be read ({why.strerror or why})") from None
+    except (ValueError, RecursionError) as why:
+        if isinstance(why, WrongTable):
+            raise
+        raise WrongTable(f"it is no JSON ({brief(str(why))})") from None

@@ -1,0 +1,1 @@
+"""The table of attention times that `bench attention` writes."""

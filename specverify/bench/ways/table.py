@@ -1,0 +1,140 @@
+"""The table of measured attention times, by which a backend chooses its way.
+
+The format is `backends/engine/attention/measured/table.schema.json`. A table is for the heads of one checkpoint, or for
+those of all models that cases draw.
+"""
+
+import json
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from backends.devices import device_name
+from backends.engine.attention.measured.table import VERSION, table_of
+from properties.strategies.models import GALLERY
+from reference.architecture import Architecture
+from reference.case import DTYPES
+from reference.oracle.checkpoint import UnreadableCheckpoint
+from reference.oracle.configuration import configured
+from reports.format import clean, plural
+from reports.progress import Progress
+from reports.writing import write_whole
+from specverify import __version__
+from specverify.bench import attention
+from specverify.bench.attention import SETTINGS, Setting
+from specverify.checkpoints.opening import directory_of
+from specverify.setup.errors import UnusableInput
+
+DRAWN = "drawn"
+"""The value of `--model` that stands for all models which cases draw."""
+
+SMALL = ((8, 64), (1, 8), (1, 3))
+"""Prefixes, nodes and batches that are measured for drawn models: the sizes of drawn cases."""
+
+
+def settings(device: str, model: str | None, dtype: str | None) -> list[Setting]:
+    """What is measured: the device's own setting, or the sizes with the heads of `model`, in `dtype`.
+
+    Raises:
+        UnusableInput: The checkpoint cannot be read, or is of a family whose heads are not known.
+        MissingInput: As in `directory_of`.
+    """
+    own = SETTINGS[device]
+    own = own if dtype is None else replace(own, dtype=getattr(torch, dtype))
+    if model is None:
+        return [own]
+    if model == DRAWN:
+        prefixes, nodes, batches = SMALL
+        dtypes = DTYPES if dtype is None else (dtype,)
+        heads = sorted({one for architecture in GALLERY for one in heads_of(architecture)})
+        return [Setting(prefixes, nodes, batches, *one, dtype=getattr(torch, name)) for name in dtypes for one in heads]
+    try:
+        architecture = configured(directory_of(model) / "config.json")
+    except UnreadableCheckpoint as why:
+        raise UnusableInput(str(why)) from None
+    return [replace(own, heads=heads, kv_heads=kv_heads, dim=dim) for heads, kv_heads, dim in heads_of(architecture)]
+
+
+def heads_of(architecture: Architecture) -> list[tuple[int, int, int]]:
+    """Query heads, KV heads and head dimension of a model's attention; of latent attention, over latent rows too."""
+    found = [(architecture.heads, architecture.kv_heads, architecture.head_dim)]
+    if "latent_rank" in architecture.words.settings:
+        found.append((architecture.heads, 1, int(architecture.setting("latent_rank")) + architecture.rotary_dim))
+    return found
+
+
+def measured(device: str, asked: list[Setting]) -> list[dict[str, Any]]:
+    """The figures of `attention.measure` for each of the settings."""
+    if len(asked) == 1:
+        return [attention.measure(device, attention.REPETITIONS, asked[0])]
+    with Progress(len(asked)) as progress:
+        found = []
+        for one in asked:
+            found.append(attention.measure(device, attention.REPETITIONS, one))
+            progress.advance()
+    return found
+
+
+def table(device: str, figures: list[dict[str, Any]]) -> dict[str, Any]:
+    """The table of all figures, as JSON holds it."""
+    content = {
+        "attention_table": VERSION,
+        "kind": device,
+        "device": device_name(device),
+        "threads": torch.get_num_threads(),
+        "versions": {"specverify": __version__, "torch": torch.__version__},
+        "repetitions": figures[0]["repetitions"],
+        "absent": figures[0]["absent"],
+        "shapes": [
+            {
+                "dtype": one["dtype"],
+                "heads": one["heads"],
+                "kv_heads": one["kv_heads"],
+                "head_dim": one["dim"],
+                "scenes": _scenes(one["rows"]),
+            }
+            for one in figures
+        ],
+    }
+    table_of(content)  # what is written can be read
+    return content
+
+
+def _scenes(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    scenes: dict[tuple[int, int, int], dict[str, float]] = {}
+    for row in rows:
+        if row["path"] != "read":
+            times = scenes.setdefault((row["batch"], row["prefix"], row["nodes"]), {})
+            times[row["path"]] = round(row["us"], 1)
+    return [
+        {"batch": batch, "prefix": prefix, "nodes": nodes, "us": us} for (batch, prefix, nodes), us in scenes.items()
+    ]
+
+
+def write(file: str, content: dict[str, Any]) -> None:
+    """Write a table whole or not at all, each scene on a line of its own.
+
+    Raises:
+        Unwritable: when the system refuses.
+    """
+    shapes = []
+    for shape in content["shapes"]:
+        scenes = ",\n".join(f"   {json.dumps(scene)}" for scene in shape["scenes"])
+        head = json.dumps({name: value for name, value in shape.items() if name != "scenes"})
+        shapes.append(f'  {head[:-1]}, "scenes": [\n{scenes}\n  ]}}')
+    head = json.dumps({name: value for name, value in content.items() if name != "shapes"}, indent=1)
+    joined = ",\n".join(shapes)
+    write_whole(file, f'{head[:-2]},\n "shapes": [\n{joined}\n ]\n}}\n'.encode())
+
+
+def summary(content: dict[str, Any]) -> str:
+    """A table in lines: device, shapes, and how often each way is the fastest."""
+    scenes = [scene for shape in table_of(content).shapes.values() for scene in shape]
+    first = Counter(scene.fastest_first[0] for scene in scenes)
+    fastest = ", ".join(f"{way} in {count}" for way, count in first.most_common())
+    return (
+        f"bench attention on {clean(content['device'])}, {plural(content['threads'], 'thread')}: "
+        f"{plural(len(content['shapes']), 'shape')}, {plural(len(scenes), 'scene')}\n  fastest: {fastest}\n"
+    )
