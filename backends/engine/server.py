@@ -139,7 +139,7 @@ class Server:
         self._enter(twin, case, self._arena.fork(old.lease, self._target, model, self._capacity, self._rows))
 
     def _enter(self, number: int, case: Case, lease: CacheLease) -> None:
-        request = self._seams.request(case, self._target, lease, self._draft(case, lease), self._seams)
+        request = self._request_of(case, lease)
         if not self._room(lease, len(case.prompt)):
             self._arena.give_back(lease)
             return
@@ -147,6 +147,10 @@ class Server:
         self._tries.learn(number, case.draft, request.tokens)
         with naming(request):
             request.prefill()
+
+    def _request_of(self, case: Case, lease: CacheLease) -> Request:
+        """The request of `case` on the caches `lease`, before its prefill."""
+        return self._seams.request(case, self._target, lease, self._draft(case, lease), self._seams)
 
     def _restore(self, number: int) -> None:
         request = self.requests[number]

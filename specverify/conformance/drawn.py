@@ -17,6 +17,7 @@ from properties.strategies.cases import single_cases
 from properties.strategies.settings import explore
 from properties.verdict.finding import Verdict
 from properties.verdict.invariant import Invariant
+from reference.abilities import Abilities
 from reference.case import Case
 from specverify.pytest_plugin import BackendUnderTest
 
@@ -59,12 +60,16 @@ def outcomes_of(
     """The outcomes of the invariant `name` on cases drawn within the backend's declaration.
 
     More cases are drawn, by the factors `rounds`, until one is checked. A case that differs fails the test with its
-    page, after Hypothesis has made it smaller.
+    page, after Hypothesis has made it smaller. The test is skipped where the backend declares no case of which the
+    invariant speaks.
     """
     outcomes: set[str] = set()
     invariant = invariant_named(name)
     if invariant.promise and not getattr(backend.declaration, invariant.promise):
         pytest.skip(f"{backend.name} does not promise {invariant.promise}")
+    why = undeclared(name, backend.declaration)
+    if why:
+        pytest.skip(f"{backend.name} {why}")
     alone = invariant.speaks_of == "request" and not invariant.looks_at_run  # it says nothing of sessions
     kind: Callable[..., SearchStrategy[Case]] = single_cases if alone else cases
     if invariant.speaks_of == "session":
@@ -82,6 +87,18 @@ def outcomes_of(
         if "checked" in outcomes:
             break
     return outcomes
+
+
+def undeclared(name: str, declared: Abilities) -> str:
+    """The field of the declaration that admits none of the values of which the invariant `name` speaks, as a reason.
+
+    Empty for an invariant that speaks of cases which the engine declares. The drafts of NARROWED are one choice of
+    several, so that a declaration may lack them.
+    """
+    for field, few in NARROWED.get(name, {}).items():
+        if field != "drafts" and not {*few} & {*getattr(declared, field)}:
+            return f"declares no {field} of {', '.join(map(str, few))}, of which {name} speaks"
+    return ""
 
 
 def hold_in(backend: BackendUnderTest, dtype: str, how: settings = EXAMPLES) -> None:

@@ -6,6 +6,7 @@ from backends.engine.kv.arena import CacheLease
 from backends.engine.kv.base import OutOfPages
 from backends.engine.model.models import ModelCache
 from backends.engine.open_models import OpenModels
+from backends.engine.request import Request
 from backends.engine.seams import Seams
 from backends.engine.server import Server
 from reference.case import Case
@@ -16,8 +17,8 @@ from reference.trace import Trace
 class DialogueServer(Server):
     """A server of one request at a time, whose caches stay when it ends.
 
-    The next turn's prompt begins with all tokens of the turn before, so that its prefill runs the others alone. A turn
-    begins with empty caches where the texts part, and where its draft reads hidden states, which no cache keeps.
+    The next turn's prompt begins with all tokens of the turn before, so that its prefill runs the others alone. The
+    hidden states that a draft reads stay beside the columns. A turn begins with empty caches where the texts part.
 
     Args:
         case: The first turn, whose stops allow as many tokens as all later prompts and outputs have together.
@@ -31,6 +32,7 @@ class DialogueServer(Server):
     def __init__(self, case: Case, shelf: ModelCache, seams: Seams) -> None:
         super().__init__(replace(case, session=None), shelf, seams)
         self._shelf = shelf
+        self._before: Request | None = None
         self.kept = 0
 
     def turn(self, case: Case) -> Trace:
@@ -56,14 +58,22 @@ class DialogueServer(Server):
 
     def _begun(self, case: Case) -> CacheLease:
         """The caches with which the turn `case` begins; the request of the turn before is gone."""
-        before = self.requests.pop(0, None)
+        before, self._before = self.requests.pop(0, None), None
         if before is None:
             return self._lease(case, case.prefix)
         tokens = tuple(before.resolved)
-        if case.prompt[: len(tokens)] == tokens and len(case.prompt) > len(tokens) and case.draft.reads is None:
+        if case.prompt[: len(tokens)] == tokens and len(case.prompt) > len(tokens):
+            self._before = before
             return before.lease
         self._arena.give_back(before.lease, tokens)
         return self._lease(case, case.prefix)
+
+    def _request_of(self, case: Case, lease: CacheLease) -> Request:
+        """The next turn's request, which goes on with the hidden states of the turn before if it has its caches."""
+        request = super()._request_of(case, lease)
+        if self._before is not None:
+            request.follow(self._before)
+        return request
 
     def _end(self, number: int) -> None:
         """Let the request `number` take no further step; its caches stay."""

@@ -152,6 +152,11 @@ class MtpDraft(HeadDraft):
         module = depth % self.modules
         return self.head.score(outputs[:, module], module)
 
+    def follow(self, before: HeadDraft) -> None:
+        """See `HeadDraft`; a cache alone does not hold the outputs of its last row."""
+        assert isinstance(before, MtpDraft)
+        self.before = before.before
+
     def resume(self, cache: KvCache | None) -> None:
         """See `HeadDraft`."""
         super().resume(cache)

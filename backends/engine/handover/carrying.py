@@ -7,6 +7,7 @@ from torch import Tensor
 
 from backends.engine import stops
 from backends.engine.draft.base import Draft
+from backends.engine.draft.head import HeadDraft
 from backends.engine.guided.guide import Guide
 from backends.engine.handover.packet import BadHandOver
 from backends.engine.handover.seams import HandOverSeams
@@ -96,6 +97,12 @@ class Carrying:
             # After a switch to a draft that reads none, those of earlier tokens are of no use.
             hidden=torch.cat(self._hidden) if self._hidden and self.hidden_width else None,
         )
+
+    def follow(self, before: "Carrying") -> None:
+        """Begin with the hidden states of `before`, whose caches this request has and whose text its prompt goes on."""
+        self._hidden = [torch.cat(before._hidden)] if before._hidden else []
+        if isinstance(self.draft, HeadDraft) and isinstance(before.draft, HeadDraft):
+            self.draft.follow(before.draft)
 
     def carry_on(self, sent: Carried, steps: list[Step], over: HandOverSeams) -> None:
         """Take over the state `sent` of a request that another server has begun; this one was just made.

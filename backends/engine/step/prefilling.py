@@ -39,12 +39,13 @@ class Prefilling(Carrying):
         first = cache.length
         attend, lanes = self.seams.prefill_attend or self.seams.attend, self.seams.kv.single
         chunk, reads = self.case.layout.prefill_chunk, self.case.draft.reads
-        if reads is not None and first:
+        states = [] if reads is None or first == 0 else self._hidden
+        if reads is not None and sum(map(len, states)) != first:
             raise ValueError("a draft that reads hidden states needs those of tokens whose KV was there already")
         # A restored request has told them before it was evicted.
         asked = self.case.sampling.prompt_logprobs and self.prompt_logprobs is None
         scores: list[Tensor] | None = [] if asked else None
-        self._hidden = self.target.prefill(
+        self._hidden = states + self.target.prefill(
             tuple(self.tokens[first:-1]),
             cache,
             attend,

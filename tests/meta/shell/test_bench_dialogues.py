@@ -13,10 +13,16 @@ from backends.compositions import open_cpu
 from backends.engine.backend import EngineBackend
 from backends.engine.dialogue.server import DialogueServer
 from backends.engine.two_modes import in_mode
+from properties.strategies.draft.head import LAYERS
 from properties.strategies.models import GALLERY
 from reference.architecture import Seeded
 from reference.case import Case
-from reference.draft import Draft, LanguageModel, Ngram
+from reference.draft import Draft, LanguageModel, Ngram, most_rows
+from reference.draft.eagle1 import Eagle1
+from reference.draft.eagle3 import Eagle3
+from reference.draft.hidden import HiddenStates
+from reference.draft.medusa import Medusa
+from reference.draft.mtp import Mtp
 from reference.layout import KINDS, KvLayout
 from reference.sampling import Stops
 from reference.tree import RankTree
@@ -46,6 +52,10 @@ def served(case: Case, backend: EngineBackend) -> tuple[DialogueServer, list[tup
             np.testing.assert_allclose(one, other, rtol=0, atol=1e-9)
         assert kept.accounting is not None
         assert kept.accounting == anew.accounting
+        # The texts of a wrong draft are right too: its trees tell whether it went on with the right states.
+        assert [one.drafted.tree for one in kept.steps if one.drafted] == [
+            one.drafted.tree for one in anew.steps if one.drafted
+        ]
         turns.append((turn, server.kept))
         history = turn.prompt + kept.output
     return server, turns
@@ -79,6 +89,36 @@ def test_the_cache_of_a_draft_goes_on_too(kind: str) -> None:
     draft = LanguageModel(Seeded(GALLERY[0], 8), SHAPE)
     _, turns = served(case_with(draft, layout(kind)), open_cpu())
     assert turns[-1][1] > len(turns[-2][0].prompt)
+
+
+LAST = HiddenStates(place="normed", shift=1)
+HEADS: dict[str, Draft] = {
+    "eagle1": Eagle1(SHAPE, LAST, LAYERS[0], seed=1),
+    "eagle3": Eagle3(SHAPE, HiddenStates((-1, 0), shift=1), LAYERS[1], (2, 3, 4)),
+    "medusa": Medusa(SHAPE, HiddenStates(place="normed"), 2),
+    "mtp": Mtp(SHAPE, LAST, LAYERS[0], 2),
+}
+"""A draft of each kind that reads hidden states."""
+
+
+@pytest.mark.parametrize("kind", ["branch", "paged", "static"])
+@pytest.mark.parametrize("name", HEADS)
+def test_a_head_goes_on_with_the_hidden_states_of_the_turns_before(name: str, kind: str) -> None:
+    server, turns = served(case_with(HEADS[name], layout(kind)), open_cpu())
+    assert turns[-1][1] > len(turns[-2][0].prompt)
+    (first, *_) = server.trace.steps
+    assert first.drafted is not None
+    assert first.drafted.given is not None
+    # The head ran the rows of the last turn alone, those of the other turns were in its cache.
+    assert first.drafted.given.first >= turns[-1][1] - 1 - most_rows(HEADS[name])
+
+
+def test_a_head_whose_history_is_another_text_begins_with_empty_caches() -> None:
+    backend, case = open_cpu(), case_with(HEADS["mtp"], layout("paged"))
+    server, turns = served(case, backend)
+    other = replace(case, prompt=(2, *turns[-1][0].prompt[1:]))
+    assert server.turn(other).output == backend.run(other).output
+    assert server.kept == 0
 
 
 def test_a_turn_whose_history_is_another_text_begins_with_empty_caches() -> None:

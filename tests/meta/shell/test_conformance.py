@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from backends.compositions import opened
+from specverify.conformance.drawn import NARROWED, undeclared
 from tests.tiers import first
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -115,3 +117,12 @@ def test_a_test_of_the_project_needs_one_call_and_no_plugin(name: str, line: str
     ended = run(project, "test_engine.py")
     assert ended.returncode == (0 if name == "open_" else 1), ended.stdout + ended.stderr
     assert line in ended.stdout
+
+
+def test_an_invariant_of_cases_that_no_declaration_admits_says_so() -> None:
+    """The backend of two processes shards no target; a backend that does is never excused."""
+    sharded, whole = opened("cpu-eager").declaration, opened("cpu-handed-over").declaration
+    for name in NARROWED:
+        assert undeclared(name, sharded) == ""
+    assert undeclared("lossless.ranks-agree", whole) == ("declares no ranks of 2, of which lossless.ranks-agree speaks")
+    assert undeclared("draft.shared", whole) == ""
