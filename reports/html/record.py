@@ -6,7 +6,7 @@ from typing import Any
 from reports.html.bench import bench_page
 from reports.html.selftest import figures_page
 
-COLUMNS = ("prompt", "repeat", "way", "tokens", "seconds", "accepted", "outcome")
+COLUMNS = ("prompt", "place", "repeat", "way", "tokens", "seconds", "accepted", "outcome")
 """The fields of a turn that the page shows; lists as their lengths and sums."""
 
 

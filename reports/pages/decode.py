@@ -18,14 +18,26 @@ SHOWN = 3
 def decode_page(figures: dict[str, Any]) -> str:
     """The figures of `specverify.bench.decode_figures.figures` at 80 columns."""
     facts, rows = figures["facts"], figures["ways"]
+    prompts = plural(facts["prompts"], "turn" if facts.get("dialogues") else "prompt")
+    if facts.get("dialogues"):
+        prompts = f"{plural(facts['dialogues'], 'dialogue')} of {prompts}"
     head = (
         f"bench decode on {clean(str(facts['backend']))}, {clean(str(facts['device']))}: {facts['dtype']}, "
-        f"{plural(facts['threads'], 'thread')}, {plural(facts['prompts'], 'prompt')}, greedy\n"
+        f"{plural(facts['threads'], 'thread')}, {prompts}, greedy"
     )
     grids = [_grid(one) for one in figures["grids"]]
     lengths = _lengths(figures.get("lengths", []))
     dialogues = _dialogues(figures.get("dialogues", []))
-    parts = [head, _speeds(rows), _times(rows), _acceptance(rows), *grids, lengths, dialogues, _stages(rows)]
+    parts = [
+        fill(head, 80) + "\n",
+        _speeds(rows),
+        _times(rows),
+        _acceptance(rows),
+        *grids,
+        lengths,
+        dialogues,
+        _stages(rows),
+    ]
     parts.append(_texts(figures["texts"]))
     drafted = [one for one in rows if one["break_even"] is not None]
     if len(drafted) > 1:
@@ -34,7 +46,8 @@ def decode_page(figures: dict[str, Any]) -> str:
     parts.append(_memory(rows))
     parts += [f"{line}\n" for line in figures.get("missing", ())]
     if figures.get("resumed"):
-        parts.append(f"{plural(figures['resumed'], 'prompt')} taken from the record of an earlier run\n")
+        taken = "dialogue" if facts.get("dialogues") else "prompt"
+        parts.append(f"{plural(figures['resumed'], taken)} taken from the record of an earlier run\n")
     parts.append(f"memory: {facts['peak_resident_mb']:.0f} MB resident at most, all ways together\n")
     return "\n".join(part for part in parts if part)
 
@@ -178,7 +191,7 @@ def _texts(texts: list[dict[str, Any]]) -> str:
     table.add_column("other", ratio=2, overflow="fold")
     for one in texts:
         other = [
-            f"prompt {place['prompt'] + 1}, from token {place['at'] + 1} on: {number(place['gap'])} below the best"
+            f"{_which(place)}, from token {place['at'] + 1} on: {number(place['gap'])} below the best"
             f" logit (noise {number(place['noise'])})"
             for place in one["other"][:SHOWN]
         ]
@@ -186,3 +199,9 @@ def _texts(texts: list[dict[str, Any]]) -> str:
             other.append(f"and {plural(len(one['other']) - SHOWN, 'further text')}")
         table.add_row(clean(one["way"]), str(one["equal"]), str(one["tied"]), "; ".join(other) or "none")
     return printed(table)
+
+
+def _which(text: dict[str, Any]) -> str:
+    """The prompt of a text, or its dialogue and its turn, numbered from 1 on."""
+    number = text["prompt"] + 1
+    return f"dialogue {number}, turn {text['place']}" if text.get("place") else f"prompt {number}"

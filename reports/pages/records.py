@@ -56,10 +56,7 @@ def comparison_page(figures: Mapping[str, Any]) -> str:
     """Two records side by side, from the figures of `specverify.traces.command.compare`."""
     differ = figures["differ"]
     lines = [f"{plural(figures['same'], 'turn')} equal in {', '.join(figures['compared'])}; {len(differ)} differ"]
-    lines += [
-        f"prompt {clean(str(one['prompt']))}, {clean(one['way'])}: {', '.join(one['fields'])} differ"
-        for one in differ[:SHOWN]
-    ]
+    lines += [f"{_where(one)}, {clean(one['way'])}: {', '.join(one['fields'])} differ" for one in differ[:SHOWN]]
     if len(differ) > SHOWN:
         lines.append(f"and {plural(len(differ) - SHOWN, 'further turn')}")
     for side, count in zip(("first", "second"), figures["only"], strict=True):
@@ -74,3 +71,9 @@ def comparison_page(figures: Mapping[str, Any]) -> str:
     for way, (one, other) in figures["seconds"].items():
         table.add_row(clean(way), number(one), number(other), f"{other / one:.2f}" if one else "-")
     return "\n".join(lines) + "\n" + (printed(table) if figures["seconds"] else "")
+
+
+def _where(turn: Mapping[str, Any]) -> str:
+    """The prompt of a turn, or its dialogue and its number there."""
+    name = clean(str(turn["prompt"]))
+    return f"dialogue {name}, turn {turn['place']}" if turn.get("place") else f"prompt {name}"

@@ -18,13 +18,14 @@ class Agreement:
     """The comparison of one text with that of the target alone.
 
     Attributes:
-        prompt: Number of the prompt.
+        prompt: Number of the prompt, or of the dialogue.
         way: The other way.
         compared: Tokens up to the first difference, or all.
         at: Place of the first difference; None where the texts are equal.
         gap: How far the logit of the other way's token lies below the best one, there; 0.0 where one text ends.
         noise: Standard deviation of the noise of logits.
         tied: Whether the difference is a tie.
+        place: Number of the turn in its dialogue, from 1 on; 0 for a prompt without one.
     """
 
     prompt: int
@@ -34,6 +35,7 @@ class Agreement:
     gap: float = 0.0
     noise: float = 0.0
     tied: bool = False
+    place: int = 0
 
     @property
     def agrees(self) -> bool:
@@ -70,8 +72,8 @@ def compared(target: Turn, rows: list[Array], other: Turn, noise: float) -> Agre
     """The comparison of `other` with `target`, whose logits are `rows`, at this noise."""
     at = first_difference(target.tokens, other.tokens)
     if at is None:
-        return Agreement(other.prompt, other.way, len(target.tokens), noise=noise)
+        return Agreement(other.prompt, other.way, len(target.tokens), noise=noise, place=other.place)
     if at in (len(target.tokens), len(other.tokens)):  # one text is the beginning of the other
-        return Agreement(other.prompt, other.way, at, at, noise=noise)
+        return Agreement(other.prompt, other.way, at, at, noise=noise, place=other.place)
     gap = float(rows[at].max() - rows[at][other.tokens[at]])
-    return Agreement(other.prompt, other.way, at, at, gap, noise, gap <= TIE_SIGMA * noise)
+    return Agreement(other.prompt, other.way, at, at, gap, noise, gap <= TIE_SIGMA * noise, other.place)

@@ -77,8 +77,6 @@ def measure(asked: Asked, ranks: Ranks) -> Measured:
     """
     if ranks.world > 1 and asked.folder is None:
         raise UnusableInput("bench decode under torchrun needs --trace DIR: the shards of its ranks are files")
-    if asked.dialogues is not None and (asked.folder is not None or ranks.world > 1):
-        raise UnusableInput("bench decode --dialogues: neither --trace nor torchrun; a record's turns have no history")
     ranks.join()
     run, bases, drafts, device = _opened(asked)
     facts = run.facts | device | ({"lengths": asked.lengths} if asked.lengths else {})
@@ -87,7 +85,7 @@ def measure(asked: Asked, ranks: Ranks) -> Measured:
     with ExitStack() as stack:
         writer = None
         if asked.folder is not None:
-            told = manifest_for(_told(asked), bases, drafts, run.ways, facts, (ranks.rank, ranks.world))
+            told = manifest_for(_told(asked), bases[0], run.given, drafts, run.ways, facts, (ranks.rank, ranks.world))
             writer = stack.enter_context(Writer(ranks.folder(asked.folder), told))
             take(measured, writer.before)
             numbers = [number for number in numbers if number not in writer.before.prompts]
@@ -156,12 +154,13 @@ def _opened(asked: Asked) -> tuple[Run, list[Case], dict[str, tuple[Way, Draft]]
 
 def _write_strays(writer: Writer, run: Run, number: int, turns: list[Turn]) -> None:
     """Write a dump for each text of this prompt that is not the target's and parts from it at no tie."""
-    of = {turn.way: turn for turn in turns if turn.prompt == number}
+    of = {(turn.way, turn.place): turn for turn in turns if turn.prompt == number}
     for agreement in run.agreements[number]:
-        if not agreement.agrees and (number, agreement.way) in run.strayed:
-            step = run.strayed[number, agreement.way]
-            name = f"prompt-{number}-{run.ways.index(agreement.way)}"
-            writer.failure(name, stray_of(of[agreement.way], agreement, *step))
+        key = number, agreement.way, agreement.place
+        if not agreement.agrees and key in run.strayed:
+            name = f"dialogue-{number}-turn-{agreement.place}" if agreement.place else f"prompt-{number}"
+            dump = stray_of(of[key[1:]], agreement, *run.strayed[key])
+            writer.failure(f"{name}-{run.ways.index(agreement.way)}", dump)
 
 
 def _check_fits(name: str, base: Case, draft: Draft, number: int, turns: Sequence[Tokens] = ()) -> None:
@@ -177,5 +176,6 @@ def _told(asked: Asked) -> dict[str, Any]:
     return {
         "model": plan.model, "prompts": plan.prompts, "cases": plan.cases, "new_tokens": plan.new_tokens,
         "drafts": asked.drafts, "nodes": asked.nodes, "depths": asked.depths, "windows": asked.windows,
-        "lengths": asked.lengths, "repeats": asked.repeats, "seed": plan.seed, "layout": plan.layout,
+        "lengths": asked.lengths, "dialogues": asked.dialogues,
+        "repeats": asked.repeats, "seed": plan.seed, "layout": plan.layout,
     }  # fmt: skip

@@ -16,6 +16,9 @@ from specverify.bench.turn import TARGET, Turn
 
 PERCENTILES = (50, 90, 99)
 
+Place = tuple[int, int, int]
+"""Prompt or dialogue, repeat, and turn of the dialogue."""
+
 
 def figures(measured: Measured) -> dict[str, Any]:
     """The figures of every way, the comparisons of texts, and the facts of the run.
@@ -26,7 +29,7 @@ def figures(measured: Measured) -> dict[str, Any]:
         lengths: a row for each way and length of the prompts, where lengths were asked for; dialogues: a row for each
         way and place of a turn, with the means of its context and of the columns that were kept, where dialogues ran.
     """
-    alone = {(turn.prompt, turn.repeat): turn for turn in measured.turns if turn.way == TARGET}
+    alone = {(turn.prompt, turn.repeat, turn.place): turn for turn in measured.turns if turn.way == TARGET}
     rows = []
     for way in measured.ways:
         turns = [turn for turn in measured.turns if turn.way == way]
@@ -61,7 +64,7 @@ def figures(measured: Measured) -> dict[str, Any]:
     }
 
 
-def _place(way: str, place: int, every: list[Turn], alone: dict[tuple[int, int], Turn]) -> dict[str, Any]:
+def _place(way: str, place: int, every: list[Turn], alone: dict[Place, Turn]) -> dict[str, Any]:
     """The figures of the turns of a way that have this place in their dialogues."""
     turns = [turn for turn in every if (turn.way, turn.place) == (way, place)]
     context, kept = (float(np.mean([getattr(turn, name) for turn in turns])) for name in ("context", "kept"))
@@ -79,7 +82,7 @@ def told(measured: Measured) -> tuple[dict[str, Any], str, int]:
     return content, decode_page(content), 1 if wrong else 3 if measured.missing else 0
 
 
-def row(way: str, turns: list[Turn], alone: dict[tuple[int, int], Turn]) -> dict[str, Any]:
+def row(way: str, turns: list[Turn], alone: dict[Place, Turn]) -> dict[str, Any]:
     """The figures of one way.
 
     Returns:
@@ -104,7 +107,7 @@ def row(way: str, turns: list[Turn], alone: dict[tuple[int, int], Turn]) -> dict
     faster = [
         (len(turn.tokens) / turn.seconds) / (len(base.tokens) / base.seconds)
         for turn in turns
-        for base in [alone[turn.prompt, turn.repeat]]
+        for base in [alone[turn.prompt, turn.repeat, turn.place]]
     ]
     return {
         "way": way,

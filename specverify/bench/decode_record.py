@@ -1,5 +1,6 @@
 """A `bench decode` as a record, and the bench that a record holds."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
@@ -41,7 +42,8 @@ class Measured:
 
 def manifest_for(
     asked: Fact,
-    bases: list[Case],
+    base: Case,
+    given: Sequence[Any],
     drafts: dict[str, tuple[Way, Draft]],
     ways: list[str],
     facts: Fact,
@@ -51,15 +53,16 @@ def manifest_for(
 
     Args:
         asked: The options.
-        bases: The cases of the target alone, one for each prompt.
+        base: The case of the target alone for the first prompt.
+        given: The tokens of each prompt, or of each dialogue turn by turn.
         drafts: The ways of our engine with a draft.
         ways: Names of all ways, the target alone first.
         facts: Device, dtype and sizes.
         shard: Rank and number of ranks.
     """
-    model = bases[0].model
-    digests = {name: _draft_digest(bases[0], draft) for name, (_, draft) in drafts.items()}
-    prompts = [digest_of(base.prompt) for base in bases]
+    model = base.model
+    digests = {name: _draft_digest(base, draft) for name, (_, draft) in drafts.items()}
+    prompts = [digest_of(one) for one in given]
     named = [asdict(drafts[way][0]) if way in drafts else {"name": way} for way in ways]
     checkpoint = {"name": str(getattr(model, "source", model.TAG)), "digest": str(getattr(model, "digest", ""))}
     deciding = {"model": checkpoint["digest"], "drafts": digests, "prompts": prompts, "device": facts["device"]}
@@ -93,6 +96,7 @@ def stray_of(turn: Turn, agreement: Agreement, number: int, step: Step) -> Fact:
     """The dump of a text of ours that is not the target's: the step where it left it, the tree as it was lowered."""
     return {
         "prompt": turn.prompt,
+        **({"place": turn.place} if turn.place else {}),
         "way": turn.way,
         "finding": asdict(agreement),
         "step": number,

@@ -28,7 +28,8 @@ class Run:
         ways: Names of the ways, the target alone first.
         facts: Backend, dtype, threads and sizes of the prompts.
         agreements: For each prompt that has run, the comparisons of its texts with that of the target alone.
-        strayed: For each prompt and way whose text leaves that of the target alone, the step where it does.
+        strayed: For each prompt, way and turn whose text leaves that of the target alone, the step where it does.
+        given: The tokens of each prompt.
     """
 
     def __init__(
@@ -42,7 +43,8 @@ class Run:
         self._backend = backend
         backend.seams = self._clock.planted(backend.seams)
         self.agreements: dict[int, list[Agreement]] = {}
-        self.strayed: dict[tuple[int, str], tuple[int, Step]] = {}
+        self.strayed: dict[tuple[int, str, int], tuple[int, Step]] = {}
+        self.given: list[Any] = [base.prompt for base in bases]
         self.facts: dict[str, Any] = {
             "backend": backend.declaration.name,
             "dtype": bases[0].dtype,
@@ -74,7 +76,7 @@ class Run:
                     elif trace is not None:
                         at = first_difference(texts[TARGET].tokens, turn.tokens)
                         if at is not None:
-                            self.strayed[number, way] = _step_at(trace, at)
+                            self.strayed[number, way, 0] = step_at(trace, at)
                         same = min(len(turn.tokens), len(rows)) if at is None else at
                         noise = max(noise, noise_between(rows, rows_of(trace), same))
                 yield turn
@@ -117,7 +119,7 @@ class Run:
         return turn, trace
 
 
-def _step_at(trace: Trace, at: int) -> tuple[int, Step]:
+def step_at(trace: Trace, at: int) -> tuple[int, Step]:
     """The number of the step that emitted token `at` of the output, or of the last step, and the light part of it."""
     done = 0
     for number, step in enumerate(trace.steps):

@@ -12,7 +12,7 @@ class Turn:
     """One timed generation.
 
     Attributes:
-        prompt: Number of the prompt.
+        prompt: Number of the prompt, or of the dialogue.
         repeat: Number of the round in which it ran.
         way: The name of the way.
         tokens: The text.

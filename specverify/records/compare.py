@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from specverify.records.read import Fact, Key, Record
+from specverify.records.read import Fact, Key, Record, key_of
 
 COMPARED = ("tokens", "paths", "nodes", "accepted")
 """The fields of a turn that must be equal: all but times, memory and counts of fallbacks."""
@@ -54,4 +54,4 @@ def compared(one: Record, other: Record) -> Comparison:
 
 
 def _keyed(record: Record) -> dict[Key, Fact]:
-    return {(turn["prompt"], turn.get("repeat", 0), turn["way"]): turn for turn in record.finished}
+    return {key_of(turn): turn for turn in record.finished}

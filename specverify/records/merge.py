@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from reports import writing
-from specverify.records.read import DIFF, MANIFEST, PROMPTS, TURNS, Fact, Record, read
+from specverify.records.read import DIFF, MANIFEST, PROMPTS, TURNS, Fact, Record, key_of, read
 from specverify.setup.errors import UnusableInput
 
 
@@ -69,13 +69,13 @@ def _of_shards(records: list[Record]) -> Record:
         else:
             whole.append(at[rank])
     order = {way["name"]: place for place, way in enumerate(first.manifest.get("ways", ()))}
-    turns = [turn for one in whole for turn in one.finished]
-    turns.sort(key=lambda turn: (turn["prompt"], turn.get("repeat", 0), order.get(turn["way"], len(order))))
-    keyed = {(turn["prompt"], turn.get("repeat", 0), turn["way"]): turn for turn in turns}
+    keyed = {key_of(turn): turn for one in whole for turn in one.finished}
+    keys = sorted(keyed, key=lambda key: (key[0], key[1], key[3], order.get(key[2], len(order))))
     prompts = {number: line for one in whole for number, line in one.prompts.items()}
     manifest: Fact = {**first.manifest, "missing": missing}
     manifest.pop("shard", None)
-    return Record(first.folder, manifest, keyed, dict(sorted(prompts.items())), sum(one.torn for one in records))
+    turns = {key: keyed[key] for key in keys}
+    return Record(first.folder, manifest, turns, dict(sorted(prompts.items())), sum(one.torn for one in records))
 
 
 def write(record: Record, folder: Path) -> None:

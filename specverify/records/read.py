@@ -28,8 +28,8 @@ LARGEST = 1 << 31
 
 Fact = dict[str, Any]
 
-Key = tuple[int | str, int, str]
-"""Prompt, repeat and way: each turn of a run has a key of its own."""
+Key = tuple[int | str, int, str, int]
+"""Prompt or dialogue, repeat, way, and turn of the dialogue: each turn of a run has a key of its own."""
 
 
 @dataclass
@@ -82,6 +82,11 @@ def _validator(part: str) -> Any:
     return Validator({"$defs": schema()["$defs"], "$ref": f"#/$defs/{part}"})
 
 
+def key_of(turn: Fact) -> Key:
+    """The key of a line of `turns.jsonl`."""
+    return turn["prompt"], turn.get("repeat", 0), turn["way"], turn.get("place", 0)
+
+
 def check(part: str, fact: Any, where: str) -> None:
     """Refuse a fact that is no such part of a record.
 
@@ -112,7 +117,7 @@ def read(folder: Path) -> Record:
     check("manifest", manifest, str(path))
     turns, torn = _lines(folder / TURNS, "turn")
     prompts, also = _lines(folder / PROMPTS, "prompt")
-    keyed = {(one["prompt"], one.get("repeat", 0), one["way"]): one for one in turns}
+    keyed = {key_of(one): one for one in turns}
     return Record(folder, manifest, keyed, {one["prompt"]: one for one in prompts}, torn + also)
 
 

@@ -147,7 +147,8 @@ def compare(first: Path, second: Path, json_file: str | None) -> int:
         writing.check(json_file)
     found = compared(read(first), read(second))
     differ = [
-        {"prompt": key[0], "repeat": key[1], "way": key[2], "fields": names} for key, names in found.differ.items()
+        {**dict(zip(("prompt", "repeat", "way", "place"), key, strict=True)), "fields": names}
+        for key, names in found.differ.items()
     ]
     figures = {"compared": COMPARED, **vars(found), "differ": differ}
     click.echo(comparison_page(figures).rstrip("\n"), err=json_file == "-")

@@ -10,7 +10,7 @@ from reference.case import Case
 from reference.draft import Draft
 from reference.trace import Array, Trace
 from specverify.bench.agreement import Agreement, compared, first_difference, noise_between, rows_of
-from specverify.bench.decode_run import Run
+from specverify.bench.decode_run import Run, step_at
 from specverify.bench.dialogues.reading import Tokens
 from specverify.bench.turn import TARGET, Turn, Way
 
@@ -46,7 +46,7 @@ class DialogueRun(Run):
         drafts: dict[str, tuple[Way, Draft]],
     ) -> None:
         super().__init__(backend, bases, drafts, [TARGET, ANEW, *drafts])
-        self._dialogues = dialogues
+        self._dialogues = self.given = dialogues
         self.facts |= {"dialogues": len(dialogues), "prompts": sum(map(len, dialogues))}
 
     def prompt(self, number: int, repeats: int) -> Iterator[Turn]:
@@ -55,7 +55,7 @@ class DialogueRun(Run):
         The target's own text goes on in all ways, so that a way whose text parts from it at a tie begins its next turn
         with empty caches.
         """
-        first, agreements = sum(map(len, self._dialogues[:number])), list[Agreement]()
+        agreements = list[Agreement]()
         for repeat in range(repeats):
             servers = {way: self._server(way, number) for way in self.ways if way != ANEW}
             history: Tokens = ()
@@ -65,7 +65,7 @@ class DialogueRun(Run):
                 turning = (number + repeat + place) % len(others)
                 traces = dict[str, tuple[Turn, Trace]]()
                 for way in (TARGET, *others[turning:], *others[:turning]):
-                    traces[way] = self._played(way, case, servers.get(way), first + place, repeat, place + 1)
+                    traces[way] = self._played(way, case, servers.get(way), number, repeat, place + 1)
                     yield traces[way][0]
                 if repeat == 0:
                     agreements += self._compared(traces)
@@ -98,6 +98,8 @@ class DialogueRun(Run):
         noise = 0.0
         for other, found in traces.values():
             at = first_difference(target.tokens, other.tokens)
+            if at is not None:
+                self.strayed[other.prompt, other.way, other.place] = step_at(found, at)
             same = min(len(other.tokens), len(rows)) if at is None else at
             theirs: list[Array] = rows if found is trace else rows_of(found)
             noise = max(noise, noise_between(rows, theirs, same))

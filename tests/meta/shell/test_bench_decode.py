@@ -193,7 +193,7 @@ def test_break_even_is_the_cost_of_a_step() -> None:
         nodes=(3, 3),
         height=(1, 2),
     )
-    told = row("ngram", [drafted], {(0, 0): alone})
+    told = row("ngram", [drafted], {(0, 0, 0): alone})
     assert told["break_even"] == pytest.approx(0.5)
     assert told["speed_up"]["mean"] == pytest.approx(1.25)
     assert (told["ttft_ms"], told["tpot_ms"], told["rejected"]) == (2500, 750, 4)

@@ -1,17 +1,22 @@
 """Dialogues of `bench decode`: each turn goes on with the caches of the one before; texts are the target's own."""
 
 import json
+import shutil
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
+from torch import Tensor
 
 from backends.adapt.models import words_tokenizer
 from backends.compositions import open_cpu
+from backends.engine.accept import greedy_walk
 from backends.engine.backend import EngineBackend
+from backends.engine.composition import SEAMS
 from backends.engine.dialogue.server import DialogueServer
+from backends.engine.lower_tree import TreeTensors
 from backends.engine.two_modes import in_mode
 from properties.strategies.draft.head import LAYERS
 from properties.strategies.models import GALLERY
@@ -28,6 +33,7 @@ from reference.sampling import Stops
 from reference.tree import RankTree
 from specverify.bench.agreement import rows_of
 from specverify.cli import main
+from specverify.records.read import check
 from tests.checkpoints import saved
 
 SHAPE = RankTree((0, 0, 0, 1), (0, 1, 0, 0))
@@ -141,10 +147,14 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return readable("llama", tmp_path_factory.mktemp("dialogues"))
 
 
+def ended(*words: object) -> int:
+    with pytest.raises(SystemExit) as stopped:
+        main([*map(str, words)])
+    return int(stopped.value.code or 0)
+
+
 def bench(*options: object) -> int:
-    with pytest.raises(SystemExit) as ended:
-        main(["bench", "decode", *map(str, options)])
-    return int(ended.value.code or 0)
+    return ended("bench", "decode", *options)
 
 
 def test_turns_are_told_with_their_history_and_what_was_kept(
@@ -199,7 +209,75 @@ def test_options_that_dialogues_exclude_are_one_line(
     asked = ("--model", checkpoint, "--dialogues", tmp_path / "none.jsonl")
     assert bench(*asked, "--prompt-length", 4) == 2
     assert "in place of --prompts" in capsys.readouterr().err
-    assert bench(*asked, "--trace", tmp_path / "traced") == 2
-    assert "neither --trace nor torchrun" in capsys.readouterr().err
     assert bench(*asked) == 2
     assert "none.jsonl: no such file" in capsys.readouterr().err.lower()
+
+
+@pytest.fixture
+def said(tmp_path: Path) -> Path:
+    file = tmp_path / "said.jsonl"
+    file.write_text('{"turns": ["1 2 3 1 2", "4 5", "6"]}\n{"turns": ["7 8 7", "1"]}\n')
+    return file
+
+
+def test_a_record_has_a_line_for_each_turn_of_each_dialogue(
+    checkpoint: Path, said: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, other, page = tmp_path / "traced", tmp_path / "other", tmp_path / "page.html"
+    asked = ("--model", checkpoint, "--dialogues", said, "--new-tokens", 6, "--repeat", 2)
+    assert bench(*asked, "--trace", folder) == 0
+    written = [json.loads(line) for line in (folder / "turns.jsonl").read_text().splitlines()]
+    ways = {one["way"] for one in written}
+    assert {"target-only", "target-anew", "ngram"} <= ways
+    keys = [(one["prompt"], one["place"], one["repeat"], one["way"]) for one in written]
+    places = [(0, 1), (0, 2), (0, 3), (1, 1), (1, 2)]
+    assert sorted(keys) == sorted((*place, repeat, way) for place in places for repeat in (0, 1) for way in ways)
+    capsys.readouterr()
+    assert ended("trace", "show", folder, "--json", "-", "--html", page) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert len(shown["turns"]) == len(written)
+    rows = {(one["way"], one["place"]): one for one in shown["dialogues"]}
+    assert rows["ngram", 3]["kept"] == 5 + 6 + 2 + 6 - 1
+    assert "place" in page.read_text()
+    # The first dialogue is taken from the record, the second runs again.
+    shutil.copytree(folder, other)
+    kept = [line for line in (other / "turns.jsonl").read_text().splitlines() if json.loads(line)["prompt"] == 0]
+    (other / "turns.jsonl").write_text("\n".join(kept) + "\n")
+    (other / "prompts.jsonl").write_text((other / "prompts.jsonl").read_text().splitlines()[0] + "\n")
+    assert bench(*asked, "--trace", other) == 0
+    assert "1 dialogue taken from the record of an earlier run" in capsys.readouterr().out
+    assert ended("trace", "compare", folder, other) == 0
+    changed = [{**turn, "tokens": [9]} if (turn["prompt"], turn["place"]) == (1, 2) else turn for turn in written]
+    (other / "turns.jsonl").write_text("".join(json.dumps(turn) + "\n" for turn in changed))
+    capsys.readouterr()
+    assert ended("trace", "compare", folder, other) == 1
+    assert "dialogue 1, turn 2, target-only: tokens differ" in capsys.readouterr().out
+
+
+def test_other_dialogues_are_another_run(
+    checkpoint: Path, said: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ("--model", checkpoint, "--dialogues", said, "--new-tokens", 4, "--trace", tmp_path / "traced")
+    assert bench(*asked) == 0
+    said.write_text('{"turns": ["1 2 3 1 2", "4 5", "7"]}\n{"turns": ["7 8 7", "1"]}\n')
+    assert bench(*asked) == 2
+    assert "holds the record of another run" in capsys.readouterr().err
+
+
+def test_a_text_of_a_turn_that_is_not_the_targets_own_is_dumped(
+    checkpoint: Path, said: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def walk(tensors: TreeTensors, logits: Tensor) -> tuple[list[int], int]:
+        path, bonus = greedy_walk(tensors, logits)
+        return path, (bonus + 1) % 32 if len(tensors.token) > 1 else bonus
+
+    monkeypatch.setattr("backends.compositions.SEAMS", replace(SEAMS, walk=walk))
+    drafts = ("--draft", f"model:{checkpoint}")
+    asked = ("--model", checkpoint, "--dialogues", said, "--new-tokens", 6, "--trace", tmp_path / "traced")
+    assert bench(*asked, *drafts) == 1
+    assert "dialogue 1, turn 1, from token" in " ".join(capsys.readouterr().out.split())
+    dumps = sorted((tmp_path / "traced" / "failures").iterdir())
+    assert dumps[0].name.startswith("dialogue-0-turn-1-")
+    told = json.loads(dumps[0].read_text())
+    check("failure", told, "the dump")
+    assert (told["prompt"], told["place"]) == (0, 1)
