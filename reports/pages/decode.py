@@ -140,7 +140,14 @@ def _dialogues(rows: list[dict[str, Any]]) -> str:
         cells = [str(one["place"]), f"{one['context']:.0f}", f"{one['kept']:.0f}", f"{one['tokens_per_s']:.1f}"]
         cells += [f"{one['speed_up']['mean']:.2f}", "-" if taken is None else f"{taken['mean']:.2f}", *times]
         table.add_row(clean(one["way"]), *cells)
-    return printed(table)
+    later = [one for one in rows if one["place"] > 1]
+    anew = [
+        way
+        for way in dict.fromkeys(one["way"] for one in later)
+        if not any(one["kept"] for one in later if one["way"] == way)
+    ]
+    line = "every turn with an empty cache: " + ", ".join(map(clean, anew))
+    return printed(table) + (fill(line, 80) + "\n" if anew else "")
 
 
 def _grid(grid: dict[str, Any]) -> str:

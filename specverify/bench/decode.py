@@ -144,11 +144,11 @@ def _opened(asked: Asked) -> tuple[Run, list[Case], dict[str, tuple[Way, Draft]]
             if dialogues:
                 _check_fits(name, base, draft, number, dialogues[number])
     facts = manifest(backend)
-    if dialogues:
-        return DialogueRun(backend, dialogues, bases, drafts), bases, drafts, facts
     theirs = [PLAIN, LOOKUP] if backend.declaration.device == "cpu" else []
     if theirs and any(draft.model is not None for _, draft in drafts.values()):
         theirs.append(ASSISTED)
+    if dialogues:
+        return DialogueRun(backend, dialogues, bases, drafts, theirs), bases, drafts, facts
     return Run(backend, bases, drafts, [TARGET, *drafts, *theirs]), bases, drafts, facts
 
 

@@ -89,10 +89,14 @@ class Run:
 
     def _turn(self, way: str, base: Case, number: int, repeat: int) -> tuple[Turn, Trace | None]:
         if way in (PLAIN, LOOKUP, ASSISTED):
-            model = next((one for one in self._drafts.values() if one.model is not None), base.draft)
-            return generated(way, replace(base, draft=model) if way == ASSISTED else base, number, repeat), None
+            return generated(way, self.theirs(way, base), number, repeat), None
         case = replace(base, draft=self._drafts[way]) if way in self._drafts else base
         return self.timed(way, case, self._backend.run, number, repeat)
+
+    def theirs(self, way: str, base: Case) -> Case:
+        """The case of a way of transformers; its assistant is the first of our drafts that is a model."""
+        model = next((one for one in self._drafts.values() if one.model is not None), base.draft)
+        return replace(base, draft=model) if way == ASSISTED else base
 
     def timed(
         self, way: str, case: Case, play: Callable[[Case], Trace], number: int, repeat: int

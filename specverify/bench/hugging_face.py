@@ -43,10 +43,20 @@ class Times:
 
 def generated(way: str, case: Case, prompt: int, repeat: int) -> Turn:
     """One greedy generation of transformers for the prompt of `case`; the model stays open for the next."""
+    return continued(way, case, prompt, repeat)[0]
+
+
+def continued(way: str, case: Case, prompt: int, repeat: int, kept: Any = None) -> tuple[Turn, Any]:
+    """One greedy generation behind the cache `kept`, whose columns hold a beginning of the prompt; None for no cache.
+
+    Returns:
+        The turn, and the cache at its end.
+    """
     network = transformers_model(case.model, case.dtype)
     peak = Peak("cpu")
     peak.start()
-    given: dict[str, Any] = {}
+    given: dict[str, Any] = {} if kept is None else {"past_key_values": kept}
+    columns = 0 if kept is None else int(kept.get_seq_length())
     if way == LOOKUP:
         given["prompt_lookup_num_tokens"] = LOOKED_UP
     elif way == ASSISTED:
@@ -63,13 +73,14 @@ def generated(way: str, case: Case, prompt: int, repeat: int) -> Turn:
             eos_token_id=list(case.stops.eos) or None,
             pad_token_id=0,
             streamer=times,
+            return_dict_in_generate=True,
             **given,
         )
     seconds = time.perf_counter() - began
     held = _weights(way, case)
-    tokens = tuple(told[0, len(case.prompt) :].tolist())
+    tokens = tuple(told.sequences[0, len(case.prompt) :].tolist())
     steps = tuple(at - began for at in times.at)
-    return Turn(
+    turn = Turn(
         prompt,
         repeat,
         way,
@@ -81,7 +92,9 @@ def generated(way: str, case: Case, prompt: int, repeat: int) -> Turn:
         target_mb=held[0] / MB,
         draft_mb=held[1] / MB,
         context=len(case.prompt),
+        kept=columns,
     )
+    return turn, told.past_key_values
 
 
 def _weights(way: str, case: Case) -> tuple[int, int]:

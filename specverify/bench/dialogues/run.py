@@ -12,6 +12,7 @@ from reference.trace import Array, Trace
 from specverify.bench.agreement import Agreement, compared, first_difference, noise_between, rows_of
 from specverify.bench.decode_run import Run, step_at
 from specverify.bench.dialogues.reading import Tokens
+from specverify.bench.dialogues.theirs import TheirDialogue
 from specverify.bench.turn import TARGET, Turn, Way
 
 ANEW = "target-anew"
@@ -36,6 +37,7 @@ class DialogueRun(Run):
         dialogues: The tokens of each dialogue, turn by turn, without the answers.
         bases: For each dialogue the case of the target alone, with its first turn as the prompt.
         drafts: The ways with a draft.
+        theirs: The ways of transformers.
     """
 
     def __init__(
@@ -44,8 +46,10 @@ class DialogueRun(Run):
         dialogues: list[list[Tokens]],
         bases: list[Case],
         drafts: dict[str, tuple[Way, Draft]],
+        theirs: Sequence[str] = (),
     ) -> None:
-        super().__init__(backend, bases, drafts, [TARGET, ANEW, *drafts])
+        super().__init__(backend, bases, drafts, [TARGET, ANEW, *drafts, *theirs])
+        self._theirs = theirs
         self._dialogues = self.given = dialogues
         self.facts |= {"dialogues": len(dialogues), "prompts": sum(map(len, dialogues))}
 
@@ -57,15 +61,20 @@ class DialogueRun(Run):
         """
         agreements = list[Agreement]()
         for repeat in range(repeats):
-            servers = {way: self._server(way, number) for way in self.ways if way != ANEW}
+            servers = {way: self._server(way, number) for way in (TARGET, *self._drafts)}
+            others_of = {way: TheirDialogue(way) for way in self._theirs}
             history: Tokens = ()
             for place, said in enumerate(self._dialogues[number]):
                 case = replace(self._bases[number], prompt=history + said)
                 others = self.ways[1:]
                 turning = (number + repeat + place) % len(others)
-                traces = dict[str, tuple[Turn, Trace]]()
+                traces = dict[str, tuple[Turn, Trace | None]]()
                 for way in (TARGET, *others[turning:], *others[:turning]):
-                    traces[way] = self._played(way, case, servers.get(way), number, repeat, place + 1)
+                    if way in others_of:
+                        turn = others_of[way].turn(self.theirs(way, case), number, repeat)
+                        traces[way] = replace(turn, place=place + 1), None
+                    else:
+                        traces[way] = self._played(way, case, servers.get(way), number, repeat, place + 1)
                     yield traces[way][0]
                 if repeat == 0:
                     agreements += self._compared(traces)
@@ -92,11 +101,14 @@ class DialogueRun(Run):
         turn, trace = self.timed(way, case, self._backend.run if server is None else server.turn, prompt, repeat)
         return replace(turn, place=place, kept=0 if server is None else server.kept), trace
 
-    def _compared(self, traces: dict[str, tuple[Turn, Trace]]) -> list[Agreement]:
+    def _compared(self, traces: dict[str, tuple[Turn, Trace | None]]) -> list[Agreement]:
         """The comparisons of the texts of the ways with that of the target alone, by rule T."""
-        (target, trace), rows = traces[TARGET], rows_of(traces[TARGET][1])
-        noise = 0.0
+        target, trace = traces[TARGET]
+        assert trace is not None
+        rows, noise = rows_of(trace), 0.0
         for other, found in traces.values():
+            if found is None:  # transformers shows no logits
+                continue
             at = first_difference(target.tokens, other.tokens)
             if at is not None:
                 self.strayed[other.prompt, other.way, other.place] = step_at(found, at)

@@ -32,6 +32,8 @@ from reference.layout import KINDS, KvLayout
 from reference.sampling import Stops
 from reference.tree import RankTree
 from specverify.bench.agreement import rows_of
+from specverify.bench.dialogues.theirs import TheirDialogue
+from specverify.bench.hugging_face import ASSISTED, LOOKUP, PLAIN, continued, generated
 from specverify.cli import main
 from specverify.records.read import check
 from tests.checkpoints import saved
@@ -175,11 +177,14 @@ def test_turns_are_told_with_their_history_and_what_was_kept(
     assert all((one["equal"] + one["tied"], one["other"]) == (4, []) for one in told["texts"])
     rows = {(one["way"], one["place"]): one for one in told["dialogues"]}
     assert len(rows) == len(names) * 3
+    anew = ("target-anew", LOOKUP, ASSISTED)
+    assert {PLAIN, *anew} <= {*names}
+    assert "every turn with an empty cache: target-anew, transformers-lookup" in " ".join(out.split())
     for way in names:
         # A turn's history is the turn before with its answer, of which the last token has no column yet.
         assert [rows[way, place]["context"] for place in (2, 3)] == [5 + 6 + 2, 5 + 6 + 2 + 6 + 1]
         kept = [rows[way, place]["kept"] for place in (1, 2, 3)]
-        assert kept == ([0, 0, 0] if way == "target-anew" else [0, 5 + 6 - 1, 5 + 6 + 2 + 6 - 1])
+        assert kept == ([0, 0, 0] if way in anew else [0, 5 + 6 - 1, 5 + 6 + 2 + 6 - 1])
 
 
 @pytest.mark.parametrize(
@@ -281,3 +286,29 @@ def test_a_text_of_a_turn_that_is_not_the_targets_own_is_dumped(
     told = json.loads(dumps[0].read_text())
     check("failure", told, "the dump")
     assert (told["prompt"], told["place"]) == (0, 1)
+
+
+@pytest.mark.parametrize("model", [0, *HYBRIDS[:2]])
+def test_transformers_own_turn_on_a_kept_cache_is_its_turn_anew(model: int) -> None:
+    case, history = case_with(Ngram(SHAPE, 2), layout("branch"), model).plain_decode(), tuple[int, ...]()
+    dialogue = TheirDialogue(PLAIN)
+    for number, said in enumerate(SAID):
+        turn = replace(case, prompt=history + said)
+        kept = dialogue.turn(turn, 0, 0)
+        assert kept.tokens == generated(PLAIN, turn, 0, 0).tokens
+        assert kept.kept == max(0, len(history) - 1)
+        assert (kept.context, number == 0) == (len(turn.prompt), kept.kept == 0)
+        history = turn.prompt + kept.tokens
+    other = replace(case, prompt=((history[0] + 1) % 5, *history[1:], 1))
+    assert dialogue.turn(other, 0, 0).kept == 0
+
+
+def test_assisted_generation_of_transformers_cannot_take_a_kept_cache() -> None:
+    """Where it can, `specverify.bench.dialogues.theirs.KEEPING` is to name its ways too, and this test goes."""
+    case = case_with(Ngram(SHAPE, 2), layout("branch")).plain_decode()
+    first, cache = continued(PLAIN, case, 0, 0)
+    turn = replace(case, prompt=(*case.prompt, *first.tokens, 4, 0, 1))
+    length = cache.get_seq_length()
+    _, after = continued(LOOKUP, turn, 0, 0, cache)
+    # Every token of the prompt has run once more behind the columns that were kept.
+    assert after.get_seq_length() >= length + len(turn.prompt)
