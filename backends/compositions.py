@@ -18,6 +18,7 @@ from backends.base import Unavailable
 from backends.devices import missing
 from backends.engine.attention.flashinfer import installed
 from backends.engine.attention.flex import Flex
+from backends.engine.attention.measured.choosing import measured
 from backends.engine.attention.sdpa import Sdpa
 from backends.engine.attention.split import Split
 from backends.engine.attention.triton_launch import compiled, interpreted
@@ -34,7 +35,7 @@ from backends.engine.model.graphs import CudaRecorder
 from backends.engine.model.recording.operators import OperatorRecorder
 from backends.engine.sampling.batched import BatchedVerify
 from backends.engine.seams import Seams
-from backends.flags import dense_mask_bytes
+from backends.flags import attention_table, dense_mask_bytes
 from backends.handed_over import HandedOverBackend
 from backends.ranked import RankedBackend
 from backends.shipped import CALLED, ROWS, Row, deviceless
@@ -56,6 +57,12 @@ def to_words(seams: Seams, device: str) -> Seams:
     """The engine with trees lowered on `device`, to words that its attention reads in place of a dense mask."""
     lanes = lanes_within(dense_mask_bytes())
     return replace(seams, lower_tree=DeviceLowering(device), kv=replace(seams.kv, lanes=lanes))
+
+
+def by_table(device: str) -> Seams:
+    """The engine with attention chosen by measured times; the shape of a draft that was not measured runs eager."""
+    attend = measured(device, attention_table())
+    return replace(in_pages(attend), draft_attend=replace(attend, strict=False))
 
 
 def on_ascend(attend: Attend, paged: type[Paged]) -> Seams:
@@ -82,6 +89,8 @@ COMPOSITIONS: dict[str, Callable[[], Seams]] = {
     "flashinfer": lambda: in_pages(installed("cuda")),
     "split": lambda: in_pages(Split()),
     "split-words": lambda: to_words(in_pages(Split()), "cpu"),
+    "measured": lambda: by_table("cpu"),
+    "measured-cuda": lambda: by_table("cuda"),
     "triton": lambda: in_pages(compiled()),
     # Drafts and prefills take the split in torch: to the interpreter a tile costs milliseconds whatever its size, and
     # two thirds of all attention of a small case is prefill.

@@ -1,6 +1,5 @@
 """The device types, and the reason why one cannot be used on this machine."""
 
-import platform
 import runpy
 from contextlib import suppress
 from importlib.util import find_spec
@@ -30,20 +29,6 @@ def missing(device: str) -> str | None:
 
         return missing_npu()
     return None
-
-
-def device_name(device: str) -> str:
-    """The name of the GPU, or of the processor, as tables of measured times hold it."""
-    if device == "cuda":
-        import torch
-
-        return str(torch.cuda.get_device_name())
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text("utf-8", "replace").splitlines():
-            name, _, value = line.partition(":")
-            if name.strip() == "model name" and value.strip():
-                return value.strip()
-    return platform.processor() or platform.machine() or "cpu"
 
 
 def torch_build() -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The environment flags of the engine, and the mode that they select.
 
 The mode says which forwards run fused attention. The option `--mode` takes precedence over the flags, which are those
-of EAGLE-Pangu. Two further flags name the largest dense mask, and what carries a hand-over.
+of EAGLE-Pangu. Further flags name the largest dense mask, what carries a hand-over, and a table of attention times.
 """
 
 import os
@@ -25,6 +25,9 @@ FLAGS = {
 DENSE_MASK_BYTES = "SPECVERIFY_DENSE_MASK_BYTES"
 """The flag of backends that lower trees to words: a dense mask of at most so many bytes is made all the same."""
 
+
+ATTENTION_TABLE = "SPECVERIFY_ATTENTION_TABLE"
+"""The flag of backends that choose their attention: the file of `bench attention --table` by which they do."""
 
 HAND_OVER = "SPECVERIFY_HAND_OVER"
 WAYS = ("shared-memory", "gloo", "nccl", "hccl")
@@ -55,7 +58,11 @@ class Mode:
 def flags_set(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """The flags that are set, with their unparsed values."""
     # An empty value counts as unset.
-    return {name: environment[name] for name in (*FLAGS, DENSE_MASK_BYTES, HAND_OVER) if environment.get(name)}
+    return {
+        name: environment[name]
+        for name in (*FLAGS, DENSE_MASK_BYTES, HAND_OVER, ATTENTION_TABLE)
+        if environment.get(name)
+    }
 
 
 def dense_mask_bytes(environment: Mapping[str, str] = os.environ) -> int:
@@ -68,6 +75,11 @@ def dense_mask_bytes(environment: Mapping[str, str] = os.environ) -> int:
     if not given.isdecimal():
         raise WrongFlag(f"{DENSE_MASK_BYTES}={given!r}: set it to a number of bytes from 0 on, or leave it unset")
     return int(given)
+
+
+def attention_table(environment: Mapping[str, str] = os.environ) -> str | None:
+    """The file that ATTENTION_TABLE names; None where it is unset."""
+    return environment.get(ATTENTION_TABLE) or None
 
 
 def hand_over_by(environment: Mapping[str, str] = os.environ) -> str:

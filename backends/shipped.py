@@ -77,13 +77,7 @@ widest = partial(Row, soft_caps="any", sinks=True, unequal_widths=True)
 """A row whose attention computes every soft cap, sinks, and values of another width than keys."""
 
 ROWS: tuple[Row, ...] = (
-    widest(
-        "cpu-eager",
-        "eager",
-        "cpu",
-        "the engine with written-out attention, on the CPU",
-        ranks=RANKS,
-    ),
+    widest("cpu-eager", "eager", "cpu", "the engine with written-out attention, on the CPU", ranks=RANKS),
     widest(
         "cpu-ranks",
         "eager",
@@ -184,6 +178,22 @@ ROWS: tuple[Row, ...] = (
         unequal_widths=True,
     ),
     widest(
+        "cpu-measured",
+        "measured",
+        "cpu",
+        "the engine with the way of attention chosen by measured times (SPECVERIFY_ATTENTION_TABLE), on the CPU",
+        slow=True,
+    ),
+    widest(
+        "cuda-measured",
+        "measured-cuda",
+        "cuda",
+        "the engine with the way of attention chosen by measured times (SPECVERIFY_ATTENTION_TABLE)",
+        twin="cpu-measured",
+        package="Triton (pip install 'triton>=3.0')",
+        imports=("triton",),
+    ),
+    widest(
         "cpu-captured-sampling",
         "captured-sampling",
         "cpu",
@@ -234,11 +244,7 @@ ROWS: tuple[Row, ...] = (
         sinks=True,
     ),
     widest(
-        "cuda-eager",
-        "eager",
-        "cuda",
-        "the engine with written-out attention, on an NVIDIA device",
-        twin="cpu-eager",
+        "cuda-eager", "eager", "cuda", "the engine with written-out attention, on an NVIDIA device", twin="cpu-eager"
     ),
     Row(
         "ascend-eager",

@@ -11,7 +11,7 @@ from properties.streams import Planned, run_evidence, streams_of
 from properties.verdict.finding import Evidence, Finding, Positions, RoutingTie, Tie, Verdict
 from properties.verdict.run_log import RunLog
 from reference.case import Case
-from reference.trace import Stage
+from reference.trace import CHOSEN, Stage
 
 
 @dataclass
@@ -233,8 +233,10 @@ class Tally:
 
 def nothing_fused(tally: Tally) -> str | None:
     """Why a backend with its own attention was not judged: every call fell back to another; None otherwise."""
-    calls = tally.attention_calls
-    if calls and tally.fallbacks.total() >= calls:
+    calls, reasons = tally.attention_calls, tally.fallbacks
+    # An attention that chooses among ways tells each choice beside the fallbacks.
+    fell = sum(count for why, count in reasons.items() if not why.startswith(CHOSEN))
+    if calls and fell >= calls and fell == reasons.total():
         return (
             f"nothing ran fused: all {calls} attention calls fell back, so what this backend is there for did not run"
         )

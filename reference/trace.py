@@ -18,6 +18,8 @@ from reference.session import Account, Event
 from reference.tree import Tree
 
 Array = npt.NDArray[Any]
+CHOSEN = "chosen: "
+"""The beginning of entries of `Trace.fallbacks` that name a way which attention chose, and no fallback."""
 
 
 class Stage(enum.IntEnum):
@@ -43,12 +45,10 @@ class Drafted:
 
     Attributes:
         tree: The proposed tree, its node 0 the pending root.
-        logits: [nodes, draft vocabulary] scores that ranked each node's children; NaN in rows that the draft did not
-            score (leaves). None for a draft without scores.
+        logits: [nodes, draft vocabulary] scores that ranked each node's children, NaN for leaves; None without scores.
         draft_ids: The id of each node's token in the draft's own vocabulary (0 for the root), where it has one.
-        proposal: [nodes, vocabulary] the law that the verifier is given for each node: the law from which its token was
-            drawn, before earlier siblings were removed (one-hot for a token that was not drawn; row 0 is not used).
-            None if greedy.
+        proposal: [nodes, vocabulary] the law that the verifier is given for each node: that from which its token was
+            drawn, before earlier siblings were removed (one-hot if not drawn; row 0 is not used). None if greedy.
         given: The rows of committed tokens that the draft's head ran; None for a draft without such a head.
     """
 
@@ -256,7 +256,7 @@ class Trace:
         accounting: The backend's counters, if it keeps any.
         forward_s: Seconds inside the backend's own forwards; never compared.
         shared: The traces of all requests, where the case has a session; the other fields are request 0's.
-        fallbacks: Each reason why attention took a slower path than the backend's own, with the number of calls.
+        fallbacks: Reasons why attention took a slower path, and ways that it chose (CHOSEN), each with its calls.
         attention_calls: Calls of attention, one for each layer of each forward; 0 where the backend does not count.
         speculated: Counts of drafted tokens, where the backend tells them and no `accounting`.
         ranks: The runs of all ranks, rank 0's first, where the target is sharded; other fields are rank 0's.

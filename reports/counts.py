@@ -1,14 +1,16 @@
-"""The counts of a run: comparisons, outcomes per invariant, and fallbacks.
+"""The counts of a run: comparisons, outcomes, fallbacks and chosen ways.
 
 Fallbacks are slower attention paths and slower commits, each with its reason.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 
 from rich.table import Table
 from rich.text import Text
 
 from properties.tally import Counts, Tally
+from reference.trace import CHOSEN
 from reports.format import clean, plural
 from reports.layout80 import MARGIN, WIDTH, printed
 from reports.unrevealed import hidden
@@ -117,7 +119,15 @@ def _first(names: list[str], shown: int = SHOWN) -> str:
 
 def fallen(fallbacks: Mapping[str, int]) -> list[tuple[str, int]]:
     """The reasons for which attention took a slower path, the most frequent first."""
-    return sorted(fallbacks.items(), key=lambda item: (-item[1], item[0]))
+    reasons = {why: count for why, count in fallbacks.items() if not why.startswith(CHOSEN)}
+    return sorted(reasons.items(), key=lambda item: (-item[1], item[0]))
+
+
+def chosen(fallbacks: Mapping[str, int], calls: int) -> list[tuple[str, str]]:
+    """A row with the ways that attention chose, the most frequent first; none where attention chooses no way."""
+    ways = Counter({why[len(CHOSEN) :]: count for why, count in fallbacks.items() if why.startswith(CHOSEN)})
+    each = ", ".join(f"{clean(way)} {count}" for way, count in ways.most_common())
+    return [("ways", f"chosen by measured times in {calls} attention calls: {each}")] if ways else []
 
 
 def commits(tally: Tally) -> list[tuple[str, str]]:

@@ -69,7 +69,8 @@ class AttentionInputs:
         visible: bool [B, 1, T, C] on the device of the query; a padding row sees itself alone.
         prefix: int32 [B], on the CPU.
         paging: The same columns in their pages; None for layouts without pages, and if the lanes do not share a pool.
-        announce: An attention path calls it with a reason, in one line, before it leaves the work to a slower path.
+        announce: An attention path calls it with a reason, in one line, before it leaves the work to a slower path. An
+            attention that chooses among ways calls it with CHOSEN and the way.
         cap: Soft cap of the scores: a scaled score s becomes cap * tanh(s / cap) before the mask; 0.0 for no cap. A
             path that does not compute the cap calls `refuse_cap`.
         sinks: The sink of each query head, [H], a score whose column has no value; None for no sinks. A path that does

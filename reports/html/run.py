@@ -11,7 +11,7 @@ from properties.streams import streams_of
 from properties.tally import Tally
 from properties.verdict.run_log import RunLog
 from reference.architecture import Seeded
-from reports.counts import commits, fallen, not_judged, tersely
+from reports.counts import chosen, commits, fallen, not_judged, tersely
 from reports.format import cut, number, plural
 from reports.html.document import Downloads
 from reports.html.failure import STATEMENTS, failure_facts, headline
@@ -146,6 +146,7 @@ def _rows(tally: Tally) -> list[tuple[str, str]]:
         facts.append(("accepted", f"{mean:.2f} drafted tokens per step on average, over {steps}"))
     facts += sampling.evidence(tally)
     calls = tally.attention_calls
+    facts += chosen(tally.fallbacks, calls)
     facts += [
         ("fell back", f"{count} of {calls} attention calls: {cut(why)}") for why, count in fallen(tally.fallbacks)
     ]

@@ -4,7 +4,7 @@ from properties.tally import Failure, Tally
 from properties.verdict.finding import FINISHED, STAGE_UNKNOWN, Finding
 from reference.trace import Stage
 from reports.bundle import replay_command
-from reports.counts import commits, fallen, judged_part, table, unjudged_reasons
+from reports.counts import chosen, commits, fallen, judged_part, table, unjudged_reasons
 from reports.format import clean, cut, number, plural
 from reports.layout80 import MARGIN, WIDTH, folded, indented, labelled, printed
 from reports.pages.sampling import evidence
@@ -139,6 +139,7 @@ def _run_facts(tally: Tally, verbose: bool) -> list[tuple[str, str]]:
     if tally.routing_ties:
         facts.append(("routing", f"{plural(len(tally.routing_ties), 'difference')} at a tie between experts (rule T)"))
     facts += evidence(tally)
+    facts += chosen(tally.fallbacks, tally.attention_calls)
     facts += [
         ("fell back", f"{count} of {tally.attention_calls} attention calls: {clean(why)}")
         for why, count in fallen(tally.fallbacks)

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from backends.devices import device_name, missing
+from backends.devices import missing
+from backends.engine.attention.measured.device import device_name
 from backends.engine.attention.measured.ways import TRITON, ways_on
 from backends.engine.columns import Attend, AttentionInputs
 from specverify.setup.errors import MissingInput

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from backends.devices import device_name
+from backends.engine.attention.measured.device import device_name
 from backends.engine.attention.measured.table import VERSION, table_of
 from properties.strategies.models import GALLERY
 from reference.architecture import Architecture

@@ -9,7 +9,7 @@ import pytest
 import torch
 from jsonschema import Draft202012Validator
 
-from backends.devices import device_name
+from backends.engine.attention.measured.device import device_name
 from backends.engine.attention.measured.table import Shape, Sizes, WrongTable, nearest, read, schema, table_of
 from properties.strategies.models import GALLERY
 from specverify.bench import attention

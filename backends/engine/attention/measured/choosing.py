@@ -1,0 +1,125 @@
+"""Attention that chooses its way in each layer by a table of measured times.
+
+The way is the fastest of the measured scene that lies nearest to the batch, the prefix and the nodes of the call. A way
+that does not take the inputs leaves them to the next fastest, and says so.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from backends.base import Unsupported, WrongFlag
+from backends.engine.attention.gathered import eager_gathered, gathered
+from backends.engine.attention.measured.device import device_name
+from backends.engine.attention.measured.table import Scene, Shape, Sizes, Table, WrongTable, nearest, read
+from backends.engine.attention.measured.ways import Way, ways_on
+from backends.engine.columns import Attend, AttentionInputs
+from backends.flags import ATTENTION_TABLE
+from reference.trace import CHOSEN
+
+DRAWN = Path(__file__).parent / "drawn.json"
+"""The table of the models that cases draw: `bench attention --model drawn` on an AMD EPYC, with one thread."""
+
+MEASURE = "`specverify bench attention --model DIR --dtype DTYPE --table FILE` measures them"
+"""The advice of refusals."""
+
+
+def shape_of(query: Tensor, columns: AttentionInputs) -> Shape:
+    """The shape of a call, by which its scenes are found."""
+    dtype = str(query.dtype).removeprefix("torch.")
+    kv_heads = columns.key.shape[1] if columns.paging is None else columns.paging.key_cells.shape[2]
+    return Shape(dtype, query.shape[1], kv_heads, query.shape[-1])
+
+
+def sizes_of(query: Tensor, columns: AttentionInputs) -> Sizes:
+    """The sizes of a call: its lanes, the longest prefix, and its rows; no device is asked for them."""
+    return Sizes(query.shape[0], int(columns.prefix.max()), query.shape[2])
+
+
+def ready(way: Way, columns: AttentionInputs) -> AttentionInputs:
+    """The columns as `way` reads them: in their pages, or gathered."""
+    return columns if way.in_pages else gathered(columns)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Attention by the fastest measured way, as an `Attend` with replaceable parts; see `columns.Attend`.
+
+    The result is bit for bit what the chosen way gives alone. Each choice is announced behind CHOSEN.
+
+    Attributes:
+        table: The measured times.
+        ways: The ways that this device has.
+        strict: Whether a shape that was not measured is refused; otherwise written-out attention runs, and says so.
+        shape: From query and columns to the shape.
+        sizes: From query and columns to the sizes.
+        nearest: From table, shape and sizes to the nearest scene.
+        lacks: From way, query and columns to what the way does not take; see `Way.lacks`.
+        ready: From way and columns to the columns that the way reads.
+        eager: The attention that replaces this one in a mode without fused attention.
+    """
+
+    table: Table
+    ways: tuple[Way, ...]
+    strict: bool = True
+    shape: Callable[[Tensor, AttentionInputs], Shape] = shape_of
+    sizes: Callable[[Tensor, AttentionInputs], Sizes] = sizes_of
+    nearest: Callable[[Table, Shape, Sizes], Scene | None] = nearest
+    lacks: Callable[[Way, Tensor, AttentionInputs], str | None] = Way.lacks
+    ready: Callable[[Way, AttentionInputs], AttentionInputs] = ready
+    eager: Attend = eager_gathered
+
+    def __call__(self, query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
+        """Attention of `query` [B, H, T, D] over `columns`, [B, H, T, E] in the dtype of the query.
+
+        Raises:
+            Unsupported: if the shape was not measured, and the attention is strict.
+        """
+        shape = self.shape(query, columns)
+        scene = self.nearest(self.table, shape, self.sizes(query, columns))
+        if scene is None:
+            if self.strict:
+                raise Unsupported(f"the table of attention times has none for {shape}; {MEASURE}")
+            columns.announce(f"no attention times for {shape}: written-out attention ran")
+            return self.eager(query, columns, scaling)
+        by_name = {way.name: way for way in self.ways}
+        for way in (by_name[name] for name in scene.fastest_first):
+            lacking = self.lacks(way, query, columns)
+            if lacking is None:
+                columns.announce(f"{CHOSEN}{way.name}")
+                return way.attend(query, self.ready(way, columns), scaling)
+            columns.announce(f"{way.name}, the fastest measured way, takes no {lacking}: the next fastest ran")
+        columns.announce("no measured way takes these inputs: written-out attention ran")
+        return self.eager(query, columns, scaling)
+
+
+def measured(device: str, file: str | None) -> Measured:
+    """Attention on `device`, cpu or cuda, that chooses by the table in `file`; on a CPU, by DRAWN if it is None.
+
+    Raises:
+        WrongFlag: if there is no table, or it was measured on another device.
+        ImportError: as in `ways_on`.
+    """
+    if file is None and device != "cpu":
+        raise WrongFlag(
+            f"{ATTENTION_TABLE} is not set: on {device} attention is chosen by a table of this very device, "
+            f"which `specverify bench attention --device {device} --table FILE` writes"
+        )
+    try:
+        table = read(DRAWN if file is None else file)
+    except WrongTable as why:
+        raise WrongFlag(f"{ATTENTION_TABLE}={file}: {why}") from None
+    here = device_name(device)
+    # The shipped table serves to judge the choice, on whatever processor; a given one serves to be fast.
+    if table.kind != device or (file is not None and table.device != here):
+        raise WrongFlag(
+            f"{ATTENTION_TABLE}={file}: measured on {table.kind}, {table.device}, and this is {device}, {here}; "
+            f"`specverify bench attention --device {device} --table FILE` measures here"
+        )
+    ways = ways_on(device)
+    strange = sorted({*table.ways} - {way.name for way in ways})
+    if strange:
+        raise WrongFlag(f"{ATTENTION_TABLE}={file}: {strange[0]} is no way of attention on {device}")
+    return Measured(table, ways)

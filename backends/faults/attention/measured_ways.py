@@ -1,0 +1,114 @@
+"""Faults of attention whose way is chosen call by call.
+
+Each way is right by itself. A fault lies in what the chosen one is handed (`backends/engine/attention/measured`).
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from backends.base import Unsupported
+from backends.engine.attention.measured.choosing import Measured, ready
+from backends.engine.attention.measured.ways import SDPA, Way
+from backends.engine.columns import AttentionInputs
+from backends.engine.seams import Seams
+from backends.faults.fault import fault, faults_in
+from reference.trace import Stage
+
+MEASURED = "cpu-measured"
+
+
+def with_parts(seams: Seams, **parts: Any) -> Seams:
+    """`seams` with other `parts` of attention that chooses its way, by the names of `Measured`.
+
+    Raises:
+        Unsupported: if attention has one way.
+    """
+    if not isinstance(seams.attend, Measured):
+        raise Unsupported(f"a fault of attention that chooses its way: plant it in {MEASURED}")
+    return replace(seams, attend=replace(seams.attend, **parts))
+
+
+@fault(
+    "way-chosen-by-time-alone",
+    Stage.ATTENDED,
+    "family of vllm-project/vllm-metal #550: the kernel was launched without sinks, whatever the model",
+    "a model with attention sinks, or with a soft cap, at sizes where SDPA is the fastest",
+    on=MEASURED,
+)
+def inputs_not_asked(seams: Seams) -> Seams:
+    """The fastest way runs whatever it takes: sinks and soft caps that it does not compute are dropped."""
+
+    def stripped(way: Way, columns: AttentionInputs) -> AttentionInputs:
+        held = ready(way, columns)
+        return replace(held, cap=held.cap if way.caps else 0.0, sinks=held.sinks if way.sinks else None)
+
+    return with_parts(seams, lacks=lambda way, query, columns: None, ready=stripped)
+
+
+@fault(
+    "gathered-to-first-lane",
+    Stage.ATTENDED,
+    "family of alibaba/MNN #4898: the length of the KV was taken from another input, so that the rest was cut off",
+    "two requests of unequal length in pages",
+    on=MEASURED,
+)
+def gathered_to_first(seams: Seams) -> Seams:
+    """A way that does not read pages is handed as many columns of each lane as the first lane has."""
+
+    def cut(way: Way, columns: AttentionInputs) -> AttentionInputs:
+        if way.in_pages or columns.paging is None:
+            return ready(way, columns)
+        lengths = columns.paging.lengths
+        return ready(way, replace(columns, paging=replace(columns.paging, lengths=lengths.clamp(max=lengths[0]))))
+
+    return with_parts(seams, ready=cut)
+
+
+@fault(
+    "gathered-for-first-layer",
+    Stage.ATTENDED,
+    "NVIDIA/TensorRT-LLM #16801: what attention reads was prepared once and shared by all layers",
+    "pages, and a target of two layers",
+    on=MEASURED,
+)
+def gathered_once(seams: Seams) -> Seams:
+    """Columns are gathered from pages once for a block table, so that later layers read the columns of the first."""
+    kept: list[tuple[Tensor, AttentionInputs]] = []
+
+    def once(way: Way, columns: AttentionInputs) -> AttentionInputs:
+        if way.in_pages or columns.paging is None:
+            return ready(way, columns)
+        # A forward makes one block table for all of its layers.
+        if not kept or kept[0][0] is not columns.paging.table:
+            kept[:] = [(columns.paging.table, ready(way, columns))]
+        return replace(columns, key=kept[0][1].key, value=kept[0][1].value)
+
+    return with_parts(seams, ready=once)
+
+
+@fault(
+    "tree-causal-by-fastest-way",
+    Stage.ATTENDED,
+    "huggingface/transformers #30311: SDPA ran without the mask where a heuristic found none needed, and drafted "
+    "tokens were verified so",
+    "two nodes, one of them not below the one before, in a batch of one at sizes where SDPA is the fastest",
+    on=MEASURED,
+)
+def causal_for_one_lane(seams: Seams) -> Seams:
+    """SDPA over one lane runs as causal attention: a node sees all nodes before it, whatever the tree."""
+
+    def masked(way: Way, columns: AttentionInputs) -> AttentionInputs:
+        held = ready(way, columns)
+        if way.name != SDPA or len(held.visible) > 1:
+            return held
+        rows, width = held.visible.shape[-2:]
+        # The rows are the last columns, and each sees what stands before it.
+        causal = held.visible.new_ones(rows, width).tril(width - rows)
+        return replace(held, visible=causal.expand_as(held.visible).contiguous())
+
+    return with_parts(seams, ready=masked)
+
+
+FAULTS = faults_in(globals())

@@ -1,0 +1,223 @@
+"""Attention whose way is chosen by measured times: the choice, its bits, its refusals, and its faults."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from backends import faults
+from backends.base import Unsupported, WrongFlag
+from backends.compositions import opened
+from backends.engine.attention.gathered import gathered
+from backends.engine.attention.measured.choosing import DRAWN, Measured, measured
+from backends.engine.attention.measured.device import device_name
+from backends.engine.attention.measured.table import Shape, read, table_of
+from backends.engine.attention.measured.ways import ON_CPU, ways_on
+from backends.engine.backend import EngineBackend
+from backends.engine.columns import AttentionInputs, Paging
+from backends.faults.attention.measured_ways import FAULTS
+from backends.flags import ATTENTION_TABLE
+from properties.strategies.models import GALLERY
+from properties.tally import Tally, nothing_fused
+from reference.architecture import Seeded
+from reference.case import DTYPES, Case
+from reference.draft import Scripted
+from reference.layout import KINDS, KvLayout
+from reference.sampling import Stops
+from reference.trace import CHOSEN
+from reference.tree import Tree
+from reports.counts import chosen, fallen
+
+FORK = Tree((0, 0, 0, 1, 1), (6, 1, 2, 3, 1))
+MODEL = Seeded(next(one for one in GALLERY if one.layers > 1 and one.vocab_size > 16), 0)
+
+
+def table(*shapes: dict[str, Any], device: str | None = None, kind: str = "cpu") -> dict[str, Any]:
+    return {
+        "attention_table": 1, "kind": kind, "device": device or device_name("cpu"), "threads": 1,
+        "versions": {"specverify": "1", "torch": "2"}, "repetitions": 1, "absent": {}, "shapes": [*shapes],
+    }  # fmt: skip
+
+
+def shape(model: Seeded, *scenes: tuple[int, int, int, dict[str, float]], dtype: str = "float32") -> dict[str, Any]:
+    arch = model.architecture
+    listed = [{"batch": batch, "prefix": prefix, "nodes": nodes, "us": us} for batch, prefix, nodes, us in scenes]
+    return {"dtype": dtype, "heads": arch.heads, "kv_heads": arch.kv_heads, "head_dim": arch.head_dim, "scenes": listed}
+
+
+def given(monkeypatch: pytest.MonkeyPatch, folder: Path, content: dict[str, Any]) -> EngineBackend:
+    (folder / "table.json").write_text(json.dumps(content))
+    monkeypatch.setenv(ATTENTION_TABLE, str(folder / "table.json"))
+    return opened("cpu-measured")
+
+
+def case_of(kind: str = "branch", model: Seeded = MODEL) -> Case:
+    layout = KvLayout(kind=kind, page_size=2 if KINDS[kind].pages else 0)
+    return Case(model, (3, 1, 2, 2, 1, 2, 6), Scripted((FORK,)), layout, stops=Stops(6))
+
+
+def ways_of(case: Case, backend: EngineBackend) -> dict[str, int]:
+    found = backend.run(case).fallbacks
+    return {why[len(CHOSEN) :]: count for why, count in found.items() if why.startswith(CHOSEN)}
+
+
+def inputs(batch: int, prefix: int, rows: int, paged: bool, said: list[str]) -> tuple[Tensor, AttentionInputs]:
+    """A call with random numbers, 4 query heads on 2 KV heads of 8, its columns gathered or in pages of 3."""
+    made = torch.Generator().manual_seed(batch * 1000 + prefix)
+    width, size = prefix + rows, 3
+    count = -(-width // size)
+    query = torch.randn(batch, 4, rows, 8, generator=made)
+    keys, values = (torch.randn(batch * count, size, 2, 8, generator=made) for _ in range(2))
+    order = torch.randperm(batch * count, generator=made).int().view(batch, count)
+    lengths = torch.full((batch,), width, dtype=torch.int32)
+    causal = torch.ones(rows, width, dtype=torch.bool).tril(prefix).expand(batch, 1, rows, width).contiguous()
+    row_keys, row_values = (torch.randn(batch, 2, rows, 8, generator=made) for _ in range(2))
+    ends = torch.full((batch,), prefix, dtype=torch.int32)
+    paging = Paging(keys, values, order, lengths)
+    columns = AttentionInputs(row_keys, row_values, causal, ends, paging, said.append)
+    return query, columns if paged else replace(gathered(columns), paging=None)
+
+
+@pytest.mark.parametrize("way", ON_CPU)
+@pytest.mark.parametrize("paged", [False, True])
+def test_the_chosen_way_gives_its_own_bits(way: str, paged: bool) -> None:
+    scenes = [
+        (batch, prefix, 4, {name: 2.0 - (name == way) for name in ON_CPU}) for batch in (1, 3) for prefix in (2, 9)
+    ]
+    held = {"dtype": "float32", "heads": 4, "kv_heads": 2, "head_dim": 8}
+    listed = [{"batch": batch, "prefix": prefix, "nodes": nodes, "us": us} for batch, prefix, nodes, us in scenes]
+    attend = Measured(table_of(table({**held, "scenes": listed})), ways_on("cpu"))
+    alone = next(one for one in ways_on("cpu") if one.name == way)
+    for batch, prefix in ((1, 2), (3, 9)):
+        said: list[str] = []
+        query, columns = inputs(batch, prefix, 4, paged, said)
+        right = alone.attend(query, columns if alone.in_pages else gathered(columns), 0.3)
+        assert attend(query, columns, 0.3).numpy().tobytes() == right.numpy().tobytes()
+        assert said[-1] == f"{CHOSEN}{way}"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("way", "twin"), [("eager", "cpu-eager"), ("sdpa", "cpu-fused"), ("split", "cpu-split")])
+def test_a_run_by_one_way_agrees_with_its_backend(
+    kind: str, way: str, twin: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    case = case_of(kind)
+    backend = given(monkeypatch, tmp_path, table(shape(MODEL, (1, 4, 4, {way: 1.0}))))
+    one, other = backend.run(case), opened(twin).run(case)
+    assert one.output == other.output
+    assert one.fallbacks[f"{CHOSEN}{way}"] == one.attention_calls
+    assert not fallen(one.fallbacks)
+    for mine, theirs in zip(one.steps, other.steps, strict=True):
+        assert mine.scored is not None
+        assert theirs.scored is not None
+        if KINDS[kind].pages and way != "split":
+            # Gathered from pages, columns have other strides than stacked ones.
+            np.testing.assert_allclose(mine.scored.logits, theirs.scored.logits, atol=1e-4, rtol=1e-4)
+        else:
+            assert mine.scored.logits.tobytes() == theirs.scored.logits.tobytes()
+
+
+def test_the_way_follows_the_sizes_of_each_call(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    scenes = ((1, 0, 7, {"sdpa": 1.0, "eager": 2.0}), (1, 7, 5, {"split": 1.0, "sdpa": 2.0}))
+    backend = given(monkeypatch, tmp_path, table(shape(MODEL, *scenes)))
+    trace = backend.run(case_of())
+    layers = MODEL.architecture.layers
+    # The prompt's prefill is near to the first scene; every tree is near to the second.
+    assert trace.fallbacks == {
+        f"{CHOSEN}sdpa": layers,
+        f"{CHOSEN}split": trace.attention_calls - layers,
+    }
+
+
+def test_a_way_that_does_not_take_the_inputs_is_left_to_the_next(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for sort, lacking in (("sinks", "sinks"), ("cap", "soft caps")):
+        model = next(
+            Seeded(one, 0) for one in GALLERY if (one.family == "gpt_oss" if sort == "sinks" else one.score_cap)
+        )
+        backend = given(monkeypatch, tmp_path, table(shape(model, (1, 4, 4, {"sdpa": 1.0, "eager": 2.0}))))
+        trace = backend.run(case_of(model=model))
+        calls = trace.attention_calls
+        told = f"sdpa, the fastest measured way, takes no {lacking}: the next fastest ran"
+        assert trace.fallbacks == {told: calls, f"{CHOSEN}eager": calls}
+        alone = given(monkeypatch, tmp_path, table(shape(model, (1, 4, 4, {"sdpa": 1.0})))).run(case_of(model=model))
+        assert alone.fallbacks["no measured way takes these inputs: written-out attention ran"] == calls
+        assert alone.output == trace.output
+
+
+def test_every_drawn_model_was_measured() -> None:
+    held = read(DRAWN)
+    assert held.kind == "cpu"
+    for dtype in DTYPES:
+        for one in GALLERY:
+            assert Shape(dtype, one.heads, one.kv_heads, one.head_dim) in held.shapes
+    firsts = {scene.fastest_first[0] for scenes in held.shapes.values() for scene in scenes}
+    assert len(firsts) > 1, "a table in which one way is always the fastest would judge no choice"
+
+
+def test_a_target_that_was_not_measured_is_declined_and_its_draft_runs_eagerly(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    backend = given(monkeypatch, tmp_path, table(shape(MODEL, (1, 4, 4, {"sdpa": 1.0}), dtype="float64")))
+    with pytest.raises(Unsupported, match=r"the table of attention times has none for float32, .* bench attention"):
+        backend.run(case_of())
+    said: list[str] = []
+    query, columns = inputs(1, 2, 4, True, said)
+    lenient = backend.seams.draft_attend
+    assert torch.equal(lenient(query, columns, 0.3), measured("cpu", None).eager(query, columns, 0.3))
+    assert said == ["no attention times for float32, 4 heads on 2 KV of 8: written-out attention ran"]
+
+
+Change = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda one: {**one, "device": "another processor"}, "measured on cpu, another processor, and this is cpu"),
+        (lambda one: {**one, "kind": "cuda"}, "measured on cuda, "),
+        (lambda one: {**one, "threads": 0}, "threads: 0 is less than the minimum of 1"),
+        (
+            lambda one: {**one, "shapes": [shape(MODEL, (1, 4, 4, {"triton": 1.0}))]},
+            "triton is no way of attention on cpu",
+        ),
+    ],
+)
+def test_a_table_of_another_device_is_refused(
+    change: Change, why: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with pytest.raises(WrongFlag) as told:
+        given(monkeypatch, tmp_path, change(table(shape(MODEL, (1, 4, 4, {"sdpa": 1.0})))))
+    assert f"{ATTENTION_TABLE}={tmp_path / 'table.json'}: {why}" in str(told.value)
+    assert "\n" not in str(told.value)
+
+
+def test_a_gpu_has_no_shipped_table() -> None:
+    with pytest.raises(WrongFlag, match=f"{ATTENTION_TABLE} is not set: on cuda attention is chosen by a table"):
+        measured("cuda", None)
+
+
+def test_choices_are_told_apart_from_fallbacks() -> None:
+    counts = {f"{CHOSEN}sdpa": 3, f"{CHOSEN}eager": 5, "sdpa takes no sinks": 2}
+    assert chosen(counts, 8) == [("ways", "chosen by measured times in 8 attention calls: eager 5, sdpa 3")]
+    assert fallen(counts) == [("sdpa takes no sinks", 2)]
+    assert chosen({"sdpa takes no sinks": 2}, 8) == []
+    tally = Tally("cpu-measured", attention_calls=8)
+    tally.fallbacks.update(counts)
+    assert nothing_fused(tally) is None
+    tally.fallbacks.clear()
+    tally.fallbacks["no attention times"] = 8
+    assert nothing_fused(tally) is not None
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_a_fault_needs_attention_that_chooses(fault: faults.fault.Fault) -> None:
+    with pytest.raises(Unsupported, match="plant it in cpu-measured"):
+        faults.plant(opened("cpu-eager"), fault)
