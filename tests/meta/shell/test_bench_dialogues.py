@@ -25,7 +25,9 @@ from reference.case import Case
 from reference.draft import Draft, LanguageModel, Ngram, most_rows
 from reference.draft.eagle1 import Eagle1
 from reference.draft.eagle3 import Eagle3
+from reference.draft.head import Head
 from reference.draft.hidden import HiddenStates
+from reference.draft.layer_head import HeadLayer
 from reference.draft.medusa import Medusa
 from reference.draft.mtp import Mtp
 from reference.layout import KINDS, KvLayout
@@ -37,6 +39,9 @@ from specverify.bench.hugging_face import ASSISTED, LOOKUP, PLAIN, continued, ge
 from specverify.cli import main
 from specverify.records.read import check
 from tests.checkpoints import saved
+from tests.headfiles import checkpoint as published_target
+from tests.headfiles import saved as saved_head
+from tests.headfiles import weights_of
 
 SHAPE = RankTree((0, 0, 0, 1), (0, 1, 0, 0))
 SAID = ((1, 2, 3, 1, 2), (4, 0, 1, 2), (3,), (0, 1))
@@ -99,6 +104,7 @@ def test_the_cache_of_a_draft_goes_on_too(kind: str) -> None:
     assert turns[-1][1] > len(turns[-2][0].prompt)
 
 
+BARE, SMALL = RankTree((0,), (0,)), HeadLayer(2, 1, 4, 12)
 LAST = HiddenStates(place="normed", shift=1)
 HEADS: dict[str, Draft] = {
     "eagle1": Eagle1(SHAPE, LAST, LAYERS[0], seed=1),
@@ -312,3 +318,31 @@ def test_assisted_generation_of_transformers_cannot_take_a_kept_cache() -> None:
     _, after = continued(LOOKUP, turn, 0, 0, cache)
     # Every token of the prompt has run once more behind the columns that were kept.
     assert after.get_seq_length() >= length + len(turn.prompt)
+
+
+PUBLISHED: dict[str, tuple[Head, str]] = {
+    "eagle1": (Eagle1(BARE, LAST, SMALL), "vllm"),
+    "eagle3": (Eagle3(BARE, HiddenStates((1, 3, 4), shift=1), SMALL, (1, 2, 5, 11, 16)), "safeailab"),
+    "medusa": (Medusa(BARE, HiddenStates(place="normed"), 2), "fasterdecoding"),
+}
+
+
+@pytest.mark.parametrize("kind", [*PUBLISHED, "mtp"])
+def test_a_published_head_keeps_its_caches_from_turn_to_turn(kind: str, said: Path, tmp_path: Path) -> None:
+    target, head, file = tmp_path / "target", tmp_path / "target", tmp_path / "out.json"
+    if kind == "mtp":
+        module = Mtp(BARE, LAST, SMALL, 2, normed_back=True)
+        published_target(target, weights_of(module), num_nextn_predict_layers=2)
+    else:
+        published_target(target)
+        head = saved_head(tmp_path / "head", *PUBLISHED[kind])
+    words_tokenizer([str(token) for token in range(24)]).save_pretrained(target)
+    asked = ("--model", target, "--dialogues", said, "--draft", head, "--new-tokens", 6, "--dtype", "float64")
+    assert bench(*asked, "--json", file) == 0
+    told = json.loads(file.read_text())
+    rows = {(one["way"], one["place"]): one for one in told["dialogues"]}
+    way = next(one["way"] for one in told["ways"] if one["way"].startswith(head.name))
+    for place in (2, 3):
+        assert rows[way, place]["kept"] == rows["target-only", place]["kept"] > 0
+        assert rows[way, place]["ttft_ms"] > 0
+    assert all(one["equal"] == 5 for one in told["texts"] if one["way"] in (way, "target-anew"))
