@@ -123,11 +123,11 @@ def fallen(fallbacks: Mapping[str, int]) -> list[tuple[str, int]]:
     return sorted(reasons.items(), key=lambda item: (-item[1], item[0]))
 
 
-def chosen(fallbacks: Mapping[str, int], calls: int) -> list[tuple[str, str]]:
+def chosen(fallbacks: Mapping[str, int]) -> list[tuple[str, str]]:
     """A row with the ways that attention chose, the most frequent first; none where attention chooses no way."""
     ways = Counter({why[len(CHOSEN) :]: count for why, count in fallbacks.items() if why.startswith(CHOSEN)})
     each = ", ".join(f"{clean(way)} {count}" for way, count in ways.most_common())
-    return [("ways", f"chosen by measured times in {calls} attention calls: {each}")] if ways else []
+    return [("ways", f"chosen by measured times, with the calls of each: {each}")] if ways else []
 
 
 def commits(tally: Tally) -> list[tuple[str, str]]:

@@ -146,7 +146,7 @@ def _rows(tally: Tally) -> list[tuple[str, str]]:
         facts.append(("accepted", f"{mean:.2f} drafted tokens per step on average, over {steps}"))
     facts += sampling.evidence(tally)
     calls = tally.attention_calls
-    facts += chosen(tally.fallbacks, calls)
+    facts += chosen(tally.fallbacks)
     facts += [
         ("fell back", f"{count} of {calls} attention calls: {cut(why)}") for why, count in fallen(tally.fallbacks)
     ]

@@ -5,6 +5,7 @@ from typing import Any
 
 from rich.table import Table
 
+from reports.counts import chosen
 from reports.format import clean, number, plural
 from reports.layout80 import printed
 
@@ -43,6 +44,11 @@ def decode_page(figures: dict[str, Any]) -> str:
     if len(drafted) > 1:
         best = max(drafted, key=lambda one: one["tokens_per_s"])
         parts.append(f"fastest draft: {clean(best['way'])}, {best['speed_up']['mean']:.2f} times the target alone\n")
+    parts += [
+        fill(f"{clean(one['way'])}: attention {text}", 80) + "\n"
+        for one in rows
+        for _, text in chosen(one.get("fallbacks", {}))
+    ]
     parts.append(_memory(rows))
     parts += [f"{line}\n" for line in figures.get("missing", ())]
     if figures.get("resumed"):

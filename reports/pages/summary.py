@@ -139,7 +139,7 @@ def _run_facts(tally: Tally, verbose: bool) -> list[tuple[str, str]]:
     if tally.routing_ties:
         facts.append(("routing", f"{plural(len(tally.routing_ties), 'difference')} at a tie between experts (rule T)"))
     facts += evidence(tally)
-    facts += chosen(tally.fallbacks, tally.attention_calls)
+    facts += chosen(tally.fallbacks)
     facts += [
         ("fell back", f"{count} of {tally.attention_calls} attention calls: {clean(why)}")
         for why, count in fallen(tally.fallbacks)

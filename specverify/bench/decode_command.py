@@ -2,9 +2,11 @@
 
 from typing import Any
 
+from backends.base import Unsupported
 from specverify.bench.decode import Asked, measure
 from specverify.bench.decode_figures import told
 from specverify.records.ranks import Ranks
+from specverify.setup.errors import UnusableInput
 
 
 def decoded(asked: Asked, ranks: Ranks) -> tuple[dict[str, Any], str, int]:
@@ -12,8 +14,14 @@ def decoded(asked: Asked, ranks: Ranks) -> tuple[dict[str, Any], str, int]:
 
     Returns:
         Figures, page and exit code, as `told`; a rank other than the first has no figures, and one line as its page.
+
+    Raises:
+        UnusableInput: The backend declines the model; `measure` raises it for other reasons too.
     """
-    measured = measure(asked, ranks)
+    try:
+        measured = measure(asked, ranks)
+    except Unsupported as why:
+        raise UnusableInput(f"bench decode --backend {asked.plan.backend}: {why}") from None
     if ranks.rank == 0:
         return told(measured)
     count = len({turn.prompt for turn in measured.turns})

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from backends.adapt.models import transformers_model
-from backends.base import Serving
+from backends.base import Serving, Unsupported
 from reference.malformed import Malformed
 from reports.progress import Progress
 from specverify.bench.growth.lines import line_through
@@ -77,6 +77,8 @@ def measure(name: str, model: str, dtype: str, sizes: Sizes, steps: int = STEPS)
             seconds = forward_seconds(backend, checkpoint, batch, nodes, prefix, steps, dtype)
         except Malformed as why:
             raise UnusableInput(f"bench growth: {nodes} nodes after {prefix} tokens: {why}") from None
+        except Unsupported as why:
+            raise UnusableInput(f"bench growth --backend {name}: {why}") from None
         return {"nodes": nodes, "prefix": prefix, "batch": batch, "ms": 1000 * seconds}
 
     trees = [(nodes, sizes.prefixes[0], batch) for batch, nodes in product(sizes.batches, sizes.nodes)]

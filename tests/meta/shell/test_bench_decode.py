@@ -13,7 +13,10 @@ from backends.adapt.models import words_tokenizer
 from backends.engine.accept import greedy_walk
 from backends.engine.composition import SEAMS
 from backends.engine.lower_tree import TreeTensors
+from backends.flags import ATTENTION_TABLE
+from reference.trace import CHOSEN
 from reports.pages.decode import decode_page
+from specverify.bench import attention
 from specverify.bench.agreement import compared, first_difference, noise_between
 from specverify.bench.budgets import grids
 from specverify.bench.decode_figures import by_depth, row
@@ -166,6 +169,33 @@ WRONG = {
 def test_wrong_options_are_one_line(options: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     assert bench(*options) == 2
     assert WRONG[options] in capsys.readouterr().err
+
+
+def test_attention_by_a_table_of_the_checkpoint(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ("--model", checkpoint, "--cases", 1, "--new-tokens", 4, "--backend", "cpu-measured")
+    wide = json.loads((checkpoint / "config.json").read_text())
+    wide |= {"num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": wide["hidden_size"] // 16}
+    own = replace(attention.SETTINGS["cpu"], prefixes=(16,), nodes=(4,), batches=(1,))
+    monkeypatch.setitem(attention.SETTINGS, "cpu", own)
+    table = tmp_path / "table.json"
+    (tmp_path / "config.json").write_text(json.dumps(wide))
+    monkeypatch.setenv(ATTENTION_TABLE, str(table))
+    for model, code in ((tmp_path, 2), (checkpoint, 0)):
+        with pytest.raises(SystemExit):
+            main(["bench", "attention", "--model", str(model), "--table", str(table)])
+        capsys.readouterr()
+        assert bench(*asked, "--json", tmp_path / "out.json") == code
+        out, err = capsys.readouterr()
+        if code:
+            # Times of other heads say nothing of this checkpoint's.
+            assert (out, err.count("\n")) == ("", 1)
+            assert "bench decode --backend cpu-measured: the table of attention times has none for float32, " in err
+    told = json.loads((tmp_path / "out.json").read_text())
+    ways = {way: counts for row in told["ways"] for way, counts in row["fallbacks"].items() if way.startswith(CHOSEN)}
+    assert ways
+    assert "target-only: attention chosen by measured times, with the calls of each: " in " ".join(out.split())
 
 
 def test_a_script_and_another_engine_are_refused(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
