@@ -21,6 +21,7 @@ from properties.strategies.serving.branch_caches import in_branches
 from properties.strategies.serving.images import often as often_with_images
 from properties.strategies.serving.images import targets_of, with_images
 from properties.strategies.serving.left_padding import left_padded
+from properties.strategies.serving.moved import handed_over, takes_hand_over
 from properties.strategies.serving.prompt_scores import often as often_scored
 from properties.strategies.serving.prompt_scores import takes_scores, with_scores
 from properties.strategies.serving.second_tier import in_tiers
@@ -51,6 +52,9 @@ LATENT = 8
 
 RANKED = 18
 """One greedy case in this many is sharded over ranks where its target can be, a sampled one three times as often."""
+
+BIASED = 2
+"""The same for a single request on a target whose output projections have biases, which only one rank may add."""
 
 SPREAD = 4
 """One session in this many of those that can be is spread over ranks."""
@@ -144,7 +148,7 @@ def cases(
         case = draw(session_cases(dtypes, processors, layout, within))
     else:
         case = draw(single_cases(dtypes, processors, layout, within=within))
-    often = RANKED if case.sampling.greedy else RANKED // 3
+    often = _often_ranked(case)
     if draw(st.integers(0, often - 1)) == often - 1 or (within is not None and 1 not in within.ranks):
         case = draw(over_ranks(case, within))
     elif case.session is not None and _spreads(case, within) and draw(st.integers(0, SPREAD - 1)) == SPREAD - 1:
@@ -159,6 +163,7 @@ def cases(
     if takes_scores(case, within) and draw(st.integers(0, often_scored(case) - 1)) == often_scored(case) - 1:
         case = draw(with_scores(case))
     case = draw(left_padded(case, within))
+    case = draw(handed_over(case)) if takes_hand_over(case, within) else case
     # A session may grow longer than an engine takes, by a prompt that continues another; such a draw is repeated.
     assume(within is None or within.outside(case) is None)
     return case
@@ -180,6 +185,14 @@ def over_ranks(draw: st.DrawFn, case: Case, within: Abilities | None) -> Case:
         if ranks not in many or draw(st.booleans()):
             return replace(case, ranks=ranks, spread=True)
     return replace(case, ranks=draw(st.sampled_from(many))) if many else case
+
+
+def _often_ranked(case: Case) -> int:
+    """Of so many cases like this one, one is sharded over ranks."""
+    assert isinstance(case.model, Seeded)
+    if case.model.architecture.output_bias and case.session is None:
+        return BIASED
+    return RANKED if case.sampling.greedy else RANKED // 3
 
 
 def _spreads(case: Case, within: Abilities | None) -> bool:

@@ -135,6 +135,7 @@ def words(case: Case) -> Iterator[str]:
         yield "a scored prompt"
         if case.layout.traits.keeps_prefixes:
             yield "a scored prompt beside kept prefixes"
+    yield from serving_words(case)
     if case.draft.expansion is not None:
         yield "a dynamic tree" if case.draft.expansion.rerank else "a greedy top-k tree"
         if not case.sampling.greedy:
@@ -152,6 +153,30 @@ def words(case: Case) -> Iterator[str]:
         yield "the target drafts for itself" if case.draft.model == case.model else "a stranger drafts"
         if case.draft.expansion is None and sum(map(bool, case.draft.shapes[0].children)) > 2:
             yield "a static tree with inner nodes"
+
+
+def serving_words(case: Case) -> Iterator[str]:
+    """Where several requests or ranks meet a model, a grammar or a layout that few cases have."""
+    mates = case.session.mates if case.session is not None else ()
+    settings = [case.sampling, *(mate.sampling for mate in mates)]
+    moved = [one.requests[0] for one in case.session.actions if one.kind == "hand-over"] if case.session else []
+    if any(settings[number].grammar is not None for number in moved):
+        yield "a hand-over of a grammar"
+    if moved and case.layout.traits.ring and any(_architecture(case).windows):
+        yield "a hand-over of layers with windows"
+    if case.ranks > 1 and not case.spread and _architecture(case).output_bias:
+        yield "ranks of which one adds a bias"
+    if case.layout.second_tier and any(_alike_behind_others(case, mate.prompt) for mate in mates):
+        yield "a second tier with pages alike behind others"
+
+
+def _alike_behind_others(case: Case, prompt: tuple[int, ...]) -> bool:
+    """Whether `prompt` and that of `case` have the same tokens in a page, and others in an earlier one."""
+    size = case.layout.page_size
+    return any(
+        case.prompt[at : at + size] == prompt[at : at + size] and case.prompt[:at] != prompt[:at]
+        for at in range(size, min(len(prompt), len(case.prompt)) - size + 1, size)
+    )
 
 
 def walk_words(trace: Trace) -> Iterator[str]:
@@ -237,6 +262,8 @@ COMMON = [
     *("an adapter", "adapters of several requests", "adapters beside kept prefixes"),
     *("left padding", "left padding of a session"),
     *("a scored prompt", "a scored prompt beside kept prefixes"),
+    *("a hand-over of a grammar", "a hand-over of layers with windows"),
+    *("ranks of which one adds a bias", "a second tier with pages alike behind others"),
     *("finish eos", "finish stop", "finish length", "finish grammar", "several steps", "more than four steps"),
     *("a tree in a later step", "accepts in a later step", "a window", "layers of different windows"),
 ]

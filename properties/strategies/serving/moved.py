@@ -1,0 +1,70 @@
+"""Strategy for hand-overs of requests of which the packet holds more than columns.
+
+A layer with a window sends the columns it has kept, and where they begin; a request with a grammar sends its place in
+the text. The hand-over is drawn for a case that is drawn already, so that a case without it stays the same.
+"""
+
+from dataclasses import replace
+
+from hypothesis import strategies as st
+
+from reference.abilities import Abilities
+from reference.architecture import Seeded
+from reference.case import Case
+from reference.malformed import Malformed
+from reference.session import Action, Session
+
+HAND_OVER = "hand-over"
+"""The action that is drawn here."""
+
+LEFT_BEHIND = ("add", "step", "launch")
+"""The actions behind which it is drawn."""
+
+ALONE = 2
+"""Of so many such cases of a single request, one becomes a session of that request, with a hand-over."""
+
+MOVED = 4
+"""Of so many such sessions, all but one have another hand-over behind a step."""
+
+
+def takes_hand_over(case: Case, within: Abilities | None) -> bool:
+    """Whether the engine hands requests over, and the case has one whose packet holds more than columns."""
+    if within is not None and not (within.sessions and {"add", "step", HAND_OVER} <= {*within.actions}):
+        return False
+    # Ranks, dead columns and several branches are no part of a packet.
+    whole = case.ranks == 1 and not case.layout.left_pad and not case.layout.branches
+    return whole and bool(_of_interest(case))
+
+
+def _of_interest(case: Case) -> tuple[int, ...]:
+    """The requests of the case, by number, that have a grammar, or windows in a layout that drops columns."""
+    assert isinstance(case.model, Seeded)
+    mates = case.session.mates if case.session is not None else ()
+    drops = case.layout.traits.ring and any(case.model.architecture.windows)
+    settings = (case.sampling, *(mate.sampling for mate in mates))
+    return tuple(at for at, one in enumerate(settings) if drops or one.grammar is not None)
+
+
+@st.composite
+def handed_over(draw: st.DrawFn, case: Case) -> Case:
+    """`case` with a hand-over behind one of its steps, and a step behind that; some cases stay as they are."""
+    session = case.session
+    if session is None:
+        if draw(st.integers(0, ALONE - 1)) < ALONE - 1:
+            return case
+        before = (Action("add", (0,)), *(Action("step", (0,)),) * draw(st.sampled_from((1, 1, 2, 0))))
+        session = Session((), before)
+        case = replace(case, draft=case.draft.in_batches(()), steps=0)
+    elif draw(st.integers(0, MOVED - 1)) == MOVED - 1:
+        return case
+    chosen = draw(st.sampled_from(_of_interest(case)))
+    own = [at for at, one in enumerate(session.actions) if chosen in one.requests and one.kind in LEFT_BEHIND]
+    if not own:
+        return case
+    at = draw(st.sampled_from(own)) + 1
+    behind = (Action(HAND_OVER, (chosen,)), *(Action("step", (chosen,)),) * draw(st.sampled_from((1, 2))))
+    happened = (*session.actions[:at], *behind, *session.actions[at:])
+    try:
+        return replace(case, session=replace(session, actions=happened))
+    except Malformed:  # a draft of one request alone, in a session
+        return case
