@@ -24,7 +24,7 @@ from properties.strategies.serving.left_padding import left_padded
 from properties.strategies.serving.moved import handed_over, takes_hand_over
 from properties.strategies.serving.prompt_scores import often as often_scored
 from properties.strategies.serving.prompt_scores import takes_scores, with_scores
-from properties.strategies.serving.second_tier import in_tiers
+from properties.strategies.serving.second_tier import in_tiers, parted, takes_parted
 from properties.strategies.sessions import with_session
 from properties.strategies.stops import places, stops_for
 from properties.strategies.within import SPARE, among, fitted, in_shape, set_aside
@@ -164,6 +164,7 @@ def cases(
         case = draw(with_scores(case))
     case = draw(left_padded(case, within))
     case = draw(handed_over(case)) if takes_hand_over(case, within) else case
+    case = draw(parted(case)) if takes_parted(case, within) else case
     # A session may grow longer than an engine takes, by a prompt that continues another; such a draw is repeated.
     assume(within is None or within.outside(case) is None)
     return case

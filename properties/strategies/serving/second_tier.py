@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from properties.strategies.within import set_aside
 from reference.abilities import Abilities
+from reference.architecture import Seeded
 from reference.case import Case
-from reference.draft import Scripted
 from reference.malformed import Malformed
-from reference.session import Action, Session
+from reference.session import Action, Mate, Session
 
 TIERS = ("first_tier", "second_tier")
 """The fields of a layout that are drawn here."""
@@ -42,8 +42,6 @@ def in_tiers(draw: st.DrawFn, case: Case, within: Abilities | None) -> Case:
     tiered = replace(case, layout=replace(case.layout, first_tier=first, second_tier=second))
     if within is not None and not {"evict", "restore"} <= {*within.actions}:
         return tiered
-    if takes_parted(tiered) and draw(st.integers(0, PARTED - 1)) == PARTED - 1:
-        return parted(tiered, draw(st.integers(0, tiered.layout.page_size - 1)))
     steps = [at for at, action in enumerate(session.actions) if action.kind in ("step", "launch")]
     if not steps or draw(st.integers(0, 3)) == 0:
         return tiered
@@ -54,29 +52,46 @@ def in_tiers(draw: st.DrawFn, case: Case, within: Abilities | None) -> Case:
     return replace(tiered, session=replace(session, actions=happened))
 
 
-def takes_parted(case: Case) -> bool:
-    """Whether the prompt of `case` has a full second page, which can be alike behind another first page."""
-    return len(case.prompt) > 2 * case.layout.page_size
+def takes_parted(case: Case, within: Abilities | None) -> bool:
+    """Whether two requests of `case` may part in their first page alone, over a second tier.
+
+    Keys and values of a first layer do not depend on earlier tokens.
+    """
+    session, model = case.session, case.model
+    if session is None or not session.mates or not case.layout.second_tier or case.ranks > 1:
+        return False
+    if within is not None and not {"evict", "restore"} <= {*within.actions}:
+        return False
+    deep = isinstance(model, Seeded) and model.architecture.layers > 1 and not model.images
+    return deep and len(case.prompt) > 2 * case.layout.page_size
 
 
-def parted(case: Case, at: int) -> Case:
-    """`case` whose first mate has the case's prompt but for token `at`; both leave their pages, one after the other.
+@st.composite
+def parted(draw: st.DrawFn, case: Case) -> Case:
+    """`case`, in one of PARTED with a first mate whose prompt is the case's but for one token in the first page.
 
-    The second tier then holds pages of the same tokens at the same places, of which the keys and values differ. The
-    case stays as it is where its pool has too few pages for the mate's new prompt.
+    Both leave their pages, one after the other. The second tier then holds pages of the same tokens at the same
+    places, of which the keys and values differ. The case stays as it is where its pool has too few pages.
     """
     session = case.session
     assert session is not None
-    prompt, first = case.prompt, session.mates[0]
-    prompt = (*prompt[:at], (prompt[at] + 1) % case.model.vocab_size, *prompt[at + 1 :])
-    trees = first.draft.trees
-    draft = first.draft if not trees else Scripted((trees[0].rooted(prompt[-1]), *trees[1:]))
-    before = [Action(kind, (one,)) for one in (0, 1) for kind in ("add", "step", "evict")]
+    if draw(st.integers(0, PARTED - 1)) < PARTED - 1:
+        return case
+    at = draw(st.integers(0, case.layout.page_size - 1))
+    prompt = (*case.prompt[:at], (case.prompt[at] + 1) % case.model.vocab_size, *case.prompt[at + 1 :])
+    # Another draft or adapter would own other pages, and a scored prompt is computed anew.
+    settings = replace(case.sampling, prompt_logprobs=False)
+    assert isinstance(case.model, Seeded)
+    model = replace(case.model, adapter=None)
+    mate = Mate(prompt, case.draft, replace(settings, tape=()), case.stops)
+    # Pages are left by a request whose draft has read the prompt too: a draft's model reads it in the first step.
+    stay = ("add", "evict") if case.draft.model is None else ("add", "step", "evict")
+    left = [Action(kind, (one,)) for one in (0, 1) for kind in stay]
     back = [Action("restore", (1,)), Action("step", (1,)), Action("restore", (0,)), Action("step", (0, 1))]
     # Both are inside already: the session's own entries of them would be refused.
     later = [one for one in session.actions if not (one.kind in ("add", "fork") and one.requests[-1] in (0, 1))]
-    mates = (replace(first, prompt=prompt, draft=draft), *session.mates[1:])
     try:
-        return replace(case, session=Session(mates, (*before, *back, *later)))
+        session = Session((mate, *session.mates[1:]), (*left, *back, *later))
+        return replace(case, model=model, sampling=settings, session=session, layout=replace(case.layout, first_tier=1))
     except Malformed:
         return case
