@@ -12,6 +12,7 @@ from reference.abilities import Abilities
 from reference.architecture import Seeded
 from reference.case import Case
 from reference.malformed import Malformed
+from reference.sampling import Sampling
 from reference.session import Action, Session
 
 HAND_OVER = "hand-over"
@@ -39,10 +40,14 @@ def takes_hand_over(case: Case, within: Abilities | None) -> bool:
 def _of_interest(case: Case) -> tuple[int, ...]:
     """The requests of the case, by number, that have a grammar, or windows in a layout that drops columns."""
     assert isinstance(case.model, Seeded)
-    mates = case.session.mates if case.session is not None else ()
     drops = case.layout.traits.ring and any(case.model.architecture.windows)
-    settings = (case.sampling, *(mate.sampling for mate in mates))
+    settings = _settings(case, case.session)
     return tuple(at for at, one in enumerate(settings) if drops or one.grammar is not None)
+
+
+def _settings(case: Case, session: Session | None) -> tuple[Sampling, ...]:
+    """The settings of every request, by number."""
+    return (case.sampling, *(mate.sampling for mate in (session.mates if session is not None else ())))
 
 
 @st.composite
@@ -52,18 +57,23 @@ def handed_over(draw: st.DrawFn, case: Case) -> Case:
     if session is None:
         if draw(st.integers(0, ALONE - 1)) < ALONE - 1:
             return case
-        before = (Action("add", (0,)), *(Action("step", (0,)),) * draw(st.sampled_from((1, 1, 2, 0))))
+        before = (Action("add", (0,)), *(Action("step", (0,)),) * draw(st.sampled_from((1, 1, 2))))
         session = Session((), before)
         case = replace(case, draft=case.draft.in_batches(()), steps=0)
     elif draw(st.integers(0, MOVED - 1)) == MOVED - 1:
         return case
     chosen = draw(st.sampled_from(_of_interest(case)))
-    own = [at for at, one in enumerate(session.actions) if chosen in one.requests and one.kind in LEFT_BEHIND]
+    guided = _settings(case, session)[chosen].grammar is not None
+    # A grammar that has read nothing is the same on both sides.
+    kinds = LEFT_BEHIND[1:] if guided else LEFT_BEHIND
+    own = [at for at, one in enumerate(session.actions) if chosen in one.requests and one.kind in kinds]
     if not own:
         return case
     # The request is over behind many of its later steps.
-    at = draw(st.sampled_from(own[:3])) + 1
-    behind = (Action(HAND_OVER, (chosen,)), *(Action("step", (chosen,)),) * draw(st.sampled_from((1, 2))))
+    at = draw(st.sampled_from(own[:2])) + 1
+    moves = (Action(HAND_OVER, (chosen,)), Action("step", (chosen,)))
+    # Most tokens are not legal a second time, and a window is full only some steps later: one place would tell little.
+    behind = moves * draw(st.sampled_from((2, 3)))
     happened = (*session.actions[:at], *behind, *session.actions[at:])
     try:
         return replace(case, session=replace(session, actions=happened))
