@@ -1,5 +1,6 @@
 """Faults of draft forwards over persistent buffers, padded to captured sizes."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +10,7 @@ from backends.base import Unsupported
 from backends.engine.captured.buffers import Buffers
 from backends.engine.captured.lanes import LaneRows, Trash
 from backends.engine.captured.runner import CapturedDrafts
+from backends.engine.kv.base import KvCache
 from backends.engine.seams import Seams
 from backends.faults.fault import fault, faults_in
 from reference.trace import Stage
@@ -148,6 +150,37 @@ def hidden_states_stale(seams: Seams) -> Seams:
                 self.held[at][~rows] = held[~rows]
 
     return with_parts(seams, buffers=Stale)
+
+
+@fault(
+    "shrunk-batch-by-old-indices",
+    Stage.DRAFTED,
+    "family of vLLM #7508: rows of hidden states were read by an index from before the batch was contracted",
+    "two requests that draft together, and then the second one alone",
+    on=CAPTURED,
+)
+def old_indices(seams: Seams) -> Seams:
+    """Once a batch has shrunk, its outputs are read from the lanes that its requests had in the larger batch.
+
+    A batch shrinks between two levels if one tree is complete, and between two steps if one request is absent.
+    """
+
+    class Shrunk(Buffers):
+        larger: Sequence[KvCache] = ()
+        places: Sequence[int] = ()
+
+        def fill(self, lanes: list[LaneRows], numbers: list[int], size: int) -> None:
+            super().fill(lanes, numbers, size)
+            known = [id(cache) for cache in self.larger]
+            mine = [id(lane.cache) for lane in lanes]
+            if not {*mine} < {*known}:
+                self.larger, known = [lane.cache for lane in lanes], mine
+            self.places = [known.index(one) for one in mine]
+
+        def take(self, at: int, rows: int) -> Tensor:
+            return super().take(self.places[at], rows)
+
+    return with_parts(seams, buffers=Shrunk)
 
 
 FAULTS = faults_in(globals())

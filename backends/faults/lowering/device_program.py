@@ -145,6 +145,24 @@ def last_child_first(seams: Seams) -> Seams:
 
 
 @fault(
+    "word-with-row-31-saturated",
+    Stage.LOWERED,
+    "family of guidance-ai/llguidance #330: the bits of a packed mask's words were read as another number",
+    "a tree of at least 32 rows",
+    on=WORDS,
+)
+def saturated(seams: Seams) -> Seams:
+    """A word whose bit 31 is set is clamped to the greatest int32: its row sees rows 0 to 30, and not row 31."""
+    made = part(seams, "block_words")
+
+    def block_words(*given: Any) -> Tensor:
+        words: Tensor = made(*given)
+        return torch.where(words < 0, torch.iinfo(torch.int32).max, words)
+
+    return changed(seams, block_words=block_words)
+
+
+@fault(
     "words-begin-at-dropped-columns",
     Stage.ATTENDED,
     "family of catalogue BZ-095: window start in columns of the request, read in columns of the ring",

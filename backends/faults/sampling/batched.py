@@ -1,4 +1,4 @@
-"""Faults of acceptance for many requests in one call: the padding of their trees."""
+"""Faults of acceptance for many requests in one call: their padding and order."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -57,6 +57,48 @@ def levels_rounded_down(seams: Seams) -> Seams:
         return replace(one, height=max(1, 1 << deepest.bit_length() - 1 if deepest else 1))
 
     return padded_as(seams, wrong)
+
+
+@fault(
+    "batched-coins-by-widest-tape",
+    Stage.ACCEPTED,
+    "family of vLLM PR #35398: random numbers looked up by positions of another layout of the batch",
+    "two sampling requests in one step whose trees are not of one size",
+    on=CAPTURED,
+)
+def widest_tape(seams: Seams) -> Seams:
+    """The coins of every request are placed by the largest number of nodes in the batch."""
+    return padded_as(seams, lambda one: replace(one, nodes=one.nodes.max().expand_as(one.nodes)))
+
+
+@fault(
+    "batched-siblings-rounded-down",
+    Stage.ACCEPTED,
+    "family of catalogue BZ-040: a kernel's shape rounded the wrong way",
+    "a sampling request whose tree has a node with three children",
+    on=CAPTURED,
+)
+def siblings_rounded_down(seams: Seams) -> Seams:
+    """The siblings that a captured call tries are rounded down to a power of two: the last ones are never tried."""
+
+    def wrong(one: Padded) -> Padded:
+        most = int((one.children > 0).sum(2).max())
+        kept = 1 << most.bit_length() - 1 if most else 1
+        return replace(one, children=one.children[:, :, :kept])
+
+    return padded_as(seams, wrong)
+
+
+@fault(
+    "batched-proposals-of-request-before",
+    Stage.ACCEPTED,
+    "vLLM PR #41044: rows of draft probabilities packed without regard to the order of the batch",
+    "two sampling requests in one step whose drafts have laws",
+    on=CAPTURED,
+)
+def proposals_of_neighbour(seams: Seams) -> Seams:
+    """Each request is verified against the draft's laws of the request before it in the batch."""
+    return padded_as(seams, lambda one: replace(one, told=one.told.roll(1, 0)))
 
 
 FAULTS = faults_in(globals())

@@ -1,13 +1,16 @@
-"""Faults of recorded verify forwards: what a replay reads and where it writes."""
+"""Faults of recorded verify forwards: the recording, its inputs, its writes."""
 
 from copy import copy
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from backends.base import Unsupported
+from backends.engine.columns import Attend
+from backends.engine.kv.static import Static
 from backends.engine.model.causal_lm import CausalLm
-from backends.engine.model.graphs import Graphs, Recording
+from backends.engine.model.graphs import Graphs, Key, Recording
 from backends.engine.seams import Seams
 from backends.faults.fault import fault, faults_in
 from reference.trace import Stage
@@ -78,6 +81,57 @@ def stale_mask(seams: Seams) -> Seams:
 def stale_slots(seams: Seams) -> Seams:
     """A replayed verify forward writes its rows to the cache columns of the step that was recorded."""
     return without(seams, "slots")
+
+
+@fault(
+    "recording-keyed-without-addresses",
+    Stage.ATTENDED,
+    "beehive-lab/TornadoVM #1006: a graph is replayed after its buffers were re-pointed, on stale addresses",
+    "two requests in layout static with trees of one size",
+    on=RECORDED,
+)
+def keyed_without_addresses(seams: Seams) -> Seams:
+    """A recording is looked up by shapes alone: the forward of one request runs over the KV cache of another."""
+
+    class Shared(Graphs):
+        def key(self, attend: Attend, fresh: dict[str, Tensor], caches: list[Static]) -> Key:
+            return replace(super().key(attend, fresh, caches), addresses=())
+
+    return recorded_by(seams, Shared)
+
+
+@fault(
+    "recording-keyed-without-sizes",
+    Stage.ATTENDED,
+    "family of paiml/aprender #2030: graphs keyed by the batch size alone were replayed for other lengths",
+    "two trees of different sizes in layout static",
+    on=RECORDED,
+)
+def keyed_without_sizes(seams: Seams) -> Seams:
+    """A recording is looked up by its buffers alone, so that a tree runs by the recording of a tree of another size.
+
+    Rows that the recording lacks are not run, and have the logits of its last row. Rows that the tree lacks are run
+    again as they were in the step before, and write to the columns of that step.
+    """
+
+    class Unsized(Graphs):
+        rows = 0
+
+        def key(self, attend: Attend, fresh: dict[str, Tensor], caches: list[Static]) -> Key:
+            self.rows = fresh["input_ids"].shape[1]
+            return replace(super().key(attend, fresh, caches), shapes=())
+
+        def refill(self, recording: Recording, fresh: dict[str, Tensor]) -> None:
+            for name, held in recording.inputs.items():
+                both = tuple(slice(min(sizes)) for sizes in zip(held.shape, fresh[name].shape, strict=True))
+                held[both] = fresh[name][both]
+
+        def results(self, recording: Recording) -> tuple[Tensor, list[Tensor]]:
+            run = torch.arange(self.rows).clamp(max=recording.logits.shape[1] - 1)
+            logits, heads = super().results(recording)
+            return logits[:, run], [one[:, :, run] for one in heads]
+
+    return recorded_by(seams, Unsized)
 
 
 FAULTS = faults_in(globals())

@@ -1,11 +1,14 @@
 """Static trees by batch size: the engine takes the tree of the live batch, and the law stays the target's."""
 
-from dataclasses import replace
+from bisect import bisect_left
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
 
+import numpy as np
 import pytest
 
 from backends import faults
-from backends.compositions import open_cpu
+from backends.compositions import open_cpu, opened
 from properties.invariants import ALL
 from properties.shrinking.cases import nearer, size
 from properties.strategies.acceptance import ORACLE
@@ -32,11 +35,12 @@ from specverify.setup.subjects import subject_of
 
 MODEL = Seeded(next(one for one in GALLERY if one.vocab_size >= 16), 3)
 TABLE = Dispatch((1, 2, 4), (named_tree("D3-BF2"), named_tree("D3"), named_tree("D1-BF3")))
+SMALL = Seeded(MODEL.architecture, 7)
 NODES = {1: 15, 2: 4, 3: 4, 4: 4}
 NORMED = HiddenStates(place="normed", shift=1)
 DRAWN = Sampling(temperature=1.0, draws="with-replacement")
 DRAFTS: tuple[Draft, ...] = (
-    LanguageModel(Seeded(MODEL.architecture, 7), TABLE),
+    LanguageModel(SMALL, TABLE),
     Eagle1(TABLE, NORMED, LAYERS[0], seed=1),
     Eagle3(TABLE, HiddenStates((-1, 0), shift=1), LAYERS[1], (2, 3, 5, 8, 9)),
     Medusa(TABLE, HiddenStates(place="normed"), 3),
@@ -69,6 +73,25 @@ def judged(case: Case, fault: str = "") -> Verdict:
 def shapes(trace: Trace) -> list[int]:
     """The number of nodes of each step's tree."""
     return [len(step.drafted.tree) for step in trace.steps if step.drafted is not None]
+
+
+def traces(case: Case, batch: int, name: str) -> list[Trace]:
+    """The traces of `batch` requests that take three steps together."""
+    mates = tuple(Mate((5, 6, 7 + one), case.draft, case.sampling, Stops(30)) for one in range(batch - 1))
+    every = tuple(range(batch))
+    actions = *(Action("add", (one,)) for one in every), *(Action("step", every),) * 3
+    shared = opened(name).run(replace(case, stops=Stops(30), session=Session(mates, actions))).shared
+    assert shared is not None
+    return [one for one in shared.requests if one is not None]
+
+
+def bits(record: Any) -> Any:
+    """All that a record of a trace holds, with each array as its dtype, shape and bytes."""
+    if isinstance(record, np.ndarray):
+        return record.dtype.str, record.shape, record.tobytes()
+    if is_dataclass(record):
+        return {one.name: bits(getattr(record, one.name)) for one in fields(record)}
+    return [bits(one) for one in record] if isinstance(record, list | tuple) else record
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), DRAWN], ids=["greedy", "drawn"])
@@ -104,6 +127,29 @@ def test_another_tree_than_the_batchs_is_found_in_a_session_and_alone(fault: str
         verdict = judged(case, fault)
         assert verdict.outcomes["draft.dispatch"] == "failed"
         assert verdict.findings[0].invariant == "draft.dispatch"
+
+
+@pytest.mark.parametrize("name", ["cpu-eager", "cpu-split-words", "cpu-captured-drafts"])
+@pytest.mark.parametrize(
+    ("batch", "sampling"),
+    [(1, Sampling()), (2, Sampling()), (3, Sampling()), (4, Sampling()), (5, Sampling()), (1, DRAWN)],
+    ids=["1", "2", "3", "4", "5", "1-drawn"],
+)
+def test_a_tree_that_the_table_gives_has_the_bits_of_the_tree_given_directly(
+    batch: int, sampling: Sampling, name: str
+) -> None:
+    # Coins are placed by the largest tree of the table, so only that tree draws with the same coins on its own.
+    direct = TABLE.trees[min(bisect_left(TABLE.up_to, batch), 2)]
+    by_table, given = (
+        traces(replace(CASE, draft=LanguageModel(SMALL, tree), sampling=sampling), batch, name)
+        for tree in (TABLE, direct)
+    )
+    assert len(by_table) == len(given) == batch
+    for one, two in zip(by_table, given, strict=True):
+        assert one.output == two.output
+        assert shapes(one) == [len(direct)] * len(one.steps)
+        for step, twin in zip(one.steps, two.steps, strict=True):
+            assert bits(step) == bits(twin)
 
 
 def test_a_trace_that_does_not_tell_the_batches_is_unobserved() -> None:

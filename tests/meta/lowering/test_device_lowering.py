@@ -203,3 +203,23 @@ def test_a_run_over_words_has_the_bits_of_a_run_over_masks(
     again = open_backend("cpu-split-words").run(case)
     assert {*again.fallbacks} == {"a dense mask: its bytes are within the budget of 100000"}
     assert again.output == words.output
+
+
+@pytest.mark.parametrize("kind", ["branch", "paged"])
+def test_a_run_that_goes_over_from_words_to_dense_masks_has_the_bits_of_words_alone(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Seeded(next(one for one in GALLERY if one.vocab_size > 6 and not any(one.windows)), 0)
+    layout = KvLayout(kind=kind, page_size=2 if KINDS[kind].pages else 0)
+    case = Case(model, (3, 1, 2, 2, 1, 2, 6), Scripted((FORK,)), layout, stops=Stops(6))
+    words = open_backend("cpu-split-words").run(case)
+    of_first = len(FORK) * (len(case.prompt) - 1 + len(FORK))
+    monkeypatch.setenv(DENSE_MASK_BYTES, str(of_first - 1))  # the tree alone is beyond it, and the steps after it fit
+    mixed = open_backend("cpu-split-words").run(case)
+    (dense,) = mixed.fallbacks.values()
+    assert dense == len(mixed.steps) - 1 > 0  # all layers share a mask
+    assert mixed.output == words.output
+    for one, two in zip(mixed.steps, words.steps, strict=True):
+        assert one.scored is not None
+        assert two.scored is not None
+        assert one.scored.logits.tobytes() == two.scored.logits.tobytes()
