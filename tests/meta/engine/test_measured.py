@@ -17,7 +17,7 @@ from backends.compositions import opened
 from backends.engine.attention.gathered import gathered
 from backends.engine.attention.measured.choosing import DRAWN, Measured, measured
 from backends.engine.attention.measured.device import device_name
-from backends.engine.attention.measured.table import Shape, read, table_of
+from backends.engine.attention.measured.table import Shape, Sizes, nearest, of_nearest_width, read, table_of
 from backends.engine.attention.measured.ways import ON_CPU, ways_on
 from backends.engine.backend import EngineBackend
 from backends.engine.columns import AttentionInputs, Paging
@@ -175,6 +175,16 @@ def test_a_target_that_was_not_measured_is_declined_and_its_draft_runs_eagerly(
     assert said == ["no attention times for float32, 4 heads on 2 KV of 8: written-out attention ran"]
 
 
+def test_the_shipped_table_takes_drawn_heads_of_any_width() -> None:
+    held = read(DRAWN)
+    for heads, kv_heads, width, known in ((2, 1, 100, 8), (2, 1, 5, 6), (4, 2, 7, 8)):
+        found = of_nearest_width(held, Shape("float32", heads, kv_heads, width), Sizes(1, 8, 1))
+        assert found is not None
+        assert found is nearest(held, Shape("float32", heads, kv_heads, known), Sizes(1, 8, 1))
+    assert of_nearest_width(held, Shape("float32", 9, 3, 64), Sizes(1, 8, 1)) is None
+    assert measured("cpu", None).nearest is of_nearest_width
+
+
 Change = Callable[[dict[str, Any]], dict[str, Any]]
 
 
@@ -193,6 +203,7 @@ Change = Callable[[dict[str, Any]], dict[str, Any]]
 def test_a_table_of_another_device_is_refused(
     change: Change, why: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    given(monkeypatch, tmp_path, table(shape(MODEL, (1, 4, 4, {"sdpa": 1.0}))))
     with pytest.raises(WrongFlag) as told:
         given(monkeypatch, tmp_path, change(table(shape(MODEL, (1, 4, 4, {"sdpa": 1.0})))))
     assert f"{ATTENTION_TABLE}={tmp_path / 'table.json'}: {why}" in str(told.value)

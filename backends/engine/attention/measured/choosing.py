@@ -13,7 +13,16 @@ from torch import Tensor
 from backends.base import Unsupported, WrongFlag
 from backends.engine.attention.gathered import eager_gathered, gathered
 from backends.engine.attention.measured.device import device_name
-from backends.engine.attention.measured.table import Scene, Shape, Sizes, Table, WrongTable, nearest, read
+from backends.engine.attention.measured.table import (
+    Scene,
+    Shape,
+    Sizes,
+    Table,
+    WrongTable,
+    nearest,
+    of_nearest_width,
+    read,
+)
 from backends.engine.attention.measured.ways import Way, ways_on
 from backends.engine.columns import Attend, AttentionInputs
 from backends.flags import ATTENTION_TABLE
@@ -122,4 +131,5 @@ def measured(device: str, file: str | None) -> Measured:
     strange = sorted({*table.ways} - {way.name for way in ways})
     if strange:
         raise WrongFlag(f"{ATTENTION_TABLE}={file}: {strange[0]} is no way of attention on {device}")
-    return Measured(table, ways)
+    # Probes with transparent weights have a head dimension for each number of columns, which no table can list.
+    return Measured(table, ways, nearest=of_nearest_width if file is None else nearest)

@@ -7,7 +7,7 @@ heads, head dimension), each with scenes: the times of every way that ran at one
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
@@ -109,6 +109,17 @@ def nearest(table: Table, shape: Shape, sizes: Sizes) -> Scene | None:
     The distance is `Sizes.away`. All layers of a forward ask for the same, so that answers are remembered.
     """
     return min(table.shapes.get(shape, ()), key=lambda scene: scene.sizes.away(sizes), default=None)
+
+
+@lru_cache(maxsize=4096)
+def of_nearest_width(table: Table, shape: Shape, sizes: Sizes) -> Scene | None:
+    """As `nearest`, but with the nearest head dimension that was measured for this dtype and these heads."""
+    heads = shape.dtype, shape.heads, shape.kv_heads
+    widths = [one.head_dim for one in table.shapes if (one.dtype, one.heads, one.kv_heads) == heads]
+    if not widths:
+        return None
+    width = min(widths, key=lambda one: (abs(math.log2(one / shape.head_dim)), one))
+    return nearest(table, replace(shape, head_dim=width), sizes)
 
 
 @cache
