@@ -100,13 +100,16 @@ def laws_of(kind: str, rng: np.random.Generator, rows: int, vocab: int, drafts: 
 BESIDE = 1.0 + 1.0 / 64.0
 """Factor of a threshold in a world, whose designed laws hold shares such as 1 in 5.
 
-A probability that equals a threshold but for rounding is accepted by one right sampler and rejected by another.
+A threshold is one of the acceptance rule, min_p, or top_p (divided by the factor). A probability that equals a threshold but for rounding is accepted by one right sampler and rejected by another.
 """
 
 
 def _settings(sampling: Sampling, vocab: int, kind: str, language: str) -> tuple[Sampling, Stops]:
     """The case's sampling adapted to a small vocabulary, so that no row has all its tokens banned."""
     fitting = replace(sampling, tape=(), processors=(), bad_words=(), min_tokens=0, grammar=None)
+    # The mass or share of tokens may be the threshold itself; rounding then decides which of them are kept.
+    fitting = replace(fitting, top_p=sampling.top_p / BESIDE if sampling.top_p < 1.0 else 1.0)
+    fitting = replace(fitting, min_p=min(sampling.min_p * BESIDE, 1.0))
     if sampling.rule.threshold_single < 1.0:
         beside = replace(sampling.rule, threshold_single=sampling.rule.threshold_single * BESIDE)
         fitting = replace(fitting, rule=beside)

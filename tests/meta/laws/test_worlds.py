@@ -1,4 +1,4 @@
-"""Worlds of a case: their designed laws never lie on a threshold of the case's rule."""
+"""Worlds of a case: their designed laws never lie on a threshold of the case's rule or settings."""
 
 import numpy as np
 import pytest
@@ -28,3 +28,18 @@ def test_no_designed_probability_lies_on_a_threshold(single: float) -> None:
         assert (np.abs(law - world.sampling.rule.threshold_single) > 1e-9).all()
     assert tied  # the fifths and halves are still drawn
     assert world_of(case).sampling.rule.threshold_acc == 0.5
+
+
+@pytest.mark.parametrize("setting", ["min_p", "top_p"])
+def test_no_designed_share_or_mass_lies_on_a_threshold(setting: str) -> None:
+    """A row of 1, 1, 2 quarters holds the share 0.5 of its largest, and the mass 0.5, in each dtype or beside it."""
+    draft = LanguageModel(MODEL, RankTree((0, 0), (0, 0)))
+    case = Case(MODEL, (3, 1), draft, sampling=Sampling(1.0, **{setting: 0.5}))
+    tied = 0
+    for salt in range(60):
+        world = world_of(case, str(salt))
+        law = np.sort(np.exp(world.target), axis=-1)[:, ::-1]
+        designed = np.cumsum(law, axis=-1) if setting == "top_p" else law / law[:, :1]
+        tied += bool((np.abs(designed - 0.5) < 1e-9).any())
+        assert (np.abs(designed - getattr(world.sampling, setting)) > 1e-9).all()
+    assert tied
