@@ -100,7 +100,8 @@ def laws_of(kind: str, rng: np.random.Generator, rows: int, vocab: int, drafts: 
 BESIDE = 1.0 + 1.0 / 64.0
 """Factor of a threshold in a world, whose designed laws hold shares such as 1 in 5.
 
-A threshold is one of the acceptance rule, min_p, or top_p (divided by the factor). A probability that equals a threshold but for rounding is accepted by one right sampler and rejected by another.
+A threshold is one of the acceptance rule, min_p, or top_p (divided by the factor). A probability that equals a
+threshold but for rounding is accepted by one right sampler and rejected by another.
 """
 
 

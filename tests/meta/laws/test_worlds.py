@@ -30,16 +30,18 @@ def test_no_designed_probability_lies_on_a_threshold(single: float) -> None:
     assert world_of(case).sampling.rule.threshold_acc == 0.5
 
 
-@pytest.mark.parametrize("setting", ["min_p", "top_p"])
-def test_no_designed_share_or_mass_lies_on_a_threshold(setting: str) -> None:
-    """A row of 1, 1, 2 quarters holds the share 0.5 of its largest, and the mass 0.5, in each dtype or beside it."""
+@pytest.mark.parametrize("settings", [Sampling(1.0, min_p=0.5), Sampling(1.0, top_p=0.5)])
+def test_no_designed_share_or_mass_lies_on_a_threshold(settings: Sampling) -> None:
+    """A row of 1, 1, 2 quarters holds the share 0.5 of its largest, and the mass 0.5."""
     draft = LanguageModel(MODEL, RankTree((0, 0), (0, 0)))
-    case = Case(MODEL, (3, 1), draft, sampling=Sampling(1.0, **{setting: 0.5}))
+    case = Case(MODEL, (3, 1), draft, sampling=settings)
     tied = 0
     for salt in range(60):
         world = world_of(case, str(salt))
         law = np.sort(np.exp(world.target), axis=-1)[:, ::-1]
-        designed = np.cumsum(law, axis=-1) if setting == "top_p" else law / law[:, :1]
+        by_mass = settings.top_p < 1.0
+        designed = np.cumsum(law, axis=-1) if by_mass else law / law[:, :1]
         tied += bool((np.abs(designed - 0.5) < 1e-9).any())
-        assert (np.abs(designed - getattr(world.sampling, setting)) > 1e-9).all()
+        threshold = world.sampling.top_p if by_mass else world.sampling.min_p
+        assert (np.abs(designed - threshold) > 1e-9).all()
     assert tied
