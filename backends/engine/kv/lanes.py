@@ -26,6 +26,7 @@ class BatchCache(Cache):  # type: ignore[misc]  # transformers is untyped here
         caches: The cache of each lane's request.
         rows: The rows of each lane, without padding rows.
         width: Rows of the widest lane.
+        filler: The number in the cells that the mask hides.
         fallbacks: The reason why attention took a slower path, once for each layer that did.
     """
 
@@ -34,7 +35,7 @@ class BatchCache(Cache):  # type: ignore[misc]  # transformers is untyped here
         self.caches = caches
         self.rows = rows
         self.width = max(rows)
-        self._filler = filler
+        self.filler = filler
         self.fallbacks: list[str] = []
 
     @property
@@ -66,7 +67,7 @@ class BatchCache(Cache):  # type: ignore[misc]  # transformers is untyped here
         """
         heads, _, head_dim = lanes[0].shape
         shape = (len(lanes), heads, max(one.shape[1] for one in lanes), head_dim)
-        stacked = lanes[0].new_full(shape, self._filler)
+        stacked = lanes[0].new_full(shape, self.filler)
         for lane, one in enumerate(lanes):
             stacked[lane, :, : one.shape[1]] = one
         return stacked

@@ -16,6 +16,7 @@ class Pages:
         total: Number of pages.
         queue: The free pages, next page first.
         holders: The number of holders of each page that is not free.
+        exact: Whether a recorded forward reads exactly the columns of a request, as a layout that promises bits needs.
         make_room: Called with the number of missing pages before a request is told that none is free.
     """
 
@@ -25,7 +26,8 @@ class Pages:
         self.total = len(order)
         self.queue = deque(order)
         self.holders: Counter[int] = Counter()
-        # The prefix cache puts its eviction here.
+        # The prefix cache, whose layout promises no bits, clears this and puts its eviction below.
+        self.exact = True
         self.make_room: Callable[[int], None] = lambda missing: None
 
     @property

@@ -35,6 +35,7 @@ class PrefixCache:
         self.tier: SecondTier | None = None
         self.most = 0
         pages.make_room = self.evict
+        pages.exact = False
 
     def __len__(self) -> int:
         return len(self.entries)

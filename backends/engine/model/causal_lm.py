@@ -22,7 +22,7 @@ from backends.engine.kv.branches.several import Branches
 from backends.engine.kv.lanes import BatchCache
 from backends.engine.kv.recurrent import RecurrentStates, commit_states, stand_beside, states_of
 from backends.engine.model.axes import Axes, positions_of, side_by_side
-from backends.engine.model.graphs import Graphs, Inputs, Still
+from backends.engine.model.graphs import Graphs, Inputs
 from backends.engine.model.hidden import HiddenTap
 from backends.engine.model.low_rank import LowRank, adapted
 from backends.engine.reach import BESIDE, MASKS, RECURRENT, Reach, reaches_of
@@ -168,7 +168,7 @@ class CausalLm:
         # Only the verify forward is watched, so prefills and drafts are not recorded. A replay runs no hook, so a
         # forward with a tap or an adapter is not recorded either.
         if self.graphs is not None and watch is not None and tap is None and not any(adapters):
-            recorded = self.graphs.run(self._network, inputs, Still(caches, widths, filler), attend)
+            recorded = self.graphs.run(self._network, inputs, cache, attend)
             if isinstance(recorded, str):  # the reason why nothing was recorded: a fallback in every layer
                 cache.fallbacks += [recorded] * len(self.reaches)
             else:

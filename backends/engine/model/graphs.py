@@ -1,7 +1,8 @@
 """The recording and replay of whole verify forwards, for CUDA graphs.
 
 A forward is recorded once for each combination of shape, buffers and attention, then replayed. If a forward cannot be
-recorded, the reason is returned in place of logits. A recording is dropped when one of its caches ceases to exist.
+recorded, the reason is returned in place of logits. A recording is dropped when one of its caches ceases to exist, or
+the pool of their pages.
 """
 
 import weakref
@@ -14,10 +15,8 @@ import torch
 from torch import Tensor
 
 from backends.engine.columns import Attend, AttentionInputs
-from backends.engine.kv.base import KvCache
 from backends.engine.kv.lanes import BatchCache
-from backends.engine.kv.overwrite import Overwrite
-from backends.engine.kv.static import Static
+from backends.engine.model.recording.lanes import REFUSAL, Still, still
 
 KEEP = 16
 """The largest number of recordings kept; the least recently replayed one is dropped first."""
@@ -65,32 +64,6 @@ class CudaRecorder:
         return results, graph.replay
 
 
-class Still(BatchCache):
-    """A batch of static caches whose rows are written to the columns in the tensors `slots`.
-
-    A recording would freeze a Python number such as the cache's length; a tensor is read again at every replay.
-
-    Attributes:
-        slots: int64 [rows] for each lane, on the device: the columns to which its rows are written.
-    """
-
-    def __init__(self, caches: list[KvCache], rows: list[int], filler: float = 0.0) -> None:
-        super().__init__(caches, rows, filler)
-        self.slots: list[Tensor] = []
-
-    @property
-    def static(self) -> list[Static] | None:
-        """The caches, if all are static buffers that attention reads from end to end; else None."""
-        still = [one for one in self.caches if isinstance(one, Static) and not isinstance(one, Overwrite)]
-        return still if len(still) == len(self.caches) else None
-
-    def _write(self, lane: int, layer: int, keys: Tensor, values: Tensor) -> None:
-        cache = self.caches[lane]
-        assert isinstance(cache, Static)
-        for buffer, new in zip(cache.buffers[layer], (keys, values), strict=True):
-            buffer.index_copy_(-2, self.slots[lane], new)
-
-
 @dataclass(frozen=True)
 class Key:
     """The key under which a recording is kept: all that a replay cannot change.
@@ -98,7 +71,7 @@ class Key:
     Attributes:
         attend: The attention.
         shapes: The shapes of the inputs.
-        addresses: The address of each cache's first buffer, which no other living cache has.
+        addresses: The address of each cache's first buffer or of its pool, which no other living one has.
     """
 
     attend: Attend
@@ -130,37 +103,39 @@ class Graphs:
         self.kept: OrderedDict[Key, Recording] = OrderedDict()
         self.refused: dict[Key, str] = {}
 
-    def run(self, forward: Forward, inputs: Inputs, lanes: Still, attend: Attend) -> tuple[Tensor, list[Tensor]] | str:
+    def run(
+        self, forward: Forward, inputs: Inputs, batch: BatchCache, attend: Attend
+    ) -> tuple[Tensor, list[Tensor]] | str:
         """Replay the forward, and record it first if its shape, buffers or attention are new.
 
         Args:
             forward: The model's forward.
             inputs: The inputs, on the device.
-            lanes: The batch of caches, with the rows of this forward open.
+            batch: The batch of caches, with the rows of this forward open.
             attend: The attention.
 
         Returns:
             Copies of the logits [B, T, vocabulary] and of each layer's heads [B, H, T, D]; or the reason why the
             forward is not recorded.
         """
-        caches = lanes.static
-        if caches is None:
-            return "not captured: only layout static hands attention the same tensors in every step"
-        device = caches[0].buffers[0][0].device
-        slots = [torch.arange(one.length, one.length + one.rows, device=device) for one in caches]
-        fresh = named_tensors(inputs, slots)
-        key = self.key(attend, fresh, caches)
+        lanes = still(batch)
+        if lanes is None:
+            return REFUSAL
+        inputs = with_masks(inputs, lanes.widened)
+        places = lanes.fresh()
+        fresh = named_tensors(inputs, places)
+        key = self.key(attend, fresh, lanes)
         if key in self.refused:
             return self.refused[key]
         recording = self.found(key)
         if recording is None:
             try:
-                recording = self.kept[key] = self._record(forward, inputs, lanes, slots, attend)
+                recording = self.kept[key] = self._record(forward, inputs, lanes, places, attend)
             except RuntimeError as error:
                 self.refused[key] = f"not captured: {' '.join(str(error).split())[:160]}"
                 return self.refused[key]
-            # The addresses of a cache that is gone may become those of another one.
-            for one in caches:
+            # The addresses of a cache or pool that is gone may become those of another one.
+            for one in lanes.owners:
                 weakref.finalize(one, self.kept.pop, key, None).atexit = False
             while len(self.kept) > KEEP:
                 self.kept.popitem(last=False)
@@ -168,10 +143,10 @@ class Graphs:
         recording.replay()
         return self.results(recording)
 
-    def key(self, attend: Attend, fresh: dict[str, Tensor], caches: list[Static]) -> Key:
+    def key(self, attend: Attend, fresh: dict[str, Tensor], lanes: Still) -> Key:
         """The key of a forward; a replay reads and writes fixed addresses, so other buffers need another recording."""
         shapes = tuple(tuple(one.shape) for one in fresh.values())
-        return Key(attend, shapes, tuple(one.buffers[0][0].data_ptr() for one in caches))
+        return Key(attend, (*shapes, lanes.widths), lanes.addresses)
 
     def found(self, key: Key) -> Recording | None:
         """The recording to replay for `key`, now the most recently replayed one; None if there is none."""
@@ -188,12 +163,12 @@ class Graphs:
         """Copies of the logits and the heads, because the next replay overwrites these tensors."""
         return recording.logits.clone(), [one.clone() for one in recording.heads]
 
-    def _record(self, forward: Forward, inputs: Inputs, lanes: Still, slots: list[Tensor], attend: Attend) -> Recording:
-        held: Inputs = {
-            name: {kind: mask.clone() for kind, mask in one.items()} if isinstance(one, dict) else one.clone()
-            for name, one in inputs.items()
-        }
-        lanes.slots = [one.clone() for one in slots]
+    def _record(
+        self, forward: Forward, inputs: Inputs, lanes: Still, places: dict[str, Tensor], attend: Attend
+    ) -> Recording:
+        held: Inputs = {name: one if isinstance(one, dict) else one.clone() for name, one in inputs.items()}
+        held = with_masks(held, Tensor.clone)
+        lanes.places = {name: one.clone() for name, one in places.items()}
         heads: list[Tensor] = []
 
         def watched(query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
@@ -205,12 +180,19 @@ class Graphs:
             return [forward(held, lanes, watched), *heads]
 
         (logits, *results), replay = self.recorder.record(run)
-        return Recording(named_tensors(held, lanes.slots), logits, results, replay)
+        return Recording(named_tensors(held, lanes.places), logits, results, replay)
 
 
-def named_tensors(inputs: Inputs, slots: list[Tensor]) -> dict[str, Tensor]:
-    """The tensors of a forward by name: its inputs, one mask for each kind of layer, and the slots of each lane."""
+def with_masks(inputs: Inputs, changed: Callable[[Tensor], Tensor]) -> Inputs:
+    """The inputs with `changed` of each mask, of which there is one, or one for each kind of layer."""
+    masks = inputs["attention_mask"]
+    made = {kind: changed(one) for kind, one in masks.items()} if isinstance(masks, dict) else changed(masks)
+    return {**inputs, "attention_mask": made}
+
+
+def named_tensors(inputs: Inputs, places: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a forward by name: its inputs, one mask for each kind of layer, and the places of each lane."""
     found: dict[str, Tensor] = {}
     for name, one in sorted(inputs.items()):
         found |= {f"{name} {kind}": mask for kind, mask in one.items()} if isinstance(one, dict) else {name: one}
-    return found | {f"slots {lane}": one for lane, one in enumerate(slots)}
+    return found | places

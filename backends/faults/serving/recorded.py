@@ -8,9 +8,9 @@ from torch import Tensor
 
 from backends.base import Unsupported
 from backends.engine.columns import Attend
-from backends.engine.kv.static import Static
 from backends.engine.model.causal_lm import CausalLm
 from backends.engine.model.graphs import Graphs, Key, Recording
+from backends.engine.model.recording.lanes import Still
 from backends.engine.seams import Seams
 from backends.faults.fault import fault, faults_in
 from reference.trace import Stage
@@ -84,6 +84,30 @@ def stale_slots(seams: Seams) -> Seams:
 
 
 @fault(
+    "recorded-table-not-refilled",
+    Stage.EMITTED,
+    "GeeeekExplorer/nano-vllm #190: the captured block table is not cleared before a replay, and keeps stale pages",
+    "a replayed forward in pages of which the request has others than the one recorded",
+    on=RECORDED,
+)
+def stale_table(seams: Seams) -> Seams:
+    """A replayed verify forward gathers its columns through the block table of the step that was recorded."""
+    return without(seams, "table")
+
+
+@fault(
+    "recorded-length-not-refilled",
+    Stage.EMITTED,
+    "family of vllm-project/vllm-ascend #10895: a replayed graph attends over the KV length of the captured step",
+    "a second tree of one size in layout prefix, within the pages that the recording reads",
+    on=RECORDED,
+)
+def stale_length(seams: Seams) -> Seams:
+    """A replayed verify forward takes columns behind the end of the step that was recorded for free cells: zeros."""
+    return without(seams, "length")
+
+
+@fault(
     "recording-keyed-without-addresses",
     Stage.ATTENDED,
     "beehive-lab/TornadoVM #1006: a graph is replayed after its buffers were re-pointed, on stale addresses",
@@ -94,8 +118,8 @@ def keyed_without_addresses(seams: Seams) -> Seams:
     """A recording is looked up by shapes alone: the forward of one request runs over the KV cache of another."""
 
     class Shared(Graphs):
-        def key(self, attend: Attend, fresh: dict[str, Tensor], caches: list[Static]) -> Key:
-            return replace(super().key(attend, fresh, caches), addresses=())
+        def key(self, attend: Attend, fresh: dict[str, Tensor], lanes: Still) -> Key:
+            return replace(super().key(attend, fresh, lanes), addresses=())
 
     return recorded_by(seams, Shared)
 
@@ -117,9 +141,9 @@ def keyed_without_sizes(seams: Seams) -> Seams:
     class Unsized(Graphs):
         rows = 0
 
-        def key(self, attend: Attend, fresh: dict[str, Tensor], caches: list[Static]) -> Key:
+        def key(self, attend: Attend, fresh: dict[str, Tensor], lanes: Still) -> Key:
             self.rows = fresh["input_ids"].shape[1]
-            return replace(super().key(attend, fresh, caches), shapes=())
+            return replace(super().key(attend, fresh, lanes), shapes=())
 
         def refill(self, recording: Recording, fresh: dict[str, Tensor]) -> None:
             for name, held in recording.inputs.items():

@@ -1,0 +1,165 @@
+"""The KV caches of a batch in a recorded forward.
+
+A replay runs no Python, so tensors say where rows are written and which cells are read. The caller refills these
+tensors before each replay, and one recording then serves later steps, and other requests in the same pool.
+"""
+
+import torch
+from torch import Tensor
+
+from backends.engine.columns import Paging
+from backends.engine.kv.base import KvCache, Pair
+from backends.engine.kv.lanes import BatchCache
+from backends.engine.kv.overwrite import Overwrite
+from backends.engine.kv.paged import Paged, Pool
+from backends.engine.kv.static import Static
+
+REFUSAL = "not captured: only static buffers and pages of one pool, without left padding, keep their addresses"
+
+
+class Still(BatchCache):
+    """A batch of static caches whose rows are written to the columns in the tensors `slots`.
+
+    Attributes:
+        places: The tensors that a caller refills: for each lane `slots`, int64 [rows], the columns to which its rows
+            are written.
+    """
+
+    def __init__(self, caches: list[KvCache], rows: list[int], filler: float = 0.0) -> None:
+        super().__init__(caches, rows, filler)
+        self.places: dict[str, Tensor] = {}
+
+    @property
+    def owners(self) -> list[Static] | list[Pool]:
+        """What owns the cells of each lane; a recording is of no use when one of them ceases to exist."""
+        return [one for one in self.caches if isinstance(one, Static)]
+
+    @property
+    def addresses(self) -> tuple[int, ...]:
+        """The address of each lane's first cells, which no other living cache or pool has."""
+        return tuple(one.buffers[0][0].data_ptr() for one in self.caches if isinstance(one, Static))
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """The number of columns that are read for each lane, if the addresses do not tell it."""
+        return ()
+
+    def fresh(self) -> dict[str, Tensor]:
+        """The places of this forward, by name."""
+        caches = [one for one in self.caches if isinstance(one, Static)]
+        return {
+            f"slots {lane}": torch.arange(one.length, one.length + one.rows, device=one.buffers[0][0].device)
+            for lane, one in enumerate(caches)
+        }
+
+    def widened(self, mask: Tensor) -> Tensor:
+        """The mask [B, 1, T, C] of this forward over the columns that the recording reads."""
+        return mask
+
+    def _write(self, lane: int, layer: int, keys: Tensor, values: Tensor) -> None:
+        cache = self.caches[lane]
+        assert isinstance(cache, Static)
+        for buffer, new in zip(cache.buffers[layer], (keys, values), strict=True):
+            buffer.index_copy_(-2, self.places[f"slots {lane}"], new)
+
+
+class StillPages(Still):
+    """A batch of paged caches in one pool, read through block tables that are tensors.
+
+    Where the layout promises the bits of a branch cache, exactly the columns of a lane are read, and each number of
+    columns needs another recording. Elsewhere the number of pages is rounded up to a power of two. The mask hides the
+    columns behind the end of a lane, and zeros replace their cells, since free cells may hold NaN and 0 * NaN is NaN.
+
+    Attributes:
+        pool: The pool of all lanes.
+        places: For each lane `slots`, int64 [rows], the cells (page * size + offset) of its rows; `table`, int64
+            [pages], its block table, which repeats its last page up to the rounded number; `length`, int64 [], its
+            columns.
+    """
+
+    def __init__(self, caches: list[Paged], rows: list[int], filler: float = 0.0) -> None:
+        super().__init__([*caches], rows, filler)
+        self.pool = caches[0].pool
+        self.paged = caches
+        self._columns = [one.length + one.rows for one in caches]
+        used = [-(-columns // one.blocks.size) for columns, one in zip(self._columns, caches, strict=True)]
+        self._used = used
+        exact = caches[0].blocks.pages.exact
+        self._counts = used if exact else [1 << (count - 1).bit_length() for count in used]
+        self._widths = self._columns if exact else [count * caches[0].blocks.size for count in self._counts]
+
+    @property
+    def owners(self) -> list[Static] | list[Pool]:
+        """See `Still`."""
+        return [self.pool]
+
+    @property
+    def addresses(self) -> tuple[int, ...]:
+        """The address of the pool, once for each lane."""
+        return (self.pool.layers[0][0].data_ptr(),) * len(self.paged)
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """See `Still`."""
+        return tuple(self._widths)
+
+    def fresh(self) -> dict[str, Tensor]:
+        """See `Still`."""
+        device, places = self.pool.layers[0][0].device, {}
+        for lane, one in enumerate(self.paged):
+            live = one.blocks.table[: self._used[lane]]
+            padded = live + live[-1:] * (self._counts[lane] - len(live))
+            places[f"slots {lane}"] = one.slots(one.length, self._columns[lane])
+            places[f"table {lane}"] = torch.tensor(padded, dtype=torch.long, device=device)
+            places[f"length {lane}"] = torch.tensor(self._columns[lane], device=device)
+        return places
+
+    def widened(self, mask: Tensor) -> Tensor:
+        """See `Still`; the columns of padding rows lie behind those that are read."""
+        ends = [wide + self.width - rows for wide, rows in zip(self._widths, self.rows, strict=True)]
+        wider = mask.new_zeros((*mask.shape[:-1], max(ends)))
+        for lane, (columns, wide, end) in enumerate(zip(self._columns, self._widths, ends, strict=True)):
+            wider[lane, ..., :columns] = mask[lane, ..., :columns]
+            wider[lane, ..., wide:end] = mask[lane, ..., columns : columns + end - wide]
+        return wider
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: object, **__: object) -> Pair:
+        """See `BatchCache`; columns are gathered through the tensors."""
+        keys: list[Tensor] = []
+        values: list[Tensor] = []
+        for lane, rows in enumerate(self.rows):
+            self._write(lane, layer_idx, key_states[lane, :, :rows], value_states[lane, :, :rows])
+            for found, cells, new in zip(
+                (keys, values), self.pool.layers[layer_idx], (key_states, value_states), strict=True
+            ):
+                held = self._gathered(lane, cells)
+                found.append(torch.cat([held, new[lane, :, rows:]], 1) if rows < self.width else held)
+        return self._stacked(keys), self._stacked(values)
+
+    def _gathered(self, lane: int, cells: Tensor) -> Tensor:
+        """The columns of a lane, [kv_heads, width, D], with zeros behind its end."""
+        columns = cells[self.places[f"table {lane}"]].flatten(0, 1)[: self._widths[lane]].transpose(0, 1)
+        behind = torch.arange(self._widths[lane], device=cells.device) >= self.places[f"length {lane}"]
+        return columns.masked_fill(behind[None, :, None], 0.0).contiguous()
+
+    def _write(self, lane: int, layer: int, keys: Tensor, values: Tensor) -> None:
+        for cells, new in zip(self.pool.layers[layer], (keys, values), strict=True):
+            cells.flatten(0, 1).index_copy_(0, self.places[f"slots {lane}"], new.transpose(0, 1))
+
+    def _paging(self, layer: int) -> Paging | None:
+        """None: a table in Python's numbers would be frozen in the recording."""
+        return None
+
+
+def still(batch: BatchCache) -> Still | None:
+    """The lanes of a recorded forward over a batch; None if attention reads other tensors in every step."""
+    if type(batch) is not BatchCache:  # lanes padded on the left, say, hold other columns than their caches
+        return None
+    caches, rows, filler = batch.caches, batch.rows, batch.filler
+    if all(isinstance(one, Static) and not isinstance(one, Overwrite) for one in caches):
+        return Still(caches, rows, filler)
+    # A cache of another class may write and read in another way, which the tensors would pass over.
+    paged = [one for one in caches if type(one) is Paged]
+    if len(paged) == len(caches) and all(one.pool is paged[0].pool for one in paged):
+        return StillPages(paged, rows, filler)
+    return None
