@@ -34,6 +34,7 @@ from backends.engine.lowering.lanes import lanes_within
 from backends.engine.model.graphs import CudaRecorder
 from backends.engine.model.recording.operators import OperatorRecorder
 from backends.engine.sampling.batched import BatchedVerify
+from backends.engine.sampling.recorded import RecordedVerify
 from backends.engine.seams import Seams
 from backends.flags import attention_table, dense_mask_bytes
 from backends.handed_over import HandedOverBackend
@@ -121,6 +122,8 @@ def compose(row: Row) -> EngineBackend:
     except Unavailable as absent:
         raise Unavailable(f"{row.name} needs {CALLED[row.device]}: {absent}") from absent
     recorder = (CudaRecorder() if row.device == "cuda" else OperatorRecorder()) if row.graphs else None
+    if recorder is not None:
+        seams = replace(seams, sampling=replace(seams.sampling, batched=RecordedVerify(recorder=recorder)))
     make = HandedOverBackend if row.handed_over else RankedBackend if row.processes else EngineBackend
     return make(
         row.name,

@@ -35,7 +35,7 @@ class Row:
         soft_caps: Models with a soft cap that its attention computes (`reference.abilities.Abilities`).
         sinks: Whether its attention computes sinks.
         unequal_widths: Whether its attention computes values of another width than keys.
-        graphs: Whether verify forwards are recorded and replayed: as CUDA graphs, or emulated on the CPU.
+        graphs: Whether acceptance, levels of drafts and verify forwards are recorded and replayed, on the CPU emulated.
         ranks: Numbers of ranks over which it shards a target.
         processes: Whether its ranks are processes; otherwise they are threads that take turns.
         handed_over: Whether prefill and decode are two processes.
@@ -145,7 +145,7 @@ ROWS: tuple[Row, ...] = (
         "cuda-fused-graphs",
         "sdpa",
         "cuda",
-        "cuda-fused-sdpa with whole verify forwards as CUDA graphs, where the KV layout is static, paged or prefix",
+        "cuda-fused-sdpa with acceptance, and forwards over static buffers or pages, as CUDA graphs",
         twin="cpu-fused",
         graphs=True,
         unequal_widths=True,
@@ -212,7 +212,7 @@ ROWS: tuple[Row, ...] = (
         "cpu-recorded",
         "eager",
         "cpu",
-        "EMULATED: cpu-eager with verify forwards recorded and replayed as CUDA graphs are: static, paged, prefix",
+        "EMULATED: cpu-eager with acceptance, and forwards over static buffers or pages, replayed as CUDA graphs",
         slow=True,
         emulated=True,
         graphs=True,

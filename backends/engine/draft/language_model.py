@@ -103,7 +103,8 @@ class ModelDraft(CachedTreeFilling):
         asked = Level(level, token, root)
         lane = self.lane(asked)
         rows = Rows(lane.tokens, lane.positions, lane.visible, lane.cache, lane.above)
-        (logits,) = self.causal_lm.forward([rows], self.seams.draft_attend, lanes=self.seams.kv.single)
+        # A watched forward is recorded, where the backend records any.
+        (logits,) = self.causal_lm.forward([rows], self.seams.draft_attend, lanes=self.seams.kv.single, watch=[])
         return self.taken(asked, logits)
 
     @property

@@ -165,8 +165,8 @@ class CausalLm:
         began = time.perf_counter()
         logits = None
         adapters = [one.adapter for one in batch]
-        # Only the verify forward is watched, so prefills and drafts are not recorded. A replay runs no hook, so a
-        # forward with a tap or an adapter is not recorded either.
+        # Verify forwards and levels of drafts are watched; prefills, of any length, are not recorded. A replay runs no
+        # hook, so a forward with a tap or an adapter is not recorded either.
         if self.graphs is not None and watch is not None and tap is None and not any(adapters):
             recorded = self.graphs.run(self._network, inputs, cache, attend)
             if isinstance(recorded, str):  # the reason why nothing was recorded: a fallback in every layer

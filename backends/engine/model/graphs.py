@@ -1,4 +1,4 @@
-"""The recording and replay of whole verify forwards, for CUDA graphs.
+"""The recording and replay of whole verify and draft forwards, for CUDA graphs.
 
 A forward is recorded once for each combination of shape, buffers and attention, then replayed. If a forward cannot be
 recorded, the reason is returned in place of logits. A recording is dropped when one of its caches ceases to exist, or

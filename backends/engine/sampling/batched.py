@@ -23,6 +23,12 @@ from reference.tape import KINDS
 GRAPHS = 64
 """Graphs that may be captured for one program, before torch runs it without capture."""
 
+Program = tuple[Rule, bool, SamplingSeams]
+"""What tells one program from another: the rule, whether tokens were removed, and the seams."""
+
+Answers = tuple[Tensor, Tensor, Tensor, Tensor]
+"""Accepted rows [B, levels + 1], -1 behind the last one; the tokens after them [B]; places of coins and who read."""
+
 
 @dataclass(frozen=True)
 class Padded:
@@ -126,24 +132,32 @@ class BatchedVerify:
         All questions are of one kind (`Question.kind`).
         """
         batch, first = self.padded(questions), questions[0]
-        key = first.rule, first.removed, seams
-        if key not in self.captured:
-            self.captured[key] = torch.compile(asking(*key), dynamic=True, fullgraph=True, backend=self.backend)
-        tensors = [getattr(batch, name) for name in TENSORS]
-        with torch._dynamo.config.patch(recompile_limit=GRAPHS, accumulated_recompile_limit=16 * GRAPHS):
-            path, token, places, asked = self.captured[key](batch.height, *tensors)
+        path, token, places, asked = self.ask((first.rule, first.removed, seams), batch)
         # One transfer for the rows of all requests.
         rows, last = path.tolist(), token.tolist()
         for lane, one in enumerate(questions):
             one.dice.spent += [(at[lane : lane + 1], by[lane : lane + 1]) for at, by in zip(places, asked, strict=True)]
         return [([row for row in rows[lane] if row >= 0], last[lane]) for lane in range(len(questions))]
 
+    def ask(self, key: Program, batch: Padded) -> Answers:
+        """Run the captured program of `key` on `batch`, and capture it first if it is new."""
+        if key not in self.captured:
+            self.captured[key] = torch.compile(asking(*key), dynamic=True, fullgraph=True, backend=self.backend)
+        with torch._dynamo.config.patch(recompile_limit=GRAPHS, accumulated_recompile_limit=16 * GRAPHS):
+            answers: Answers = self.captured[key](batch.height, *tensors_of(batch))
+        return answers
+
 
 TENSORS = ("token", "parent", "children", "depth", "present", "law", "bonus", "told", "uniforms", "nodes")
 """The tensors of `Padded`, in the order in which a captured program takes them."""
 
 
-def asking(rule: Rule, removed: bool, seams: SamplingSeams) -> Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]]:
+def tensors_of(batch: Padded) -> list[Tensor]:
+    """The TENSORS of `batch`, in their order."""
+    return [getattr(batch, name) for name in TENSORS]
+
+
+def asking(rule: Rule, removed: bool, seams: SamplingSeams) -> Callable[..., Answers]:
     """The program that is captured: from the height and TENSORS to rows, tokens, and the places that were read."""
 
     def asked(
@@ -158,7 +172,7 @@ def asking(rule: Rule, removed: bool, seams: SamplingSeams) -> Callable[..., tup
         told: Tensor,
         uniforms: Tensor,
         nodes: Tensor,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    ) -> Answers:
         dice = PlacedCoins(uniforms, nodes, seams.below, seams.inverse)
         trees = Forest(token, parent, children, depth, present, height)
         path, last, _ = by_rule(trees, law, told, dice, rule, removed, seams, bonus)

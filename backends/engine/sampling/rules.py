@@ -197,7 +197,8 @@ def target_only(
         # The bar of an absent child equals the bar before it, so the first bar above the coin is a present child's.
         taken = torch.where(walk.alive, (below * (ranks == first[:, None])).sum(-1), 0)
         missed = there & (ranks < first[:, None])
-        tried = (torch.nn.functional.one_hot(token, law.shape[-1]) * missed[..., None]).sum(1) > 0
+        # Not one_hot: on the CPU torch reads the smallest and the largest token back to the host.
+        tried = ((token[..., None] == torch.arange(law.shape[-1], device=token.device)) & missed[..., None]).any(1)
         count = missed.sum(-1)
         rejected = below.gather(1, (count - 1).clamp(min=0)[:, None])[:, 0] * (count > 0)
         walk.descend(taken, below[:, 0] > 0, without(law, tried), rejected)

@@ -20,9 +20,9 @@ from backends.engine.model.recording.operators import OperatorRecorder
 from properties.strategies.models import GALLERY
 from reference.architecture import Seeded
 from reference.case import Case
-from reference.draft import Ngram, Scripted
+from reference.draft import LanguageModel, Ngram, Scripted
 from reference.layout import KvLayout
-from reference.sampling import Stops
+from reference.sampling import Sampling, Stops
 from reference.trace import Trace
 from reference.tree import RankTree, Tree
 
@@ -142,6 +142,27 @@ def test_the_shipped_recorder_gives_the_bits_of_eager(at: int, seed: int, spread
     kept = backend.models.open(case.model, case.dtype).graphs
     assert kept is not None
     assert not kept.kept
+
+
+@pytest.mark.parametrize("at", [0, 3, 7])
+def test_levels_of_a_draft_are_replayed(at: int) -> None:
+    """Levels of one size are recorded once over a draft's buffers, and every later one gives the bits of eager."""
+    target, drafting = Seeded(GALLERY[at], 3), Seeded(GALLERY[at], 5)
+    draft = LanguageModel(drafting, RankTree((0, 0, 0, 1, 2, 3, 4), (0, 0, 1, 0, 0, 0, 0)))
+    for sampling in (Sampling(), Sampling(1.0, seed=4)):
+        case = replace(CASE, model=target, draft=draft, sampling=sampling, steps=4)
+        recorder = OperatorGraphs()
+        replayed, eager = run(case, recorder), open_cpu().run(case)
+        same(replayed, eager)
+        for step, twin in zip(replayed.steps, eager.steps, strict=True):
+            assert step.drafted is not None
+            assert twin.drafted is not None
+            assert step.drafted.tree == twin.drafted.tree
+        # One recording is of the tree; the other is of both levels of two nodes, at other columns. A level that has no
+        # children is not run.
+        assert recorder.recorded == 2
+        assert recorder.replayed == 3 * len(replayed.steps)
+        assert replayed.fallbacks == {}
 
 
 def test_a_number_read_by_the_host_is_refused() -> None:

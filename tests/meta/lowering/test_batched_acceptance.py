@@ -10,10 +10,12 @@ from hypothesis import strategies as st
 from torch._dynamo.utils import counters
 
 from backends.engine.composition import SEAMS
-from backends.engine.sampling.batched import BatchedVerify, padded
+from backends.engine.model.recording.operators import OperatorRecorder
+from backends.engine.sampling.batched import BatchedVerify, padded, tensors_of
 from backends.engine.sampling.coins import Coins, spent_by
 from backends.engine.sampling.forest import forest
 from backends.engine.sampling.question import BATCHED, Question
+from backends.engine.sampling.recorded import RecordedVerify, in_sizes
 from backends.engine.sampling.verify import verify
 from reference.rules import RULES, Rule
 from reference.tape import stride
@@ -21,6 +23,7 @@ from reference.tree import Tree
 
 SEAM = SEAMS.sampling
 TOGETHER = BatchedVerify()
+REPLAYED = RecordedVerify(recorder=OperatorRecorder())
 SPREAD = (Rule("multi-round"), Rule("target-only"), Rule("target-only", threshold_single=0.6, threshold_acc=0.8))
 
 
@@ -84,6 +87,30 @@ def test_only_rules_of_programs_that_were_compared_are_asked_together() -> None:
     asked = replace(one, rule=Rule("chain"))
     assert asked.kind is not None
     assert replace(asked, by_program=False).kind is None
+
+
+@settings(max_examples=25)
+@given(st.sampled_from(SPREAD), st.booleans(), st.lists(st.integers(0, 10_000), min_size=1, max_size=6))
+def test_a_replay_decides_as_each_request_alone(rule: Rule, removed: bool, seeds: list[int]) -> None:
+    """Recordings of earlier examples are replayed; answers handed out before are still what they were."""
+    together, each = ([question(seed, rule, removed) for seed in seeds] for _ in range(2))
+    others = [question(seed + 1, rule, removed) for seed in seeds]
+    answers = REPLAYED(together, SEAM)
+    spent = [spent_by(one.dice, 0) for one in together]
+    REPLAYED(others, SEAM)
+    assert answers == [alone(one) for one in each]
+    assert spent == [spent_by(one.dice, 0) for one in together] == [spent_by(one.dice, 0) for one in each]
+
+
+def test_batches_of_known_sizes_are_replayed() -> None:
+    rule, fresh = Rule("target-only", threshold_acc=0.7), RecordedVerify(recorder=OperatorRecorder())
+    sizes = set()
+    for at in range(40):
+        batch = [question(seed, rule, False) for seed in range(5 * at, 5 * at + 1 + at % 5)]
+        shape = in_sizes(batch)
+        sizes.add((shape.height, *(one.shape for one in tensors_of(shape))))
+        assert fresh(batch, SEAM) == [alone(question(seed, rule, False)) for seed in range(5 * at, 5 * at + 1 + at % 5)]
+    assert len(fresh.kept) == len(sizes) < 30  # of 40 batches
 
 
 @pytest.mark.slow

@@ -48,8 +48,11 @@ class Still(BatchCache):
         """The places of this forward, by name."""
         caches = [one for one in self.caches if isinstance(one, Static)]
         return {
-            f"slots {lane}": torch.arange(one.length, one.length + one.rows, device=one.buffers[0][0].device)
-            for lane, one in enumerate(caches)
+            # A level of a draft follows the open rows of the levels above it.
+            f"slots {lane}": torch.arange(
+                one.length + one.rows - own, one.length + one.rows, device=one.buffers[0][0].device
+            )
+            for lane, (one, own) in enumerate(zip(caches, self.rows, strict=True))
         }
 
     def widened(self, mask: Tensor) -> Tensor:
@@ -109,7 +112,7 @@ class StillPages(Still):
         for lane, one in enumerate(self.paged):
             live = one.blocks.table[: self._used[lane]]
             padded = live + live[-1:] * (self._counts[lane] - len(live))
-            places[f"slots {lane}"] = one.slots(one.length, self._columns[lane])
+            places[f"slots {lane}"] = one.slots(self._columns[lane] - self.rows[lane], self._columns[lane])
             places[f"table {lane}"] = torch.tensor(padded, dtype=torch.long, device=device)
             places[f"length {lane}"] = torch.tensor(self._columns[lane], device=device)
         return places

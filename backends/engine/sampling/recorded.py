@@ -1,0 +1,111 @@
+"""Acceptance for many requests as a recorded call, replayed as a CUDA graph is.
+
+A recording reads and writes fixed addresses. So a batch is padded to a few sizes, its tensors are copied into those of
+the recording, and the results are copied out before the next replay overwrites them. On a machine without a device the
+recorder is emulated (`backends.engine.model.recording.operators`).
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from backends.engine.model.graphs import Recorder
+from backends.engine.sampling.batched import (
+    TENSORS,
+    Answers,
+    BatchedVerify,
+    Padded,
+    Program,
+    asking,
+    padded,
+    power_of_two,
+    tensors_of,
+)
+from backends.engine.sampling.question import Question
+
+KEEP = 32
+"""The largest number of recordings kept; the least recently replayed one is dropped first."""
+
+ROWS = ("token", "parent", "children", "depth", "present", "law", "bonus", "told")
+"""The tensors of a batch that have a dimension of rows, behind that of requests."""
+
+
+def in_sizes(questions: list[Question]) -> Padded:
+    """The questions as one batch whose numbers of requests, rows and coins are powers of two.
+
+    The first question is asked again in place of absent requests; nobody reads the answers. Absent rows are no nodes.
+    """
+    absent = power_of_two(max(2, len(questions))) - len(questions)
+    batch = padded([*questions, *questions[:1] * absent])
+    rows = power_of_two(batch.token.shape[1]) - batch.token.shape[1]
+    longer: dict[str, Any] = {name: _longer(getattr(batch, name), rows) for name in ROWS}
+    coins = power_of_two(batch.uniforms.shape[1]) - batch.uniforms.shape[1]
+    return replace(batch, **longer, uniforms=_longer(batch.uniforms, coins))
+
+
+def _longer(tensor: Tensor, rows: int) -> Tensor:
+    """[B, N, ...] with `rows` zeros behind its second dimension."""
+    return pad(tensor, (0, 0) * (tensor.dim() - 2) + (0, rows))
+
+
+@dataclass(frozen=True)
+class RecordedBatch:
+    """One recorded acceptance; `inputs` are refilled in place, then `replay` computes `answers` again."""
+
+    inputs: list[Tensor]
+    answers: Answers
+    replay: Callable[[], None]
+
+
+@dataclass(frozen=True)
+class RecordedVerify(BatchedVerify):
+    """Acceptance of a batch by recorded calls; a planted fault replaces `kind` or `refill`.
+
+    Attributes:
+        padded: See `BatchedVerify`; here to few sizes.
+        recorder: What records a call.
+        kept: The recordings, the least recently replayed one first.
+    """
+
+    padded: Callable[[list[Question]], Padded] = in_sizes
+    recorder: Recorder = field(kw_only=True)
+    kept: OrderedDict[Hashable, RecordedBatch] = field(default_factory=OrderedDict, compare=False)
+
+    @torch.no_grad()
+    def ask(self, key: Program, batch: Padded) -> Answers:
+        """Replay the program of `key` on `batch`, and record it first if the program or a size is new.
+
+        Raises:
+            RuntimeError: if the program cannot be recorded.
+        """
+        kind = self.kind(key, batch)
+        if kind not in self.kept:
+            self.kept[kind] = self._record(key, batch)
+            while len(self.kept) > KEEP:
+                self.kept.popitem(last=False)
+        self.kept.move_to_end(kind)
+        recording = self.kept[kind]
+        self.refill(recording, batch)
+        recording.replay()
+        path, token, places, asked = recording.answers
+        return path.clone(), token.clone(), places.clone(), asked.clone()
+
+    def kind(self, key: Program, batch: Padded) -> Hashable:
+        """The key of a recording: the program and all that a replay cannot change, its loops over levels among them."""
+        return key, batch.height, tuple((one.shape, one.dtype, one.device) for one in tensors_of(batch))
+
+    def refill(self, recording: RecordedBatch, batch: Padded) -> None:
+        """Copy every tensor of `batch` into those that a replay reads."""
+        for held, name in zip(recording.inputs, TENSORS, strict=True):
+            held.copy_(getattr(batch, name))
+
+    def _record(self, key: Program, batch: Padded) -> RecordedBatch:
+        program, inputs = asking(*key), [one.clone() for one in tensors_of(batch)]
+        results, replay = self.recorder.record(lambda: list(program(batch.height, *inputs)))
+        path, token, places, asked = results
+        return RecordedBatch(inputs, (path, token, places, asked), replay)
