@@ -47,7 +47,7 @@ def generated(way: str, case: Case, prompt: int, repeat: int) -> Turn:
 
 
 def continued(way: str, case: Case, prompt: int, repeat: int, kept: Any = None) -> tuple[Turn, Any]:
-    """One greedy generation behind the cache `kept`, whose columns hold a beginning of the prompt; None for no cache.
+    """A greedy generation behind the cache `kept`, whose columns hold a beginning of the prompt; None for no cache.
 
     Returns:
         The turn, and the cache at its end.

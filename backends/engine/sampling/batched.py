@@ -24,7 +24,7 @@ GRAPHS = 64
 """Graphs that may be captured for one program, before torch runs it without capture."""
 
 Program = tuple[Rule, bool, SamplingSeams]
-"""What tells one program from another: the rule, whether tokens were removed, and the seams."""
+"""The key of a program: the rule, whether tokens were removed, and the seams."""
 
 Answers = tuple[Tensor, Tensor, Tensor, Tensor]
 """Accepted rows [B, levels + 1], -1 behind the last one; the tokens after them [B]; places of coins and who read."""

@@ -55,7 +55,7 @@ def _longer(tensor: Tensor, rows: int) -> Tensor:
 
 @dataclass(frozen=True)
 class RecordedBatch:
-    """One recorded acceptance; `inputs` are refilled in place, then `replay` computes `answers` again."""
+    """A recorded acceptance; `inputs` are refilled in place, then `replay` computes `answers` again."""
 
     inputs: list[Tensor]
     answers: Answers

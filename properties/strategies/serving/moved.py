@@ -1,4 +1,4 @@
-"""Strategy for hand-overs of requests of which the packet holds more than columns.
+"""Strategy for hand-overs whose packets hold more than columns of the KV cache.
 
 A layer with a window sends the columns it has kept, and where they begin; a request with a grammar sends its place in
 the text. The hand-over is drawn for a case that is drawn already, so that a case without it stays the same.
@@ -19,13 +19,13 @@ HAND_OVER = "hand-over"
 """The action that is drawn here."""
 
 LEFT_BEHIND = ("add", "step", "launch")
-"""The actions behind which it is drawn."""
+"""The actions behind which the first hand-over is drawn."""
 
 ALONE = 2
-"""Of so many such cases of a single request, one becomes a session of that request, with a hand-over."""
+"""Of so many such cases of a single request, one becomes a session of that request, with hand-overs."""
 
 MOVED = 4
-"""Of so many such sessions, all but one have another hand-over behind a step."""
+"""Of so many such sessions, all but one get hand-overs beside those that were drawn before."""
 
 
 def takes_hand_over(case: Case, within: Abilities | None) -> bool:
@@ -52,7 +52,7 @@ def _settings(case: Case, session: Session | None) -> tuple[Sampling, ...]:
 
 @st.composite
 def handed_over(draw: st.DrawFn, case: Case) -> Case:
-    """`case` with a hand-over behind one of its steps, and a step behind that; some cases stay as they are."""
+    """`case` with two or three hand-overs of one request, each with a step behind it; some cases stay as they are."""
     session = case.session
     if session is None:
         if draw(st.integers(0, ALONE - 1)) < ALONE - 1:

@@ -1,8 +1,8 @@
 """The turns of transformers' own generation in a dialogue.
 
 Its plain generation takes the cache of the turn before. Its assisted generation, of which prompt lookup is a kind, does
-not: transformers 5.23 runs the whole prompt behind the columns that the cache has, so that the text is another. Both
-begin every turn with an empty cache.
+not: transformers 5.23 runs the whole prompt behind the columns that the cache has, so that the text is another. So
+assisted generation and prompt lookup begin every turn with an empty cache.
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ KEEPING = (PLAIN,)
 
 
 class TheirDialogue:
-    """One way of transformers through the turns of a dialogue.
+    """A way of transformers through the turns of a dialogue.
 
     Args:
         way: The way.

@@ -35,7 +35,7 @@ SMALL = ((8, 64), (1, 8), (1, 3))
 
 
 def settings(device: str, model: str | None, dtype: str | None) -> list[Setting]:
-    """What is measured: the device's own setting, or the sizes with the heads of `model`, in `dtype`.
+    """The setting that is measured: the device's own, or the sizes with the heads of `model`, in `dtype`.
 
     Raises:
         UnusableInput: The checkpoint cannot be read, or is of a family whose heads are not known.

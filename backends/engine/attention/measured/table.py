@@ -29,7 +29,7 @@ class WrongTable(ValueError):
 
 @dataclass(frozen=True)
 class Shape:
-    """What all forwards of one model have in common.
+    """The dtype and the heads that all forwards of one model have in common.
 
     Attributes:
         dtype: The working dtype as cases name it.

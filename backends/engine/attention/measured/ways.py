@@ -17,7 +17,7 @@ EAGER, SDPA, SPLIT, FLEX, TRITON = "eager", "sdpa", "split", "flex", "triton"
 
 @dataclass(frozen=True)
 class Way:
-    """One way to compute attention.
+    """A way to compute attention.
 
     Attributes:
         name: Its name in tables.

@@ -31,7 +31,7 @@ class Still(BatchCache):
 
     @property
     def owners(self) -> list[Static] | list[Pool]:
-        """What owns the cells of each lane; a recording is of no use when one of them ceases to exist."""
+        """The owner of each lane's cells; a recording is of no use when an owner ceases to exist."""
         return [one for one in self.caches if isinstance(one, Static)]
 
     @property
