@@ -25,6 +25,8 @@ from properties.strategies.serving.moved import handed_over, takes_hand_over
 from properties.strategies.serving.prompt_scores import often as often_scored
 from properties.strategies.serving.prompt_scores import takes_scores, with_scores
 from properties.strategies.serving.second_tier import in_tiers, parted, takes_parted
+from properties.strategies.serving.shared_pages import forked, met_again, takes_forked, takes_met_again
+from properties.strategies.serving.turns import takes_next_turn, with_next_turn
 from properties.strategies.sessions import with_session
 from properties.strategies.stops import places, stops_for
 from properties.strategies.within import SPARE, among, fitted, in_shape, set_aside
@@ -164,6 +166,11 @@ def cases(
         case = draw(with_scores(case))
     case = draw(left_padded(case, within))
     case = draw(handed_over(case)) if takes_hand_over(case, within) else case
+    case = draw(forked(case)) if takes_forked(case, within) else case
+    if takes_next_turn(case, within):
+        case = draw(with_next_turn(case))
+    else:
+        case = draw(met_again(case)) if takes_met_again(case, within) else case
     case = draw(parted(case)) if takes_parted(case, within) else case
     # A session may grow longer than an engine takes, by a prompt that continues another; such a draw is repeated.
     assume(within is None or within.outside(case) is None)

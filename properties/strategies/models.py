@@ -148,14 +148,19 @@ BESIDE = tuple(at for at in RECURRENT if GALLERY[at].words.beside_attention)
 ALONE = tuple(at for at in RECURRENT if at not in BESIDE)
 """Indices of models with a recurrent state in place of attention; every second of them is drawn twice as often."""
 
+SINKS = tuple(at for at, arch in enumerate(GALLERY) if arch.words.sinks)
+"""Indices of models with attention sinks."""
+
 RARE = (
     *LATENT,
+    *SINKS * 2,
     *(at for at in (*range(LATER, len(GALLERY)), *FIRST) if at not in BESIDE),
     *(BESIDE[at // 2] if at % 2 == 0 and at // 2 < len(BESIDE) else held for at, held in enumerate(ALONE)),
 )
 """Indices of these architectures, as often as they are drawn beside four times all others: one case in five.
 
-The first of each family, and models with latent attention, are drawn twice as often as the others.
+The first of each family, and models with latent attention, are drawn twice as often as the others, and models with
+sinks three times as often, since they alone reveal a forgotten sink.
 """
 
 NARROW = 6

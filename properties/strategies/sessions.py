@@ -9,7 +9,7 @@ from properties.strategies.layouts import layouts
 from properties.strategies.models import other_drafts
 from properties.strategies.prompts import LONGEST
 from properties.strategies.serving.ahead import AHEAD, ahead, first_early, guided_ahead, takes_ahead
-from properties.strategies.serving.turns import PREFIX, after_the_first, next_turn, takes_next_turn
+from properties.strategies.serving.turns import PREFIX, prefers_pages
 from properties.strategies.trees import as_many
 from properties.strategies.within import fitted
 from reference.abilities import Abilities
@@ -242,9 +242,7 @@ def with_session(
     company = tuple(draw(mates(case, other, rival, within)) for _ in range(draw(st.sampled_from(numbers))))
     greedy = case.sampling.greedy and all(mate.sampling.greedy for mate in company)
     # Only a hybrid's pages hold states that must be of their end.
-    turn = takes_next_turn(case, kind, within) and draw(st.booleans())
-    if turn:
-        company = (*company[:-1], draw(mates(case, other, rival, within, next_turn(case))))
+    if kind is None and prefers_pages(case, within) and draw(st.integers(0, 2)):
         kind = PREFIX
     common = case.draft.as_shared
     # Mates mostly have the draft of the case: they then share its trie, in one session of three with tries.
@@ -253,8 +251,6 @@ def with_session(
         case = replace(case, draft=common)
     most_actions = MOST_FAR_ACTIONS if len(case.prompt) > LONGEST else MOST_ACTIONS
     happened = draw(actions(1 + len(company), most_actions, within))
-    if turn:
-        happened = after_the_first(happened, len(company))
     # A ring's or a far prompt's case costs enough without it.
     drafts = [case.draft, *(mate.draft for mate in company)]
     if takes_ahead(drafts, within) and most_actions == MOST_ACTIONS and draw(st.integers(0, AHEAD - 1)) == AHEAD - 1:

@@ -12,7 +12,7 @@ from reference.architecture import Seeded
 from reference.draft import Draft
 from reference.sampling import Stops
 
-KINDS = ("none", "none", "none", "eos", "stop", "string", "max_length", "string", "eos", "stop", "all")
+KINDS = ("none", "none", "none", "eos", "stop", "string", "max_length", "string", "eos", "stop", "max_length", "all")
 """The kinds of ends beside the budget; `none` first, where shrinking ends."""
 
 ENDED_BY = {
@@ -20,6 +20,9 @@ ENDED_BY = {
     "all": ENDS,
 }  # fmt: skip
 """The fields of `Stops` that each kind sets beside the budget."""
+
+EARLY = 3
+"""Of so many stop strings in a long block, one is short and completed by the block's first token."""
 
 LETTERS = "ab"
 """Letters of pieces and stop strings; few, so that partial matches are frequent before a string is complete."""
@@ -72,7 +75,10 @@ def stops_for(
     ending = (ahead[at] if draw(st.integers(0, 5)) else draw(other),)
     eos = ending if kind == "eos" else (draw(other),) if kind == "all" else ()
     stop = ending if kind in ("stop", "all") else ()
-    strings, pieces = draw(texts(ahead, at, model.vocab_size)) if kind in ("string", "all") else ((), ())
+    # A string that a block's first token completes lies far before its end.
+    early = kind == "string" and len(where) >= 4 and draw(st.integers(0, EARLY - 1)) == EARLY - 1
+    at = where[0] if early else at
+    strings, pieces = draw(texts(ahead, at, model.vocab_size, early)) if kind in ("string", "all") else ((), ())
     length = len(prompt) + draw(st.integers(1, LOOKAHEAD)) if kind == "all" else 0
     made = Stops(budget, eos, stop, strings, pieces, length)
     postpones = within is None or "min_tokens" in within.processed
@@ -81,11 +87,13 @@ def stops_for(
 
 
 @st.composite
-def texts(draw: st.DrawFn, ahead: tuple[int, ...], at: int, vocab: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def texts(
+    draw: st.DrawFn, ahead: tuple[int, ...], at: int, vocab: int, short: bool = False
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Stop strings, and the text piece of each token id; the first string is completed by the token `ahead[at]`.
 
     A piece has no letter, one or several. If the piece of `ahead[at]` has none, the string is drawn at random. A string
-    may begin several pieces before, in the middle of one.
+    may begin several pieces before, in the middle of one. With `short` it is one string of as few letters as possible.
     """
     few = draw(st.lists(st.text(LETTERS, max_size=3), min_size=2, max_size=5))
     pieces = tuple(few[token % len(few)] for token in range(vocab))
@@ -96,9 +104,9 @@ def texts(draw: st.DrawFn, ahead: tuple[int, ...], at: int, vocab: int) -> tuple
         text = "".join(pieces[token] for token in ahead)[:end]
         # Suffix lengths whose first occurrence in the text is at its end: a shorter match would end the text earlier.
         new = [size for size in range(1, end + 1) if text.find(text[-size:]) == end - size]
-        strings = [text[-draw(st.sampled_from(new[:4])) :]]
+        strings = [text[-draw(st.sampled_from(new[: 1 if short else 4])) :]]
     else:
-        strings = [draw(st.text(LETTERS, min_size=1, max_size=5))]
-    if draw(st.integers(0, 3)) == 3:
+        strings = [draw(st.text(LETTERS, min_size=1, max_size=1 if short else 5))]
+    if not short and draw(st.integers(0, 3)) == 3:
         strings.append(draw(st.text(LETTERS, min_size=1, max_size=5)))
     return tuple(strings), pieces

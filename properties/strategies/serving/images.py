@@ -54,7 +54,9 @@ def _stays(case: Case) -> bool:
     drafts = [case.draft, *(mate.draft for mate in session.mates)]
     drafts += [action.draft for action in session.actions if action.draft is not None]
     return (
-        model.weights != "margin"
+        # A family that is seldom drawn would hardly be met beside kept prefixes.
+        model.architecture.words.rare
+        or model.weights != "margin"
         or model.adapter is not None
         or any(mate.adapter is not None for mate in session.mates)
         or (case.ranks > 1 and not case.spread)

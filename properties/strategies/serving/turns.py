@@ -1,10 +1,16 @@
-"""The next turn of a conversation: its prompt finds the pages of the last turn.
+"""Strategy for the next turn of a conversation.
 
-The prefix cache of a hybrid keeps recurrent states at the ends of pages. A state shows that it is of another place only
-where a later request continues the text of one that went on behind a full page.
+Its prompt finds the pages of the last turn. The prefix cache of a hybrid keeps recurrent states at the ends of pages. A
+state shows that it is of another place only where a later request continues the text of one that went on behind a full
+page.
 """
 
+from dataclasses import replace
+
+from hypothesis import strategies as st
+
 from properties.strategies.acceptance import continuation
+from properties.strategies.serving.shared_pages import begun, in_shareable_pages
 from reference.abilities import Abilities
 from reference.architecture import Seeded
 from reference.case import Case
@@ -14,24 +20,41 @@ from reference.session import Action
 PREFIX = next(kind for kind, traits in KINDS.items() if traits.keeps_prefixes)
 """The layout whose pages later requests find."""
 
+TURNS = 4
+"""Of so many sessions of hybrids that may have a next turn, all but one have it."""
 
-def takes_next_turn(case: Case, kind: str | None, within: Abilities | None) -> bool:
-    """Whether a session of `case`, on a layout that is still free to choose, may have a next turn."""
-    hybrid = isinstance(case.model, Seeded) and case.model.architecture.recurrent
+SIZES = (2, 3, 2, 4)
+"""Page sizes of such sessions, unless the drawn layout has larger pages: few texts end inside a page of one column."""
+
+
+def prefers_pages(case: Case, within: Abilities | None) -> bool:
+    """Whether a session of `case` is to be drawn over a prefix cache, so that it may have a next turn."""
     # No page holds the hidden states that a draft reads.
-    if kind not in (None, PREFIX) or not hybrid or case.draft.reads is not None:
-        return False
-    return within is None or (PREFIX in within.layouts and {"add", "cancel", "step"} <= {*within.actions})
+    known = within is None or (PREFIX in within.layouts and {"add", "cancel", "step"} <= {*within.actions})
+    return known and _hybrid(case) and case.draft.reads is None
 
 
-def next_turn(case: Case) -> tuple[int, ...]:
-    """The prompt of `case` with what the target says after it, and the first token of the prompt once more."""
+def _hybrid(case: Case) -> bool:
+    return isinstance(case.model, Seeded) and bool(case.model.architecture.recurrent)
+
+
+def takes_next_turn(case: Case, within: Abilities | None) -> bool:
+    """Whether the session of `case` may begin with two turns of a conversation."""
+    return prefers_pages(case, within) and case.layout.traits.keeps_prefixes and in_shareable_pages(case)
+
+
+@st.composite
+def with_next_turn(draw: st.DrawFn, case: Case) -> Case:
+    """`case`, in all but one of TURNS with a first mate that is the next turn of the first request's conversation.
+
+    The first request takes one step or two and is cancelled. The mate's prompt is that of the first request, with what
+    the target says after it, and the first token of the prompt once more.
+    """
+    if draw(st.integers(0, TURNS - 1)) == TURNS - 1:
+        return case
+    size = max(case.layout.page_size, draw(st.sampled_from(SIZES)))
+    case = replace(case, layout=replace(case.layout, page_size=size))
     assert isinstance(case.model, Seeded)
-    return (*case.prompt, *continuation(case.model, case.prompt), case.prompt[0])
-
-
-def after_the_first(happened: tuple[Action, ...], late: int) -> tuple[Action, ...]:
-    """`happened` without request `late`, which enters after the first request has stepped twice and is cancelled."""
-    before = tuple(one for one in happened if late not in one.requests)
-    first = Action("step", (0,))
-    return (*before, first, first, Action("cancel", (0,)), Action("add", (late,)), Action("step", (late,)))
+    prompt = (*case.prompt, *continuation(case.model, case.prompt), case.prompt[0])
+    turn = (Action("add", (0,)), *(Action("step", (0,)),) * draw(st.sampled_from((2, 1, 2))), Action("cancel", (0,)))
+    return begun(case, prompt, (*turn, Action("add", (1,)), Action("step", (1,))))

@@ -25,6 +25,7 @@ from reference.layout import COMMITS, KvLayout
 from reference.oracle.decoder import Oracle
 from reference.oracle.stopping import ending
 from reference.sampling import Stops
+from reference.session import Session
 from reference.trace import Trace
 from reference.tree import Shape, Tree
 from specverify.campaign.case_stream import Stream
@@ -168,6 +169,23 @@ def serving_words(case: Case) -> Iterator[str]:
         yield "ranks of which one adds a bias"
     if case.layout.second_tier and any(_alike_behind_others(case, mate.prompt) for mate in mates):
         yield "a second tier with pages alike behind others"
+    if case.session is not None and case.layout.traits.pages:
+        yield from shared_page_words(case, case.session)
+
+
+def shared_page_words(case: Case, session: Session) -> Iterator[str]:
+    """Where a request shares or takes over pages of another one with the same draft."""
+    size = case.layout.page_size
+    forked = [one.requests for one in session.actions if one.kind == "fork"]
+    if (0, 1) in forked and case.draft.model is not None and session.mates[0].draft == case.draft:
+        yield "a fork of a draft model's pages"
+    if not case.layout.traits.keeps_prefixes or not session.mates:
+        return
+    prompt = session.mates[0].prompt
+    if len(prompt) > size and any(prompt == case.prompt[at:] for at in range(size, len(case.prompt), size)):
+        yield "a page met again in another place"
+    if _architecture(case).recurrent and len(prompt) > len(case.prompt) and prompt[: len(case.prompt)] == case.prompt:
+        yield "a next turn of a hybrid"
 
 
 def _alike_behind_others(case: Case, prompt: tuple[int, ...]) -> bool:
@@ -264,6 +282,7 @@ COMMON = [
     *("a scored prompt", "a scored prompt beside kept prefixes"),
     *("a hand-over of a grammar", "a hand-over of layers with windows"),
     *("ranks of which one adds a bias", "a second tier with pages alike behind others"),
+    *("a fork of a draft model's pages", "a page met again in another place", "a next turn of a hybrid"),
     *("finish eos", "finish stop", "finish length", "finish grammar", "several steps", "more than four steps"),
     *("a tree in a later step", "accepts in a later step", "a window", "layers of different windows"),
 ]
@@ -273,6 +292,7 @@ COMMON = [
 SELDOM = {f"family {name}" for name, family in FAMILIES.items() if family.rare} | {
     "finish grammar",
     "grammar inside an accepted block",
+    "a next turn of a hybrid",
 }
 """Families with `rare` set, which have one or two architectures, each of them in one case of a hundred or fewer.
 
