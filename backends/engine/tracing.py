@@ -73,7 +73,8 @@ class Revealer:
         NaN, and `Kv.first` is the first held column of each layer. A copy with the bits of one of the last two is that
         one: a step begins with the columns that the last one committed, and three copies of them would be sent.
         """
-        if cache is None or not cache.length:
+        # A spent budget is asked first: a run that reveals nothing must not copy its caches to find their size.
+        if cache is None or not cache.length or self._left <= 0:
             return None
         held = [cache.held(layer) for layer in range(cache.layers)]
         if not self._spend(sum(keys.nbytes + values.nbytes for _, keys, values in held)):

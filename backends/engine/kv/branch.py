@@ -14,7 +14,7 @@ from reference.layout import FAST_SWITCH, NO_PREFIX, NOT_IN_ORDER
 
 
 class Branch:
-    """Committed tensors and, while rows are open, a branch that shares no storage with them.
+    """Committed tensors and, while rows are open, a branch whose rows share no storage with them.
 
     `how` is the way of the commit. `path` gathers the prefix and the accepted rows from the branch. `fast` leaves the
     committed prefix in place and appends the accepted rows alone; it falls back to `path` on any boundary or shape
@@ -24,7 +24,8 @@ class Branch:
     Attributes:
         kept: Keys and values of the committed columns, by layer. They are views of the beginning of buffers with room
             for `capacity` columns, so that `fast` writes only the accepted rows, however long the prefix is.
-        branch: The replica with the open rows, by layer; empty while no row is open.
+        branch: The replica with the open rows, by layer; the committed columns themselves in a layer whose rows are not
+            written yet; empty while no row is open.
         way: The way that the last commit took, set where its rows were copied; None before the first commit.
     """
 
@@ -41,13 +42,17 @@ class Branch:
         self.most_rows = 0
 
     def open(self, rows: int) -> None:
-        """Replicate the committed cache unless rows are open already, and announce `rows` further rows."""
+        """Begin a branch unless rows are open already, and announce `rows` further rows.
+
+        A layer's replica is made when its first rows are written, by the copy that puts them behind the committed
+        columns: a replica made here would be copied once more.
+        """
         if not self.rows:
-            self.branch = [(keys.clone(), values.clone()) for keys, values in self.kept]
+            self.branch = list(self.kept)
         self.rows += rows
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        """Append the rows to the branch."""
+        """Append the rows to the branch, in storage of its own."""
         old = self.branch[layer]
         self.branch[layer] = torch.cat([old[0], keys], -2), torch.cat([old[1], values], -2)
 

@@ -37,6 +37,7 @@ class BatchCache(Cache):  # type: ignore[misc]  # transformers is untyped here
         self.width = max(rows)
         self.filler = filler
         self.fallbacks: list[str] = []
+        self._prefixes: dict[tuple[int, ...], Tensor] = {}
 
     @property
     def latent(self) -> bool:
@@ -63,9 +64,12 @@ class BatchCache(Cache):  # type: ignore[misc]  # transformers is untyped here
     def _stacked(self, lanes: list[Tensor]) -> Tensor:
         """Stack the lanes to [B, kv_heads, widest, head_dim].
 
-        The memory layout is the same for every kind of cache, because the bits of a product depend on strides.
+        The memory layout is the same for every kind of cache, because the bits of a product depend on strides. A lane
+        by itself that has this layout is not copied.
         """
-        heads, _, head_dim = lanes[0].shape
+        heads, columns, head_dim = lanes[0].shape
+        if len(lanes) == 1 and lanes[0].stride() == (columns * head_dim, head_dim, 1):
+            return lanes[0][None]
         shape = (len(lanes), heads, max(one.shape[1] for one in lanes), head_dim)
         stacked = lanes[0].new_full(shape, self.filler)
         for lane, one in enumerate(lanes):
@@ -74,8 +78,11 @@ class BatchCache(Cache):  # type: ignore[misc]  # transformers is untyped here
 
     def columns(self, layer: int, key: Tensor, value: Tensor, visible: Tensor) -> AttentionInputs:
         """The inputs of attention in `layer`; `update` returned `key` and `value`, `masks` returned `visible`."""
-        prefix = torch.tensor([cache.length - cache.first(layer) for cache in self.caches], dtype=torch.int32)
-        return AttentionInputs(key, value, visible, prefix, self._paging(layer), self.fallbacks.append)
+        prefix = tuple(cache.length - cache.first(layer) for cache in self.caches)
+        if prefix not in self._prefixes:  # most layers have the same
+            self._prefixes[prefix] = torch.tensor(prefix, dtype=torch.int32)
+        paging = self._paging(layer)
+        return AttentionInputs(key, value, visible, self._prefixes[prefix], paging, self.fallbacks.append)
 
     @cached_property
     def _pages(self) -> tuple[Pool, Tensor, Tensor] | None:

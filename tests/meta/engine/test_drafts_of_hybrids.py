@@ -8,6 +8,7 @@ from properties.invariants import ALL
 from properties.strategies.acceptance import continuation
 from properties.strategies.draft.head import LAYERS
 from properties.strategies.models import GALLERY, RECURRENT
+from properties.strategies.serving.turns import PREFIX, takes_next_turn, with_next_turn
 from properties.strategies.sessions import with_session
 from properties.verdict.judge import judge
 from reference.architecture import Seeded
@@ -60,13 +61,15 @@ def test_a_hybrid_in_sixteen_bits(dtype: str, at: int) -> None:
 def test_the_next_turn_finds_the_pages_of_the_turn_before() -> None:
     """A hybrid's session with a next turn is drawn; its prompt goes on behind the first request's text."""
     case = Case(Seeded(GALLERY[RECURRENT[0]], 3), (1, 2, 3, 4, 1), stops=Stops(8))
-    late = Action("cancel", (0,))
+    assert isinstance(case.model, Seeded)
+    wanted = (*case.prompt, *continuation(case.model, case.prompt), case.prompt[0])
+    sessions = with_session(case, case, PREFIX).filter(lambda one: takes_next_turn(one, None))
     found = find(
-        with_session(case, case),
-        lambda one: one.session is not None and late in one.session.actions[-3:],
+        sessions.flatmap(with_next_turn),
+        lambda one: one.session is not None and one.session.mates[0].prompt == wanted,
         settings=settings(derandomize=True, database=None),
     )
     assert found.session is not None
-    assert isinstance(case.model, Seeded)
-    assert found.session.mates[-1].prompt == (*case.prompt, *continuation(case.model, case.prompt), case.prompt[0])
+    at = found.session.actions.index(Action("cancel", (0,)))
+    assert found.session.actions[at + 1 : at + 3] == (Action("add", (1,)), Action("step", (1,)))
     agree(found)
