@@ -51,7 +51,9 @@ class OpenModels:
         if case.draft.model is None:
             return None
         own = replace(case, model=case.draft.model)
-        return self._causal(own, seams.draft_attend, seams.kv.single, seams.dequantise)
+        model = seams.draft_network(self._causal(own, seams.draft_attend, seams.kv.single, seams.dequantise))
+        self._noted(model, own, seams.draft_attend, seams.kv.single)
+        return model
 
     def counted(self, trace: Trace) -> Trace:
         """`trace` with the seconds, the layers and the fallbacks of this server's forwards."""

@@ -45,6 +45,7 @@ class StepSeams:
         trees: The functions that decide the shape of a drafted tree.
         tap: The class that takes the target's hidden states out of a forward.
         network: From the target's model to the model whose forwards run, by default the same.
+        draft_network: The same for the causal model that a draft runs; the same model must give the same one each time.
         dequantise: From the numbers and the scales of a draft's quantised weights to the weights.
         prefill_attend: The attention of prefills; None if it is `attend`.
     """
@@ -68,4 +69,5 @@ class StepSeams:
     tap: type[HiddenTap]
     network: Callable[[CausalLm], CausalLm]
     dequantise: Dequantise
+    draft_network: Callable[[CausalLm], CausalLm] = lambda model: model
     prefill_attend: Attend | None = None

@@ -22,7 +22,7 @@ from backends.engine.kv.branches.several import Branches
 from backends.engine.kv.lanes import BatchCache
 from backends.engine.kv.recurrent import RecurrentStates, commit_states, stand_beside, states_of
 from backends.engine.model.axes import Axes, positions_of, side_by_side
-from backends.engine.model.graphs import Graphs, Inputs
+from backends.engine.model.graphs import HOOKED, Graphs, Inputs
 from backends.engine.model.hidden import HiddenTap
 from backends.engine.model.low_rank import LowRank, adapted
 from backends.engine.reach import BESIDE, MASKS, RECURRENT, Reach, reaches_of
@@ -64,7 +64,7 @@ class CausalLm:
         unattended: The layers that have it in place of attention.
         forward_s: Seconds spent in forwards since the model was loaded, device synchronised.
         calls: Number of forwards since the model was loaded.
-        attention_calls: Number of layers that ran in forwards since the model was loaded.
+        attention_calls: Number of layers that ran since the model was loaded; of a recorded model, in watched forwards.
         graphs: The recordings of verify forwards; None for a backend that records none.
         fallbacks: How many layers of forwards took a slower attention path since the model was loaded, by reason.
     """
@@ -165,10 +165,9 @@ class CausalLm:
         began = time.perf_counter()
         logits = None
         adapters = [one.adapter for one in batch]
-        # Verify forwards and levels of drafts are watched; prefills, of any length, are not recorded. A replay runs no
-        # hook, so a forward with a tap or an adapter is not recorded either.
-        if self.graphs is not None and watch is not None and tap is None and not any(adapters):
-            recorded = self.graphs.run(self._network, inputs, cache, attend)
+        # Verify forwards and levels of drafts are watched; prefills, of any length, are not recorded.
+        if self.graphs is not None and watch is not None:
+            recorded = HOOKED if tap or any(adapters) else self.graphs.run(self._network, inputs, cache, attend)
             if isinstance(recorded, str):  # the reason why nothing was recorded: a fallback in every layer
                 cache.fallbacks += [recorded] * len(self.reaches)
             else:
@@ -184,7 +183,8 @@ class CausalLm:
             torch.accelerator.synchronize()
         self.forward_s += time.perf_counter() - began
         self.calls += 1
-        self.attention_calls += len(self.reaches)
+        if self.graphs is None or watch is not None:
+            self.attention_calls += len(self.reaches)
         self.fallbacks.update(cache.fallbacks)
         return [logits[lane, :rows] if score else torch.empty(0) for lane, rows in enumerate(widths)]
 

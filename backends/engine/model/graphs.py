@@ -21,6 +21,8 @@ from backends.engine.model.recording.lanes import REFUSAL, Still, still
 KEEP = 16
 """The largest number of recordings kept; the least recently replayed one is dropped first."""
 
+HOOKED = "not captured: a replay runs no hook, which an adapter and a draft that reads hidden states need"
+
 Inputs = dict[str, Any]
 """Tensors of a forward by name: input_ids, position_ids and attention_mask (a dict by kind of layer, or one tensor)."""
 

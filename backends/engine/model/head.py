@@ -41,7 +41,7 @@ class HeadModel(ABC):
         reaches: The reach of the layer of each module, which has no window.
         forward_s: Seconds spent in forwards since the head was made.
         calls: Number of forwards.
-        attention_calls: Number of layers that ran.
+        attention_calls: Number of layers that ran; 0 beside a target with recordings, since no head is recorded.
         fallbacks: How many layers took a slower attention path, by reason.
     """
 
@@ -53,6 +53,7 @@ class HeadModel(ABC):
         self.layer = layer
         self.reads = reads
         self.device, self.dtype = target.device, target.dtype
+        self._counts = target.graphs is None
         self.d2t = weights["d2t"].to(self.device) if "d2t" in weights else None
         named = ("d2t", "t2d")
         self.weights = {key: one.to(self.device, self.dtype) for key, one in weights.items() if key not in named}
@@ -219,7 +220,7 @@ class HeadModel(ABC):
             torch.accelerator.synchronize()
         self.forward_s += time.perf_counter() - began
         self.calls += 1
-        self.attention_calls += len(masks)
+        self.attention_calls += len(masks) * self._counts
         self.fallbacks.update(batch.fallbacks)
         return outputs
 

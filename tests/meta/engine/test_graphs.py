@@ -17,10 +17,13 @@ from backends.compositions import open_cpu, opened
 from backends.engine.backend import EngineBackend
 from backends.engine.model.models import ModelCache
 from backends.engine.model.recording.operators import OperatorRecorder
+from properties.strategies.draft.head import LAYERS
 from properties.strategies.models import GALLERY
 from reference.architecture import Seeded
 from reference.case import Case
 from reference.draft import LanguageModel, Ngram, Scripted
+from reference.draft.eagle1 import Eagle1
+from reference.draft.hidden import HiddenStates
 from reference.layout import KvLayout
 from reference.sampling import Sampling, Stops
 from reference.trace import Trace
@@ -170,3 +173,14 @@ def test_a_number_read_by_the_host_is_refused() -> None:
     for read in (lambda: [row * float(row[0])], lambda: [row[row > 0]]):
         with pytest.raises(RuntimeError, match="hands numbers back to the host"):
             OperatorRecorder().record(read)
+
+
+@pytest.mark.parametrize(("kind", "fell"), [("static", False), ("branch", True)])
+@pytest.mark.parametrize("head", [False, True], ids=["ngram", "eagle1"])
+def test_a_run_without_a_replay_counts_every_call_as_fallen_back(kind: str, fell: bool, head: bool) -> None:
+    """So that a campaign in which nothing was replayed is no pass (`properties.tally.nothing_fused`)."""
+    draft = Eagle1(SHAPE, HiddenStates(place="normed", shift=1), LAYERS[0], seed=1) if head else CASE.draft
+    trace = opened("cpu-recorded").run(replace(CASE, layout=KvLayout(kind=kind), draft=draft))
+    assert trace.attention_calls
+    # A head takes the target's hidden states by a hook, which no replay runs.
+    assert (sum(trace.fallbacks.values()) == trace.attention_calls) is (fell or head)

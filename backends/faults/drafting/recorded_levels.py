@@ -1,0 +1,70 @@
+"""Faults of recorded draft forwards: inputs that a replayed level of a tree does not read anew."""
+
+from copy import copy
+from dataclasses import replace
+from weakref import WeakKeyDictionary
+
+from torch import Tensor
+
+from backends.base import Unsupported
+from backends.engine.model.causal_lm import CausalLm
+from backends.engine.model.graphs import Graphs, Recording
+from backends.engine.seams import Seams
+from backends.faults.fault import fault, faults_in
+from reference.trace import Stage
+
+RECORDED = "cpu-recorded"
+
+
+def without(seams: Seams, *forgotten: str) -> Seams:
+    """`seams` whose draft models replay with those inputs of the recording whose names begin with one of `forgotten`.
+
+    The new `draft_network` raises Unsupported on a backend that records no forward.
+    """
+    changed = WeakKeyDictionary[CausalLm, CausalLm]()
+
+    class Forgetful(Graphs):
+        def refill(self, recording: Recording, fresh: dict[str, Tensor]) -> None:
+            held = {name: one for name, one in recording.inputs.items() if not name.startswith(forgotten)}
+            super().refill(replace(recording, inputs=held), fresh)
+
+    def draft_network(model: CausalLm) -> CausalLm:
+        if model.graphs is None:
+            if model.recurrent:  # recorded by no backend
+                return model
+            raise Unsupported("a fault of recorded drafts: this backend records none")
+        if model not in changed:
+            made = copy(seams.draft_network(model))
+            made.graphs = Forgetful(model.graphs.recorder)
+            made.fallbacks = model.fallbacks.copy()  # else a server would count each fallback for both models
+            changed[model] = made
+        return changed[model]
+
+    return replace(seams, draft_network=draft_network)
+
+
+@fault(
+    "recorded-draft-positions-not-refilled",
+    Stage.DRAFTED,
+    "family of sgl-project/sglang #10892: positions of a draft's CUDA graph keep the values of an earlier replay",
+    "a draft model with a level of inner nodes, in two steps over a static buffer",
+    on=RECORDED,
+)
+def stale_positions(seams: Seams) -> Seams:
+    """A replayed level of a draft's tree rotates by the positions of the step that was recorded."""
+    return without(seams, "position_ids")
+
+
+@fault(
+    "recorded-draft-table-not-refilled",
+    Stage.DRAFTED,
+    "family of lightseekorg/tokenspeed #955: a draft graph reads a table with the pages of an earlier replay",
+    "a draft model with a level of inner nodes, in two steps over pages of which the later one has others",
+    on=RECORDED,
+)
+def stale_table(seams: Seams) -> Seams:
+    """A replayed level of a draft's tree gathers its columns through the block table of the step that was recorded."""
+    return without(seams, "table", "slots")
+
+
+FAULTS = faults_in(globals())
