@@ -152,8 +152,7 @@ class CausalLm:
         caches = [one.cache for one in batch]
         cache = lanes(caches, widths, filler)
         self._write_zeros(cache)
-        # transformers looks masks up by the kind of layer; all layers of one kind have the same reach, so any of them
-        # gives the mask. A model without kinds takes one mask.
+        # transformers looks masks up by the kind of layer, and layers of one kind have the same reach.
         kinds = self._kinds or [""]
         masks = {kind: self._mask(cache, batch, kinds.index(kind)) for kind in set(kinds)}
         named = {name: mask for kind, mask in masks.items() for name in MASKS.get(kind, (kind,))}
@@ -167,7 +166,8 @@ class CausalLm:
         adapters = [one.adapter for one in batch]
         # Verify forwards and levels of drafts are watched; prefills, of any length, are not recorded.
         if self.graphs is not None and watch is not None:
-            recorded = HOOKED if tap or any(adapters) else self.graphs.run(self._network, inputs, cache, attend)
+            hooked = tap is not None or any(adapters)
+            recorded = HOOKED if hooked else self.graphs.run(self._network, inputs, cache, attend)
             if isinstance(recorded, str):  # the reason why nothing was recorded: a fallback in every layer
                 cache.fallbacks += [recorded] * len(self.reaches)
             else:
@@ -195,7 +195,7 @@ class CausalLm:
 
     def _network(self, inputs: Inputs, lanes: BatchCache, attend: Attend, score: int = -1) -> Tensor:
         """The logits [B, rows scored, vocabulary] of transformers' model; see `forward` for `score`."""
-        # Without scores the body runs alone, and the head's product over the vocabulary is saved.
+        # Without scores the body runs alone: the head's product over the vocabulary is saved.
         with beside(attend, lanes, self.reaches):
             output = (self.model if score else self.model.base_model)(
                 **inputs,
