@@ -7,7 +7,8 @@ An adapter is described without importing its engine, so that lists need no engi
 from dataclasses import dataclass
 from importlib.util import find_spec
 
-from backends.shipped import ROWS, Row
+from backends.row import Row
+from backends.shipped import ROWS
 
 LLAMA_CPP = ("xllamacpp", "gguf")
 """Modules that the adapters of llama.cpp import."""

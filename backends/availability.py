@@ -9,7 +9,8 @@ from importlib.util import find_spec
 from backends.adapters import ADAPTERS
 from backends.devices import missing
 from backends.registry import why_unavailable
-from backends.shipped import ROWS, Row, deviceless
+from backends.row import Row, deviceless
+from backends.shipped import ROWS
 
 
 def why_absent(name: str) -> str | None:

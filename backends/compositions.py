@@ -39,7 +39,8 @@ from backends.engine.seams import Seams
 from backends.flags import attention_table, dense_mask_bytes
 from backends.handed_over import HandedOverBackend
 from backends.ranked import RankedBackend
-from backends.shipped import CALLED, ROWS, Row, deviceless
+from backends.row import CALLED, Row, deviceless
+from backends.shipped import ROWS
 
 
 def everywhere(attend: Attend) -> Seams:
@@ -96,6 +97,8 @@ COMPOSITIONS: dict[str, Callable[[], Seams]] = {
     # Drafts and prefills take the split in torch: to the interpreter a tile costs milliseconds whatever its size, and
     # two thirds of all attention of a small case is prefill.
     "triton-interpreted": lambda: in_pages(interpreted(), beside=Split()),
+    "triton-words": lambda: to_words(in_pages(compiled()), "cuda"),
+    "triton-interpreted-words": lambda: to_words(in_pages(interpreted(), beside=Split()), "cpu"),
     "ascend-eager": lambda: on_ascend(ascend_eager, CheckedPaged),
     "ascend-fused": lambda: on_ascend(AscendFused(), ScatterPaged),
     "ascend-atb": splitfuse,

@@ -1,80 +1,7 @@
-"""The table of the backends that we ship, one row each.
+"""The table of the backends that we ship, one row each."""
 
-A row describes a backend without opening it, so that lists and searches need neither torch nor a device.
-"""
-
-from dataclasses import dataclass, field
-from functools import partial
-
-from reference.layout import KINDS
+from backends.row import HALVES, THREE, Row, widest
 from reference.parallel.ranks import RANKS
-
-ALL_DTYPES = ("float32", "float64", "bfloat16", "float16")
-THREE, HALVES = ("float32", "bfloat16", "float16"), ("bfloat16", "float16")
-"""THREE: dtypes in which Ascend and our Triton kernel multiply matrices. HALVES: those of kernels for 16 bits alone."""
-
-
-@dataclass(frozen=True)
-class Row:
-    """One backend we ship.
-
-    Attributes:
-        name: The name as users type it.
-        composition: The key of its entry in `backends.compositions.COMPOSITIONS`.
-        device: The device that it needs: cpu, cuda, npu.
-        sentence: Its description.
-        slow: Whether its conformance tests run only with -m slow, or if the backend is named.
-        layouts: KvLayout.kind values that it declares, listed here so that nobody must open it to ask.
-        dtypes: Working dtypes that it declares, listed here for the same reason.
-        emulated: Whether it stands in for an absent device; its runs never count as runs of that device.
-        cases: The default number of cases that a search draws on a backend with slow forwards; None for the usual.
-        variant_interval: See `backends.base.Declaration`.
-        twin: The backend that runs the same attention where the device is missing.
-        package: The package that its attention needs beside torch, and how to install it.
-        imports: Names of the modules of that package.
-        soft_caps: Models with a soft cap that its attention computes (`reference.abilities.Abilities`).
-        sinks: Whether its attention computes sinks.
-        unequal_widths: Whether its attention computes values of another width than keys.
-        graphs: Whether acceptance, levels of drafts and verify forwards are recorded and replayed, on the CPU emulated.
-        ranks: Numbers of ranks over which it shards a target.
-        processes: Whether its ranks are processes; otherwise they are threads that take turns.
-        handed_over: Whether prefill and decode are two processes.
-    """
-
-    name: str
-    composition: str
-    device: str
-    sentence: str
-    slow: bool = field(default=False, kw_only=True)
-    layouts: tuple[str, ...] = tuple(KINDS)
-    dtypes: tuple[str, ...] = ALL_DTYPES
-    emulated: bool = False
-    cases: int | None = None
-    variant_interval: int = 1
-    twin: str = ""
-    package: str = ""
-    imports: tuple[str, ...] = ()
-    graphs: bool = False
-    soft_caps: str = "none"
-    sinks: bool = False
-    unequal_widths: bool = False
-    ranks: tuple[int, ...] = (1,)
-    processes: bool = False
-    handed_over: bool = False
-
-
-CALLED = {"cuda": "an NVIDIA device", "npu": "an Ascend device"}
-"""The name of each device in messages."""
-
-
-def deviceless(row: Row, why: str) -> str:
-    """The refusal of a backend whose device cannot be used, for the reason `why`."""
-    hint = f"; on the CPU, {row.twin} runs the same attention" if row.twin else ""
-    return f"{row.name} needs {CALLED[row.device]}: {why}{hint}"
-
-
-widest = partial(Row, soft_caps="any", sinks=True, unequal_widths=True)
-"""A row whose attention computes every soft cap, sinks, and values of another width than keys."""
 
 ROWS: tuple[Row, ...] = (
     widest("cpu-eager", "eager", "cpu", "the engine with written-out attention, on the CPU", ranks=RANKS),
@@ -239,6 +166,31 @@ ROWS: tuple[Row, ...] = (
         "the engine with our Triton kernel, on an NVIDIA device",
         dtypes=THREE,
         twin="triton-interpreted",
+        package="Triton (pip install 'triton>=3.0')",
+        imports=("triton",),
+        sinks=True,
+    ),
+    Row(
+        "triton-interpreted-words",
+        "triton-interpreted-words",
+        "cpu",
+        "EMULATED: triton-interpreted with each tree lowered by tensor operations, to the words that the kernel reads",
+        slow=True,
+        dtypes=THREE,
+        emulated=True,
+        cases=200,
+        variant_interval=4,
+        package="Triton (pip install 'triton>=3.0', on Linux)",
+        imports=("triton",),
+        sinks=True,
+    ),
+    Row(
+        "cuda-fused-words",
+        "triton-words",
+        "cuda",
+        "cuda-fused with each tree lowered on the device, to the words that the kernel reads: no mask is made",
+        dtypes=THREE,
+        twin="triton-interpreted-words",
         package="Triton (pip install 'triton>=3.0')",
         imports=("triton",),
         sinks=True,

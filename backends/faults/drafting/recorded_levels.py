@@ -1,4 +1,4 @@
-"""Faults of recorded draft forwards: inputs that a replayed level of a tree does not read anew."""
+"""Faults of recorded draft forwards: inputs that a replay does not read anew."""
 
 from copy import copy
 from dataclasses import replace

@@ -27,6 +27,7 @@ from reference.case import Case
 from reference.draft import Scripted
 from reference.layout import KINDS, KvLayout
 from reference.sampling import Stops
+from reference.trace import Trace
 from reference.tree import Tree
 
 DEVICE = DeviceLowering("cpu")
@@ -193,16 +194,33 @@ def test_a_run_over_words_has_the_bits_of_a_run_over_masks(
     layout = KvLayout(kind=kind, padded_nodes=padded, page_size=2 if KINDS[kind].pages else 0)
     case = Case(model, (3, 1, 2, 2, 1, 2, 6), Scripted((FORK,)), layout, stops=Stops(6))
     masks, words = (open_backend(name).run(case) for name in ("cpu-split", "cpu-split-words"))
-    assert masks.output == words.output
     assert not words.fallbacks
-    for one, two in zip(masks.steps, words.steps, strict=True):
-        assert one.scored is not None
-        assert two.scored is not None
-        assert one.scored.logits.tobytes() == two.scored.logits.tobytes()
+    same_bits(masks, words)
     monkeypatch.setenv(DENSE_MASK_BYTES, "100000")
     again = open_backend("cpu-split-words").run(case)
     assert {*again.fallbacks} == {"a dense mask: its bytes are within the budget of 100000"}
     assert again.output == words.output
+
+
+@pytest.mark.parametrize("kind", ["branch", "paged", "sliding"])
+def test_our_kernel_reads_the_same_words_from_masks_and_from_trees(kind: str) -> None:
+    """Under the interpreter; `cuda-fused-words` is the same composition on a device."""
+    pytest.importorskip("triton")
+    model = Seeded(next(one for one in GALLERY if any(one.windows)), 0)
+    layout = KvLayout(kind=kind, padded_nodes=7, page_size=2 if KINDS[kind].pages else 0)
+    case = Case(model, (3, 1, 2, 2, 6), Scripted((FORK,)), layout, stops=Stops(3), dtype="float32")
+    masks, words = (open_backend(name).run(case) for name in ("triton-interpreted", "triton-interpreted-words"))
+    assert words.fallbacks == masks.fallbacks
+    same_bits(masks, words)
+
+
+def same_bits(one: Trace, two: Trace) -> None:
+    """Both runs give the same text, and in every step the same bits of logits."""
+    assert one.output == two.output
+    for mine, other in zip(one.steps, two.steps, strict=True):
+        assert mine.scored is not None
+        assert other.scored is not None
+        assert mine.scored.logits.tobytes() == other.scored.logits.tobytes()
 
 
 @pytest.mark.parametrize("kind", ["branch", "paged"])
@@ -218,8 +236,4 @@ def test_a_run_that_goes_over_from_words_to_dense_masks_has_the_bits_of_words_al
     mixed = open_backend("cpu-split-words").run(case)
     (dense,) = mixed.fallbacks.values()
     assert dense == len(mixed.steps) - 1 > 0  # all layers share a mask
-    assert mixed.output == words.output
-    for one, two in zip(mixed.steps, words.steps, strict=True):
-        assert one.scored is not None
-        assert two.scored is not None
-        assert one.scored.logits.tobytes() == two.scored.logits.tobytes()
+    same_bits(mixed, words)
