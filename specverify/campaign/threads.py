@@ -4,6 +4,8 @@ Small matrices get one thread, a real checkpoint gets all cores. A variable that
 """
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 NAMES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -20,6 +22,18 @@ def single() -> None:
         if name not in os.environ:
             os.environ[name] = "1"
             _ours.add(name)
+
+
+@contextmanager
+def for_checkpoint(count: int = 0) -> Iterator[None]:
+    """Inside the `with`, torch has `count` threads in this process; 0 for all cores, or for the user's own number."""
+    import torch  # not for the commands that run no model
+
+    before = torch.get_num_threads()
+    if count or NAMES[0] in _ours:
+        torch.set_num_threads(count or os.cpu_count() or 1)
+    yield
+    torch.set_num_threads(before)
 
 
 class ForWorkers:

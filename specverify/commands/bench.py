@@ -21,6 +21,7 @@ DECODING = (
     "new-tokens",
     "dtype",
     "repeat",
+    "threads",
     "trace",
     "dist-backend",
 )
@@ -61,6 +62,7 @@ KINDS = ("throughput", "kv", "attention", "isolation", "decode", "growth", "orac
 @click.option("--new-tokens", type=click.IntRange(min=2), help="decode: tokens per prompt (default 64).")
 @click.option("--dtype", type=click.Choice(DTYPES), help="decode, growth, attention: working dtype.")
 @click.option("--repeat", type=click.IntRange(min=1), help="decode: rounds of every prompt (default 1).")
+@click.option("--threads", type=click.IntRange(min=1), help="decode, growth: threads of torch (default: all cores).")
 @click.option("--trace", metavar="DIR", help="decode: record the run, and go on after what DIR holds of it.")
 @click.option(
     "--dist-backend",
@@ -89,6 +91,7 @@ def bench(
     new_tokens: int | None,
     dtype: str | None,
     repeat: int | None,
+    threads: int | None,
     trace: str | None,
     dist_backend: str | None,
     seed: int,
@@ -110,6 +113,7 @@ def bench(
     # Imports stand in the function, so that other commands and `--help` do not pay for them.
     from reports.pages.tables import attention_table, figures_table, kv_table
     from reports.writing import check, write_json, write_whole
+    from specverify.campaign.threads import for_checkpoint
     from specverify.setup.report_files import check_apart
 
     of = {
@@ -117,7 +121,7 @@ def bench(
         "isolation": ("backend", "cases"),
         "attention": ("device", "model", "dtype", "table"),
         "kv": ("layout",),
-        "growth": ("backend", "model", "dtype", "nodes"),
+        "growth": ("backend", "model", "dtype", "nodes", "threads"),
         "oracle": ("model", "nodes"),
         "decode": ("backend", "cases", "layout", *DECODING),
     }
@@ -125,7 +129,7 @@ def bench(
         "backend": backend, "cases": cases, "device": device, "layout": layout, "model": model, "prompts": prompts,
         "draft": drafts, "nodes": nodes, "depth": depths, "sweep": sweep or None,
         "draft-window": windows, "prompt-length": lengths, "dialogues": dialogues, "new-tokens": new_tokens,
-        "dtype": dtype, "repeat": repeat, "table": table,
+        "dtype": dtype, "repeat": repeat, "table": table, "threads": threads,
         "trace": trace, "dist-backend": dist_backend,
     }  # fmt: skip
     for name, value in given.items():
@@ -141,6 +145,8 @@ def bench(
         check(file)
     figures: dict[str, Any]
     code = 0
+    if what in ("decode", "growth"):
+        click.get_current_context().with_resource(for_checkpoint(threads or 0))
     if what == "decode":
         from specverify.bench.budgets import SWEPT_DEPTHS, SWEPT_NODES
         from specverify.bench.decode import Asked

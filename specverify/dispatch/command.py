@@ -84,12 +84,14 @@ def costs(
     """
     from backends.base import Serving
     from reports import writing
+    from specverify.campaign.threads import for_checkpoint
     from specverify.checkpoints.opening import open_checkpoint
     from specverify.dispatch.measure import forward_seconds
     from specverify.plan import default_dtypes
     from specverify.setup.subjects import open_planted
 
     writing.check(out)
+    click.get_current_context().with_resource(for_checkpoint())
     target, opened = open_checkpoint(model), open_planted(backend, None)
     if not isinstance(opened, Serving):
         raise click.UsageError(f"--backend {backend} plays no sessions: one of our engines is needed")

@@ -1,12 +1,14 @@
 """`bench decode` times what it says it times, and tells a wrong text; no time itself is asserted."""
 
 import json
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from torch import Tensor
 
 from backends.adapt.models import words_tokenizer
@@ -101,6 +103,18 @@ def test_budgets_and_depths_are_ways(checkpoint: Path, tmp_path: Path) -> None:
     assert ways[1:-2] == ["ngram 2x1", "ngram 6x1", "ngram 2x3", "ngram 6x3"]
     (grid,) = json.loads(file.read_text())["grids"]
     assert (grid["nodes"], grid["depths"], len(grid["cells"])) == ([2, 6], [1, 3], 4)
+
+
+@pytest.mark.parametrize(("options", "threads"), [(("--threads", "2"), 2), ((), None)])
+def test_a_checkpoint_gets_the_threads_that_are_asked_for_or_all_cores(
+    options: tuple[str, ...], threads: int | None, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("specverify.campaign.threads._ours", {"OMP_NUM_THREADS"})
+    before, told = torch.get_num_threads(), tmp_path / "told.json"
+    few = ("--cases", "1", "--new-tokens", "2", "--json", str(told))
+    assert bench("--model", checkpoint, *few, *options) == 0
+    assert json.loads(told.read_text())["facts"]["threads"] == (threads or os.cpu_count())
+    assert torch.get_num_threads() == before
 
 
 def test_the_best_budget_of_a_sweep_is_named() -> None:
