@@ -79,6 +79,13 @@ class Noise:
         sigma = np.inf if self.dtype == "float64" else self.logits / UNIT[self.dtype]
         return self.amplification.excuses(step, node, measure, sigma)
 
+    @property
+    def control_at_fault(self) -> bool:
+        """Whether plain decode is further from the oracle than its dtype and the target's conditioning explain."""
+        unit = UNIT[self.dtype]
+        off = not self.measured <= self.ceiling
+        return off and not self.amplification.excuses_control(self.measured, self.ceiling, self.dtype, unit)
+
     def of_inner(self, kind: str, layer: int) -> float:
         """The largest rms distance that a row of `attended`, `keys` or `values` of `layer` may have."""
         if self.dtype == "float64":

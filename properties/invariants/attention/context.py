@@ -46,7 +46,7 @@ def context_exact(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact
         for fact in logits_beyond(name, number, step, true.scored.logits, error):
             met = met or isinstance(fact, Finding)
             yield fact
-    if not met and not error.measured <= error.ceiling:
+    if not met and error.control_at_fault:
         # Reported only where no tree step is wrong: a wrong tree step locates a fault better than the control does.
         yield Finding(name, Stage.SCORED, 0, {"side": CONTROL}, error.ceiling, error.measured)
 

@@ -10,7 +10,7 @@ import pytest
 from backends.compositions import open_cpu
 from properties.strategies.models import GALLERY
 from properties.tolerance.amplification import MOST
-from properties.tolerance.closeness import beyond, noise
+from properties.tolerance.closeness import UNIT, beyond, noise
 from properties.verdict.judge import judge
 from reference.architecture import Seeded
 from reference.case import Case
@@ -76,6 +76,22 @@ def test_a_row_may_lie_as_far_off_as_the_unit_roundoff_moves_it() -> None:
     assert not error.amplification.excuses(step, 0, 1.8)
     assert error.excuses(step, 0, 1.8)
     assert not error.excuses(step, 0, 4.0)
+
+
+@pytest.mark.parametrize("times", [0.5, 2.5, 3.5, nan])
+def test_plain_decode_may_lie_as_far_off_as_the_unit_roundoff_moves_it(times: float) -> None:
+    """Qwen3-Next, whose one row moves 3.6 times its ceiling: at `times` that movement it is right up to 3."""
+    folder = Path(__file__).resolve().parents[2] / "corpus/clean"
+    case = bundle.load(folder / "plain-decode-that-amplifies-roundings.json").case
+    error = noise(case, ORACLE, SUBJECT)
+    told = error.amplification
+    (moved,) = ORACLE.amplification(told.control, told.control.prefix, told.tree).logits  # type: ignore[union-attr]
+    off = replace(error, measured=times * moved * UNIT["float32"])
+    assert moved * UNIT["float32"] > 3 * error.ceiling
+    assert off.control_at_fault is not (times <= 3)
+    # No other dtype's factor is asked, and none at all beyond MOST times the ceiling.
+    assert replace(off, dtype="float64").control_at_fault
+    assert replace(off, ceiling=off.ceiling / 100).control_at_fault
 
 
 def test_an_oracle_without_weights_excuses_nothing() -> None:
