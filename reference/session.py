@@ -17,7 +17,7 @@ ACTIONS = {
     "evict": "the request loses its keys and values, and waits",
     "restore": "an evicted request is prefilled again with all its tokens",
     "fork": "request[1] enters: its prompt is all tokens of request[0] so far, then its own; they share that prefix",
-    "switch": "the request drafts by `draft` from now on",
+    "switch": "the request drafts by `draft` from now on, unless it might then outgrow the pool of pages",
     "hand-over": "the request leaves as a packet of bytes for another server, and goes on there",
     "first": "the requests named take a step without a draft: a first token does not wait for the draft's prefill",
     "launch": "the requests named take a step in one forward, whose results stay on the device",

@@ -119,7 +119,11 @@ class Server:
             self._restore(number)
         else:
             assert action.draft is not None, "a switch, which names its draft"
-            self._switch(request, replace(request.case, draft=action.draft))
+            try:
+                other = replace(request.case, draft=action.draft)
+            except Malformed:  # with such trees the twin of a fork might outgrow the pool: it keeps its draft
+                return
+            self._switch(request, other)
 
     def _add(self, number: int) -> None:
         case = self.case.alone(number)

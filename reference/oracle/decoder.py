@@ -15,7 +15,15 @@ from reference.draft.hidden import HiddenStates
 from reference.oracle import acceptance, lowering, processing, sampled_step, stopping
 from reference.oracle.draft import Question, proposed
 from reference.oracle.draft.chunk import in_chunk
-from reference.oracle.evaluator import Amplified, Evaluator, amplification, latent_kv, recurrent_state, router_margins
+from reference.oracle.evaluator import (
+    Amplified,
+    Evaluator,
+    amplification,
+    latent_kv,
+    recurrent_state,
+    router_margins,
+    state_amplification,
+)
 from reference.oracle.formulas import rotary
 from reference.oracle.model import Inputs
 from reference.oracle.parameters import Parameters, load
@@ -83,6 +91,10 @@ class Oracle:
             Malformed: as the evaluator, where context and tree do not fit the model.
         """
         return amplification(self.evaluator, self.model(case.model, case.dtype).parameters, context, tree)
+
+    def state_amplification(self, case: Case, tokens: tuple[int, ...]) -> tuple[Array, Array] | None:
+        """See `reference.oracle.evaluator.state_amplification`; on the target of `case`."""
+        return state_amplification(self.evaluator, self.model(case.model, case.dtype).parameters, tokens)
 
     def _kv(self, case: Case, target: Evaluator, context: tuple[int, ...]) -> Kv | None:
         """The columns that the cache of the case's layout holds of `context`."""

@@ -6,7 +6,7 @@ there may go through either expert, and its numbers with it. `amplification` say
 model a row shows: a norm behind a nearly vanishing sum shows many times what other rows show.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
@@ -146,10 +146,40 @@ def amplification(
         return None
     base, arch = evaluate(parameters).nodes(context, tree), parameters.architecture
     logits, attended = np.zeros(len(tree)), np.zeros((arch.layers, arch.heads, len(tree)))
-    for seed in range(PERTURBATIONS):
-        normal = np.random.default_rng(seed).standard_normal
-        state = {name: one * (1 + PERTURBED * normal(one.shape)) for name, one in parameters.state.items()}
-        moved = evaluate(replace(parameters, state=state)).nodes(context, tree)
+    for other in perturbed(evaluate, parameters):
+        moved = other.nodes(context, tree)
         logits += np.mean(np.square((moved.logits - base.logits) / PERTURBED), axis=-1)
         attended += np.mean(np.square((moved.attended - base.attended) / PERTURBED), axis=-1)
     return Amplified(np.sqrt(logits / PERTURBATIONS), np.sqrt(attended / PERTURBATIONS))
+
+
+def state_amplification(
+    evaluate: Callable[[Parameters], Evaluator], parameters: Parameters, tokens: tuple[int, ...]
+) -> tuple[Array, Array] | None:
+    """How far the recurrent state behind `tokens` moves when all weights change a little, as `amplification` says it.
+
+    Returns:
+        Of the windows and of the memories, [layers with a recurrent state] each: the rms change over a layer's numbers
+        and over the changed models, over the relative change of weights. None where there are no weights or no states.
+    """
+    base = recurrent_state(evaluate(parameters), tokens) if parameters.state else None
+    if base is None:
+        return None
+    moved = np.zeros((2, len(base.windows)))
+    for other in perturbed(evaluate, parameters):
+        state = recurrent_state(other, tokens)
+        assert state is not None
+        for kind, pairs in enumerate(
+            (zip(state.windows, base.windows, strict=True), zip(state.memories, base.memories, strict=True))
+        ):
+            moved[kind] += [np.mean(np.square((one - two) / PERTURBED)) for one, two in pairs]
+    windows, memories = np.sqrt(moved / PERTURBATIONS)
+    return windows, memories
+
+
+def perturbed(evaluate: Callable[[Parameters], Evaluator], parameters: Parameters) -> Iterator[Evaluator]:
+    """Evaluators of PERTURBATIONS models whose weights differ a little from `parameters`, each in its own way."""
+    for seed in range(PERTURBATIONS):
+        normal = np.random.default_rng(seed).standard_normal
+        state = {name: one * (1 + PERTURBED * normal(one.shape)) for name, one in parameters.state.items()}
+        yield evaluate(replace(parameters, state=state))

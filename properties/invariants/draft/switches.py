@@ -9,7 +9,8 @@ from properties.verdict.batch_sizes import batch_sizes
 from properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved
 from properties.verdict.subject import Subject
 from reference.case import Case
-from reference.draft import Scripted
+from reference.draft import Draft, Scripted
+from reference.malformed import Malformed
 from reference.session import Account, Action
 from reference.trace import Shared
 
@@ -40,6 +41,7 @@ def switched(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
             continue
         joined = shared.prompts[request][: -len(case.alone(request).prompt)]
         begins = replace(case.alone(request, joined), draft=Scripted())
+        changes = [one for one in changes if _fits(begins, one[1])]
         changes.insert(0, (0, case.alone(request).draft))
         place, last = 0, 0
         for number, step in enumerate(trace.steps):
@@ -58,6 +60,15 @@ def switched(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
                 for fact in proposed("draft.switched", as_drafted, oracle, number, step, place, pending):
                     yield placed(fact, request=request)
             place += 1
+
+
+def _fits(request: Case, draft: Draft) -> bool:
+    """Whether `request` may switch to `draft`: the twin of a fork might outgrow the pool of pages with its trees."""
+    try:
+        replace(request, draft=draft)
+    except Malformed:
+        return False
+    return True
 
 
 def happened(case: Case, shared: Shared) -> list[tuple[Action, Account]]:

@@ -11,6 +11,8 @@ from backends import faults
 from backends.compositions import open_cpu
 from properties.invariants import ALL
 from properties.strategies.models import GALLERY
+from properties.tolerance.amplification import excuses_state
+from properties.tolerance.closeness import UNIT
 from properties.verdict.judge import judge
 from properties.verdict.subject import Subject
 from reference.architecture import Seeded
@@ -27,6 +29,7 @@ from specverify.setup.subjects import open_planted, subject_of
 
 CORPUS = Path(__file__).resolve().parents[2] / "corpus"
 NAME = "cache.recurrent-equivalence"
+ORACLE = Oracle()
 (INVARIANT,) = (one for one in ALL if one.name == NAME)
 MODEL = Seeded(next(arch for arch in GALLERY if arch.recurrent), 0)
 TREE = RankTree((0, 0, 0), (0, 0, 1))
@@ -86,3 +89,43 @@ def test_what_is_not_shown_is_not_checked() -> None:
     }
     plain = replace(CASE, model=Seeded(GALLERY[0], 0), draft=LanguageModel(Seeded(GALLERY[0], 0), TREE))
     assert judge(plain, (INVARIANT,), Oracle(), subject_of(open_cpu())).outcomes == {NAME: "not_applicable"}
+
+
+ILL = bundle.load(CORPUS / "clean/state-that-amplifies-roundings.json").case
+"""Qwen3-Next in float32: the memory of the second recurrent layer moves farther than its bound allows."""
+
+
+@pytest.mark.parametrize(("layer", "times", "found"), [(1, 3.0, False), (1, 8.0, True), (0, 300.0, True)])
+def test_a_state_may_be_off_as_far_as_the_unit_roundoff_moves_it(layer: int, times: float, found: bool) -> None:
+    """Six times as far in that layer; in the first layer, which moves little, the bound stands."""
+    oracle, first = Oracle(), ORACLE(ILL).steps[0]
+    assert first.emitted is not None
+    tokens = (*ILL.prefix, *ILL.prompt[-1:], *first.emitted.tokens[:-1])
+    moved = oracle.state_amplification(ILL, tokens)
+    assert moved is not None
+
+    def off(state: RecurrentState) -> RecurrentState:
+        memories = list(state.memories)
+        memories[layer] = memories[layer] + times * moved[1][layer] * UNIT[ILL.dtype]
+        return replace(state, memories=tuple(memories))
+
+    findings = judge(ILL, (INVARIANT,), oracle, told(off)).findings
+    assert [one.where["kind"] for one in findings][:1] == (["memory"] if found else [])
+
+
+def test_an_oracle_without_weights_excuses_no_state() -> None:
+    excused = (ILL, ILL.prompt, (1, 1), 1e-9, UNIT[ILL.dtype])
+    assert excuses_state(ORACLE, *excused)
+    assert not excuses_state(lambda case: ORACLE(case), *excused)
+
+
+def test_a_switch_that_outgrows_the_pool_leaves_the_draft() -> None:
+    """The twin of a fork has the tokens of its source too; it goes on with its own draft, which is judged so."""
+    case = bundle.load(CORPUS / "clean/switch-that-outgrows-the-pool.json").case
+    assert case.session is not None
+    (at,) = (place for place, action in enumerate(case.session.actions) if action.kind == "switch")
+    twin = case.session.actions[at].requests[0]
+    trace = open_cpu().run(case)
+    assert trace.shared is not None
+    assert twin in trace.shared.accounts[at].committed
+    assert not judge(case, ALL, ORACLE, subject_of(open_cpu())).findings
