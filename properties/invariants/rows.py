@@ -3,11 +3,12 @@
 Invariants call these functions on attention outputs, logits and committed KV. `error` is the noise of rule N.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
 
+from properties.tolerance.amplification import MOST
 from properties.tolerance.closeness import Noise, beyond
 from properties.verdict.finding import Compared, Finding
 from properties.verdict.invariant import Fact, Unobserved
@@ -109,10 +110,13 @@ def kv_differs(
     error: Noise,
     where: dict[str, int | str],
     slack: float = 1.0,
+    excuses: Callable[[str, tuple[int, int, int], float], bool] | None = None,
 ) -> Iterator[Finding | Compared]:
     """A finding at the worst slot of the first layer and kind whose committed KV differs by more than the noise.
 
-    `slack` multiplies the bound; columns that one of the two caches has let go are left out.
+    `slack` multiplies the bound; columns that one of the two caches has let go are left out. `excuses` says of a row,
+    by its kind, its place (layer, head, slot) and its distance, whether it may lie so far off all the same; no row
+    beyond MOST bounds may.
     """
     if true is None or seen is None:
         return
@@ -128,10 +132,10 @@ def kv_differs(
             # A layer with a window may have dropped its first columns in one run and not in the other.
             first = max(kv.first[layer] if kv.first else 0 for kv in (seen, true))
             held, wanted = (getattr(kv, kind)[layer][:, first:] for kv in (seen, true))
-            worst = next(beyond(held, wanted, limit), None)
-            if worst is not None:
-                (head, slot), measure = worst
-                slot += first
+            for (head, at), measure in beyond(held, wanted, limit):
+                slot = at + first
+                if excuses is not None and measure <= MOST and excuses(kind, (layer, head, slot), measure * limit):
+                    continue
                 place: dict[str, int | str] = {"layer": layer, "head": head, "slot": slot, "kind": kind[:-1], **where}
                 values = brief(getattr(true, kind)[layer, head, slot]), brief(getattr(seen, kind)[layer, head, slot])
                 yield Finding(name, Stage.COMMITTED, step, place, *values, measure)

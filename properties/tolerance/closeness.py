@@ -15,7 +15,7 @@ from properties.verdict.subject import NoTrace, Subject
 from reference.case import Case
 from reference.draft import Scripted
 from reference.sampling import Sampling
-from reference.trace import Array, Step, Trace
+from reference.trace import Array, Drafted, Step, Trace
 from reference.tree import Tree
 
 UNIT = {"float64": 2.0**-53, "float32": 2.0**-24, "bfloat16": 2.0**-8, "float16": 2.0**-11}
@@ -119,6 +119,11 @@ def beyond(observed: Array, expected: Array, limit: float) -> Iterator[tuple[tup
 def chain(tokens: tuple[int, ...]) -> Tree:
     """The tree without branches that holds `tokens`, the first token as its root."""
     return Tree((0, *range(len(tokens) - 1)), tokens)
+
+
+def in_a_chain(context: tuple[int, ...], tokens: tuple[int, ...]) -> Step:
+    """A step that scores `tokens` one by one behind `context`, for `Noise.excuses`: row i is that of token i."""
+    return Step(context, Drafted(chain(tokens)))
 
 
 def forced(case: Case, oracle: Oracle, output: tuple[int, ...]) -> Array:

@@ -19,6 +19,7 @@ from reference.oracle.evaluator import (
     Amplified,
     Evaluator,
     amplification,
+    kv_amplification,
     latent_kv,
     recurrent_state,
     router_margins,
@@ -95,6 +96,12 @@ class Oracle:
     def state_amplification(self, case: Case, tokens: tuple[int, ...]) -> tuple[Array, Array] | None:
         """See `reference.oracle.evaluator.state_amplification`; on the target of `case`."""
         return state_amplification(self.evaluator, self.model(case.model, case.dtype).parameters, tokens)
+
+    def kv_amplification(self, case: Case, tokens: tuple[int, ...]) -> tuple[Array, Array] | None:
+        """See `reference.oracle.evaluator.kv_amplification`; on the target of `case`. None for latent rows."""
+        target = self.model(case.model, case.dtype)
+        latent = case.layout.latent and "latent_rank" in target.parameters.architecture.words.settings
+        return None if latent else kv_amplification(self.evaluator, target.parameters, tokens)
 
     def _kv(self, case: Case, target: Evaluator, context: tuple[int, ...]) -> Kv | None:
         """The columns that the cache of the case's layout holds of `context`."""

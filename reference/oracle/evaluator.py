@@ -177,6 +177,25 @@ def state_amplification(
     return windows, memories
 
 
+def kv_amplification(
+    evaluate: Callable[[Parameters], Evaluator], parameters: Parameters, tokens: tuple[int, ...]
+) -> tuple[Array, Array] | None:
+    """How far keys and values of `tokens` move when all weights change a little, as `amplification` says it.
+
+    Returns:
+        Of the keys and of the values, [layers, kv_heads, len(tokens)] each; None for an evaluator without weights.
+    """
+    if not parameters.state:
+        return None
+    base = evaluate(parameters).kv(tokens)
+    keys, values = np.zeros(base.keys.shape[:3]), np.zeros(base.values.shape[:3])
+    for other in perturbed(evaluate, parameters):
+        moved = other.kv(tokens)
+        keys += np.mean(np.square((moved.keys - base.keys) / PERTURBED), axis=-1)
+        values += np.mean(np.square((moved.values - base.values) / PERTURBED), axis=-1)
+    return np.sqrt(keys / PERTURBATIONS), np.sqrt(values / PERTURBATIONS)
+
+
 def perturbed(evaluate: Callable[[Parameters], Evaluator], parameters: Parameters) -> Iterator[Evaluator]:
     """Evaluators of PERTURBATIONS models whose weights differ a little from `parameters`, each in its own way."""
     for seed in range(PERTURBATIONS):

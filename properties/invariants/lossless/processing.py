@@ -13,7 +13,7 @@ from properties.invariants.applies import greedy_only, sampled
 from properties.invariants.own_laws import close, laws, near_edge, output_before
 from properties.laws.draw_by_draw import logit_bound, points
 from properties.laws.worlds import promised
-from properties.tolerance.closeness import forced, noise
+from properties.tolerance.closeness import forced, in_a_chain, noise
 from properties.verdict.finding import Compared, Finding
 from properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
 from properties.verdict.subject import Subject
@@ -24,7 +24,8 @@ from reference.trace import Stage, Trace
 LOGPROB = 4.0
 """Largest error of a log-probability, in limits of rule N.
 
-It depends on its own logit and on the sum over all logits of the row.
+It depends on its own logit and on the sum over all logits of the row. A row that amplifies roundings may have a larger
+one, as its logits may (`properties.tolerance.amplification`).
 """
 
 
@@ -70,6 +71,7 @@ def logprobs(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
         raise NotApplicable("a token outside the vocabulary has no log-probability")
     own = subject.abilities is not None and subject.abilities.logprobs == "processed"
     allowed = (_after_processing if own else _raw)(case, oracle, subject)
+    error, rows = noise(case, oracle, subject), in_a_chain(case.prefix, (case.prompt[-1], *trace.output[:-1]))
     position = 0
     for number, step in enumerate(trace.steps):
         if step.emitted is None or step.emitted.logprobs is None:
@@ -85,9 +87,10 @@ def logprobs(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
             if not low <= value <= high:
                 where: dict[str, int | str] = {"position": position, "token": token}
                 limit = high - true if value > true else true - low
-                away = abs(value - true) / limit if limit else np.inf
-                yield Finding(name, Stage.EMITTED, number, where, true, value, float(away))
-                return
+                away = float(abs(value - true) / limit if limit else np.inf)
+                if own or not error.excuses(rows, position, away):
+                    yield Finding(name, Stage.EMITTED, number, where, true, value, away)
+                    return
             position += 1
 
 
@@ -102,13 +105,15 @@ def _of_prompt(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
         yield Finding(name, Stage.EMITTED, 0, {"side": "prompt length"}, len(true), len(told))
         return
     yield Compared(len(true))
-    limit = LOGPROB * noise(case, oracle, subject).of_logits()
+    error, rows = noise(case, oracle, subject), in_a_chain((), case.prompt[:-1])
+    limit = LOGPROB * error.of_logits()
     for place, (expected, value) in enumerate(zip(true, told, strict=True), 1):
         if not abs(value - expected) <= limit:
             where: dict[str, int | str] = {"side": "prompt", "position": place, "token": case.prompt[place]}
-            away = abs(value - expected) / limit if limit else np.inf
-            yield Finding(name, Stage.EMITTED, 0, where, expected, value, float(away))
-            return
+            away = float(abs(value - expected) / limit if limit else np.inf)
+            if not error.excuses(rows, place - 1, away):
+                yield Finding(name, Stage.EMITTED, 0, where, expected, value, away)
+                return
 
 
 def _raw(case: Case, oracle: Oracle, subject: Subject) -> list[tuple[float, float, float]]:
@@ -142,7 +147,9 @@ def logprobs_without_draft(case: Case, oracle: Oracle, subject: Subject) -> Iter
     one, other = (_reported(subject(each)) for each in (case, case.plain_decode()))
     if not one or not other:
         raise Unobserved("the backend reports no log-probabilities")
-    limit = 2 * LOGPROB * noise(case, oracle, subject).of_logits()
+    error = noise(case, oracle, subject)
+    rows = in_a_chain(case.prefix, (case.prompt[-1], *(token for token, *_ in one[:-1])))
+    limit = 2 * LOGPROB * error.of_logits()
     if subject.abilities is not None and subject.abilities.logprobs == "processed":
         # A repetition penalty stretches the noise of logits.
         limit *= max(case.sampling.repetition_penalty, 1.0 / case.sampling.repetition_penalty)
@@ -152,9 +159,10 @@ def logprobs_without_draft(case: Case, oracle: Oracle, subject: Subject) -> Iter
         yield Compared()
         if not abs(value - plain) <= limit:
             where: dict[str, int | str] = {"position": position, "token": token}
-            name, away = "lossless.logprobs-draft-independent", abs(value - plain) / limit if limit else np.inf
-            yield Finding(name, Stage.EMITTED, step, where, plain, value, float(away))
-            return
+            away = float(abs(value - plain) / limit if limit else np.inf)
+            if not error.excuses(rows, position, away):
+                yield Finding("lossless.logprobs-draft-independent", Stage.EMITTED, step, where, plain, value, away)
+                return
 
 
 def _reported(trace: Trace) -> list[tuple[int, float, int]]:

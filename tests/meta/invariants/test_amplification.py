@@ -1,5 +1,6 @@
 """Rows of logits and of attention that amplify roundings are granted what the oracle says of them, and no more."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from math import nan
 from pathlib import Path
@@ -12,12 +13,13 @@ from properties.strategies.models import GALLERY
 from properties.tolerance.amplification import MOST
 from properties.tolerance.closeness import UNIT, beyond, noise
 from properties.verdict.judge import judge
+from properties.verdict.subject import Subject
 from reference.architecture import Seeded
 from reference.case import Case
 from reference.draft import Scripted
 from reference.oracle.evaluator import Amplified
 from reference.sampling import Stops
-from reference.trace import Attended, Trace
+from reference.trace import Attended, Stage, Step, Trace
 from reference.tree import Tree
 from reports import bundle
 from specverify.setup.subjects import subject_of
@@ -147,3 +149,52 @@ def test_an_oracle_answers_once_for_a_tree() -> None:
         told.excuses(step, node, 2.0)
         told.excuses_attended(step, (2, 0, node), 2.0)
     assert len(asked) == 2
+
+
+CHAIN = bundle.load(Path(__file__).resolve().parents[2] / "corpus/clean/log-probability-of-an-amplifying-row.json").case
+"""Qwen3-Next in float32: the row behind token 0 moves many times as far as its bounds allow."""
+
+
+def judged_by(name: str, change: Callable[[Step], Step]) -> list[str]:
+    """The invariants that differ on CHAIN, of which `name` alone is asked, where `change` is made to its first step."""
+
+    def run(case: Case) -> Trace:
+        trace = open_cpu().run(case)
+        return replace(trace, steps=(change(trace.steps[0]), *trace.steps[1:])) if case == CHAIN else trace
+
+    changed = Subject("changed", run, frozenset(Stage))
+    return [one.invariant for one in judge(CHAIN, (BY_NAME[name],), ORACLE, changed).findings]
+
+
+@pytest.mark.parametrize(("times", "found"), [(3.0, False), (9.0, True)])
+def test_a_key_may_be_off_as_far_as_the_unit_roundoff_moves_it(times: float, found: bool) -> None:
+    name, emitted = "cache.commit-equivalence", ORACLE(CHAIN).steps[0].emitted
+    assert emitted is not None
+    tokens = (*CHAIN.prefix, CHAIN.prompt[-1], *emitted.tokens)[:-1]
+    moved = ORACLE.kv_amplification(CHAIN, tokens)
+    assert moved is not None
+    layer = int(moved[0][:, 0].max(-1).argmax())
+
+    def off(step: Step) -> Step:
+        assert step.committed is not None
+        assert step.committed.after is not None
+        keys = step.committed.after.keys.copy()
+        keys[layer, 0, -1] += times * moved[0][layer, 0, -1] * UNIT[CHAIN.dtype]
+        return replace(step, committed=replace(step.committed, after=replace(step.committed.after, keys=keys)))
+
+    assert judged_by(name, off) == ([name] if found else [])
+
+
+@pytest.mark.parametrize(("error", "found"), [(0.0, False), (0.1, True)])
+def test_a_log_probability_may_be_off_as_its_row_of_logits(error: float, found: bool) -> None:
+    name = "lossless.logprobs"
+
+    def off(step: Step) -> Step:
+        assert step.emitted is not None
+        assert step.emitted.logprobs is not None
+        return replace(
+            step, emitted=replace(step.emitted, logprobs=tuple(one + error for one in step.emitted.logprobs))
+        )
+
+    assert judged_by(name, off) == ([name] if found else [])
+    assert not judge(CHAIN, (BY_NAME["lossless.logprobs-draft-independent"],), ORACLE, SUBJECT).findings
