@@ -14,6 +14,7 @@ from hypothesis.strategies import SearchStrategy
 from properties.invariants import ALL
 from properties.strategies import cases, session_cases
 from properties.strategies.cases import single_cases
+from properties.strategies.models import GALLERY, RECURRENT
 from properties.strategies.settings import explore
 from properties.verdict.finding import Verdict
 from properties.verdict.invariant import Invariant
@@ -39,6 +40,7 @@ NARROWED: dict[str, dict[str, tuple[str | int, ...]]] = {
     "draft.dispatch": {"drafts": ("model",), "tree_kinds": ("dispatched",)},
     "draft.tree-top-m": {"drafts": ("model",), "tree_kinds": ("dynamic",)},
     "lossless.ranks-agree": {"ranks": (2,)},
+    "cache.recurrent-equivalence": {"families": tuple({GALLERY[at].family: None for at in RECURRENT})},
 }
 """Invariants that speak of few cases: what alone is drawn of the declaration's fields, where the engine has it."""
 
@@ -75,7 +77,7 @@ def outcomes_of(
     if invariant.speaks_of == "session":
         kind = session_cases
     within, narrowed = backend.declaration, NARROWED.get(name, {})
-    if all({*few} <= {*getattr(within, field)} for field, few in narrowed.items()):
+    if all({*few} <= {*(getattr(within, field) or few)} for field, few in narrowed.items()):
         within = replace(within, **narrowed)  # type: ignore[arg-type]  # of words and numbers
     drawn = kind(backend.dtypes, layout=LAYOUTS.get(name), within=within)
 
@@ -96,7 +98,8 @@ def undeclared(name: str, declared: Abilities) -> str:
     several, so that a declaration may lack them.
     """
     for field, few in NARROWED.get(name, {}).items():
-        if field != "drafts" and not {*few} & {*getattr(declared, field)}:
+        known = getattr(declared, field)  # None, of families alone, is all of them
+        if field != "drafts" and known is not None and not {*few} & {*known}:
             return f"declares no {field} of {', '.join(map(str, few))}, of which {name} speaks"
     return ""
 
