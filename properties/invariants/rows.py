@@ -8,10 +8,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from properties.tolerance.amplification import MOST
+from properties.tolerance.amplification import MOST, excuses_row
 from properties.tolerance.closeness import Noise, beyond
 from properties.verdict.finding import Compared, Finding
-from properties.verdict.invariant import Fact, Unobserved
+from properties.verdict.invariant import Fact, Oracle, Unobserved
+from reference.case import Case
 from reference.trace import Array, Kv, Stage, Step
 
 
@@ -102,6 +103,23 @@ def compared(
         yield Finding(name, Stage.SCORED, 0, {"node": rows[at], "token": token, **where}, *values_at, measure)
 
 
+KvExcuses = Callable[[str, tuple[int, int, int], float], bool]
+"""From a kind (`keys` or `values`), a place (layer, head, slot) and a distance to whether it is excused."""
+
+
+def kv_excuses(oracle: Oracle, asked: Case, dtype: str) -> KvExcuses:
+    """What the conditioning of the model excuses of the KV that the oracle reveals as `before` on the case `asked`."""
+
+    def excuses(kind: str, place: tuple[int, int, int], distance: float) -> bool:
+        def ask(one: Oracle) -> Array | None:
+            held = one(asked).steps[0].committed
+            return None if held is None or held.before is None else getattr(held.before, kind)
+
+        return excuses_row(oracle, ask, place, distance, dtype)
+
+    return excuses
+
+
 def kv_differs(
     name: str,
     step: int,
@@ -110,7 +128,7 @@ def kv_differs(
     error: Noise,
     where: dict[str, int | str],
     slack: float = 1.0,
-    excuses: Callable[[str, tuple[int, int, int], float], bool] | None = None,
+    excuses: KvExcuses | None = None,
 ) -> Iterator[Finding | Compared]:
     """A finding at the worst slot of the first layer and kind whose committed KV differs by more than the noise.
 

@@ -16,14 +16,14 @@ from reference.oracle import acceptance, lowering, processing, sampled_step, sto
 from reference.oracle.draft import Question, proposed
 from reference.oracle.draft.chunk import in_chunk
 from reference.oracle.evaluator import (
+    PERTURBATIONS,
     Amplified,
     Evaluator,
     amplification,
-    kv_amplification,
+    changed,
     latent_kv,
     recurrent_state,
     router_margins,
-    state_amplification,
 )
 from reference.oracle.formulas import rotary
 from reference.oracle.model import Inputs
@@ -49,6 +49,7 @@ class Oracle:
         self._keep = keep
         self._evaluators: OrderedDict[tuple[Model, str], Evaluator] = OrderedDict()
         self._traces: OrderedDict[Case, Trace] = OrderedDict()
+        self._neighbours: tuple[Oracle, ...] = ()
 
     def __call__(self, case: Case) -> Trace:
         """The oracle's trace of `case`."""
@@ -62,12 +63,15 @@ class Oracle:
         """The evaluator of `model`, with weights rounded to `dtype`."""
         key = (model, dtype)
         if key not in self._evaluators:
-            self._evaluators[key] = self.evaluator(load(model, dtype))
+            self._evaluators[key] = self.evaluator(self._loaded(model, dtype))
             # An evaluator holds weights and KV, so few are kept; the least recently used goes first.
             while len(self._evaluators) > 8:
                 self._evaluators.popitem(last=False)
         self._evaluators.move_to_end(key)
         return self._evaluators[key]
+
+    def _loaded(self, model: Model, dtype: str) -> Parameters:
+        return load(model, dtype)
 
     def inputs(self, case: Case, context: tuple[int, ...], tree: Tree) -> Inputs:
         """The inputs of attention at every node of `tree` after `context`, on the target of `case`.
@@ -93,15 +97,14 @@ class Oracle:
         """
         return amplification(self.evaluator, self.model(case.model, case.dtype).parameters, context, tree)
 
-    def state_amplification(self, case: Case, tokens: tuple[int, ...]) -> tuple[Array, Array] | None:
-        """See `reference.oracle.evaluator.state_amplification`; on the target of `case`."""
-        return state_amplification(self.evaluator, self.model(case.model, case.dtype).parameters, tokens)
+    def neighbours(self) -> tuple["Oracle", ...]:
+        """Oracles of which every model's weights differ a little (`evaluator.changed`), each in a way of its own.
 
-    def kv_amplification(self, case: Case, tokens: tuple[int, ...]) -> tuple[Array, Array] | None:
-        """See `reference.oracle.evaluator.kv_amplification`; on the target of `case`. None for latent rows."""
-        target = self.model(case.model, case.dtype)
-        latent = case.layout.latent and "latent_rank" in target.parameters.architecture.words.settings
-        return None if latent else kv_amplification(self.evaluator, target.parameters, tokens)
+        What differs between them and this one says how roundings inside a model are amplified.
+        """
+        if not self._neighbours:
+            self._neighbours = tuple(_Neighbour(self.evaluator, seed) for seed in range(PERTURBATIONS))
+        return self._neighbours
 
     def _kv(self, case: Case, target: Evaluator, context: tuple[int, ...]) -> Kv | None:
         """The columns that the cache of the case's layout holds of `context`."""
@@ -199,3 +202,14 @@ def _accounting(steps: list[Step]) -> Accounting:
     proposed = sum(len(step.drafted.tree) - 1 for step in steps if step.drafted)
     lengths = tuple(len(step.accepted.path) - 1 for step in steps if step.accepted)
     return Accounting(len(steps), 0, proposed, sum(lengths), proposed - sum(lengths), lengths)
+
+
+class _Neighbour(Oracle):
+    """An oracle whose models' weights are changed a little, all by one seed."""
+
+    def __init__(self, evaluator: Callable[[Parameters], Evaluator], seed: int) -> None:
+        super().__init__(evaluator)
+        self._seed = seed
+
+    def _loaded(self, model: Model, dtype: str) -> Parameters:
+        return changed(load(model, dtype), self._seed)

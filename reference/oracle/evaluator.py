@@ -153,52 +153,14 @@ def amplification(
     return Amplified(np.sqrt(logits / PERTURBATIONS), np.sqrt(attended / PERTURBATIONS))
 
 
-def state_amplification(
-    evaluate: Callable[[Parameters], Evaluator], parameters: Parameters, tokens: tuple[int, ...]
-) -> tuple[Array, Array] | None:
-    """How far the recurrent state behind `tokens` moves when all weights change a little, as `amplification` says it.
-
-    Returns:
-        Of the windows and of the memories, [layers with a recurrent state] each: the rms change over a layer's numbers
-        and over the changed models, over the relative change of weights. None where there are no weights or no states.
-    """
-    base = recurrent_state(evaluate(parameters), tokens) if parameters.state else None
-    if base is None:
-        return None
-    moved = np.zeros((2, len(base.windows)))
-    for other in perturbed(evaluate, parameters):
-        state = recurrent_state(other, tokens)
-        assert state is not None
-        for kind, pairs in enumerate(
-            (zip(state.windows, base.windows, strict=True), zip(state.memories, base.memories, strict=True))
-        ):
-            moved[kind] += [np.mean(np.square((one - two) / PERTURBED)) for one, two in pairs]
-    windows, memories = np.sqrt(moved / PERTURBATIONS)
-    return windows, memories
-
-
-def kv_amplification(
-    evaluate: Callable[[Parameters], Evaluator], parameters: Parameters, tokens: tuple[int, ...]
-) -> tuple[Array, Array] | None:
-    """How far keys and values of `tokens` move when all weights change a little, as `amplification` says it.
-
-    Returns:
-        Of the keys and of the values, [layers, kv_heads, len(tokens)] each; None for an evaluator without weights.
-    """
-    if not parameters.state:
-        return None
-    base = evaluate(parameters).kv(tokens)
-    keys, values = np.zeros(base.keys.shape[:3]), np.zeros(base.values.shape[:3])
-    for other in perturbed(evaluate, parameters):
-        moved = other.kv(tokens)
-        keys += np.mean(np.square((moved.keys - base.keys) / PERTURBED), axis=-1)
-        values += np.mean(np.square((moved.values - base.values) / PERTURBED), axis=-1)
-    return np.sqrt(keys / PERTURBATIONS), np.sqrt(values / PERTURBATIONS)
-
-
 def perturbed(evaluate: Callable[[Parameters], Evaluator], parameters: Parameters) -> Iterator[Evaluator]:
     """Evaluators of PERTURBATIONS models whose weights differ a little from `parameters`, each in its own way."""
     for seed in range(PERTURBATIONS):
-        normal = np.random.default_rng(seed).standard_normal
-        state = {name: one * (1 + PERTURBED * normal(one.shape)) for name, one in parameters.state.items()}
-        yield evaluate(replace(parameters, state=state))
+        yield evaluate(changed(parameters, seed))
+
+
+def changed(parameters: Parameters, seed: int) -> Parameters:
+    """`parameters` with each weight multiplied by 1 + `PERTURBED` * (a normal number of the generator `seed`)."""
+    normal = np.random.default_rng(seed).standard_normal
+    state = {name: one * (1 + PERTURBED * normal(one.shape)) for name, one in parameters.state.items()}
+    return replace(parameters, state=state)

@@ -9,9 +9,8 @@ from dataclasses import replace
 import numpy as np
 
 from properties.commits import FASTER, admits, untrue
-from properties.invariants.rows import columns_of, kv_differs
-from properties.tolerance.amplification import excuses_kv
-from properties.tolerance.closeness import UNIT, Noise, draft_kv_case, kv_case, noise
+from properties.invariants.rows import columns_of, kv_differs, kv_excuses
+from properties.tolerance.closeness import Noise, draft_kv_case, kv_case, noise
 from properties.verdict.finding import Compared, Finding
 from properties.verdict.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
 from properties.verdict.subject import Subject
@@ -183,9 +182,9 @@ def _against(
     if not tokens or record is None or record.before is None:
         return
     own = error if cache == "target" else _for_draft(error, record.before)
-    told = None if error.dtype == "float64" else excuses_kv(oracle, asked, tokens, UNIT[error.dtype])
-    place: dict[str, int | str] = {"cache": cache, **side}
-    yield from kv_differs("cache.commit-equivalence", number, record.before, held, own, place, excuses=told)
+    words: dict[str, int | str] = {"cache": cache, **side}
+    told = kv_excuses(oracle, asked, error.dtype)
+    yield from kv_differs("cache.commit-equivalence", number, record.before, held, own, words, excuses=told)
 
 
 def _for_draft(error: Noise, true: Kv) -> Noise:

@@ -6,7 +6,7 @@ import numpy as np
 
 from properties.invariants.cache.commits import commits
 from properties.invariants.rows import brief
-from properties.tolerance.amplification import MOST, excuses_state
+from properties.tolerance.amplification import MOST, excuses_row
 from properties.tolerance.bounds import INNER
 from properties.tolerance.closeness import EXACT, PRIOR, UNIT, kv_case
 from properties.verdict.finding import Compared, Finding
@@ -68,9 +68,9 @@ def _against(
     for layer in range(len(true.windows)):
         for kind, field in (("window", "windows"), ("memory", "memories")):
             held, wanted = (getattr(state, field)[layer] for state in (seen, true))
-            off, place_in = distance(held, wanted), (int(kind == "memory"), layer)
+            off = distance(held, wanted)
             measure = off / bound(case.dtype, len(true.windows), wanted)
-            if measure > 1 and not _excused(case, oracle, tokens, place_in, off, measure):
+            if measure > 1 and not _excused(case, oracle, tokens, field, layer, off, measure):
                 # A checkpoint's case names no layers: those with a recurrent state are counted among themselves.
                 at = case.model.architecture.recurrent[layer] if isinstance(case.model, Seeded) else layer
                 row = int(np.nan_to_num(np.abs(held - wanted), nan=np.inf).reshape(len(wanted), -1).max(1).argmax())
@@ -81,13 +81,15 @@ def _against(
 
 
 def _excused(
-    case: Case, oracle: Oracle, tokens: tuple[int, ...], place: tuple[int, int], off: float, measure: float
+    case: Case, oracle: Oracle, tokens: tuple[int, ...], field: str, layer: int, off: float, measure: float
 ) -> bool:
     """Whether the target's conditioning explains a state that is `off`, which is `measure` times its bound."""
-    # A state of float64 has one bound, which counts no roundings.
-    if case.dtype == "float64" or not measure <= MOST:
-        return False
-    return excuses_state(oracle, case, tokens, place, off, UNIT[case.dtype])
+
+    def ask(one: Oracle) -> Array | None:
+        state = _true(case, one, tokens)
+        return None if state is None else getattr(state, field)[layer].ravel()
+
+    return measure <= MOST and excuses_row(oracle, ask, (), off, case.dtype)
 
 
 def distance(seen: Array, true: Array) -> float:

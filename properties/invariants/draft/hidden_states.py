@@ -4,12 +4,14 @@ The input of a draft's head is judged apart from the head: a state that is stale
 such, and is no drift of the head.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
 from properties.invariants.rows import brief
+from properties.tolerance.amplification import MOST, excuses_row
 from properties.tolerance.closeness import EXACT, UNIT, beyond
 from properties.verdict.finding import Compared, Finding
 from properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
@@ -59,13 +61,15 @@ def descriptor(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
         wanted, given = true.drafted.given, step.drafted.given
         if given is not None and wanted is not None:
             looked = True
-            yield from _given(case, number, known, given, wanted)
+            rows = partial(_asked, case, step, pending, "given")
+            yield from _given(case, oracle, number, known, given, wanted, rows)
             known = given.first + len(given.tokens)
         seen, states = step.scored, true.scored.hidden
         if seen is not None and seen.hidden is not None and states is not None:
             looked = True
             yield Compared(len(states))
-            for (node,), measure in _beyond(case, seen.hidden, states):
+            rows = partial(_asked, case, step, pending, "scored")
+            for (node,), measure in _beyond(case, oracle, seen.hidden, states, rows):
                 where: dict[str, int | str] = {"node": node, "side": "scored"}
                 values = brief(states[node]), brief(seen.hidden[node])
                 yield Finding(NAME, Stage.SCORED, number, where, *values, measure)
@@ -74,7 +78,26 @@ def descriptor(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
         raise Unobserved("the backend does not reveal the hidden states that its draft was given")
 
 
-def _given(case: Case, number: int, known: int, given: HeadInput, wanted: HeadInput) -> Iterator[Fact]:
+def _asked(case: Case, step: Step, pending: int, where: str, oracle: Oracle) -> Array | None:
+    """The hidden states of `step` by `oracle`: those `given` to the head, or those of the `scored` nodes."""
+    assert step.drafted is not None
+    true = from_scratch(case, oracle, step.context, step.drafted.tree.rooted(pending))
+    if true is None or true.drafted is None or true.scored is None:
+        return None
+    if where == "scored":
+        return true.scored.hidden
+    return None if true.drafted.given is None else true.drafted.given.hidden
+
+
+def _given(
+    case: Case,
+    oracle: Oracle,
+    number: int,
+    known: int,
+    given: HeadInput,
+    wanted: HeadInput,
+    rows_by: Callable[[Oracle], Array | None],
+) -> Iterator[Fact]:
     """Findings where the rows of a step do not begin at row `known`, do not end at the root's, or hold other values.
 
     A head whose cache was thrown away begins at row 0 again. A head that keeps no rows begins at the first that
@@ -95,7 +118,7 @@ def _given(case: Case, number: int, known: int, given: HeadInput, wanted: HeadIn
             yield _finding(number, {"position": row, "side": "beside"}, right, token)
             return
     states = wanted.hidden[mine]
-    worst = [(row, measure) for (row,), measure in _beyond(case, given.hidden, states)]
+    worst = [(row, measure) for (row,), measure in _beyond(case, oracle, given.hidden, states, rows_by, mine.start)]
     # A state that was computed from wrong rows above is wrong as well: the first one tells where it began.
     if worst:
         row, measure = min(worst)
@@ -109,13 +132,26 @@ def _finding(
     return Finding(NAME, Stage.DRAFTED, number, where, expected, observed, measure)
 
 
-def _beyond(case: Case, seen: Array, true: Array) -> Iterator[tuple[tuple[int, ...], float]]:
-    """The rows of `seen` [rows, width] that lie further from `true` than the noise of the working dtype."""
+def _beyond(
+    case: Case,
+    oracle: Oracle,
+    seen: Array,
+    true: Array,
+    rows_by: Callable[[Oracle], Array | None],
+    first: int = 0,
+) -> Iterator[tuple[tuple[int, ...], float]]:
+    """The rows of `seen` [rows, width] that lie further from `true` than the noise of the working dtype.
+
+    Rows that the target's conditioning explains are left out; `true` begins at row `first` of what `rows_by` gives.
+    """
     if not len(true):
         return
     scale = float(np.sqrt(np.mean(np.square(true))))
     limit = EXACT * max(1.0, scale) if case.dtype == "float64" else HIDDEN_K * HIDDEN_SIGMA * UNIT[case.dtype] * scale
-    yield from beyond(seen, true, limit)
+    for (row,), measure in beyond(seen, true, limit):
+        excused = measure <= MOST and excuses_row(oracle, rows_by, (first + row,), measure * limit, case.dtype)
+        if not excused:
+            yield (row,), measure
 
 
 def _reads(case: Case) -> bool:

@@ -1,6 +1,6 @@
 """Invariants of proposals: each drafted tree follows from the draft's definition."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -12,6 +12,7 @@ from properties.invariants.draft.scores import (
     draft_sigma,
     line,
     restarted,
+    row_excused,
     rows_differ,
     scores_differ,
     tree_differs,
@@ -89,11 +90,27 @@ def proposed(
     if case.draft.expansion is not None:
         yield from grown(name, case, oracle, number, step, true)
         return
-    yield from _same(name, case, number, step.drafted, true)
+    tree = step.drafted.tree
+
+    def excused(node: int, distance: float, away: float) -> bool:
+        return row_excused(case, oracle, step.context, tree, node, distance, away)
+
+    yield from _same(name, case, number, step.drafted, true, excused)
 
 
-def _same(name: str, case: Case, number: int, seen: Drafted, true: Drafted) -> Iterator[Fact]:
-    """Findings where `seen` is not `true`; tokens whose scores differ by less than their noise are ties."""
+def _same(
+    name: str,
+    case: Case,
+    number: int,
+    seen: Drafted,
+    true: Drafted,
+    excused: Callable[[int, float, float], bool] = lambda node, distance, away: False,
+) -> Iterator[Fact]:
+    """Findings where `seen` is not `true`; tokens whose scores differ by less than their noise are ties.
+
+    `excused` says of the scores at a node, by their distance and by how many times that is what it may be, whether the
+    models' conditioning explains them.
+    """
     yield Compared(len(true.tree))
     if seen.tree.parent != true.tree.parent:
         yield tree_differs(name, number, line(true.tree), line(seen.tree))
@@ -113,7 +130,8 @@ def _same(name: str, case: Case, number: int, seen: Drafted, true: Drafted) -> I
             sigma = draft_sigma(case, true.logits)
             # A NaN where the oracle has a number counts as an infinite distance.
             away = float(rms(seen.logits[node] - true.logits[node])) / (DRAFT_K * sigma)
-            if away > 1:
+            far = away * DRAFT_K * sigma
+            if away > 1 and not excused(node, far, away):
                 yield scores_differ(name, case, number, node, true.logits[node], seen.logits[node], away)
                 return
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from properties.invariants.draft.hidden_states import from_scratch
+from properties.tolerance.amplification import MOST, excuses_row
 from properties.tolerance.closeness import UNIT, rms
 from properties.verdict.finding import Compared, Finding
 from properties.verdict.invariant import Oracle, Unobserved
@@ -77,9 +78,18 @@ def rows_differ(
         wanted = true[node]
         away = float(rms(seen.logits[node] - wanted)) / (DRAFT_K * sigma)
         # A NaN where the oracle has a number counts as an infinite distance.
-        if away > 1:
+        if away > 1 and not row_excused(case, oracle, context, seen.tree, node, away * DRAFT_K * sigma, away):
             yield scores_differ(name, case, number, node, wanted, seen.logits[node], away)
             return
+
+
+def row_excused(
+    case: Case, oracle: Oracle, context: tuple[int, ...], tree: Tree, node: int, distance: float, away: float
+) -> bool:
+    """Whether the models' conditioning explains a row of scores `distance` off, `away` times what it may be."""
+    return away <= MOST and excuses_row(
+        oracle, lambda one: scores_of(case, one, context, tree), (node,), distance, case.dtype
+    )
 
 
 def scores_differ(
