@@ -15,7 +15,7 @@ THREE, HALVES = ("float32", "bfloat16", "float16"), ("bfloat16", "float16")
 
 @dataclass(frozen=True)
 class Row:
-    """One backend we ship.
+    """A backend that we ship.
 
     Attributes:
         name: The name as users type it.

@@ -108,7 +108,7 @@ KvExcuses = Callable[[str, tuple[int, int, int], float], bool]
 
 
 def kv_excuses(oracle: Oracle, asked: Case, dtype: str) -> KvExcuses:
-    """What the conditioning of the model excuses of the KV that the oracle reveals as `before` on the case `asked`."""
+    """Excuses of rows by the conditioning of the model whose KV the oracle reveals as `before` on the case `asked`."""
 
     def excuses(kind: str, place: tuple[int, int, int], distance: float) -> bool:
         def ask(one: Oracle) -> Array | None:
