@@ -56,7 +56,8 @@ class Case:
     stops: Stops = Stops()
     dtype: str = "float32"
     steps: int = 0
-    session: Session | None = field(default=None, metadata=OMIT_DEFAULT)
+    # Cases that differ in nothing else are few, and the hash of a session takes as long as that of all other fields.
+    session: Session | None = field(default=None, hash=False, metadata=OMIT_DEFAULT)
     ranks: int = field(default=1, metadata=OMIT_DEFAULT)
     spread: bool = field(default=False, metadata=OMIT_DEFAULT)
 

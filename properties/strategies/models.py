@@ -179,6 +179,7 @@ CAPPED = tuple(at for at, arch in enumerate(GALLERY[:LATER]) if arch.score_cap)
 """Indices of models with a soft cap of attention; drawn twice as often, since only they reveal a dropped cap."""
 
 
+@cache  # Hypothesis validates a strategy once, which takes longer than to draw from it
 def targets(within: Abilities | None = None, dtype: str = "float32") -> st.SearchStrategy[Seeded]:
     """Target models that an engine loads, for cases of the working dtype `dtype`.
 
@@ -206,6 +207,7 @@ def wide(within: Abilities) -> tuple[Architecture, ...]:
     return tuple(one for one in (*WIDE, *GALLERY) if _loads(within, one))
 
 
+@cache
 def far_targets(within: Abilities | None = None) -> st.SearchStrategy[Seeded]:
     """Target models for prompts of up to 2050 tokens, of the families in `within`."""
     return st.builds(Seeded, st.sampled_from(far_architectures(within)), st.integers(0, SEEDS - 1))

@@ -3,6 +3,8 @@
 Lengths are dense around windows, ends of chunks and powers of two; token ids 0 and V-1 are frequent.
 """
 
+from functools import cache
+
 import numpy as np
 from hypothesis import strategies as st
 
@@ -39,10 +41,14 @@ def _seeded(vocab: int, length: int, seed: int) -> tuple[int, ...]:
 
 def prompts(model: Seeded) -> st.SearchStrategy[tuple[int, ...]]:
     """Prompts for `model`; the last token is the pending root."""
-    vocab = model.vocab_size
+    return _prompts(model.vocab_size, *map(tuple, edges(model)))
+
+
+@cache  # Hypothesis validates a strategy once, which takes longer than to draw from it
+def _prompts(vocab: int, windows: tuple[int, ...], powers: tuple[int, ...]) -> st.SearchStrategy[tuple[int, ...]]:
+    """Prompts with tokens below `vocab`; see `edges` for the lengths around `windows` and `powers`."""
     short = st.lists(tokens(vocab), min_size=1, max_size=8).map(tuple)
     seed = st.integers(0, 2**16)
-    windows, powers = edges(model)
     near = [length for length in powers if length <= 35]
     edge = st.builds(_seeded, st.just(vocab), st.sampled_from(near), seed)
     # Two strategies, since `one_of` drops a repeated object: lengths around windows are to be twice as frequent.

@@ -3,6 +3,8 @@
 Shapes are chains, stars, combs, full and random trees. Rows are in any order that keeps the root first.
 """
 
+from functools import cache
+
 import numpy as np
 from hypothesis import strategies as st
 
@@ -55,6 +57,7 @@ def side_by_side(width: int, height: int) -> Parents:
     return (0,) * (width + 1) + tuple(range(1, width * (height - 1) + 1))
 
 
+@cache
 def as_many(nodes: int) -> st.SearchStrategy[Parents]:
     """Parents of trees of exactly `nodes` nodes: a chain, a star, or any."""
     rest = max(nodes - 1, 0)
@@ -68,6 +71,7 @@ def deep_parents() -> st.SearchStrategy[Parents]:
     return st.binary(max_size=3).map(_spined)
 
 
+@cache  # Hypothesis validates a strategy once, which takes longer than to draw from it
 def parents(max_nodes: int = MAX_NODES, shuffle: bool = True) -> st.SearchStrategy[Parents]:
     """Parents of a rooted tree; drawn bytes shrink far better than a draw per node (measured: 7 nodes against 39)."""
     few = min(8, max_nodes)

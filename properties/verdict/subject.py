@@ -173,7 +173,8 @@ class Subject:
         # Remembered answers are noted too: shrinking looks for the variant that is wrong by itself.
         if self._asked is not None:
             self._asked[case] = None
-        if key not in self._memo:
+        outcome = self._memo.get(key)
+        if outcome is None:
             outcome = self._run(case)
             self.runs += 1
             if isinstance(outcome, Trace):
@@ -187,7 +188,6 @@ class Subject:
             # The oldest go first: traces hold logits and KV of whole runs.
             while len(self._memo) > self._keep:
                 self._memo.popitem(last=False)
-        outcome = self._memo[key]
         if not isinstance(outcome, Trace):
             raise NoTrace(outcome)
         return outcome

@@ -53,11 +53,12 @@ class Oracle:
 
     def __call__(self, case: Case) -> Trace:
         """The oracle's trace of `case`."""
-        if case not in self._traces:
-            self._traces[case] = self._run(case)
+        trace = self._traces.get(case)
+        if trace is None:
+            self._traces[case] = trace = self._run(case)
             while len(self._traces) > self._keep:
                 self._traces.popitem(last=False)
-        return self._traces[case]
+        return trace
 
     def model(self, model: Model, dtype: str) -> Evaluator:
         """The evaluator of `model`, with weights rounded to `dtype`."""

@@ -1,5 +1,7 @@
 """Strategy for static trees of ranks, which models and tries fill with tokens."""
 
+from functools import cache
+
 from hypothesis import strategies as st
 
 from properties.strategies.trees import as_many, parents, side_by_side
@@ -17,6 +19,7 @@ NAMED = 12
 """The number of static trees of which one has a name."""
 
 
+@cache
 def static_trees(named: int) -> st.SearchStrategy[RankTree]:
     """Static trees whose nodes have at most `named` children; some are known by a name."""
     fitting = [tree for tree in map(named_tree, NAMES) if max(tree.rank) < named]

@@ -21,14 +21,16 @@ def positions(images: Images, columns: Iterable[int]) -> Array:
     wanted = [int(column) for column in columns]
     found: list[tuple[int, int, int]] = []
     begins = {one.start: one for one in images}
-    while len(found) <= max(wanted, default=-1):
-        here = 1 + max((max(place) for place in found), default=-1)
+    last, here = max(wanted, default=-1), 0
+    while len(found) <= last:
         image = begins.get(len(found))
         if image is None:
             found.append((here, here, here))
+            here += 1
         else:
             grid = np.ndindex(image.frames, image.height, image.width)
             found += [(here + frame, here + row, here + column) for frame, row, column in grid]
+            here += max(image.frames, image.height, image.width)
     places: Array = np.array([found[column] for column in wanted], dtype=np.int64).reshape(len(wanted), 3).T
     return places
 
