@@ -21,8 +21,9 @@ from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward a
 
 from backends.base import Unsupported
 from backends.engine.model.axes import axes_of, whole_inputs
+from backends.engine.model.built_in import DTYPES, built_in
 from backends.engine.model.hidden import last_norm
-from backends.engine.model.models import DTYPES, built_in, from_disk
+from backends.engine.model.models import from_disk
 from backends.engine.reach import BESIDE, RECURRENT
 from reference.architecture import Model, Seeded
 from reference.family.recurrent import RecurrentState
@@ -135,8 +136,7 @@ def watched(
     assert isinstance(index, int)
     scale = named.get("scaling")
     scale = query.shape[-1] ** -0.5 if scale is None else float(scale)  # None means the usual 1 / sqrt(head_dim)
-    layer = _Layer(index, scale, query[0], key[0], value[0], mixed[0].transpose(0, 1), mask)
-    _seen.get().append(layer)
+    _seen.get().append(_Layer(index, scale, query[0], key[0], value[0], mixed[0].transpose(0, 1), mask))
     return mixed, weights
 
 

@@ -11,7 +11,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from backends.engine.model.models import built_in, from_disk
+from backends.engine.model.built_in import built_in
+from backends.engine.model.models import from_disk
 from reference.architecture import Checkpoint, Model, Seeded
 
 OPEN_MODELS = 256

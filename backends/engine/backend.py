@@ -10,8 +10,9 @@ from backends.engine.attention.eager import eager
 from backends.engine.composition import SEAMS
 from backends.engine.draft import OPENERS
 from backends.engine.kv.lanes import BatchCache
+from backends.engine.model.built_in import DTYPES
 from backends.engine.model.graphs import Recorder
-from backends.engine.model.models import DTYPES, ModelCache
+from backends.engine.model.models import ModelCache
 from backends.engine.play import play, serve
 from backends.engine.ranks.play import play_ranks, serve_ranks
 from backends.engine.ranks.tables import on_ranks

@@ -63,55 +63,57 @@ class TreeTensors:
 def lower_tree(tree: Tree, committed: int, position: int, reaches: list[Reach], padded_nodes: int) -> TreeTensors:
     """Lower `tree` for a forward over a cache of `committed` columns; the root of the tree has position `position`.
 
-    A parent may come after its children in row order. So depths and ancestors are found by replacing all rows by their
-    parents at once, until every row has reached the root. Padding rows have token 0, parent 0, and see themselves
-    alone. The tree is padded to `padded_nodes` rows if it has fewer.
+    Padding rows have token 0, parent 0, and see themselves alone. The tree is padded to `padded_nodes` rows if it has
+    fewer. A tree on the host is a list: a walk up from each node takes microseconds, and torch's operations take ten
+    times as long.
     """
     nodes = len(tree)
     rows = max(nodes, padded_nodes)
-    spare = rows - nodes
-    parent = torch.tensor((*tree.parent, *[0] * spare))
-    valid = torch.arange(rows) < nodes
-    # lifts[k][r] is the ancestor of row r that lies k levels above it; the root stays at the root.
-    lifts = [torch.arange(rows)]
-    while bool((lifts[-1][:nodes] != 0).any()):
-        if len(lifts) > rows:
-            raise StageFailure(Stage.LOWERED, "the parents form a circle that never reaches the root")
-        lifts.append(parent[lifts[-1]])
-    lift = torch.stack(lifts)
-    # A row is non-zero in as many lifts as it has levels above it.
-    depth = (lift != 0).sum(0) * valid
-    levels = torch.arange(len(lifts))
-    # The table counts depths from the root, the lifts count levels from the row.
-    climb = depth[:, None] - levels[None]
-    ancestor = torch.where(climb >= 0, lift[climb.clamp(min=0), torch.arange(rows)[:, None]], 0)
-    ancestor = ancestor * valid[:, None]  # or a padding row would be its own ancestor at depth 0
-    positions = position + depth
+    spare = [0] * (rows - nodes)
+    paths = _paths(tree.parent)
+    # One entry for each depth; an entry below the node, and a padding row, are 0.
+    table = [path + [0] * (max(map(len, paths)) - len(path)) for path in paths]
+    ancestor = torch.tensor(table + [[0] * len(table[0])] * len(spare))
+    depth = torch.tensor([len(path) - 1 for path in paths] + spare)
+    every = torch.arange(rows)
     return TreeTensors(
-        token=torch.tensor((*tree.token, *[0] * spare)),
-        parent=parent,
+        token=torch.tensor((*tree.token, *spare)),
+        parent=torch.tensor((*tree.parent, *spare)),
         depth=depth,
-        position=positions,
-        valid=valid,
+        position=position + depth,
+        valid=every < nodes,
         ancestor=ancestor,
-        visible=_visible(ancestor, depth, valid, positions, committed, reaches),
-        slot=committed + torch.arange(rows),
-        next_token=_first_children(parent, nodes),
-        next_sibling=_next_siblings(parent, nodes),
-        retrieve_index=torch.arange(nodes),
+        visible=_visible(ancestor, nodes, position + depth, committed, reaches),
+        slot=committed + every,
+        next_token=torch.tensor(_first_children(tree.parent) + spare),
+        next_sibling=torch.tensor(_next_siblings(tree.parent) + spare),
+        retrieve_index=every[:nodes],
     )
 
 
-def _visible(
-    ancestor: Tensor, depth: Tensor, valid: Tensor, positions: Tensor, committed: int, reaches: list[Reach]
-) -> list[Tensor]:
+def _paths(parent: tuple[int, ...]) -> list[list[int]]:
+    """The rows from the root down to each row; a parent may come after its children in row order.
+
+    `Tree` refuses parents that form a circle, so that each walk ends.
+    """
+    paths = list[list[int]]()
+    for row in range(len(parent)):
+        upwards = [row]
+        while upwards[-1]:
+            upwards.append(parent[upwards[-1]])
+        paths.append(upwards[::-1])
+    return paths
+
+
+def _visible(ancestor: Tensor, nodes: int, positions: Tensor, committed: int, reaches: list[Reach]) -> list[Tensor]:
     """For each layer, bool [R, committed + R]: the row sees the prefix and its ancestors inside the layer's reach."""
-    rows = len(depth)
-    ancestry = torch.eye(rows, dtype=torch.bool)
-    own = torch.arange(ancestor.shape[1])[None] <= depth[:, None]
-    ancestry[torch.arange(rows)[:, None].expand_as(own)[own], ancestor[own]] = True
-    ancestry[~valid] = torch.eye(rows, dtype=torch.bool)[~valid]
-    seen = torch.cat([valid[:, None].expand(rows, committed), ancestry], 1)
+    rows = len(positions)
+    seen = torch.zeros(rows, committed + rows, dtype=torch.bool)
+    seen[:nodes, :committed] = True
+    ancestry = seen[:, committed:]
+    ancestry.diagonal().fill_(True)
+    # An entry that does not exist is 0: the root, which each node sees.
+    ancestry[:nodes].scatter_(1, ancestor[:nodes], True)
     # A block column stands at its row's position, not at its index: siblings share a position.
     columns = torch.cat([torch.arange(committed), positions])
     # Layers of equal reach share one mask object, which is made once and copied to a trace once.
@@ -119,17 +121,17 @@ def _visible(
     return [distinct[reach] for reach in reaches]
 
 
-def _first_children(parent: Tensor, nodes: int) -> Tensor:
-    first = torch.zeros_like(parent)
-    for row in range(nodes - 1, 0, -1):  # backwards, so that the first child in row order is written last
+def _first_children(parent: tuple[int, ...]) -> list[int]:
+    first = [0] * len(parent)
+    for row in range(len(parent) - 1, 0, -1):  # backwards, so that the first child in row order is written last
         first[parent[row]] = row
     return first
 
 
-def _next_siblings(parent: Tensor, nodes: int) -> Tensor:
-    sibling = torch.zeros_like(parent)
+def _next_siblings(parent: tuple[int, ...]) -> list[int]:
+    sibling = [0] * len(parent)
     latest: dict[int, int] = {}
-    for row, up in enumerate(parent[:nodes].tolist()):
+    for row, up in enumerate(parent):
         if row:
             if up in latest:
                 sibling[latest[up]] = row

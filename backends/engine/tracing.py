@@ -1,6 +1,5 @@
 """Copies of engine state, from torch tensors to the arrays of a Trace."""
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -38,7 +37,7 @@ class Revealer:
         rows = tensors.retrieve_index.to(heads[0].device)
         if not self._spend(sum(output.nbytes for output in heads)):
             return None
-        return Attended(frozen(np.stack([array(output[:, rows]) for output in heads])))
+        return Attended(array(torch.stack(heads)[:, :, rows]))
 
     def drafted(self, proposal: Proposal, told: Tensor | None, reads: HiddenStates | None = None) -> Drafted:
         """The proposed tree with the scores that ranked it, and the proposal `told` to the verifier [nodes, V].
@@ -80,9 +79,9 @@ class Revealer:
         if not self._spend(sum(keys.nbytes + values.nbytes for _, keys, values in held)):
             return None
         first = tuple(begin for begin, _, _ in held)
-        keys = np.stack([_padded(columns, begin) for begin, columns, _ in held])
-        values = np.stack([_padded(columns, begin) for begin, _, columns in held])
-        copy = Kv(frozen(keys), frozen(values), first if any(first) else ())
+        keys = _stacked([columns for _, columns, _ in held], first)
+        values = _stacked([columns for _, _, columns in held], first)
+        copy = Kv(keys, values, first if any(first) else ())
         copy = next((one for one in self._latest if _same_bits(one, copy)), copy)
         self._latest = copy, *(one for one in self._latest if one is not copy)
         self._latest = self._latest[:2]
@@ -111,6 +110,17 @@ def _same_bits(one: Kv, two: Kv) -> bool:
     return all(a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes() for a, b in pairs)
 
 
-def _padded(columns: Tensor, first: int) -> Array:
-    """[heads, columns, head_dim] with `first` columns of NaN in front."""
-    return np.pad(array(columns), ((0, 0), (first, 0), (0, 0)), constant_values=np.nan)
+def _stacked(layers: list[Tensor], first: tuple[int, ...]) -> Array:
+    """Columns by layer as one read-only copy [layers, heads, length, head_dim]; NaN stands before each layer's first.
+
+    Args:
+        layers: Held columns of each layer, [heads, length - first, head_dim].
+        first: The first held column of each layer.
+    """
+    if not any(first):
+        return array(torch.stack(layers))
+    heads, held, width = layers[0].shape
+    whole = torch.full((len(layers), heads, first[0] + held, width), torch.nan, dtype=layers[0].dtype)
+    for layer, (begin, columns) in enumerate(zip(first, layers, strict=True)):
+        whole[layer, :, begin:] = columns
+    return array(whole)

@@ -1,6 +1,6 @@
 """The opening of the transformers model that a case names.
 
-The model is a built-in with seeded weights, or a checkpoint directory (safetensors only).
+The model is a built-in with seeded weights (`built_in`), or a checkpoint directory (safetensors only).
 """
 
 import json
@@ -15,31 +15,24 @@ from transformers.utils import logging
 
 from backends.base import Unsupported
 from backends.engine.model.block_scales import dequantised
+from backends.engine.model.built_in import DTYPES, built_in, loop_over_experts
 from backends.engine.model.causal_lm import CausalLm
 from backends.engine.model.examined import opened
 from backends.engine.model.family import EXACT, FAMILIES
-from backends.engine.model.family.base import rope_of
 from backends.engine.model.float64_modules import make_exact
 from backends.engine.model.graphs import Graphs, Recorder
 from backends.engine.model.head import HeadModel, MakeHead
 from backends.engine.model.quantised import Dequantise, dequantise, rounded
-from reference.architecture import Architecture, Checkpoint, Model, Rope, Seeded
+from reference.architecture import Checkpoint, Model, Rope, Seeded
 from reference.case import Case
 from reference.draft.head import Head
 from reference.files.block_scales import block_size
 from reference.files.fields import LARGEST_CONFIG, UnreadableCheckpoint
 from reference.files.regular import read_whole
-from reference.weights import head_weights, seeded
+from reference.weights import head_weights
 
 # Built-in models stretch their context by odd factors on purpose, and transformers would warn about each of them.
 logging.set_verbosity_error()
-
-DTYPES = {
-    "float64": torch.float64,
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
 
 
 class ModelCache:
@@ -167,74 +160,6 @@ def _checkpoint_rope(model: Checkpoint) -> Rope:
     rope = getattr(config, "rope_parameters", None) or {}  # absent from a model without rotary embedding
     kind = rope.get("rope_type", "default")
     return Rope(kind=kind, original=rope.get("original_max_position_embeddings", 0)) if kind == "longrope" else Rope()
-
-
-def config_of(arch: Architecture) -> Any:
-    """The transformers config of a built-in model with the architecture `arch`."""
-    family = FAMILIES[arch.family]
-    fields: dict[str, Any] = {
-        "vocab_size": arch.vocab_size,
-        "hidden_size": arch.hidden_size,
-        "intermediate_size": arch.intermediate_size,
-        "num_hidden_layers": arch.layers,
-        "num_attention_heads": arch.heads,
-        "num_key_value_heads": arch.kv_heads,
-        "head_dim": arch.head_dim,
-        "rms_norm_eps": arch.norm_eps,
-        "max_position_embeddings": arch.max_positions,
-        "tie_word_embeddings": arch.tied,
-        "rope_parameters": rope_of(arch),
-        # A built-in has no special tokens: the case alone says which tokens end the output.
-        "bos_token_id": None,
-        "eos_token_id": None,
-        "pad_token_id": None,
-        **family.fields(arch),
-    }
-    try:
-        config = family.config(**fields)
-    except Exception as why:  # its validators raise classes of their own
-        raise Unsupported(f"transformers refuses this {arch.family} config: {' '.join(str(why).split())}") from why
-    # `score_cap` is no field of transformers: the engine passes it to attention for models whose class has no soft cap.
-    config.score_cap = 0.0 if family.caps_scores else arch.score_cap
-    return config
-
-
-def built_in(model: Seeded, dtype: str, product: Dequantise = dequantise) -> Any:
-    """Build the transformers model of a built-in; its weights are exact in every dtype, so casting rounds nothing.
-
-    Quantised weights are those that `product` makes of numbers and scales, rounded to the dtype.
-
-    Raises:
-        Unsupported: if transformers' model of that family cannot have this architecture.
-    """
-    family = FAMILIES[model.architecture.family]
-    config = config_of(model.architecture)
-    # On the meta device no weight is initialised; the seeded weights are assigned below.
-    with torch.device("meta"):
-        network = family.model(config)
-    rotary = type(network.model.rotary_emb)(config=config)  # its tables are in no state dict: made on a real device
-    state = {name: torch.tensor(values, dtype=DTYPES[dtype]) for name, values in seeded(model).items()}
-    if model.quantised:
-        state = rounded(state, model.quantised, product)
-    state = family.arranged({family.renamed(name): one for name, one in state.items()}, model.architecture)
-    if model.architecture.tied:  # strict loading wants the head by its own name, although it is the embedding
-        state["lm_head.weight"] = state["model.embed_tokens.weight"]
-    try:
-        network.load_state_dict(state, strict=True, assign=True)
-    except RuntimeError as why:
-        line = " ".join(str(why).split())[:200]
-        raise Unsupported(f"transformers' {model.architecture.family} has no such biases or norms: {line}") from why
-    network.model.rotary_emb = rotary
-    family.completed(network)
-    # A grouped product takes rows of a multiple of 16 bytes alone, and small models have others.
-    loop_over_experts(network)
-    return network
-
-
-def loop_over_experts(network: Any) -> None:
-    """Let a model with experts run the loop over experts of its own file, in place of one grouped product."""
-    if hasattr(network.config, "_experts_implementation"):
-        network.config._experts_implementation = "eager"
 
 
 def _config(model: Checkpoint) -> Any:

@@ -20,9 +20,10 @@ from backends.engine.columns import AttentionInputs
 from backends.engine.kv.base import CacheSpec, KvCache
 from backends.engine.kv.branch import Branch, cannot_share
 from backends.engine.lower_tree import TreeTensors, check_structure, lower_tree
+from backends.engine.model.built_in import config_of
 from backends.engine.model.causal_lm import Rows
 from backends.engine.model.float64_modules import inverse_frequencies
-from backends.engine.model.models import ModelCache, config_of
+from backends.engine.model.models import ModelCache
 from backends.engine.reach import Reach
 from properties.strategies.models import GALLERY, ROPES
 from reference.architecture import Architecture, Rope, Seeded

@@ -11,8 +11,8 @@ import torch
 from backends.base import Unsupported
 from backends.compositions import open_cpu
 from backends.engine.draft.truncation import inside_chunk
+from backends.engine.model.built_in import config_of
 from backends.engine.model.family.llama4 import Temperature
-from backends.engine.model.models import config_of
 from backends.engine.reach import Reach, reaches_of
 from properties.invariants import ALL
 from properties.strategies.models import GALLERY

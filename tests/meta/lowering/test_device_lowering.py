@@ -142,7 +142,7 @@ def test_no_operation_of_the_lowering_waits_for_the_device() -> None:
         packed([Lane(made.words[1], 2, 16, 0, True)], torch.device("cpu"))
     refuse_broken(broken)
     with Waitless(), pytest.raises(AssertionError, match="reads a number"):  # type: ignore[no-untyped-call]
-        lower_tree(tree, 7, 7, reaches, 9)
+        int(made.depth.max())
     # On the meta device there is nothing to read: the program runs without any number.
     parent = torch.zeros(2, 9, dtype=torch.int64, device="meta")
     valid = torch.ones(2, 9, dtype=torch.bool, device="meta")

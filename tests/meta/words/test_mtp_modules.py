@@ -8,9 +8,9 @@ import torch
 from transformers import LlamaForCausalLM
 from transformers.modeling_layers import MtpModel
 
+from backends.engine.model.built_in import config_of
 from backends.engine.model.family import EXACT
 from backends.engine.model.float64_modules import make_exact
-from backends.engine.model.models import config_of
 from backends.registry import open_backend
 from properties.shrinking.cases import nearer
 from reference.architecture import Seeded

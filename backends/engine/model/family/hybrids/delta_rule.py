@@ -7,10 +7,10 @@ from torch import Tensor, nn
 from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
 
 from backends.base import Unsupported
-from backends.engine.model.delta_net import over_trees
 from backends.engine.model.family.base import ModelFamily, no_irope, no_window, same
 from backends.engine.model.family.experts import ExactRouter, stacked
 from backends.engine.model.float64_modules import rms_norm
+from backends.engine.model.recurrent.delta_net import over_trees
 from reference.architecture import Architecture
 
 

@@ -7,7 +7,7 @@ from transformers import Lfm2Config, Lfm2ForCausalLM
 from backends.base import Unsupported
 from backends.engine.model.family.base import ModelFamily, no_irope, no_window
 from backends.engine.model.float64_modules import rms_norm
-from backends.engine.model.short_convolution import over_trees
+from backends.engine.model.recurrent.short_convolution import over_trees
 from reference.architecture import Architecture
 
 NAMES = {

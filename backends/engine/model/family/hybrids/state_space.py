@@ -7,7 +7,7 @@ from transformers import FalconH1Config, FalconH1ForCausalLM
 
 from backends.engine.model.family.base import ModelFamily, no_irope, no_window, same
 from backends.engine.model.float64_modules import rms_norm
-from backends.engine.model.state_space import over_trees, with_factors
+from backends.engine.model.recurrent.state_space import over_trees, with_factors
 from reference.architecture import Architecture
 
 NAMES = {

@@ -1,0 +1,1 @@
+"""Layers with a recurrent state over trees: one file for each kind of layer."""
