@@ -18,6 +18,7 @@ from reference.case import Case
 from specverify.campaign.messages import STOP, Died
 from specverify.campaign.threads import ForWorkers
 from specverify.campaign.worker_entry import begin, packed
+from specverify.isolation import ancestor
 from specverify.plan import Plan
 
 JOIN_S = 2.0
@@ -84,16 +85,21 @@ class Crew:
         self._context = mp.get_context("spawn")
         self._deadline = deadline
         self._threads = ForWorkers((os.cpu_count() or 1) if plan.model else 1)
+        with self._threads:
+            self._ancestor = ancestor.started()
         self._hands = [self._started(plan.slice(at), judged) for at in range(plan.jobs)]
 
     def _started(self, plan: Plan, judged: tuple[str, ...]) -> _Hand:
         mine, its = self._context.Pipe()
         told = packed(plan, self._deadline, judged)
-        process = self._context.Process(target=begin, args=(os.getpid(), its, told), daemon=True)
+        keeper = None if self._ancestor is None else self._ancestor.keeper()
+        process = self._context.Process(target=begin, args=(os.getpid(), its, told, keeper), daemon=True)
         with self._threads:
             process.start()
-        # Only the worker holds its end now: its death closes the connection, which `messages` sees.
+        # Only the worker holds its ends now: its death closes both connections, which `messages` and its keeper see.
         its.close()
+        if keeper is not None:
+            keeper.close()
         return _Hand(plan, process, mine)
 
     def messages(self, timeout: float) -> Iterator[tuple[int, object]]:
@@ -134,6 +140,8 @@ class Crew:
                 hand.process.kill()
                 hand.process.join(JOIN_S)
             hand.connection.close()
+        if self._ancestor is not None:
+            self._ancestor.end()
 
 
 def _how(exitcode: int | None) -> str:

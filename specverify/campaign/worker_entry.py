@@ -1,16 +1,18 @@
 """The first steps of a worker process, before its imports.
 
 The worker must end with the campaign even during its imports, which take seconds. So this module imports only the
-standard library and the lifeline. The orders arrive as bytes, and they are unpickled only after the kernel knows the
-parent whose death ends this process.
+standard library and the two modules about parents and keepers. The orders arrive as bytes, and they are unpickled only
+after the kernel knows the parent whose death ends this process.
 """
 
 import os
 import signal
+import socket
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
+from specverify.isolation import keeping
 from specverify.isolation.lifeline import die_with
 
 
@@ -19,11 +21,16 @@ def packed(*told: Any) -> bytes:
     return bytes(ForkingPickler.dumps(told))
 
 
-def begin(parent: int, connection: Connection, told: bytes) -> None:
-    """Ignore interrupts (the process `parent` handles them), tie this process to `parent`, and start the worker."""
+def begin(parent: int, connection: Connection, told: bytes, keeper: socket.socket | None = None) -> None:
+    """Ignore interrupts (the process `parent` handles them), tie this process to `parent`, and start the worker.
+
+    Its engines are those of the keeper at the other end of `keeper`, if there is one.
+    """
     for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(one, signal.SIG_IGN)
     die_with(parent)
+    if keeper is not None:
+        keeping.take(keeper)
     os.dup2(2, 1)  # prints of processors and tokenizers go to standard error, not into our output
     # Imported here, not above: these imports take seconds, and this process must be tied to its parent first.
     from specverify.campaign.worker import enter

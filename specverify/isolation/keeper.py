@@ -46,6 +46,14 @@ def forks() -> bool:
     return sys.platform == "linux" and find_spec("torch_npu") is None
 
 
+def imported() -> None:
+    """Import the modules that every engine needs, before engines are forked from this process."""
+    gc.disable()  # modules are no garbage, and collections during the imports took a quarter of their time
+    import_module(ENGINE)
+    gc.freeze()  # garbage collections in engines skip the shared modules, whose pages then stay uncopied
+    gc.enable()
+
+
 def main(control: str, worker: str) -> None:
     """Serve the process `worker` on descriptor `control` until the worker closes its end."""
     for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -54,8 +62,7 @@ def main(control: str, worker: str) -> None:
     adopt_orphans()
     forking = forks()
     if forking:
-        import_module(ENGINE)
-        gc.freeze()  # garbage collections in engines skip the shared modules, whose pages then stay uncopied
+        imported()
     outlive_parent()  # from here on the keeper notices the worker's end itself, and ends its engines first
     Keeper(socket.socket(fileno=int(control)), forking).serve()
     os._exit(0)  # nothing is left to close, and the normal teardown of all modules takes seconds

@@ -1,6 +1,7 @@
 """The worker's side of the keeper: orders to start and to kill engines.
 
-The keeper starts on first use and ends with the worker.
+The keeper was forked by the campaign's ancestor (`specverify.isolation.ancestor`), or it starts on first use. It ends
+with the worker.
 """
 
 import atexit
@@ -42,22 +43,25 @@ class Lost(Exception):
 
 
 class Keeping:
-    """The keeper of this process, started on first use and ended with it."""
+    """The keeper of this process: the one at the other end of `control`, or a new one."""
 
-    def __init__(self) -> None:
-        mine, its = socket.socketpair()
-        with its:
-            self._keeper = subprocess.Popen(
-                launch("specverify.isolation.keeper", its.fileno()),
-                pass_fds=(its.fileno(),),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-            )
-        self.control = mine
+    def __init__(self, control: socket.socket | None = None) -> None:
+        self._keeper: subprocess.Popen[bytes] | None = None
+        if control is None:
+            control, its = socket.socketpair()
+            with its:
+                self._keeper = subprocess.Popen(
+                    launch("specverify.isolation.keeper", its.fileno()),
+                    pass_fds=(its.fileno(),),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                )
+        self.control = control
         self.owner = os.getpid()
         self._held = b""
         self._ended: dict[int, int] = {}
         self._started: list[int] = []
+        self._served = False
 
     def start(self, engine: dict[str, Any], connection: int, printed: int) -> int:
         """Start an engine with its end of the connection and its output file; return its process id.
@@ -65,6 +69,7 @@ class Keeping:
         Raises:
             Lost: The keeper is gone or does not answer.
         """
+        self._served = True
         order = json.dumps({"do": "start", "engine": engine}).encode() + b"\n"
         try:
             sent = socket.send_fds(self.control, [order], [connection, printed])
@@ -92,6 +97,8 @@ class Keeping:
 
     def listen(self, seconds: float) -> bool:
         """Wait up to `seconds` for messages of the keeper and note them; False if the keeper is gone."""
+        if self.control.fileno() < 0:  # closed, since another keeper took the place of a dead one
+            return False
         ready, _, _ = select.select([self.control], [], [], seconds)
         if not ready:
             return True
@@ -110,18 +117,43 @@ class Keeping:
 
     @property
     def usable(self) -> bool:
-        """Whether this very process (and no parent of it, before a fork) started the keeper, and the keeper lives."""
-        return self.owner == os.getpid() and self._keeper.poll() is None
+        """Whether this very process (and no parent of it, before a fork) has the keeper, and the keeper lives."""
+        if self.owner != os.getpid():
+            return False
+        return _open(self.control) if self._keeper is None else self._keeper.poll() is None
 
     def close(self) -> None:
         """End the keeper, and with it every engine."""
+        # A fork of this process must not wait for a keeper that is not its own.
+        mine = self.owner == os.getpid()
+        if mine and self._keeper is None and self._served:
+            with contextlib.suppress(OSError):
+                self.control.shutdown(socket.SHUT_WR)
+            # A keeper that is no child of this process closes its end when its engines are dead.
+            until = time.monotonic() + ENDED_S
+            while time.monotonic() < until and self.listen(TICK_S):
+                pass
         self.control.close()
-        # A fork of this process must not wait for a child that is not its own.
-        if self.owner == os.getpid():
+        if mine and self._keeper is not None:
             self._keeper.wait()
 
 
+def _open(control: socket.socket) -> bool:
+    """Whether the other end of `control` is open; what has arrived stays there."""
+    ready, _, _ = select.select([control], [], [], 0)
+    try:
+        return not ready or bool(control.recv(1, socket.MSG_PEEK))
+    except OSError:
+        return False
+
+
 _keeping: list[Keeping] = []
+
+
+def take(control: socket.socket) -> None:
+    """Take the keeper at the other end of `control` as this process's own."""
+    _keeping.append(Keeping(control))
+    atexit.register(end_keeping)
 
 
 def keeping() -> Keeping:

@@ -1,0 +1,126 @@
+"""Keepers that a campaign's ancestor forks: they serve a worker as its own would, and end with it."""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from reference.trace import Trace
+from specverify.isolation import ancestor, keeping
+from specverify.isolation.ancestor import Ancestor
+from specverify.isolation.isolated import Isolated
+from specverify.isolation.lifeline import children
+from specverify.isolation.wanted import Wanted
+from tests.meta.shell.test_isolation import ROOT, case_of
+
+CLEAN = Wanted("tests.strangers.hostile:clean")
+ENDS_S = 10.0
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere an engine is a fresh interpreter")
+
+
+@pytest.fixture(scope="module")
+def forebear() -> Iterator[Ancestor]:
+    one = ancestor.started()
+    assert one is not None
+    yield one
+    one.end()
+
+
+@pytest.fixture(autouse=True)
+def _no_keeper_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.syspath_prepend(str(ROOT))
+    keeping.end_keeping()
+    yield
+    keeping.end_keeping()
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+
+
+def gone(pid: int) -> bool:
+    until = time.monotonic() + ENDS_S
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < until:
+        time.sleep(0.02)
+    return not Path(f"/proc/{pid}").exists()
+
+
+def taken(forebear: Ancestor) -> None:
+    control = forebear.keeper()
+    assert control is not None
+    keeping.take(control)
+
+
+def test_a_forked_keeper_serves_engines_and_ends_with_its_worker(forebear: Ancestor) -> None:
+    before = children()
+    taken(forebear)
+    with Isolated(CLEAN) as backend:
+        assert isinstance(backend.subject(0).fresh(case_of(1)), Trace)
+        engine = backend._engine
+        assert engine is not None
+        keeper = parent_of(engine.pid)
+        assert parent_of(keeper) == forebear._process.pid
+        assert children() == before, "this process has started no keeper of its own"
+        keeping.end_keeping()
+    assert not Path(f"/proc/{engine.pid}").exists(), "engines are dead before their worker goes on"
+    assert gone(keeper)
+
+
+def test_an_engine_that_dies_is_replaced_by_a_forked_keeper(forebear: Ancestor) -> None:
+    taken(forebear)
+    with Isolated(CLEAN) as backend:
+        engine = backend._engine
+        assert engine is not None
+        os.kill(engine.pid, signal.SIGKILL)
+        keeping.keeping().listen(5.0)
+        assert isinstance(backend.subject(0).fresh(case_of(2)), Trace)
+        assert backend._engine is not None
+        assert parent_of(parent_of(backend._engine.pid)) == forebear._process.pid
+
+
+def test_a_keeper_that_dies_is_replaced_by_one_of_the_worker(forebear: Ancestor) -> None:
+    taken(forebear)
+    with Isolated(CLEAN) as backend:
+        assert backend._engine is not None
+        keeper = parent_of(backend._engine.pid)
+        os.kill(keeper, signal.SIGKILL)
+        assert gone(keeper)
+        assert keeping.keeping()._keeper is not None
+    with Isolated(CLEAN) as backend:
+        assert backend._engine is not None
+        assert parent_of(parent_of(backend._engine.pid)) == os.getpid()
+
+
+def test_keepers_go_on_when_their_ancestor_ends_and_none_is_forked_after() -> None:
+    own = ancestor.started()
+    assert own is not None
+    taken(own)
+    with Isolated(CLEAN) as backend:
+        own.end()
+        assert own.keeper() is None
+        assert isinstance(backend.subject(0).fresh(case_of(3)), Trace)
+
+
+def test_an_ancestor_that_is_ended_during_its_imports_leaves_nobody() -> None:
+    before = children()
+    own = ancestor.started()
+    assert own is not None
+    control = own.keeper()
+    assert control is not None
+    own.end()
+    assert children() == before
+    assert control.recv(1) == b"", "the keeper was never forked, and its connection is closed"
+    control.close()
+
+
+def test_there_is_no_ancestor_where_engines_are_fresh_interpreters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "torch_npu.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert ancestor.started() is None
