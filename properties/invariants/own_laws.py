@@ -6,7 +6,7 @@ rounding may change the set of tokens that top-k, top-p or min-p keeps.
 
 import numpy as np
 
-from properties.tolerance.closeness import UNIT
+from properties.tolerance.bounds import UNIT
 from reference.case import Case
 from reference.oracle import processing
 from reference.trace import Array, Step

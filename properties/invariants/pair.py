@@ -12,7 +12,8 @@ from properties.invariants.applies import greedy_only, sampled
 from properties.laws.sampled.gate import log_bar
 from properties.pair_generations import counts_from_prompt, listen_to_both
 from properties.streams import stream_of
-from properties.tolerance.closeness import PRIOR, SANITY, UNIT
+from properties.tolerance.bounds import UNIT
+from properties.tolerance.closeness import PRIOR, SANITY
 from properties.tolerance.ties import TIE_SIGMA
 from properties.verdict.finding import Compared, Evidence, Finding, Tie
 from properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle, needing

@@ -11,7 +11,8 @@ import numpy as np
 from properties.laws.sampled.links import Trial, residual_band
 from properties.laws.sampled.truncated import band
 from properties.laws.worlds import deterministic
-from properties.tolerance.closeness import UNIT, Noise, forced
+from properties.tolerance.bounds import UNIT
+from properties.tolerance.closeness import Noise, forced
 from properties.verdict.invariant import NotApplicable, Oracle
 from reference.case import Case
 from reference.draft import Scripted

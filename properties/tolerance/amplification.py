@@ -23,6 +23,7 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
+from properties.tolerance.bounds import UNIT
 from properties.verdict.invariant import Oracle
 from reference.case import Case
 from reference.malformed import Malformed
@@ -47,9 +48,6 @@ It is counted in the movement of the row for a change of weights by the unit rou
 came to need it: keys lay 3.9 times their bound off, and a state 1.004 times, each 0.9 to 0.95 times that movement. The
 other states were at most 2.05 times theirs off.
 """
-
-UNITS = {"float32": 2.0**-24, "bfloat16": 2.0**-8, "float16": 2.0**-11}
-"""The unit roundoff of each working dtype of which rows are excused."""
 
 TREES = 8
 """Number of trees of which a control's oracle remembers what it said."""
@@ -101,7 +99,7 @@ def excuses_row(
         distance: Its rms distance from the oracle's.
         dtype: The working dtype; rows of float64 have one bound, which counts no roundings.
     """
-    if dtype not in UNITS or not isinstance(oracle, HasNeighbours):
+    if dtype == "float64" or not isinstance(oracle, HasNeighbours):
         return False
     try:
         true, others = ask(oracle), [ask(one) for one in oracle.neighbours()]
@@ -110,7 +108,7 @@ def excuses_row(
     if true is None or any(one is None or one.shape != true.shape for one in others):
         return False
     moved = [(one[place] - true[place]) / PERTURBED for one in others if one is not None]
-    return bool(distance <= ROWS * UNITS[dtype] * np.sqrt(np.mean(np.square(moved))))
+    return bool(distance <= ROWS * UNIT[dtype] * np.sqrt(np.mean(np.square(moved))))
 
 
 @dataclass(frozen=True)
@@ -148,12 +146,12 @@ class Amplification:
         pair = self._moved(step, measure)
         return pair is not None and _within(pair[0].attended[place], pair[1].attended[place[0]], measure)
 
-    def excuses_control(self, error: float, ceiling: float, dtype: str, unit: float) -> bool:
-        """Whether plain decode in `dtype`, of unit roundoff `unit`, may have this `error` beyond its `ceiling`."""
+    def excuses_control(self, error: float, ceiling: float, dtype: str) -> bool:
+        """Whether plain decode in `dtype` may have this `error` beyond its `ceiling`."""
         if dtype not in CONTROL or not error <= MOST * ceiling:
             return False
         usual = self._asked(self.control.prefix, self.tree)
-        return usual is not None and error <= CONTROL[dtype][0] * unit * _rms(usual.logits)
+        return usual is not None and error <= CONTROL[dtype][0] * UNIT[dtype] * _rms(usual.logits)
 
     def _moved(self, step: Step, measure: float) -> tuple[Moved, Moved] | None:
         """How far the rows of `step` move, and those of plain decode; None where nothing is excused."""

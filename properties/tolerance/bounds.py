@@ -16,6 +16,9 @@ that compare bit by bit, and to float32.
 
 from dataclasses import dataclass
 
+UNIT = {"float64": 2.0**-53, "float32": 2.0**-24, "bfloat16": 2.0**-8, "float16": 2.0**-11}
+"""Unit roundoff of each working dtype."""
+
 
 @dataclass(frozen=True)
 class Bound:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from properties.tolerance.amplification import Amplification
-from properties.tolerance.bounds import INNER, LOGITS, PAIR
+from properties.tolerance.bounds import INNER, LOGITS, PAIR, UNIT
 from properties.verdict.invariant import Oracle, Unobserved
 from properties.verdict.subject import NoTrace, Subject
 from reference.case import Case
@@ -17,9 +17,6 @@ from reference.draft import Scripted
 from reference.sampling import Sampling
 from reference.trace import Array, Drafted, Step, Trace
 from reference.tree import Tree
-
-UNIT = {"float64": 2.0**-53, "float32": 2.0**-24, "bfloat16": 2.0**-8, "float16": 2.0**-11}
-"""Unit roundoff of each working dtype."""
 
 EXACT = 1e-9
 """The bound of float64 runs, relative to the larger of 1 and the rms of the quantity."""
@@ -82,9 +79,8 @@ class Noise:
     @property
     def control_at_fault(self) -> bool:
         """Whether plain decode is further from the oracle than its dtype and the target's conditioning explain."""
-        unit = UNIT[self.dtype]
         off = not self.measured <= self.ceiling
-        return off and not self.amplification.excuses_control(self.measured, self.ceiling, self.dtype, unit)
+        return off and not self.amplification.excuses_control(self.measured, self.ceiling, self.dtype)
 
     def of_inner(self, kind: str, layer: int) -> float:
         """The largest rms distance that a row of `attended`, `keys` or `values` of `layer` may have."""

@@ -7,8 +7,8 @@ import numpy as np
 from properties.invariants.cache.commits import commits
 from properties.invariants.rows import brief
 from properties.tolerance.amplification import MOST, excuses_row
-from properties.tolerance.bounds import INNER
-from properties.tolerance.closeness import EXACT, PRIOR, UNIT, kv_case
+from properties.tolerance.bounds import INNER, UNIT
+from properties.tolerance.closeness import EXACT, PRIOR, kv_case
 from properties.verdict.finding import Compared, Finding
 from properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
 from properties.verdict.subject import Subject

@@ -12,7 +12,8 @@ import numpy as np
 
 from properties.invariants.rows import brief
 from properties.tolerance.amplification import MOST, excuses_row
-from properties.tolerance.closeness import EXACT, UNIT, beyond
+from properties.tolerance.bounds import UNIT
+from properties.tolerance.closeness import EXACT, beyond
 from properties.verdict.finding import Compared, Finding
 from properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
 from properties.verdict.subject import Subject

@@ -7,7 +7,8 @@ import numpy as np
 
 from properties.invariants.draft.hidden_states import from_scratch
 from properties.tolerance.amplification import MOST, excuses_row
-from properties.tolerance.closeness import UNIT, rms
+from properties.tolerance.bounds import UNIT
+from properties.tolerance.closeness import rms
 from properties.verdict.finding import Compared, Finding
 from properties.verdict.invariant import Oracle, Unobserved
 from reference.case import Case

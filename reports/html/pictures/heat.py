@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from properties.tolerance.closeness import UNIT, rms
+from properties.tolerance.bounds import UNIT
+from properties.tolerance.closeness import rms
 from reference.trace import Array, Kv, Stage
 from reports.format import number
 from reports.html.pictures.grid import Cell, Grid, Row, kept, left_out

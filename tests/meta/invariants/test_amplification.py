@@ -9,19 +9,26 @@ import numpy as np
 import pytest
 
 from backends.compositions import open_cpu
+from properties.invariants.draft.hidden_states import HIDDEN_K, HIDDEN_SIGMA
+from properties.invariants.draft.scores import DRAFT_K, draft_sigma, scores_of
+from properties.strategies.draft.head import LAYERS
 from properties.strategies.models import GALLERY
 from properties.tolerance.amplification import MOST, excuses_row
-from properties.tolerance.closeness import UNIT, beyond, kv_case, noise
+from properties.tolerance.bounds import UNIT
+from properties.tolerance.closeness import beyond, kv_case, noise
 from properties.verdict.judge import judge
 from properties.verdict.subject import Subject
 from reference.architecture import Seeded
 from reference.case import Case
 from reference.draft import Scripted
+from reference.draft.eagle1 import Eagle1
+from reference.draft.hidden import HiddenStates
+from reference.draft.language_model import LanguageModel
 from reference.oracle.decoder import Oracle
 from reference.oracle.evaluator import PERTURBED, Amplified
 from reference.sampling import Stops
 from reference.trace import Array, Attended, Stage, Step, Trace
-from reference.tree import Tree
+from reference.tree import RankTree, Tree
 from reports import bundle
 from specverify.setup.subjects import subject_of
 from tests.corruption import BY_NAME, ORACLE, entry, in_stage, where, wrong
@@ -156,15 +163,22 @@ CHAIN = bundle.load(Path(__file__).resolve().parents[2] / "corpus/clean/log-prob
 """Qwen3-Next in float32: the row behind token 0 moves many times as far as its bounds allow."""
 
 
-def judged_by(name: str, change: Callable[[Step], Step]) -> list[str]:
-    """The invariants that differ on CHAIN, of which `name` alone is asked, where `change` is made to its first step."""
+def judged_by(name: str, change: Callable[[Step], Step], judged: Case = CHAIN) -> list[str]:
+    """The invariants that differ on `judged`, of which `name` alone is asked, after `change` of its first step."""
 
     def run(case: Case) -> Trace:
         trace = open_cpu().run(case)
-        return replace(trace, steps=(change(trace.steps[0]), *trace.steps[1:])) if case == CHAIN else trace
+        return replace(trace, steps=(change(trace.steps[0]), *trace.steps[1:])) if case == judged else trace
 
     changed = Subject("changed", run, frozenset(Stage))
-    return [one.invariant for one in judge(CHAIN, (BY_NAME[name],), ORACLE, changed).findings]
+    return [one.invariant for one in judge(judged, (BY_NAME[name],), ORACLE, changed).findings]
+
+
+def movement(rows_by: Callable[[Oracle], Array]) -> Array:
+    """The rms movement of each row of `rows_by` [rows, width] for a change of weights by the unit roundoff."""
+    away = [(rows_by(one) - rows_by(ORACLE)) / PERTURBED for one in ORACLE.neighbours()]
+    moved: Array = np.sqrt(np.mean(np.square(away), axis=(0, -1))) * UNIT[CHAIN.dtype]
+    return moved
 
 
 @pytest.mark.parametrize(("times", "found"), [(3.0, False), (9.0, True)])
@@ -179,15 +193,14 @@ def test_a_key_may_be_off_as_far_as_the_unit_roundoff_moves_it(times: float, fou
         assert held.before is not None
         return held.before.keys[:, 0, -1]
 
-    away = [(keys_by(one) - keys_by(ORACLE)) / PERTURBED for one in ORACLE.neighbours()]
-    moved = np.sqrt(np.mean(np.square(away), axis=(0, -1)))
+    moved = movement(keys_by)
     layer = int(moved.argmax())
 
     def off(step: Step) -> Step:
         assert step.committed is not None
         assert step.committed.after is not None
         keys = step.committed.after.keys.copy()
-        keys[layer, 0, -1] += times * moved[layer] * UNIT[CHAIN.dtype]
+        keys[layer, 0, -1] += times * moved[layer]
         return replace(step, committed=replace(step.committed, after=replace(step.committed.after, keys=keys)))
 
     assert judged_by(name, off) == ([name] if found else [])
@@ -206,6 +219,70 @@ def test_a_log_probability_may_be_off_as_its_row_of_logits(error: float, found: 
 
     assert judged_by(name, off) == ([name] if found else [])
     assert not judge(CHAIN, (BY_NAME["lossless.logprobs-draft-independent"],), ORACLE, SUBJECT).findings
+
+
+TWO = RankTree((0, 0), (0, 0))
+
+BEHIND = replace(CHAIN, prompt=(4, 0, 0), draft=Scripted())
+"""CHAIN's model behind a row that moves many times as far as its bounds allow, and on one that still does."""
+
+
+@pytest.mark.parametrize(("times", "found"), [(3.0, False), (9.0, True)])
+def test_the_scores_of_a_draft_may_be_off_as_far_as_the_unit_roundoff_moves_them(times: float, found: bool) -> None:
+    name, case = "draft.fidelity", replace(BEHIND, draft=LanguageModel(CHAIN.model, TWO))
+
+    def scores_by(one: Oracle) -> Array:
+        drafted = ORACLE(case).steps[0].drafted
+        assert drafted is not None
+        scores = scores_of(case, one, case.prefix, drafted.tree)
+        assert scores is not None
+        return scores
+
+    moved, limit = movement(scores_by)[0], DRAFT_K * draft_sigma(case, scores_by(ORACLE))
+    assert limit < 3 * moved < 9 * moved < MOST * limit
+
+    def off(step: Step) -> Step:
+        assert step.drafted is not None
+        assert step.drafted.logits is not None
+        wrong_by = entry(step.drafted.logits, 0, step.drafted.logits[0] + times * moved)
+        return replace(step, drafted=replace(step.drafted, logits=wrong_by))
+
+    assert judged_by(name, off, case) == ([name] if found else [])
+
+
+@pytest.mark.parametrize(("times", "found"), [(3.0, False), (9.0, True)])
+@pytest.mark.parametrize(("of", "row"), [("scored", 0), ("given", 1)])
+def test_a_hidden_state_may_be_off_as_far_as_the_unit_roundoff_moves_it(
+    of: str, row: int, times: float, found: bool
+) -> None:
+    name = "draft.hidden-state-descriptor"
+    case = replace(BEHIND, draft=Eagle1(TWO, HiddenStates(place="normed", shift=1), LAYERS[0], seed=1))
+
+    def states_by(one: Oracle) -> Array:
+        scored, drafted = one(case).steps[0].scored, one(case).steps[0].drafted
+        assert drafted is not None
+        assert drafted.given is not None
+        assert scored is not None
+        assert scored.hidden is not None
+        return scored.hidden if of == "scored" else drafted.given.hidden
+
+    moved, true = movement(states_by)[row], states_by(ORACLE)
+    assert 3 * moved > HIDDEN_K * HIDDEN_SIGMA * UNIT[case.dtype] * np.sqrt(np.mean(np.square(true)))
+
+    def moved_by(hidden: Array) -> Array:
+        return entry(hidden, row, hidden[row] + times * moved)
+
+    def off(step: Step) -> Step:
+        assert step.drafted is not None
+        assert step.drafted.given is not None
+        assert step.scored is not None
+        assert step.scored.hidden is not None
+        seen, given = step.scored, step.drafted.given
+        if of == "scored":
+            return replace(step, scored=replace(seen, hidden=moved_by(step.scored.hidden)))
+        return replace(step, drafted=replace(step.drafted, given=replace(given, hidden=moved_by(given.hidden))))
+
+    assert judged_by(name, off, case) == ([name] if found else [])
 
 
 def test_rows_are_excused_by_an_oracle_with_neighbours_alone_and_not_in_float64() -> None:

@@ -11,7 +11,8 @@ from backends import faults
 from backends.compositions import open_cpu
 from properties.invariants import ALL
 from properties.strategies.models import GALLERY
-from properties.tolerance.closeness import UNIT, kv_case
+from properties.tolerance.bounds import UNIT
+from properties.tolerance.closeness import kv_case
 from properties.verdict.judge import judge
 from properties.verdict.subject import Subject
 from reference.architecture import Seeded
