@@ -31,6 +31,7 @@ class Ancestor:
                 pass_fds=(its.fileno(),),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
+                start_new_session=True,  # a Ctrl-C at the terminal is the campaign's
             )
 
     def keeper(self) -> socket.socket | None:
