@@ -145,7 +145,7 @@ def test_the_transparent_probe_sees_through_it(family: str) -> None:
 def test_experts_computed_row_by_row_leave_the_bits_of_other_rows_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """The strict twin of the grouped loop: the leakage that the bound forgives is the kernel's, and not the mask's."""
     monkeypatch.setattr(
-        "backends.engine.model.models.loop_over_experts",
+        "backends.engine.model.built_in.loop_over_experts",
         lambda network: setattr(network.config, "_experts_implementation", "batched_mm"),
     )
     (leakage,) = (one for one in ALL if one.name == "attention.no-leakage")
