@@ -15,7 +15,7 @@ from properties.verdict.subject import NoTrace, Subject
 from reference.case import Case
 from reference.draft import Scripted
 from reference.sampling import Sampling
-from reference.trace import Array, Drafted, Step, Trace
+from reference.trace import Array, Drafted, Kv, Step, Trace
 from reference.tree import Tree
 
 EXACT = 1e-9
@@ -238,6 +238,15 @@ def _per_layer(array: Array, first: tuple[int, ...] = ()) -> Array:
 def kv_case(case: Case, tokens: tuple[int, ...]) -> Case:
     """The case whose first step begins with the KV of exactly `tokens` committed; read `before` in its trace."""
     return case.rebased(tokens, Tree((0,), (case.prompt[-1],)))
+
+
+def kv_behind(case: Case, oracle: Oracle, tokens: tuple[int, ...], number: int) -> Kv | None:
+    """The oracle's KV of `tokens`: that of its own step `number`, if this begins behind them, or of `kv_case`."""
+    for step in oracle(case).steps[number : number + 1]:
+        if step.context == tokens and step.committed is not None and step.committed.before is not None:
+            return step.committed.before
+    record = oracle(kv_case(case, tokens)).steps[0].committed
+    return None if record is None else record.before
 
 
 def draft_kv_case(case: Case, tokens: tuple[int, ...]) -> Case:

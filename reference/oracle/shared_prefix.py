@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from reference.architecture import Rope
 from reference.family.recurrent import RecurrentState
 from reference.oracle.formulas import rotary
 from reference.oracle.formulas.grouped_rows import block_attention, by_row, tree_attention
@@ -78,7 +79,8 @@ class SharedPrefix:
         self._scale = parameters.formulas.score_scale(parameters.architecture)
         self._recent: list[_Context] = []  # the latest used last
         self._states: list[tuple[tuple[int, ...], Array]] = []  # sequences with their states, the latest first
-        self._frequencies: dict[tuple[bool, int], tuple[Array, float]] = {}
+        self._frequencies: dict[tuple[bool, Rope], tuple[Array, float]] = {}
+        self._turns: tuple[Array, dict[Rope, tuple[Array, Array]]] = (np.empty(0), {})  # the last positions' tables
         self._last: tuple[tuple[int, ...], Tree, _Run] | None = None  # a step asks for its tree's logits, then states
 
     def nodes(self, context: tuple[int, ...], tree: Tree) -> Nodes:
@@ -208,7 +210,7 @@ class SharedPrefix:
         """Run `tokens` through the layers behind the tokens that `held` has, causally, and keep their KV."""
         arch = self.parameters.architecture
         start, end = held.length, held.length + len(tokens)
-        x = self.parameters.embedded(tokens)
+        x, positions = self.parameters.embedded(tokens), np.arange(start, end)
         for layer, reach in enumerate(arch.reaches):
             if layer in arch.recurrent:
                 above = held.recurrent[layer][start]
@@ -218,7 +220,7 @@ class SharedPrefix:
                 held.keys[layer, :, start:end] = held.values[layer, :, start:end] = 0.0
                 x = self.parameters.fed(layer, x + added)
                 continue
-            queries, keys, values = self._project(layer, x, held.long, np.arange(start, end))
+            queries, keys, values = self._project(layer, x, held.long, positions)
             held.keys[layer, :, start:end] = keys
             held.values[layer, :, start:end] = values
             if layer + 1 < arch.layers:  # the last layer's output for context tokens is never used
@@ -230,17 +232,27 @@ class SharedPrefix:
         held.tokens[start:end] = tokens
         held.length = end
 
+    def _table(self, layer: int, long: bool, positions: Array) -> tuple[Array, Array]:
+        """The rotary table of `layer` at `positions`, which layers with the same rotary embedding share."""
+        parameters, arch = self.parameters, self.parameters.architecture
+        if self._turns[0] is not positions:
+            self._turns = (positions, {})
+        rope = parameters.formulas.rope(arch, layer)
+        if (long, rope) not in self._frequencies:
+            # Any length on the same side of longrope's switch gives the same table.
+            length = arch.rope.original + 1 if long else 1
+            self._frequencies[long, rope] = parameters.frequencies(layer, length)
+        if rope not in self._turns[1]:
+            self._turns[1][rope] = parameters.rotary_table(positions, *self._frequencies[long, rope])
+        return self._turns[1][rope]
+
     def _project(self, layer: int, x: Array, long: bool, positions: Array) -> tuple[Array, Array, Array]:
         """Queries [heads, T, head_dim], keys and values [kv_heads, T, head_dim] of the rows `x` [T, hidden].
 
         `long` says whether the sequence takes longrope's long factors.
         """
         parameters, arch = self.parameters, self.parameters.architecture
-        if (long, layer) not in self._frequencies:
-            # Any length on the same side of longrope's switch gives the same table.
-            length = arch.rope.original + 1 if long else 1
-            self._frequencies[long, layer] = parameters.frequencies(layer, length)
-        cos, sin = parameters.rotary_table(positions, *self._frequencies[long, layer])
+        cos, sin = self._table(layer, long, positions)
         normed = parameters.attention_input(layer, x)
         queries, keys, values = (parameters.projected(layer, name, normed).swapaxes(0, 1) for name in "qkv")
         queries, keys = (parameters.turned(layer, name, y, cos, sin) for name, y in (("q", queries), ("k", keys)))

@@ -10,7 +10,7 @@ import numpy as np
 
 from properties.commits import FASTER, admits, untrue
 from properties.invariants.rows import columns_of, kv_differs, kv_excuses
-from properties.tolerance.closeness import Noise, draft_kv_case, kv_case, noise
+from properties.tolerance.closeness import Noise, draft_kv_case, kv_behind, kv_case, noise
 from properties.verdict.finding import Compared, Finding
 from properties.verdict.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
 from properties.verdict.subject import Subject
@@ -114,8 +114,8 @@ def commit_equivalence(case: Case, oracle: Oracle, subject: Subject) -> Iterator
     left: tuple[tuple[int, ...], Kv | None] = ((), None)
     for number, tokens, record in commits(case, subject):
         if left[1] is not None and record.before is not None and not _same_bits(record.before, left[1]):
-            asked = kv_case(case, left[0])
-            yield from _against("target", number - 1, record.before, left[0], asked, oracle, error, side="between")
+            asked, true = kv_case(case, left[0]), kv_behind(case, oracle, left[0], number)
+            yield from _against("target", number - 1, record.before, true, asked, oracle, error, side="between")
         left = (tokens, record.after)
         if record.after is not None and isinstance(case.model, Seeded):
             yield from _let_go(number, record.after, case.model.architecture)
@@ -124,7 +124,8 @@ def commit_equivalence(case: Case, oracle: Oracle, subject: Subject) -> Iterator
             yield Finding("cache.commit-equivalence", Stage.COMMITTED, number, where, len(tokens), record.length)
         if record.after is not None:
             looked = looked or bool(tokens)
-            yield from _against("target", number, record.after, tokens, kv_case(case, tokens), oracle, error)
+            asked, true = kv_case(case, tokens), kv_behind(case, oracle, tokens, number + 1)
+            yield from _against("target", number, record.after, true, asked, oracle, error)
         if record.draft is not None and case.draft.model is not None:
             # A draft cache that is refilled at each step must hold the step's context and the root alone.
             context = len(subject(case).steps[number].context)
@@ -163,28 +164,28 @@ def _draft(
         expected = f"{least} to {len(tokens)}"
         yield Finding("cache.commit-equivalence", Stage.COMMITTED, number, where, expected, held.length)
         return
-    fed = tokens[: held.length]
-    yield from _against("draft", number, held, fed, draft_kv_case(case, fed), oracle, error)
+    asked = draft_kv_case(case, tokens[: held.length])
+    record = oracle(asked).steps[0].committed
+    yield from _against("draft", number, held, None if record is None else record.before, asked, oracle, error)
 
 
 def _against(
     cache: str,
     number: int,
     held: Kv,
-    tokens: tuple[int, ...],
+    true: Kv | None,
     asked: Case,
     oracle: Oracle,
     error: Noise,
     **side: str,
 ) -> Iterator[Finding | Compared]:
-    """Findings where `held` is not the oracle's KV of `tokens`; the oracle reveals that KV on the case `asked`."""
-    record = oracle(asked).steps[0].committed
-    if not tokens or record is None or record.before is None:
+    """Findings where `held` is not `true`, the KV that the oracle reveals on the case `asked`."""
+    if true is None or not true.length:
         return
-    own = error if cache == "target" else _for_draft(error, record.before)
+    own = error if cache == "target" else _for_draft(error, true)
     words: dict[str, int | str] = {"cache": cache, **side}
     told = kv_excuses(oracle, asked, error.dtype)
-    yield from kv_differs("cache.commit-equivalence", number, record.before, held, own, words, excuses=told)
+    yield from kv_differs("cache.commit-equivalence", number, true, held, own, words, excuses=told)
 
 
 def _for_draft(error: Noise, true: Kv) -> Noise:
