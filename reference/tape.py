@@ -4,6 +4,8 @@ A coin is one uniform in [0, 1). Each decision of a step has its own place on th
 moves another coin.
 """
 
+from functools import lru_cache
+
 import numpy as np
 
 from reference.sampling import Sampling
@@ -34,10 +36,17 @@ def place(kind: str, node: int, nodes: int) -> int:
 def coins(sampling: Sampling, step: int, nodes: int) -> Array:
     """The uniforms of step `step`, float64 [stride(nodes)]: those that the tape holds, then those of the seed."""
     start, wide = step * stride(nodes), stride(nodes)
-    seeded = np.random.Generator(np.random.Philox(key=sampling.seed))
+    drawn: Array = _seeded(sampling.seed, start, wide).copy()
+    held = np.array(sampling.tape[start : start + wide])
+    drawn[: len(held)] = held
+    return drawn
+
+
+@lru_cache(maxsize=1024)  # the variants of a case ask for the same coins
+def _seeded(seed: int, start: int, wide: int) -> Array:
+    """The uniforms `start` to `start + wide` of `seed`."""
+    seeded = np.random.Generator(np.random.Philox(key=seed))
     seeded.bit_generator.advance(start // 4)  # type: ignore[attr-defined]  # Philox makes four at a time
     # Rounded down, so that no coin becomes 1.
     drawn: Array = np.floor(seeded.random(start % 4 + wide)[start % 4 :] / RESOLUTION) * RESOLUTION
-    held = np.array(sampling.tape[start : start + wide])
-    drawn[: len(held)] = held
     return drawn

@@ -6,6 +6,7 @@ dummy-root indexing: row 0 is the root and its own parent.
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -73,7 +74,7 @@ def lower_tree(tree: Tree, committed: int, position: int, reaches: list[Reach], 
     paths = _paths(tree.parent)
     # One entry for each depth; an entry below the node, and a padding row, are 0.
     table = [path + [0] * (max(map(len, paths)) - len(path)) for path in paths]
-    ancestor = torch.tensor(table + [[0] * len(table[0])] * len(spare))
+    ancestor = torch.from_numpy(np.array(table + [[0] * len(table[0])] * len(spare)))
     depth = torch.tensor([len(path) - 1 for path in paths] + spare)
     every = torch.arange(rows)
     return TreeTensors(
