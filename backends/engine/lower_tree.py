@@ -65,8 +65,7 @@ def lower_tree(tree: Tree, committed: int, position: int, reaches: list[Reach], 
     """Lower `tree` for a forward over a cache of `committed` columns; the root of the tree has position `position`.
 
     Padding rows have token 0, parent 0, and see themselves alone. The tree is padded to `padded_nodes` rows if it has
-    fewer. A tree on the host is a list: a walk up from each node takes microseconds, and torch's operations take ten
-    times as long.
+    fewer. The tables are made as lists: torch's operations on so few numbers took two and a half times as long.
     """
     nodes = len(tree)
     rows = max(nodes, padded_nodes)
