@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 from torch.nn.attention import flex_attention as flex
-from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
 from backends.engine.columns import AttentionInputs
 
@@ -135,8 +135,12 @@ def shared_with_sinks(mixed: Tensor, sums: Tensor, sinks: Tensor) -> Tensor:
 def _with_sums(called: tuple[Tensor, Tensor, Tensor], arguments: dict[str, Any]) -> tuple[Tensor, Tensor]:
     """Attention, and the log-sum-exps of its scores, float32 or float64."""
     with _steps():
-        mixed, beside = flex.flex_attention(*called, **arguments, return_aux=AuxRequest(lse=True))
-    return mixed, beside.lse
+        if hasattr(flex, "AuxRequest"):
+            mixed, beside = flex.flex_attention(*called, **arguments, return_aux=flex.AuxRequest(lse=True))
+            return mixed, beside.lse
+        # torch 2.6 to 2.8 know `return_lse` alone, which later versions warn about.
+        mixed, sums = flex.flex_attention(*called, **arguments, return_lse=True)
+        return mixed, sums
 
 
 def _stepwise(called: tuple[Tensor, Tensor, Tensor], arguments: dict[str, Any]) -> Tensor:

@@ -59,7 +59,8 @@ def tree(  # type: ignore[no-untyped-def]
     head = (tl.program_id(0) % kv_heads).to(tl.int64)
     part = tl.program_id(2)
     flat = tl.program_id(1).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    real = flat < rows.to(tl.int64) * GROUP
+    # `rows` may be a plain number: the JIT makes an argument of value 1 a constant, which has no `.to`.
+    real = flat < rows * GROUP
     row = flat % rows
     query_at = head * GROUP + flat // rows
     own_row = lane * rows + row

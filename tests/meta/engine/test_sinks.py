@@ -98,6 +98,14 @@ def test_compiled_flex_attention_says_that_it_ran_uncompiled() -> None:
     assert told == ["compiled FlexAttention is not asked for the log-sum-exps that sinks need"]
 
 
+@pytest.mark.filterwarnings("ignore:return_lse is deprecated")
+def test_flex_gives_its_log_sum_exps_on_torch_2_6_to_2_8_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those versions have no AuxRequest; torch 2.13 still takes the argument that they know."""
+    monkeypatch.delattr("torch.nn.attention.flex_attention.AuxRequest", raising=False)
+    drawn = with_sinks(scene(((4, 3),), 2, 1, 8, torch.float32), 1.0)
+    assert drawn.error(Flex()(drawn.query, drawn.columns, drawn.scaling)) <= 1
+
+
 @pytest.mark.parametrize("name", ["triton-interpreted", "cpu-fused-flex"])
 def test_a_model_with_sinks_agrees_with_the_oracle(name: str) -> None:
     if name.startswith("triton"):

@@ -1,7 +1,11 @@
 """Our Triton kernel under its interpreter: against float64 softmax, over shapes, dtypes, pages, splits and poison."""
 
+import json
 import os
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -200,6 +204,28 @@ def _compiled(kernel: Any, types: dict[str, str], constants: dict[str, Any], sou
     made = triton.compile(source(triton.jit(kernel), signature, constants), target=target("cuda", 90, 32))
     assert made.asm["cubin"]
     return made.asm
+
+
+ONES = {"lanes": [[4, 1]], "heads": 1, "kv_heads": 1, "dim": 8, "page": 1}
+"""Scene in which the JIT makes every integer argument a constant that may be: one row, head, page cell and lane."""
+
+LAUNCHES = [
+    {"lanes": [[5, 1]], "dtype": "float32", "splits": 0},
+    {**ONES, "dtype": "bfloat16", "splits": 2, "sinks": True},
+    {"lanes": [[64, 16]], "heads": 16, "kv_heads": 16, "dim": 64, "page": 16, "dtype": "float16", "splits": 0},
+]
+
+
+@pytest.mark.parametrize(
+    "architecture",
+    [pytest.param(90), *(pytest.param(number, marks=pytest.mark.slow) for number in (80, 86, 89, 100, 120))],
+)
+def test_the_kernels_compile_for_each_specialisation_of_their_arguments(architecture: int, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.compiled_launches", str(architecture), json.dumps(LAUNCHES)]
+    environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
+    root = Path(__file__).parents[3]
+    ended = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=300)
+    assert ended.stdout == f"{len(LAUNCHES)} launches compiled\n", ended.stderr[-2000:]
 
 
 # In the engine.
