@@ -1,0 +1,145 @@
+"""The position of a generator of torch, NumPy or `random`, read from its state."""
+
+import hashlib
+import random
+from typing import Any
+
+import numpy as np
+import torch
+
+from backends.randomness.mersenne import Block, Blocks
+from backends.randomness.places import Place, Position, place_between
+
+_WORD = 1 << 128
+_MULTIPLIERS = {"PCG64": 0x2360ED051FC65DA44385DF649FCCF645, "PCG64DXSM": 0xDA942042E4DD58B5}
+
+
+class Positions:
+    """Positions of generators, with the blocks of MT19937 and the other states met so far.
+
+    All positions that are to be compared come from one `Positions`.
+    """
+
+    def __init__(self) -> None:
+        self._blocks = Blocks()
+        self._states: dict[bytes, Position] = {}
+
+    def position(self, generator: Any, before: "Standing | None" = None) -> "Standing":
+        """Where a `torch.Generator`, `numpy.random.Generator`, `RandomState`, bit generator or `Random` stands.
+
+        Args:
+            generator: The generator.
+            before: Where it stood before its last draw; so a position behind a draw is on the stream of the draw.
+        """
+        if isinstance(generator, torch.Generator):
+            return self._of_torch(generator, before)
+        if isinstance(generator, random.Random):
+            if isinstance(generator, random.SystemRandom):
+                raise TypeError("a SystemRandom has no state")
+            state = generator.getstate()[1]
+            return self._of_block(np.array(state[:-1], dtype=np.uint32), state[-1], before)
+        if isinstance(generator, np.random.Generator):
+            generator = generator.bit_generator
+        if isinstance(generator, np.random.RandomState):
+            return self._of_numpy(generator.get_state(legacy=False), before)
+        return self._of_numpy(generator.state, before)
+
+    def place(self, before: "Standing", generator: Any) -> Place:
+        """The place of the draw that `generator` has made since it stood at `before`."""
+        return place_between(before.position, self.position(generator, before).position)
+
+    def _of_block(self, block: Block, words_read: int, before: "Standing | None") -> "Standing":
+        last = None if before is None else before.block
+        return Standing(self._blocks.position(block, words_read, last), block, words_read == len(block))
+
+    def _of_torch(self, generator: torch.Generator, before: "Standing | None") -> "Standing":
+        if generator.device.type != "cpu":
+            return self._of_device(generator, before)
+        # The layout of THGeneratorState: seed, left, seeded, next, 624 words of 8 bytes, then cached normal numbers.
+        state = generator.get_state().numpy()
+        left = int(state[8:12].view(np.int32)[0])
+        block = state[24 : 24 + 8 * 624].view(np.uint64).astype(np.uint32)
+        return self._of_block(block, 625 - left, before)
+
+    def _of_device(self, generator: torch.Generator, before: "Standing | None") -> "Standing":
+        kind = generator.device
+        if hasattr(generator, "get_offset") and kind.type in ("cuda", "npu", "xpu"):
+            return Standing(Position(f"philox {kind.type} {generator.initial_seed()}", generator.get_offset()))
+        return self._opaque(bytes(generator.get_state().cpu().numpy().tobytes()), 0, before)
+
+    def _of_numpy(self, state: dict[str, Any], before: "Standing | None") -> "Standing":
+        kind, inner = state["bit_generator"], state["state"]
+        # A half of the last word may wait for the next draw of 32 bits.
+        waiting = state.get("has_uint32", 0)
+        if kind == "MT19937":
+            return self._of_block(inner["key"], inner["pos"], before)
+        if kind in _MULTIPLIERS:
+            steps = _steps_to(inner["state"], inner["inc"], _MULTIPLIERS[kind])
+            return Standing(Position(f"{kind.lower()} {inner['inc']:x}", 2 * steps - waiting))
+        if kind == "Philox":
+            counter = sum(int(part) << (64 * number) for number, part in enumerate(inner["counter"]))
+            key = "".join(f"{int(part):016x}" for part in inner["key"])
+            return Standing(Position(f"philox {key}", 2 * (4 * counter + state["buffer_pos"]) - waiting))
+        if kind == "SFC64":
+            count = int(inner["state"][3])
+            return self._opaque(inner["state"].tobytes(), 2 * count - waiting, before, bytes([waiting]))
+        return self._opaque(repr(state).encode(), 0, before)
+
+    def _opaque(self, state: bytes, count: int, before: "Standing | None", half: bytes = b"") -> "Standing":
+        """The position of a state that tells no stream: that of the state before it, or of equal bytes."""
+        key = state + half
+        if key not in self._states:
+            if before is not None:
+                self._states[key] = Position(before.position.stream, max(count, before.position.offset + 1))
+            else:
+                self._states[key] = Position(f"state {hashlib.sha256(key).hexdigest()[:8]}", count)
+        return Standing(self._states[key])
+
+
+class Standing:
+    """A position together with what is needed to follow the stream from it.
+
+    Attributes:
+        position: The position.
+        block: The block of MT19937, or None for other generators.
+        fresh: Whether a block of MT19937 has no unread word, as behind seeding.
+    """
+
+    def __init__(self, position: Position, block: Block | None = None, fresh: bool = False) -> None:
+        self.position, self.block, self.fresh = position, block, fresh
+
+
+def default_generator(library: str) -> Any:
+    """The generator of a library that draws where none is named: of `torch`, `numpy` or `random`."""
+    if library == "torch":
+        return torch.default_generator
+    # The hidden generators whose methods are the module-level functions.
+    return np.random.mtrand._rand if library == "numpy" else random._inst
+
+
+def generator_in_words(generator: Any) -> str:
+    """The generator, for a person: its library and, where it tells, its seed."""
+    for library in ("torch", "numpy", "random"):
+        if generator is default_generator(library):
+            return f"{library}'s default generator"
+    kind = type(generator)
+    names = [parent for parent in kind.__mro__ if not parent.__module__.startswith("backends.")]
+    module = names[0].__module__.split(".")[0]
+    name = f"{'numpy.random' if module == 'numpy' else module}.{names[0].__name__}"
+    if isinstance(generator, torch.Generator):
+        return f"a torch.Generator seeded {generator.initial_seed()}"
+    return f"a {name}"
+
+
+def _steps_to(state: int, increment: int, multiplier: int) -> int:
+    """How many steps of `x -> multiplier * x + increment` modulo 2^128 lead from 0 to `state`."""
+    current, steps, bit = 0, 0, 1
+    plus = increment
+    while current != state:
+        if (current ^ state) & bit:
+            current = (current * multiplier + plus) % _WORD
+            steps |= bit
+        bit <<= 1
+        plus = (multiplier + 1) * plus % _WORD
+        multiplier = multiplier * multiplier % _WORD
+    return steps
