@@ -117,7 +117,7 @@ class Carrying:
         """
         self.tokens, self.position, self.steps = list(sent.tokens), sent.position, steps
         self.counters.proposed, self.counters.lengths = sent.proposed, list(sent.lengths)
-        self._hidden = [] if sent.hidden is None else [sent.hidden]
+        self._hidden = [] if sent.hidden is None else [sent.hidden.to(self.target.device)]
         output = self.tokens[len(self.case.prompt) :]
         self._written = stops.follow(stops.Written(), output, self._limits)
         if self.guide is not None:

@@ -43,13 +43,15 @@ class ExactRotary(nn.Module):
 
     def __init__(self, config: Any) -> None:
         super().__init__()
-        self.inverse, self.scaling = inverse_frequencies(
+        inverse, self.scaling = inverse_frequencies(
             config.rope_parameters, rotary_width(config, config.rope_parameters), config.max_position_embeddings
         )
+        # A buffer goes to the device with the model: a copy in the forward is refused while a graph is captured.
+        self.register_buffer("inverse", inverse, persistent=False)
 
     def forward(self, hidden: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
         """Return cosines and sines [B, T, head_dim] for `position_ids` [B, T]."""
-        angle = position_ids[..., None].double() * self.inverse.to(hidden.device)
+        angle = position_ids[..., None].double() * self.inverse
         angle = torch.cat((angle, angle), -1)
         return (angle.cos() * self.scaling).to(hidden.dtype), (angle.sin() * self.scaling).to(hidden.dtype)
 
@@ -65,16 +67,17 @@ class ExactLayeredRotary(nn.Module):
 
     def __init__(self, config: Any) -> None:
         super().__init__()
-        kinds = {kind: config.rope_parameters[kind] for kind in set(config.layer_types)}
-        self.tables = {
-            kind: inverse_frequencies(rope, rotary_width(config, rope), config.max_position_embeddings)
-            for kind, rope in kinds.items()
-        }
+        self.scaling: dict[str, float] = {}
+        for kind in sorted(set(config.layer_types)):
+            rope = config.rope_parameters[kind]
+            inverse, scaling = inverse_frequencies(rope, rotary_width(config, rope), config.max_position_embeddings)
+            self.scaling[kind] = scaling
+            self.register_buffer(f"{kind}_inverse", inverse, persistent=False)
 
     def forward(self, hidden: Tensor, position_ids: Tensor, layer_type: str) -> tuple[Tensor, Tensor]:
         """Return cosines and sines [B, T, head_dim] of the layers of `layer_type`, for `position_ids` [B, T]."""
-        inverse, scaling = self.tables[layer_type]
-        angle = position_ids[..., None].double() * inverse.to(hidden.device)
+        scaling = self.scaling[layer_type]
+        angle = position_ids[..., None].double() * self.get_buffer(f"{layer_type}_inverse")
         angle = torch.cat((angle, angle), -1)
         return angle.cos() * scaling, angle.sin() * scaling
 
@@ -84,7 +87,7 @@ class ExactComplexRotary(ExactRotary):
 
     def forward(self, hidden: Tensor, position_ids: Tensor) -> Tensor:  # type: ignore[override]
         """Return complex128 [B, T, head_dim / 2] for `position_ids` [B, T]."""
-        angle = position_ids[..., None].double() * self.inverse.to(hidden.device)
+        angle = position_ids[..., None].double() * self.inverse
         return torch.polar(torch.full_like(angle, self.scaling), angle)
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from backends import faults
-from backends.base import Unsupported, WrongFlag
+from backends.base import Unavailable, Unsupported, WrongFlag
 from backends.compositions import opened
 from backends.engine.attention.gathered import gathered
 from backends.engine.attention.measured.choosing import DRAWN, Measured, measured
@@ -211,7 +211,7 @@ def test_a_table_of_another_device_is_refused(
 
 
 def test_a_gpu_has_no_shipped_table() -> None:
-    with pytest.raises(WrongFlag, match=f"{ATTENTION_TABLE} is not set: on cuda attention is chosen by a table"):
+    with pytest.raises(Unavailable, match=f"{ATTENTION_TABLE} is not set: on cuda attention is chosen by a table"):
         measured("cuda", None)
 
 

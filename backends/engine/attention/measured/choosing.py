@@ -10,7 +10,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from backends.base import Unsupported, WrongFlag
+from backends.base import Unavailable, Unsupported, WrongFlag
 from backends.engine.attention.gathered import eager_gathered, gathered
 from backends.engine.attention.measured.device import device_name
 from backends.engine.attention.measured.table import (
@@ -108,11 +108,12 @@ def measured(device: str, file: str | None) -> Measured:
     """Attention on `device`, cpu or cuda, that chooses by the table in `file`; on a CPU, by DRAWN if it is None.
 
     Raises:
-        WrongFlag: if there is no table, or it was measured on another device.
+        Unavailable: if there is no table, and the shipped one is of another kind of device.
+        WrongFlag: if the table cannot be read, or was measured on another device.
         ImportError: as in `ways_on`.
     """
     if file is None and device != "cpu":
-        raise WrongFlag(
+        raise Unavailable(
             f"{ATTENTION_TABLE} is not set: on {device} attention is chosen by a table of this very device, "
             f"which `specverify bench attention --device {device} --table FILE` writes"
         )

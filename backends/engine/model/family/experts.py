@@ -65,7 +65,8 @@ class ExactGroupRouter(nn.Module):
 
     def __init__(self, module: Any, _: Any) -> None:
         super().__init__()
-        self.weight, self.bias = module.weight, module.e_score_correction_bias
+        self.weight = module.weight
+        self.register_buffer("bias", module.e_score_correction_bias)
         self.top_k, self.groups, self.open = module.top_k, module.num_group, module.topk_group
         self.normed, self.factor = module.norm_topk_prob, module.routed_scaling_factor
 

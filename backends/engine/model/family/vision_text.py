@@ -43,7 +43,7 @@ class ExactAxes(ExactRotary):
 
     def forward(self, hidden: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
         """Return cosines and sines [B, T, head_dim] for `position_ids` [3, B, T] or [B, T]."""
-        angle = position_ids.expand(3, -1, -1)[..., None].double() * self.inverse.to(hidden.device)
+        angle = position_ids.expand(3, -1, -1)[..., None].double() * self.inverse
         parts = torch.split(angle, self.sections, -1)
         turned = torch.cat([part[axis] for axis, part in enumerate(parts)], -1)
         turned = torch.cat((turned, turned), -1)

@@ -1,0 +1,55 @@
+"""Everything that a model computes with goes to its device: no plain attribute of a module holds a tensor."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from backends.base import Unsupported
+from backends.engine.model.models import ModelCache
+from properties.strategies.models import GALLERY
+from reference.architecture import Seeded
+from reference.family import FAMILIES
+from tests.drawn_families import RARE, drawn
+
+ARCHITECTURES = {arch.family: arch for arch in GALLERY} | {family: drawn(family, 0) for family in RARE}
+
+
+def tensors_elsewhere(network: nn.Module, device: str) -> Iterator[str]:
+    """The names of tensors on another device in the attributes of modules, and in lists and dicts there."""
+    for name, module in network.named_modules():
+        for attribute, value in vars(module).items():
+            yield from (f"{name}.{attribute}" for tensor in tensors_within(value) if tensor.device.type != device)
+
+
+def tensors_within(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for entry in value.values():
+            yield from tensors_within(entry)
+    elif isinstance(value, (list, tuple)):
+        for entry in value:
+            yield from tensors_within(entry)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("family", ARCHITECTURES)
+def test_a_model_leaves_no_tensor_behind(family: str, dtype: str) -> None:
+    try:
+        model = ModelCache("cpu").open(Seeded(ARCHITECTURES[family], 0), dtype)
+    except Unsupported as why:
+        pytest.skip(f"{family} in {dtype}: {why}")
+    assert list(tensors_elsewhere(model.model.to("meta"), "meta")) == []
+
+
+def test_every_family_is_asked() -> None:
+    assert {*ARCHITECTURES} == {*FAMILIES}
+
+
+def test_a_tensor_left_behind_is_seen() -> None:
+    module = nn.Linear(2, 2)
+    module.bias_of_router = {"scores": [torch.zeros(2)]}  # type: ignore[assignment]
+    assert list(tensors_elsewhere(module.to("meta"), "meta")) == [".bias_of_router"]
