@@ -36,6 +36,9 @@ PLAIN: dict[str, str] = {
     "acceptance.support": (
         "At {node} the backend chose token {observed}, to which the target gives no probability; it allows {expected}."
     ),
+    "acceptance.path-in-tree": (
+        "The accepted nodes are no path of the tree: {node} must be {expected}; it is {observed}."
+    ),
     "acceptance.superset-accepts-no-less": (
         "With further candidates in the tree the accepted path must be {expected}; it was {observed}."
     ),

@@ -150,6 +150,9 @@ SIDES: dict[tuple[str, str], str] = {
         "By its coin and the law that the verifier is told of, {node} carries token {expected}; it carries {observed}."
     ),
     ("acceptance.support", "length"): "The step emitted {observed} tokens; its accepted path allows {expected}.",
+    ("acceptance.path-in-tree", "tokens"): (
+        "The accepted path and the bonus are tokens {expected}; the step emitted {observed}."
+    ),
     ("acceptance.chain-degenerate", "fallback"): (
         "A chain can be committed by its length alone, but the backend fell back: {observed}."
     ),

@@ -20,6 +20,7 @@ WITHOUT_ORACLE = frozenset(
     {
         "attention.page-permutation",
         *(f"acceptance.{name}" for name in ("greedy-walk", "support", "sampled-walk", "coins-once", "law-exact")),
+        "acceptance.path-in-tree",
         *(f"acceptance.{name}" for name in ("proposal-consistent", "law-joint", "support-at-edges", "renamed-law")),
         *(f"cache.{name}" for name in ("isolation", "untouched-slots", "fast-equals-full", "stale-unreachable")),
         *(f"cache.{name}" for name in ("page-boundary", "allocator-conserves")),

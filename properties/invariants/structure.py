@@ -12,12 +12,13 @@ import numpy as np
 from properties.tolerance.closeness import truth
 from properties.verdict.finding import Compared, Finding
 from properties.verdict.invariant import Fact, Invariant, Oracle, Unobserved, needing
+from properties.verdict.shown_tree import shown_tree, step_showing
 from properties.verdict.subject import Subject
 from reference.case import Case
 from reference.trace import Array, Lowered, Stage
 from reference.tree import Tree
 
-NEEDS = needing(Stage.DRAFTED, Stage.LOWERED)
+NEEDS = needing(Stage.LOWERED)
 
 MAIN = {
     "structure.parent-range": ("parent",),
@@ -29,6 +30,9 @@ MAIN = {
     "structure.links-walk-the-tree": ("next_token", "next_sibling"),
 }
 """The arrays without which an invariant is unobserved."""
+
+OF_DRAFTED = ("structure.parent-range", "structure.validity-closed")
+"""Invariants that compare rows with the drafted tree; the others take the tree of the rows where none is shown."""
 
 
 class _Look:
@@ -63,17 +67,23 @@ class _Look:
 
 
 def _steps(name: str, case: Case, oracle: Oracle, subject: Subject) -> Iterator[_Look]:
-    """Each lowered step beside the oracle's; raises Unobserved at the end if a step did not show all of MAIN."""
+    """Each lowered step beside the oracle's; raises Unobserved at the end if a step did not show all that it takes."""
     absent: str | None = None
     for number, step in enumerate(subject(case).steps):
-        if step.lowered is None or step.drafted is None:
+        if step.lowered is None:
             continue
-        true = truth(case, oracle, step, number).lowered
+        tree = shown_tree(step)
+        if tree is None or (step.drafted is None and name in OF_DRAFTED):
+            absent = "drafted.tree"
+            continue
+        if step.drafted is None:
+            tree = Tree(tree.parent, (0,) * len(tree))  # tokens that no stage vouches for may be no tokens at all
+        true = truth(case, oracle, step_showing(step, tree), number).lowered
         if true is not None:
-            yield _Look(name, number, step.drafted.tree, len(step.context), step.lowered, true)
-        absent = next((one for one in MAIN[name] if getattr(step.lowered, one) is None), absent)
+            yield _Look(name, number, tree, len(step.context), step.lowered, true)
+        absent = next((f"lowered.{one}" for one in MAIN[name] if getattr(step.lowered, one) is None), absent)
     if absent is not None:
-        raise Unobserved(f"the backend does not reveal lowered.{absent}")
+        raise Unobserved(f"the backend does not reveal {absent}")
 
 
 def parent_range(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:

@@ -33,6 +33,7 @@ from specverify.setup.errors import UnusableInput
 TOKEN_LEVEL = (
     "acceptance.greedy-walk",
     "acceptance.support",
+    "acceptance.path-in-tree",
     "lossless.greedy-match",
     "lossless.draft-independent",
     "lossless.stops",

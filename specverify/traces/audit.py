@@ -60,6 +60,7 @@ class Audit:
         tally: The counts of all runs, each as one case.
         located: Every finding.
         unasked: Each invariant that compared nothing in some run, with the reasons and the number of runs.
+        cut_off: Runs that are beginnings of runs, one line each.
         doubts: Reasons why the audit is no pass, one line each.
     """
 
@@ -67,6 +68,7 @@ class Audit:
     tally: Tally = field(default_factory=lambda: Tally("recorded"))
     located: list[Located] = field(default_factory=list)
     unasked: dict[str, Counter[Why]] = field(default_factory=dict)
+    cut_off: list[str] = field(default_factory=list)
     doubts: list[str] = field(default_factory=list)
 
     @property
@@ -75,13 +77,14 @@ class Audit:
         return self.tally.exit_code
 
 
-def audit(file: str, model: Checkpoint | None, globs: tuple[str, ...] = ()) -> Audit:
+def audit(file: str, model: Checkpoint | None, globs: tuple[str, ...] = (), prefix: bool = False) -> Audit:
     """Judge every run of `file` by the invariants that `globs` match.
 
     Args:
         file: The path of a file in the format of `reference.recorded`.
         model: The checkpoint that made the traces, or None.
         globs: Globs of names of invariants; empty for all.
+        prefix: Whether a run may be the beginning of one.
 
     Raises:
         UnusableInput: The file cannot be read, or a line of it is no part of a trace; the message names the line.
@@ -103,12 +106,25 @@ def audit(file: str, model: Checkpoint | None, globs: tuple[str, ...] = ()) -> A
             _judge(found, number, run, model, asked, definition)
     except UnreadableLine as why:
         raise UnusableInput(f"{file}:{why.line}: {why.why}") from None
-    _settle(found, len(runs))
+    _settle(found, len(runs), prefix)
     return found
 
 
-def _settle(found: Audit, runs: int) -> None:
-    """Note why the audit is no pass."""
+def _cut_off(number: int, run: Recorded, trace: Trace, most: int) -> str | None:
+    """Why run `number` is the beginning of one, as a crash or a full disk leaves it; None for a whole run."""
+    told = [run.end, *(step.get("emitted") for step in run.steps[-1:])]
+    if run.end is None:
+        after = f"after step {len(run.steps) - 1}" if run.steps else "before its first step"
+        why = f"has no line `end`: it was cut off {after}"
+    elif trace.finish is None and not any(part is not None and "finish" in part for part in told):
+        why = f"ends after {len(trace.output)} of {most} tokens, at no stop, and `end.finish` does not say why"
+    else:
+        return None
+    return f"run {number} (line {run.line}) {why}; --prefix judges the beginning of a run as it is"
+
+
+def _settle(found: Audit, runs: int, prefix: bool) -> None:
+    """Note why the audit is no pass; with `prefix`, runs that were cut off are no reason."""
     tally = found.tally
     tally.excess_ties = too_many(tally)
     silent = runs - tally.judged
@@ -116,6 +132,8 @@ def _settle(found: Audit, runs: int) -> None:
         found.doubts.append("the file holds no run")
     elif silent > DECLINED_FLOOR * runs:
         found.doubts.append(f"nothing could be judged in {silent} of {runs} runs")
+    if not prefix:
+        found.doubts += found.cut_off
     tally.errors += [*found.doubts, *filter(None, [vacuous(tally)])]
     found.doubts = tally.errors
 
@@ -126,6 +144,7 @@ def _judge(
     """Judge one run, and add it to `found`."""
     case = run.case(model)
     trace = _admitted(run, case)
+    found.cut_off += filter(None, [_cut_off(number, run, trace, case.stops.max_new_tokens)])
     of_request = run.request is not None
     known = isinstance(case.model, Seeded) or model is not None
     architecture = _architecture(run, case, trace, exact if known else None)

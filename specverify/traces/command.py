@@ -15,10 +15,11 @@ def trace() -> None:
 @click.option("--model", metavar="DIR|ID", help="The target's checkpoint; with it, tokens and numbers are judged too.")
 @click.option("--invariant", "invariants", multiple=True, metavar="GLOB", help="Only these invariants; repeatable.")
 @click.option("--json", "json_file", metavar="FILE|-", help="Write the result as one JSON object.")
-def check(file: str, model: str | None, invariants: tuple[str, ...], json_file: str | None) -> int:
+@click.option("--prefix", is_flag=True, help="Runs may be cut off: judge what there is of them.")
+def check(file: str, model: str | None, invariants: tuple[str, ...], json_file: str | None, prefix: bool) -> int:
     """Judge every run of FILE, JSON lines as `trace schema` describes them, by the invariants of `diff`.
 
-    Exit codes: 0 agree, 1 differ, 2 unreadable, 3 nothing could be judged.
+    Exit codes: 0 agree, 1 differ, 2 unreadable, 3 nothing could be judged, or a run was cut off.
     """
     from reports import writing
     from reports.pages.trace_audit import REASONS, audit_page, finding_line
@@ -28,7 +29,7 @@ def check(file: str, model: str | None, invariants: tuple[str, ...], json_file: 
 
     if json_file is not None:
         writing.check(json_file)
-    found = audit(file, None if model is None else open_checkpoint(model), invariants)
+    found = audit(file, None if model is None else open_checkpoint(model), invariants, prefix)
     lines = [finding_line(file, one.line, one.run, one.finding) for one in found.located]
     page = audit_page(file, found.tally, lines, found.unasked, found.doubts)
     click.echo(page.rstrip("\n"), err=json_file == "-")

@@ -16,6 +16,7 @@ from properties.tolerance.closeness import chain, noise
 from properties.tolerance.ties import decided
 from properties.verdict.finding import Compared, Finding
 from properties.verdict.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
+from properties.verdict.shown_tree import names_tokens, shown_tree, step_showing
 from properties.verdict.subject import Subject
 from properties.verdict.variants import dice, first, focus, relabelled, tree_of, with_tree
 from reference.architecture import Seeded
@@ -29,11 +30,20 @@ NEEDS = needing(Stage.DRAFTED, Stage.SCORED, Stage.ACCEPTED)
 
 
 def greedy(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
-    """Accepted path and bonus are those of the greedy definition on the backend's own logits, without tolerance."""
+    """Accepted path and bonus are those of the greedy definition on the backend's own logits, without tolerance.
+
+    Where a step shows no tree, the bonus alone is compared, and the statement as a whole is unobserved.
+    """
+    hidden = False
     for number, step in enumerate(subject(case).steps):
-        if step.drafted is None or step.scored is None or step.accepted is None:
+        if step.scored is None or step.accepted is None:
             continue
-        wanted = greedy_walk(step.drafted.tree, processed(case, step))
+        tree = shown_tree(step)
+        if tree is None or not names_tokens(step) or len(tree) != len(step.scored.logits):
+            hidden = True
+            yield from _bonus_alone(case, number, step)
+            continue
+        wanted = greedy_walk(tree, processed(case, step_showing(step, tree)))
         yield Compared(len(wanted.path) + 1)
         if wanted.path != step.accepted.path:
             yield Finding(
@@ -42,6 +52,22 @@ def greedy(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
         elif wanted.bonus != step.accepted.bonus:
             where: dict[str, int | str] = {"side": "bonus", "node": wanted.path[-1]}
             yield Finding("acceptance.greedy-walk", Stage.ACCEPTED, number, where, wanted.bonus, step.accepted.bonus)
+    if hidden:
+        raise Unobserved("the backend does not reveal its trees")
+
+
+def _bonus_alone(case: Case, number: int, step: Step) -> Iterator[Fact]:
+    """A finding where the bonus is not the arg-max at the last accepted node, whatever tree the nodes are of."""
+    assert step.scored is not None
+    assert step.accepted is not None
+    node = step.accepted.path[-1]
+    if case.sampling.processes or node >= len(step.scored.logits):
+        return  # processing reads the tokens of the path
+    wanted = greedy_walk(Tree((0,), (0,)), step.scored.logits[node : node + 1]).bonus
+    yield Compared()
+    if wanted != step.accepted.bonus:
+        where: dict[str, int | str] = {"side": "bonus", "node": node}
+        yield Finding("acceptance.greedy-walk", Stage.ACCEPTED, number, where, wanted, step.accepted.bonus)
 
 
 def processed(case: Case, step: Step) -> Array:
@@ -234,7 +260,7 @@ INVARIANTS = (
     Invariant(
         "acceptance.greedy-walk",
         "The accepted path and bonus are what greedy acceptance gives on the backend's own logits.",
-        NEEDS,
+        needing(Stage.SCORED, Stage.ACCEPTED),
         greedy,
         greedy_only,
     ),

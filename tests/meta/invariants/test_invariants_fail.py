@@ -115,6 +115,11 @@ def one_less(accepted: Any) -> Any:
     return replace(accepted, path=accepted.path[:-1]) if len(accepted.path) > 1 else accepted
 
 
+def to_sibling(accepted: Any) -> Any:
+    """The accepted path from the root to node 1 and on to node 2, whose parent node 1 is in none of the cases."""
+    return replace(accepted, path=(0, 1, 2))
+
+
 def accounts(**changes: int) -> Corruption:
     def corruption(case: Case, trace: Trace, time: int) -> Trace:
         assert trace.accounting is not None
@@ -191,6 +196,10 @@ EVERYTHING: list[tuple[str, str | Corruption]] = [
     ("acceptance.greedy-walk", "bonus-from-rejected-row"),
     ("acceptance.support", "first-draft-token-unverified"),
     ("acceptance.support", "rejected-slots-emitted-as-zero"),
+    ("acceptance.path-in-tree", where(lambda case: case.layout.commit == "path", in_stage("accepted", to_sibling))),
+    ("acceptance.path-in-tree", in_stage("accepted", lambda one: replace(one, path=one.path[:1] * 2))),
+    ("acceptance.path-in-tree", in_stage("accepted", lambda one: replace(one, path=one.path[1:] or (1,)))),
+    ("acceptance.path-in-tree", "rejected-slots-emitted-as-zero"),
     ("acceptance.superset-accepts-no-less", "first-draft-token-unverified"),
     ("acceptance.superset-accepts-no-less", where(_larger, in_stage("accepted", one_less))),
     (

@@ -158,3 +158,29 @@ def test_the_families_that_readme_names_are_those_that_the_oracle_reads() -> Non
     told = {word.lower().replace("openpangu-embedded", "pangu") for word in named.split(",")}
     read = {family.name for family in FAMILIES.values() if family.model_types}
     assert {re.sub("[^a-z0-9]", "", name) for name in told} == {name.replace("_", "") for name in read}
+
+
+TRACED = {
+    "structure": ("structure.parent-range", "structure.depth-consistent", "structure.positions-are-depth"),
+    "walk": ("acceptance.greedy-walk", "acceptance.path-in-tree", "acceptance.support"),
+    "blocks": ("lossless.stops", "draft.fidelity"),
+    "stops": ("lossless.stops",),
+    "accounting": ("lossless.accounting",),
+}
+"""The words of README's sentence on `trace check`, and the invariants that each means on its example."""
+
+
+def test_the_recorded_trace_is_judged_by_all_that_its_sentence_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (block,) = [one for one in re.findall(r"```json\n(.*?)```", README, re.DOTALL) if one.startswith('{"run"')]
+    lines = re.sub(r"\n +", " ", block)
+    (tmp_path / "run.jsonl").write_text(lines)
+    with pytest.raises(SystemExit) as ended:
+        main(["trace", "check", str(tmp_path / "run.jsonl")])
+    compared = capsys.readouterr().out.split("not asked")[0]
+    assert ended.value.code == 0
+    sentence = README[README.index("judges such a file without the engine:") :].split(", and with")[0]
+    for word, names in TRACED.items():
+        assert word in sentence
+        assert [name for name in names if name not in compared] == [], word

@@ -154,6 +154,125 @@ def test_a_wrong_value_is_a_line_with_file_line_step_and_field(
     assert "expected" in told[0]
 
 
+REQUEST: Line = {"run": {"prompt": [3, 1, 4], "vocabulary": 64, "stops": {"max_new_tokens": 20}}}
+
+
+def step(parent: list[int], path: list[int], **more: Any) -> Line:
+    """A step of two drafted nodes, 9 and 5, and the tokens that the accepted nodes and the bonus 7 are."""
+    token = [4, 9, 5]
+    emitted = [*(token[node] for node in path[1:]), 7]
+    tree = {"parent": parent, "token": token}
+    stages = {"drafted": {"tree": tree}, "accepted": {"path": path, "bonus": 7}, "emitted": {"tokens": emitted}}
+    return {"step": {**stages, **more}}
+
+
+@pytest.mark.parametrize(
+    ("parent", "path", "said"),
+    [
+        ([0, 0, 0], [0, 1, 2], "accepted.path, node 2: expected a child of node 1, observed a child of node 0"),
+        ([0, 0, 0], [0, 2, 1], "accepted.path, node 1: expected a child of node 2, observed a child of node 0"),
+        ([0, 0, 1], [0, 2], "accepted.path, node 2: expected a child of node 0, observed a child of node 1"),
+        ([0, 0, 1], [1, 2], "accepted.path, node 1: expected the root, observed node 1"),
+        ([0, 0, 1], [0, 0], "accepted.path, node 0: expected a child of node 0, observed the root"),
+    ],
+)
+def test_accepted_nodes_that_are_no_path_of_the_tree_are_found_without_scores(
+    parent: list[int], path: list[int], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, page, _ = checked(tmp_path, [REQUEST, step(parent, path), {"end": {"finish": None}}], capsys)
+    findings = [line for line in page.splitlines() if line.startswith(str(tmp_path))]
+    assert (code, findings) == (1, [f"{tmp_path / 'run.jsonl'}:2: run 0, step 0, {said} (acceptance.path-in-tree)"])
+
+
+def test_accepted_nodes_without_any_tree_are_not_judged_as_a_path(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = step([0, 0, 0], [0, 1])
+    del shown["step"]["drafted"]
+    _, page, _ = checked(tmp_path, [REQUEST, shown, {"end": {"finish": None}}], capsys)
+    assert "acceptance.path-in-tree" not in page.split("not asked")[0]
+    rows = {"parent": [0, 0, 0], "valid": [True] * 3, "token": [4, 9, 5]}
+    _, page, _ = checked(tmp_path, [REQUEST, {"step": {**shown["step"], "lowered": rows}}, {"end": {}}], capsys)
+    assert "acceptance.path-in-tree" in page.split("not asked")[0]
+
+
+def test_emitted_tokens_that_are_not_those_of_the_path_are_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong = step([0, 0, 0], [0, 1], emitted={"tokens": [5, 7]})
+    options = ("--invariant", "acceptance.path-in-tree")
+    code, page, _ = checked(tmp_path, [REQUEST, wrong, {"end": {"finish": None}}], capsys, *options)
+    assert (code, "step 0, emitted.tokens: expected [9, 7], observed [5, 7]" in page) == (1, True), page
+
+
+@pytest.mark.parametrize(
+    ("ending", "said"),
+    [
+        ([], "has no line `end`: it was cut off after step 0"),
+        ([{"end": {}}], "ends after 2 of 20 tokens, at no stop, and `end.finish` does not say why"),
+    ],
+)
+def test_a_run_that_was_cut_off_is_no_pass_unless_beginnings_are_meant(
+    ending: list[Line], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where another run follows it."""
+    cut_off = [REQUEST, step([0, 0, 0], [0, 1]), *ending]
+    whole = [REQUEST, step([0, 0, 0], [0, 1]), {"end": {"finish": None}}]
+    for lines, line in ((cut_off, 1), ([*whole, *cut_off, *whole], 4)):
+        code, page, _ = checked(tmp_path, lines, capsys)
+        assert (code, f"run {line // 3} (line {line}) {said}" in " ".join(page.split())) == (3, True), page
+        assert checked(tmp_path, lines, capsys, "--prefix")[0] == 0
+    wrong = [REQUEST, step([0, 0, 0], [0, 1, 2]), *ending]
+    assert checked(tmp_path, wrong, capsys)[0] == checked(tmp_path, wrong, capsys, "--prefix")[0] == 1
+
+
+def test_rows_of_a_lowering_are_judged_without_the_tree_that_they_lower(
+    lines: list[Line], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for line in lines[1:-1]:
+        del line["step"]["drafted"]
+    code, page, _ = checked(tmp_path, lines, capsys)
+    assert code == 0, page
+    compared, rest = page.split("not asked", 1)
+    for name in ("depth-consistent", "ancestor-table", "mask-is-ancestry", "positions-are-depth", "links-walk"):
+        assert f"structure.{name}" in compared
+    for name in ("structure.parent-range", "structure.validity-closed", "lossless.accounting"):
+        assert (name in compared, name in rest) == (False, True)
+    assert "acceptance.greedy-walk" in compared
+    lines[1]["step"]["lowered"]["depth"][2] += 1
+    code, page, _ = checked(tmp_path, lines, capsys)
+    assert (code, "run.jsonl:2: run 0, step 0, lowered.depth, row 2" in page) == (1, True)
+
+
+def test_a_bonus_is_judged_by_the_scores_before_it_without_any_tree(
+    lines: list[Line], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for line in lines[1:-1]:
+        del line["step"]["drafted"], line["step"]["lowered"]
+    code, page, _ = checked(tmp_path, lines, capsys)
+    assert (code, "acceptance.greedy-walk" in page.split("not asked")[0]) == (0, False), page
+    lines[2]["step"]["accepted"]["bonus"] = 5
+    code, page, _ = checked(tmp_path, lines, capsys)
+    assert (code, "run.jsonl:3: run 0, step 1, accepted.bonus, node 0" in page) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("hidden", "counter"),
+    [(("drafted",), "accepted"), (("accepted",), "proposed"), (("drafted", "accepted"), "rejected")],
+)
+def test_counters_are_judged_by_what_the_steps_show(
+    hidden: tuple[str, ...], counter: str, lines: list[Line], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for line in lines[1:-1]:
+        for name in (*hidden, "lowered", "scored"):
+            del line["step"][name]
+    code, page, _ = checked(tmp_path, lines, capsys)
+    assert (code, "lossless.accounting" in page.split("not asked")[0]) == (0, False), page
+    lines[-1]["end"]["accounting"][counter] += 1
+    code, page, _ = checked(tmp_path, lines, capsys)
+    assert (code, f"accounting.{counter}" in page) == (1, True), page
+
+
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(save_checkpoint(MODEL, "float32", tmp_path_factory.mktemp("model")))
@@ -197,12 +316,12 @@ def test_a_step_that_shows_some_stages_is_judged_by_those(
 ) -> None:
     """Without context, output and finish, which follow from the blocks."""
     few = [{"step": {name: one["step"][name] for name in ("drafted", "accepted", "emitted")}} for one in lines[1:-1]]
-    code, page, _ = checked(tmp_path, [lines[0], *few], capsys)
+    code, page, _ = checked(tmp_path, [lines[0], *few, {"end": {}}], capsys)
     assert code == 0, page
     assert "lossless.stops" in page.split("not asked")[0]
     assert "the trace shows no lowered" in " ".join(page.split())
     few[1]["step"]["emitted"]["tokens"].append(13)
-    code, page, _ = checked(tmp_path, [lines[0], *few], capsys)
+    code, page, _ = checked(tmp_path, [lines[0], *few, {"end": {}}], capsys)
     assert (code, "run.jsonl:3: run 0, step 1, emitted.tokens" in page) == (1, True)
 
 
