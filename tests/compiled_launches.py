@@ -69,7 +69,7 @@ def launch(arguments: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    triton.runtime.driver.set_active(CompilingDriver(GPUTarget("cuda", int(sys.argv[1]), 32)))  # type: ignore[no-untyped-call]
+    triton.runtime.driver.set_active(CompilingDriver(GPUTarget("cuda", int(sys.argv[1]), 32)))
     scenes = json.loads(sys.argv[2])
     for arguments in scenes:
         launch(arguments)

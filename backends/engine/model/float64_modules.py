@@ -41,6 +41,8 @@ def rms_norm(epsilon: str, offset: float = 0.0) -> Callable[[nn.Module, Any], nn
 class ExactRotary(nn.Module):
     """Rotary tables in float64; scaling variants as transformers' modeling_rope_utils names them."""
 
+    inverse: Tensor
+
     def __init__(self, config: Any) -> None:
         super().__init__()
         inverse, self.scaling = inverse_frequencies(
