@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from reference.draft.hidden import HeadInput
+from reference.draws import Draw
 from reference.family.recurrent import RecurrentState
 from reference.parallel.ranks import RankRun
 from reference.session import Account, Event
@@ -261,6 +262,8 @@ class Trace:
         speculated: Counts of drafted tokens, where the backend tells them and no `accounting`.
         ranks: The runs of all ranks, rank 0's first, where the target is sharded; other fields are rank 0's.
         prompt_logprobs: Those of the prompt's tokens but the first, by the target's unprocessed logits, if asked for.
+        draws: The random numbers that the run read, in order, where they were recorded. Numbers of the case's tape are
+            not among them (`Accepted.coins`).
     """
 
     steps: tuple[Step, ...]
@@ -274,6 +277,7 @@ class Trace:
     speculated: Speculated | None = None
     ranks: tuple[RankRun, ...] | None = None
     prompt_logprobs: tuple[float, ...] | None = None
+    draws: tuple[Draw, ...] | None = None
 
 
 @dataclass(frozen=True)

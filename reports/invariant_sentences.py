@@ -68,6 +68,10 @@ PLAIN: dict[str, str] = {
         "of {expected}{by}."
     ),
     "acceptance.coins-once": ("What each coin decides must be {expected}; {coin} made {observed}."),
+    "acceptance.streams-disjoint": (
+        "Two draws for different purposes read the same random numbers ({side}): {observed}. Each needs {expected}; an "
+        "engine that shares them by promise declares same_seed."
+    ),
     "acceptance.proposal-consistent": (
         "The verifier is told that {node} was drawn with probability {observed} for {token}; it was drawn with "
         "{expected}{by}."

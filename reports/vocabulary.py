@@ -143,6 +143,9 @@ SIDES: dict[tuple[str, str], str] = {
     ("acceptance.coins-once", "output"): (
         "Changing only coins that decided nothing changed the output from {expected} to {observed}."
     ),
+    ("acceptance.streams-disjoint", "coin"): (
+        "What each random number decides must be {expected}; the step made {observed}."
+    ),
     ("acceptance.sampled-walk", "bonus"): (
         "After {node}, where the walk ends, the bonus coin draws token {expected}; the backend emitted {observed}."
     ),

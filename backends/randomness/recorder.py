@@ -1,7 +1,7 @@
 """A passive recorder: the place and the lines of code of every draw that an engine makes."""
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
@@ -16,10 +16,14 @@ class Recorder:
 
     Attributes:
         draws: The draws so far, in order. A draw that reads no word, such as one of size 0, is left out.
+
+    Args:
+        is_wanted: Whether a draw is recorded; it is asked before the draw is made.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, is_wanted: Callable[[Call], bool] = lambda call: True) -> None:
         self.draws: list[Draw] = []
+        self._is_wanted = is_wanted
         self._positions = Positions()
         self._open = ExitStack()
 
@@ -34,6 +38,8 @@ class Recorder:
         self._open.close()
 
     def _record(self, call: Call) -> Any:
+        if not self._is_wanted(call):
+            return call.make()
         try:
             before = self._positions.position(call.generator)
         except TypeError:  # a generator without a state, such as SystemRandom, reads no place

@@ -22,6 +22,7 @@ WITHOUT_ORACLE = frozenset(
         *(f"acceptance.{name}" for name in ("greedy-walk", "support", "sampled-walk", "coins-once", "law-exact")),
         "acceptance.path-in-tree",
         *(f"acceptance.{name}" for name in ("proposal-consistent", "law-joint", "support-at-edges", "renamed-law")),
+        "acceptance.streams-disjoint",
         *(f"cache.{name}" for name in ("isolation", "untouched-slots", "fast-equals-full", "stale-unreachable")),
         *(f"cache.{name}" for name in ("page-boundary", "allocator-conserves")),
         *(f"draft.{name}" for name in ("rollback", "vocabulary-map")),

@@ -42,6 +42,9 @@ class Crashed:
 
 Run = Callable[[Case], "Trace | Declined | Crashed"]
 
+WATCHED = -1
+"""The `time` of a run whose random draws are recorded; see `Subject.again`."""
+
 
 class NoTrace(Exception):
     """Raised to an invariant that asks for a run without a trace; `outcome` says why there is none."""
@@ -100,6 +103,7 @@ class Subject:
         tables: The backend's sampling on tables, or None if it does not offer that.
         takes_tape: Whether the backend's coins are those of the case's tape.
         serve: Opens the backend's live sessions, or None if it does not offer them.
+        watch: Runs a case with its random draws recorded (`Trace.draws`), or None where nobody can look.
         abilities: The cases that the backend takes, within which cases are drawn; None for cases of any kind.
         declines: Function from a case to the reason why the declaration does not admit it, or None.
         tables_dtype: The dtype in which the backend's sampling computes on given tables.
@@ -130,6 +134,7 @@ class Subject:
         self.tables = tables
         self.takes_tape = takes_tape
         self.serve = serve
+        self.watch: Run | None = None
         self.abilities: Abilities | None = None
         self.declines: Callable[[Case], str | None] = lambda case: None
         self.variant_interval = 1
@@ -164,6 +169,13 @@ class Subject:
         """The trace of a further run of `case` (`time` 1 for the second run, 2 for the third), remembered apart."""
         return self._answer(case, time)
 
+    def watched(self, case: Case) -> Trace:
+        """The trace of a further run of `case` with its random draws, remembered apart; see `watch`.
+
+        Recording slows a run down, so that the runs of other questions go without it.
+        """
+        return self._answer(case, WATCHED)
+
     def fresh(self, case: Case) -> "Trace | Declined | Crashed":
         """The outcome of one new run of `case`, neither remembered nor counted."""
         return self._run(case)
@@ -175,7 +187,9 @@ class Subject:
             self._asked[case] = None
         outcome = self._memo.get(key)
         if outcome is None:
-            outcome = self._run(case)
+            run = self.watch if time == WATCHED else self._run
+            assert run is not None
+            outcome = run(case)
             self.runs += 1
             if isinstance(outcome, Trace):
                 self.forward_s += outcome.forward_s

@@ -22,6 +22,8 @@ from typing import Any
 
 from backends.base import Keeping, Unavailable
 from properties.verdict.subject import Crashed, Declined, Live, NoTrace, Subject
+from reference.case import Case
+from reference.trace import Trace
 from specverify.isolation.lifeline import die_with
 from specverify.isolation.residue import changed, state
 from specverify.isolation.wire import Closed, Garbled, Wire
@@ -143,6 +145,7 @@ class Served:
         self._lives: dict[int, Live] = {}
         self._words: dict[str, Callable[..., Any]] = {
             "run": self._subject.fresh,
+            "watch": self._watch,
             "tables": self._ask_tables,
             "serve": self._open_live,
             "do": lambda number, action: self._lives[number].do(action),
@@ -182,6 +185,10 @@ class Served:
         if residue and answer[0] == "told":
             return ("absent", Crashed(None, f"the run left its process changed: {'; '.join(residue)}"), True)
         return (*answer, bool(residue))
+
+    def _watch(self, case: Case) -> Trace | Declined | Crashed:
+        assert self._subject.watch is not None
+        return self._subject.watch(case)
 
     def _ask_tables(self, method: str, *arguments: Any) -> Any:
         return getattr(self._subject.tables, method)(*arguments)

@@ -85,9 +85,9 @@ class Isolated:
         """The backend as invariants see it."""
         declared = self.declaration
 
-        def run(case: Case) -> Trace | Declined | Crashed:
+        def run(case: Case, word: str = "run") -> Trace | Declined | Crashed:
             try:
-                trace: Trace = self.ask("run", case)
+                trace: Trace = self.ask(word, case)
             except NoTrace as absent:
                 return absent.outcome
             finally:
@@ -98,6 +98,7 @@ class Isolated:
         serve = self._serve if self._serves else None
         subject = Subject(declared.name, run, declared.reveals, keep, tables, declared.takes_tape, serve)
         subject.abilities, subject.declines = declared, declared.outside
+        subject.watch = None if declared.takes_tape else lambda case: run(case, "watch")
         subject.variant_interval, subject.tables_dtype = declared.variant_interval, declared.tables_dtype
         return subject
 

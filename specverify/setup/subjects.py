@@ -5,6 +5,7 @@ A Subject turns a backend's refusals and exceptions into values (`Declined`, `Cr
 
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from backends import faults
@@ -16,6 +17,7 @@ from backends.places import function_at
 from backends.registry import open_backend
 from properties.verdict.subject import Crashed, Declined, Live, NoTrace, Subject
 from reference.case import Case
+from reference.draws import Draw
 from reference.probability_world import Blocks, Given, World
 from reference.session import Action
 from reference.tape import stride
@@ -80,12 +82,12 @@ def subject_of(backend: Backend, keep: int = 48) -> Subject:
     """`backend` as invariants see it; its refusals and exceptions become values, and it remembers `keep` runs."""
     declared = backend.declaration
 
-    def run(case: Case) -> Trace | Declined | Crashed:
+    def run(case: Case, ask: Callable[[Case], Trace] | None = None) -> Trace | Declined | Crashed:
         reason = declared.outside(case)
         if reason is not None:
             return Declined(reason)
         try:
-            return admitted(backend.run(case), case, declared)
+            return admitted((ask or backend.run)(case), case, declared)
         except Unavailable:  # no outcome of this case: the engine is gone, and the run ends
             raise
         except Misshapen as why:
@@ -93,6 +95,13 @@ def subject_of(backend: Backend, keep: int = 48) -> Subject:
             return Crashed(why.stage, why.why, (f"{place} in run",) if place else ())
         except (Exception, SystemExit, GeneratorExit) as why:
             return ended(why)
+
+    def watch(case: Case) -> Trace | Declined | Crashed:
+        from backends.run_draws import recording  # brings torch
+
+        draws: list[Draw] = []
+        outcome = run(case, recording(backend.run, draws))
+        return replace(outcome, draws=tuple(draws)) if isinstance(outcome, Trace) else outcome
 
     def serve(case: Case) -> Live:
         assert isinstance(backend, Serving)
@@ -105,6 +114,8 @@ def subject_of(backend: Backend, keep: int = 48) -> Subject:
     door = serve if declared.sessions and isinstance(backend, Serving) else None
     subject = Subject(declared.name, run, declared.reveals, keep, tables, declared.takes_tape, door)
     subject.abilities, subject.declines = declared, declared.outside
+    # The places of a tape's coins are in every trace.
+    subject.watch = None if declared.takes_tape else watch
     subject.variant_interval, subject.tables_dtype = declared.variant_interval, declared.tables_dtype
     return subject
 

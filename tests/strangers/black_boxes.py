@@ -56,13 +56,18 @@ def chain(
     prompt_ids: list[int], max_new_tokens: int, model: Any, draft_model: Any, temperature: float, seed: int,
     fault: str = "",
 ) -> Generated:  # fmt: skip
-    """Speculative sampling on a chain (Leviathan et al. 2023, algorithm 1), with one planted `fault` or none."""
+    """Speculative sampling on a chain (Leviathan et al. 2023, algorithm 1), with one planted `fault` or none.
+
+    `apart` is no fault: the draft has a generator of its own.
+    """
     coins, tokens = torch.Generator().manual_seed(seed), list(prompt_ids)
+    # The draft may have a generator of its own: with another seed, or wrongly with the same one.
+    draft_coins = torch.Generator().manual_seed(seed + (fault == "apart")) if fault in ("apart", "shared") else coins
     proposed = accepted = 0
     hot = temperature * (1.5 if fault == "hot" else 1.0)
 
-    def drawn(weights: Tensor) -> int:
-        return int(torch.multinomial(weights, 1, generator=coins))
+    def drawn(weights: Tensor, by: torch.Generator = coins) -> int:
+        return int(torch.multinomial(weights, 1, generator=by))
 
     while len(tokens) < len(prompt_ids) + max_new_tokens:
         taken: list[int] = []
@@ -71,7 +76,7 @@ def chain(
             # The wrong proposal is drawn from one law and judged by another.
             proposal.append(law(draft_model, tokens + taken, temperature))
             drafted = law(draft_model, tokens + taken, 2 * temperature) if fault == "proposal" else proposal[-1]
-            taken.append(drawn(drafted))
+            taken.append(drawn(drafted, draft_coins))
         proposed += len(taken)
         for token, q in zip(taken, proposal, strict=True):
             p = law(model, tokens, hot)
@@ -104,6 +109,8 @@ hot = sampled_by("hot")
 bonus = sampled_by("bonus")
 proposal = sampled_by("proposal")
 residual = sampled_by("residual")
+shared = sampled_by("shared")
+apart = sampled_by("apart")
 
 
 def untyped(prompt_ids: list[int], max_new_tokens: int) -> Any:

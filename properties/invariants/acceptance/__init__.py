@@ -1,9 +1,10 @@
 """Invariants of acceptance: accepted nodes, the coins that decide, and the laws.
 
 `walk.py` judges the accepted path and the emitted tokens, `path.py` the path without any scores, `coins.py` each random
-decision, and `law.py` the exact probability distribution of the emitted tokens.
+decision, `streams.py` the places of random numbers, and `law.py` the exact probability distribution of the emitted
+tokens.
 """
 
-from properties.invariants.acceptance import coins, law, path, walk
+from properties.invariants.acceptance import coins, law, path, streams, walk
 
-INVARIANTS = (*walk.INVARIANTS, *path.INVARIANTS, *coins.INVARIANTS, *law.INVARIANTS)
+INVARIANTS = (*walk.INVARIANTS, *path.INVARIANTS, *coins.INVARIANTS, *streams.INVARIANTS, *law.INVARIANTS)

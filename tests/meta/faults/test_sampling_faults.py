@@ -14,6 +14,7 @@ from backends.compositions import open_cpu
 from backends.engine.backend import EngineBackend
 from backends.faults.sampling.logits_processing import FAULTS as PROCESSED
 from backends.faults.sampling.rejection import FAULTS as SAMPLED
+from backends.faults.sampling.shared_streams import FAULTS as SHARED
 from properties.laws import enumeration
 from properties.laws.sampled.blackbox import judge_blocks, run_is_red
 from properties.laws.worlds import laws_of
@@ -27,7 +28,7 @@ from reference.tree import Shape
 from tests.tiers import gated
 
 torch.set_num_threads(1)
-FAULTS = [fault.name for fault in (*SAMPLED, *PROCESSED) if fault.name != "logprobs-over-whole-tree"]
+FAULTS = [fault.name for fault in (*SAMPLED, *PROCESSED, *SHARED) if fault.name != "logprobs-over-whole-tree"]
 ALONE = {"neighbours-seed", "every-second-request-shares-coins"}
 """Faults of a batch: each request alone is right, so they show as outcomes that follow other requests' coins."""
 

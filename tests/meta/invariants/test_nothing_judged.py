@@ -155,6 +155,7 @@ ELSEWHERE = {
     "sampled": (
         "acceptance.sampled-walk",
         "acceptance.coins-once",
+        "acceptance.streams-disjoint",
         "acceptance.law-exact",
         "acceptance.law-joint",
         "acceptance.support-at-edges",
@@ -313,7 +314,10 @@ PARTS: Mapping[str, tuple[Callable[[Trace], Trace], tuple[str, ...]]] = {
         in_stage(Stage.DRAFTED, proposal=None),
         ("acceptance.sampled-walk", "acceptance.law-exact", "acceptance.proposal-consistent"),
     ),
-    "coins": (in_stage(Stage.ACCEPTED, coins=None), ("acceptance.coins-once",)),
+    "coins": (
+        in_stage(Stage.ACCEPTED, coins=None),
+        ("acceptance.coins-once", "acceptance.streams-disjoint"),
+    ),
     "draft logits": (in_stage(Stage.DRAFTED, logits=None), ("acceptance.proposal-consistent", "draft.fidelity")),
     "draft ids": (in_stage(Stage.DRAFTED, draft_ids=None), ("draft.vocabulary-map",)),
     "caches": (

@@ -10,9 +10,9 @@ import pytest
 
 from backends.compositions import open_cpu
 from backends.faults.sampling import coins as coin_faults
-from backends.faults.sampling import logits_processing, rejection
+from backends.faults.sampling import logits_processing, rejection, shared_streams
 from properties.invariants import ALL
-from properties.invariants.acceptance import coins
+from properties.invariants.acceptance import coins, streams
 from properties.invariants.acceptance import law as laws
 from properties.invariants.lossless import distribution, processing
 from properties.strategies.models import GALLERY, small
@@ -45,7 +45,7 @@ from tests.corruption import (
 
 SPEAKING = {
     one.name
-    for group in (coins, distribution, laws, processing)
+    for group in (coins, distribution, laws, processing, streams)
     for one in group.INVARIANTS
     if one.name != "lossless.logprobs-draft-independent"  # speaks of greedy requests
 }
@@ -173,6 +173,11 @@ EVERYTHING: list[tuple[str, str | Corruption]] = [
     ("acceptance.coins-once", "coin-reused-for-residual"),
     ("acceptance.coins-once", used(0, 0)),
     ("acceptance.coins-once", with_tape(output_of(lambda old: old[::-1]))),
+    ("acceptance.streams-disjoint", "acceptance-by-the-drafts-coin"),
+    ("acceptance.streams-disjoint", "recovery-on-the-drafts-stream"),
+    ("acceptance.streams-disjoint", "noise-of-the-rejected-token-again"),
+    ("acceptance.streams-disjoint", "coin-reused-for-residual"),
+    ("acceptance.streams-disjoint", used(0, 0)),
     ("acceptance.proposal-consistent", "soft-law-for-ranked-tokens"),
     ("acceptance.proposal-consistent", "proposal-before-truncation"),
     ("acceptance.proposal-consistent", "proposal-without-temperature"),
@@ -243,7 +248,8 @@ def test_fails_when_it_should(name: str, how: str | Corruption) -> None:
 def test_no_invariant_and_no_fault_is_believed_unseen() -> None:
     assert {name for name, _ in EVERYTHING} >= SPEAKING
     drawn = {how for _, how in EVERYTHING if isinstance(how, str)}
-    assert drawn == {fault.name for fault in (*rejection.FAULTS, *coin_faults.FAULTS, *logits_processing.FAULTS)}
+    groups = (rejection, coin_faults, logits_processing, shared_streams)
+    assert drawn == {fault.name for group in groups for fault in group.FAULTS}
 
 
 def test_the_clean_engine_passes_the_same_cases() -> None:

@@ -1,0 +1,90 @@
+"""Faults of random streams: a number that drew a token decides once more.
+
+An engine has a stream for each purpose: drawing tokens, accepting them, drawing what replaces a rejected one. Streams
+with equal seeds, or with equal seeds and offsets, give equal numbers. Where a draft is not drawn, nothing is shared.
+"""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from backends.engine.sampling.coins import Coins
+from backends.engine.sampling.forest import Forest
+from backends.engine.sampling.seams import SamplingSeams
+from backends.faults.sampling.rejection import acceptance_fault
+
+FRESH = "a token that was named, not drawn, leaves the number of its draw unread, so that the number is a fresh one"
+"""The proof that sharing the numbers of a draft's draws is right where the draft draws nothing."""
+
+
+def has_drawn(dice: Coins, place: Tensor) -> Tensor:
+    """Whether the coin at `place` [B] has drawn a token; True for coins that do not note what they decided."""
+    if dice.low is None:
+        return torch.ones_like(place, dtype=torch.bool)
+    drawn = torch.zeros_like(place, dtype=torch.bool)
+    for spent, asked in dice.spent:
+        drawn = drawn | (asked & (spent == place))
+    return drawn
+
+
+def acceptance_follows_draw(seams: SamplingSeams) -> SamplingSeams:
+    """The number that drew a token also accepts it."""
+
+    def accepts(dice: Coins, trees: Forest, child: Tensor, threshold: Tensor, asked: Tensor) -> Tensor:
+        shared = dice.place("draft", child)
+        place = torch.where(has_drawn(dice, shared), shared, dice.place("accept", child))
+        return dice.below(place, threshold, asked)
+
+    return replace(seams, accepts=accepts)
+
+
+def recovery_begins_anew(seams: SamplingSeams) -> SamplingSeams:
+    """The token after a rejection is drawn by the first number of the draft's stream."""
+
+    def bonus_place(dice: Coins, at: Tensor, rejected: Tensor) -> Tensor:
+        first = dice.place("draft", torch.ones_like(rejected))
+        again = (rejected > 0) & has_drawn(dice, first)
+        return torch.where(again, first, seams.bonus_place(dice, at, rejected))
+
+    return replace(seams, bonus_place=bonus_place)
+
+
+def noise_twice(seams: SamplingSeams) -> SamplingSeams:
+    """The number that drew a rejected token also draws the token that replaces it."""
+
+    def bonus_place(dice: Coins, at: Tensor, rejected: Tensor) -> Tensor:
+        own = dice.place("draft", rejected)
+        again = (rejected > 0) & has_drawn(dice, own)
+        return torch.where(again, own, seams.bonus_place(dice, at, rejected))
+
+    return replace(seams, bonus_place=bonus_place)
+
+
+FAULTS = (
+    acceptance_fault(
+        "acceptance-by-the-drafts-coin",
+        "The random number that drew a drafted token also decides whether it is accepted.",
+        "vllm-project/vllm PR #47386: the acceptance uniform is the Philox draw of the draft's noise at that position",
+        "a draft that draws its tokens",
+        acceptance_follows_draw,
+        top_k=FRESH,
+    ),
+    acceptance_fault(
+        "recovery-on-the-drafts-stream",
+        "The token after a rejection is drawn by the first number of the draft's stream: both have one seed.",
+        "family of vllm-project/vllm PR #54282: drafts and recovered tokens draw from one random stream",
+        "a draft that draws its tokens, and a rejected one",
+        recovery_begins_anew,
+        top_k=FRESH,
+    ),
+    acceptance_fault(
+        "noise-of-the-rejected-token-again",
+        "The noise that drew a rejected token also draws the token that replaces it.",
+        "vllm-project/vllm PR #54282, vllm-project/vllm-ascend PR #15739: a rejected draft token is replaced by the very"
+        " noise that produced it",
+        "a draft that draws its tokens, and a rejected one",
+        noise_twice,
+        top_k=FRESH,
+    ),
+)

@@ -1,0 +1,182 @@
+"""The invariant of random streams: two draws for different purposes read no number twice.
+
+A draw of torch, NumPy or random has a place: its stream, its offset and its size (`reference.draws`). Coins of a tape
+have places too, one for each decision. Rejection sampling needs independent numbers: where the coin of an acceptance is
+the number that drew the token, or the noise that drew a rejected token draws its replacement, the output follows
+another law than the target's.
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+
+from properties.invariants.applies import sampled
+from properties.verdict.finding import Compared, Finding
+from properties.verdict.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
+from properties.verdict.subject import NoTrace, Subject
+from reference import tape
+from reference.case import Case
+from reference.draws import Draw
+from reference.trace import Stage, Trace
+
+NAME = "acceptance.streams-disjoint"
+
+FRAMES = 5
+"""Most innermost frames of each draw that a finding shows."""
+
+COINS = "the coins"
+"""The beginning of the names of streams that a tape holds."""
+
+
+def disjoint(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
+    """No draw reads a number that another purpose has read.
+
+    Raises:
+        NotApplicable: The engine promises the text that it gives without a draft. It then reads one number for the
+            draft and for the target on purpose, and lossless.same-seed judges the promise.
+        Unobserved: The engine's process drew nothing through torch, NumPy or random, and shows no coins.
+    """
+    if subject.abilities is not None and subject.abilities.same_seed:
+        raise NotApplicable("numbers are shared by promise; lossless.same-seed judges it")
+    draws = coin_draws(case, subject(case)) or _recorded(case, subject)
+    if not draws:
+        raise Unobserved("nothing was drawn through torch, NumPy or random in the engine's process")
+    yield Compared(len(draws) - 1)
+    pair = first_reread(draws)
+    if pair is not None:
+        yield _finding(*pair)
+
+
+def _recorded(case: Case, subject: Subject) -> tuple[Draw, ...]:
+    """The draws of a run of `case` that is watched."""
+    # On several ranks each one reads the numbers that all of them read.
+    if subject.watch is None or case.ranks > 1:
+        return ()
+    try:
+        return subject.watched(case).draws or ()
+    except NoTrace as absent:
+        raise Unobserved("the run broke while its draws were watched") from absent
+
+
+def coin_draws(case: Case, trace: Trace) -> tuple[Draw, ...]:
+    """The coins of a tape that decided, each a draw of one number; empty where the backend shows none."""
+    draws = []
+    for step, shown in enumerate(trace.steps):
+        coins = (shown.accepted.coins if shown.accepted is not None else None) or ()
+        for number, place in enumerate(coins):
+            coin = coin_in_words(place, case.most_nodes)
+            draws.append(Draw(f"{COINS} of step {step}", place, 1, (f"decision {number}",), coin, step))
+    return tuple(draws)
+
+
+def coin_in_words(place: int, nodes: int) -> str:
+    """The coin at `place` of a step: `the draft coin of node 1`, or `the bonus coin`."""
+    kind, node = divmod(place, nodes)
+    return f"the {tape.KINDS[kind]} coin" + (f" of node {node}" if place < 3 * nodes else "")
+
+
+@dataclass
+class Course:
+    """The draws of one call site, which may go back to a place only if it lies behind the last beginning.
+
+    An engine that keys its numbers by position reads those of a position again after a rejection that left the
+    position open. Each of its steps settles at least one position, so that it never reads the place of the first draw
+    of a step again. A generator that is seeded anew before each draw, or whose offset is frozen in a recorded graph,
+    reads this very place.
+
+    Attributes:
+        order: The places in the order in which they were first read, each with its number.
+        began: The number of the place where the course last began.
+        last: The number of the place that was read last.
+    """
+
+    order: dict[tuple[str, int], int] = field(default_factory=dict)
+    began: int = 0
+    last: int = -1
+
+    def goes_on(self, draw: Draw) -> bool:
+        """Whether `draw` may follow; it is then the last one."""
+        number = self.order.setdefault((draw.stream, draw.offset), len(self.order))
+        goes_back = number <= self.last
+        if goes_back and number <= self.began:
+            return False
+        if goes_back:
+            self.began = number
+        self.last = number
+        return True
+
+
+@dataclass
+class Stream:
+    """The draws of one stream so far.
+
+    Attributes:
+        draws: (offset, number of the draw), in the order of offsets.
+        widest: The largest size of a draw.
+    """
+
+    draws: list[tuple[int, int]] = field(default_factory=list)
+    widest: int = 0
+
+    def near(self, draw: Draw) -> Iterable[int]:
+        """The numbers of the earlier draws that may overlap `draw`."""
+        first = bisect_left(self.draws, (draw.offset - self.widest, -1))
+        behind = bisect_left(self.draws, (draw.end, -1))
+        return (number for _, number in self.draws[first:behind])
+
+    def add(self, draw: Draw, number: int) -> None:
+        """Take one more draw."""
+        insort(self.draws, (draw.offset, number))
+        self.widest = max(self.widest, draw.size)
+
+
+def first_reread(draws: tuple[Draw, ...]) -> tuple[Draw, Draw] | None:
+    """The first draw that reads a number of another purpose: the earlier draw and this one; None where none does.
+
+    Draws at different call sites have different purposes. Draws at one call site may go back as `Course` says.
+    """
+    streams: dict[str, Stream] = {}
+    courses: dict[tuple[str, ...], Course] = {}
+    for number, draw in enumerate(draws):
+        if draw.size <= 0:
+            continue
+        stream = streams.setdefault(draw.stream, Stream())
+        goes_on = courses.setdefault(draw.site, Course()).goes_on(draw)
+        for earlier in sorted(stream.near(draw)):
+            other = draws[earlier]
+            overlaps = other.end > draw.offset
+            if overlaps and (other.site != draw.site or (not goes_on and other.offset == draw.offset)):
+                return other, draw
+        stream.add(draw, number)
+    return None
+
+
+def _finding(first: Draw, again: Draw) -> Finding:
+    """The finding that `again` reads numbers that `first` had read."""
+    where: dict[str, int | str] = {"side": "coin"}
+    if again.stream.startswith(COINS):
+        return Finding(NAME, Stage.ACCEPTED, again.step, where, "one decision", f"another by {again.call}")
+    where = {"side": f"{_function(first)}, then {_function(again)}"}
+    start, end = max(first.offset, again.offset), min(first.end, again.end)
+    shared = replace(again, offset=start, size=end - start).numbers
+    frames = (f"{first.call}, read first in", *first.site[-FRAMES:], f"{again.call}, again in", *again.site[-FRAMES:])
+    return Finding(NAME, Stage.ACCEPTED, again.step, where, "numbers of its own", shared, said=frames)
+
+
+def _function(draw: Draw) -> str:
+    """The name of the function that drew, read off its innermost frame; the whole frame where it names none."""
+    frame = draw.site[-1] if draw.site else "an unknown place"
+    _, _, rest = frame.partition(" in ")
+    return rest.partition(":")[0] or frame
+
+
+INVARIANTS = (
+    Invariant(
+        NAME,
+        "No two draws for different purposes read one random number.",
+        needing(Stage.EMITTED),
+        disjoint,
+        sampled,
+        every=TURNS,
+    ),
+)
