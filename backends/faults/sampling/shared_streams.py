@@ -81,8 +81,8 @@ FAULTS = (
     acceptance_fault(
         "noise-of-the-rejected-token-again",
         "The noise that drew a rejected token also draws the token that replaces it.",
-        "vllm-project/vllm PR #54282, vllm-project/vllm-ascend PR #15739: a rejected draft token is replaced by the very"
-        " noise that produced it",
+        "vllm-project/vllm PR #54282, vllm-project/vllm-ascend PR #15739: a rejected draft token is replaced by"
+        " the very noise that produced it",
         "a draft that draws its tokens, and a rejected one",
         noise_twice,
         top_k=FRESH,
