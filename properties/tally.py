@@ -120,6 +120,7 @@ class Tally:
         commit_fallbacks: Reasons why such commits took another way, `fast: the reason`, with the number of commits.
         evidence: Tests of laws by sampling.
         excess_evidence: Why that evidence condemns the run, or None.
+        predicted_ties: Invariant name to the ties that the control of its population predicts.
         routing_ties: Differences that a tie between experts may explain, of all cases.
         excess_ties: Why the ties of the whole run cannot be chance (rule T's count test), or None.
         errors: Reasons why the run could not judge, one line each.
@@ -154,6 +155,7 @@ class Tally:
     ties: list[Tie] = field(default_factory=list)
     routing_ties: list[RoutingTie] = field(default_factory=list)
     positions: Positions = field(default_factory=Positions)
+    predicted_ties: dict[str, float] = field(default_factory=dict)
     unsupported: dict[str, int] = field(default_factory=dict)
     accept_lengths: dict[int, int] = field(default_factory=dict)
     accepted_by_draft: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -198,6 +200,8 @@ class Tally:
         self.known.update(verdict.known)
         self.behind.update(verdict.behind)
         self.positions = self.positions + verdict.positions
+        for name, expected in verdict.predicted_ties.items():
+            self.predicted_ties[name] = self.predicted_ties.get(name, 0.0) + expected
         if verdict.unsupported is not None:
             self.unsupported[verdict.unsupported] = self.unsupported.get(verdict.unsupported, 0) + 1
         # `setdefault`: a verdict may name an invariant that has no entry yet.

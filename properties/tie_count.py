@@ -3,6 +3,8 @@
 Also whether so many positions are near ties that the run decided nothing.
 """
 
+from collections import Counter
+
 from scipy.special import pdtrc
 
 from properties.tally import Tally
@@ -17,13 +19,21 @@ VACUOUS = 0.25
 """Share of positions in the tie zone above which the greedy comparison of a run decides nothing."""
 
 
+UNPREDICTED = ("pair.greedy-match",)
+"""Invariants whose ties no control predicts: two engines chose tokens, of whose rivals no score is known."""
+
+
 def too_many(tally: Tally) -> str | None:
-    """Why the ties of a whole run cannot be chance, or None."""
-    rate = INFLATION * tally.positions.predicted
-    count = len(tally.ties)
-    # pdtrc(k, m) is the probability that a Poisson variable of mean m exceeds k.
-    if count and pdtrc(count - 1, rate) < ALPHA:
-        return f"{count} ties where the noise of the control predicts {tally.positions.predicted:.3g}"
+    """Why the ties of a whole run cannot be chance, or None; each invariant's ties are counted by themselves.
+
+    Ties of greedy positions say nothing of drafted nodes: each population has its own control.
+    """
+    counts = Counter(tie.invariant for tie in tally.ties if tie.invariant not in UNPREDICTED)
+    for name, count in counts.items():
+        predicted = tally.predicted_ties.get(name, 0.0)
+        # pdtrc(k, m) is the probability that a Poisson variable of mean m exceeds k.
+        if pdtrc(count - 1, INFLATION * predicted) < ALPHA / len(counts):
+            return f"{count} ties of {name} where the noise of its control predicts {predicted:.3g}"
     return None
 
 

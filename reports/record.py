@@ -261,6 +261,7 @@ def summary(tally: Tally) -> dict[str, Any]:
             "ties": tally.ties,
             **({"routing_ties": tally.routing_ties} if tally.routing_ties else {}),
             "positions": tally.positions,
+            "predicted_ties": tally.predicted_ties,
             "unsupported": tally.unsupported,
             "attention_calls": tally.attention_calls,
             "fallbacks": tally.fallbacks,

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from backends.base import Unsupported
+from backends.base import StageFailure, Unsupported
 from backends.engine.batch.acceptance import decide_together
 from backends.engine.batch.drafting import draft_together
 from backends.engine.captured.runner import LevelRunner
@@ -27,7 +27,7 @@ from reference.draft import most_rows
 from reference.malformed import Malformed
 from reference.requests.models import marks
 from reference.session import Account, Action, Session
-from reference.trace import Shared, Trace
+from reference.trace import Shared, Stage, Trace
 
 
 class Server:
@@ -128,6 +128,8 @@ class Server:
     def _add(self, number: int) -> None:
         case = self.case.alone(number)
         self._enter(number, case, self._lease(case, case.prefix))
+        if number not in self.requests and self.case.session is None:
+            raise self._starved(len(case.prompt))
 
     def _fork(self, source: int, twin: int) -> None:
         old = self.requests[source]
@@ -238,8 +240,25 @@ class Server:
         return table.batches[min(batch[0].coined, len(table.batches) - 1)]
 
     def _ready(self, request: Request) -> bool:
-        """Whether the pool has pages for the request's next block; if not, the request waits, before any forward."""
-        return self._room(request.lease, len(request.tokens) + self._rows)
+        """Whether the pool has pages for the request's next block; if not, the request waits, before any forward.
+
+        Raises:
+            StageFailure: if the request is alone, so that no other gives pages back, however long it waits.
+        """
+        columns = len(request.tokens) + self._rows
+        room = self._room(request.lease, columns)
+        if not room and self.case.session is None:
+            raise self._starved(columns)
+        return room
+
+    def _starved(self, columns: int) -> StageFailure:
+        """The error of a request alone that waits for pages."""
+        free, total = len(self._arena.pages.free), self._arena.pages.total
+        return StageFailure(
+            Stage.COMMITTED,
+            f"the request waits for pages that can never come: {columns} columns and their reserve need "
+            f"{self.case.layout.pages_for(columns)} of {total} pages, {free} are free, and no other request holds any",
+        )
 
     def _room(self, lease: CacheLease, columns: int) -> bool:
         if lease.blocks is None:

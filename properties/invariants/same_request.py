@@ -13,6 +13,7 @@ from properties.verdict.invariant import Fact, Oracle
 from properties.verdict.session_members import Member
 from properties.verdict.subject import Subject
 from reference.case import Case
+from reference.draft import most_rows
 from reference.session import Account
 from reference.trace import Stage, Trace
 
@@ -50,6 +51,14 @@ def alike(name: str, member: Member, other: Trace, oracle: Oracle, subject: Subj
 def accounts_of(trace: Trace) -> tuple[Account, ...]:
     """The accounts of a session, one after each action; empty if the trace holds no session."""
     return trace.shared.accounts if trace.shared is not None else ()
+
+
+def largest_block(case: Case) -> int:
+    """Columns of the largest block that a request of the session may have open: its rows, and one for the bonus."""
+    assert case.session is not None
+    plans = [case.alone(number).draft for number in range(1 + len(case.session.mates))]
+    drafts = [*plans, *(action.draft for action in case.session.actions if action.draft is not None)]
+    return max(case.layout.padded_nodes, *map(most_rows, drafts)) + 1
 
 
 def present(accounts: tuple[Account, ...], at: int) -> set[int]:

@@ -155,6 +155,17 @@ class Positions:
 
 
 @dataclass(frozen=True)
+class PredictedTies:
+    """Ties that the control of an invariant's own population predicts for what the invariant compared.
+
+    Attributes:
+        count: Expected number of ties (inflation not included).
+    """
+
+    count: float
+
+
+@dataclass(frozen=True)
 class Evidence:
     """One test of a law by sampling; a run is red iff the sum of its e-values reaches tests / alpha.
 
@@ -213,6 +224,7 @@ class Verdict:
         findings: Every difference, in the order of the invariants.
         ties: Rule T's ties.
         routing_ties: Rule T's ties between experts, each in the place of a finding.
+        predicted_ties: Invariant name to the ties that the control of its population predicts.
         positions: Rule T's counts.
         evidence: Tests of laws by sampling.
         trace: The backend's trace of the case, or None when the run failed.
@@ -239,6 +251,7 @@ class Verdict:
     ties: tuple[Tie, ...] = ()
     routing_ties: tuple[RoutingTie, ...] = ()
     positions: Positions = field(default_factory=Positions)
+    predicted_ties: Mapping[str, float] = field(default_factory=dict)
     evidence: tuple[Evidence, ...] = ()
     trace: Trace | None = None
     unsupported: str | None = None

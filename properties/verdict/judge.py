@@ -4,7 +4,7 @@ The command line and pytest share it.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from properties.accepted_ranks import added, counts_by_draft
@@ -16,6 +16,7 @@ from properties.verdict.finding import (
     Finding,
     Outcome,
     Positions,
+    PredictedTies,
     RoutingTie,
     Tie,
     Verdict,
@@ -74,6 +75,7 @@ def _joined(whole: Verdict, part: Verdict, request: int) -> Verdict:
         ties=(*whole.ties, *part.ties),
         routing_ties=(*whole.routing_ties, *part.routing_ties),
         positions=whole.positions + part.positions,
+        predicted_ties=_summed(whole.predicted_ties, part.predicted_ties),
         evidence=(*whole.evidence, *part.evidence),
         unsupported=whole.unsupported or part.unsupported,
         forward_s=whole.forward_s + part.forward_s,
@@ -88,6 +90,11 @@ def _joined(whole: Verdict, part: Verdict, request: int) -> Verdict:
     )
 
 
+def _summed(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
+    """The sums of two tables, by name."""
+    return {name: one.get(name, 0.0) + other.get(name, 0.0) for name in {**one, **other}}
+
+
 def _judged(
     case: Case, invariants: Sequence[Invariant], oracle: Oracle, subject: Subject, beside: str = "session"
 ) -> Verdict:
@@ -99,6 +106,7 @@ def _judged(
     ties: list[Tie] = []
     routing_ties: list[RoutingTie] = []
     positions = Positions()
+    predicted_ties: dict[str, float] = {}
     evidence: list[Evidence] = []
     compared: dict[str, int] = {}
     unanswered = False
@@ -120,6 +128,8 @@ def _judged(
         ties += said.ties
         evidence += said.evidence
         positions = positions + said.positions
+        if said.predicted_ties is not None:
+            predicted_ties[invariant.name] = said.predicted_ties
         unanswered = unanswered or said.unanswered
         if said.judged:
             compared[invariant.name] = said.compared
@@ -141,6 +151,7 @@ def _judged(
         ties=tuple(ties),
         routing_ties=tuple(routing_ties),
         positions=positions,
+        predicted_ties=predicted_ties,
         evidence=tuple(evidence),
         trace=trace,
         unsupported=_no_reference(case, oracle) if unanswered else declined,
@@ -165,6 +176,7 @@ class _Said:
     ties: list[Tie] = field(default_factory=list)
     evidence: list[Evidence] = field(default_factory=list)
     positions: Positions = field(default_factory=Positions)
+    predicted_ties: float | None = None
     compared: int = 0
     silent: Outcome = "unobserved"
     cut_off: bool = False
@@ -179,6 +191,9 @@ class _Said:
             self.ties.append(fact)
         elif isinstance(fact, Positions):
             self.positions = self.positions + fact
+            self.predicted_ties = (self.predicted_ties or 0.0) + fact.predicted
+        elif isinstance(fact, PredictedTies):
+            self.predicted_ties = (self.predicted_ties or 0.0) + fact.count
         elif isinstance(fact, Evidence):
             self.evidence.append(fact)
         else:

@@ -1,5 +1,7 @@
 """The page of a whole run on the terminal."""
 
+from collections import Counter
+
 from properties.tally import Failure, Tally
 from properties.verdict.finding import FINISHED, STAGE_UNKNOWN, Finding
 from reference.trace import Stage
@@ -190,10 +192,18 @@ def _ties(tally: Tally, verbose: bool) -> list[tuple[str, str]]:
     counts = tally.positions
     if tally.excess_ties is not None:
         return [("TIES", f"{clean(tally.excess_ties)}: that many cannot be chance")]
-    if not tally.ties and not verbose:
-        return []
-    if not counts.judged:
-        return [("ties", f"{len(tally.ties)}, without a control to compare with")] if tally.ties else []
-    control = f"{number(counts.predicted)} predicted by the control, which had {counts.control_ties} itself"
-    spread = f"{plural(counts.judged, 'position')} judged, {counts.near} near a tie"
-    return [("ties", f"{len(tally.ties)}; {control} ({spread})")]
+    facts = []
+    drafted = Counter(tie.invariant for tie in tally.ties if tie.invariant.startswith("draft."))
+    greedy = len(tally.ties) - drafted.total()
+    if (greedy or verbose) and counts.judged:
+        control = f"{number(counts.predicted)} predicted by the control, which had {counts.control_ties} itself"
+        spread = f"{plural(counts.judged, 'position')} judged, {counts.near} near a tie"
+        facts.append(("ties", f"{greedy}; {control} ({spread})"))
+    elif greedy:
+        facts.append(("ties", f"{greedy}, without a control to compare with"))
+    for name, count in drafted.items():
+        predicted = number(tally.predicted_ties.get(name, 0.0))
+        facts.append(
+            ("ties", f"{count} of drafted nodes; {predicted} predicted by the draft's control ({clean(name)})")
+        )
+    return facts

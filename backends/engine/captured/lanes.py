@@ -47,8 +47,8 @@ class LaneModel(Protocol):
     fallbacks: Counter[str]
 
     @property
-    def layers(self) -> int:
-        """Number of layers, or of modules."""
+    def attending(self) -> int:
+        """Number of layers, or of modules, that call attention."""
         ...
 
     def run_lanes(self, lanes: list[LaneRows], attend: Attend, batch: type[BatchCache]) -> list[Tensor]:

@@ -72,7 +72,7 @@ class LevelRunner:
         self._live = [lane.cache for lane in rows]
         if size is None:
             why = f"not captured: a draft level of {len(rows)} requests; captures end at {self.parts.sizes[-1]}"
-            model.fallbacks[why] += model.layers
+            model.fallbacks[why] += model.attending
             return dict(zip(numbers, model.run_lanes(rows, attend, batch), strict=True))
         buffers = self._buffers(model, rows[0])
         buffers.fill(rows[:size], numbers[:size], size)

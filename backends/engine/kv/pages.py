@@ -86,6 +86,7 @@ class Blocks:
     request ends.
 
     Attributes:
+        overhang: Columns, not pages, of which `reserve` keeps room beyond those asked for.
         copy: Functions that copy one page to another, one for each cache made on this table; the caches add them.
     """
 
@@ -94,7 +95,7 @@ class Blocks:
         self.size = size
         self.table: list[int] = []
         self.copy: list[Callable[[int, int], None]] = []
-        self._overhang = overhang
+        self.overhang = overhang
 
     @property
     def allocated(self) -> int:
@@ -103,7 +104,7 @@ class Blocks:
 
     def reserve(self, columns: int) -> None:
         """Make room for `columns` columns and the overhang; raise OutOfPages, taking no page, if pages are missing."""
-        missing = -(-(columns + self._overhang) // self.size) - len(self.table)
+        missing = -(-(columns + self.overhang) // self.size) - len(self.table)
         if missing > 0:
             self.table += self.pages.take(missing)
 

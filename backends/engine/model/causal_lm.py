@@ -62,9 +62,10 @@ class CausalLm:
         reaches: The reach of each layer.
         recurrent: The layers that have a recurrent state.
         unattended: The layers that have it in place of attention.
+        attending: The number of the other layers, each of which calls attention once in a forward.
         forward_s: Seconds spent in forwards since the model was loaded, device synchronised.
         calls: Number of forwards since the model was loaded.
-        attention_calls: Number of layers that ran since the model was loaded; of a recorded model, in watched forwards.
+        attention_calls: Calls of attention since the model was loaded; of a recorded model, in watched forwards.
         graphs: The recordings of verify forwards; None for a backend that records none.
         fallbacks: How many layers of forwards took a slower attention path since the model was loaded, by reason.
     """
@@ -80,6 +81,7 @@ class CausalLm:
         self.reaches = reaches_of(config)
         self.recurrent = [layer for layer, kind in enumerate(self._kinds) if kind in (*RECURRENT, *BESIDE)]
         self.unattended = [layer for layer in self.recurrent if self._kinds[layer] in RECURRENT]
+        self.attending = len(self.reaches) - len(self.unattended)
         self.forward_s = 0.0
         self.calls = 0
         self.attention_calls = 0
@@ -169,7 +171,7 @@ class CausalLm:
             hooked = tap is not None or any(adapters)
             recorded = HOOKED if hooked else self.graphs.run(self._network, inputs, cache, attend)
             if isinstance(recorded, str):  # the reason why nothing was recorded: a fallback in every layer
-                cache.fallbacks += [recorded] * len(self.reaches)
+                cache.fallbacks += [recorded] * self.attending
             else:
                 logits, heads = recorded
                 watch += heads
@@ -184,7 +186,7 @@ class CausalLm:
         self.forward_s += time.perf_counter() - began
         self.calls += 1
         if self.graphs is None or watch is not None:
-            self.attention_calls += len(self.reaches)
+            self.attention_calls += self.attending
         self.fallbacks.update(cache.fallbacks)
         return [logits[lane, :rows] if score else torch.empty(0) for lane, rows in enumerate(widths)]
 

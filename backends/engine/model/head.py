@@ -86,6 +86,11 @@ class HeadModel(ABC):
         """Number of modules, each with a layer of the cache."""
         return len(self.reaches)
 
+    @property
+    def attending(self) -> int:
+        """Number of modules, each of which calls attention."""
+        return len(self.reaches)
+
     def prefix(self, module: int) -> str:
         """The prefix of the names of the decoder layer of `module`."""
         return self.at

@@ -110,6 +110,31 @@ def overhang_lost(seams: Seams) -> Seams:
     return replace(seams, arena=CommittedOnly)
 
 
+class ReserveInPages(Blocks):
+    """A block table whose reserve is a number of columns that is taken for a number of pages."""
+
+    def reserve(self, columns: int) -> None:
+        """See `Blocks.reserve`."""
+        missing = -(-columns // self.size) + self.overhang - len(self.table)
+        if missing > 0:
+            self.table += self.pages.take(missing)
+
+
+@fault(
+    "reserve-counted-in-pages",
+    Stage.COMMITTED,
+    "family of catalogue BZ-067: pages allocated beyond the committed length; tokens taken for blocks as in ROCm/ATOM "
+    "PR #250",
+    "a layout with pages of more than one column, and a reserve",
+)
+def reserve_in_pages(seams: Seams) -> Seams:
+    """The reserve beyond a request's columns is counted in tokens and handed out in pages.
+
+    The pool runs out while most of its columns are empty, and requests wait that have room.
+    """
+    return replace(seams, kv=replace(seams.kv, blocks=ReserveInPages))
+
+
 class Ruthless(PrefixCache):
     """A prefix cache that evicts its oldest pages even if requests read them."""
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 
-from properties.invariants.same_request import accounts_of, alike
+from properties.invariants.same_request import accounts_of, alike, largest_block
 from properties.verdict.finding import Compared, Finding
 from properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
 from properties.verdict.session_members import members
@@ -23,12 +23,14 @@ from reference.trace import Stage
 def allocator_conserves(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """After every action, each page of the pool is either free or held, and no request may write to a shared page.
 
-    Only a prefix cache keeps pages of requests that have left.
+    Only a prefix cache keeps pages of requests that have left. No request holds more pages than its columns, the
+    largest block of the session and the reserve of the layout (`overhang`) need.
     """
     assert case.session is not None
+    ahead = largest_block(case) * (2 if case.session.overlapped else 1)
     for number, account in enumerate(accounts_of(subject(case))):
         yield Compared(account.total)
-        for what, expected, observed in _broken(account, case.layout):
+        for what, expected, observed in (*_broken(account, case.layout), *_beyond_reserve(account, case.layout, ahead)):
             # The number of batches that ran before the action, since findings of requests count steps too.
             step = sum(action.kind == "step" for action in case.session.actions[:number])
             where: dict[str, int | str] = {"action": number, "side": what}
@@ -69,6 +71,24 @@ def _broken(account: Account, layout: KvLayout) -> Iterator[tuple[str, object, o
                 yield "a page that is still to be written is shared", "one holder", page
 
 
+def _beyond_reserve(account: Account, layout: KvLayout, ahead: int) -> Iterator[tuple[str, object, object]]:
+    """A request that holds more pages than it may: (words, expected, observed).
+
+    Args:
+        account: The account.
+        layout: The layout, whose reserve is its `overhang`, counted in columns.
+        ahead: Columns of the blocks that a request may have open beyond its committed columns and its root.
+    """
+    for request, table in account.tables.items():
+        most = layout.pages_for(account.committed[request] + 1 + ahead)
+        if len(table) > most:
+            yield "more pages than columns, block and reserve need", f"at most {most} pages", f"{len(table)} pages"
+        room = most * layout.page_size
+        columns = account.allocated[request]
+        if columns > room:
+            yield "more room than columns, block and reserve need", f"at most {room} columns", columns
+
+
 def prefix_reuse(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """Without the prefix cache, each request of the session has the same numbers and tokens."""
     trace = subject(case)
@@ -106,7 +126,8 @@ def _prefixed(case: Case) -> bool:
 INVARIANTS = (
     Invariant(
         "cache.allocator-conserves",
-        "Free and held pages are all pages, one to be written has one holder, and only a prefix cache keeps any.",
+        "Free and held pages are all pages, one to be written has one holder, only a prefix cache keeps any, and no "
+        "request holds more than its columns, block and reserve need.",
         needing(),
         allocator_conserves,
         _paged,

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from properties.invariants.draft import tie_prediction
 from properties.invariants.draft.best_nodes import Breach, breaches
 from properties.invariants.draft.scores import (
     DRAFT_K,
@@ -20,7 +21,7 @@ from properties.invariants.draft.scores import (
 )
 from properties.tolerance.closeness import rms
 from properties.tolerance.ties import TIE_SIGMA
-from properties.verdict.finding import Compared, Finding, Tie
+from properties.verdict.finding import Compared, Finding, PredictedTies, Tie
 from properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
 from properties.verdict.subject import Subject
 from reference.architecture import Seeded
@@ -72,7 +73,9 @@ def tree_top_m(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
             return
 
 
-def grown(name: str, case: Case, oracle: Oracle, number: int, step: Step, true: Drafted) -> Iterator[Fact]:
+def grown(
+    name: str, case: Case, oracle: Oracle, number: int, step: Step, true: Drafted, sigma: float | None
+) -> Iterator[Fact]:
     """Findings where a dynamic tree has wrong scores, or is no dynamic tree of its draft's definition up to rule T.
 
     Args:
@@ -82,6 +85,7 @@ def grown(name: str, case: Case, oracle: Oracle, number: int, step: Step, true: 
         number: Index of the step.
         step: The step; its drafted tree has the right root.
         true: The oracle's tree.
+        sigma: The noise of the draft's scores, by its control; None for the a-priori one.
     """
     plan, seen = _plan(case), step.drafted
     assert seen is not None
@@ -92,12 +96,14 @@ def grown(name: str, case: Case, oracle: Oracle, number: int, step: Step, true: 
         if seen.tree != true.tree:
             yield tree_differs(name, number, line(true.tree), line(seen.tree))
         return
+    levels = _levels(case, len(step.context))
+    yield PredictedTies(tie_prediction.of_paths(case, plan, seen.tree, ids, scores, levels, sigma))
     if seen.logits is not None:
         yield from rows_differ(name, case, oracle, number, step.context, seen)
     if seen.tree == true.tree:
         return
     noise = tie_noise(case, plan, scores)
-    every = list(breaches(plan, seen.tree, ids, scores, noise, _levels(case, len(step.context))))
+    every = list(breaches(plan, seen.tree, ids, scores, noise, levels))
     worst = max(every, key=lambda one: one.away, default=None)
     if worst is not None and worst.away > noise:
         yield tree_differs(name, number, line(true.tree), line(seen.tree))

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from properties.invariants.applies import drawn
+from properties.invariants.draft import tie_prediction
 from properties.invariants.draft.dynamic_trees import common_paths, grown
 from properties.invariants.draft.scores import (
     DRAFT_K,
@@ -19,7 +20,7 @@ from properties.invariants.draft.scores import (
 )
 from properties.tolerance.closeness import rms
 from properties.tolerance.ties import TIE_SIGMA
-from properties.verdict.finding import Compared, Finding, Tie
+from properties.verdict.finding import Compared, Finding, PredictedTies, Tie
 from properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
 from properties.verdict.subject import Subject
 from properties.verdict.variants import pending_root
@@ -38,17 +39,20 @@ def fidelity(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     for number, step in enumerate(subject(case).steps):
         if step.drafted is not None:
             pending = pending_root(case, subject, number)
-            yield from proposed("draft.fidelity", case, oracle, number, step, number, pending, subject.retold, own)
+            sigma = None if subject.retold or own else _control(case, oracle, subject)
+            yield from proposed(
+                "draft.fidelity", case, oracle, number, step, number, pending, subject.retold, own, sigma
+            )
 
 
 def proposed(
     name: str, case: Case, oracle: Oracle, number: int, step: Step, place: int, pending: int, retold: bool = False,
-    own: bool = False,
+    own: bool = False, sigma: float | None = None,
 ) -> Iterator[Fact]:  # fmt: skip
     """Findings where the tree of `step` is not what the draft of `case` gives; a script gives its tree `place`.
 
     If the script was made of the run's own trees (`retold`), or the engine drafts in its `own` way, only the root is
-    compared.
+    compared. `sigma` is the noise of the draft's scores, by its control; None where no control was run.
     """
     assert step.drafted is not None
     root = step.drafted.tree.token[0]
@@ -88,14 +92,21 @@ def proposed(
     true = oracle(restarted(case, (*step.context, pending), number)).steps[0].drafted
     assert true is not None
     if case.draft.expansion is not None:
-        yield from grown(name, case, oracle, number, step, true)
+        yield from grown(name, case, oracle, number, step, true, sigma)
         return
     tree = step.drafted.tree
 
     def excused(node: int, distance: float, away: float) -> bool:
         return row_excused(case, oracle, step.context, tree, node, distance, away)
 
-    yield from _same(name, case, number, step.drafted, true, excused)
+    yield from _same(name, case, number, step.drafted, true, sigma, excused)
+
+
+def _control(case: Case, oracle: Oracle, subject: Subject) -> float | None:
+    """The noise of the draft's scores; None for a draft without any, and where only scores are compared."""
+    if not case.draft.has_law or drawn(case):
+        return None
+    return tie_prediction.control_sigma(case, oracle, subject)
 
 
 def _same(
@@ -104,14 +115,17 @@ def _same(
     number: int,
     seen: Drafted,
     true: Drafted,
+    sigma: float | None,
     excused: Callable[[int, float, float], bool] = lambda node, distance, away: False,
 ) -> Iterator[Fact]:
     """Findings where `seen` is not `true`; tokens whose scores differ by less than their noise are ties.
 
+    `sigma` is the noise by which ties are predicted.
     `excused` says of the scores at a node, by their distance and by how many times that is what it may be, whether the
     models' conditioning explains them.
     """
     yield Compared(len(true.tree))
+    yield PredictedTies(tie_prediction.of_ranks(case, true, sigma))
     if seen.tree.parent != true.tree.parent:
         yield tree_differs(name, number, line(true.tree), line(seen.tree))
         return
@@ -127,10 +141,10 @@ def _same(
                 yield Tie(name, node, gap)
             return
         if seen.logits is not None and true.logits is not None and not np.isnan(true.logits[node]).all():
-            sigma = draft_sigma(case, true.logits)
+            limit = DRAFT_K * draft_sigma(case, true.logits)
             # A NaN where the oracle has a number counts as an infinite distance.
-            away = float(rms(seen.logits[node] - true.logits[node])) / (DRAFT_K * sigma)
-            far = away * DRAFT_K * sigma
+            away = float(rms(seen.logits[node] - true.logits[node])) / limit
+            far = away * limit
             if away > 1 and not excused(node, far, away):
                 yield scores_differ(name, case, number, node, true.logits[node], seen.logits[node], away)
                 return
@@ -164,7 +178,9 @@ def rollback(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     if case.draft.expansion is not None and fresh.tree != step.drafted.tree:
         yield from common_paths("draft.rollback", case, number, step.drafted, fresh)
         return
-    yield from _same("draft.rollback", case, number, step.drafted, fresh)
+    sigma = _control(case, oracle, subject)
+    # Two runs of the backend, each with that noise.
+    yield from _same("draft.rollback", case, number, step.drafted, fresh, sigma and 2**0.5 * sigma)
 
 
 def vocabulary_map(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:

@@ -3,11 +3,11 @@
 from collections import Counter
 from collections.abc import Iterator
 
+from properties.invariants.same_request import largest_block
 from properties.verdict.finding import Compared, Finding
 from properties.verdict.invariant import Fact, Invariant, Oracle, Unobserved, needing
 from properties.verdict.subject import Subject
 from reference.case import Case
-from reference.draft import most_rows
 from reference.session import Account
 from reference.trace import Shared, Stage, Trace
 
@@ -85,8 +85,7 @@ def _waits(case: Case, shared: Shared) -> Iterator[Finding | Compared]:
     """
     assert case.session is not None
     plans = [case.alone(number) for number in range(1 + len(case.session.mates))]
-    drafts = [one.draft for one in plans] + [one.draft for one in case.session.actions if one.draft is not None]
-    block = max(case.layout.padded_nodes, *map(most_rows, drafts)) + 1
+    block = largest_block(case)
     before, known, out = Account((), 0, {}, (), {}, {}), set[int](), dict[int, int]()
     for at, (action, after) in enumerate(zip(case.session.actions, shared.accounts, strict=False)):
         held, number = before.committed, action.requests[0]

@@ -18,7 +18,7 @@ from properties.strategies.models import GALLERY
 from properties.tally import Counts, Failure, Tally, nothing_fused
 from properties.verdict.finding import Verdict
 from properties.verdict.judge import judge
-from reference.architecture import Seeded
+from reference.architecture import Architecture, Seeded
 from reference.case import Case
 from reference.draft import LanguageModel, Scripted
 from reference.sampling import Stops
@@ -123,6 +123,19 @@ def _wrong() -> Verdict:
         return 2 * eager(query, columns, scaling)
 
     return judge(CASE, ALL, ORACLE, subject_of(EngineBackend("wrong", "cpu", replace(SEAMS, attend=doubled))))
+
+
+HYBRIDS = [architecture for architecture in GALLERY if architecture.recurrent]
+
+
+@pytest.mark.parametrize("architecture", HYBRIDS, ids=lambda each: each.family)
+def test_layers_without_attention_call_none(architecture: Architecture) -> None:
+    """Else a run with hybrids would seem to run fused in the layers that call no attention."""
+    model = Seeded(architecture, 0)
+    drafts = LanguageModel(model, RankTree((0, 0, 0, 1), (0, 0, 1, 0)))
+    for draft in (drafts, Scripted((Tree((0, 0, 1), (2, 1, 0)),))):
+        trace = open_reluctant().run(Case(model, (1, 2), draft, stops=Stops(3)))
+        assert trace.attention_calls == sum(trace.fallbacks.values()) > 0
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The allocator, block tables, the prefix cache and the arena: no page is lost, and no sharer sees another's writes."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,12 +9,25 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from backends import faults
+from backends.base import StageFailure
+from backends.compositions import open_cpu
 from backends.engine.kv.arena import LARGE, Arena, CacheLease
 from backends.engine.kv.base import CacheSpec, KvCache, OutOfPages
 from backends.engine.kv.pages import Blocks, Pages
 from backends.engine.kv.prefix import PrefixCache
 from backends.engine.reach import Reach
+from properties.strategies.models import GALLERY
+from properties.verdict.judge import judge
+from reference.architecture import Seeded
+from reference.case import Case
+from reference.draft import Scripted
 from reference.layout import KvLayout
+from reference.sampling import Stops
+from reference.trace import Stage
+from reference.tree import Tree
+from specverify.setup.subjects import subject_of
+from tests.corruption import BY_NAME, ORACLE
 
 
 class Anything:
@@ -333,3 +347,22 @@ def test_a_target_that_drafts_for_itself_has_two_caches() -> None:
         for layer in range(2):
             cache.write(layer, *torch.full((2, 1, 2, 2), 1.0 + number, dtype=torch.float64))
     assert [float(cache.block(0)[0][0, 0, 0]) for cache in lease.caches] == [1.0, 2.0]
+
+
+@pytest.mark.parametrize(("overhang", "columns"), [(2, 21), (6, 12)])
+def test_a_request_alone_that_waits_for_pages_is_an_error_with_a_sentence(overhang: int, columns: int) -> None:
+    """A reserve handed out in pages empties a pool that is large enough: on the way, or before the first step."""
+    prompt = (3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8)
+    layout = KvLayout(kind="paged", page_size=4, overhang=overhang)
+    layout = replace(layout, pages=tuple(range(layout.pages_for(len(prompt) + 13))))
+    trees = (Tree((0, 0, 1), (prompt[-1], 2, 3)),)
+    case = Case(Seeded(GALLERY[1], 0), prompt, Scripted(trees), layout, stops=Stops(8))
+    assert len(open_cpu().run(case).output) == 8
+    starving = open_cpu()
+    faults.plant(starving, faults.named("reserve-counted-in-pages"))
+    words = f"the request waits for pages that can never come: {columns} columns and"
+    with pytest.raises(StageFailure, match=words) as error:
+        starving.run(case)
+    assert error.value.stage is Stage.COMMITTED
+    (finding,) = judge(case, (BY_NAME["lossless.completes"],), ORACLE, subject_of(starving)).findings
+    assert (finding.stage, "side" in finding.where) == (Stage.COMMITTED, False)

@@ -342,6 +342,7 @@ def test_near_ties_are_predicted_by_the_normal_tail() -> None:
 def tally(judged_positions: int, near: int, predicted: float, ties: int) -> Tally:
     one = Tally("b", positions=Positions(judged_positions, near, predicted, 0))
     one.ties = [Tie("i", at, 1.0) for at in range(ties)]
+    one.predicted_ties = {"i": predicted}
     return one
 
 
@@ -356,6 +357,18 @@ def test_more_ties_than_the_noise_predicts_are_no_chance() -> None:
     for count in range(least):
         tail, term = tail - term, term * rate / (count + 1)
     assert tail < 1e-9 < tail + term * least / rate
+
+
+def test_ties_of_drafted_nodes_are_counted_by_their_own_control() -> None:
+    """Not by that of greedy positions, of which a run of `draft.*` alone has none."""
+    one = Tally("b")
+    one.ties = [Tie("draft.fidelity", at, 1.0) for at in range(10)]
+    one.predicted_ties = {"draft.fidelity": 9.0}
+    assert too_many(one) is None
+    one.predicted_ties = {"draft.fidelity": 0.2, "lossless.greedy-match": 900.0}
+    assert str(too_many(one)) == "10 ties of draft.fidelity where the noise of its control predicts 0.2"
+    one.ties = [Tie("pair.greedy-match", 0, 0.0)] * 10
+    assert too_many(one) is None, "no control predicts ties of two engines that show tokens alone"
 
 
 def test_a_run_of_near_ties_decides_nothing() -> None:

@@ -1,38 +1,46 @@
 """The verdict rules in 16 bits: bounds above clean runs, ties at the rate that the control predicts, and blindness."""
 
+import json
 import sys
 from collections import defaultdict
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, product
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from torch import Tensor
 
+from backends.compositions import open_cpu
 from backends.engine.attention.sdpa import Sdpa
 from backends.engine.backend import EngineBackend
 from backends.engine.columns import AttentionInputs
 from backends.engine.composition import SEAMS
 from properties.invariants import rows
 from properties.invariants.draft import proposals as drafts
+from properties.invariants.draft.scores import DRAFT_SIGMA
 from properties.strategies import cases
 from properties.strategies.models import GALLERY
 from properties.tally import Tally
 from properties.tie_count import INFLATION, too_many, vacuous
-from properties.tolerance.bounds import INNER, LOGITS, PAIR
-from properties.tolerance.closeness import beyond
+from properties.tolerance.bounds import INNER, LOGITS, PAIR, UNIT
+from properties.tolerance.closeness import beyond, rms
 from properties.tolerance.ties import near_and_predicted
-from properties.verdict.finding import Compared, Finding, Tie
+from properties.verdict.finding import Compared, Finding, PredictedTies, Tie
 from properties.verdict.judge import judge
+from properties.verdict.subject import Subject
 from reference.architecture import Seeded
 from reference.case import Case
-from reference.draft import Scripted
+from reference.draft import LanguageModel, Scripted
 from reference.sampling import Stops
-from reference.trace import Array, Drafted
-from reference.tree import Tree
+from reference.trace import Array, Drafted, Step, Trace
+from reference.tree import RankTree, Tree
+from specverify.cli import main
 from specverify.setup.subjects import open_planted, subject_of
 from tests.corruption import BY_NAME, ORACLE
+from tests.inprocess import in_this_process
+from tests.tiers import gated
 
 NUMERIC = (
     "attention.context-exact",
@@ -91,6 +99,7 @@ def test_ties_come_at_the_rate_the_noise_predicts_and_more_are_called_out() -> N
     assert predicted / INFLATION < flips < predicted * INFLATION
     tally = Tally("x")
     tally.positions = replace(tally.positions, judged=len(true), near=near, predicted=predicted)
+    tally.predicted_ties = {"lossless.greedy-match": predicted}
     tie = Tie("lossless.greedy-match", 0, 1.0)
     tally.ties = [tie] * flips
     assert too_many(tally) is None
@@ -100,6 +109,63 @@ def test_ties_come_at_the_rate_the_noise_predicts_and_more_are_called_out() -> N
     _, louder = near_and_predicted(true, 10 * sigma)
     tally.positions = replace(tally.positions, near=near_and_predicted(true, 10 * sigma)[0], predicted=louder)
     assert "inconclusive" in str(vacuous(tally))
+
+
+FAMILIES = ("structure", "attention", "acceptance", "cache", "draft", "lossless", "serving")
+"""The families of invariants, each of which may be the only one that a run asks."""
+
+
+@pytest.mark.parametrize(
+    ("family", "seed_", "count"), [("draft", 0, 6), *gated(product(FAMILIES, range(6), (150,)), lambda place: False)]
+)
+def test_a_family_by_itself_is_clean_in_bfloat16(
+    family: str, seed_: int, count: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its ties are counted by the control of its own population, whatever else the run does not ask."""
+    in_this_process(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    words = ["--dtype", "bfloat16", "--invariant", f"{family}.*", "--cases", str(count), "--seed", str(seed_)]
+    with pytest.raises(SystemExit) as ended:
+        main(["diff", "--jobs", "1", "--json", "told.json", *words])
+    told = json.loads((tmp_path / "told.json").read_text())
+    assert (ended.value.code, told["excess_ties"]) == (0, None), told["errors"]
+    predicted = {name for name in told["predicted_ties"] if told["predicted_ties"][name] > 0}
+    assert {tie["invariant"] for tie in told["ties"]} <= predicted
+    assert (predicted != set()) == (family in ("draft", "lossless"))
+
+
+def noisily_drafted(step: Step, made: np.random.Generator) -> Step:
+    """The step with the children of the root as scores would rank them that are off by the a-priori noise."""
+    assert step.drafted is not None
+    assert step.drafted.logits is not None
+    row, tree = step.drafted.logits[0], step.drafted.tree
+    order = np.argsort(-(row + made.normal(0, DRAFT_SIGMA * UNIT["bfloat16"] * float(rms(row)) / 2, len(row))))
+    token = list(tree.token)
+    for rank, node in enumerate(tree.children[0]):
+        token[node] = int(order[rank])
+    ids = (0, *token[1:])
+    return replace(step, drafted=replace(step.drafted, tree=replace(tree, token=tuple(token)), draft_ids=ids))
+
+
+@pytest.mark.slow
+def test_a_draft_whose_scores_are_noisier_than_its_control_has_too_many_ties() -> None:
+    """The root of the first step, by which the noise is measured, is exact; later rows are noisy within their bound."""
+    made, tally = np.random.default_rng(1), Tally("noisy")
+    clean = subject_of(open_cpu())
+
+    def run(case: Case) -> Trace:
+        trace = clean(case)
+        return replace(trace, steps=(*trace.steps[:1], *(noisily_drafted(step, made) for step in trace.steps[1:])))
+
+    subject = Subject("noisy", run, clean.reveals)
+    for number in range(60):
+        model = Seeded(GALLERY[number % 12], 0)
+        prompt = tuple(int(token) for token in made.integers(0, model.vocab_size, 6))
+        draft = LanguageModel(model, RankTree((0, 0, 0, 1, 1), (0, 0, 1, 0, 1)))
+        case = Case(model, prompt, draft, stops=Stops(12), dtype="bfloat16")
+        tally.add(judge(case, (BY_NAME["draft.fidelity"],), ORACLE, subject))
+    assert tally.differed == 0
+    assert "ties of draft.fidelity" in str(too_many(tally))
 
 
 @pytest.mark.slow
@@ -169,7 +235,11 @@ def test_a_tie_in_the_draft_is_no_drift_of_what_comes_after_it() -> None:
     other[0, 7], other[0, 8] = scores[0, 8], scores[0, 7]
     other[1] = -scores[1]
     by_tie = Drafted(Tree((0, 0, 1), (5, 8, 9)), other, (0, 8, 9))
-    assert [type(fact) for fact in drafts._same("draft.fidelity", case, 0, by_tie, true)] == [Compared, Tie]
-    *_, drift = drafts._same("draft.fidelity", case, 0, replace(by_tie, tree=true.tree), true)
+    assert [type(fact) for fact in drafts._same("draft.fidelity", case, 0, by_tie, true, None)] == [
+        Compared,
+        PredictedTies,
+        Tie,
+    ]
+    *_, drift = drafts._same("draft.fidelity", case, 0, replace(by_tie, tree=true.tree), true, None)
     assert isinstance(drift, Finding)
     assert {**drift.where, "token": 0} == {"node": 1, "side": "logits", "token": 0}
