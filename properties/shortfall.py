@@ -24,6 +24,7 @@ def shortfalls(tally: Tally) -> list[str]:
     speculated = tally.speculation.untested() if by_own_count(tally.declared) else None
     found = (*_missing(tally), *_declined(tally), *_cut_short(tally), *_never_revealed(tally))
     found += () if speculated is None else (speculated,)
+    found += tuple(_excused_alone(tally))
     return list(found)
 
 
@@ -66,6 +67,20 @@ def _cut_short(tally: Tally) -> Iterator[str]:
     unasked = [name for name, counts in tally.invariants.items() if not counts.checked and not counts.unobserved]
     if 2 * len(unasked) > len(tally.invariants):
         yield f"{tally.stopped} before {len(unasked)} of {len(tally.invariants)} invariants had their turn"
+
+
+def _excused_alone(tally: Tally) -> Iterator[str]:
+    """A line for the invariants that met differences at ties between experts, and no case without one."""
+    names = [
+        name
+        for name, cases in sorted(tally.excused.items())
+        if cases and tally.invariants[name].checked <= tally.excused_checked[name]
+    ]
+    if names:
+        yield (
+            f"{', '.join(names)}: ties between experts explain a difference in every case, and no case agrees without; "
+            "show the experts of each row (`Scored.routed`), or run in float32"
+        )
 
 
 def _never_revealed(tally: Tally) -> Iterator[str]:

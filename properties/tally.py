@@ -8,7 +8,7 @@ import numpy as np
 from properties.laws.sampled.gate import ALPHA_RUN, culprits
 from properties.speculation import Speculation
 from properties.streams import Planned, run_evidence, streams_of
-from properties.verdict.finding import Evidence, Finding, Positions, RoutingTie, Tie, Verdict
+from properties.verdict.finding import Evidence, Finding, Positions, Routed, RoutingTie, Tie, Verdict
 from properties.verdict.run_log import RunLog
 from reference.case import Case
 from reference.trace import CHOSEN, Stage
@@ -121,7 +121,10 @@ class Tally:
         evidence: Tests of laws by sampling.
         excess_evidence: Why that evidence condemns the run, or None.
         predicted_ties: Invariant name to the ties that the control of its population predicts.
-        routing_ties: Differences that a tie between experts may explain, of all cases.
+        routing_ties: Differences that ties between experts may explain, of all cases.
+        excused: Invariants with such differences, each with the number of cases; `excused_checked`: those of these
+            cases in which the invariant was checked all the same.
+        routed: Rule T's counts of choices of experts.
         excess_ties: Why the ties of the whole run cannot be chance (rule T's count test), or None.
         errors: Reasons why the run could not judge, one line each.
         stopped: Why the run ended early (interrupted, time budget), or None.
@@ -154,6 +157,9 @@ class Tally:
     failures: list[Failure] = field(default_factory=list)
     ties: list[Tie] = field(default_factory=list)
     routing_ties: list[RoutingTie] = field(default_factory=list)
+    excused: Counter[str] = field(default_factory=Counter)
+    excused_checked: Counter[str] = field(default_factory=Counter)
+    routed: Routed = field(default_factory=Routed)
     positions: Positions = field(default_factory=Positions)
     predicted_ties: dict[str, float] = field(default_factory=dict)
     unsupported: dict[str, int] = field(default_factory=dict)
@@ -195,6 +201,10 @@ class Tally:
         self.commit_fallbacks.update(verdict.commit_fallbacks)
         self.ties.extend(verdict.ties)
         self.routing_ties.extend(verdict.routing_ties)
+        self.routed = self.routed + verdict.routed
+        excused = {tie.invariant for tie in verdict.routing_ties}
+        self.excused.update(excused)
+        self.excused_checked.update(name for name in excused if verdict.outcomes.get(name) == "checked")
         self.evidence.extend(verdict.evidence)
         self.speculation.add(verdict)
         self.known.update(verdict.known)

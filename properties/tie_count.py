@@ -37,6 +37,21 @@ def too_many(tally: Tally) -> str | None:
     return None
 
 
+EXPERT_INFLATION = 3.0
+"""Ratio of measured to predicted choices of other experts, which are predicted from the least noise of scores.
+
+Nothing measures the error of a backend's scores; clean runs came to at most 2.0 times the prediction.
+"""
+
+
+def too_many_experts(tally: Tally) -> str | None:
+    """Why the rows of a whole run that took other experts than the oracle cannot be chance, or None."""
+    ties, predicted = tally.routed.ties, tally.routed.predicted
+    if ties and pdtrc(ties - 1, EXPERT_INFLATION * predicted) < ALPHA:
+        return f"{ties} rows took other experts, where the noise of their scores predicts {predicted:.3g}"
+    return None
+
+
 def vacuous(tally: Tally) -> str | None:
     """Why the greedy comparison of a whole run decided too little, or None."""
     judged, near = tally.positions.judged, tally.positions.near

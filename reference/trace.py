@@ -120,6 +120,9 @@ class Scored:
         hidden: The hidden states that the draft reads (`Draft.reads`), float [nodes, width]; None where it reads none.
         legal, refused: bool [nodes, vocabulary] and [nodes]; the tokens that the request's grammar allows after each
             node, and the nodes with a token that it does not allow on their path, whose rows of `legal` say nothing.
+        routed: The experts that each row took, int [layers, context + nodes, taken]; the rows of the context come
+            first, with the experts of the forward that wrote their KV. -1 stands in a layer without experts, and in
+            every place of a row whose experts are not known. None where the backend shows none, or has none.
     """
 
     logits: Array
@@ -127,6 +130,7 @@ class Scored:
     hidden: Array | None = None
     legal: Array | None = None
     refused: Array | None = None
+    routed: Array | None = None
 
 
 @dataclass(frozen=True)

@@ -86,6 +86,8 @@ def verdict_line(verdict: Verdict) -> dict[str, Any]:
     line["ties"] = verdict.ties
     if verdict.routing_ties:
         line["routing_ties"] = verdict.routing_ties
+    if verdict.routed.judged:
+        line["routed"] = verdict.routed
     line["evidence"] = [
         {"invariant": one.invariant, "log_e": one.log_e, "draws": one.rounds, "stream": one.stream or None}
         for one in verdict.evidence
@@ -260,6 +262,7 @@ def summary(tally: Tally) -> dict[str, Any]:
             "findings": [failure_fact(failure) for failure in tally.failures],
             "ties": tally.ties,
             **({"routing_ties": tally.routing_ties} if tally.routing_ties else {}),
+            **({"routed": tally.routed} if tally.routed.judged else {}),
             "positions": tally.positions,
             "predicted_ties": tally.predicted_ties,
             "unsupported": tally.unsupported,

@@ -52,6 +52,11 @@ PARTS = {
     "attended": (Stage.ATTENDED, "float [layers, heads, nodes, head_dim], before the output projection"),
     "logits": (Stage.SCORED, "float [nodes, vocabulary]: the target's, before any processing"),
     "law": (Stage.SCORED, "float [nodes, vocabulary]: the target's law, where it samples; needs logits"),
+    "routed": (
+        Stage.SCORED,
+        "int [layers, committed + nodes, experts of a row]: the experts that each row took, -1 where not known; None "
+        "for a model without; needs logits",
+    ),
     "path": (Stage.ACCEPTED, "the accepted nodes from the root (0) downwards; needs bonus"),
     "bonus": (Stage.ACCEPTED, "the token after the path; needs path"),
     "logprobs": (Stage.EMITTED, "the log-probability of each emitted token, before any processing"),
@@ -60,8 +65,8 @@ PARTS = {
 }
 """The parts of a step, each with its stage and its form."""
 
-TOGETHER = {"law": "logits", "draft_logits": "tree", "proposal": "tree", "path": "bonus", "bonus": "path",
-            "keys": "values", "values": "keys"}  # fmt: skip
+TOGETHER = {"law": "logits", "routed": "logits", "draft_logits": "tree", "proposal": "tree", "path": "bonus",
+            "bonus": "path", "keys": "values", "values": "keys"}  # fmt: skip
 """Parts that mean nothing without another part."""
 
 LOWERED = tuple(name for name, (stage, _) in PARTS.items() if stage is Stage.LOWERED and name != "mask")
@@ -196,7 +201,7 @@ def _step(
         drafted,
         Lowered(**lowered) if lowered else None,
         Attended(parts["attended"]) if "attended" in parts else None,
-        Scored(parts["logits"], parts.get("law")) if "logits" in parts else None,
+        Scored(parts["logits"], parts.get("law"), routed=parts.get("routed")) if "logits" in parts else None,
         Accepted(parts["path"], parts["bonus"]) if "path" in parts else None,
         Emitted(tokens, finish, parts.get("logprobs")),
         _committed(parts) if "keys" in parts else None,

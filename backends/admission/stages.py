@@ -86,7 +86,7 @@ def admitted_step(step: Step, sizes: Sizes) -> Step:
         nodes = len(lowered.retrieve_index)
     attended = _stage(Stage.ATTENDED, step.attended, lambda one: _attended(one, sizes, nodes))
     nodes = attended.output.shape[2] if nodes is None and attended is not None else nodes
-    scored = _stage(Stage.SCORED, step.scored, lambda one: _scored(one, sizes, nodes))
+    scored = _stage(Stage.SCORED, step.scored, lambda one: _scored(one, sizes, nodes, len(context)))
     nodes = len(scored.logits) if nodes is None and scored is not None else nodes
     accepted = _stage(Stage.ACCEPTED, step.accepted, lambda one: _accepted(one, sizes, nodes))
     emitted = _stage(Stage.EMITTED, step.emitted, lambda one: _emitted(one, sizes))
@@ -204,7 +204,7 @@ def _attended(value: object, sizes: Sizes, nodes: int | None) -> Attended:
     return Attended(array("attended.output", one.output, "float", axes))
 
 
-def _scored(value: object, sizes: Sizes, nodes: int | None) -> Scored:
+def _scored(value: object, sizes: Sizes, nodes: int | None, context: int) -> Scored:
     one = ours("scored", value, Scored)
     vocabulary: Axis = ("vocabulary", sizes.vocabulary)
     logits = array("scored.logits", one.logits, "float", (("nodes", nodes), vocabulary))
@@ -217,7 +217,14 @@ def _scored(value: object, sizes: Sizes, nodes: int | None) -> Scored:
         _optional("scored.hidden", one.hidden, (rows, ("width", sizes.hidden))),
         None if one.legal is None else array("scored.legal", one.legal, "bool", (rows, vocabulary)),
         None if one.refused is None else array("scored.refused", one.refused, "bool", (rows,)),
+        None if one.routed is None else _routed(one.routed, sizes, context + len(logits)),
     )
+
+
+def _routed(value: Array, sizes: Sizes, rows: int) -> Array:
+    """Experts of each row of context and tree, by layer; an invariant judges which they are."""
+    axes: tuple[Axis, ...] = (("layers", sizes.target.layers), ("context + nodes", rows), ("experts", None))
+    return array("scored.routed", value, "int", axes)
 
 
 def _optional(field: str, value: object, axes: tuple[Axis, ...]) -> Array | None:

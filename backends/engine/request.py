@@ -17,6 +17,7 @@ from backends.engine.draft.truncation import truncated
 from backends.engine.guided.guide import opened
 from backends.engine.kv.arena import CacheLease
 from backends.engine.kv.branch import Branch
+from backends.engine.kv.routed import routed_beside
 from backends.engine.lower_tree import TreeTensors, broken_rules, refuse_broken
 from backends.engine.model.axes import axes_of
 from backends.engine.model.causal_lm import CausalLm, Rows
@@ -163,7 +164,13 @@ class Request(Prefilling):
             reveal.drafted(block.proposal, told, self.case.draft.reads),
             reveal.lowered(tensors),
             attended,
-            reveal.scored(logits, law, self._scored_states(tensors), None if chance is None else chance.masks),
+            reveal.scored(
+                logits,
+                law,
+                self._scored_states(tensors),
+                None if chance is None else chance.masks,
+                self._routed(len(context), tensors),
+            ),
             Accepted(tuple(path), bonus, None if law is None or chance is None else chance.spent),
         )
         accepted = [*(tree.token[row] for row in path[1:]), bonus]
@@ -183,8 +190,9 @@ class Request(Prefilling):
     def commit(self, verdict: Verification, kept: list[int]) -> Committed:
         """Keep the rows `kept` of the verified tree in the target's cache, and in the draft's those that it was fed."""
         self.at = Stage.COMMITTED
-        block = verdict.block
+        block, length = verdict.block, self.lease.target.length
         fallback = self.seams.commit(self.lease.target, kept)
+        routed_beside(self.lease.target).commit(length, kept)
         self.position += self.seams.advance(len(kept))
         # The draft knows its tree as it drafted it, before rows beyond the chunk were cut.
         if not block.bare:
@@ -226,6 +234,15 @@ class Request(Prefilling):
     def _scored_states(self, tensors: TreeTensors) -> Tensor | None:
         """Hidden states of the verify forward, one row per node; None if the draft reads none."""
         return None if self.verified is None else self.verified[tensors.retrieve_index.to(self.verified.device)]
+
+    def _routed(self, context: int, tensors: TreeTensors) -> Tensor | None:
+        """The experts of the rows of `context` columns and of each node, [layers, rows, taken]; None if none is known.
+
+        Those of a committed column are the ones of the forward that wrote it.
+        """
+        cache = self.lease.target
+        nodes = [cache.length + row for row in tensors.retrieve_index.tolist()]
+        return routed_beside(cache).shown([*range(context), *nodes])
 
     def _chance(self) -> StepSampling | None:
         """The coins and the history of this step; None for plain greedy decoding."""

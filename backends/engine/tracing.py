@@ -1,5 +1,7 @@
 """Copies of engine state, from torch tensors to the arrays of a Trace."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -58,12 +60,21 @@ class Revealer:
         return Lowered(**fields, visible=tuple(masks[id(mask)] for mask in visible))
 
     def scored(
-        self, logits: Tensor, law: Tensor | None, hidden: Tensor | None = None, masks: Masks | None = None
+        self,
+        logits: Tensor,
+        law: Tensor | None,
+        hidden: Tensor | None = None,
+        masks: Masks | None = None,
+        routed: Tensor | None = None,
     ) -> Scored:
-        """The logits, their law, the hidden states that the draft reads, and the grammar's masks: one row per node."""
+        """The logits, their law, the hidden states that the draft reads, and the grammar's masks: one row per node.
+
+        `routed` holds the experts of the rows of the context, and then of the nodes.
+        """
         shown = (None, None) if masks is None else (array(masks.legal), array(masks.refused))
         told = (None if one is None else array(one) for one in (law, hidden))
-        return Scored(array(logits), *told, *shown)
+        experts = None if routed is None else array(routed)
+        return replace(Scored(array(logits), *told, *shown), routed=experts)
 
     def kv(self, cache: KvCache | None) -> Kv | None:
         """A copy of a cache, [layers, kv_heads, length, head_dim].

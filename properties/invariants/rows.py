@@ -9,8 +9,8 @@ from dataclasses import replace
 import numpy as np
 
 from properties.tolerance.amplification import MOST, excuses_row
-from properties.tolerance.closeness import Noise, beyond
-from properties.verdict.finding import Compared, Finding
+from properties.tolerance.closeness import Noise, beyond, chain, kv_case
+from properties.verdict.finding import Compared, Finding, Reads
 from properties.verdict.invariant import Fact, Oracle, Unobserved
 from reference.case import Case
 from reference.trace import Array, Kv, Stage, Step
@@ -28,6 +28,27 @@ def rows_of(array: Array) -> int:
     return array.size // array.shape[-1] if array.size else 0
 
 
+def read_by(
+    error: Noise, step: Step, node: int, limit: float, pick: Callable[[Step], Array | None], before: int | None = None
+) -> Reads | None:
+    """What a difference at `node` of `step` reads, of the oracle's step that `pick` is asked of."""
+    if step.drafted is None:
+        return None
+    control, context, tree = error.amplification.control, step.context, step.drafted.tree
+    rebased = control.rebased(context, tree)
+    return Reads(control, context, tree, node, before, limit, lambda oracle: pick(oracle(rebased).steps[0]))
+
+
+def attended_of(step: Step, place: tuple[int, int, int]) -> Array | None:
+    """The attention output at `place` (layer, head, node) of `step`."""
+    return None if step.attended is None else np.asarray(step.attended.output[place])
+
+
+def logits_of(step: Step, node: int) -> Array | None:
+    """The logits at `node` of `step`."""
+    return None if step.scored is None else np.asarray(step.scored.logits[node])
+
+
 def attended_beyond(name: str, number: int, step: Step, true: Array, error: Noise) -> Iterator[Finding | Compared]:
     """A finding at the worst row of the first layer whose attention outputs [layers, heads, nodes, D] are wrong."""
     assert step.attended is not None
@@ -37,7 +58,10 @@ def attended_beyond(name: str, number: int, step: Step, true: Array, error: Nois
         yield Finding(name, Stage.ATTENDED, number, {"side": "shape"}, str(true.shape), str(seen.shape))
         return
     # Later layers compute on the wrong one's output, so that only the first locates the fault.
+    met = False
     for layer in range(len(true)):
+        if met:
+            return
         for (head, node), measure in beyond(seen[layer], true[layer], error.of_inner("attended", layer)):
             if error.amplification.excuses_attended(step, (layer, head, node), measure):
                 continue
@@ -50,8 +74,19 @@ def attended_beyond(name: str, number: int, step: Step, true: Array, error: Nois
                 brief(true[layer, head, node]),
                 brief(seen[layer, head, node]),
                 measure,
+                reads=_attended_reads(error, step, (layer, head, node), error.of_inner("attended", layer)),
             )
-            return
+            met = True
+            if not error.mixing:  # where experts may explain the worst row, the others of the layer are shown too
+                return
+
+
+def _attended_reads(error: Noise, step: Step, place: tuple[int, int, int], limit: float) -> Reads | None:
+    return read_by(error, step, place[2], limit, lambda true: attended_of(true, place), place[0])
+
+
+def _logits_reads(error: Noise, step: Step, node: int, limit: float) -> Reads | None:
+    return read_by(error, step, node, limit, lambda true: logits_of(true, node))
 
 
 def logits_beyond(name: str, number: int, step: Step, true: Array, error: Noise) -> Iterator[Finding | Compared]:
@@ -67,7 +102,9 @@ def logits_beyond(name: str, number: int, step: Step, true: Array, error: Noise)
             continue
         token = int(np.nan_to_num(np.abs(seen[node] - true[node]), nan=np.inf).argmax())
         where: dict[str, int | str] = {"node": node, "token": token}
-        yield Finding(name, Stage.SCORED, number, where, float(true[node, token]), float(seen[node, token]), measure)
+        reads = _logits_reads(error, step, node, error.of_logits())
+        values = float(true[node, token]), float(seen[node, token])
+        yield Finding(name, Stage.SCORED, number, where, *values, measure, reads=reads)
 
 
 def compared(
@@ -85,22 +122,31 @@ def compared(
     where: dict[str, int | str] = {"variant": variant}
     # If the variant is the case itself, the subject returns the same trace: only rows that moved are compared.
     yield Compared(sum(base is not other or row != at for row, at in zip(rows, others, strict=True)))
-    if base.attended is not None and other.attended is not None:
-        for layer in range(len(base.attended.output)):
-            seen, true = other.attended.output[layer][:, others], base.attended.output[layer][:, rows]
-            for (head, at), measure in beyond(seen, true, 2 * error.of_inner("attended", layer)):
+    (attended, logits), met = error.expected(base, other, rows, others), False
+    if attended is not None and other.attended is not None:
+        for layer, true in enumerate(attended):
+            seen = other.attended.output[layer][:, others]
+            limit = 2 * error.of_inner("attended", layer)
+            for (head, at), measure in beyond(seen, true, limit):
                 if error.amplification.excuses_attended(base, (layer, head, rows[at]), measure):
                     continue
                 place: dict[str, int | str] = {"layer": layer, "head": head, "node": rows[at], **where}
                 values = brief(true[head, at]), brief(seen[head, at])
-                yield Finding(name, Stage.ATTENDED, 0, place, *values, measure)
+                reads = _attended_reads(error, base, (layer, head, rows[at]), limit)
+                yield Finding(name, Stage.ATTENDED, 0, place, *values, measure, reads=reads)
+                met = True
+                if not error.mixing:
+                    return
+            if met:
                 return
-    for (at,), measure in beyond(other.scored.logits[others], base.scored.logits[rows], error.of_logits(pair=True)):
+    for (at,), measure in beyond(other.scored.logits[others], logits, error.of_logits(pair=True)):
         if error.excuses(base, rows[at], measure):
             continue
-        token = int(np.abs(other.scored.logits[others[at]] - base.scored.logits[rows[at]]).argmax())
-        values_at = float(base.scored.logits[rows[at], token]), float(other.scored.logits[others[at], token])
-        yield Finding(name, Stage.SCORED, 0, {"node": rows[at], "token": token, **where}, *values_at, measure)
+        token = int(np.abs(other.scored.logits[others[at]] - logits[at]).argmax())
+        values_at = float(logits[at, token]), float(other.scored.logits[others[at], token])
+        place_at: dict[str, int | str] = {"node": rows[at], "token": token, **where}
+        reads = _logits_reads(error, base, rows[at], error.of_logits(pair=True))
+        yield Finding(name, Stage.SCORED, 0, place_at, *values_at, measure, reads=reads)
 
 
 KvExcuses = Callable[[str, tuple[int, int, int], float], bool]
@@ -120,6 +166,33 @@ def kv_excuses(oracle: Oracle, asked: Case, dtype: str) -> KvExcuses:
     return excuses
 
 
+KvReads = Callable[[str, tuple[int, int, int], float], Reads]
+"""From a kind (`keys` or `values`), a place (layer, head, slot) and a limit to what a difference there reads."""
+
+
+def kv_reads(asked: Case, tokens: tuple[int, ...]) -> KvReads:
+    """What differences of the columns of `tokens` read, which the oracle reveals as `before` on the case `asked`."""
+
+    def reads(kind: str, place: tuple[int, int, int], limit: float) -> Reads:
+        def row(oracle: Oracle) -> Array | None:
+            held = oracle(asked).steps[0].committed
+            return None if held is None or held.before is None else np.asarray(getattr(held.before, kind)[place])
+
+        return Reads(asked, (), chain(tokens), place[2], place[0], limit, row)
+
+    return reads
+
+
+def committed_reads(error: Noise, step: Step) -> KvReads | None:
+    """What differences of the columns that are committed behind `step` read."""
+    if step.drafted is None or step.accepted is None or step.committed is None:
+        return None
+    tree = step.drafted.tree
+    nodes = [node for node in step.accepted.path if 0 <= node < len(tree)]
+    tokens = (*step.context, *(tree.token[node] for node in nodes))[: step.committed.length]
+    return kv_reads(kv_case(error.amplification.control, tokens), tokens) if tokens else None
+
+
 def kv_differs(
     name: str,
     step: int,
@@ -129,12 +202,13 @@ def kv_differs(
     where: dict[str, int | str],
     slack: float = 1.0,
     excuses: KvExcuses | None = None,
+    reads: KvReads | None = None,
 ) -> Iterator[Finding | Compared]:
     """A finding at the worst slot of the first layer and kind whose committed KV differs by more than the noise.
 
     `slack` multiplies the bound; columns that one of the two caches has let go are left out. `excuses` says of a row,
     by its kind, its place (layer, head, slot) and its distance, whether it may lie so far off all the same; no row
-    beyond MOST bounds may.
+    beyond MOST bounds may. `reads` says what a row reads.
     """
     if true is None or seen is None:
         return
@@ -144,6 +218,7 @@ def kv_differs(
             yield Finding(name, Stage.COMMITTED, step, {"side": "shape", **where}, str(wanted.shape), str(held.shape))
             return
     yield Compared(columns_of(true, seen))
+    met = False
     for layer in range(len(true.keys)):
         for kind in ("keys", "values"):
             limit = slack * error.of_inner(kind, layer)
@@ -156,7 +231,12 @@ def kv_differs(
                     continue
                 place: dict[str, int | str] = {"layer": layer, "head": head, "slot": slot, "kind": kind[:-1], **where}
                 values = brief(getattr(true, kind)[layer, head, slot]), brief(getattr(seen, kind)[layer, head, slot])
-                yield Finding(name, Stage.COMMITTED, step, place, *values, measure)
+                read = None if reads is None else reads(kind, (layer, head, slot), limit)
+                yield Finding(name, Stage.COMMITTED, step, place, *values, measure, reads=read)
+                met = True
+                if not error.mixing or reads is None:
+                    return
+            if met:
                 return
 
 

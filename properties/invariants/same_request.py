@@ -42,7 +42,8 @@ def alike(name: str, member: Member, other: Trace, oracle: Oracle, subject: Subj
             ranked.partition(ranked.shape[1] - 2, axis=1)
             # No finding if sampled or nearly tied: noise may move a threshold past its coin, or swap the top two.
             margin = float((ranked[:, -1] - ranked[:, -2]).min()) if ranked.shape[1] > 1 else float("inf")
-            if member.alone.sampling.greedy and margin > TIE_SIGMA * error.logits:
+            settled = margin > TIE_SIGMA * error.logits and error.chooses_alike(twin, one, rows, rows)
+            if member.alone.sampling.greedy and settled:
                 where: dict[str, int | str] = {"request": member.number, "variant": variant}
                 yield Finding(name, Stage.EMITTED, number, where, twin.emitted.tokens, one.emitted.tokens)
             return

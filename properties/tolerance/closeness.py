@@ -10,6 +10,8 @@ import numpy as np
 
 from properties.tolerance.amplification import Amplification
 from properties.tolerance.bounds import INNER, LOGITS, PAIR, UNIT
+from properties.tolerance.ties import decided
+from properties.verdict.followed import follow, follow_step, kv_shift, shift
 from properties.verdict.invariant import Oracle, Unobserved
 from properties.verdict.subject import NoTrace, Subject
 from reference.case import Case
@@ -77,6 +79,11 @@ class Noise:
         return self.amplification.excuses(step, node, measure, sigma)
 
     @property
+    def mixing(self) -> bool:
+        """Whether the target has experts."""
+        return self.amplification.control.model.mixes_rows
+
+    @property
     def control_at_fault(self) -> bool:
         """Whether plain decode is further from the oracle than its dtype and the target's conditioning explain."""
         off = not self.measured <= self.ceiling
@@ -87,6 +94,41 @@ class Noise:
         if self.dtype == "float64":
             return EXACT * max(1.0, self.inner_scale[("attended", "keys", "values").index(kind)])
         return float(INNER[self.dtype].sigmas * getattr(self, kind)[layer])
+
+    def expected(self, base: Step, other: Step, rows: list[int], others: list[int]) -> tuple[Array | None, Array]:
+        """What attention outputs and logits of rows `others` of `other` must be, by rows `rows` of `base`.
+
+        Two runs of a backend may take other experts in a row: by so much as the oracle moves with them, the numbers
+        must move.
+        """
+        assert base.scored is not None
+        attended = None if base.attended is None else base.attended.output[:, :, rows]
+        logits = base.scored.logits[rows]
+        pair = shift(self.amplification.control, self.amplification.oracle, base, other)
+        if pair is None:
+            return attended, logits
+        moved = pair[1].attended[:, :, others] - pair[0].attended[:, :, rows]
+        fits = attended is not None and attended.shape == moved.shape
+        return attended + moved if fits else attended, logits + pair[1].logits[others] - pair[0].logits[rows]
+
+    def chooses_alike(self, base: Step, other: Step, rows: list[int], others: list[int]) -> bool:
+        """Whether greedy choices at `rows` of `base` must be those at `others` of `other`.
+
+        They need not where other experts move the arg-max, or move it near a tie.
+        """
+        assert base.scored is not None
+        _, logits = self.expected(base, other, rows, others)
+        same = logits.argmax(axis=1) == base.scored.logits[rows].argmax(axis=1)
+        return bool(same.all()) and all(decided(row, self.logits) for row in logits)
+
+    def expected_kv(self, base: Step, other: Step) -> Kv | None:
+        """What the committed columns behind `other` must be, by those behind `base`; see `expected`."""
+        assert base.committed is not None
+        held, pair = base.committed.after, kv_shift(self.amplification.control, self.amplification.oracle, base, other)
+        if held is None or pair is None or held.keys.shape != pair[0].keys.shape:
+            return held
+        moved = [getattr(pair[1], kind) - getattr(pair[0], kind) for kind in ("keys", "values")]
+        return replace(held, keys=held.keys + moved[0], values=held.values + moved[1])
 
 
 def rms(array: Array) -> Array:
@@ -134,6 +176,7 @@ def truth(case: Case, oracle: Oracle, step: Step, number: int) -> Step:
     """The oracle's step from the state in which the backend began `step`, so that each step is judged by itself."""
     if step.drafted is None:
         raise Unobserved("the backend does not reveal its trees")
+    oracle = follow_step(case, oracle, step)
     whole = oracle(case)
     if number < len(whole.steps):
         same = whole.steps[number]
@@ -160,6 +203,7 @@ def _measure(control: Case, oracle: Oracle, subject: Subject) -> Noise:
     except NoTrace:
         # Another invariant reports that the run broke; here only the a-priori floors remain.
         run = Trace((), (), None)
+    oracle = follow(control, oracle, run.steps)
     output = run.output or (control.prompt[-1],)
     tree = chain((control.prompt[-1], *output[:-1]))
     step = oracle(control.rebased(control.prefix, tree)).steps[0]

@@ -1,6 +1,6 @@
 """Finding, Tie and Verdict: facts about one case on one backend, without prose."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -8,7 +8,8 @@ from properties.accepted_ranks import RankCounts
 from properties.resolution import Resolution
 from properties.verdict.run_facts import RunFacts
 from reference.case import Case
-from reference.trace import Speculated, Stage, Trace
+from reference.trace import Array, Speculated, Stage, Trace
+from reference.tree import Tree
 
 FINISHED = "a finished run"
 """The expected value of a finding where a run broke off."""
@@ -19,6 +20,29 @@ STAGE_UNKNOWN = "stage unknown"
 
 CONTROL = "control"
 """The `side` in `Finding.where` if the difference lies in the backend's own plain decode, the unit of rule N."""
+
+
+@dataclass(frozen=True)
+class Reads:
+    """The row of the oracle's with which a finding compares the backend's, and the rows whose experts it depends on.
+
+    Attributes:
+        case: A case of the model that computes the row.
+        context: Tokens whose rows, and those of `tree` below them, the row may read.
+        tree: The tree; the row reads `context` and the path to `node`.
+        node: The node; None for all nodes.
+        before: The row reads the layers before this one; None for all layers.
+        limit: The largest distance that the row may have.
+        row: The row by an oracle; None where it shows none.
+    """
+
+    case: Case
+    context: tuple[int, ...]
+    tree: Tree
+    node: int | None
+    before: int | None
+    limit: float
+    row: Callable[[Callable[[Case], Trace]], Array | None]
 
 
 @dataclass(frozen=True)
@@ -35,6 +59,7 @@ class Finding:
         measure: The judged distance in units of its threshold, for numeric invariants; None where equality is asked.
         said: The last lines of a run that broke: frames of the traceback, the innermost last, or the last lines that
             the backend's process printed. They do not count when findings are compared.
+        reads: What the judge needs in order to ask whether tied experts explain the difference; not kept in verdicts.
     """
 
     invariant: str
@@ -45,6 +70,11 @@ class Finding:
     observed: Any
     measure: float | None = None
     said: tuple[str, ...] = field(default=(), compare=False)
+    reads: Reads | None = field(default=None, compare=False, repr=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The finding without `reads`, whose function no other process could call."""
+        return {**vars(self), "reads": None}
 
 
 DRAFT_NUMBERS = frozenset({"draft.fidelity", "draft.rollback", "draft.switched"})
@@ -112,14 +142,16 @@ class Tie:
 
 @dataclass(frozen=True)
 class RoutingTie:
-    """A difference that a tie between two experts may explain (`properties.verdict.routing`): counted, no finding.
+    """A difference that ties between experts may explain (`properties.verdict.routing`): counted, no finding.
 
     Attributes:
         invariant: The invariant that met the difference.
         step: Index of the speculative step.
-        layer: The layer of the tie.
-        row: The row of the tie, counted over the step's context and then the nodes of its tree.
-        gap_sigma: Distance of the two scores, in the unit of `properties.verdict.routing.sigma`.
+        layer: The layer of the nearest tie.
+        row: The row of that tie, counted over the context and then the nodes of the tree that the difference reads.
+        gap_sigma: Distance of the two scores, in the unit of `properties.verdict.followed.sigma`.
+        needed: By how much the row lies beyond its limit.
+        granted: By how much the oracle's row moves when tied experts are exchanged: at least `needed`.
     """
 
     invariant: str
@@ -127,6 +159,36 @@ class RoutingTie:
     layer: int
     row: int
     gap_sigma: float
+    needed: float = 0.0
+    granted: float = 0.0
+
+
+@dataclass(frozen=True)
+class Routed:
+    """The counts of rule T over choices of experts: a choice is that of one row in one layer.
+
+    Attributes:
+        judged: Choices that were compared with the scores of their row.
+        near: Choices among them whose scores lie within the tie zone.
+        predicted: Expected choices other than the oracle's, from the least noise of scores.
+        ties: Choices other than the oracle's that are ties.
+        worst: The widest gap of such a tie, in sigmas.
+    """
+
+    judged: int = 0
+    near: int = 0
+    predicted: float = 0.0
+    ties: int = 0
+    worst: float = 0.0
+
+    def __add__(self, other: "Routed") -> "Routed":
+        return Routed(
+            self.judged + other.judged,
+            self.near + other.near,
+            self.predicted + other.predicted,
+            self.ties + other.ties,
+            max(self.worst, other.worst),
+        )
 
 
 @dataclass(frozen=True)
@@ -225,6 +287,7 @@ class Verdict:
         ties: Rule T's ties.
         routing_ties: Rule T's ties between experts, each in the place of a finding.
         predicted_ties: Invariant name to the ties that the control of its population predicts.
+        routed: Rule T's counts of choices of experts.
         positions: Rule T's counts.
         evidence: Tests of laws by sampling.
         trace: The backend's trace of the case, or None when the run failed.
@@ -250,6 +313,7 @@ class Verdict:
     findings: tuple[Finding, ...] = ()
     ties: tuple[Tie, ...] = ()
     routing_ties: tuple[RoutingTie, ...] = ()
+    routed: Routed = field(default_factory=Routed)
     positions: Positions = field(default_factory=Positions)
     predicted_ties: Mapping[str, float] = field(default_factory=dict)
     evidence: tuple[Evidence, ...] = ()

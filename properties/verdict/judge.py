@@ -17,12 +17,15 @@ from properties.verdict.finding import (
     Outcome,
     Positions,
     PredictedTies,
+    Reads,
+    Routed,
     RoutingTie,
     Tie,
     Verdict,
 )
+from properties.verdict.followed import follow
 from properties.verdict.invariant import Fact, Invariant, NoReference, NotApplicable, Oracle, Unobserved
-from properties.verdict.routing import parted
+from properties.verdict.routing import Exchanges
 from properties.verdict.session_members import members, view
 from properties.verdict.subject import Crashed, Declined, NoTrace, Subject
 from reference.case import Case
@@ -74,6 +77,7 @@ def _joined(whole: Verdict, part: Verdict, request: int) -> Verdict:
         findings=(*whole.findings, *found),
         ties=(*whole.ties, *part.ties),
         routing_ties=(*whole.routing_ties, *part.routing_ties),
+        routed=whole.routed + part.routed,
         positions=whole.positions + part.positions,
         predicted_ties=_summed(whole.predicted_ties, part.predicted_ties),
         evidence=(*whole.evidence, *part.evidence),
@@ -105,12 +109,14 @@ def _judged(
     findings: list[Finding] = []
     ties: list[Tie] = []
     routing_ties: list[RoutingTie] = []
-    positions = Positions()
+    positions, routed = Positions(), Routed()
     predicted_ties: dict[str, float] = {}
     evidence: list[Evidence] = []
     compared: dict[str, int] = {}
     unanswered = False
     trace, declined = _first_run(case, subject)
+    plain, oracle = oracle, oracle if trace is None else follow(case, oracle, trace.steps)
+    exchanges = Exchanges(oracle)
     if trace is None and declined is None and case.sampling.processors:
         _blame_processors(case, oracle)
     for invariant in invariants:
@@ -121,12 +127,13 @@ def _judged(
         if not _observed(invariant, subject, trace):
             outcomes[invariant.name] = "unobserved"
             continue
-        said = _asked(invariant, case, oracle, subject, trace)
-        said.findings, routing_ties[len(routing_ties) :] = parted(said.findings, case, oracle, trace)
+        said = _asked(invariant, case, oracle, subject, trace, exchanges)
         outcomes[invariant.name] = said.outcome
+        routing_ties += said.routing_ties
         findings += said.findings
         ties += said.ties
         evidence += said.evidence
+        routed = routed + said.routed
         positions = positions + said.positions
         if said.predicted_ties is not None:
             predicted_ties[invariant.name] = said.predicted_ties
@@ -136,7 +143,7 @@ def _judged(
     shorter = _until_it_broke(case, subject) if trace is None and declined is None else None
     if shorter is not None:
         # The steps before the break say where the fault lies: the break may only be its consequence.
-        earlier = judge(shorter, invariants, oracle, subject)
+        earlier = judge(shorter, invariants, plain, subject)
         trace = earlier.trace
         outcomes |= {name: outcome for name, outcome in earlier.outcomes.items() if outcome in ("checked", "failed")}
         compared |= earlier.compared
@@ -150,6 +157,7 @@ def _judged(
         findings=tuple(findings),
         ties=tuple(ties),
         routing_ties=tuple(routing_ties),
+        routed=routed,
         positions=positions,
         predicted_ties=predicted_ties,
         evidence=tuple(evidence),
@@ -174,16 +182,18 @@ class _Said:
 
     findings: list[Finding] = field(default_factory=list)
     ties: list[Tie] = field(default_factory=list)
+    routing_ties: list[RoutingTie] = field(default_factory=list)
     evidence: list[Evidence] = field(default_factory=list)
     positions: Positions = field(default_factory=Positions)
     predicted_ties: float | None = None
+    routed: Routed = field(default_factory=Routed)
     compared: int = 0
     silent: Outcome = "unobserved"
     cut_off: bool = False
     unanswered: bool = False
 
-    def add(self, fact: Fact) -> None:
-        """Take one fact that the check yielded."""
+    def add(self, fact: Fact | RoutingTie) -> None:
+        """Take one fact that the check yielded, or the tie that explains a finding."""
         if isinstance(fact, Compared):
             self.compared += fact.count
             self.silent = "not_applicable"
@@ -194,6 +204,10 @@ class _Said:
             self.predicted_ties = (self.predicted_ties or 0.0) + fact.predicted
         elif isinstance(fact, PredictedTies):
             self.predicted_ties = (self.predicted_ties or 0.0) + fact.count
+        elif isinstance(fact, RoutingTie):
+            self.routing_ties.append(fact)
+        elif isinstance(fact, Routed):
+            self.routed = self.routed + fact
         elif isinstance(fact, Evidence):
             self.evidence.append(fact)
         else:
@@ -210,12 +224,18 @@ class _Said:
         return "failed" if self.findings else "checked" if self.judged else self.silent
 
 
-def _asked(invariant: Invariant, case: Case, oracle: Oracle, subject: Subject, trace: Trace | None) -> _Said:
+def _asked(
+    invariant: Invariant, case: Case, oracle: Oracle, subject: Subject, trace: Trace | None, exchanges: Exchanges
+) -> _Said:
     """The answer of `invariant` on `case`; `trace` is the trace of the case's run, None where the run broke."""
-    said = _Said()
+    said, excused = _Said(), list[Reads]()
     try:
         for fact in invariant.check(case, oracle, subject):
-            said.add(fact)
+            tie = exchanges.explain(fact) if isinstance(fact, Finding) else None
+            if isinstance(fact, Finding) and fact.reads is not None:
+                excused += [] if tie is None else [fact.reads]
+                fact = replace(fact, reads=None)
+            said.add(tie or fact)
             if len(said.findings) == FINDINGS_PER_INVARIANT:
                 break
     except Unobserved:
@@ -231,7 +251,20 @@ def _asked(invariant: Invariant, case: Case, oracle: Oracle, subject: Subject, t
         if isinstance(absent.outcome, Crashed) and trace is not None:
             said.findings.append(crash(invariant.name, absent.outcome, len(trace.steps)))
         said.silent = "not_applicable" if trace is not None else "unobserved"
+    if excused and not said.findings and _saw_no_clear_row(excused, exchanges, trace):
+        said.cut_off, said.silent = True, "unobserved"
     return said
+
+
+def _saw_no_clear_row(excused: list[Reads], exchanges: Exchanges, trace: Trace | None) -> bool:
+    """Whether every row with which an invariant could be judged has a tie between experts above it.
+
+    An invariant that compares layer by layer has seen the first one, which reads no experts.
+    """
+    if any(reads.before is not None for reads in excused):
+        return False
+    steps = () if trace is None else trace.steps
+    return not any(exchanges.clear(step, excused[0]) for step in steps)
 
 
 def crash(invariant: str, outcome: Crashed, step: int = 0) -> Finding:

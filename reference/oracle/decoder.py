@@ -13,20 +13,24 @@ from reference.architecture import Model
 from reference.case import Case
 from reference.draft.hidden import HiddenStates
 from reference.oracle import acceptance, lowering, processing, sampled_step, stopping
+from reference.oracle.choices import Choices
 from reference.oracle.draft import Question, proposed
 from reference.oracle.draft.chunk import in_chunk
 from reference.oracle.evaluator import (
     PERTURBATIONS,
     Amplified,
     Evaluator,
+    Routing,
     amplification,
     changed,
+    choosing,
     latent_kv,
     recurrent_state,
-    router_margins,
+    routing,
+    score_movement,
 )
 from reference.oracle.formulas import rotary
-from reference.oracle.model import Inputs
+from reference.oracle.model import Inputs, Nodes
 from reference.oracle.parameters import Parameters, load
 from reference.oracle.sampled_step import SampledStep, certain
 from reference.oracle.shared_prefix import SharedPrefix
@@ -71,6 +75,9 @@ class Oracle:
         self._evaluators.move_to_end(key)
         return self._evaluators[key]
 
+    def _draft_model(self, model: Model, dtype: str) -> Evaluator:
+        return self.model(model, dtype)
+
     def _loaded(self, model: Model, dtype: str) -> Parameters:
         return load(model, dtype)
 
@@ -82,13 +89,62 @@ class Oracle:
         """
         return self.model(case.model, case.dtype).inputs(context, tree)
 
-    def router_margins(self, case: Case, context: tuple[int, ...], tree: Tree) -> Array | None:
-        """See `reference.oracle.evaluator.router_margins`; on the target of `case`.
+    def routing(self, case: Case, context: tuple[int, ...], tree: Tree) -> Routing | None:
+        """See `reference.oracle.evaluator.routing`; on the target of `case`.
 
         Raises:
             Malformed: as the evaluator, where context and tree do not fit the model.
         """
-        return router_margins(self.model(case.model, case.dtype), context, tree)
+        return routing(self.model(case.model, case.dtype), context, tree)
+
+    def score_movement(self, case: Case, context: tuple[int, ...], tree: Tree) -> Array | None:
+        """See `reference.oracle.evaluator.score_movement`; on the target of `case`.
+
+        Raises:
+            Malformed: as the evaluator, where context and tree do not fit the model.
+        """
+        return score_movement(self.evaluator, self.model(case.model, case.dtype).parameters, context, tree)
+
+    def gaps_choosing(self, case: Case, context: tuple[int, ...], tree: Tree, chosen: Array) -> Array | None:
+        """`Routing.gaps` of the experts `chosen` [layers, rows, taken], which all rows take.
+
+        Raises:
+            Malformed: as the evaluator, where context and tree do not fit the model.
+        """
+        found = routing(self._choosing(case, context, tree, chosen), context, tree)
+        return None if found is None else found.gaps(chosen)
+
+    def nodes_choosing(self, case: Case, context: tuple[int, ...], tree: Tree, chosen: Array) -> Nodes:
+        """The numbers of `tree` if its rows and those of `context` take the experts `chosen` [layers, rows, taken].
+
+        Rows that are UNKNOWN there take those of their own scores.
+
+        Raises:
+            Malformed: as the evaluator, where context and tree do not fit the model.
+        """
+        return self._choosing(case, context, tree, chosen).nodes(context, tree)
+
+    def kv_choosing(self, case: Case, tokens: tuple[int, ...], chosen: Array) -> Kv | None:
+        """The columns of `tokens` if their rows take the experts `chosen` [layers, rows, taken].
+
+        Raises:
+            Malformed: as the evaluator, where `tokens` do not fit the model.
+        """
+        chain = Tree((0, *range(len(tokens) - 1)), tokens)
+        return self._kv(case, self._choosing(case, (), chain, chosen), tokens)
+
+    def _choosing(self, case: Case, context: tuple[int, ...], tree: Tree, chosen: Array) -> Evaluator:
+        parameters = self.model(case.model, case.dtype).parameters
+        return self.evaluator(choosing(parameters, context, tree, chosen))
+
+    def follows(self, case: Case) -> bool:
+        """Whether this oracle computes layers with experts, and can be told what their rows take."""
+        parameters = self.model(case.model, case.dtype).parameters
+        return bool(parameters.state) and parameters.formulas.experts is not None
+
+    def following(self, model: Model, choices: Choices) -> "Oracle":
+        """This oracle with the rows of the target `model` taking the experts of `choices`; drafts take their own."""
+        return _Following(self, model, choices)
 
     def amplification(self, case: Case, context: tuple[int, ...], tree: Tree) -> Amplified | None:
         """See `reference.oracle.evaluator.amplification`; on the target of `case`.
@@ -118,7 +174,7 @@ class Oracle:
         # Refused before the first step: no engine with a cache can equal the definition on such a run.
         rotary.check_span(arch.rope, arch.max_positions, len(case.prefix), case.longest)
         sampled_step.check_grammar(case)
-        draft = None if case.draft.model is None else self.model(case.draft.model, case.dtype)
+        draft = None if case.draft.model is None else self._draft_model(case.draft.model, case.dtype)
         output: tuple[int, ...] = ()
         finish = None
         steps: list[Step] = []
@@ -214,3 +270,34 @@ class _Neighbour(Oracle):
 
     def _loaded(self, model: Model, dtype: str) -> Parameters:
         return changed(load(model, dtype), self._seed)
+
+
+class _Following(Oracle):
+    """An oracle whose target takes the experts that an engine chose, in rows whose text it was told.
+
+    Attributes:
+        base: The oracle whose rows take the experts of their own scores.
+        target: The model whose rows take the experts of `choices`.
+        choices: The experts that an engine chose.
+    """
+
+    def __init__(self, base: Oracle, target: Model, choices: Choices) -> None:
+        super().__init__(base.evaluator)
+        self.base = base
+        self.target, self.choices = target, choices
+
+    def following(self, model: Model, choices: Choices) -> Oracle:
+        return self.base.following(model, choices)
+
+    def neighbours(self) -> tuple[Oracle, ...]:
+        if not self._neighbours:
+            others = self.base.neighbours()
+            self._neighbours = tuple(other.following(self.target, self.choices) for other in others)
+        return self._neighbours
+
+    def _draft_model(self, model: Model, dtype: str) -> Evaluator:
+        return self.base.model(model, dtype)
+
+    def _loaded(self, model: Model, dtype: str) -> Parameters:
+        parameters = self.base.model(model, dtype).parameters
+        return replace(parameters, choices=self.choices) if model == self.target else parameters

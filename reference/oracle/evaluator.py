@@ -1,8 +1,8 @@
 """Evaluator: the interface through which the oracle runs a model.
 
-The naive evaluator (`PathByPath`) and the prefix-sharing one (`SharedPrefix`) have it. `router_margins` says how near
-the rows of a model with experts lie to another choice of experts. The choice jumps where two scores are equal: a row
-there may go through either expert, and its numbers with it. `amplification` says how much of the roundings inside a
+The naive evaluator (`PathByPath`) and the prefix-sharing one (`SharedPrefix`) have it. `routing` says by which scores
+the rows of a model with experts choose them. The choice jumps where two scores are equal: a row there may go through
+either expert, and its numbers with it. `amplification` says how much of the roundings inside a
 model a row shows: a norm behind a nearly vanishing sum shows many times what other rows show.
 """
 
@@ -13,7 +13,9 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from reference.family.recurrent import RecurrentState
+from reference.oracle.choices import Choices
 from reference.oracle.formulas.levels import levels_of
+from reference.oracle.formulas.routers import UNKNOWN, Router
 from reference.oracle.model import Inputs, Nodes
 from reference.oracle.parameters import Parameters
 from reference.trace import Array, Kv
@@ -111,27 +113,75 @@ def recurred_tree(parameters: Parameters, layer: int, x: Array, tree: Tree) -> A
     return added[np.argsort(order)]
 
 
-def router_margins(evaluator: Evaluator, context: tuple[int, ...], tree: Tree) -> Array | None:
-    """`Formulas.router_margins` of the tokens of `context` and then the nodes of `tree`: [layers, context + nodes].
+@dataclass(frozen=True)
+class Routing:
+    """The scores of experts in every layer, for the rows of a context and of a tree below it.
+
+    Attributes:
+        routers: For each layer its scores, [context + nodes, experts]; None for a layer without experts.
+        chosen: The experts that the rows took, [layers, context + nodes, taken]; UNKNOWN in layers without experts.
+    """
+
+    routers: tuple[Router | None, ...]
+    chosen: Array
+
+    def chosen_by_scores(self, layer: int) -> Array:
+        """The experts that the scores of `layer` choose, whatever its rows took, [context + nodes, taken]."""
+        router = self.routers[layer]
+        return self.chosen[layer] if router is None else router.chosen
+
+    def margins(self) -> Array:
+        """`Router.margins`, [layers, context + nodes]; infinity in layers without experts."""
+        return self._by_layer(np.inf, lambda router, layer: router.margins())
+
+    def gaps(self, others: Array) -> Array:
+        """`Router.gaps` of the experts `others` [layers, context + nodes, taken]; 0 in layers without experts."""
+        return self._by_layer(0.0, lambda router, layer: router.gaps(others[layer]))
+
+    def _by_layer(self, without: float, ask: Callable[[Router, int], Array]) -> Array:
+        rows = self.chosen.shape[1]
+        return np.stack(
+            [
+                np.full(rows, without) if router is None else ask(router, layer)
+                for layer, router in enumerate(self.routers)
+            ]
+        )
+
+
+def routing(evaluator: Evaluator, context: tuple[int, ...], tree: Tree) -> Routing | None:
+    """The scores of experts for the tokens of `context` and then the nodes of `tree`.
 
     None for a family without experts, and for an evaluator that holds no weights (plain transformers).
     """
     above, parameters = len(context), evaluator.parameters
-    if parameters.formulas.router_margins is None or not parameters.state:
+    if parameters.formulas.experts is None or not parameters.state:
         return None
     # The context as a chain, with the tree below its last token: one run gives the states of every row.
     below = tuple(above + parent if node else max(0, above - 1) for node, parent in enumerate(tree.parent))
     whole = Tree((0, *range(above - 1), *below) if above else tree.parent, (*context, *tree.token))
     states, attended = evaluator.node_states((), whole), evaluator.nodes((), whole).attended
-    found = []
+    routers: list[Router | None] = []
     for layer in range(parameters.architecture.layers):
         between = states[layer]
         if layer not in parameters.architecture.unattended:
             between = parameters.between(layer, between, attended[layer].swapaxes(0, 1).reshape(len(whole), -1))
         if layer in parameters.architecture.recurrent:
             between = between + recurred_tree(parameters, layer, states[layer], whole)
-        found.append(parameters.router_margins(layer, between))
-    return np.stack([one for one in found if one is not None])
+        routers.append(parameters.router(layer, between))
+    taken = next((router.taken for router in routers if router is not None), 0)
+    known = parameters.chosen((), whole)
+    chosen = np.full((len(routers), len(whole), taken), UNKNOWN)
+    for layer, router in enumerate(routers):
+        if router is not None:
+            chosen[layer] = router.followed(None if known is None else known[layer])
+    return Routing(tuple(routers), chosen)
+
+
+def choosing(parameters: Parameters, context: tuple[int, ...], tree: Tree, chosen: Array) -> Parameters:
+    """`parameters` of which the rows of `context` and `tree` take the experts `chosen` [layers, rows, taken]."""
+    choices = Choices(chosen.shape[0], chosen.shape[2])
+    choices.add(context, tree, chosen)
+    return replace(parameters, choices=choices)
 
 
 def amplification(
@@ -144,6 +194,10 @@ def amplification(
     """
     if not parameters.state:
         return None
+    routed = routing(evaluate(parameters), context, tree)
+    if routed is not None:
+        # A change of weights must not change the experts of a row, whose numbers would then jump.
+        parameters = choosing(parameters, context, tree, routed.chosen)
     base, arch = evaluate(parameters).nodes(context, tree), parameters.architecture
     logits, attended = np.zeros(len(tree)), np.zeros((arch.layers, arch.heads, len(tree)))
     for other in perturbed(evaluate, parameters):
@@ -151,6 +205,29 @@ def amplification(
         logits += np.mean(np.square((moved.logits - base.logits) / PERTURBED), axis=-1)
         attended += np.mean(np.square((moved.attended - base.attended) / PERTURBED), axis=-1)
     return Amplified(np.sqrt(logits / PERTURBATIONS), np.sqrt(attended / PERTURBATIONS))
+
+
+def score_movement(
+    evaluate: Callable[[Parameters], Evaluator], parameters: Parameters, context: tuple[int, ...], tree: Tree
+) -> Array | None:
+    """How far the scores of experts move when all weights change a little, over their rms: [layers, context + nodes].
+
+    The change is the rms over a row's scores, over the relative change of weights; see `amplification`. Zeros in layers
+    without experts; None for a family without experts.
+    """
+    base = routing(evaluate(parameters), context, tree)
+    if base is None:
+        return None
+    fixed = choosing(parameters, context, tree, base.chosen)
+    moved = np.zeros(base.chosen.shape[:2])
+    for other in perturbed(evaluate, fixed):
+        found = routing(other, context, tree)
+        assert found is not None
+        for layer, (one, two) in enumerate(zip(base.routers, found.routers, strict=True)):
+            if one is not None and two is not None:
+                change = (two.scores - one.scores) / PERTURBED / one.size
+                moved[layer] += np.mean(np.square(change), axis=-1)
+    return np.sqrt(moved / PERTURBATIONS)
 
 
 def perturbed(evaluate: Callable[[Parameters], Evaluator], parameters: Parameters) -> Iterator[Evaluator]:

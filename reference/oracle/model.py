@@ -157,7 +157,7 @@ class PathByPath:
             y = np.swapaxes(parameters.turned(layer, name, y.swapaxes(0, 1), cos, sin), 0, 1)
             return y * formulas.query_factors(arch, layer, positions)[:, None, None] if name == "q" else y
 
-        x = parameters.embedded(np.array(tokens))
+        x, chosen = parameters.embedded(np.array(tokens)), parameters.chosen(tokens)
         states = [x]
         kept_keys, kept_values, asked, attended = list[Array](), list[Array](), list[Array](), list[Array]()
         recurrent: list[Held] = []
@@ -166,7 +166,7 @@ class PathByPath:
                 held, added = parameters.recurred(layer, x, parameters.start(), range(-1, length - 1))
                 recurrent.append(held[-1])
             if layer in arch.unattended:
-                x = parameters.fed(layer, x + added)
+                x = parameters.fed(layer, x + added, chosen)
                 states.append(x)
                 for kept, shape in (
                     (kept_keys, (arch.kv_heads, length, arch.head_dim)),
@@ -184,7 +184,7 @@ class PathByPath:
                 seen = slice(first, t + 1)
                 mixed[t] = attention(queries[t], keys[seen], values[seen], scale, arch.score_cap, sinks)
             between = parameters.between(layer, x, mixed.reshape(length, -1))
-            x = parameters.fed(layer, between + added if layer in arch.recurrent else between)
+            x = parameters.fed(layer, between + added if layer in arch.recurrent else between, chosen)
             states.append(x)
             kept_keys.append(keys.swapaxes(0, 1))
             kept_values.append(values.swapaxes(0, 1))

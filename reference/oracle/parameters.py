@@ -14,12 +14,15 @@ from reference.draft.head import Head
 from reference.images.spans import Images
 from reference.malformed import Malformed
 from reference.oracle.checkpoint import UnreadableCheckpoint, identify, read
+from reference.oracle.choices import Choices
 from reference.oracle.family import FAMILIES
 from reference.oracle.formulas import axes, rotary
 from reference.oracle.formulas.layer import Formulas, gated_block, linear, rms_norm
 from reference.oracle.formulas.quantised import QUANTISED_NAMES, dequantised
 from reference.oracle.formulas.recurrence import Held
+from reference.oracle.formulas.routers import Router
 from reference.trace import Array
+from reference.tree import Tree
 from reference.weights import head_weights, seeded
 from reference.weights.adapters import low_rank
 
@@ -31,12 +34,14 @@ class Parameters:
     Attributes:
         embedding_scale: The factor of embeddings, rounded to the working dtype as engines round it.
         images: The blocks of every text whose tokens are numbered as grids.
+        choices: The experts that rows take whose text it knows; other rows take those of their own scores.
     """
 
     architecture: Architecture
     state: dict[str, Array]
     embedding_scale: float = 1.0
     images: Images = ()
+    choices: Choices | None = None
 
     @property
     def formulas(self) -> Formulas:
@@ -101,20 +106,17 @@ class Parameters:
         """The sink of each head of `layer`, [heads], or None: a score that takes a share of the softmax."""
         return self.state.get(f"model.layers.{layer}.self_attn.sinks")
 
-    def finished(self, layer: int, x: Array, mixed: Array) -> Array:
-        """The residual stream after `layer`, [T, hidden].
+    def chosen(self, context: tuple[int, ...], tree: Tree | None = None) -> Array | None:
+        """The experts that `choices` knows of the rows of `context` and of `tree` below it, [layers, rows, taken]."""
+        return None if self.choices is None else self.choices.of(context, tree)
 
-        Args:
-            layer: The layer.
-            x: The residual stream before it, [T, hidden].
-            mixed: Its attention output before the output projection, [T, heads * value_dim].
+    def fed(self, layer: int, x: Array, chosen: Array | None = None) -> Array:
+        """The residual stream after `layer`, from that between its attention and its feed-forward block.
+
+        `chosen` holds the experts [layers, T, taken] that the rows take, where they are known (`chosen`).
         """
-        return self.fed(layer, self.between(layer, x, mixed))
-
-    def fed(self, layer: int, x: Array) -> Array:
-        """The residual stream after `layer`, from that between its attention and its feed-forward block."""
         norms = self.architecture.words.norms
-        fed = self._feed_forward(layer, self._after(norms.before_feed_forward, layer, x))
+        fed = self._feed_forward(layer, self._after(norms.before_feed_forward, layer, x), chosen)
         return x + self.formulas.residual_scale(self.architecture) * self._after(norms.after_feed_forward, layer, fed)
 
     def start(self) -> Held:
@@ -137,7 +139,13 @@ class Parameters:
         return held, formulas.residual_scale(arch) * added
 
     def between(self, layer: int, x: Array, mixed: Array) -> Array:
-        """The residual stream between attention and the feed-forward block of `layer`; arguments as `finished`."""
+        """The residual stream between attention and the feed-forward block of `layer`.
+
+        Args:
+            layer: The layer.
+            x: The residual stream before it, [T, hidden].
+            mixed: Its attention output before the output projection, [T, heads * value_dim].
+        """
         gate = self.formulas.output_gate
         if gate is not None:
             mixed = mixed * gate(self.architecture, self.state, layer, self.attention_input(layer, x))
@@ -146,18 +154,23 @@ class Parameters:
         factor = self.formulas.residual_scale(self.architecture) * self.formulas.attention_scale(self.architecture)
         return x + factor * added
 
-    def _feed_forward(self, layer: int, x: Array) -> Array:
+    def _feed_forward(self, layer: int, x: Array, chosen: Array | None) -> Array:
         """The feed-forward block of `layer`: [T, hidden] -> [T, hidden]."""
-        if self.formulas.feed_forward is not None:
-            return self.formulas.feed_forward(self.architecture, self.state, layer, x)
-        return gated_block(x, self.state, f"model.layers.{layer}.mlp", self.formulas.activation)
+        formulas, arch = self.formulas, self.architecture
+        router = None if formulas.experts is None else formulas.experts.router(arch, self.state, layer, x)
+        if formulas.experts is not None and router is not None:
+            taken = router.followed(None if chosen is None else chosen[layer])
+            return formulas.experts.mixed(arch, self.state, layer, x, router, taken)
+        if formulas.feed_forward is not None:
+            return formulas.feed_forward(arch, self.state, layer, x)
+        return gated_block(x, self.state, f"model.layers.{layer}.mlp", formulas.activation)
 
-    def router_margins(self, layer: int, between: Array) -> Array | None:
-        """`Formulas.router_margins` of rows `between` attention and the block; None for a family without experts."""
-        if self.formulas.router_margins is None:
+    def router(self, layer: int, between: Array) -> Router | None:
+        """The scores of experts of rows `between` attention and the block; None for a layer without experts."""
+        if self.formulas.experts is None:
             return None
         x = self._after(self.architecture.words.norms.before_feed_forward, layer, between)
-        return self.formulas.router_margins(self.architecture, self.state, layer, x)
+        return self.formulas.experts.router(self.architecture, self.state, layer, x)
 
     @property
     def head(self) -> Array:

@@ -118,6 +118,8 @@ class SharedPrefix:
         depth = np.repeat(np.arange(len(levels)), [level.last - level.first for level in levels])
         positions = start + depth
         x = self.parameters.embedded(np.array(tree.token)[order])
+        chosen = self.parameters.chosen(context, tree)
+        chosen = None if chosen is None else chosen[:, start:][:, order]
         attended = np.empty((arch.layers, arch.heads, len(order), arch.value_dim))
         through: list[tuple[Array, ...]] = []
         states = [x]
@@ -126,7 +128,7 @@ class SharedPrefix:
             if layer in arch.recurrent:
                 _, added = self.parameters.recurred(layer, x, held.recurrent[layer][start], parents)
             if layer in arch.unattended:
-                attended[layer], x = 0.0, self.parameters.fed(layer, x + added)
+                attended[layer], x = 0.0, self.parameters.fed(layer, x + added, chosen)
                 through.append(self._no_attention(len(order)))
                 states.append(x)
                 continue
@@ -137,7 +139,7 @@ class SharedPrefix:
             mixed = tree_attention(queries * self._scale, *above, keys, values, levels, reach, arch.score_cap, sinks)
             attended[layer] = mixed
             between = self.parameters.between(layer, x, by_row(mixed))
-            x = self.parameters.fed(layer, between + added if layer in arch.recurrent else between)
+            x = self.parameters.fed(layer, between + added if layer in arch.recurrent else between, chosen)
             states.append(x)
         row = np.argsort(order)
         states = [state[row] for state in states]
@@ -210,6 +212,8 @@ class SharedPrefix:
         """Run `tokens` through the layers behind the tokens that `held` has, causally, and keep their KV."""
         arch = self.parameters.architecture
         start, end = held.length, held.length + len(tokens)
+        chosen = self.parameters.chosen((*held.tokens[:start].tolist(), *tokens.tolist()))
+        chosen = None if chosen is None else chosen[:, start:]
         x, positions = self.parameters.embedded(tokens), np.arange(start, end)
         for layer, reach in enumerate(arch.reaches):
             if layer in arch.recurrent:
@@ -218,7 +222,7 @@ class SharedPrefix:
                 held.recurrent[layer] += behind
             if layer in arch.unattended:
                 held.keys[layer, :, start:end] = held.values[layer, :, start:end] = 0.0
-                x = self.parameters.fed(layer, x + added)
+                x = self.parameters.fed(layer, x + added, chosen)
                 continue
             queries, keys, values = self._project(layer, x, held.long, positions)
             held.keys[layer, :, start:end] = keys
@@ -228,7 +232,7 @@ class SharedPrefix:
                 sinks = self.parameters.sinks(layer)
                 mixed = block_attention(queries * self._scale, *seen, reach, arch.score_cap, sinks)
                 between = self.parameters.between(layer, x, by_row(mixed))
-                x = self.parameters.fed(layer, between + added if layer in arch.recurrent else between)
+                x = self.parameters.fed(layer, between + added if layer in arch.recurrent else between, chosen)
         held.tokens[start:end] = tokens
         held.length = end
 

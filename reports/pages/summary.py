@@ -140,6 +140,9 @@ def _run_facts(tally: Tally, verbose: bool) -> list[tuple[str, str]]:
     facts += _ties(tally, verbose)
     if tally.routing_ties:
         facts.append(("routing", f"{plural(len(tally.routing_ties), 'difference')} at a tie between experts (rule T)"))
+    if tally.routed.ties:
+        told = f"{plural(tally.routed.ties, 'row')} of {tally.routed.judged} took other experts at a tie (rule T)"
+        facts.append(("experts", f"{told}; {tally.routed.predicted:.3g} predicted"))
     facts += evidence(tally)
     facts += chosen(tally.fallbacks)
     facts += [

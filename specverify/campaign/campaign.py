@@ -12,7 +12,7 @@ from properties.same_cause import by_cause
 from properties.shortfall import shortfalls
 from properties.streams import Expected
 from properties.tally import Counts, Failure, Tally, condemned, nothing_fused
-from properties.tie_count import too_many, vacuous
+from properties.tie_count import too_many, too_many_experts, vacuous
 from properties.verdict.finding import Verdict
 from reference.case import Case
 from specverify.campaign.crew import AnyCrew, Crew, Place
@@ -269,7 +269,7 @@ class Campaign:
         tally, interrupted = self.tally, ended.interrupted
         tally.seconds = ended.seconds
         tally.failures = by_cause([one for place in self.places for one in place.failures])
-        tally.excess_ties = too_many(tally) or tally.excess_ties
+        tally.excess_ties = too_many(tally) or too_many_experts(tally) or tally.excess_ties
         tally.excess_evidence = condemned(tally)
         if interrupted is not None:
             tally.stopped = f"interrupted ({interrupted})"

@@ -13,6 +13,7 @@ from backends.engine.handover.packet import BadHandOver
 from backends.engine.handover.seams import HandOverSeams
 from backends.engine.handover.state import Carried, columns_of
 from backends.engine.kv.arena import CacheLease, Model
+from backends.engine.kv.routed import routed_beside
 from backends.engine.model.causal_lm import CausalLm
 from reference.case import Case
 from reference.trace import Step
@@ -104,6 +105,19 @@ class Carrying:
         if isinstance(self.draft, HeadDraft) and isinstance(before.draft, HeadDraft):
             self.draft.follow(before.draft)
 
+    def _show_routed(self, last: Step) -> None:
+        """Put the experts of the committed columns, as the sender's `last` step shows them, beside the cache.
+
+        No decode needs them, so that they travel with the steps and not in the packet.
+        """
+        scored, accepted = last.scored, last.accepted
+        if scored is None or scored.routed is None or accepted is None:
+            return
+        context = len(last.context)
+        rows = [*range(context), *(context + node for node in accepted.path)][: self.lease.target.length]
+        shown = torch.from_numpy(scored.routed[:, rows].copy())
+        routed_beside(self.lease.target).write(0, shown, len(rows))
+
     def carry_on(self, sent: Carried, steps: list[Step], over: HandOverSeams) -> None:
         """Take over the state `sent` of a request that another server has begun; this one was just made.
 
@@ -127,6 +141,8 @@ class Carrying:
                     f"the sender's grammar has read {sent.matched} tokens, the receiver's {self.guide.read}"
                 )
         over.fill(self.lease.target, sent.target)
+        if steps:
+            self._show_routed(steps[-1])
         if sent.draft is not None and self.lease.draft is not None:
             over.fill(self.lease.draft, sent.draft)
         self.draft.calls += sent.draft_calls

@@ -7,12 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from torch import Tensor
+
 from backends.base import Unsupported
 from backends.engine.kv.base import CacheSpec, KvCache, Poison
 from backends.engine.kv.layouts import CACHES
 from backends.engine.kv.paged import Pool
 from backends.engine.kv.pages import Blocks
 from backends.engine.kv.recurrent import stand_beside, states_of
+from backends.engine.kv.routed import routed_beside
 from backends.engine.kv.seams import KvSeams
 from backends.engine.kv.tiers.second import Border
 from reference.layout import KvLayout
@@ -72,6 +75,7 @@ class Arena:
     def __init__(self, layout: KvLayout, pages: int = 0, seams: KvSeams | None = None) -> None:
         self.layout = layout
         self._seams = seams or KvSeams()
+        self._routed: dict[object, dict[int, Tensor]] = {}  # experts of the columns of the prefix cache's pages
         self._pools: dict[tuple[Model, str], Pool] = {}
         self.pages = self._seams.pages(layout.pages or range(pages))
         self.prefix = self._seams.prefix(self.pages, layout.page_size) if layout.traits.keeps_prefixes else None
@@ -138,6 +142,8 @@ class Arena:
             adapter,
         )
         self._with_states(lease, target, draft)
+        for end in range(self.layout.page_size, reused + 1, self.layout.page_size):
+            routed_beside(lease.target).columns |= self._routed.get((owner, tokens[:end]), {})
         for cache, states in zip((lease.target, lease.draft), held, strict=True):
             beside = None if cache is None else states_of(cache)
             if beside is not None and states is not None:
@@ -207,7 +213,11 @@ class Arena:
         return lease
 
     def fork_states(self, source: KvCache, twin: KvCache) -> None:
-        """Let the recurrent states beside `twin` begin as those beside `source`, at the length of `twin`."""
+        """Let the recurrent states beside `twin` begin as those beside `source`, at the length of `twin`.
+
+        So do the experts of its columns, which are shown in traces alone.
+        """
+        routed_beside(twin).columns = dict(routed_beside(source).columns)
         old, new = states_of(source), states_of(twin)
         if old is not None and new is not None:
             new.begin_as(old, twin.length)
@@ -234,6 +244,7 @@ class Arena:
             # Before the release: a page without a holder would be free at once.
             self.prefix.insert(lease.key, tokens[:both], lease.blocks.table)
             self.keep_states(lease, tokens[:both])
+            self._keep_routed(lease, tokens[:both])
         # In pages, both caches release the same block table; the second time it is empty.
         if lease.draft is not None:
             lease.draft.release()
@@ -252,6 +263,15 @@ class Arena:
             if all(one is not None for one, states in zip(held, beside, strict=True) if states is not None):
                 borders.setdefault((lease.key, tokens[:end]), (held[0], held[1]))
         self.prefix.borders = {key: held for key, held in borders.items() if key in self.prefix.entries}
+
+    def _keep_routed(self, lease: CacheLease, tokens: tuple[int, ...]) -> None:
+        """Keep the experts of the columns of each full page of `tokens`, which a trace shows where the page is met."""
+        assert self.prefix is not None
+        columns, size = routed_beside(lease.target).columns, self.layout.page_size
+        for end in range(size, len(tokens) + 1, size) if columns else ():
+            page = {column: columns[column] for column in range(end - size, end) if column in columns}
+            self._routed.setdefault((lease.key, tokens[:end]), page)
+        self._routed = {key: page for key, page in self._routed.items() if key in self.prefix.entries}
 
     def poison(self, leases: Sequence[CacheLease] = ()) -> None:
         """Fill every free page, and the free and stale cells of `leases`, with the poison of `layout.poison`.

@@ -21,10 +21,12 @@ from backends.engine.kv.base import CacheSpec, KvCache
 from backends.engine.kv.branches.several import Branches
 from backends.engine.kv.lanes import BatchCache
 from backends.engine.kv.recurrent import RecurrentStates, commit_states, stand_beside, states_of
+from backends.engine.kv.routed import routed_beside
 from backends.engine.model.axes import Axes, positions_of, side_by_side
 from backends.engine.model.graphs import HOOKED, Graphs, Inputs
 from backends.engine.model.hidden import HiddenTap
 from backends.engine.model.low_rank import LowRank, adapted
+from backends.engine.model.routed import Choices, ExpertTap, by_lane
 from backends.engine.reach import BESIDE, MASKS, RECURRENT, Reach, reaches_of
 from reference.draft.hidden import HiddenStates
 
@@ -67,6 +69,7 @@ class CausalLm:
         calls: Number of forwards since the model was loaded.
         attention_calls: Calls of attention since the model was loaded; of a recorded model, in watched forwards.
         graphs: The recordings of verify forwards; None for a backend that records none.
+        experts: The tap of the choices of experts, which are put beside the caches.
         fallbacks: How many layers of forwards took a slower attention path since the model was loaded, by reason.
     """
 
@@ -86,6 +89,7 @@ class CausalLm:
         self.calls = 0
         self.attention_calls = 0
         self.graphs: Graphs | None = None
+        self.experts = ExpertTap(model)
         self.fallbacks: Counter[str] = Counter()
 
     @property
@@ -164,7 +168,7 @@ class CausalLm:
             "attention_mask": named if self._kinds else masks[""],
         }
         began = time.perf_counter()
-        logits = None
+        logits, taken = None, Choices()
         adapters = [one.adapter for one in batch]
         # Verify forwards and levels of drafts are watched; prefills, of any length, are not recorded.
         if self.graphs is not None and watch is not None:
@@ -176,7 +180,8 @@ class CausalLm:
                 logits, heads = recorded
                 watch += heads
         if logits is None:
-            with tap.on(self.model.base_model) if tap is not None else nullcontext(), adapted(self.model, adapters):
+            hooks = tap.on(self.model.base_model) if tap is not None else nullcontext()
+            with hooks, adapted(self.model, adapters), self.experts.on() as taken:
                 logits = self._network(inputs, cache, _watched(attend, watch), score)
         for layer in self.unattended if watch else ():  # such a layer calls no attention
             assert watch is not None
@@ -184,11 +189,20 @@ class CausalLm:
         if self.device.type != "cpu":  # a device runs asynchronously: wait, or the clock would measure the launch
             torch.accelerator.synchronize()
         self.forward_s += time.perf_counter() - began
+        if self.experts.present:
+            self._note_experts(caches, widths, taken)
         self.calls += 1
         if self.graphs is None or watch is not None:
             self.attention_calls += self.attending
         self.fallbacks.update(cache.fallbacks)
         return [logits[lane, :rows] if score else torch.empty(0) for lane, rows in enumerate(widths)]
+
+    def _note_experts(self, caches: list[KvCache], widths: list[int], taken: Choices) -> None:
+        """Put the experts of the rows of a forward beside each cache; a forward without choices leaves none."""
+        lanes = by_lane(taken, self.layers, len(caches))
+        for lane, (cache, rows) in enumerate(zip(caches, widths, strict=True)):
+            chosen = None if lanes is None else lanes[lane][:, :rows]
+            routed_beside(cache).write(cache.length + cache.rows - rows, chosen, rows)
 
     def run_lanes(self, lanes: list[LaneRows], attend: Attend, batch: type[BatchCache]) -> list[Tensor]:
         """See `LaneModel`; the outputs are logits."""

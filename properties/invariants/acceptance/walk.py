@@ -12,7 +12,7 @@ import numpy as np
 from properties.invariants.applies import greedy_only
 from properties.invariants.own_laws import laws
 from properties.invariants.rows import compared
-from properties.tolerance.closeness import chain, noise
+from properties.tolerance.closeness import Noise, chain, noise
 from properties.tolerance.ties import decided
 from properties.verdict.finding import Compared, Finding
 from properties.verdict.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
@@ -133,14 +133,20 @@ def _settled(one: Case, subject: Subject, sigma: float) -> Step:
     return step
 
 
+def _check_experts(error: Noise, step: Step, other: Step, rows: list[int], others: list[int]) -> None:
+    """Raise NotApplicable where rows of the two runs took other experts, and may choose other tokens for that."""
+    if other.scored is not None and not error.chooses_alike(step, other, rows, others):
+        raise NotApplicable("tied experts decide a token of the accepted path")
+
+
 def superset_accepts_no_less(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """Two more nodes in the tree: the accepted path keeps its nodes and grows.
 
     One new node holds the bonus token under the last accepted node, so that the walk must accept it.
     """
     one = focus(case, subject)
-    sigma = noise(case, oracle, subject).logits
-    step = _settled(one, subject, sigma)
+    error = noise(case, oracle, subject)
+    step = _settled(one, subject, error.logits)
     assert step.accepted is not None
     tree, path, bonus = tree_of(one), step.accepted.path, step.accepted.bonus
     rng = dice(one, "superset")
@@ -151,6 +157,7 @@ def superset_accepts_no_less(case: Case, oracle: Oracle, subject: Subject) -> It
     grown = first(with_tree(one, larger), subject)
     if grown.accepted is None:
         raise Unobserved("the backend does not reveal what it accepted of the larger tree")
+    _check_experts(error, step, grown, list(path), list(path))
     yield Compared(len(path) + 1)
     if grown.accepted.path[: len(path)] != path or len(grown.accepted.path) <= len(path):
         yield Finding(
@@ -182,6 +189,7 @@ def chain_degenerate(case: Case, oracle: Oracle, subject: Subject) -> Iterator[F
     name, variant = "acceptance.chain-degenerate", f"the chain of nodes {[*path, *deeper]}"
     if run.accepted is None or run.emitted is None or step.emitted is None:
         raise Unobserved("the backend reveals neither acceptance nor emission")
+    _check_experts(error, step, run, list(path), list(range(len(path))))
     yield Compared(len(path) + 1)
     if (len(run.accepted.path), run.accepted.bonus) != (len(path), step.accepted.bonus):
         seen = (len(run.accepted.path) - 1, run.accepted.bonus)

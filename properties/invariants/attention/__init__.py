@@ -1,5 +1,11 @@
 """Invariants of attention: a row depends on its context and root path alone."""
 
-from properties.invariants.attention import batch, context, pages, visibility
+from properties.invariants.attention import batch, context, experts, pages, visibility
 
-INVARIANTS = (*context.INVARIANTS, *visibility.INVARIANTS, *pages.INVARIANTS, *batch.INVARIANTS)
+INVARIANTS = (
+    *context.INVARIANTS,
+    *visibility.INVARIANTS,
+    *experts.INVARIANTS,
+    *pages.INVARIANTS,
+    *batch.INVARIANTS,
+)

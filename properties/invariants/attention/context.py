@@ -8,7 +8,7 @@ the prefill, a path decoded as a chain.
 from collections.abc import Iterator
 from dataclasses import replace
 
-from properties.invariants.rows import attended_beyond, compared, kv_differs, logits_beyond
+from properties.invariants.rows import attended_beyond, committed_reads, compared, kv_differs, logits_beyond
 from properties.tolerance.closeness import Noise, noise, truth
 from properties.tolerance.mask_column import column
 from properties.verdict.finding import CONTROL, Compared, Finding
@@ -152,7 +152,8 @@ def _same_step(
     if differs or base.committed is None or changed.committed is None or base.accepted != changed.accepted:
         return
     # Slack 2: each of the two runs has an error of its own.
-    yield from kv_differs(name, 0, base.committed.after, changed.committed.after, error, {"variant": variant}, 2.0)
+    true, reads = error.expected_kv(base, changed), committed_reads(error, base)
+    yield from kv_differs(name, 0, true, changed.committed.after, error, {"variant": variant}, 2.0, reads=reads)
 
 
 INVARIANTS = (

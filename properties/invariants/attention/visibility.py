@@ -8,8 +8,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from properties.invariants.rows import attended_of, logits_of, read_by
 from properties.tolerance.closeness import Noise, beyond, noise
-from properties.verdict.finding import Compared, Finding
+from properties.verdict.finding import Compared, Finding, Reads
 from properties.verdict.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
 from properties.verdict.subject import Subject
 from properties.verdict.variants import changed_outside, first, focus, leak_designs, probes, tree_of
@@ -115,8 +116,17 @@ def no_leakage(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
                 WITHIN_NOISE if mixing else "bit-identical",
                 f"follows one of nodes {deeper}, not on its path",
                 measure,
+                reads=None if error is None else _reads(error, base, stage, layer, node),
             )
             break
+
+
+def _reads(error: Noise, base: Step, stage: Stage, layer: int, node: int) -> Reads | None:
+    """What a row that moved reads; any head of its attention output stands for all."""
+    if stage is Stage.ATTENDED:
+        limit = 2 * error.of_inner("attended", layer)
+        return read_by(error, base, node, limit, lambda true: attended_of(true, (layer, 0, node)), layer)
+    return read_by(error, base, node, error.of_logits(pair=True), lambda true: logits_of(true, node))
 
 
 def _moved(
@@ -130,13 +140,13 @@ def _moved(
     if error is None:
         yield from ((*place, None) for place in _changed_bits(base, changed, kept))
         return
-    if base.attended is not None and changed.attended is not None:
-        for layer, (true, seen) in enumerate(zip(base.attended.output, changed.attended.output, strict=True)):
-            for (_, at), measure in beyond(seen[:, kept], true[:, kept], 2 * error.of_inner("attended", layer)):
+    attended, logits = error.expected(base, changed, kept, kept)
+    if attended is not None and changed.attended is not None:
+        for layer, (true, seen) in enumerate(zip(attended, changed.attended.output, strict=True)):
+            for (_, at), measure in beyond(seen[:, kept], true, 2 * error.of_inner("attended", layer)):
                 yield Stage.ATTENDED, layer, kept[at], measure
-    assert base.scored is not None
     assert changed.scored is not None
-    for (at,), measure in beyond(changed.scored.logits[kept], base.scored.logits[kept], error.of_logits(pair=True)):
+    for (at,), measure in beyond(changed.scored.logits[kept], logits, error.of_logits(pair=True)):
         yield Stage.SCORED, -1, kept[at], measure
 
 

@@ -9,9 +9,10 @@ from dataclasses import replace
 import numpy as np
 
 from properties.commits import FASTER, admits, untrue
-from properties.invariants.rows import columns_of, kv_differs, kv_excuses
+from properties.invariants.rows import columns_of, kv_differs, kv_excuses, kv_reads
 from properties.tolerance.closeness import Noise, draft_kv_case, kv_behind, kv_case, noise
 from properties.verdict.finding import Compared, Finding
+from properties.verdict.followed import follow_step
 from properties.verdict.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
 from properties.verdict.subject import Subject
 from properties.verdict.variants import pending_root
@@ -124,8 +125,9 @@ def commit_equivalence(case: Case, oracle: Oracle, subject: Subject) -> Iterator
             yield Finding("cache.commit-equivalence", Stage.COMMITTED, number, where, len(tokens), record.length)
         if record.after is not None:
             looked = looked or bool(tokens)
-            asked, true = kv_case(case, tokens), kv_behind(case, oracle, tokens, number + 1)
-            yield from _against("target", number, record.after, true, asked, oracle, error)
+            own = follow_step(case, oracle, subject(case).steps[number])
+            asked, true = kv_case(case, tokens), kv_behind(case, own, tokens, number + 1)
+            yield from _against("target", number, record.after, true, asked, own, error)
         if record.draft is not None and case.draft.model is not None:
             # A draft cache that is refilled at each step must hold the step's context and the root alone.
             context = len(subject(case).steps[number].context)
@@ -185,7 +187,8 @@ def _against(
     own = error if cache == "target" else _for_draft(error, true)
     words: dict[str, int | str] = {"cache": cache, **side}
     told = kv_excuses(oracle, asked, error.dtype)
-    yield from kv_differs("cache.commit-equivalence", number, true, held, own, words, excuses=told)
+    reads = kv_reads(asked, asked.prefix)
+    yield from kv_differs("cache.commit-equivalence", number, true, held, own, words, excuses=told, reads=reads)
 
 
 def _for_draft(error: Noise, true: Kv) -> Noise:

@@ -7,7 +7,7 @@ itself.
 from collections.abc import Iterator
 from dataclasses import replace
 
-from properties.invariants.rows import compared, kv_differs, placed
+from properties.invariants.rows import committed_reads, compared, kv_differs, placed
 from properties.invariants.same_bits import same_bits
 from properties.tolerance.closeness import noise
 from properties.verdict.finding import Finding
@@ -77,7 +77,8 @@ def layout_equivalent(case: Case, oracle: Oracle, subject: Subject) -> Iterator[
         if one.committed is not None and twin.committed is not None and one.accepted == twin.accepted:
             where: dict[str, int | str] = {"variant": "branch and commit by path"}
             # Slack 2: each of the two runs has an error of its own.
-            yield from kv_differs(name, number, twin.committed.after, one.committed.after, error, where, 2.0)
+            true, reads = error.expected_kv(twin, one), committed_reads(error, twin)
+            yield from kv_differs(name, number, true, one.committed.after, error, where, 2.0, reads=reads)
 
 
 def _poisonable(case: Case) -> bool:

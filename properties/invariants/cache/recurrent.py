@@ -1,6 +1,7 @@
 """The invariant of recurrent state: it is that of the emitted tokens alone."""
 
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 
@@ -8,8 +9,8 @@ from properties.invariants.cache.commits import commits
 from properties.invariants.rows import brief
 from properties.tolerance.amplification import MOST, excuses_row
 from properties.tolerance.bounds import INNER, UNIT
-from properties.tolerance.closeness import EXACT, PRIOR, kv_case
-from properties.verdict.finding import Compared, Finding
+from properties.tolerance.closeness import EXACT, PRIOR, chain, kv_case
+from properties.verdict.finding import Compared, Finding, Reads
 from properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
 from properties.verdict.subject import Subject
 from reference.architecture import Seeded
@@ -76,7 +77,10 @@ def _against(
                 row = int(np.nan_to_num(np.abs(held - wanted), nan=np.inf).reshape(len(wanted), -1).max(1).argmax())
                 values = brief(wanted[row].ravel()), brief(held[row].ravel())
                 place = {"layer": at, "kind": kind, **where}
-                yield Finding(NAME, Stage.COMMITTED, number, place, *values, measure)
+                limit = bound(case.dtype, len(true.windows), wanted)
+                ask = partial(_held, case, tokens, field, layer)
+                reads = Reads(case, (), chain(tokens), len(tokens) - 1, at, limit, ask) if tokens else None
+                yield Finding(NAME, Stage.COMMITTED, number, place, *values, measure, reads=reads)
                 return
 
 
@@ -84,12 +88,13 @@ def _excused(
     case: Case, oracle: Oracle, tokens: tuple[int, ...], field: str, layer: int, off: float, measure: float
 ) -> bool:
     """Whether the target's conditioning explains a state that is `off`, which is `measure` times its bound."""
+    return measure <= MOST and excuses_row(oracle, partial(_held, case, tokens, field, layer), (), off, case.dtype)
 
-    def ask(one: Oracle) -> Array | None:
-        state = _true(case, one, tokens)
-        return None if state is None else getattr(state, field)[layer].ravel()
 
-    return measure <= MOST and excuses_row(oracle, ask, (), off, case.dtype)
+def _held(case: Case, tokens: tuple[int, ...], field: str, layer: int, oracle: Oracle) -> Array | None:
+    """The windows or memories of a recurrent layer after `tokens`, in one row."""
+    state = _true(case, oracle, tokens)
+    return None if state is None else getattr(state, field)[layer].ravel()
 
 
 def distance(seen: Array, true: Array) -> float:

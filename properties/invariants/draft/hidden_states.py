@@ -13,8 +13,8 @@ import numpy as np
 from properties.invariants.rows import brief
 from properties.tolerance.amplification import MOST, excuses_row
 from properties.tolerance.bounds import UNIT
-from properties.tolerance.closeness import EXACT, beyond
-from properties.verdict.finding import Compared, Finding
+from properties.tolerance.closeness import EXACT, beyond, chain
+from properties.verdict.finding import Compared, Finding, Reads
 from properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
 from properties.verdict.subject import Subject
 from properties.verdict.variants import pending_root
@@ -63,7 +63,7 @@ def descriptor(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
         if given is not None and wanted is not None:
             looked = True
             rows = partial(_asked, case, step, pending, "given")
-            yield from _given(case, oracle, number, known, given, wanted, rows)
+            yield from _given(case, oracle, number, known, given, wanted, rows, step.context)
             known = given.first + len(given.tokens)
         seen, states = step.scored, true.scored.hidden
         if seen is not None and seen.hidden is not None and states is not None:
@@ -73,7 +73,9 @@ def descriptor(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
             for (node,), measure in _beyond(case, oracle, seen.hidden, states, rows):
                 where: dict[str, int | str] = {"node": node, "side": "scored"}
                 values = brief(states[node]), brief(seen.hidden[node])
-                yield Finding(NAME, Stage.SCORED, number, where, *values, measure)
+                tree, limit = step.drafted.tree, _limit(case, states)
+                reads = Reads(case, step.context, tree, node, None, limit, partial(_row, rows, node))
+                yield Finding(NAME, Stage.SCORED, number, where, *values, measure, reads=reads)
                 break
     if not looked:
         raise Unobserved("the backend does not reveal the hidden states that its draft was given")
@@ -98,6 +100,7 @@ def _given(
     given: HeadInput,
     wanted: HeadInput,
     rows_by: Callable[[Oracle], Array | None],
+    context: tuple[int, ...],
 ) -> Iterator[Fact]:
     """Findings where the rows of a step do not begin at row `known`, do not end at the root's, or hold other values.
 
@@ -124,7 +127,16 @@ def _given(
     if worst:
         row, measure = min(worst)
         where: dict[str, int | str] = {"position": given.first + row, "side": "state"}
-        yield _finding(number, where, brief(states[row]), brief(given.hidden[row]), measure)
+        place, text = given.first + row, (*context, given.tokens[-1])
+        limit, asked = _limit(case, states), partial(_row, rows_by, mine.start + row)
+        reads = Reads(case, (), chain(text), place, None, limit, asked)
+        yield replace(_finding(number, where, brief(states[row]), brief(given.hidden[row]), measure), reads=reads)
+
+
+def _row(rows: Callable[[Oracle], Array | None], row: int, oracle: Oracle) -> Array | None:
+    """Row `row` of what `rows` says of `oracle`."""
+    found = rows(oracle)
+    return None if found is None or row >= len(found) else np.asarray(found[row])
 
 
 def _finding(
@@ -147,12 +159,17 @@ def _beyond(
     """
     if not len(true):
         return
-    scale = float(np.sqrt(np.mean(np.square(true))))
-    limit = EXACT * max(1.0, scale) if case.dtype == "float64" else HIDDEN_K * HIDDEN_SIGMA * UNIT[case.dtype] * scale
+    limit = _limit(case, true)
     for (row,), measure in beyond(seen, true, limit):
         excused = measure <= MOST and excuses_row(oracle, rows_by, (first + row,), measure * limit, case.dtype)
         if not excused:
             yield (row,), measure
+
+
+def _limit(case: Case, true: Array) -> float:
+    """The largest distance of a row of hidden states from the oracle's rows `true`."""
+    scale = float(np.sqrt(np.mean(np.square(true))))
+    return EXACT * max(1.0, scale) if case.dtype == "float64" else HIDDEN_K * HIDDEN_SIGMA * UNIT[case.dtype] * scale
 
 
 def _reads(case: Case) -> bool:

@@ -12,6 +12,7 @@ from properties.invariants.draft.scores import (
     DRAFT_K,
     draft_sigma,
     line,
+    reading_scores,
     restarted,
     row_excused,
     rows_differ,
@@ -99,7 +100,7 @@ def proposed(
     def excused(node: int, distance: float, away: float) -> bool:
         return row_excused(case, oracle, step.context, tree, node, distance, away)
 
-    yield from _same(name, case, number, step.drafted, true, sigma, excused)
+    yield from _same(name, case, number, step.drafted, true, sigma, excused, step.context)
 
 
 def _control(case: Case, oracle: Oracle, subject: Subject) -> float | None:
@@ -117,6 +118,7 @@ def _same(
     true: Drafted,
     sigma: float | None,
     excused: Callable[[int, float, float], bool] = lambda node, distance, away: False,
+    context: tuple[int, ...] = (),
 ) -> Iterator[Fact]:
     """Findings where `seen` is not `true`; tokens whose scores differ by less than their noise are ties.
 
@@ -146,7 +148,8 @@ def _same(
             away = float(rms(seen.logits[node] - true.logits[node])) / limit
             far = away * limit
             if away > 1 and not excused(node, far, away):
-                yield scores_differ(name, case, number, node, true.logits[node], seen.logits[node], away)
+                finding = scores_differ(name, case, number, node, true.logits[node], seen.logits[node], away)
+                yield reading_scores(finding, case, context, true.tree, node, limit)
                 return
 
 
@@ -180,7 +183,9 @@ def rollback(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
         return
     sigma = _control(case, oracle, subject)
     # Two runs of the backend, each with that noise.
-    yield from _same("draft.rollback", case, number, step.drafted, fresh, sigma and 2**0.5 * sigma)
+    yield from _same(
+        "draft.rollback", case, number, step.drafted, fresh, sigma and 2**0.5 * sigma, context=step.context
+    )
 
 
 def vocabulary_map(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:

@@ -9,7 +9,7 @@ from properties.invariants.draft.hidden_states import from_scratch
 from properties.tolerance.amplification import MOST, excuses_row
 from properties.tolerance.bounds import UNIT
 from properties.tolerance.closeness import rms
-from properties.verdict.finding import Compared, Finding
+from properties.verdict.finding import Compared, Finding, Reads
 from properties.verdict.invariant import Oracle, Unobserved
 from reference.case import Case
 from reference.draft import Scripted
@@ -80,8 +80,22 @@ def rows_differ(
         away = float(rms(seen.logits[node] - wanted)) / (DRAFT_K * sigma)
         # A NaN where the oracle has a number counts as an infinite distance.
         if away > 1 and not row_excused(case, oracle, context, seen.tree, node, away * DRAFT_K * sigma, away):
-            yield scores_differ(name, case, number, node, wanted, seen.logits[node], away)
+            finding = scores_differ(name, case, number, node, wanted, seen.logits[node], away)
+            yield reading_scores(finding, case, context, seen.tree, node, DRAFT_K * sigma)
             return
+
+
+def reading_scores(
+    finding: Finding, case: Case, context: tuple[int, ...], tree: Tree, node: int, limit: float
+) -> Finding:
+    """`finding` with what a row of the draft's scores reads: its own model's rows, or a head's the target's states."""
+
+    def row(oracle: Oracle) -> Array | None:
+        scores = scores_of(case, oracle, context, tree)
+        return None if scores is None else scores[node]
+
+    own = case if case.draft.model is None else replace(case, model=case.draft.model, draft=Scripted())
+    return replace(finding, reads=Reads(own, context, tree, node, None, limit, row))
 
 
 def row_excused(

@@ -6,9 +6,10 @@ from dataclasses import replace
 import numpy as np
 
 from properties.invariants.applies import check_seeded, greedy_only, repeatable
-from properties.tolerance.closeness import forced, noise
+from properties.tolerance.closeness import chain, forced, noise
 from properties.tolerance.ties import TIE_SIGMA, gaps, judge_tokens
-from properties.verdict.finding import Compared, Finding
+from properties.verdict.finding import Compared, Finding, Reads
+from properties.verdict.followed import follow
 from properties.verdict.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
 from properties.verdict.judge import crash
 from properties.verdict.subject import Crashed, NoTrace, Subject
@@ -51,7 +52,19 @@ def greedy_match(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]
     logits = choices(case, forced(case, oracle, trace.output), trace.output)
     yield Compared(len(trace.output))
     steps = _step_of_each(trace)
-    yield from judge_tokens("lossless.greedy-match", logits, trace.output, error.logits, steps, error.control_ties)
+    for fact in judge_tokens("lossless.greedy-match", logits, trace.output, error.logits, steps, error.control_ties):
+        yield _reading(fact, case, trace.output, TIE_SIGMA * error.logits) if isinstance(fact, Finding) else fact
+
+
+def _reading(finding: Finding, case: Case, output: tuple[int, ...], limit: float) -> Finding:
+    """`finding` with what it reads: how far its token's score lies below the best."""
+    position, tree = int(finding.where["position"]), chain((case.prompt[-1], *output[:-1]))
+
+    def row(oracle: Oracle) -> Array:
+        scored = choices(case, forced(case, oracle, output), output)
+        return gaps(scored, output)[position : position + 1]
+
+    return replace(finding, reads=Reads(case, case.prefix, tree, position, None, limit, row))
 
 
 def choices(case: Case, rows: Array, output: tuple[int, ...]) -> Array:
@@ -78,8 +91,10 @@ def draft_independent(case: Case, oracle: Oracle, subject: Subject) -> Iterator[
         if one and other:
             sigma = noise(case, oracle, subject).logits
             told = (*trace.output[:position], one[0])
-            row = choices(case, forced(case, oracle, told), told)[position : position + 1]
-            if max(gaps(row, one)[0], gaps(row, other)[0]) <= TIE_SIGMA * sigma:
+            # Each token by the experts of its own run.
+            sides = ((oracle, one), (follow(case, oracle, plain.steps), other))
+            rows = [choices(case, forced(case, own, told), told)[position : position + 1] for own, _ in sides]
+            if max(gaps(row, token)[0] for row, (_, token) in zip(rows, sides, strict=True)) <= TIE_SIGMA * sigma:
                 return  # both tokens are in the tie zone: greedy-match counts the tie, and later tokens may differ
         steps = _step_of_each(trace)
         step = steps[position] if position < len(steps) else max(len(trace.steps) - 1, 0)

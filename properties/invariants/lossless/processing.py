@@ -14,12 +14,14 @@ from properties.invariants.own_laws import close, laws, near_edge, output_before
 from properties.laws.draw_by_draw import logit_bound, points
 from properties.laws.worlds import promised
 from properties.tolerance.closeness import forced, in_a_chain, noise
-from properties.verdict.finding import Compared, Finding
+from properties.verdict.finding import Compared, Finding, Reads
+from properties.verdict.followed import follow
 from properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
 from properties.verdict.subject import Subject
 from reference.case import Case
 from reference.oracle import processing
-from reference.trace import Stage, Trace
+from reference.sampling import Sampling
+from reference.trace import Array, Stage, Step, Trace
 
 LOGPROB = 4.0
 """Largest error of a log-probability, in limits of rule N.
@@ -89,7 +91,8 @@ def logprobs(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
                 limit = high - true if value > true else true - low
                 away = float(abs(value - true) / limit if limit else np.inf)
                 if own or not error.excuses(rows, position, away):
-                    yield Finding(name, Stage.EMITTED, number, where, true, value, away)
+                    reads = _logprob_reads(case, case.prefix, rows, position, token, limit)
+                    yield Finding(name, Stage.EMITTED, number, where, true, value, away, reads=reads)
                     return
             position += 1
 
@@ -112,8 +115,24 @@ def _of_prompt(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
             where: dict[str, int | str] = {"side": "prompt", "position": place, "token": case.prompt[place]}
             away = float(abs(value - expected) / limit if limit else np.inf)
             if not error.excuses(rows, place - 1, away):
-                yield Finding(name, Stage.EMITTED, 0, where, expected, value, away)
+                reads = _logprob_reads(case, (), rows, place - 1, case.prompt[place], limit)
+                yield Finding(name, Stage.EMITTED, 0, where, expected, value, away, reads=reads)
                 return
+
+
+def _logprob_reads(
+    case: Case, context: tuple[int, ...], rows: Step, node: int, token: int, limit: float
+) -> Reads | None:
+    """What the log-probability of `token` at row `node` of the chain `rows` reads."""
+    assert rows.drafted is not None
+    tree = rows.drafted.tree
+    scored = replace(case.plain_decode(), sampling=Sampling()).rebased(context, tree)
+
+    def row(oracle: Oracle) -> Array | None:
+        true = oracle(scored).steps[0].scored
+        return None if true is None else np.array([processing.logprob(true.logits[node], token)])
+
+    return Reads(case, context, tree, node, None, limit, row)
 
 
 def _raw(case: Case, oracle: Oracle, subject: Subject) -> list[tuple[float, float, float]]:
@@ -158,11 +177,27 @@ def logprobs_without_draft(case: Case, oracle: Oracle, subject: Subject) -> Iter
             return
         yield Compared()
         if not abs(value - plain) <= limit:
+            plain += _moved_by_experts(case, oracle, subject, one, position)
+        if not abs(value - plain) <= limit:
             where: dict[str, int | str] = {"position": position, "token": token}
             away = float(abs(value - plain) / limit if limit else np.inf)
             if not error.excuses(rows, position, away):
-                yield Finding("lossless.logprobs-draft-independent", Stage.EMITTED, step, where, plain, value, away)
+                reads = _logprob_reads(case, case.prefix, rows, position, token, limit)
+                name = "lossless.logprobs-draft-independent"
+                yield Finding(name, Stage.EMITTED, step, where, plain, value, away, reads=reads)
                 return
+
+
+def _moved_by_experts(
+    case: Case, oracle: Oracle, subject: Subject, told: list[tuple[int, float, int]], position: int
+) -> float:
+    """How much the oracle's log-probability of a token gains by the experts of the run over those of plain decode."""
+    output = tuple(token for token, *_ in told[: position + 1])
+    with_draft, without = (
+        processing.logprob(forced(case, follow(case, oracle, run.steps), output)[position], output[position])
+        for run in (subject(case), subject(case.plain_decode()))
+    )
+    return with_draft - without
 
 
 def _reported(trace: Trace) -> list[tuple[int, float, int]]:

@@ -16,78 +16,44 @@ from reference.architecture import Architecture
 from reference.family.experts import corrected
 from reference.files.fields import Fields
 from reference.oracle.family.base import OracleFamily, Place, all_or_none, partial_rotary, settings_of
-from reference.oracle.formulas.layer import Formulas, State, gated_block, sigmoid
+from reference.oracle.formulas.layer import Experts, Formulas, State, gated_block, sigmoid
+from reference.oracle.formulas.routers import Router
 from reference.trace import Array
 
 LEAST = 1e-20
 """Added to the sum of the chosen weights of GLM-4 MoE, as transformers does."""
 
 
-def largest(scores: Array, count: int) -> Array:
-    """The indices of the `count` largest scores of each row, the largest first, of equal ones the first: [T, count]."""
-    order: Array = np.argsort(-scores, axis=-1, kind="stable")
-    return order[:, :count]
-
-
-def _open(arch: Architecture, scores: Array) -> Array:
-    """The scores [T, experts] by which experts are chosen, minus infinity outside the open groups of each row."""
-    groups = int(arch.setting("groups")) if "groups" in arch.words.settings else 1
-    if groups == 1:
-        return scores
-    best = _of_groups(arch, scores, groups)
-    shut = np.ones(best.shape, dtype=bool)
-    np.put_along_axis(shut, largest(best, int(arch.setting("top_groups"))), False, axis=-1)
-    return np.where(np.repeat(shut, scores.shape[1] // groups, axis=1), -np.inf, scores)
-
-
-def _of_groups(arch: Architecture, scores: Array, groups: int) -> Array:
-    """The score of each group: the sum of its two best experts, or its best one in DeepSeek-V2; [T, groups]."""
-    count = 2 if corrected(arch) else 1
-    best: Array = -np.sort(-scores.reshape(len(scores), groups, -1), axis=-1)[..., :count]
-    summed: Array = best.sum(axis=-1)
-    return summed
-
-
-def _scores(arch: Architecture, state: State, at: str, x: Array) -> tuple[Array, Array]:
-    """The scores by which experts are chosen, and the weights that they would have: [T, experts] each."""
+def router(arch: Architecture, state: State, layer: int, x: Array) -> Router | None:
+    """See `Experts.router`."""
+    at, own = f"model.layers.{layer}.mlp", arch.words.settings
+    if f"{at}.gate.weight" not in state:
+        return None
     products = x @ state[f"{at}.gate.weight"].T
     bias = state.get(f"{at}.gate.e_score_correction_bias")
     if bias is None:
-        weights = np.exp(products - products.max(axis=-1, keepdims=True))
-        return products, weights / weights.sum(axis=-1, keepdims=True)
-    return sigmoid(products) + bias, sigmoid(products)
+        raised = np.exp(products - products.max(axis=-1, keepdims=True))
+        scores, weights = products, raised / raised.sum(axis=-1, keepdims=True)
+    else:
+        weights = sigmoid(products)
+        scores = weights + bias
+    taken = int(arch.setting("experts_per_token"))
+    if "groups" not in own:
+        return Router(scores, weights, taken)
+    # The score of a group is the sum of its two best experts, or its best one in DeepSeek-V2.
+    best = 2 if corrected(arch) else 1
+    return Router(scores, weights, taken, int(arch.setting("groups")), int(arch.setting("top_groups")), best)
 
 
-def routed(arch: Architecture, state: State, at: str, x: Array) -> tuple[Array, Array]:
-    """The experts of each row and their weights, [T, experts per token] each."""
-    scores, weights = _scores(arch, state, at, x)
-    chosen = largest(_open(arch, scores), int(arch.setting("experts_per_token")))
-    taken: Array = np.take_along_axis(weights, chosen, axis=-1)
+def _weighed(arch: Architecture, router: Router, chosen: Array) -> Array:
+    """The weights of the chosen experts, [T, experts per token]."""
+    taken: Array = np.take_along_axis(router.weights, chosen, axis=-1)
     own = arch.words.settings
     # Mixtral always scales the weights to the sum of 1, DeepSeek-V2 never does; neither has the setting.
     if arch.setting("norm_topk") if "norm_topk" in own else "groups" not in own:
         least = LEAST if "groups" in own else 0.0
         taken = taken / (taken.sum(axis=-1, keepdims=True) + least)
-    return chosen, taken * (arch.setting("routed_scale") if "routed_scale" in own else 1.0)
-
-
-def margins(arch: Architecture, state: State, layer: int, x: Array) -> Array:
-    """See `Formulas.router_margins`; infinity in a layer without experts, and where every expert is taken."""
-    at = f"model.layers.{layer}.mlp"
-    if f"{at}.gate.weight" not in state:
-        return np.full(len(x), np.inf)
-    scores, _ = _scores(arch, state, at, x)
-    own = arch.words.settings
-    borders = [(_open(arch, scores), int(arch.setting("experts_per_token")))]
-    if "groups" in own and arch.setting("groups") > 1:
-        borders.append((_of_groups(arch, scores, int(arch.setting("groups"))), int(arch.setting("top_groups"))))
-    least = np.full(len(x), np.inf)
-    for row, count in borders:
-        if count < row.shape[1]:
-            ranked = -np.sort(-row, axis=-1)
-            least = np.minimum(least, ranked[:, count - 1] - ranked[:, count])
-    size: Array = np.sqrt(np.mean(np.square(scores)))
-    return least / max(float(size), 1e-300)
+    return taken * (arch.setting("routed_scale") if "routed_scale" in own else 1.0)
 
 
 def mixed_over(chosen: Array, weights: Array, x: Array, expert: Callable[[int, Array], Array]) -> Array:
@@ -99,12 +65,10 @@ def mixed_over(chosen: Array, weights: Array, x: Array, expert: Callable[[int, A
     return mixed
 
 
-def mixed_block(arch: Architecture, state: State, layer: int, x: Array) -> Array:
-    """The feed-forward block of `layer`, a mixture of experts or a gated block: [T, hidden] -> [T, hidden]."""
+def mixed_block(arch: Architecture, state: State, layer: int, x: Array, router: Router, chosen: Array) -> Array:
+    """See `Experts.mixed`."""
     at = f"model.layers.{layer}.mlp"
-    if f"{at}.gate.weight" not in state:
-        return gated_block(x, state, at)
-    chosen, weights = routed(arch, state, at, x)
+    weights = _weighed(arch, router, chosen)
     mixed = mixed_over(chosen, weights, x, lambda one, rows: gated_block(rows, state, f"{at}.experts.{one}"))
     gate = state.get(f"{at}.shared_expert_gate.weight")
     if gate is not None:
@@ -114,7 +78,8 @@ def mixed_block(arch: Architecture, state: State, layer: int, x: Array) -> Array
     return mixed
 
 
-FORMULAS = Formulas(feed_forward=mixed_block, router_margins=margins)
+EXPERTS = Experts(router, mixed_block)
+FORMULAS = Formulas(experts=EXPERTS)
 
 
 def _mixtral_slides(fields: Fields, layers: int, family: str) -> list[bool]:

@@ -10,8 +10,9 @@ import numpy as np
 from reference.architecture import Architecture
 from reference.files.fields import Fields
 from reference.oracle.family.base import OracleFamily, Place, layers_named, rope_dictionary, settings_of
-from reference.oracle.family.experts import experts_named, largest, mixed_over
-from reference.oracle.formulas.layer import Formulas, State, linear, sigmoid
+from reference.oracle.family.experts import experts_named, mixed_over
+from reference.oracle.formulas.layer import Experts, Formulas, State, linear, sigmoid
+from reference.oracle.formulas.routers import Router
 from reference.trace import Array
 
 
@@ -23,23 +24,17 @@ def _clamped(arch: Architecture, state: State, at: str, x: Array) -> Array:
     return linear((up + 1) * gate * sigmoid(arch.setting("gate_alpha") * gate), state, f"{at}.down_proj")
 
 
-def _feed_forward(arch: Architecture, state: State, layer: int, x: Array) -> Array:
-    at = f"model.layers.{layer}.mlp"
-    scores = linear(x, state, f"{at}.gate")
-    chosen = largest(scores, int(arch.setting("experts_per_token")))
-    best = np.take_along_axis(scores, chosen, axis=-1)
+def _router(arch: Architecture, state: State, layer: int, x: Array) -> Router:
+    scores = linear(x, state, f"model.layers.{layer}.mlp.gate")
+    return Router(scores, scores, int(arch.setting("experts_per_token")))
+
+
+def _mixed(arch: Architecture, state: State, layer: int, x: Array, router: Router, chosen: Array) -> Array:
+    at = f"model.layers.{layer}.mlp.experts"
+    best = np.take_along_axis(router.scores, chosen, axis=-1)
     weights = np.exp(best - best.max(axis=-1, keepdims=True))
     weights = weights / weights.sum(axis=-1, keepdims=True)
-    return mixed_over(chosen, weights, x, lambda one, rows: _clamped(arch, state, f"{at}.experts.{one}", rows))
-
-
-def _margins(arch: Architecture, state: State, layer: int, x: Array) -> Array:
-    scores = linear(x, state, f"model.layers.{layer}.mlp.gate")
-    ranked, taken = -np.sort(-scores, axis=-1), int(arch.setting("experts_per_token"))
-    if taken == scores.shape[1]:
-        return np.full(len(x), np.inf)
-    size = max(float(np.sqrt(np.mean(np.square(scores)))), 1e-300)
-    return np.asarray((ranked[:, taken - 1] - ranked[:, taken]) / size)
+    return mixed_over(chosen, weights, x, lambda one, rows: _clamped(arch, state, f"{at}.{one}", rows))
 
 
 def _slides(fields: Fields, layers: int, family: str) -> list[bool]:
@@ -84,7 +79,7 @@ def _place(arch: Architecture, name: str, shape: tuple[int, ...]) -> Place:
 
 GPT_OSS = OracleFamily(
     "gpt_oss",
-    Formulas(feed_forward=_feed_forward, router_margins=_margins),
+    Formulas(experts=Experts(_router, _mixed)),
     model_types=("gpt_oss",),
     defaults={
         "max_position_embeddings": 131072,

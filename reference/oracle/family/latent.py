@@ -14,7 +14,7 @@ import numpy as np
 from reference.architecture import Architecture
 from reference.files.fields import Fields, shown
 from reference.oracle.family.base import OracleFamily, rope_dictionary, settings_of
-from reference.oracle.family.experts import experts_named, margins, mixed_block
+from reference.oracle.family.experts import EXPERTS, experts_named
 from reference.oracle.formulas import rotary
 from reference.oracle.formulas.layer import Formulas, State, linear, rms_norm
 from reference.trace import Array
@@ -73,8 +73,7 @@ def latent_rows(arch: Architecture, state: State, layer: int, x: Array, cos: Arr
 
 
 FORMULAS = Formulas(
-    feed_forward=mixed_block,
-    router_margins=margins,
+    experts=EXPERTS,
     projected=_projected,
     turned=_turned,
     score_scale=_scale,

@@ -11,10 +11,11 @@ import numpy as np
 from reference.architecture import Architecture
 from reference.files.fields import Fields, shown
 from reference.oracle.family.base import OracleFamily, Place, settings_of
-from reference.oracle.family.experts import largest, margins
+from reference.oracle.family.experts import router
 from reference.oracle.family.llama import unrotated
 from reference.oracle.formulas import rotary
-from reference.oracle.formulas.layer import Formulas, State, gated_block, linear, rms_norm, sigmoid
+from reference.oracle.formulas.layer import Experts, Formulas, State, gated_block, rms_norm, sigmoid
+from reference.oracle.formulas.routers import Router
 from reference.trace import Array
 
 
@@ -27,13 +28,9 @@ def _turned(arch: Architecture, x: Array, cos: Array, sin: Array) -> Array:
 LLAMA4 = OracleFamily("llama4", Formulas(turned=_turned))
 
 
-def _feed_forward(arch: Architecture, state: State, layer: int, x: Array) -> Array:
+def _mixed(arch: Architecture, state: State, layer: int, x: Array, router: Router, chosen: Array) -> Array:
     at = f"model.layers.{layer}.mlp"
-    if f"{at}.gate.weight" not in state:
-        return gated_block(x, state, at)
-    scores = linear(x, state, f"{at}.gate")
-    chosen = largest(scores, int(arch.setting("experts_per_token")))
-    factors = sigmoid(np.take_along_axis(scores, chosen, axis=-1))
+    factors = sigmoid(np.take_along_axis(router.scores, chosen, axis=-1))
     mixed = gated_block(x, state, f"{at}.shared_expert")
     for one in np.unique(chosen):
         row, place = np.nonzero(chosen == one)
@@ -128,7 +125,7 @@ def _place(arch: Architecture, name: str, shape: tuple[int, ...]) -> Place:
 
 LLAMA4_TEXT = OracleFamily(
     "llama4_text",
-    Formulas(turned=_turned, feed_forward=_feed_forward, router_margins=margins),
+    Formulas(turned=_turned, experts=Experts(router, _mixed)),
     model_types=("llama4_text",),
     defaults={
         "max_position_embeddings": 131072,

@@ -13,6 +13,7 @@ import numpy as np
 from reference.architecture import Architecture, Rope
 from reference.oracle.formulas import rotary
 from reference.oracle.formulas.recurrence import Recurrence
+from reference.oracle.formulas.routers import Router
 from reference.trace import Array
 
 Unary = Callable[[Array], Array]
@@ -98,6 +99,19 @@ def by_head_size(arch: Architecture) -> float:
 
 
 @dataclass(frozen=True)
+class Experts:
+    """The formulas of layers with experts.
+
+    Attributes:
+        router: The scores of a layer's experts for rows [T, hidden] of its normed input; None for a layer without.
+        mixed: The block [T, hidden] of the same rows, from their scores and the experts [T, taken] that each takes.
+    """
+
+    router: Callable[[Architecture, State, int, Array], Router | None]
+    mixed: Callable[[Architecture, State, int, Array, Router, Array], Array]
+
+
+@dataclass(frozen=True)
 class Formulas:
     """The formulas in which families differ; the defaults are Llama's.
 
@@ -121,8 +135,7 @@ class Formulas:
         attention_scale: The factor of what attention adds to the residual stream, where that of blocks is another.
         residual_scale: The factor of what a block adds to the residual stream.
         feed_forward: The feed-forward block of a layer from its normed input [T, hidden]; None for the gated block.
-        router_margins: For each row [T, hidden] of the same input, how far apart the scores lie between which the
-            choice of experts falls, over the rms of all scores: float64 [T]; None for a family without experts.
+        experts: The formulas of layers with experts; None for a family without.
     """
 
     gain: Unary = lambda weight: weight
@@ -142,7 +155,7 @@ class Formulas:
     attention_scale: Callable[[Architecture], float] = lambda arch: 1.0
     residual_scale: Callable[[Architecture], float] = lambda arch: 1.0
     feed_forward: Callable[[Architecture, State, int, Array], Array] | None = None
-    router_margins: Callable[[Architecture, State, int, Array], Array] | None = None
+    experts: Experts | None = None
 
 
 LLAMA = Formulas()

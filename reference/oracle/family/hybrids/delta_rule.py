@@ -11,7 +11,7 @@ import numpy as np
 from reference.architecture import Architecture
 from reference.files.fields import Fields, shown
 from reference.oracle.family.base import OracleFamily, Place, partial_rotary, settings_of
-from reference.oracle.family.experts import experts_named, margins, mixed_block
+from reference.oracle.family.experts import EXPERTS, experts_named
 from reference.oracle.formulas.layer import Formulas, State, linear, rms_norm, sigmoid, silu
 from reference.oracle.formulas.recurrence import Held, Recurrence, convolved
 from reference.trace import Array
@@ -100,8 +100,7 @@ FORMULAS = Formulas(
     projected=_projected,
     output_gate=_gate,
     recurrence=Recurrence(_begin, _step),
-    feed_forward=mixed_block,
-    router_margins=margins,
+    experts=EXPERTS,
 )
 
 KINDS = ("linear_attention", "full_attention")

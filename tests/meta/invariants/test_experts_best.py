@@ -1,0 +1,218 @@
+"""Choices of experts: shown by engines, judged by their scores, and followed by the oracle in all other numbers."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from backends import faults
+from backends.compositions import open_cpu
+from properties.invariants import ALL
+from properties.strategies.models import small
+from properties.tally import Tally
+from properties.tie_count import too_many_experts
+from properties.verdict.finding import Routed
+from properties.verdict.judge import judge
+from properties.verdict.subject import Subject
+from reference.architecture import Architecture, Seeded
+from reference.case import Case
+from reference.draft import LanguageModel, Scripted
+from reference.layout import KvLayout
+from reference.oracle.choices import Choices
+from reference.oracle.decoder import Oracle
+from reference.oracle.formulas.routers import UNKNOWN
+from reference.recorded.json_types import built, encoded
+from reference.sampling import Stops
+from reference.session import Action, Mate, Session
+from reference.trace import Array, Stage, Step, Trace
+from reference.tree import RankTree, Tree
+from specverify.setup.subjects import subject_of
+from tests.checkpoints import saved
+from tests.drawn_families import drawn, listed
+from tests.meta.oracle.test_against_transformers import case_of
+
+MIXING = ("mixtral", "qwen2_moe", "qwen3_moe", "glm4_moe", "gpt_oss", "deepseek_v2", "deepseek_v3", "llama4_text",
+          "qwen3_next")  # fmt: skip
+"""Families whose layers may have experts."""
+
+TREE = RankTree((0, 0, 0, 1, 2, 1), (0, 0, 1, 0, 0, 1))
+
+
+def invariants(*names: str) -> tuple[object, ...]:
+    return tuple(one for one in ALL if one.name in names)
+
+
+CHOICE, NUMBERS = ("attention.experts-best",), ("attention.context-exact", "cache.commit-equivalence")
+
+
+def with_experts(family: str) -> Architecture:
+    """A drawn architecture of `family`, of which Qwen3-Next has no listed one with experts."""
+    drawn_ones = (drawn(family, seed) for seed in range(20)) if family == "qwen3_next" else listed(family)
+    return next(arch for arch in drawn_ones if family == "llama" or arch.setting("experts"))
+
+
+def case_on(family: str, dtype: str = "float64", **changes: object) -> Case:
+    arch = with_experts(family)
+    prompt = tuple(token % arch.vocab_size for token in (1, 2, 3, 4, 9, 8, 7, 1))
+    case = Case(Seeded(arch, 1), prompt, LanguageModel(small(arch.vocab_size, 0), TREE), stops=Stops(5), dtype=dtype)
+    return replace(case, **changes)  # type: ignore[arg-type]
+
+
+def routed_of(step: Step) -> Array:
+    assert step.scored is not None
+    assert step.scored.routed is not None
+    return step.scored.routed
+
+
+def changed(trace: Trace, change: Callable[[Array], Array | None]) -> Trace:
+    """`trace` with other experts in each step."""
+    steps = [replace(step, scored=replace(step.scored, routed=change(routed_of(step)))) for step in trace.steps]  # type: ignore[type-var]
+    return replace(trace, steps=tuple(steps))
+
+
+def recorded(run: Callable[[Case], Trace]) -> Subject:
+    return Subject("recorded", run, frozenset(Stage))
+
+
+@pytest.mark.parametrize("family", MIXING)
+def test_an_engine_shows_the_experts_that_the_oracle_takes(family: str) -> None:
+    """In float64 they are the oracle's, in every row of context and tree."""
+    case, oracle = case_on(family), Oracle()
+    for step in open_cpu().run(case).steps:
+        assert step.drafted is not None
+        routed, found = routed_of(step), oracle.routing(case, step.context, step.drafted.tree)
+        assert found is not None
+        assert np.array_equal(np.sort(routed, axis=-1), np.sort(found.chosen, axis=-1))
+        dense = [layer for layer, router in enumerate(found.routers) if router is None]
+        assert (routed[dense] == UNKNOWN).all()
+    assert oracle.follows(case)
+
+
+def test_a_model_without_experts_shows_none() -> None:
+    (step, *_) = open_cpu().run(case_on("llama")).steps
+    assert step.scored is not None
+    assert step.scored.routed is None
+
+
+@pytest.mark.parametrize("kind", ["branch", "paged", "prefix"])
+def test_committed_rows_have_the_experts_of_the_forward_that_wrote_them(kind: str) -> None:
+    """After prefills in pieces, evictions, forks and pages that other requests wrote, every row is known."""
+    layout = KvLayout(kind=kind, page_size=2 if kind != "branch" else 0, prefill_chunk=3)
+    actions = (
+        Action("add", (0,)), Action("step", (0,)), Action("fork", (0, 1)), Action("step", (0, 1)),
+        Action("evict", (0,)), Action("step", (1,)), Action("restore", (0,)), Action("step", (0, 1)),
+        Action("add", (2,)), Action("step", (2,)),
+    )  # fmt: skip
+    case = case_on("mixtral", layout=layout, stops=Stops(12))
+    mates = (Mate(prompt=(4,)), Mate(prompt=case.prompt))
+    case = replace(case, session=Session(mates, actions))
+    oracle, shared = Oracle(), open_cpu().run(case).shared
+    assert shared is not None
+    seen = 0
+    for request in shared.requests:
+        for step in () if request is None else request.steps:
+            assert step.drafted is not None
+            found = oracle.routing(case, step.context, step.drafted.tree)
+            assert found is not None
+            assert np.array_equal(np.sort(routed_of(step), -1), np.sort(found.chosen, -1))
+            seen += 1
+    assert seen >= 6
+
+
+def test_the_experts_of_a_trace_are_in_its_record() -> None:
+    trace = open_cpu().run(case_on("mixtral"))
+    content = json.loads(json.dumps(encoded(trace.steps[0])))
+    assert content["scored"]["routed"] == routed_of(trace.steps[0]).tolist()
+    assert built(Step, content).scored.routed == routed_of(trace.steps[0]).tolist()
+
+
+def worse(oracle: Oracle, case: Case) -> Callable[[Case], Trace]:
+    """Runs of an engine whose root row takes its worst experts in layer 0; all else follows from that choice."""
+
+    def run(asked: Case) -> Trace:
+        first = oracle(asked).steps[0]
+        assert first.drafted is not None
+        found = oracle.routing(asked, first.context, first.drafted.tree)
+        assert found is not None
+        router = found.routers[0]
+        assert router is not None
+        chosen, root = found.chosen.copy(), len(first.context)
+        chosen[0, root] = np.argsort(router.scores[root])[: router.taken]
+        return following(oracle, asked, first.context, first.drafted.tree, chosen)
+
+    return run
+
+
+def following(oracle: Oracle, case: Case, context: tuple[int, ...], tree: Tree, chosen: Array) -> Trace:
+    """The oracle's run of `case` with the experts `chosen`, which it shows."""
+    choices = Choices(chosen.shape[0], chosen.shape[2])
+    choices.add(context, tree, chosen)
+    own = oracle.following(case.model, choices)
+    steps = []
+    for step in own(case).steps:
+        assert step.drafted is not None
+        found = own.routing(case, step.context, step.drafted.tree)
+        assert found is not None
+        steps.append(replace(step, scored=replace(step.scored, routed=found.chosen)))  # type: ignore[type-var]
+    return replace(own(case), steps=tuple(steps))
+
+
+def test_a_choice_that_is_not_the_best_is_refused_though_all_numbers_follow_from_it() -> None:
+    oracle, case = Oracle(), case_on("mixtral", steps=1)
+    verdict = judge(case, invariants(*CHOICE, *NUMBERS), oracle, recorded(worse(oracle, case)))  # type: ignore[arg-type]
+    assert {finding.invariant for finding in verdict.findings} == {*CHOICE}
+    first = verdict.first
+    assert first is not None
+    assert (first.where, first.step) == ({"layer": 0, "node": 0}, 0)
+    assert verdict.outcomes["attention.context-exact"] == "checked"
+
+
+@pytest.mark.parametrize(
+    ("change", "side"),
+    [(lambda routed: np.where(routed == UNKNOWN, UNKNOWN, 0), None), (lambda routed: routed[:, :, :1], "shape")],
+)
+def test_experts_that_are_no_choice_are_refused(change: Callable[[Array], Array], side: str | None) -> None:
+    backend, case = open_cpu(), case_on("mixtral")
+    subject = recorded(lambda asked: changed(backend.run(asked), change))
+    verdict = judge(case, invariants(*CHOICE), Oracle(), subject)  # type: ignore[arg-type]
+    assert verdict.outcomes == {"attention.experts-best": "failed"}
+    assert verdict.findings[0].where.get("side") == side
+
+
+def test_a_backend_that_shows_no_experts_is_not_judged_on_them() -> None:
+    backend, case = open_cpu(), case_on("mixtral")
+    subject = recorded(lambda asked: changed(backend.run(asked), lambda routed: None))
+    verdict = judge(case, invariants(*CHOICE), Oracle(), subject)  # type: ignore[arg-type]
+    assert verdict.outcomes == {"attention.experts-best": "unobserved"}
+    unknown = recorded(lambda asked: changed(backend.run(asked), lambda routed: np.full_like(routed, UNKNOWN)))
+    verdict = judge(case, invariants(*CHOICE), Oracle(), unknown)  # type: ignore[arg-type]
+    assert (verdict.findings, verdict.routed.judged) == ((), 0)
+
+
+def test_a_public_fault_of_commits_is_found_in_bfloat16(tmp_path: Path) -> None:
+    """All rows of this Mixtral tie somewhere in bfloat16; the experts that it shows leave nothing to excuse."""
+    plain = replace(case_of(saved("mixtral", tmp_path), True, "bfloat16").plain_decode(), stops=Stops(4))
+    first, second, third, _ = open_cpu().run(plain).output
+    other = (first + 1) % plain.model.vocab_size
+    # The accepted nodes are not the first rows.
+    tree = Tree((0, 0, 0, 2, 3), (plain.prompt[-1], other, first, second, third))
+    case = replace(plain, draft=Scripted((tree,)))
+    backend = open_cpu()
+    faults.plant(backend, faults.named("kv-truncated-not-gathered"))
+    verdict = judge(case, invariants(*CHOICE, *NUMBERS), Oracle(), subject_of(backend))  # type: ignore[arg-type]
+    assert verdict.routing_ties == ()
+    assert verdict.first is not None
+    assert (verdict.first.invariant, verdict.first.stage) == ("cache.commit-equivalence", Stage.COMMITTED)
+    clean = judge(case, invariants(*CHOICE, *NUMBERS), Oracle(), subject_of(open_cpu()))  # type: ignore[arg-type]
+    assert (clean.findings, clean.routing_ties) == ((), ())
+
+
+def test_too_many_other_experts_are_no_chance() -> None:
+    tally = Tally("own")
+    tally.routed = Routed(judged=1000, near=100, predicted=10.0, ties=30)
+    assert too_many_experts(tally) is None
+    tally.routed = Routed(judged=1000, near=100, predicted=10.0, ties=120)
+    assert too_many_experts(tally) == "120 rows took other experts, where the noise of their scores predicts 10"
