@@ -10,6 +10,7 @@ from typing import Protocol, runtime_checkable
 
 from reference.abilities import Abilities
 from reference.case import Case
+from reference.gone import EngineGone
 from reference.probability_world import Blocks, Given, World
 from reference.session import Action
 from reference.trace import Array, Stage, Trace
@@ -151,7 +152,7 @@ class WrongFlag(ValueError):
     """An environment flag has a value that is not defined."""
 
 
-class Unavailable(Exception):
+class Unavailable(EngineGone):
     """The backend cannot be opened on this machine; the message names the missing device or package.
 
     Raised from `run`, it says that an engine elsewhere, such as a server, is gone or answers nothing that can be

@@ -1,7 +1,7 @@
 """Tally: the result of a whole run of many cases, ready to be reported."""
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -9,6 +9,7 @@ from properties.laws.sampled.gate import ALPHA_RUN, culprits
 from properties.speculation import Speculation
 from properties.streams import Planned, run_evidence, streams_of
 from properties.verdict.finding import Evidence, Finding, Positions, Routed, RoutingTie, Tie, Verdict
+from properties.verdict.internal import ANSWER, InternalError
 from properties.verdict.run_log import RunLog
 from reference.case import Case
 from reference.trace import CHOSEN, Stage
@@ -24,6 +25,7 @@ class Counts:
         unobserved: Cases whose traces do not hold the invariant's evidence.
         not_applicable: Cases about which the invariant has nothing to say.
         compared: Comparisons over all cases (`properties.verdict.finding.Compared`).
+        internal: Cases on which the invariant raised an exception, so that it has no answer.
     """
 
     checked: int = 0
@@ -31,6 +33,7 @@ class Counts:
     unobserved: int = 0
     not_applicable: int = 0
     compared: int = 0
+    internal: int = 0
 
 
 @dataclass(frozen=True)
@@ -91,6 +94,39 @@ class Failure:
 
 
 @dataclass
+class Unanswered:
+    """One exception inside the judge, as the cases of a run met it.
+
+    Attributes:
+        error: The exception, as the first case met it.
+        verdict: The verdict on that case.
+        cases: The number of cases that met it.
+        saved: That case as a failure whose finding says that no answer came (`ANSWER`), once its file is written.
+    """
+
+    error: InternalError
+    verdict: Verdict
+    cases: int = 1
+    saved: Failure | None = None
+
+    def as_failure(self) -> Failure:
+        """The case as a failure that a bundle holds; its finding has no stage to speak of."""
+        error = self.error
+        where: dict[str, int | str] = {} if error.request is None else {"request": error.request}
+        finding = Finding(error.invariant, Stage.DRAFTED, 0, where, ANSWER, error.why, said=error.said)
+        return Failure(self.verdict, finding, self.verdict.case.id)
+
+    @property
+    def line(self) -> str:
+        """The exception in one line, for the reasons why a run could not judge."""
+        times = "" if self.cases == 1 else f" and {self.cases - 1} more"
+        return (
+            f"internal error in {self.error.invariant}: {self.error.why}, on case {self.verdict.case.id}{times}; "
+            "everything else was judged"
+        )
+
+
+@dataclass
 class Tally:
     """The counts and findings of a run.
 
@@ -127,6 +163,7 @@ class Tally:
         routed: Rule T's counts of choices of experts.
         excess_ties: Why the ties of the whole run cannot be chance (rule T's count test), or None.
         errors: Reasons why the run could not judge, one line each.
+        internal: Exceptions inside the judge; a run with any is no pass.
         stopped: Why the run ended early (interrupted, time budget), or None.
         environment: Names and versions: python, torch, device, seed and so on.
         against: Value of `--against`, the reference in the oracle's place, or None for the NumPy oracle.
@@ -173,6 +210,7 @@ class Tally:
     excess_evidence: str | None = None
     excess_ties: str | None = None
     errors: list[str] = field(default_factory=list)
+    internal: list[Unanswered] = field(default_factory=list)
     stopped: str | None = None
     environment: dict[str, str] = field(default_factory=dict)
     against: str | None = None
@@ -229,6 +267,15 @@ class Tally:
             self.accepted_by_draft[kind] = (steps + len(lengths), accepted + sum(lengths))
         for length in verdict.accept_lengths:
             self.accept_lengths[length] = self.accept_lengths.get(length, 0) + 1
+        for error in {(error.invariant, error.why): error for error in verdict.internal}.values():
+            self._count_internal(error, verdict)
+
+    def _count_internal(self, error: InternalError, verdict: Verdict) -> None:
+        for known in self.internal:
+            if (known.error.invariant, known.error.why) == (error.invariant, error.why):
+                known.cases += 1
+                return
+        self.internal.append(Unanswered(error, replace(verdict, trace=None)))
 
     @property
     def outcome(self) -> str:
@@ -237,7 +284,12 @@ class Tally:
         if self.failures or self.differed or self.excess_ties or self.excess_evidence:
             return "differ"
         judged = sum(counts.checked for counts in self.invariants.values())
-        return "unjudged" if not judged or self.errors else "agree"
+        return "unjudged" if not judged or self.errors or self.internal else "agree"
+
+    @property
+    def reasons(self) -> list[str]:
+        """Every reason why the run could not judge, one line each: `errors`, and the exceptions inside the judge."""
+        return [*self.errors, *(one.line for one in self.internal)]
 
     @property
     def exit_code(self) -> int:

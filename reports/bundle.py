@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from properties.tally import Failure
+from properties.verdict.internal import ANSWER
 from reference.architecture import Checkpoint
 from reference.case import Case
 from reference.case_json import case_from_json, case_to_json
@@ -60,7 +61,7 @@ class Bundle:
     Attributes:
         case: The case.
         invariant: The name of the invariant that failed.
-        stage: The stage at which the difference began.
+        stage: The stage at which the difference began; None where the invariant raised an exception instead.
         fault: The fault that was planted.
         backend: The argument of `--backend`.
         model: The argument of `--model`.
@@ -103,6 +104,8 @@ def content_of(failure: Failure, environment: Mapping[str, str]) -> dict[str, An
     """The bundle as a JSON object."""
     finding = failure.finding
     fact = {name: getattr(finding, name) for name in FINDING_FIELDS}
+    if finding.expected == ANSWER:  # an exception inside the judge, which belongs to no stage
+        fact["stage"] = None
     said = {SAID: "\n".join(map(escaped, finding.said))} if finding.said else {}
     return {
         "bundle": VERSION,
@@ -117,13 +120,13 @@ def content_of(failure: Failure, environment: Mapping[str, str]) -> dict[str, An
     }
 
 
-def save(folder: str | Path, failure: Failure, environment: Mapping[str, str]) -> Path:
-    """Write `<case id>.json` into `folder`, which is made if need be; whole or not at all.
+def save(folder: str | Path, failure: Failure, environment: Mapping[str, str], name: str = "") -> Path:
+    """Write `<case id>.json`, or the file `name`, into `folder`, which is made if need be; whole or not at all.
 
     Raises:
         Unwritable: when the system refuses.
     """
-    path = Path(folder) / f"{failure.verdict.case.id}.json"
+    path = Path(folder) / (name or f"{failure.verdict.case.id}.json")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:

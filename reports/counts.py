@@ -26,14 +26,16 @@ def table(tally: Tally, width: int = WIDTH) -> str:
     """A row for each invariant: its cases by outcome, and the comparisons in the cases that were checked."""
     rows = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="")
     rows.add_column(Text("invariant"), overflow="fold", min_width=36)
-    for name in ("checked", "compared", "failed", "unobserved", "n/a"):
+    raised = any(counts.internal for counts in tally.invariants.values())
+    for name in ("checked", "compared", "failed", "unobserved", "n/a", *(("internal",) if raised else ())):
         rows.add_column(Text(name), justify="right")
     unseen = hidden(tally)
     for name, counts in tally.invariants.items():
         # Rows of nothing but unobserved cases are told together (`reports.unrevealed`).
         if name in unseen:
             continue
-        cells = (counts.checked, counts.compared, counts.failed, counts.unobserved, counts.not_applicable)
+        cells = [counts.checked, counts.compared, counts.failed, counts.unobserved, counts.not_applicable]
+        cells += [counts.internal] if raised else []
         rows.add_row(Text(clean(name)), *(Text(tersely(cell) if cell else "-") for cell in cells))
     return printed(rows, width=width - MARGIN)
 
@@ -52,6 +54,8 @@ def not_judged(name: str, counts: Counts) -> str | None:
     if counts.checked:
         return None
     reasons = []
+    if counts.internal:
+        reasons.append(f"internal error in {plural(counts.internal, 'case')}")
     if counts.unobserved:
         reasons.append(f"unobserved in {plural(counts.unobserved, 'case')}")
     if counts.not_applicable:
@@ -98,7 +102,9 @@ def unjudged_reasons(tally: Tally, verbose: bool) -> list[tuple[str, str]]:
         if counts.checked:
             continue
         why = "whose turn did not come in so few cases"
-        if counts.unobserved:
+        if counts.internal:
+            why = "since they raised an exception"
+        elif counts.unobserved:
             why = "whose evidence the backend does not show"
         elif counts.not_applicable:
             why = "since no case was of their kind"

@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from junitparser import Error, JUnitXml, Skipped, TestCase, TestSuite
 from junitparser import Failure as JUnitFailure
 
-from properties.tally import Counts, Failure, Tally
+from properties.tally import Counts, Failure, Tally, Unanswered
 from reference.trace import Stage
+from reports.bundle import replay_command
 from reports.counts import not_judged
 from reports.format import clean, cut, plural
 from reports.pages.summary import summary_page
@@ -70,7 +71,7 @@ def suite_of(
             entry.result = [Skipped(clean(f"known failure: {'; '.join(seen[name])}"))]
         entry.classname = name_of_suite
         suite.add_testcase(entry)
-    if tally.outcome == "unjudged" or tally.errors:
+    if tally.outcome == "unjudged" or tally.reasons:
         suite.add_testcase(_run(tally))
     facts = {
         "emulated": str(tally.emulated).lower(),
@@ -116,6 +117,9 @@ def _testcase(
         # Its failures were traced to another invariant's finding, which holds the page.
         seen = f"failed in {counts.failed} of {plural(counts.checked, 'case')}"
         entry.result = [JUnitFailure(f"{seen}; the earliest difference is told under another invariant", "differ")]
+    elif counts.internal:
+        # An invariant that raised on one case is no pass, whatever it said of others.
+        entry.result = [_internal(one) for one in tally.internal if one.error.invariant == name]
     elif reason := not_judged(name, counts):
         entry.result = [Skipped(clean(f"not judged: {reason}"))]
     elif counts.unobserved:
@@ -132,10 +136,19 @@ def _failed(failure: Failure, revealed: frozenset[Stage] | None) -> JUnitFailure
     return result
 
 
+def _internal(one: Unanswered) -> Error:
+    """An exception inside the judge, with the last lines of its traceback and the command that replays its case."""
+    result = Error(cut(one.line, LONGEST_MESSAGE), "internal")
+    command = None if one.saved is None else replay_command(one.saved)
+    lines = [*map(clean, one.error.said), *([] if command is None else [clean(command)])]
+    result.text = "\n" + "\n".join(lines)[:LONGEST_TEXT]
+    return result
+
+
 def _run(tally: Tally) -> TestCase:
     """The erroneous test case of a run that could not judge."""
     entry = TestCase(RUN, classname=cut(tally.backend, LONGEST_NAME))
-    why = tally.errors or ([tally.stopped] if tally.stopped else ["nothing was judged"])
+    why = tally.reasons or ([tally.stopped] if tally.stopped else ["nothing was judged"])
     for line in why:
         result = Error(cut(line, LONGEST_MESSAGE), "unjudged")
         result.text = "\n" + summary_page(tally, verbose=True)[:LONGEST_TEXT]

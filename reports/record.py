@@ -16,8 +16,9 @@ from typing import Any
 from properties.accepted_ranks import RankCounts
 from properties.laws.sampled.gate import ALPHA_RUN
 from properties.streams import run_evidence, streams_of
-from properties.tally import Beside, Failure, Tally
+from properties.tally import Beside, Failure, Tally, Unanswered
 from properties.verdict.finding import Finding, Verdict
+from properties.verdict.internal import InternalError
 from reference.case import Case
 from reference.case_json import case_to_json
 from reports.bundle import replay_command
@@ -49,6 +50,25 @@ def finding_fact(finding: Finding) -> dict[str, Any]:
     return content
 
 
+def internal_fact(error: InternalError) -> dict[str, Any]:
+    """An exception inside the judge as a JSON object: the invariant, the reason and the last lines of the traceback."""
+    fact: dict[str, Any] = {"invariant": error.invariant, "why": error.why, "said": error.said}
+    if error.request is not None:
+        fact["request"] = error.request
+    content: dict[str, Any] = jsonable(fact)
+    return content
+
+
+def _unanswered_fact(one: Unanswered) -> dict[str, Any]:
+    """An exception inside the judge over the run, with its first case and the command that replays it."""
+    return {
+        **internal_fact(one.error),
+        "cases": one.cases,
+        "case": case_to_json(one.verdict.case),
+        "replay": None if one.saved is None else replay_command(one.saved),
+    }
+
+
 def rank_rows(counts: RankCounts) -> list[tuple[int, int, int, int]]:
     """The counts as rows (depth, rank, offered, accepted), in the order of depths and ranks."""
     return [(*place, offered, counts.accepted.get(place, 0)) for place, offered in sorted(counts.offered.items())]
@@ -60,8 +80,9 @@ def verdict_line(verdict: Verdict) -> dict[str, Any]:
     `evidence` holds the tests of laws by sampling, each with the natural logarithm of its e-value. `unsupported` is the
     reason why the backend, or the reference, declined the case, or null.
 
-    `outcome` is differ, known (it differs only as the ledger says), unsupported, unjudged (no invariant could be
-    checked) or agree. `invariants` holds only the invariants that failed or were unobserved. `compared` holds the
+    `outcome` is differ, known (it differs only as the ledger says), unsupported, internal (an invariant, or the judge,
+    raised an exception, which `internal` tells), unjudged (no invariant could be checked) or agree. `invariants` holds
+    only the invariants that failed, raised or were unobserved. `compared` holds the
     number of comparisons of those that were checked. `ranks` holds rows (depth, rank, nodes below an accepted parent,
     accepted nodes) for each kind of draft.
     """
@@ -72,6 +93,8 @@ def verdict_line(verdict: Verdict) -> dict[str, Any]:
         outcome = "known"
     elif verdict.unsupported is not None:
         outcome = "unsupported"
+    elif verdict.internal:
+        outcome = "internal"
     else:
         outcome = "agree" if checked else "unjudged"
     line: dict[str, Any] = {"id": verdict.case.id, "backend": verdict.backend, "outcome": outcome}
@@ -83,6 +106,8 @@ def verdict_line(verdict: Verdict) -> dict[str, Any]:
     line["findings"] = [finding_fact(finding) for finding in verdict.findings]
     if verdict.known:
         line |= {"known": verdict.known, "behind": verdict.behind}
+    if verdict.internal:
+        line["internal"] = [internal_fact(error) for error in verdict.internal]
     line["ties"] = verdict.ties
     if verdict.routing_ties:
         line["routing_ties"] = verdict.routing_ties
@@ -158,7 +183,7 @@ class Lines:
         line = verdict_line(verdict)
         if self._run is not None:
             line |= {**self._run, "time": datetime.now(timezone.utc).isoformat(timespec="milliseconds")}
-            if verdict.findings:
+            if verdict.findings or verdict.internal:
                 line["case"] = case_to_json(verdict.case)
         self.append(line)
 
@@ -280,7 +305,8 @@ def summary(tally: Tally) -> dict[str, Any]:
             | {"share": tally.speculation.share, "untested": tally.speculation.untested()},
             "excess_ties": tally.excess_ties,
             "sampling_tests": sampling_tests(tally),
-            "errors": tally.errors,
+            "errors": tally.reasons,
+            **({"internal": [_unanswered_fact(one) for one in tally.internal]} if tally.internal else {}),
             "stopped": tally.stopped,
             "environment": tally.environment,
         }

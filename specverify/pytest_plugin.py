@@ -115,14 +115,20 @@ class BackendUnderTest:
         return judge(case, invariants_matching(globs), self._oracle, self.subject)
 
     def check(self, case: Any, *globs: str) -> Any:
-        """Judge `case`, and fail the test with the failure page if anything differs."""
+        """Judge `case`, and fail the test with the failure page if anything differs or the judge raises."""
         from properties.tally import Failure
-        from reports.pages.terminal import failure_page
+        from reference.case_json import case_to_json
+        from reports.pages.terminal import failure_page, internal_lines
+        from reports.writing import as_json
 
         verdict = self.judge(case, *globs)
         if verdict.first is not None:
             page = failure_page(Failure(verdict, verdict.first, case.id, backend=self.name))
             pytest.fail(f"\n{page}", pytrace=False)
+        if verdict.internal:
+            told = "".join(internal_lines(error) for error in verdict.internal)
+            case_line = f"case {case.id}: the judge has no answer\n{as_json(case_to_json(case))}"
+            pytest.fail(f"\n{told}{case_line}", pytrace=False)
         return verdict
 
 

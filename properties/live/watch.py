@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from typing import NoReturn
 
 from properties.invariants import ALL
 from properties.invariants.cache.pages import allocator_conserves
@@ -63,6 +64,15 @@ class SessionStats:
     ties: int = 0
     declined: Counter[str] = field(default_factory=Counter)
     events: Counter[str] = field(default_factory=Counter)
+
+
+class Unjudged(Exception):
+    """Raised where the judge itself raised an exception on a session that does not differ."""
+
+    def __init__(self, verdict: Verdict) -> None:
+        first = verdict.internal[0]
+        super().__init__(f"internal error in {first.invariant}: {first.why}, case {verdict.case.id}")
+        self.verdict = verdict
 
 
 class Watch:
@@ -141,6 +151,7 @@ class Watch:
 
         Raises:
             Differs: An invariant is violated.
+            Unjudged: The judge raised, and nothing differs.
         """
         assert self.case.session is not None
         if self.case.session.overlapped:  # what is still in flight is compared too
@@ -153,6 +164,8 @@ class Watch:
             verdict = self._judged(self._told)
             if verdict.findings:
                 raise Differs(verdict)
+            if verdict.internal:
+                raise Unjudged(verdict)
             self._played.judged += 1
         self._played.sessions += 1
         if self._told.shared is not None:
@@ -211,7 +224,7 @@ class Watch:
         last = replace(trace, shared=replace(trace.shared, accounts=trace.shared.accounts[-1:]))
         said = allocator_conserves(self.case, self._oracle, self._seeing(last))
         if any(isinstance(fact, Finding) for fact in said):
-            raise Differs(self._judged(trace))
+            self._refuse(self._judged(trace))
 
     def _compare(self, number: int, trace: Trace) -> None:
         """Compare the output so far with the oracle's; if they differ, the invariants decide whether they may."""
@@ -230,10 +243,14 @@ class Watch:
         if (one.output, one.finish) == (wanted, finish):
             return
         verdict = self._judged(trace)
-        if verdict.findings:
-            raise Differs(verdict)
+        if verdict.findings or verdict.internal:
+            self._refuse(verdict)
         self._parted.add(number)
         self._played.ties += 1
+
+    @staticmethod
+    def _refuse(verdict: Verdict) -> NoReturn:
+        raise Differs(verdict) if verdict.findings else Unjudged(verdict)
 
     def _asked(self, number: int, prompt: tuple[int, ...]) -> Trace | None:
         """The oracle's run of request `number` alone, or None if sampling uses the backend's own coins.

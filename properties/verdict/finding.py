@@ -6,6 +6,7 @@ from typing import Any
 
 from properties.accepted_ranks import RankCounts
 from properties.resolution import Resolution
+from properties.verdict.internal import InternalError
 from properties.verdict.run_facts import RunFacts
 from reference.case import Case
 from reference.trace import Array, Speculated, Stage, Trace
@@ -271,7 +272,8 @@ class Compared:
 
 
 Outcome = str
-"""Outcome of one invariant on one case: checked (it compared something), failed, unobserved, or not_applicable."""
+"""Outcome of one invariant on one case: checked (it compared something), failed, internal (it raised an exception, so
+that nothing is known), unobserved, or not_applicable."""
 
 
 @dataclass(frozen=True)
@@ -305,6 +307,7 @@ class Verdict:
         known: Names of the known failures that the case showed; their findings are not among `findings`.
         behind: Signatures of differences after a known failure, which may be its consequences.
         run: What the run did, for the record of a run that keeps one.
+        internal: Exceptions inside the judge. A case that shows any is no pass, whatever other invariants say of it.
     """
 
     case: Case
@@ -332,6 +335,7 @@ class Verdict:
     known: tuple[str, ...] = ()
     behind: tuple[str, ...] = ()
     run: RunFacts | None = None
+    internal: tuple[InternalError, ...] = ()
 
     @property
     def judged(self) -> bool:

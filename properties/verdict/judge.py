@@ -4,10 +4,11 @@ The command line and pytest share it.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from properties.accepted_ranks import added, counts_by_draft
+from properties.accepted_ranks import RankCounts, added, counts_by_draft
 from properties.verdict.finding import (
     FINISHED,
     STAGE_UNKNOWN,
@@ -24,11 +25,13 @@ from properties.verdict.finding import (
     Verdict,
 )
 from properties.verdict.followed import follow
+from properties.verdict.internal import JUDGE, InternalError, internal_error
 from properties.verdict.invariant import Fact, Invariant, NoReference, NotApplicable, Oracle, Unobserved
 from properties.verdict.routing import Exchanges
-from properties.verdict.session_members import members, view
+from properties.verdict.session_members import before_a_switch, members, view
 from properties.verdict.subject import Crashed, Declined, NoTrace, Subject
 from reference.case import Case
+from reference.gone import EngineGone
 from reference.malformed import Malformed
 from reference.trace import Stage, Trace
 from reference.user_processors import Inadmissible
@@ -48,20 +51,58 @@ def judge(case: Case, invariants: Sequence[Invariant], oracle: Oracle, subject: 
     In a session, each request is judged as the case that it would be alone, by the invariants that read a run as it
     was. The session as a whole is judged by those that speak of sessions.
 
+    An exception inside an invariant is its outcome `internal`; all others are asked as before. One of the judge itself
+    is told under the name JUDGE, and leaves the invariants internal that had no answer yet.
+
     Raises:
         Inadmissible: when a custom processor of the case fails the oracle itself.
+        EngineGone: when the engine cannot be asked any more.
     """
-    if case.session is None:
-        return _judged(case, invariants, oracle, subject, beside="session")
-    whole = _judged(case, invariants, oracle, subject, beside="request")
+    errors: list[InternalError] = []
+    whole = Verdict(case, subject.name, {one.name: "internal" for one in invariants})
+    with _surviving(JUDGE, errors):
+        whole = _judged(case, invariants, oracle, subject, beside="session" if case.session is None else "request")
+        if case.session is not None and whole.trace is not None:
+            whole = _with_members(case, whole, invariants, oracle, subject, errors)
+    outcomes = {one.name: whole.outcomes.get(one.name, "not_applicable") for one in invariants}
+    return replace(whole, outcomes=outcomes, internal=(*whole.internal, *errors))
+
+
+def _with_members(
+    case: Case,
+    whole: Verdict,
+    invariants: Sequence[Invariant],
+    oracle: Oracle,
+    subject: Subject,
+    errors: list[InternalError],
+) -> Verdict:
+    """`whole` with the verdicts on the requests of the session."""
+    trace = whole.trace
+    assert trace is not None
     looking = [one for one in invariants if one.looks_at_run]
-    if whole.trace is not None:
-        for member in members(case, whole.trace):
+    with _surviving(JUDGE, errors):
+        for member in members(case, trace):
             whole = _joined(whole, _judged(member.alone, looking, oracle, view(subject, member)), member.number)
-    return replace(whole, outcomes={one.name: whole.outcomes.get(one.name, "not_applicable") for one in invariants})
+        of_drafts = [one for one in looking if one.name.startswith("draft.")]
+        for member in before_a_switch(case, trace):
+            part = _judged(member.alone, of_drafts, oracle, view(subject, member))
+            # The steps were counted with the whole request.
+            whole = _joined(whole, replace(part, accept_lengths=(), ranks={}), member.number)
+    return whole
 
 
-RANKED = ("failed", "checked", "unobserved", "not_applicable")
+@contextmanager
+def _surviving(invariant: str, errors: list[InternalError]) -> Iterator[None]:
+    """Add an exception of `invariant` to `errors`, unless it ends the run."""
+    try:
+        yield
+    except (EngineGone, Inadmissible):
+        raise
+    except Exception as error:
+        errors.append(internal_error(invariant, error))
+
+
+RANKED = ("failed", "internal", "checked", "unobserved", "not_applicable")
 """Outcomes, the most telling first: the outcome of a session is the first that any of its requests has."""
 
 
@@ -91,6 +132,7 @@ def _joined(whole: Verdict, part: Verdict, request: int) -> Verdict:
         compared=Counter(whole.compared) + Counter(part.compared),
         commits=Counter(whole.commits) + Counter(part.commits),
         commit_fallbacks=Counter(whole.commit_fallbacks) + Counter(part.commit_fallbacks),
+        internal=(*whole.internal, *(replace(error, request=request) for error in part.internal)),
     )
 
 
@@ -113,21 +155,29 @@ def _judged(
     predicted_ties: dict[str, float] = {}
     evidence: list[Evidence] = []
     compared: dict[str, int] = {}
+    errors: list[InternalError] = []
     unanswered = False
     trace, declined = _first_run(case, subject)
-    plain, oracle = oracle, oracle if trace is None else follow(case, oracle, trace.steps)
+    plain = oracle
+    with _surviving(JUDGE, errors):
+        oracle = plain if trace is None else follow(case, plain, trace.steps)
     exchanges = Exchanges(oracle)
     if trace is None and declined is None and case.sampling.processors:
         _blame_processors(case, oracle)
     for invariant in invariants:
-        silent = declined is not None or invariant.speaks_of == beside
-        if silent or not _promised(invariant, subject) or not invariant.applies(case):
+        if declined is not None or invariant.speaks_of == beside or not _promised(invariant, subject):
             outcomes[invariant.name] = "not_applicable"
             continue
-        if not _observed(invariant, subject, trace):
-            outcomes[invariant.name] = "unobserved"
-            continue
-        said = _asked(invariant, case, oracle, subject, trace, exchanges)
+        said = _Said()
+        with _surviving(invariant.name, said.errors):
+            if not invariant.applies(case):
+                outcomes[invariant.name] = "not_applicable"
+                continue
+            if not _observed(invariant, subject, trace):
+                outcomes[invariant.name] = "unobserved"
+                continue
+            _ask(invariant, case, oracle, subject, trace, exchanges, said)
+        errors += said.errors
         outcomes[invariant.name] = said.outcome
         routing_ties += said.routing_ties
         findings += said.findings
@@ -140,16 +190,22 @@ def _judged(
         unanswered = unanswered or said.unanswered
         if said.judged:
             compared[invariant.name] = said.compared
-    shorter = _until_it_broke(case, subject) if trace is None and declined is None else None
-    if shorter is not None:
-        # The steps before the break say where the fault lies: the break may only be its consequence.
-        earlier = judge(shorter, invariants, plain, subject)
-        trace = earlier.trace
-        outcomes |= {name: outcome for name, outcome in earlier.outcomes.items() if outcome in ("checked", "failed")}
-        compared |= earlier.compared
-        outcomes |= {one.invariant: "failed" for one in findings}
-        survived = shorter.steps or len(shorter.session.actions if shorter.session else ())
-        findings = [*earlier.findings, *(replace(one, step=one.step + survived) for one in findings)]
+    with _surviving(JUDGE, errors):
+        shorter = _until_it_broke(case, subject) if trace is None and declined is None else None
+        if shorter is not None:
+            # The steps before the break say where the fault lies: the break may only be its consequence.
+            earlier = judge(shorter, invariants, plain, subject)
+            trace = earlier.trace
+            told = ("checked", "failed", "internal")
+            outcomes |= {name: outcome for name, outcome in earlier.outcomes.items() if outcome in told}
+            compared |= earlier.compared
+            errors += earlier.internal
+            outcomes |= {one.invariant: "failed" for one in findings}
+            survived = shorter.steps or len(shorter.session.actions if shorter.session else ())
+            findings = [*earlier.findings, *(replace(one, step=one.step + survived) for one in findings)]
+    ranks: dict[str, RankCounts] = {}
+    with _surviving(JUDGE, errors):
+        ranks = {} if trace is None else counts_by_draft(case.draft, trace.steps)
     return Verdict(
         case=case,
         backend=subject.name,
@@ -167,12 +223,13 @@ def _judged(
         attention_calls=subject.attention_calls - called,
         fallbacks=dict(subject.fallbacks - fell_back),
         accept_lengths=tuple(len(step.accepted.path) - 1 for step in trace.steps if step.accepted) if trace else (),
-        ranks={} if trace is None else counts_by_draft(case.draft, trace.steps),
+        ranks=ranks,
         revealed=None if trace is None else revealed_by(trace),
         speculated=None if trace is None else trace.speculated,
         compared=compared,
         commits=dict(subject.commits - commits),
         commit_fallbacks=dict(subject.commit_fallbacks - commit_fallbacks),
+        internal=tuple(errors),
     )
 
 
@@ -188,6 +245,7 @@ class _Said:
     predicted_ties: float | None = None
     routed: Routed = field(default_factory=Routed)
     compared: int = 0
+    errors: list[InternalError] = field(default_factory=list)
     silent: Outcome = "unobserved"
     cut_off: bool = False
     unanswered: bool = False
@@ -216,22 +274,33 @@ class _Said:
     @property
     def judged(self) -> bool:
         """Whether the check found a difference, or compared something and was not cut off by missing evidence."""
-        return bool(self.findings) or (self.compared > 0 and not self.cut_off)
+        return bool(self.findings) or (self.compared > 0 and not self.cut_off and not self.errors)
 
     @property
     def outcome(self) -> Outcome:
         """One of RANKED."""
+        if self.errors and not self.findings:
+            return "internal"
         return "failed" if self.findings else "checked" if self.judged else self.silent
 
 
-def _asked(
-    invariant: Invariant, case: Case, oracle: Oracle, subject: Subject, trace: Trace | None, exchanges: Exchanges
-) -> _Said:
-    """The answer of `invariant` on `case`; `trace` is the trace of the case's run, None where the run broke."""
-    said, excused = _Said(), list[Reads]()
+def _ask(
+    invariant: Invariant,
+    case: Case,
+    oracle: Oracle,
+    subject: Subject,
+    trace: Trace | None,
+    exchanges: Exchanges,
+    said: _Said,
+) -> None:
+    """Take the answer of `invariant` on `case`; `trace` is the trace of the case's run, None where the run broke."""
+    excused = list[Reads]()
     try:
         for fact in invariant.check(case, oracle, subject):
-            tie = exchanges.explain(fact) if isinstance(fact, Finding) else None
+            tie = None
+            # A finding that cannot be compared with ties stays a finding.
+            with _surviving(JUDGE, said.errors):
+                tie = exchanges.explain(fact) if isinstance(fact, Finding) else None
             if isinstance(fact, Finding) and fact.reads is not None:
                 excused += [] if tie is None else [fact.reads]
                 fact = replace(fact, reads=None)
@@ -253,7 +322,6 @@ def _asked(
         said.silent = "not_applicable" if trace is not None else "unobserved"
     if excused and not said.findings and _saw_no_clear_row(excused, exchanges, trace):
         said.cut_off, said.silent = True, "unobserved"
-    return said
 
 
 def _saw_no_clear_row(excused: list[Reads], exchanges: Exchanges, trace: Trace | None) -> bool:

@@ -3,53 +3,121 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from properties.verdict.batch_sizes import batch_sizes
 from properties.verdict.subject import Crashed, Declined, NoTrace, Subject
+from properties.verdict.taken_steps import TakenStep, taken_steps
 from reference.case import Case
-from reference.draft import Scripted
+from reference.draft import Draft, Scripted
 from reference.trace import Trace
+from reference.tree import Tree
 
 
 @dataclass(frozen=True)
 class Member:
     """Request `number` of a session: its case alone, cut to the steps that it took, and its trace.
 
-    `retold` says that the script of this case was made of the trees that the request proposed.
+    Attributes:
+        number: The number of the request.
+        alone: Its case.
+        trace: Its trace.
+        retold: Whether the script of the case was made of the trees that the request proposed: they say nothing of its
+            drafts.
+        unknown: Whether the trace does not tell what its drafts had to propose; else another invariant judges those of
+            a retold request.
+        bare: The steps in which its draft was not asked.
     """
 
     number: int
     alone: Case
     trace: Trace
     retold: bool = False
+    unknown: bool = False
+    bare: frozenset[int] = frozenset()
 
 
 def members(case: Case, trace: Trace) -> Iterator[Member]:
     """The requests that entered and took a step.
 
-    A request that switched drafts on the way or took a step without its draft, or whose draft learns from other
-    requests, becomes a script of the trees that it proposed. The draft of a request whose trees depend on batches is
-    told the sizes of its batches; where the trace does not tell them, the request becomes a script too.
+    A request that took steps without its draft keeps it, and is told which steps they were. The draft of a request
+    whose trees depend on batches is told the sizes of its batches. A request that switched drafts on the way, or whose
+    draft learns from other requests, becomes a script of the trees that it proposed; so does one of which the trace
+    does not tell what its draft had to know.
     """
+    for number, one, steps in _entered(case, trace):
+        alone = _alone(case, trace, number)
+        draft, whole = case.alone(number).draft, len(steps) == len(one.steps)
+        # The sizes and the bare steps are known of all steps, or of none.
+        asks = draft.dispatch is not None or _names(case, "first", number)
+        bare = frozenset(at for at, step in enumerate(steps) if step.kind == "first") if whole else frozenset()
+        switches = _names(case, "switch", number)
+        unknown = asks and not whole
+        retold = switches or draft.shared or unknown
+        if draft.dispatch is not None:
+            batches = tuple(step.batch for step in steps)
+            draft = draft.in_batches(batches if set(batches) != {1} else ())
+        draft = _script(one) if retold else _with_bare_trees(draft, bare, len(one.steps), alone.prompt[-1])
+        # The prompt changes together with the draft: a script's first tree must begin with the prompt's last token.
+        alone = replace(alone, draft=draft, steps=len(one.steps))
+        yield Member(number, alone, one, retold, unknown, bare)
+
+
+def before_a_switch(case: Case, trace: Trace) -> Iterator[Member]:
+    """The requests that switched drafts, each with the steps that its own draft proposed before: a run of their own."""
     assert case.session is not None
+    for number, one, steps in _entered(case, trace):
+        switch = next(
+            (at for at, step in enumerate(case.session.actions) if step.kind == "switch" and number in step.requests),
+            None,
+        )
+        draft = case.alone(number).draft
+        if switch is None or len(steps) != len(one.steps) or draft.shared:
+            continue
+        count = sum(step.action <= switch for step in steps)
+        if count:
+            bare = frozenset(at for at, step in enumerate(steps[:count]) if step.kind == "first")
+            if draft.dispatch is not None:
+                batches = tuple(step.batch for step in steps[:count])
+                draft = draft.in_batches(batches if set(batches) != {1} else ())
+            alone = _alone(case, trace, number)
+            draft = _with_bare_trees(draft, bare, count, alone.prompt[-1])
+            alone = replace(alone, draft=draft, steps=count)
+            yield Member(number, alone, replace(one, steps=one.steps[:count]), bare=bare)
+
+
+def _entered(case: Case, trace: Trace) -> Iterator[tuple[int, Trace, tuple[TakenStep, ...]]]:
+    """The number of each request that took a step, its trace, and its steps by the session's accounts, if they tell."""
     if trace.shared is None:
         return
-    sizes = batch_sizes(case, trace.shared)
+    taken = taken_steps(case, trace.shared)
     for number, one in enumerate(trace.shared.requests):
-        if one is None or not one.steps:
-            continue
-        draft, text = case.alone(number).draft, trace.shared.prompts[number]
-        before = text[: len(text) - len(case.alone(number).prompt)]
-        alone = replace(case.alone(number, before), draft=Scripted())
-        switches = any(action.kind == "switch" and number in action.requests for action in case.session.actions)
-        bare = any(action.kind == "first" and number in action.requests for action in case.session.actions)
-        retold = switches or bare or draft.shared
-        if draft.dispatch is not None:
-            batches = (sizes or {}).get(number, ())
-            retold = retold or len(batches) != len(one.steps)
-            draft = draft.in_batches(batches if set(batches) != {1} else ())
-        draft = _script(one) if retold else draft
-        # The prompt changes together with the draft: a script's first tree must begin with the prompt's last token.
-        yield Member(number, replace(alone, draft=draft, steps=len(one.steps)), one, retold)
+        if one is not None and one.steps:
+            yield number, one, taken.get(number, ())
+
+
+def _alone(case: Case, trace: Trace, number: int) -> Case:
+    """The case of a request with the prompt with which it entered, and no trees."""
+    assert trace.shared is not None
+    text = trace.shared.prompts[number]
+    before = text[: len(text) - len(case.alone(number).prompt)]
+    return replace(case.alone(number, before), draft=Scripted())
+
+
+def _names(case: Case, kind: str, number: int) -> bool:
+    """Whether an action of this kind names the request."""
+    assert case.session is not None
+    return any(action.kind == kind and number in action.requests for action in case.session.actions)
+
+
+def _with_bare_trees(draft: Draft, bare: frozenset[int], steps: int, pending: int) -> Draft:
+    """A script with the root alone in each bare step, so that its other trees keep their order; else `draft` itself.
+
+    The script has a tree for each of so many steps; `pending` is the root of the first.
+    """
+    if draft.trees is None or not bare:
+        return draft
+    left = iter(draft.trees)
+    root = Tree((0,), (pending,))
+    found = [root if step in bare else next(left, root) for step in range(steps)]
+    return Scripted(tuple(found))
 
 
 def _script(trace: Trace) -> Scripted:
@@ -71,6 +139,6 @@ def view(subject: Subject, member: Member) -> Subject:
     seen = Subject(subject.name, run, subject.reveals, tables=subject.tables, takes_tape=subject.takes_tape)
     seen.notes = subject.notes
     seen.abilities = subject.abilities
-    seen.retold = member.retold
+    seen.retold, seen.unknown, seen.bare = member.retold, member.unknown, member.bare
     seen.remember(member.alone, member.trace)
     return seen

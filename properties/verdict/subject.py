@@ -109,6 +109,9 @@ class Subject:
         tables_dtype: The dtype in which the backend's sampling computes on given tables.
         retold: Whether the case's script was made of the trees of its own run (`properties.verdict.session_members`);
             comparing the two would then say nothing.
+        roots_alone: Whether nobody could know the drafts of such a case, so that its roots are all there is to compare.
+        unknown: Whether the trace does not tell what the drafts of such a case had to propose, and nothing judges them.
+        bare: The steps of the case in which its draft was not asked: a session's `first`.
         variant_interval: Factor by which invariants that take turns are asked more seldom; the control is shorter by
             the same factor.
         forward_s: Seconds inside the backend's forwards so far, over every run.
@@ -140,6 +143,9 @@ class Subject:
         self.variant_interval = 1
         self.tables_dtype = "float64"
         self.retold = False
+        self.roots_alone = False
+        self.unknown = False
+        self.bare: frozenset[int] = frozenset()
         self.forward_s = 0.0
         self.attention_calls = 0
         self.fallbacks: Counter[str] = Counter()

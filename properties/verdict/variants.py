@@ -9,12 +9,12 @@ from dataclasses import replace
 import numpy as np
 
 from properties.verdict.invariant import NotApplicable, Unobserved
-from properties.verdict.subject import Subject
+from properties.verdict.subject import Crashed, NoTrace, Subject
 from reference.architecture import Seeded
 from reference.case import Case
 from reference.draft import Scripted
 from reference.sampling import Stops
-from reference.trace import Step
+from reference.trace import Step, Trace
 from reference.tree import Tree
 from reference.weights import permutation, probe_architecture
 
@@ -45,8 +45,22 @@ def with_tree(case: Case, tree: Tree) -> Case:
 
 
 def first(case: Case, subject: Subject) -> Step:
-    """The first step of the backend's run of `case`."""
-    return subject(case).steps[0]
+    """The first step of the backend's run of `case`, as `first_step` gives it."""
+    return first_step(subject(case))
+
+
+def first_step(trace: Trace) -> Step:
+    """The first step of the run of a variant.
+
+    Raises:
+        NoTrace: The run ended before its first step, which is a break of that run.
+        Unobserved: The run emitted tokens and shows no step.
+    """
+    if trace.steps:
+        return trace.steps[0]
+    if trace.output:
+        raise Unobserved("the backend does not reveal its steps")
+    raise NoTrace(Crashed(None, "a run that took no step"))
 
 
 def pending_root(case: Case, subject: Subject, number: int) -> int:

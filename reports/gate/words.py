@@ -43,7 +43,7 @@ def reasons(result: GateResult) -> list[str]:
     """Every reason why the gate, or a run of it, could not judge."""
     told = [cut(one, 300) for one in result.complaints]
     for run in result.runs:
-        told += [f"{cut(run.title, 100)}: {cut(one, 300)}" for one in (*run.tally.errors, *run.short)]
+        told += [f"{cut(run.title, 100)}: {cut(one, 300)}" for one in (*run.tally.reasons, *run.short)]
     unknown = [one for one in result.known if one.state == UNJUDGED]
     return told + [f"known failure {clean(one.known.name)}: {cut(one.why, 200)}" for one in unknown]
 

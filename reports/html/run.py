@@ -8,9 +8,10 @@ from typing import Any
 from properties.laws.sampled.gate import stream_bar
 from properties.strategies.conditions import CONDITIONS
 from properties.streams import streams_of
-from properties.tally import Tally
+from properties.tally import Tally, Unanswered
 from properties.verdict.run_log import RunLog
 from reference.architecture import Seeded
+from reports.bundle import replay_command
 from reports.counts import chosen, commits, fallen, not_judged, tersely
 from reports.format import cut, number, plural
 from reports.html.document import Downloads
@@ -54,7 +55,7 @@ def run_facts(
         "wrong": headline(tally.failures) or _beyond_cases(tally),
         "failures": [failure_facts(one, at, downloads, tally.environment) for at, one in enumerate(failures, first)],
         "more_failures": len(tally.failures) - len(failures),
-        "reasons": [cut(one, 400) for one in tally.errors],
+        "reasons": [cut(one, 400) for one in tally.errors] + [_internal(one) for one in tally.internal],
         "stopped": cut(tally.stopped, 300) if tally.stopped else "",
         "todo": _todo(tally),
         "groups": _groups(tally),
@@ -86,6 +87,13 @@ def judged(tally: Tally) -> str:
     )
 
 
+def _internal(one: Unanswered) -> str:
+    """An exception inside the judge, with the last lines of its traceback and the command that replays its case."""
+    command = None if one.saved is None else replay_command(one.saved)
+    again = "" if command is None else f" Run it again: {command}"
+    return cut(f"{one.line}. Last lines: {'; '.join(one.error.said)}.{again}", 1200)
+
+
 def _beyond_cases(tally: Tally) -> str:
     """Why a run without a located failure differs: its samples, or its ties, together."""
     told = tally.excess_evidence or tally.excess_ties
@@ -113,6 +121,7 @@ def _groups(tally: Tally) -> list[dict[str, Any]]:
         for name in names:
             counts = tally.invariants[name]
             state = "failed" if counts.failed else "checked" if counts.checked else "silent"
+            state = "internal" if counts.internal and not counts.failed else state
             lines.append(
                 {
                     "name": cut(name, 80),
@@ -126,9 +135,10 @@ def _groups(tally: Tally) -> list[dict[str, Any]]:
                         counts.not_applicable,
                     ),
                     "why": cut(not_judged(name, counts) or "", 200) if state == "silent" else "",
+                    "internal": plural(counts.internal, "case") if counts.internal else "",
                 }
             )
-        whole = sum(one["state"] != "silent" for one in lines)
+        whole = sum(one["state"] not in ("silent", "internal") for one in lines)
         groups.append({"room": cut(room, 40), "stage": stage, "promise": promise, "lines": lines, "checked": whole})
     return groups
 

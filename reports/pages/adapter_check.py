@@ -13,6 +13,7 @@ from reports.layout80 import labelled
 STEPS = {
     "raised": "mend the first traceback above; then run this command again",
     "differs": "see the first case whole, made as small as it gets: specverify diff --backend {name}",
+    "internal": "report the exception above with its case: the judge raised, not the adapter; the rest was judged",
     "declined": "declare what the engine takes, and cases ask for nothing else; Unsupported is for what no field says",
     "not compared": "show what the engine emits: without tokens nothing can be compared",
     "agrees": "judge all of it: specverify diff --backend {name}, then pytest -p specverify --pyargs "
@@ -32,6 +33,8 @@ def case_lines(number: int, verdict: Verdict, outcome: str, raised: str | None) 
         far = f" ({excess(first)})" if excess(first) else ""
         lines += [f"  expected {show(first.expected)}", f"  observed {show(first.observed)}{far}"]
         lines += [f"  {clean(line)}" for line in first.said]
+    elif verdict.internal:
+        lines += [f"  {clean(error.invariant)}: {clean(error.why)}" for error in verdict.internal]
     elif verdict.unsupported is not None:
         lines.append(f"  {clean(verdict.unsupported)}")
     return "\n".join(lines)

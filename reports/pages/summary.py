@@ -2,13 +2,13 @@
 
 from collections import Counter
 
-from properties.tally import Failure, Tally
+from properties.tally import Failure, Tally, Unanswered
 from properties.verdict.finding import FINISHED, STAGE_UNKNOWN, Finding
 from reference.trace import Stage
 from reports.bundle import replay_command
 from reports.counts import chosen, commits, fallen, judged_part, table, unjudged_reasons
 from reports.format import clean, cut, number, plural
-from reports.layout80 import MARGIN, WIDTH, folded, indented, labelled, printed
+from reports.layout80 import MARGIN, WIDTH, folded, indented, labelled, last_lines, printed
 from reports.pages.sampling import evidence
 from reports.pages.terminal import labelled_lines, wrapped_command
 from reports.record import mean_accepted
@@ -92,11 +92,22 @@ def summary_page(tally: Tally, width: int = WIDTH, verbose: bool = False) -> str
     parts = [printed(folded(head), width=width) + labelled_lines(said, width)]
     if tally.errors:
         parts.append(labelled([("error", cut(error, 400)) for error in tally.errors], width))
+    parts += [_internal(one, width) for one in tally.internal[:REPLAYED]]
     if verbose and tally.invariants:
         parts.append(indented(table(tally, width)))
     parts.append(labelled(_run_facts(tally, verbose), width))
     parts += _ending(tally, width)
     return "\n".join(part.strip("\n") + "\n" for part in parts)
+
+
+def _internal(one: Unanswered, width: int) -> str:
+    """An exception inside the judge: the invariant, the last lines of the traceback, the case, and how to run it."""
+    facts = [("internal", cut(one.line, 600))]
+    if one.error.said:
+        facts.append(("said", last_lines(one.error.said, width)))
+    command = None if one.saved is None else replay_command(one.saved)
+    again = "" if command is None else wrapped_command(command, " " * MARGIN + "replay  ", width)
+    return labelled(facts, width) + again
 
 
 def _ending(tally: Tally, width: int) -> list[str]:

@@ -6,6 +6,7 @@ from rich.cells import cell_len
 
 from properties.tally import Beside, Failure
 from properties.verdict.finding import STAGE_UNKNOWN
+from properties.verdict.internal import InternalError
 from reference.trace import Stage
 from reports.bundle import replay_command
 from reports.case_diff import described, differences
@@ -43,6 +44,14 @@ def failure_page(failure: Failure, revealed: frozenset[Stage] | None = None, wid
     parts.append(indented(beside(tree, told, width=width - TREE_INDENT), TREE_INDENT))
     parts.append(labelled(_facts(failure, revealed, width), width) + _replay(failure, width))
     return "\n".join(part.strip("\n") + "\n" for part in parts)
+
+
+def internal_lines(error: InternalError, width: int = WIDTH) -> str:
+    """The invariant that raised an exception, and the last lines of its traceback."""
+    facts = [("internal", f"{clean(error.invariant)}: {cut(error.why, 400)}")]
+    if error.said:
+        facts.append(("said", last_lines(error.said, width)))
+    return labelled(facts, width)
 
 
 def labelled_lines(text: str, width: int = WIDTH) -> str:

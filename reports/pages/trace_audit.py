@@ -59,6 +59,7 @@ FIELDS = {
 """The field that an invariant compares, where its finding does not name one."""
 
 REASONS = {
+    "internal": "raised an exception, which is told below",
     "stages": "the trace shows no {stages}",
     "model": "needs the model: name its checkpoint with --model",
     "runs": "needs further runs of the engine: `specverify diff` asks for them",

@@ -43,13 +43,15 @@ class Examined:
 
     @property
     def outcome(self) -> str:
-        """declined, differs, raised, not compared, or agrees."""
+        """declined, differs, raised, internal (the judge itself raised), not compared, or agrees."""
         if self.verdict.unsupported is not None:
             return "declined"
         if self.raised is not None:
             return "raised"
         if self.verdict.findings:
             return "differs"
+        if self.verdict.internal:
+            return "internal"
         judged = {name for name, outcome in self.verdict.outcomes.items() if outcome == "checked"}
         return "agrees" if judged - set(TRIVIAL) else "not compared"
 
@@ -76,9 +78,11 @@ class Examination:
 
     @property
     def exit_code(self) -> int:
-        """0 agree, 1 differ, 3 where half of the cases or more were not compared with anything."""
+        """0 agree, 1 differ, 3 where half of the cases or more were not compared, or the judge raised on any."""
         if self.counted("differs") or self.counted("raised"):
             return 1
+        if self.counted("internal"):
+            return 3
         return 0 if 2 * self.counted("agrees") > len(self.cases) else 3
 
     @property

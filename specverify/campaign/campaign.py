@@ -6,7 +6,8 @@ loses nothing that was finished.
 
 import time
 from collections.abc import Iterable
-from typing import Protocol
+from dataclasses import replace
+from typing import Any, Protocol
 
 from properties.same_cause import by_cause
 from properties.shortfall import shortfalls
@@ -75,6 +76,9 @@ class Listener(Protocol):
 
         Returns the reason if it could not be recorded, else None.
         """
+
+    def raised(self, failure: Failure) -> tuple[Failure, str | None]:
+        """The judge raised on a case; save it as `found` does."""
 
     def lost(self, case: Case) -> str | None:
         """A worker died at `case`; save the case, and return the file's path, or None if it could not be saved."""
@@ -172,6 +176,8 @@ class Campaign:
             place.judged[message.case.id] += 1
             self.tally.add(message)
             self.trouble(self.listener.arrived(message))
+            if message.internal:
+                self._save_internal()
         elif isinstance(message, (Found, Located)):
             self._located(place, message)
             if self._found >= self.plan.max_failures and not self._enough:
@@ -192,6 +198,17 @@ class Campaign:
                 self._stop()  # what is wrong with the input is wrong for every worker
         elif isinstance(message, Died) and not place.over:
             self.bury(at, place, message.how)
+
+    def _save_internal(self) -> None:
+        """Save the first case of every exception inside the judge that has no file yet."""
+        plan = self.plan
+        origin: dict[str, Any] = {
+            "fault": plan.fault, "backend": plan.backend, "model": plan.model, "against": plan.against,
+        }  # fmt: skip
+        for one in self.tally.internal:
+            if one.saved is None:
+                one.saved, why = self.listener.raised(replace(one.as_failure(), **origin))
+                self.trouble(why)
 
     @property
     def _found(self) -> int:

@@ -41,5 +41,8 @@ def _asked(name: str, failure: Failure, oracle: Oracle) -> Beside:
         return Beside(name, "differs", verdict.first)
     if verdict.unsupported is not None:
         return Beside(name, f"not judged: {verdict.unsupported}")
+    if verdict.internal:
+        first = verdict.internal[0]
+        return Beside(name, f"not judged: internal error in {first.invariant}: {first.why}")
     # Agreement needs a comparison; without one the eager backend proves nothing.
     return Beside(name, "agrees" if "checked" in verdict.outcomes.values() else "not judged")

@@ -176,6 +176,15 @@ class Recorder:
                 Path(before.file).unlink()
         return saved, None
 
+    def raised(self, failure: Failure) -> tuple[Failure, str | None]:
+        """See `specverify.campaign.campaign.Listener`."""
+        try:
+            # The case may differ beside: its own file has the name of the case alone.
+            name = f"{failure.verdict.case.id}-{failure.finding.invariant}.json"
+            return replace(failure, file=str(bundle.save(self._folder, failure, self._environment, name))), None
+        except writing.Unwritable as why:
+            return failure, str(why)
+
     def _dumped(self, failure: Failure, before: Failure | None) -> None:
         """Write the dump of a failure in place of that of the case before it was made smaller."""
         assert self._writer is not None

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from backends.base import Unsupported
 from properties.tally import Failure
 from properties.verdict.finding import Finding, Verdict
+from properties.verdict.internal import JUDGE, InternalError
 from properties.verdict.judge import judge
 from properties.verdict.peer import Peer
 from reference.architecture import Checkpoint
@@ -36,6 +37,7 @@ class Replayed:
         why: One sentence that explains the word.
         emulated: Whether the backend emulates a device that this machine lacks.
         saved_fault: The fault that was planted when the file was saved, if this replay plants none; else None.
+        internal: Exceptions inside the judge; with any, what does not differ is UNJUDGED.
     """
 
     word: str
@@ -43,6 +45,7 @@ class Replayed:
     why: str
     emulated: bool = False
     saved_fault: str | None = None
+    internal: tuple[InternalError, ...] = ()
 
     @property
     def exit_code(self) -> int:
@@ -125,8 +128,12 @@ def replay(
 def _told(verdict: Verdict, saved: bundle.Bundle, found: Finding | None, failure: Failure | None) -> Replayed:
     if verdict.unsupported is not None and found is None:
         return Replayed("UNJUDGED", None, f"the case is declined: {verdict.unsupported}")
+    if found is None and verdict.internal:
+        return _unanswered(verdict, saved)
     if saved.invariant is None:
         return Replayed("DIFFER" if found else "AGREE", failure, "the file holds a case and no finding")
+    if saved.invariant == JUDGE and found is None:
+        return Replayed("FIXED", None, "the judge has an answer")
     outcome = verdict.outcomes.get(saved.invariant)
     # FIXED needs a comparison: an invariant that saw nothing proves nothing.
     if found is None and outcome != "checked":
@@ -136,6 +143,14 @@ def _told(verdict: Verdict, saved: bundle.Bundle, found: Finding | None, failure
     if _same(verdict, saved) is not None:
         return Replayed("FAILED", failure, f"{saved.invariant} fails as saved")
     return Replayed("CHANGED", failure, f"{saved.invariant} holds at the saved stage, {found.invariant} does not")
+
+
+def _unanswered(verdict: Verdict, saved: bundle.Bundle) -> Replayed:
+    """The result where the judge raised and nothing differs."""
+    first = next((one for one in verdict.internal if one.invariant == saved.invariant), verdict.internal[0])
+    again = " again" if first.invariant == saved.invariant and saved.stage is None else ""
+    why = f"internal error in {first.invariant}{again}: {first.why}; please report it with this file"
+    return Replayed("UNJUDGED", None, why, internal=verdict.internal)
 
 
 def _same(verdict: Verdict, saved: bundle.Bundle) -> Finding | None:

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from typing import Any
 
 import click
 
@@ -67,10 +68,18 @@ def replay(
     out = sys.stderr if "-" in (json_file, html_file) else sys.stdout
     screen = screen_of(out, os.environ)
     told = "" if result.failure is None else f"{terminal.failure_page(result.failure, width=screen.width)}\n"
+    for error in result.internal:
+        told += f"{terminal.internal_lines(error, screen.width)}\n"
     print(screen.painted(f"{told}{result.word}  {result.why}"), file=out)
     if json_file is not None:
         found = None if result.failure is None else record.failure_fact(result.failure)
-        facts = {"result": result.word, "why": result.why, "finding": found, "emulated": result.emulated}
+        facts: dict[str, Any] = {
+            "result": result.word,
+            "why": result.why,
+            "finding": found,
+            "emulated": result.emulated,
+        }
+        facts |= {"internal": [record.internal_fact(error) for error in result.internal]} if result.internal else {}
         writing.write_json(json_file, facts | {"saved_fault": result.saved_fault})
     if html_file is not None:
         from reports.html.pages import replay_page

@@ -77,6 +77,7 @@ class HuntResult:
         case: Id of the smallest case, or None.
         failed: Every invariant that differed on the case as drawn or on the smallest case.
         missing: Why the backend cannot be opened on this machine, or None.
+        internal: Exceptions inside the judge, one line each.
         skip: As in the hunt's plan; the case that differed has number `skip + cases` in the seed's order.
     """
 
@@ -94,6 +95,7 @@ class HuntResult:
     failed: tuple[str, ...] = ()
     missing: str | None = None
     skip: int = 0
+    internal: tuple[str, ...] = ()
 
 
 _stops: list[Event] = []
@@ -161,9 +163,14 @@ def hunt(task: HuntPlan) -> HuntResult:
     # Shrinking has a time limit of its own, so that `until` no longer counts.
     search.stopped = lambda: any(one.is_set() for one in _stops) or _small(search.smallest)
     failure = search.failure(search_nearest=False)
+    raised = {
+        f"{task.fault or 'a clean run'}: internal error in {one.invariant}, case {verdict.case.id}: {one.why}": None
+        for verdict in judged
+        for one in verdict.internal
+    }
     if failure is None:
         busy = time.process_time() - busy
-        return HuntResult(task.fault, task.backend, len(judged), seconds, busy, skip=task.skip)
+        return HuntResult(task.fault, task.backend, len(judged), seconds, busy, skip=task.skip, internal=tuple(raised))
     smallest = failure.verdict
     # The verdict that differed is the last: `run_given` stops at the first difference.
     failed = {name for one in (judged[-1], smallest) for name, outcome in one.outcomes.items() if outcome == "failed"}
@@ -182,6 +189,7 @@ def hunt(task: HuntPlan) -> HuntResult:
         case=smallest.case.id,
         failed=tuple(sorted(failed)),
         skip=task.skip,
+        internal=tuple(raised),
     )
 
 

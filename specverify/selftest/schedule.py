@@ -196,6 +196,7 @@ class Course:
 
 def _note(report: SelfTest, result: HuntResult) -> None:
     """Enter the result of one hunt into the report."""
+    report.errors += [line for line in result.internal if line not in report.errors]
     if result.fault is None:
         report.clean.append(Clean(result.backend, result.cases, result.by, result.case, result.missing))
         return

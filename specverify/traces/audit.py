@@ -39,7 +39,8 @@ NEEDS_PADDING = ("structure.validity-closed",)
 """Invariants that need to know to how many rows trees are padded."""
 
 Why = tuple[str, str]
-"""The kind of reason for which an invariant was not asked (stages, model, runs, evidence), and the stages in words."""
+"""The kind of reason for which an invariant has no answer (internal, stages, model, runs, evidence), and the stages in
+words."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,7 @@ def _settle(found: Audit, runs: int, prefix: bool) -> None:
     if not prefix:
         found.doubts += found.cut_off
     tally.errors += [*found.doubts, *filter(None, [vacuous(tally)])]
-    found.doubts = tally.errors
+    found.doubts = tally.errors + [f"{one.line} (last lines: {'; '.join(one.error.said)})" for one in tally.internal]
 
 
 def _judge(
@@ -152,14 +153,14 @@ def _judge(
     out = (*(NOT_OF_A_REQUEST if of_request else ()), *(() if run.padding_known else NEEDS_PADDING))
     invariants = tuple(one for one in asked if one.name not in out)
     subject = RecordedRun(run.engine or Path(found.file).name, case, trace, run.takes_tape, of_request)
-    try:
-        verdict = judge(case, invariants, oracle, subject)
-    except Malformed as why:
-        raise UnreadableLine(run.line, f"the run does not fit its model: {why}") from None
+    verdict = judge(case, invariants, oracle, subject)
     found.tally.add(verdict)
     found.located += [Located(_line(run, one), number, one) for one in verdict.findings]
     for one in asked:
-        if verdict.outcomes.get(one.name) not in ("checked", "failed"):
+        outcome = verdict.outcomes.get(one.name)
+        if outcome == "internal":
+            found.unasked.setdefault(one.name, Counter())["internal", ""] += 1
+        elif outcome not in ("checked", "failed"):
             why_not = _why(one, case, oracle, subject) if one in invariants else ("evidence", "")
             found.unasked.setdefault(one.name, Counter())[why_not] += 1
 

@@ -36,7 +36,7 @@ class RecordedRun(Subject):
         super().__init__(name, self._other, revealed_by(trace), KEPT, takes_tape=takes_tape)
         self.asked_again = False
         # A request tells no draft: its trees are the run's own, of which the roots alone can be compared.
-        self.retold = of_request
+        self.retold = self.roots_alone = of_request
         self.remember(case, trace)
 
     def __call__(self, case: Case) -> Trace:

@@ -41,6 +41,7 @@ def test_faulty_engine_fails_where_it_was_planted(file: Path) -> None:
     # Variants run a case again in another form: those of the finding's own invariant are enough.
     asked = [one for one in ALL if one.every == 1 or one.name == saved.invariant]
     verdict = judge(saved.case, asked, Oracle(), subject)
+    assert not verdict.internal
     assert verdict.first is not None
     assert verdict.first.stage is saved.stage is faults.named(saved.fault).stage
 

@@ -13,7 +13,7 @@ from properties.tolerance.closeness import Noise, beyond, noise
 from properties.verdict.finding import Compared, Finding, Reads
 from properties.verdict.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
 from properties.verdict.subject import Subject
-from properties.verdict.variants import changed_outside, first, focus, leak_designs, probes, tree_of
+from properties.verdict.variants import changed_outside, first, first_step, focus, leak_designs, probes, tree_of
 from reference.architecture import Seeded
 from reference.case import Case
 from reference.trace import Array, Stage, Step
@@ -90,7 +90,7 @@ def no_leakage(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
         raise NotApplicable("a vocabulary of one token has no other to put in its place")
     mixing = case.model.mixes_rows
     one = focus(case, subject)
-    base, control = first(one, subject), subject.again(one).steps[0]
+    base, control = first(one, subject), first_step(subject.again(one))
     if base.scored is None or control.scored is None:
         raise Unobserved("the backend does not reveal the logits of every run")
     if not _same_bits(base, control, range(len(tree_of(one)))):

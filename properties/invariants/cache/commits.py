@@ -132,6 +132,8 @@ def commit_equivalence(case: Case, oracle: Oracle, subject: Subject) -> Iterator
             # A draft cache that is refilled at each step must hold the step's context and the root alone.
             context = len(subject(case).steps[number].context)
             least = len(tokens) - 1 if case.layout.draft_sync == "keep" else min(context + 1, len(tokens) - 1)
+            # A step without its draft feeds it nothing: the next proposal reads what it lacks.
+            least = 0 if number in subject.bare else least
             yield from _draft(case, number, record.draft, tokens, least, oracle, error)
     if not looked:
         raise Unobserved("the backend does not reveal its committed cache")

@@ -49,7 +49,7 @@ def tree_top_m(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     if subject.abilities is not None and not subject.abilities.drafts:
         raise NotApplicable("the engine drafts in its own way")
     for number, step in enumerate(subject(case).steps):
-        if step.drafted is None:
+        if step.drafted is None or number in subject.bare:
             continue
         tree, left = step.drafted.tree, _levels(case, len(step.context))
         true, ids = _true(case, oracle, step), _ids(case, step.drafted)

@@ -59,6 +59,8 @@ def descriptor(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
             raise NotApplicable("the draft of this kind can score no tree but its own")
         assert true.drafted is not None
         assert true.scored is not None
+        if true.drafted.tree.parent != step.drafted.tree.parent:
+            continue  # a head without a row proposes the bare root, which draft.fidelity judges
         wanted, given = true.drafted.given, step.drafted.given
         if given is not None and wanted is not None:
             looked = True

@@ -24,7 +24,7 @@ from properties.tolerance.ties import TIE_SIGMA
 from properties.verdict.finding import Compared, Finding, PredictedTies, Tie
 from properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
 from properties.verdict.subject import Subject
-from properties.verdict.variants import pending_root
+from properties.verdict.variants import first, pending_root
 from reference.case import Case
 from reference.draft import Scripted
 from reference.sampling import Sampling
@@ -35,33 +35,59 @@ NEEDS = needing(Stage.DRAFTED)
 
 
 def fidelity(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
-    """At every step the draft, which keeps state between steps, proposes the tree that it gives from scratch."""
+    """At every step the draft, which keeps state between steps, proposes the tree that it gives from scratch.
+
+    A step without the draft proposes the root alone. Of a request whose script was made of its own trees the roots are
+    compared, which says nothing of its drafts: that is no answer, unless nobody could know them.
+    """
     own = subject.abilities is not None and not subject.abilities.drafts
     for number, step in enumerate(subject(case).steps):
-        if step.drafted is not None:
-            pending = pending_root(case, subject, number)
-            sigma = None if subject.retold or own else _control(case, oracle, subject)
-            yield from proposed(
-                "draft.fidelity", case, oracle, number, step, number, pending, subject.retold, own, sigma
-            )
+        if step.drafted is None:
+            continue
+        pending = pending_root(case, subject, number)
+        if subject.retold:
+            if subject.roots_alone:
+                yield Compared()
+            yield from root_differs("draft.fidelity", number, step.drafted.tree, pending)
+        elif number in subject.bare:
+            yield from bare_differs("draft.fidelity", number, step.drafted.tree, pending)
+        else:
+            sigma = None if own else _control(case, oracle, subject)
+            yield from proposed("draft.fidelity", case, oracle, number, step, number, pending, own, sigma)
+    if subject.unknown:
+        raise Unobserved("the trace does not tell which steps asked the draft, or the sizes of its batches")
+    if subject.retold and not subject.roots_alone:
+        raise NotApplicable("draft.switched and draft.shared judge the drafts of such a request")
+
+
+def root_differs(name: str, number: int, tree: Tree, pending: int) -> Iterator[Finding]:
+    """A finding where the root of a drafted tree is not the pending one."""
+    if tree.token[0] != pending:
+        yield Finding(name, Stage.DRAFTED, number, {"node": 0, "side": "root"}, pending, tree.token[0])
+
+
+def bare_differs(name: str, number: int, tree: Tree, pending: int) -> Iterator[Fact]:
+    """Findings where a step without its draft proposes more than the pending root."""
+    yield Compared()
+    yield from root_differs(name, number, tree, pending)
+    if len(tree) > 1:
+        yield tree_differs(name, number, line(Tree((0,), (pending,))), line(tree))
 
 
 def proposed(
-    name: str, case: Case, oracle: Oracle, number: int, step: Step, place: int, pending: int, retold: bool = False,
-    own: bool = False, sigma: float | None = None,
+    name: str, case: Case, oracle: Oracle, number: int, step: Step, place: int, pending: int, own: bool = False,
+    sigma: float | None = None,
 ) -> Iterator[Fact]:  # fmt: skip
     """Findings where the tree of `step` is not what the draft of `case` gives; a script gives its tree `place`.
 
-    If the script was made of the run's own trees (`retold`), or the engine drafts in its `own` way, only the root is
-    compared. `sigma` is the noise of the draft's scores, by its control; None where no control was run.
+    If the engine drafts in its `own` way, only the root is compared. `sigma` is the noise of the draft's scores, by its
+    control; None where no control was run.
     """
     assert step.drafted is not None
-    root = step.drafted.tree.token[0]
     yield Compared()
-    if root != pending:
-        yield Finding(name, Stage.DRAFTED, number, {"node": 0, "side": "root"}, pending, root)
-        return
-    if retold or own:
+    wrong = list(root_differs(name, number, step.drafted.tree, pending))
+    if wrong or own:
+        yield from wrong
         return
     script = case.draft.trees
     if script is not None:
@@ -167,15 +193,16 @@ def _gap(case: Case, true: Drafted, seen: Drafted, node: int) -> float | None:
 def rollback(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """After steps that accept and reject, the draft proposes the tree that a fresh start at the same tokens gives."""
     steps = subject(case).steps
+    asked = [number for number in range(len(steps)) if number not in subject.bare]
     if drawn(case):
         raise NotApplicable("a fresh start would draw other tokens; draft.fidelity compares the scores")
-    if len(steps) < 2:
-        raise NotApplicable("nothing was rolled back before the only step")
-    number = len(steps) - 1
+    if not asked or asked[-1] == 0:
+        raise NotApplicable("nothing was rolled back before the only step that asked the draft")
+    number = asked[-1]
     step = steps[number]
     if step.drafted is None:
         raise Unobserved("the backend does not reveal the tree of its last step")
-    fresh = subject(restarted(case, (*step.context, step.drafted.tree.token[0]), number)).steps[0].drafted
+    fresh = first(restarted(case, (*step.context, step.drafted.tree.token[0]), number), subject).drafted
     if fresh is None:
         raise Unobserved("the backend does not reveal the tree of a fresh start")
     if case.draft.expansion is not None and fresh.tree != step.drafted.tree:

@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from properties.invariants.draft.proposals import NEEDS, proposed
+from properties.invariants.draft.proposals import NEEDS, bare_differs, proposed
 from properties.invariants.rows import placed
-from properties.verdict.batch_sizes import batch_sizes
 from properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved
 from properties.verdict.subject import Subject
+from properties.verdict.taken_steps import taken_steps
 from reference.case import Case
 from reference.draft import Draft, Scripted
 from reference.malformed import Malformed
@@ -30,7 +30,7 @@ def switched(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
         action.draft is not None and set(action.requests) & set(one.committed) for action, one in happened(case, shared)
     ):
         raise NotApplicable("no request was there to switch its draft")
-    sizes = batch_sizes(case, shared) or {}
+    taken = taken_steps(case, shared)
     for request, trace in enumerate(shared.requests):
         changes = [
             (account.committed[request], action.draft)
@@ -43,6 +43,10 @@ def switched(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
         begins = replace(case.alone(request, joined), draft=Scripted())
         changes = [one for one in changes if _fits(begins, one[1])]
         changes.insert(0, (0, case.alone(request).draft))
+        steps = taken.get(request, ())
+        told = len(steps) == len(trace.steps)
+        if not told and any(one.kind == "first" and request in one.requests for one in case.session.actions):
+            raise Unobserved("the trace does not tell which steps of a request asked its draft")
         place, last = 0, 0
         for number, step in enumerate(trace.steps):
             known = max(at for at, (length, _) in enumerate(changes) if length <= len(step.context))
@@ -51,11 +55,16 @@ def switched(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
             if number and before is None:
                 raise Unobserved("the backend does not reveal what each step emitted")
             pending = before.tokens[-1] if before is not None and before.tokens else begins.prompt[-1]
+            if told and steps[number].kind == "first":
+                if step.drafted is not None:
+                    for fact in bare_differs("draft.switched", number, step.drafted.tree, pending):
+                        yield placed(fact, request=request)
+                continue
             # draft.shared judges a trie that other requests' texts entered.
             if step.drafted is not None and not changes[known][1].shared:
                 draft = changes[known][1]
                 if draft.dispatch is not None:
-                    draft = draft.in_batches(sizes.get(request, ()))
+                    draft = draft.in_batches(tuple(one.batch for one in steps))
                 as_drafted = replace(begins, draft=draft)
                 for fact in proposed("draft.switched", as_drafted, oracle, number, step, place, pending):
                     yield placed(fact, request=request)

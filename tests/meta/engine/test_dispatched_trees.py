@@ -14,9 +14,9 @@ from properties.shrinking.cases import nearer, size
 from properties.strategies.acceptance import ORACLE
 from properties.strategies.draft.head import LAYERS
 from properties.strategies.models import GALLERY
-from properties.verdict.batch_sizes import batch_sizes
 from properties.verdict.finding import Verdict
 from properties.verdict.judge import judge
+from properties.verdict.taken_steps import batch_sizes
 from reference.architecture import Seeded
 from reference.case import Case
 from reference.case_json import case_from_json, case_to_json

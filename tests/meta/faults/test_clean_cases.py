@@ -17,4 +17,5 @@ CASES = sorted((Path(__file__).resolve().parents[2] / "corpus" / "clean").glob("
 def test_a_right_engine_is_right(file: Path) -> None:
     verdict = judge(bundle.load(file).case, tuple(BY_NAME.values()), ORACLE, subject_of(open_cpu()))
     assert not verdict.findings
+    assert not verdict.internal
     assert "checked" in verdict.outcomes.values()

@@ -138,6 +138,7 @@ def test_the_summary_holds_the_run_as_strict_json() -> None:
         "unobserved": 0,
         "not_applicable": 0,
         "compared": 0,
+        "internal": 0,
     }
     (found,) = content["findings"]
     assert found["stage"] == "committed"

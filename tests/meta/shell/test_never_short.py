@@ -252,6 +252,9 @@ class Deaf:
     def heard(self, place: int, message: object) -> str | None:
         return None
 
+    def raised(self, failure: Failure) -> tuple[Failure, str | None]:
+        return failure, None
+
     def lost(self, case: Case) -> str | None:
         self.lost_cases.append(case)
         return "kept.json"

@@ -1,0 +1,85 @@
+"""The steps that the requests of a session took, by its actions, accounts and events.
+
+They say which steps asked no draft, and how many requests each batch had; the engine's own counts play no part.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+from itertools import pairwise
+
+from reference.case import Case
+from reference.session import Account, Action, Event
+from reference.trace import Shared
+
+ENTERED = Account((), 0, {}, (), {}, {})
+"""The account before the first action."""
+
+
+@dataclass(frozen=True)
+class TakenStep:
+    """A step of one request.
+
+    Attributes:
+        kind: The kind of action that took it: step, first, launch.
+        batch: The number of requests that took it together.
+        action: The number of the action in which it was taken, or in which its results were resolved.
+    """
+
+    kind: str
+    batch: int
+    action: int
+
+
+def taken_steps(case: Case, shared: Shared) -> dict[int, tuple[TakenStep, ...]]:
+    """For each request of the session, the steps that it took, in order.
+
+    A request that a step names has stepped if it was living before the action, and then either has more tokens
+    committed or is over. A request that waits for pages is left out by the engine, and commits nothing. The steps of a
+    request are left out where the trace does not account for each of them.
+    """
+    assert case.session is not None
+    launched = Counter(event.frame for event in shared.events if event.kind == "launched")
+    found: dict[int, tuple[TakenStep, ...]] = {}
+    accounts = pairwise((ENTERED, *shared.accounts))
+    for number, (action, (before, after)) in enumerate(zip(case.session.actions, accounts, strict=False)):
+        resolved = [event for event in shared.events if event.kind == "counted" and event.action == number]
+        for event in resolved:
+            step = TakenStep("launch", launched[event.frame], number)
+            found[event.request] = (*found.get(event.request, ()), step)
+        if action.kind in ("step", "first"):
+            batch = _batch(action, before, after, resolved, shared, found)
+            for request in batch:
+                found[request] = (*found.get(request, ()), TakenStep(action.kind, len(batch), number))
+    lengths = {request: len(trace.steps) for request, trace in enumerate(shared.requests) if trace is not None}
+    return {request: steps for request, steps in found.items() if lengths.get(request) == len(steps)}
+
+
+def _batch(
+    action: Action,
+    before: Account,
+    after: Account,
+    resolved: list[Event],
+    shared: Shared,
+    found: dict[int, tuple[TakenStep, ...]],
+) -> list[int]:
+    """The requests that the step `action` names and that took it; results in flight were `resolved` before it."""
+    batch = []
+    for request in action.requests:
+        if request not in before.committed:
+            continue
+        tokens = [len(event.tokens) for event in resolved if event.request == request]
+        if request in after.committed:
+            stepped = after.committed[request] > before.committed[request] + sum(tokens)
+        elif tokens:  # it is over: the resolved results have ended it, or this step has
+            trace = shared.requests[request] if request < len(shared.requests) else None
+            stepped = trace is not None and len(trace.steps) > len(found.get(request, ()))
+        else:
+            stepped = True
+        if stepped:
+            batch.append(request)
+    return batch
+
+
+def batch_sizes(case: Case, shared: Shared) -> dict[int, tuple[int, ...]]:
+    """For each request whose steps are all known, the number of requests of each batch with which it took a step."""
+    return {request: tuple(step.batch for step in steps) for request, steps in taken_steps(case, shared).items()}
