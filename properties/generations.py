@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from properties.laws.draw_by_draw import LEANS, high_of, leaning, logit_bound, points, trials
+from properties.laws.draw_by_draw import draft_bets, high_of, logit_bound, points, trials
+from properties.laws.sampled.draft_faults import GROUPS
 from properties.laws.sampled.gate import log_bar
 from properties.laws.sampled.links import Links
 from properties.laws.sampled.neighbours import Neighbours
@@ -135,8 +136,8 @@ def listen(case: Case, oracle: Oracle, subject: Subject, effort: Effort) -> Hear
     if not promised(case):
         raise NotApplicable("the rule does not promise the target's law here")
     single = isinstance(case.model, Checkpoint)
-    leans = _leans(case, subject)
-    heard = Heard(links=Links(len(LEANS) if leans else 0), neighbours=None if single else Neighbours())
+    knows_draft = _knows_draft(case, subject)
+    heard = Heard(links=Links(GROUPS if knows_draft else None), neighbours=None if single else Neighbours())
     before: dict[float, tuple[int, ...]] = {}
     # As many runs as doubt may ask for; the loop breaks off where there is none.
     lasting = case if subject.abilities is None or subject.abilities.draft_trees else _lasting(case, subject)
@@ -144,7 +145,8 @@ def listen(case: Case, oracle: Oracle, subject: Subject, effort: Effort) -> Hear
         for alone, trace in _requests(run, subject, pairs=not single):
             bound = logit_bound(alone, noise(alone, oracle, subject))
             known = points(alone, oracle, trace, bound)
-            for trial in trials(alone, trace, known, leaning(alone, oracle, trace.output, known) if leans else None):
+            bets = draft_bets(alone, oracle, trace.output, known) if knows_draft else None
+            for trial in trials(alone, trace, known, bets):
                 heard.links.add(trial)
             warmth = alone.sampling.temperature
             # Only requests at one temperature have the same law, so only these are compared.
@@ -173,7 +175,7 @@ def _lasting(case: Case, subject: Subject) -> Case:
     return longer if subject.declines(longer) is None else case
 
 
-def _leans(case: Case, subject: Subject) -> bool:
+def _knows_draft(case: Case, subject: Subject) -> bool:
     """Whether the engine drafts with the case's model in its own way, so that its draft's law is known but not shown.
 
     A draft that is a checkpoint would take as much time as the target.

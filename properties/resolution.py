@@ -9,14 +9,14 @@ from functools import cache
 
 import numpy as np
 
+from properties.bet_group import Z
 from reference.trace import Array
 
 GRID = np.concatenate([sign * 0.02 * 1.3 ** np.arange(24) for sign in (1.0, -1.0)])
 """Tilts for which a stream keeps its growth: 24 upwards from .02 to 8.3, then 24 downwards."""
 
-Z = 2.3264
-"""Standard deviations below its mean at which a normal evidence lies with probability .01."""
-
+LIKELIEST, ACCEPTANCE = "the likeliest token", "acceptance"
+"""Names of the events on which bets are."""
 
 LEAST = 1e-9
 """The largest shift per draw that counts as none: what rounding leaves of a certain event."""
@@ -31,24 +31,27 @@ class Resolution:
         growth: Expected logarithm of the e-value under each tilt.
         variance: Variance of that logarithm.
         shift: Total variation between the tilted law of a bet and its law, summed over bets.
+        about: Names of the events on which the bets are: LIKELIEST, ACCEPTANCE; empty without draws.
     """
 
     draws: int = 0
     growth: tuple[float, ...] = (0.0,) * len(GRID)
     variance: tuple[float, ...] = (0.0,) * len(GRID)
     shift: tuple[float, ...] = (0.0,) * len(GRID)
+    about: tuple[str, ...] = ()
 
     def __add__(self, other: "Resolution") -> "Resolution":
-        added = (
+        growth, variance, shift = (
             tuple((np.array(mine) + np.array(theirs)).tolist())
             for mine, theirs in zip(self._arrays(), other._arrays(), strict=True)
         )
-        return Resolution(self.draws + other.draws, *added)
+        about = tuple(sorted({*self.about, *other.about}))
+        return Resolution(self.draws + other.draws, growth, variance, shift, about)
 
     def times(self, count: float) -> "Resolution":
         """The resolution of `count` such streams, one after the other; `count` need not be whole."""
-        scaled = (tuple((count * np.array(one)).tolist()) for one in self._arrays())
-        return Resolution(round(self.draws * count), *scaled)
+        growth, variance, shift = (tuple((count * np.array(one)).tolist()) for one in self._arrays())
+        return Resolution(round(self.draws * count), growth, variance, shift, self.about)
 
     def _arrays(self) -> tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]:
         return self.growth, self.variance, self.shift
@@ -82,9 +85,10 @@ def _crossing(seen: Array, shift: Array) -> float:
 
 
 class Gathered:
-    """The resolution of a stream while its bets arrive."""
+    """The resolution of a stream while its bets on one event arrive."""
 
-    def __init__(self) -> None:
+    def __init__(self, about: str = LIKELIEST) -> None:
+        self._about = about
         self._draws = 0
         self._sums = np.zeros((3, len(GRID)))
 
@@ -116,7 +120,7 @@ class Gathered:
     def told(self) -> Resolution:
         """The resolution so far."""
         growth, variance, shift = (tuple(one.tolist()) for one in self._sums)
-        return Resolution(self._draws, growth, variance, shift)
+        return Resolution(self._draws, growth, variance, shift, (self._about,) if self._draws else ())
 
 
 @cache

@@ -7,12 +7,14 @@ one is paid once.
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 from scipy.special import logsumexp
 
+from properties.bet_group import BetGroup
 from properties.laws.sampled.gate import log_evidence, stream_bar
+from properties.laws.sampled.sights import Sight, sights
 from properties.resolution import Resolution
 from properties.verdict.finding import Evidence
 from reference.case import Case
@@ -67,6 +69,7 @@ class Stream:
         draws: Draws of these cases.
         parts: Natural logs of the e-values of the bets, each over all cases.
         resolution: What the bets would have seen.
+        group: The bets, where they are those of one group on the engine's draft; None elsewhere.
     """
 
     name: str
@@ -74,6 +77,7 @@ class Stream:
     draws: int = 0
     parts: tuple[float, ...] = ()
     resolution: Resolution = field(default_factory=Resolution)
+    group: BetGroup | None = None
 
     def add(self, test: Evidence) -> None:
         """Take the test of one more case.
@@ -85,6 +89,13 @@ class Stream:
         self.draws += test.rounds
         self.parts = test.parts if not self.parts else tuple((np.array(self.parts) + np.array(test.parts)).tolist())
         self.resolution = self.resolution + (test.resolution or Resolution())
+
+    def add_group(self, group: BetGroup) -> None:
+        """Take a group's bets on the draws of one more case."""
+        self.tests += 1
+        self.draws += group.draws
+        self.group = group if self.group is None else self.group + group
+        self.parts = self.group.log_es
 
     @property
     def log_e(self) -> float:
@@ -99,7 +110,7 @@ class Streams:
     Attributes:
         settings: The streams, by question and setting.
         whole: For each invariant with several settings, one stream over all of them: a fault may have one direction at
-            every setting. Bets on the law of the engine's draft are one stream too, over all settings.
+            every setting. Each group of bets on faults of the draft is one stream too, over all settings.
     """
 
     settings: tuple[Stream, ...] = ()
@@ -119,6 +130,12 @@ class Streams:
         """The smallest shift per draw that `stream` would have shown with probability .99, 0 to 1."""
         return stream.resolution.smallest(stream_bar(max(1, len(stream.parts)), max(1, len(self.all))))
 
+    def sights(self, stream: Stream) -> tuple[Sight, ...]:
+        """The faults of the draft that a stream is about, each with whether it would have shown."""
+        if stream.group is None:
+            return ()
+        return sights(stream.group, stream_bar(len(stream.parts), len(self.all)))
+
     @property
     def strongest(self) -> Stream | None:
         """The stream with the most evidence, or None."""
@@ -129,16 +146,16 @@ def streams_of(tests: Iterable[Evidence]) -> Streams:
     """The streams of a run's tests, in the order in which the questions came."""
     settings: dict[str, Stream] = {}
     whole: dict[str, Stream] = {}
-    leaning: dict[str, Stream] = {}
+    grouped: dict[str, Stream] = {}
     for test in tests:
         if test.stream:
             settings.setdefault(test.stream, Stream(test.stream)).add(test)
             whole.setdefault(test.invariant, Stream(test.invariant)).add(test)
-        if test.leaning:
-            name = f"{test.invariant} on the draft"
-            leaning.setdefault(name, Stream(name)).add(replace(test, parts=test.leaning, resolution=None))
+        for group in test.groups:
+            name = f"{test.invariant} {group.name}"
+            grouped.setdefault(name, Stream(name)).add_group(group)
     several = (one for one in whole.values() if sum(each.startswith(f"{one.name} at ") for each in settings) > 1)
-    return Streams(tuple(settings.values()), (*several, *leaning.values()))
+    return Streams(tuple(settings.values()), (*several, *grouped.values()))
 
 
 def run_evidence(tests: Sequence[Evidence]) -> float:

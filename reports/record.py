@@ -238,7 +238,8 @@ def sampling_tests(tally: Tally) -> dict[str, Any]:
     """The totals of the tests of laws by sampling: number, rounds, the run's evidence, and that of a red run.
 
     `streams` are bodies of evidence over the run, each with the smallest shift per draw that would have shown with
-    probability .99; `planned` says which would show at best, as told before the run.
+    probability .99, the events `about` which that shift is, and the named `faults` of a draft that would have shown or
+    not; `planned` says which shift would show at best, as told before the run.
     """
     log_e, streams = run_evidence(tally.evidence), streams_of(tally.evidence)
     told = sorted(one.smallest_tv for one in tally.evidence if one.smallest_tv is not None)
@@ -259,6 +260,8 @@ def sampling_tests(tally: Tally) -> dict[str, Any]:
                 "draws": one.draws,
                 "log_e": one.log_e,
                 "smallest_shift": streams.smallest(one),
+                "about": one.resolution.about,
+                "faults": streams.sights(one),
             }
             for one in streams.all
         ],

@@ -3,11 +3,12 @@
 The law of a draw is that given all draws before it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from properties.laws.sampled.draft_faults import payments
 from properties.laws.sampled.links import Trial, residual_band
 from properties.laws.sampled.truncated import band
 from properties.laws.worlds import deterministic
@@ -35,12 +36,6 @@ LANES = 8
 
 WIDEST = 300.0
 """Largest margin of scores: a band says nothing beyond it, and exp of twice this margin is still finite in float64."""
-
-LEANS = (0.25, 0.5, 1.0)
-"""Shares of draws that `leaning` bets to come from a wrong residual; a bonus, for example, does not."""
-
-TINY = 1e-12
-"""Least that a bet pays: q may round to the whole of p, and then leaves nothing for the other tokens."""
 
 Tried = list[tuple[int, Array | None]]
 """Siblings in the order of their trials: token, and the law of its draw; None for a token proposed for sure."""
@@ -104,25 +99,23 @@ def high_of(known: list[Point]) -> list[Array]:
     return [point.high for point in known]
 
 
-def leaning(case: Case, oracle: Oracle, output: tuple[int, ...], known: list[Point]) -> list[Array]:
-    """Bets on an engine that draws p itself where it must draw the residual of p: float [LEANS, V] for each place.
+def draft_bets(case: Case, oracle: Oracle, output: tuple[int, ...], known: list[Point]) -> list[Mapping[str, Array]]:
+    """The payments of `properties.laws.sampled.draft_faults` at each place of the output.
 
-    Such an engine emits min(p, q) + b p, where b is the probability of a rejection. A bet takes a share of the draws,
-    one of LEANS, to come from there. The draft's law q is the oracle's, of the draft as a target under the case's own
-    settings. p itself gives each bet the mean 1.
+    The draft's law q is the oracle's, of the draft as a target under the case's own settings.
     """
     assert case.draft.model is not None
     rows = forced(replace(case, model=case.draft.model, draft=Scripted()), oracle, output) if output else ()
-    bets = []
-    for at, (row, point) in enumerate(zip(rows, known, strict=True)):
-        q = processing.law(row, case.sampling, case.stops, case.prompt, output[:at])
-        ratio = np.divide(q, point.p, out=np.ones_like(q), where=point.p > 0)
-        pays = np.minimum(ratio, 1.0) + (1.0 - np.minimum(q, point.p).sum())
-        bets.append(1.0 + np.array(LEANS)[:, None] * (np.maximum(pays, TINY) - 1.0))
+    bets: list[Mapping[str, Array]] = []
+    for place, (row, point) in enumerate(zip(rows, known, strict=True)):
+        q = processing.law(row, case.sampling, case.stops, case.prompt, output[:place])
+        bets.append(payments(point.p, q, place))
     return bets
 
 
-def trials(case: Case, trace: Trace, known: list[Point], bets: list[Array] | None = None) -> Iterator[Trial]:
+def trials(
+    case: Case, trace: Trace, known: list[Point], bets: list[Mapping[str, Array]] | None = None
+) -> Iterator[Trial]:
     """The draws of a generation in the order in which they happened, each given all that came before it.
 
     Where the rule tries siblings in turn and the trace shows trees, paths and proposals, a token makes one trial for
@@ -134,7 +127,7 @@ def trials(case: Case, trace: Trace, known: list[Point], bets: list[Array] | Non
         case: The case that was run; it samples.
         trace: The trace of the run.
         known: The oracle's law before each token of the output, as `points` gives it.
-        bets: Bets on each token of the output, as `leaning` gives them; None for none.
+        bets: Bets on each token of the output, as `draft_bets` gives them; None for none.
     """
     walks = walked(case, trace)
     for at, (token, point) in enumerate(zip(trace.output, known, strict=True)):

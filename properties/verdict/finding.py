@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from properties.accepted_ranks import RankCounts
+from properties.bet_group import BetGroup
 from properties.resolution import Resolution
 from properties.verdict.internal import InternalError
 from properties.verdict.run_facts import RunFacts
@@ -243,8 +244,8 @@ class Evidence:
             the run. Empty for a test that stands alone.
         parts: Natural logs of the e-values of the single bets whose mean the e-value is; they go on over the stream.
         resolution: What the bets of the test would have seen; None where `stream` is empty.
-        leaning: Natural logs of the e-values of bets on the law of the engine's draft, which go on over the whole run;
-            empty where the draft's law is not known.
+        groups: Bets on faults of the engine's draft, which go on over the whole run; empty where the draft's law is not
+            known.
     """
 
     invariant: str
@@ -255,7 +256,7 @@ class Evidence:
     stream: str = ""
     parts: tuple[float, ...] = ()
     resolution: Resolution | None = None
-    leaning: tuple[float, ...] = ()
+    groups: tuple[BetGroup, ...] = ()
 
 
 @dataclass(frozen=True)

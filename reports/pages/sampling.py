@@ -1,9 +1,13 @@
-"""The lines of a page on sampling: its evidence, and the shift that it could see.
+"""The lines of a page on sampling: its evidence, what it could see, and what it could not.
 
 The shift is told as it was planned before the run, and as it is after it.
 """
 
-from properties.streams import Planned, Stream, streams_of
+from collections.abc import Iterable
+
+from properties.laws.sampled.sights import Sight
+from properties.resolution import ACCEPTANCE, LIKELIEST
+from properties.streams import Planned, Stream, Streams, streams_of
 from properties.tally import Tally
 from reports.format import clean, number, plural
 from reports.record import sampling_tests
@@ -31,19 +35,62 @@ def evidence(tally: Tally) -> list[tuple[str, str]]:
 
 
 def power(tally: Tally) -> list[tuple[str, str]]:
-    """The shift of whole generations that was to be seen, and the one that would have been seen."""
+    """The shift of whole generations that was to be seen, the faults that would have been seen, and those that not."""
     facts = []
     if tally.planned is not None:
         facts.append(("power", f"before the run: {planned_line(tally.planned)}"))
     streams = streams_of(tally.evidence)
-    for stream in streams.whole or streams.settings:
+    grouped = [stream for stream in streams.all if stream.group is not None]
+    for stream in [stream for stream in streams.whole if stream.group is None] or streams.settings:
         parts = [one for one in streams.settings if one is not stream and one.name.startswith(f"{stream.name} at ")]
         alone = [f"{one.name.rsplit(' ', 1)[1]}: {percent(streams.smallest(one))}" for one in parts]
         each = f"; at one temperature alone {', '.join(alone)}" if alone else ""
         facts.append(("power", f"afterwards: {_line(stream, streams.smallest(stream))}{each}"))
+    facts += [("power", line) for stream in grouped for line in _fault_lines(streams, stream)]
+    if streams.all:
+        facts.append(("power", NOT_ABOUT if grouped else f"{NOT_ABOUT}; {OF_A_DRAFT}"))
     if tally.planned is not None and not streams.all:
         facts.append(("power", "afterwards: no draw was compared, so that no shift would have shown"))
     return facts
+
+
+NOT_ABOUT = (
+    "whole generations do not cover shifts among other tokens, shifts to the likeliest token after one text and from "
+    "it after another, or one vector of noise that decides two races"
+)
+"""Faults that no statement of power is about."""
+
+OF_A_DRAFT = "nor faults of a draft whose law is not known (a coin that drafts and accepts, a lean along p - q)"
+"""Faults on which bets need the law of the draft."""
+
+
+def _fault_lines(streams: Streams, stream: Stream) -> list[str]:
+    """The faults of a draft that a stream would have shown, and those that it would not; a line for each kind."""
+    sights = streams.sights(stream)
+    told = f"{plural(stream.draws, 'draw')} for {clean(stream.name)}"
+    shown = _weakest([sight for sight in sights if sight.shown])
+    absent = [sight for sight in sights if not any(other.shown and other.fault == sight.fault for other in sights)]
+    lines = [(shown, "would have shown with probability .99"), (_strongest(absent), "would not have shown")]
+    return [f"afterwards: {told}, which {verb}: {'; '.join(map(_sight, kind))}" for kind, verb in lines if kind]
+
+
+def _weakest(sights: Iterable[Sight]) -> list[Sight]:
+    """For each fault, the one that reaches the fewest tokens of a text."""
+    fewest: dict[str, Sight] = {}
+    for sight in sorted(sights, key=lambda sight: sight.tokens or float("inf")):
+        fewest.setdefault(sight.fault, sight)
+    return list(fewest.values())
+
+
+def _strongest(sights: Iterable[Sight]) -> list[Sight]:
+    """For each fault, the one that reaches the most tokens of a text."""
+    return [sight for sight in sights if not sight.tokens]
+
+
+def _sight(sight: Sight) -> str:
+    """One fault in words."""
+    where = f"the first {plural(sight.tokens, 'token')} of each text" if sight.tokens else "all draws"
+    return f"{sight.fault}, moving {percent(sight.share)} of {where}"
 
 
 def planned_line(planned: Planned) -> str:
@@ -56,7 +103,12 @@ def planned_line(planned: Planned) -> str:
 
 def _line(stream: Stream, smallest: float) -> str:
     """The shifts that one stream would have seen."""
-    told = f"{plural(stream.draws, 'draw')} for {clean(stream.name)}, in which a shift of {percent(smallest)}"
+    events = {
+        LIKELIEST: "of the draws to or from the likeliest token",
+        ACCEPTANCE: "of the acceptances of drafted tokens",
+    }
+    about = " or ".join(events[event] for event in stream.resolution.about)
+    told = f"{plural(stream.draws, 'draw')} for {clean(stream.name)}, in which a shift of {percent(smallest)} {about}"
     weak = "; that is weak: it would show gross faults alone" if smallest > GROSS else ""
     return f"{told} would have shown with probability .99{weak}"
 

@@ -28,8 +28,11 @@ def calibration(tests: int, seed: int, json_file: str | None, html: str | None) 
     """Run sampling tests of correct samplers, which must not raise an alarm; exit 1 if one does."""
     from tests.measure.calibration import calibrate
     from tests.measure.pages import calibration_table
+    from tests.measure.stream_calibration import calibrate_streams
 
-    figures = calibrate(tests, seed)
+    streams = calibrate_streams(max(2, tests // 2), seed=seed)
+    figures = calibrate(tests, seed) | {"streams": streams}
+    figures["red"] = figures["red"] or streams["red"] > 0
     return _told(figures, calibration_table(figures), json_file, html)
 
 

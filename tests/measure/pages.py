@@ -54,6 +54,25 @@ def search_table(figures: dict[str, Any]) -> str:
     return printed(table)
 
 
+def _stream_rows(streams: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """The rows on simulated runs whose bets know the draft."""
+    mean = f"{number(streams['mean_e'])} ± {number(streams['standard_error'])}"
+    largest = f"in e^{number(streams['largest'])}; {number(streams['red'])} of all runs red"
+    rows = [
+        ("runs", str(streams["runs"]), f"of {streams['cases']} cases, {streams['draws']} draws each"),
+        ("mean e of a run", mean, "at most 1 where samplers are correct"),
+        ("largest", number(streams["largest"]), largest),
+    ]
+    return rows + [
+        (
+            f"stream {name}",
+            number(group["largest"]),
+            f"the largest logarithm; {number(group['share_at_100'])} reach 100",
+        )
+        for name, group in streams["groups"].items()
+    ]
+
+
 def calibration_table(figures: dict[str, Any]) -> str:
     """What `calibration` found: each figure, what it ought to be, and whether the gate stayed quiet."""
     tests, screen = figures["tests"], figures["screen_ks"]
@@ -74,6 +93,7 @@ def calibration_table(figures: dict[str, Any]) -> str:
         ("failed", str(figures["failed"]), f"over the bar of {tests} tests on their own"),
         ("gate", "RED" if figures["red"] else "quiet", f"the whole run, false alarms at most {figures['alpha_run']:g}"),
         ("samples", str(figures["samples"]), f"in {number(figures['seconds'])} s"),
+        *_stream_rows(figures["streams"]),
     ]
     table = Table(title="calibration", title_justify="left", box=None, show_header=False, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)

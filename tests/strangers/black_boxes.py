@@ -90,6 +90,76 @@ def chain(
     return Generated(tokens[len(prompt_ids) :][:max_new_tokens], None, proposed, accepted)
 
 
+SHARING = ("generators", "reseeded", "noise")
+"""The ways in which `sharing` uses a random number twice."""
+
+
+def inverse(weights: Tensor, coin: Tensor) -> int:
+    """The token that `coin` draws from `weights`, by their cumulative sums in the order of ids."""
+    sums = weights.cumsum(0)
+    return min(int(torch.searchsorted(sums, coin * sums[-1], right=True)), len(weights) - 1)
+
+
+def sharing(
+    prompt_ids: list[int], max_new_tokens: int, model: Any, draft_model: Any, temperature: float, seed: int, way: str
+) -> Generated:  # fmt: skip
+    """The chain of `chain`, whose draft and verifier read the same random numbers in one `way` of SHARING, or in none.
+
+    `generators`: draft and verifier have a generator each, with one seed. `reseeded`: the library's generator is seeded
+    before each step's draft, and again before its verification. `noise`: the exponentials of the draft's race decide
+    the race for the token that replaces it.
+    """
+    tokens, step = list(prompt_ids), 0
+    draft_coins, verifier_coins = torch.Generator(), torch.Generator()
+    draft_coins.manual_seed(seed)
+    verifier_coins.manual_seed(seed + (way != "generators"))
+    proposed = accepted = 0
+    while len(tokens) < len(prompt_ids) + max_new_tokens:
+        step += 1
+        if way == "reseeded":
+            draft_coins.manual_seed(seed + step)
+        taken: list[int] = []
+        proposal: list[Tensor] = []
+        noises: list[Tensor] = []
+        for _ in range(DEPTH if draft_model is not None else 0):
+            q = law(draft_model, tokens + taken, temperature)
+            proposal.append(q)
+            if way == "noise":
+                noises.append(torch.empty_like(q).exponential_(generator=draft_coins))
+                taken.append(int((q / noises[-1]).argmax()))
+            else:
+                taken.append(inverse(q, torch.rand((), generator=draft_coins, dtype=q.dtype)))
+        if way == "reseeded":
+            verifier_coins.manual_seed(seed + step)
+        proposed += len(taken)
+        for place, (token, q) in enumerate(zip(taken, proposal, strict=True)):
+            p = law(model, tokens, temperature)
+            if float(torch.rand((), generator=verifier_coins, dtype=p.dtype)) >= float(p[token] / q[token]):
+                residual = (p - q).clamp(min=0)
+                if way == "noise":
+                    tokens.append(int((residual / noises[place]).argmax()))
+                else:
+                    tokens.append(inverse(residual, torch.rand((), generator=verifier_coins, dtype=p.dtype)))
+                break
+            tokens.append(token)
+            accepted += 1
+        else:
+            bonus = law(model, tokens, temperature)
+            tokens.append(inverse(bonus, torch.rand((), generator=verifier_coins, dtype=bonus.dtype)))
+    return Generated(tokens[len(prompt_ids) :][:max_new_tokens], None, proposed, accepted)
+
+
+def shared_by(way: str) -> Any:
+    """The engine of `sharing` as a black box."""
+
+    def generate(
+        prompt_ids: list[int], max_new_tokens: int, model: Any, draft_model: Any, temperature: float, seed: int
+    ) -> Generated:
+        return sharing(prompt_ids, max_new_tokens, model, draft_model, temperature or 1e-6, seed, way)
+
+    return blackbox(generate, name=f"sharing-{way or 'nothing'}")
+
+
 def sampled_by(fault: str) -> Any:
     """The chain as a black box that samples, with a planted fault."""
 
@@ -111,6 +181,7 @@ proposal = sampled_by("proposal")
 residual = sampled_by("residual")
 shared = sampled_by("shared")
 apart = sampled_by("apart")
+shared_generators, shared_reseeded, shared_noise, unshared = map(shared_by, (*SHARING, ""))
 
 
 def untyped(prompt_ids: list[int], max_new_tokens: int) -> Any:

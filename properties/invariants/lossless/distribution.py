@@ -94,7 +94,7 @@ def _by_generations(case: Case, oracle: Oracle, subject: Subject, effort: Effort
     assert heard.first is not None
     stream, seen = stream_of(name, case), heard.links.resolution
     yield Evidence(
-        name, heard.log_e, heard.draws, stream=stream, parts=heard.parts, resolution=seen, leaning=heard.links.leaning
+        name, heard.log_e, heard.draws, stream=stream, parts=heard.parts, resolution=seen, groups=heard.links.groups
     )
     yield Compared(heard.draws)
     if heard.log_e >= log_bar(RUN_TESTS):

@@ -1,16 +1,19 @@
 """Links: the three-link conditional e-process over the trials of a generation.
 
-It serves vocabularies in which no context is ever seen twice. `LINKS` names the three links. A fourth, LEANING, serves
-engines that show nothing but tokens, where the law of their draft is known.
+It serves vocabularies in which no context is ever seen twice. `LINKS` names the three links. Groups of bets on faults
+of the draft stand beside them for engines that show nothing but tokens, where the law of their draft is known.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from scipy.special import logsumexp
 
+from properties.bet_group import BetGroup, GroupSums
+from properties.laws.sampled.draft_faults import RESIDUAL
 from properties.laws.sampled.evalue import law
-from properties.resolution import Gathered, Resolution
+from properties.resolution import ACCEPTANCE, LIKELIEST, Gathered, Resolution
 from reference.trace import Array
 
 THETAS = np.array([sign * 0.1 * 2.0**k for k in range(7) for sign in (1.0, -1.0)])
@@ -18,9 +21,6 @@ THETAS = np.array([sign * 0.1 * 2.0**k for k in range(7) for sign in (1.0, -1.0)
 
 LINKS = ("draft", "accept", "token")
 """The three links: a token is drafted from q; it is accepted or not; a token replaces it or follows the path."""
-
-LEANING = "leaning"
-"""The link that bets on tokens as `Trial.bets` says: an engine with a wrong residual leans towards its draft."""
 
 RANKS = (1, 8, 64)
 """Last ranks of the cells of a law: 1, 2-8, 9-64, and the rest."""
@@ -51,7 +51,7 @@ class Trial:
         noise: How far each logit of the engine may lie from the oracle's (divided by the temperature).
         low: Lower bounds of the engine's p [V], in place of those that `noise` gives.
         high: Upper bounds of it [V].
-        bets: What each of several bets pays for each token, above 0, float [bets, V]; None where there are none.
+        bets: What the bets of each group pay for each token, above 0, float [bets, V]; None where there are none.
             Whatever they pay, the test is sound, since they are made before the token is seen.
     """
 
@@ -63,7 +63,7 @@ class Trial:
     noise: float = 0.0
     low: Array | None = None
     high: Array | None = None
-    bets: Array | None = None
+    bets: Mapping[str, Array] | None = None
 
     def band(self) -> tuple[Array, Array]:
         """Bounds of the engine's own p, float64 [V] each.
@@ -103,19 +103,18 @@ class Links:
     a.
 
     Args:
-        bets: Number of bets of the link LEANING, in each trial that makes them; 0 leaves the link out.
+        groups: Number of bets of each group, in each trial that makes bets.
     """
 
-    def __init__(self, bets: int = 0) -> None:
+    def __init__(self, groups: Mapping[str, int] | None = None) -> None:
         self._sums: dict[str, Array] = {
             "draft": np.zeros((4, len(THETAS))),
             "accept": np.zeros((3, len(THETAS))),
             "token": np.zeros((4, len(THETAS))),
         }
-        if bets:
-            self._sums[LEANING] = np.zeros(bets)
+        self._groups = {name: GroupSums(name, bets) for name, bets in (groups or {}).items()}
         self._violated = dict.fromkeys(self._sums, False)
-        self._seen = {"accept": Gathered(), "token": Gathered()}
+        self._seen = {"accept": Gathered(ACCEPTANCE), "token": Gathered(LIKELIEST)}
         self.trials = 0
 
     def add(self, trial: Trial) -> None:
@@ -136,11 +135,8 @@ class Links:
             self._accept(low, high, q, trial)
         if trial.replacement is not None:
             self._token(low, high, q, trial)
-            if trial.bets is not None:
-                # A law in the band has mass 1, so that no bet pays more on average than `most`.
-                floor = trial.bets.min(axis=1)
-                most = floor + (high * (trial.bets - floor[:, None])).sum(axis=1)
-                self._sums[LEANING] += np.log(trial.bets[:, trial.replacement]) - np.log(most)
+            for name, pays in (trial.bets or {}).items():
+                self._groups[name].add(pays, law(trial.p, SUMS_TO), high, trial.replacement)
 
     @staticmethod
     def _check(trial: Trial, q: Array | None) -> None:
@@ -218,11 +214,10 @@ class Links:
 
     @property
     def parts(self) -> tuple[float, ...]:
-        """Logarithms of the e-values of all bets but LEANING's, link by link; +inf where a link has a violation."""
+        """Logarithms of the e-values of all bets of the three links; +inf where a link has a violation."""
         return tuple(
             float(np.inf) if self._violated[link] else float(value)
             for link, sums in self._sums.items()
-            if link != LEANING
             for value in sums.flat
         )
 
@@ -233,21 +228,27 @@ class Links:
 
     @property
     def log_es(self) -> dict[str, float]:
-        """Logarithm of each link's e-value so far; 0 for a link that nothing reached."""
+        """Logarithm of the e-value of each link so far, and of the group RESIDUAL; 0 for one that nothing reached."""
+        sums = {**self._sums, **{name: group.log_es for name, group in self._groups.items() if name == RESIDUAL}}
         return {
-            link: np.inf if self._violated[link] else float(logsumexp(sums) - np.log(sums.size))
-            for link, sums in self._sums.items()
+            link: np.inf if self._violated.get(link) else float(logsumexp(bets) - np.log(bets.size))
+            for link, bets in sums.items()
         }
 
     @property
-    def leaning(self) -> tuple[float, ...]:
-        """Logarithm of the e-value of each bet of the link LEANING; empty without that link."""
-        return tuple(self._sums.get(LEANING, np.zeros(0)).tolist())
+    def groups(self) -> tuple[BetGroup, ...]:
+        """The groups of bets so far."""
+        return tuple(sums.group for sums in self._groups.values())
 
     @property
     def log_e(self) -> float:
-        """Logarithm of the e-value of the whole stream so far: the mean of the links' e-values."""
-        return float(logsumexp(list(self.log_es.values())) - np.log(len(self._sums)))
+        """Logarithm of the e-value of all trials so far: the mean of the e-values in `log_es`.
+
+        Other groups stand beside it, as streams of the run alone: a place in this mean would cost each link a part of
+        its evidence in every case.
+        """
+        log_es = list(self.log_es.values())
+        return float(logsumexp(log_es) - np.log(len(log_es)))
 
 
 def _top(values: Array, count: int) -> Array:

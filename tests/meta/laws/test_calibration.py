@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from properties.laws.sampled.draft_faults import GROUPS
 from tests.measure import calibration
 from tests.measure.__main__ import main
 
@@ -22,6 +23,13 @@ def test_calibration(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.Monk
     figures = json.loads(told.read_text())
     assert (figures["tests"], figures["seed"], figures["red"]) == (300, 3, False)
     assert figures["mean_e"] <= 1
+    streams = figures["streams"]
+    assert (streams["runs"], streams["red"]) == (150, 0.0)
+    assert streams["mean_e"] <= 1 + 4 * streams["standard_error"]
+    assert {name: group["share_at_100"] <= 0.02 for name, group in streams["groups"].items()} == dict.fromkeys(
+        GROUPS, True
+    )
+    assert re.search(r"^stream on a coin of the draft ", out, re.MULTILINE)
     # The same command on a sampler that is wrong.
     monkeypatch.setattr(calibration, "calibrate", partial(calibration.calibrate, bias=0.2))
     with pytest.raises(SystemExit) as ended:

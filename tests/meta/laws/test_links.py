@@ -265,8 +265,8 @@ def test_no_bet_pays_more_than_one_on_average_under_any_law_of_the_band(noise: f
             engine = softmax(np.log(p) + tilt * noise * np.sign(other - other.mean()))
             pays = np.zeros(len(bets))
             for token in range(4):
-                links = Links(bets=2)
-                links.add(Trial(p, replacement=token, noise=noise, bets=bets))
-                pays += engine[token] * np.exp(links.leaning)
+                links = Links({"two": 2})
+                links.add(Trial(p, replacement=token, noise=noise, bets={"two": bets}))
+                pays += engine[token] * np.exp(links.groups[0].log_es)
             assert (pays <= 1 + 1e-12).all()
-    assert Links().leaning == ()
+    assert Links().groups == ()

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from properties.bet_group import BetGroup
 from properties.laws.sampled.gate import ALPHA_RUN, log_evidence, stream_bar
 from properties.laws.sampled.partners import PARTNERS, PARTS, Partners
 from properties.resolution import GRID, Gathered, Resolution
@@ -143,7 +144,8 @@ def test_settings_are_streams_of_their_own_beside_the_one_over_all() -> None:
 
 
 def test_bets_on_the_draft_are_one_stream_over_every_setting() -> None:
-    weak = [Evidence("lossless.distribution", 0.0, 9, leaning=(0.6, -0.6))] * 40
+    bets = BetGroup("on the draft", 9, (0.6, -0.6), *((0.0, 0.0),) * 4)
+    weak = [Evidence("lossless.distribution", 0.0, 9, groups=(bets,))] * 40
     told = streams_of(weak)
     assert [one.name for one in told.all] == ["lossless.distribution on the draft"]
     assert told.log_es == [pytest.approx(24.0 - np.log(2))]

@@ -239,6 +239,28 @@ def test_a_fault_of_sampling_is_red_within_a_default_run_by_tokens_alone(
     assert {one["invariant"] for one in told["findings"]} <= {"lossless.distribution"}
 
 
+FOCUSED = ("--focus", "distribution", "--invariant", "lossless.distribution", "--cases", "60")
+"""A run of laws of tokens alone, a part of the default number of cases."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["shared_generators", "shared_reseeded"])
+def test_a_coin_that_drafts_and_accepts_is_red_under_focus_by_tokens_alone(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    code, told = diff(monkeypatch, tmp_path, name, 3, *FOCUSED)
+    assert (code, told["outcome"]) == (1, "differ")
+    assert told["findings"] or "on a coin of the draft" in told["sampling_tests"]["excess"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_the_same_draft_and_verifier_on_coins_of_their_own_stay_green_under_focus(
+    seed: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert diff(monkeypatch, tmp_path, "unshared", seed, *FOCUSED)[0] == 0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
 def test_right_sampling_stays_green(seed: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

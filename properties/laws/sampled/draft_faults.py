@@ -1,0 +1,123 @@
+"""Bets on named faults of an engine whose draft is known: the laws that they would give its tokens.
+
+A bet states the share of draws that its fault reaches: a bonus, for example, is drawn without any drafted token.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from reference.trace import Array
+
+TINY = 1e-12
+"""Least that a bet pays: a fault may leave nothing of a token."""
+
+LawUnderFault = Callable[[Array, Array], Array]
+"""Function from the target's law p [V] and the draft's law q [V] to the law of a faulty engine's token [V]."""
+
+
+def without_residual(p: Array, q: Array) -> Array:
+    """The law of an engine that draws a rejected token's replacement from p itself."""
+    kept = np.minimum(p, q)
+    return np.asarray(kept + (1.0 - kept.sum()) * p)
+
+
+def drafted(p: Array, q: Array) -> Array:
+    """The law of an engine that accepts every drafted token."""
+    return np.where(p > 0, q, 0.0)
+
+
+def away_from_draft(p: Array, q: Array) -> Array:
+    """As far from p as q is, in the other direction, where that leaves a probability."""
+    return np.maximum(2.0 * p - q, 0.0)
+
+
+def coin_by_id(p: Array, q: Array) -> Array:
+    """The law where the coin that drew the drafted token, by q's cumulative sums in the order of ids, also accepts it.
+
+    Token x is drafted where the coin lies in q's interval of x, and accepted where the coin also lies below p(x)/q(x).
+    """
+    ends = np.cumsum(q)
+    ratio = np.divide(p, q, out=np.full_like(p, np.inf), where=q > 0)
+    accepted = np.maximum(np.minimum(ends, ratio) - (ends - q), 0.0)
+    rest = np.maximum(p - q, 0.0)
+    rest = rest / rest.sum() if rest.sum() > 0 else p
+    return np.asarray(accepted + max(0.0, 1.0 - accepted.sum()) * rest)
+
+
+def coin_by_rank(p: Array, q: Array) -> Array:
+    """The same, with the cumulative sums from q's likeliest token down, as samplers sum that sort for top-p."""
+    order = np.argsort(-q, kind="stable")
+    law = np.empty_like(p)
+    law[order] = coin_by_id(p[order], q[order])
+    return law
+
+
+@dataclass(frozen=True)
+class Bet:
+    """One bet.
+
+    Attributes:
+        group: Name of the bets that share their money.
+        fault: Name of the fault in words.
+        law: The law of a token that the fault reaches.
+        share: Share of draws that the fault is taken to reach.
+        tokens: Number of tokens at the beginning of a text on which the bet is; 0 for all. Draft and verifier whose
+            generators have one seed draw in step through the first block, and may part behind it.
+    """
+
+    group: str
+    fault: str
+    law: LawUnderFault
+    share: float
+    tokens: int = 0
+
+    def covers(self, place: int) -> bool:
+        """Whether the bet is on the token at `place` of a text."""
+        return not self.tokens or place < self.tokens
+
+
+RESIDUAL, DIRECTION, COIN = "on the draft", "along p - q of the draft", "on a coin of the draft"
+"""The names of the groups; a stream bears the name of its group."""
+
+BETS = (
+    *(Bet(RESIDUAL, "a replacement drawn from p", without_residual, share) for share in (0.25, 0.5, 1.0)),
+    *(
+        Bet(DIRECTION, fault, law, share, tokens)
+        for tokens in (0, 1, 4)
+        for fault, law in (("a lean towards the draft", drafted), ("a lean away from the draft", away_from_draft))
+        for share in (0.1, 0.3, 0.9)
+    ),
+    *(
+        Bet(COIN, f"a coin that drafts and accepts, {order}", law, share, tokens)
+        for tokens in (0, 1, 2, 4)
+        for order, law in (("by order of ids", coin_by_id), ("by order of mass", coin_by_rank))
+        for share in (0.4, 0.9)
+    ),
+)
+"""All bets, group by group."""
+
+GROUPS = {name: sum(bet.group == name for bet in BETS) for name in (RESIDUAL, DIRECTION, COIN)}
+"""Number of bets of each group."""
+
+
+def payments(p: Array, q: Array, place: int) -> dict[str, Array]:
+    """The payments of each group's bets for each token, above 0, float64 [bets, V].
+
+    A bet pays the likelihood ratio of its law, the mixture of the faulty law and p by the bet's share, to p. Under p
+    each bet has mean 1, and a bet on another place pays 1 whatever comes. Nothing else is needed of the faulty laws:
+    whatever they are, `properties.bet_group.GroupSums` divides by the most that a bet pays on average.
+
+    Args:
+        p: The target's law [V].
+        q: The draft's law [V].
+        place: Place of the token in its text.
+    """
+    laws = {law: law(p, q) for law in dict.fromkeys(bet.law for bet in BETS)}
+    rows: dict[str, list[Array]] = {name: [] for name in GROUPS}
+    for bet in BETS:
+        ratio = np.divide(laws[bet.law], p, out=np.ones_like(p), where=p > 0)
+        pays = 1.0 + bet.share * (ratio - 1.0)
+        rows[bet.group].append(np.maximum(pays, TINY) if bet.covers(place) else np.ones_like(p))
+    return {name: np.stack(group) for name, group in rows.items()}

@@ -1,0 +1,38 @@
+"""Sights: the named faults of a draft that bets would have shown, and those that they would not."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from properties.bet_group import BetGroup
+from properties.laws.sampled.draft_faults import BETS
+
+
+@dataclass(frozen=True)
+class Sight:
+    """One fault at one place of the texts.
+
+    Attributes:
+        fault: The fault in words.
+        tokens: Number of tokens at the beginning of each text that the fault reaches; 0 for all.
+        shown: Whether the bets would have shown it with probability .99.
+        share: Share of the draws at these places that the weakest fault moves that would have shown; of the strongest
+            that is bet on where none would have.
+    """
+
+    fault: str
+    tokens: int
+    shown: bool
+    share: float
+
+
+def sights(group: BetGroup, bar: float) -> tuple[Sight, ...]:
+    """The faults of a group, each at each of its places, with whether a bet would have reached e^`bar`."""
+    return tuple(_sights(group, bar))
+
+
+def _sights(group: BetGroup, bar: float) -> Iterator[Sight]:
+    bets = [bet for bet in BETS if bet.group == group.name]
+    for fault, tokens in dict.fromkeys((bet.fault, bet.tokens) for bet in bets):
+        same = [number for number, bet in enumerate(bets) if (bet.fault, bet.tokens) == (fault, tokens)]
+        seen = [group.mean_shift(number) for number in same if group.sees(number, bar)]
+        yield Sight(fault, tokens, bool(seen), min(seen) if seen else max(map(group.mean_shift, same)))
