@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from properties.laws.sampled.gate import ALPHA_RUN, culprits
+from properties.residue import Residue
 from properties.speculation import Speculation
 from properties.streams import Planned, run_evidence, streams_of
 from properties.verdict.finding import Evidence, Finding, Positions, Routed, RoutingTie, Tie, Verdict
@@ -173,6 +174,7 @@ class Tally:
         known: Names of known failures, each with the number of cases that showed it.
         behind: Signatures of differences after a known failure, each with the number of cases.
         passed: Ids of saved cases that the run passed over, each with the reason.
+        residue: What runs left in the backend's process and that changes no answer, by kind, with the first case.
         log: What the run drew, and when its workers did what.
     """
 
@@ -220,6 +222,7 @@ class Tally:
     known: Counter[str] = field(default_factory=Counter)
     behind: Counter[str] = field(default_factory=Counter)
     passed: dict[str, str] = field(default_factory=dict)
+    residue: dict[str, Residue] = field(default_factory=dict)
     log: RunLog = field(default_factory=RunLog)
 
     def add(self, verdict: Verdict) -> None:

@@ -4,14 +4,15 @@ Fallbacks are slower attention paths and slower commits, each with its reason.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from rich.table import Table
 from rich.text import Text
 
+from properties.residue import Residue
 from properties.tally import Counts, Tally
 from reference.trace import CHOSEN
-from reports.format import clean, plural
+from reports.format import clean, cut, plural
 from reports.layout80 import MARGIN, WIDTH, printed
 from reports.unrevealed import hidden
 
@@ -148,3 +149,12 @@ def commits(tally: Tally) -> list[tuple[str, str]]:
             for place, (why, count) in enumerate(fallen(fell))
         ]
     return facts
+
+
+def left_behind(residue: Iterable[Residue]) -> list[tuple[str, str]]:
+    """A row for each thing that runs left in the backend's process, with the first case that left it."""
+    rows = []
+    for thing in residue:
+        case = f" (first by case {clean(thing.case)})" if thing.case else ""
+        rows.append(("left behind", f"a run {cut(thing.what, 200)}{case}"))
+    return rows

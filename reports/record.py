@@ -311,6 +311,7 @@ def summary(tally: Tally) -> dict[str, Any]:
             "errors": tally.reasons,
             **({"internal": [_unanswered_fact(one) for one in tally.internal]} if tally.internal else {}),
             "stopped": tally.stopped,
+            "residue": [*tally.residue.values()],
             "environment": tally.environment,
         }
     )

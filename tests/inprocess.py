@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from backends.base import Declaration
+from properties.residue import Residue
 from properties.verdict.subject import Subject
 from specverify.campaign import campaign, worker
 from specverify.campaign.messages import Broken
@@ -27,6 +28,7 @@ class Here:
         self.declaration: Declaration = backend.declaration
         self.manifest = manifest(backend)
         self.complaints: list[str] = []
+        self.residue: dict[str, Residue] = {}
 
     def subject(self, keep: int = 48) -> Subject:
         return subject_of(self._backend, keep)

@@ -12,7 +12,7 @@ from properties.tally import Tally, Unanswered
 from properties.verdict.run_log import RunLog
 from reference.architecture import Seeded
 from reports.bundle import replay_command
-from reports.counts import chosen, commits, fallen, not_judged, tersely
+from reports.counts import chosen, commits, fallen, left_behind, not_judged, tersely
 from reports.format import cut, number, plural
 from reports.html.document import Downloads
 from reports.html.failure import STATEMENTS, failure_facts, headline
@@ -162,6 +162,7 @@ def _rows(tally: Tally) -> list[tuple[str, str]]:
     ]
     facts += commits(tally)
     facts += [("declined", f"{plural(count, 'case')}: {cut(why)}") for why, count in [*tally.unsupported.items()][:20]]
+    facts += left_behind(tally.residue.values())
     if tally.ties:
         facts.append(("ties", f"{len(tally.ties)} tokens were as likely as the reference's: either is right"))
     if tally.backend_seconds > 0:

@@ -6,7 +6,7 @@ from properties.tally import Failure, Tally, Unanswered
 from properties.verdict.finding import FINISHED, STAGE_UNKNOWN, Finding
 from reference.trace import Stage
 from reports.bundle import replay_command
-from reports.counts import chosen, commits, fallen, judged_part, table, unjudged_reasons
+from reports.counts import chosen, commits, fallen, judged_part, left_behind, table, unjudged_reasons
 from reports.format import clean, cut, number, plural
 from reports.layout80 import MARGIN, WIDTH, folded, indented, labelled, last_lines, printed
 from reports.pages.sampling import evidence
@@ -162,6 +162,7 @@ def _run_facts(tally: Tally, verbose: bool) -> list[tuple[str, str]]:
     ]
     facts += commits(tally)
     facts += [("declined", f"{plural(count, 'case')}: {clean(why)}") for why, count in tally.unsupported.items()]
+    facts += left_behind(tally.residue.values())
     if tally.stopped is not None:
         facts.append(("stopped", f"early: {clean(tally.stopped)}"))
     if tally.against is not None:

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, Protocol
 
+from properties.residue import Residue
 from properties.same_cause import by_cause
 from properties.shortfall import shortfalls
 from properties.streams import Expected
@@ -188,6 +189,8 @@ class Campaign:
             self.tally.passed[message.case] = message.why
         elif isinstance(message, Trouble):
             self.trouble(message.why)
+        elif isinstance(message, Residue):
+            self.tally.residue.setdefault(message.kind, message)
         elif isinstance(message, Done):
             place.over, place.exhausted = True, message.exhausted
         elif isinstance(message, Broken):

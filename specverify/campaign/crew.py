@@ -7,6 +7,7 @@ a message cannot garble another worker's messages.
 import multiprocessing as mp
 import os
 import signal
+import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -19,10 +20,18 @@ from specverify.campaign.messages import STOP, Died
 from specverify.campaign.threads import ForWorkers
 from specverify.campaign.worker_entry import begin, packed
 from specverify.isolation import ancestor
+from specverify.isolation.handle import Handle
+from specverify.isolation.proc import STOPPED
 from specverify.plan import Plan
 
 JOIN_S = 2.0
 """Seconds in which a worker must end after its last message; then it is killed."""
+
+LOOK_S, STOPPED_LOOKS = 0.2, 10
+"""Least seconds between two looks at a worker, and the looks in a row at which it is stopped before it is killed.
+
+Looks and not seconds: a run that is suspended as a whole stands still too.
+"""
 
 
 @dataclass
@@ -71,7 +80,9 @@ class _Hand:
     plan: Plan
     process: Any
     connection: Any
+    handle: Handle
     talks: bool = True
+    stopped_looks: int = 0
 
 
 class Crew:
@@ -87,6 +98,7 @@ class Crew:
         self._threads = ForWorkers((os.cpu_count() or 1) if plan.model else 1)
         with self._threads:
             self._ancestor = ancestor.started()
+        self._next_look = 0.0
         self._hands = [self._started(plan.slice(at), judged) for at in range(plan.jobs)]
 
     def _started(self, plan: Plan, judged: tuple[str, ...]) -> _Hand:
@@ -100,10 +112,11 @@ class Crew:
         its.close()
         if keeper is not None:
             keeper.close()
-        return _Hand(plan, process, mine)
+        return _Hand(plan, process, mine, Handle(process.pid))
 
     def messages(self, timeout: float) -> Iterator[tuple[int, object]]:
         """Messages that arrive within `timeout` seconds, each with its worker's number; the last one may be `Died`."""
+        self._kill_stopped()
         talking = {one.connection: at for at, one in enumerate(self._hands) if one.talks}
         for ready in wait(list(talking), timeout):
             assert isinstance(ready, Connection)
@@ -115,7 +128,19 @@ class Crew:
                 hand.talks = False
                 # The exit code of a process that has just ended is known only after `join`.
                 hand.process.join(JOIN_S)
-                yield at, Died(_how(hand.process.exitcode))
+                stopped = ", since it was stopped (SIGSTOP)" if hand.stopped_looks >= STOPPED_LOOKS else ""
+                yield at, Died(f"{_how(hand.process.exitcode)}{stopped}")
+
+    def _kill_stopped(self) -> None:
+        """Kill every worker that a signal has stopped, such as one of its engine's: it would never answer."""
+        if time.monotonic() < self._next_look:
+            return
+        self._next_look = time.monotonic() + LOOK_S
+        for hand in self._hands:
+            if hand.talks:
+                hand.stopped_looks = hand.stopped_looks + 1 if hand.handle.state() == STOPPED else 0
+                if hand.stopped_looks >= STOPPED_LOOKS:
+                    hand.process.kill()
 
     def tell(self, word: str, but: int | None = None) -> None:
         """Send the order `word` to every living worker except number `but`."""
@@ -129,6 +154,7 @@ class Crew:
     def replace(self, at: int, judged: tuple[str, ...]) -> None:
         """Start a new process in the place of worker `at`; it does not judge the cases `judged` again."""
         self._hands[at].connection.close()
+        self._hands[at].handle.close()
         self._hands[at] = self._started(self._hands[at].plan, judged)
 
     def end(self) -> None:
@@ -140,6 +166,7 @@ class Crew:
                 hand.process.kill()
                 hand.process.join(JOIN_S)
             hand.connection.close()
+            hand.handle.close()
         if self._ancestor is not None:
             self._ancestor.end()
 

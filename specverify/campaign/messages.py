@@ -1,6 +1,7 @@
 """Messages between the campaign and its workers.
 
-Verdicts (`properties.verdict.finding.Verdict`) are sent as they are, without their traces.
+Verdicts (`properties.verdict.finding.Verdict`) are sent as they are, without their traces, and so is what runs left
+behind (`properties.residue.Residue`).
 """
 
 from dataclasses import dataclass

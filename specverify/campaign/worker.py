@@ -146,10 +146,15 @@ def work(plan: Plan, tell: Tell, orders: Orders, judged: tuple[str, ...] = ()) -
             )
         )
 
+        told_kinds: set[str] = set()
+
         def emit(verdict: Verdict) -> None:
             tell(stripped(verdict, plan.recorded))
             while backend.complaints:
                 tell(Trouble(backend.complaints.pop(0)))
+            for kind in [kind for kind in backend.residue if kind not in told_kinds]:
+                told_kinds.add(kind)
+                tell(backend.residue[kind])
 
         search = Search(plan, invariants, oracle, subject, emit, orders.no_more)
         # A failure in another worker ends drawing here, but not shrinking; an interrupt ends both.

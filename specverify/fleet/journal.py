@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from properties.residue import Residue
 from properties.tally import Failure
 from properties.verdict.finding import Verdict
 from reference.files.regular import read_whole
@@ -39,6 +40,7 @@ KINDS: dict[str, type] = {
     "located": Located,
     "passed": Passed,
     "trouble": Trouble,
+    "residue": Residue,
     "broken": Broken,
     "done": Done,
     "ended": Ended,

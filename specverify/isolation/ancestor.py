@@ -2,19 +2,23 @@
 
 It imports what every engine needs once, which takes seconds of a processor. A campaign starts its ancestor before its
 workers, whose own imports then run beside it. A keeper that was forked here serves its worker as one that the worker
-started itself. The ancestor ends with the campaign; its keepers end with their workers. Where an engine must be a fresh
-interpreter (`specverify.isolation.keeper.forks`), there is no ancestor.
+started itself. The ancestor ends with the campaign; its keepers end with their workers. A keeper that is killed leaves
+its engines and what they started to the ancestor, which kills them. Where an engine must be a fresh interpreter
+(`specverify.isolation.keeper.forks`), there is no ancestor.
 
 One byte is an order for one keeper, and a descriptor comes with it: the keeper's end of its connection.
 """
 
+import contextlib
 import os
+import select
 import signal
 import socket
 import subprocess
+from typing import Any
 
 from specverify.isolation.keeper import Keeper, forks, imported, launch
-from specverify.isolation.lifeline import adopt_orphans, die_with
+from specverify.isolation.lifeline import Bell, adopt_orphans, die_with, end_children, outlive_parent
 
 ORDER = b"k"
 """The order for one keeper."""
@@ -41,6 +45,7 @@ class Ancestor:
         """
         mine, its = socket.socketpair()
         with its:
+            self._process.send_signal(signal.SIGCONT)  # an engine may have stopped it
             try:
                 socket.send_fds(self._control, [ORDER], [its.fileno()])
             except OSError:
@@ -65,17 +70,42 @@ def main(control: str, campaign: str) -> None:
     for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(one, signal.SIG_IGN)
     die_with(int(campaign))
+    adopt_orphans()
     imported()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for a keeper: the kernel reaps it
     orders = socket.socket(fileno=int(control))
+    bell = Bell()
+    keepers: set[int] = set()
     while True:
-        order, handed, _, _ = socket.recv_fds(orders, 1, 1)
-        if not order:
-            os._exit(0)
-        if os.fork() == 0:
-            orders.close()
-            adopt_orphans()
-            # The kernel does not hand `die_with` on to a fork: a keeper ends its engines first.
-            Keeper(socket.socket(fileno=handed[0]), forking=True).serve()
-            os._exit(0)
-        os.close(handed[0])
+        either: list[Any] = [orders, bell]
+        ready, _, _ = select.select(either, [], [])
+        if bell in ready:
+            bell.hush()
+            _reap(keepers)
+        if orders in ready:
+            order, handed, _, _ = socket.recv_fds(orders, 1, 1)
+            if not order:
+                os._exit(0)
+            keepers.add(_forked_keeper(orders, bell, handed[0]))
+            os.close(handed[0])
+
+
+def _reap(keepers: set[int]) -> None:
+    """Wait for the children that have ended, and kill what a keeper left: every child that is no keeper."""
+    with contextlib.suppress(ChildProcessError):
+        while pid := os.waitpid(-1, os.WNOHANG)[0]:
+            keepers.discard(pid)
+    end_children(keepers)
+
+
+def _forked_keeper(orders: socket.socket, bell: Bell, control: int) -> int:
+    """The process id of a new keeper, which serves the worker at the other end of `control`."""
+    pid = os.fork()
+    if pid == 0:
+        orders.close()
+        bell.give_up()
+        adopt_orphans()
+        # The kernel does not hand `die_with` on to a fork: a keeper ends its engines first.
+        outlive_parent()
+        Keeper(socket.socket(fileno=control), forking=True).serve()
+        os._exit(0)
+    return pid

@@ -6,6 +6,7 @@ Tests of other parts put a backend of this process behind the same interface.
 from typing import Protocol
 
 from backends.base import Declaration
+from properties.residue import Residue
 from properties.verdict.subject import Subject
 from specverify.isolation.isolated import Isolated
 from specverify.isolation.limits import Patience, default_memory
@@ -19,11 +20,13 @@ class Door(Protocol):
         declaration: The backend's declaration of itself.
         manifest: The facts of a run that depend on the backend, such as device and mode.
         complaints: One line for each problem between two answers.
+        residue: What runs left behind and that changes no answer, by kind.
     """
 
     declaration: Declaration
     manifest: dict[str, str]
     complaints: list[str]
+    residue: dict[str, Residue]
 
     def subject(self, keep: int = 48) -> Subject:
         """The backend as invariants see it; the Subject remembers `keep` runs."""

@@ -2,7 +2,9 @@
 
 Requests are tuples that begin with a word, and they are answered one after the other. Each answer is a tuple too:
 `told` with a value, `absent` with the reason for a missing value (declined, crashed), `gone` with one line where an
-engine elsewhere does not answer any more, or, while opening, `refused` with the name of a complaint and its line.
+engine elsewhere does not answer any more, or, while opening, `refused` with the name of a complaint and its line. An
+answer to a request after `open` ends with whether the run left its process changed, and with what else it left, a
+phrase by kind.
 """
 
 import contextlib
@@ -24,6 +26,8 @@ from backends.base import Keeping, Unavailable
 from properties.verdict.subject import Crashed, Declined, Live, NoTrace, Subject
 from reference.case import Case
 from reference.trace import Trace
+from specverify.isolation.attributes import Attributes
+from specverify.isolation.leftovers import left, leftovers
 from specverify.isolation.lifeline import die_with
 from specverify.isolation.residue import changed, state
 from specverify.isolation.wire import Closed, Garbled, Wire
@@ -87,7 +91,7 @@ def serve(connection: int, printed: int, keeper: int, engine: dict[str, Any]) ->
                 wire.send(answer)
             except (TypeError, AttributeError, ValueError) as why:  # the backend's object cannot be pickled
                 why_not = f"its answer cannot leave its process: {' '.join(str(why).split())[:200]}"
-                wire.send(("absent", Crashed(None, why_not), True))
+                wire.send(("absent", Crashed(None, why_not), True, {}))
 
 
 def _open(descriptor: int) -> bool:
@@ -154,6 +158,9 @@ class Served:
         }
         # Read once a request: what a thread of the backend changes between two requests is residue too.
         self._state = state()
+        self._attributes = Attributes()
+        self._leftovers = leftovers()
+        self._told_kinds: set[str] = set()
 
     def facts(self) -> dict[str, Any]:
         """The facts from which the worker builds its own picture of the backend."""
@@ -181,10 +188,19 @@ class Served:
             os._exit(0)
         before, self._state = self._state, state()
         kept = self._backend.processes if isinstance(self._backend, Keeping) else ()
-        residue = [*changed(before, self._state), *self._copies.left(kept)]
+        residue = [*changed(before, self._state), *self._attributes.replaced(), *self._copies.left(kept)]
+        phrases = self._new_leftovers()
         if residue and answer[0] == "told":
-            return ("absent", Crashed(None, f"the run left its process changed: {'; '.join(residue)}"), True)
-        return (*answer, bool(residue))
+            answer = ("absent", Crashed(None, f"the run left its process changed: {'; '.join(residue)}"))
+        return (*answer, bool(residue), phrases)
+
+    def _new_leftovers(self) -> dict[str, str]:
+        """What else the run left, a phrase by kind; each kind once."""
+        before, self._leftovers = self._leftovers, leftovers()
+        phrases = left(before, self._leftovers)
+        new = {kind: phrase for kind, phrase in phrases.items() if kind not in self._told_kinds}
+        self._told_kinds.update(new)
+        return new
 
     def _watch(self, case: Case) -> Trace | Declined | Crashed:
         assert self._subject.watch is not None

@@ -11,6 +11,7 @@ from typing import Any
 
 from backends.base import Declaration, Unavailable, WrongFlag
 from backends.registry import UnknownBackend
+from properties.residue import Residue
 from properties.verdict.subject import Crashed, Declined, Live, NoTrace, Subject
 from reference.case import Case
 from reference.probability_world import Blocks, Given, World
@@ -43,6 +44,7 @@ class Isolated:
         declaration: The backend's declaration of itself.
         manifest: The facts of a run that depend on the backend, such as device and mode.
         complaints: One line for each time that the process ended between two requests.
+        residue: What runs left in their process and that changes no answer, by kind, each with the first case.
 
     Raises:
         Unknown, UnknownBackend, UnusableInput, WrongFlag, Unavailable, MissingInput: The backend cannot be opened.
@@ -52,6 +54,7 @@ class Isolated:
     patience: Patience = field(default_factory=Patience)
     memory: int | None = None
     complaints: list[str] = field(default_factory=list)
+    residue: dict[str, Residue] = field(default_factory=dict)
     _engine: EngineProcess | None = None
     _opened: int = 0
     _admitted: list[tuple[Any, ...]] = field(default_factory=list)
@@ -74,6 +77,7 @@ class Isolated:
         if answer[0] == "refused":
             engine.end()
             raise COMPLAINTS.get(answer[1], Unavailable)(answer[2])
+        engine.watch.begin()
         self._engine, self._opened = engine, self._opened + 1
         # A replacement must know the custom processors that earlier processes admitted.
         for request in self._admitted:
@@ -112,7 +116,7 @@ class Isolated:
         try:
             engine = self._alive()
             began = time.monotonic()
-            kind, told, *left = engine.ask(request, Limits(self.patience.seconds, self.memory))
+            kind, told, is_changed, phrases = engine.ask(request, Limits(self.patience.seconds, self.memory))
         except Lost as lost:
             self._engine = None
             if lost.hung:
@@ -120,7 +124,8 @@ class Isolated:
             raise NoTrace(Crashed(None, f"the backend's process {lost.how}", lost.said)) from None
         # Only answers that came count towards the median.
         self.patience.answered(time.monotonic() - began)
-        if any(left):
+        self._note(request, phrases, engine)
+        if is_changed:
             # The run left global state changed: end the process, so that the next run starts in a clean one.
             engine.end()
             self._engine = None
@@ -129,6 +134,14 @@ class Isolated:
         if kind != "told":
             raise NoTrace(told)
         return told
+
+    def _note(self, request: tuple[Any, ...], phrases: dict[str, str], engine: EngineProcess) -> None:
+        """Note what the run of `request` left, each kind once for the backend."""
+        case = next((part for part in request if isinstance(part, Case)), self._last)
+        seen = {kind: (phrase, case) for kind, phrase in phrases.items()} | engine.watch.look(case)
+        for kind, (phrase, first_case) in seen.items():
+            if kind not in self.residue:
+                self.residue[kind] = Residue(kind, phrase, "" if first_case is None else first_case.id)
 
     def _alive(self) -> EngineProcess:
         if self._engine is not None and (how := self._engine.gone) is not None:

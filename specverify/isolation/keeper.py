@@ -7,7 +7,8 @@ Ascend device, whose driver torch loads by itself, forking after imports is not 
 fresh interpreter.
 
 Control messages are JSON objects, one per line. The worker orders `start` (with two descriptors: the engine's end of
-its connection, and the file for the engine's output) and `kill`; the keeper answers `started` and `ended`.
+its connection, and the file for the engine's output) and `kill`; the keeper answers `started`, with its own process id,
+and `ended`.
 """
 
 import contextlib
@@ -25,7 +26,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-from specverify.isolation.lifeline import adopt_orphans, die_with, end_children, outlive_parent
+from specverify.isolation.lifeline import Bell, adopt_orphans, die_with, end_children, outlive_parent
 
 CHUNK = 1 << 18
 """Bytes read at once from the control connection."""
@@ -78,21 +79,15 @@ class Keeper:
         self._engines: dict[int, str] = {}
         self._held = b""
         self._handed: list[int] = []
-        # SIGCHLD writes to the bell, so that `select` wakes up at the end of a child.
-        self._deaths, self._bell = os.pipe()
-        for end in (self._deaths, self._bell):
-            os.set_blocking(end, False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.set_wakeup_fd(self._bell, warn_on_full_buffer=False)
+        self._bell = Bell()
 
     def serve(self) -> None:
         """Carry out orders until the worker is gone; then end every engine and the processes that engines left."""
         while True:
-            either: list[Any] = [self._control, self._deaths]
+            either: list[Any] = [self._control, self._bell]
             ready, _, _ = select.select(either, [], [])
-            if self._deaths in ready:
-                with contextlib.suppress(BlockingIOError):
-                    os.read(self._deaths, 4096)
+            if self._bell in ready:
+                self._bell.hush()
                 self._reap()
             if self._control in ready and not self._obey():
                 end_children(())
@@ -136,16 +131,14 @@ class Keeper:
         # The engine holds its own copies; a copy left here would keep the connection open after its death.
         os.close(connection)
         os.close(printed)
-        self._tell({"started": pid})
+        self._tell({"started": pid, "keeper": os.getpid()})
 
     def _become_engine(self, connection: int, printed: int, engine: dict[str, Any]) -> None:
         """Run the engine in the fork, without the keeper's descriptors; never return to the keeper's loop."""
         keeper = os.getppid()
         try:
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            for descriptor in (self._control.fileno(), self._deaths, self._bell):
-                os.close(descriptor)
+            self._bell.give_up()
+            os.close(self._control.fileno())
             from specverify.isolation.engine import serve
 
             serve(connection, printed, keeper, engine)

@@ -1,7 +1,8 @@
 """The worker's side of the keeper: orders to start and to kill engines.
 
-The keeper was forked by the campaign's ancestor (`specverify.isolation.ancestor`), or it starts on first use. It ends
-with the worker.
+The keeper was forked by the campaign's ancestor (`specverify.isolation.ancestor`), or by one of this process's own, or
+it starts on first use where engines are fresh interpreters. It ends with the worker. An engine may stop its keeper or
+kill it: a stopped keeper is continued, and one that does not come back is killed.
 """
 
 import atexit
@@ -9,15 +10,23 @@ import contextlib
 import json
 import os
 import select
+import signal
 import socket
 import subprocess
 import time
+from collections.abc import Callable
 from typing import Any
 
+from specverify.isolation.ancestor import Ancestor, started
+from specverify.isolation.handle import Handle
 from specverify.isolation.keeper import launch
+from specverify.isolation.proc import STOPPED
 
 TICK_S = 0.1
 """Seconds between two checks on a process for which we wait."""
+
+STOPPED_TICKS = 10
+"""Ticks for which a process must be stopped before it counts as stopped by an engine."""
 
 KEEPER_S, ENDED_S = 600.0, 10.0
 """Time limits, in seconds, for a keeper's imports, and for the end of an engine that was killed."""
@@ -43,7 +52,7 @@ class Lost(Exception):
 
 
 class Keeping:
-    """The keeper of this process: the one at the other end of `control`, or a new one."""
+    """The keeper of this process: the one at the other end of `control`, or a fresh interpreter."""
 
     def __init__(self, control: socket.socket | None = None) -> None:
         self._keeper: subprocess.Popen[bytes] | None = None
@@ -62,6 +71,8 @@ class Keeping:
         self._ended: dict[int, int] = {}
         self._started: list[int] = []
         self._served = False
+        # Known when the keeper has started its first engine; before, no engine can have harmed it.
+        self.process: Handle | None = None
 
     def start(self, engine: dict[str, Any], connection: int, printed: int) -> int:
         """Start an engine with its end of the connection and its output file; return its process id.
@@ -79,17 +90,57 @@ class Keeping:
             raise Lost(f"could not be started: its keeper is gone ({why.strerror})") from None
         until = time.monotonic() + KEEPER_S
         while not self._started:
+            self.awaken()
             if time.monotonic() > until or not self.listen(TICK_S):
                 raise Lost("could not be started: its keeper ended or does not answer")
         return self._started.pop()
 
     def kill(self, pid: int) -> None:
-        """Kill an engine and all processes that it started; return when the keeper has reaped the engine."""
+        """Kill an engine and all processes that it started; return when the keeper has reaped the engine.
+
+        A keeper that does not answer is killed; its ancestor then kills what it leaves.
+        """
         with contextlib.suppress(OSError):
             self.control.sendall(json.dumps({"do": "kill", "pid": pid}).encode() + b"\n")
+        if not self._wait(lambda: pid in self._ended):
+            self._kill_keeper()
+
+    def _wait(self, is_over: Callable[[], bool]) -> bool:
+        """Listen until `is_over`, or the keeper has ended; False where it has not after ENDED_S."""
         until = time.monotonic() + ENDED_S
-        while pid not in self._ended and time.monotonic() < until and self.listen(TICK_S):
-            pass
+        while not is_over():
+            self.awaken()
+            if time.monotonic() > until:
+                return False
+            if not self.listen(TICK_S):
+                break
+        return True
+
+    def awaken(self) -> None:
+        """Continue the keeper, which an engine may have stopped."""
+        if self.process is not None:
+            self.process.send(signal.SIGCONT)
+
+    def is_stopped(self) -> bool:
+        """Whether the keeper is stopped, and stays so for a moment.
+
+        A run that is suspended as a whole and continued has its processes back one after the other.
+        """
+        if self.process is None:
+            return False
+        state, ticks = self.process.settled_state(), 0
+        while state == STOPPED and ticks < STOPPED_TICKS:
+            time.sleep(TICK_S)
+            state, ticks = self.process.settled_state(), ticks + 1
+        return state == STOPPED
+
+    def is_dead(self) -> bool:
+        """Whether the keeper has ended."""
+        return self.process is not None and self.process.has_ended()
+
+    def _kill_keeper(self) -> None:
+        if self.process is not None:
+            self.process.send(signal.SIGKILL)
 
     def ended(self, pid: int) -> int | None:
         """The exit code of an engine that has ended, negative for a signal; None while it lives."""
@@ -111,6 +162,7 @@ class Keeping:
         for fact in map(json.loads, lines):
             if "started" in fact:
                 self._started.append(fact["started"])
+                self.process = self.process or Handle(fact["keeper"])
             else:
                 self._ended[fact["ended"]] = fact["code"]
         return bool(raw)
@@ -130,12 +182,14 @@ class Keeping:
             with contextlib.suppress(OSError):
                 self.control.shutdown(socket.SHUT_WR)
             # A keeper that is no child of this process closes its end when its engines are dead.
-            until = time.monotonic() + ENDED_S
-            while time.monotonic() < until and self.listen(TICK_S):
-                pass
+            if not self._wait(lambda: False):
+                self._kill_keeper()
         self.control.close()
         if mine and self._keeper is not None:
+            self.awaken()
             self._keeper.wait()
+        if self.process is not None:
+            self.process.close()
 
 
 def _open(control: socket.socket) -> bool:
@@ -148,6 +202,8 @@ def _open(control: socket.socket) -> bool:
 
 
 _keeping: list[Keeping] = []
+_ancestors: dict[int, Ancestor] = {}
+"""The ancestor that a process started for itself, by the id of that process: a fork has none."""
 
 
 def take(control: socket.socket) -> None:
@@ -162,12 +218,30 @@ def keeping() -> Keeping:
     if _keeping and not _keeping[0].usable:
         _keeping.pop().close()
     if not _keeping:
-        _keeping.append(Keeping())
+        _keeping.append(Keeping(_forked_keeper()))
         atexit.register(end_keeping)
     return _keeping[0]
+
+
+def _forked_keeper() -> socket.socket | None:
+    """The connection to a keeper that this process's own ancestor forks; None where engines are fresh interpreters."""
+    ancestor = _ancestors.get(os.getpid())
+    control = None if ancestor is None else ancestor.keeper()
+    if control is not None:
+        return control
+    if ancestor is not None:
+        ancestor.end()
+    ancestor = started()
+    if ancestor is None:
+        return None
+    _ancestors[os.getpid()] = ancestor
+    return ancestor.keeper()
 
 
 def end_keeping() -> None:
     """End the keeper of this process, if there is one."""
     while _keeping:
         _keeping.pop().close()
+    ancestor = _ancestors.pop(os.getpid(), None)
+    if ancestor is not None:
+        ancestor.end()

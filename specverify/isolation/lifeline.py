@@ -28,8 +28,11 @@ def die_with(parent: int) -> None:
 
 
 def outlive_parent() -> None:
-    """Undo `die_with`, so that this process can end its own children before it ends."""
-    _prctl(PR_SET_PDEATHSIG, 0)
+    """Undo `die_with`, so that this process can end its own children before it ends.
+
+    At the parent's death the kernel continues this process, if it is stopped: a stopped process ends nothing.
+    """
+    _prctl(PR_SET_PDEATHSIG, signal.SIGCONT)
 
 
 def adopt_orphans() -> None:
@@ -58,6 +61,33 @@ def end_children(but: Collection[int]) -> None:
         for pid in left:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, 0)
+
+
+class Bell:
+    """A descriptor that becomes readable at the end of a child, so that `select` wakes up."""
+
+    def __init__(self) -> None:
+        self._read_end, self._write_end = os.pipe()
+        for end in (self._read_end, self._write_end):
+            os.set_blocking(end, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._write_end, warn_on_full_buffer=False)
+
+    def fileno(self) -> int:
+        """The descriptor, for `select`."""
+        return self._read_end
+
+    def hush(self) -> None:
+        """Take note of the children that have ended: until the next one ends, nothing is readable."""
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._read_end, 4096)
+
+    def give_up(self) -> None:
+        """In a fork: leave the signal to the kernel again, and close the descriptors."""
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        os.close(self._read_end)
+        os.close(self._write_end)
 
 
 def _prctl(option: int, value: int) -> None:

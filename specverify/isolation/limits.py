@@ -80,17 +80,6 @@ class Patience:
         return limit
 
 
-def held_by(pid: int) -> int | None:
-    """Bytes of memory that a process holds now (resident, with shared pages), or None if the system does not tell."""
-    try:
-        with open(f"/proc/{pid}/statm", "rb", buffering=0) as file:
-            pages = int(file.read().split()[1])
-    except (OSError, IndexError, ValueError):
-        return None
-    # Field 2 of statm is the resident set, in pages.
-    return pages * os.sysconf("SC_PAGE_SIZE")
-
-
 def processor_s(pid: int) -> float:
     """Seconds of processor time that a process has used so far; 0 if the system does not tell."""
     # After the command name, which is in brackets and may hold blanks, fields 11 and 12 are user and system time.

@@ -10,8 +10,11 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from specverify.isolation.keeping import CHUNK, TICK_S, Lost, keeping
-from specverify.isolation.limits import held_by, told
+from specverify.isolation.handle import Handle
+from specverify.isolation.keeping import CHUNK, STOPPED_TICKS, TICK_S, Lost, keeping
+from specverify.isolation.limits import told
+from specverify.isolation.proc import STOPPED
+from specverify.isolation.watch import Watch
 from specverify.isolation.wire import Closed, Garbled, Wire
 
 LAST_LINES = 12
@@ -19,6 +22,9 @@ LAST_LINES = 12
 
 LARGEST_PRINT = 32 * 2**20
 """Most bytes of output that are kept, so that an engine that prints without end does not fill the disk."""
+
+KILLED = "left its keeper dead (killed), which ends the process too"
+"""How a process ended whose keeper was killed while it ran."""
 
 DUMP_S = 0.5
 """Seconds in which a process may write its stacks before it is killed."""
@@ -54,6 +60,9 @@ class EngineProcess:
         everything = {**engine, "path": sys.path, "environment": dict(os.environ), "folder": folder}
         with its:
             self.pid = self._keeping.start(everything, its.fileno(), self._printed.fileno())
+        keeper = self._keeping.process
+        self._process = Handle(self.pid)
+        self.watch = Watch(self.pid, None if keeper is None else keeper.pid)
         # Between two ticks a read waits alone; at a tick the limits are checked, and whether the process still lives.
         self._wire = Wire(mine, TICK_S)
 
@@ -68,11 +77,13 @@ class EngineProcess:
         """The answer to `request`.
 
         Raises:
-            Lost: The process ended, hung, held too much memory, or sent bytes that are no answer. By then the process
-                and all that it started are dead.
+            Lost: The process ended, hung, held too much memory, sent bytes that are no answer, or stopped or killed its
+                keeper. By then the process and all that it started are dead.
         """
         try:
-            return self._asked(request, limits)
+            answer = self._asked(request, limits)
+            self._check_keeper()
+            return answer
         except Closed:
             lost = Lost(self._why_closed(), self._last_words())
         except Garbled:
@@ -86,6 +97,7 @@ class EngineProcess:
         # Output before the request belongs to earlier cases.
         self._from = self._shortened()
         until = time.monotonic() + limits.seconds
+        stopped_ticks = 0
         self._wire.send(request)
         while True:
             whole, answer = self._wire.arrived()
@@ -96,6 +108,10 @@ class EngineProcess:
             # A process that the engine started may hold the connection open after the engine's end.
             if self._wire.silent and (how := self.gone) is not None:
                 raise Lost(how, self._last_words())
+            # Ticks and not seconds: a run that is suspended as a whole stands still too.
+            stopped_ticks = stopped_ticks + 1 if self._wire.silent and self._process.state() == STOPPED else 0
+            if stopped_ticks > STOPPED_TICKS:
+                raise Lost("was stopped by a signal (SIGSTOP) and did not go on", self._last_words())
             if time.monotonic() > until:
                 self._dump()
                 raise Lost(f"gave no answer within {limits.seconds:.3g} s", self._last_words(), hung=True)
@@ -103,17 +119,36 @@ class EngineProcess:
     def _check_memory(self, limits: Limits) -> None:
         if limits.memory is None:
             return
-        held = held_by(self.pid)
+        held = self.watch.held()
         if held is not None and held > limits.memory:
             how = f"held {told(held)} of memory, more than the {told(limits.memory)} allowed (--memory-limit)"
             raise Lost(how, self._last_words())
 
+    def _check_keeper(self) -> None:
+        """See that the last run left the keeper alone.
+
+        Raises:
+            Lost: The keeper was stopped, and has been continued; or it was killed.
+        """
+        if self._keeping.is_stopped():
+            self._keeping.awaken()
+            raise Lost("left its keeper stopped (SIGSTOP): the keeper was continued", self._last_words())
+        if self._keeping.is_dead():
+            raise Lost(KILLED, self._last_words())
+
     def _why_closed(self) -> str:
         """The end of the process in words; the keeper reports it a moment after the connection has closed."""
+        if self._keeping.is_dead():
+            return KILLED
+        if self._keeping.is_stopped():
+            self._keeping.awaken()
+            return "ended with its keeper stopped (SIGSTOP): the keeper was continued"
         until = time.monotonic() + 1.0
         while time.monotonic() < until and self._keeping.listen(TICK_S):
             if (how := self.gone) is not None:
                 return how
+        if self._keeping.is_dead():
+            return KILLED
         return "closed the judge's connection and went on"
 
     def _dump(self) -> None:
@@ -149,7 +184,10 @@ class EngineProcess:
     def end(self) -> None:
         """Kill the process and all that it started, unless it has ended, and close connection and output file."""
         if self.gone is None:
+            self._process.send(signal.SIGKILL)  # the keeper may be stopped, and is again as long as the engine lives
             self._keeping.kill(self.pid)
+        self._process.close()
+        self.watch.close()
         self._wire.close()
         self._printed.close()
 

@@ -3,14 +3,19 @@
 import contextlib
 import ctypes
 import faulthandler
+import gc
 import os
+import random
 import resource
 import select
 import signal
+import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -167,7 +172,7 @@ def torch_state(name: str, *values: Any) -> Callable[[], None]:
         import torch
 
         wanted = [getattr(torch, one[6:]) if str(one).startswith("dtype:") else one for one in values]
-        getattr(torch, name)(*wanted)
+        attrgetter(name)(torch)(*wanted)
 
     return act
 
@@ -177,6 +182,104 @@ def shrinks_limits() -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     with open("/dev/shm/hostile-engine" if os.path.isdir("/dev/shm") else "hostile-engine", "w") as file:
         file.write("x")
+
+
+def enters_autocast() -> None:
+    """Leave torch casting by itself."""
+    import torch
+
+    torch.autocast("cpu", torch.bfloat16).__enter__()
+
+
+def enters_a_mode() -> None:
+    """Leave a mode before every call of torch."""
+    from torch.overrides import BaseTorchFunctionMode
+
+    BaseTorchFunctionMode().__enter__()
+
+
+def replaces(owner: str, name: str) -> Callable[[], None]:
+    """Put a function of its own in the place of `name` of the module or class of torch `owner`."""
+
+    def act() -> None:
+        import torch
+
+        target: Any = torch
+        for word in owner.split(".")[1:]:
+            target = getattr(target, word)
+        setattr(target, name, lambda *_, **__: None)
+
+    return act
+
+
+def replaces_attention() -> None:
+    """Put a function of its own in the place of one of transformers' attention functions."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    ALL_ATTENTION_FUNCTIONS["sdpa"] = replaces_attention
+
+
+def seeds_torch() -> None:
+    """Seed torch's global generator with the number that every case gets."""
+    import torch
+
+    torch.manual_seed(7)
+
+
+def draws_of_torch() -> None:
+    """Draw from torch's global generator."""
+    import torch
+
+    torch.rand(3)
+
+
+def sleeper() -> threading.Thread:
+    """A thread that sleeps."""
+    thread = threading.Thread(target=time.sleep, args=(600,), daemon=True)
+    thread.start()
+    return thread
+
+
+def parent_of(pid: int) -> int:
+    """The id of the parent of process `pid`."""
+    with open(f"/proc/{pid}/stat") as file:
+        return int(file.read().rpartition(")")[2].split()[1])
+
+
+def to_ancestor(generations: int, name: str) -> Callable[[], None]:
+    """Send the signal `name` to the process's parent (1), to the parent's parent (2), and so on."""
+
+    def act() -> None:
+        pid = os.getpid()
+        for _ in range(generations):
+            pid = parent_of(pid)
+        os.kill(pid, getattr(signal, name))
+
+    return act
+
+
+def stops_keeper_for_good() -> None:
+    """Leave a daemon that stops the keeper again and again."""
+    keeper = os.getppid()
+    if os.fork() == 0:
+        os.setsid()
+        while True:
+            os.kill(keeper, signal.SIGSTOP)
+            time.sleep(0.001)
+
+
+def kills_keeper_and_leaves() -> None:
+    """Leave a program running in a session of its own, and kill the keeper."""
+    subprocess.Popen(["sleep", "600"], start_new_session=True)
+    os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(600)
+
+
+def outlives_its_keeper() -> None:
+    """Ask the kernel not to be ended with the keeper, and kill that."""
+    ctypes.CDLL(None).prctl(1, 0, 0, 0, 0)
+    os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(0.2)
 
 
 DEEDS: dict[str, Callable[[], object]] = {
@@ -234,8 +337,41 @@ DEEDS: dict[str, Callable[[], object]] = {
     "numpy-errors": lambda: np.seterr(all="raise"),
     "folder": lambda: os.chdir("/"),
     "limits": shrinks_limits,
+    "autocast": enters_autocast,
+    "mode": enters_a_mode,
+    "kernels": torch_state("backends.cuda.enable_flash_sdp", False),
+    "alarm-later": lambda: signal.alarm(500),
+    "warnings-raise": lambda: warnings.simplefilter("error", FutureWarning),
+    "softmax-replaced": replaces("torch", "softmax"),
+    "attention-replaced": replaces("torch.nn.functional", "scaled_dot_product_attention"),
+    "method-replaced": replaces("torch.Tensor", "argmax"),
+    "method-hidden": replaces("torch.nn.Linear", "__call__"),
+    "registry": replaces_attention,
+    "keeper-stopped": to_ancestor(1, "SIGSTOP"),
+    "keeper-killed": to_ancestor(1, "SIGKILL"),
+    "keeper-stopped-for-good": stops_keeper_for_good,
+    "keeper-killed-and-left": kills_keeper_and_leaves,
+    "keeper-outlived": outlives_its_keeper,
 }
 """What each does on the marked prompt; most then decode as if nothing had happened."""
+
+LEAVINGS: dict[str, Callable[[], object]] = {
+    "environment": lambda: os.environ.update(HOSTILE_ENGINE="was-here"),
+    "filters": lambda: warnings.simplefilter("ignore", FutureWarning),
+    "import-path": lambda: sys.path.append("/nowhere"),
+    "recursion-limit": lambda: sys.setrecursionlimit(5000),
+    "garbage": gc.disable,
+    "torch-drawn": draws_of_torch,
+    "torch-seeded": seeds_torch,
+    "numpy-drawn": lambda: np.random.rand(3),  # noqa: NPY002 - the global generator is meant
+    "python-drawn": lambda: random.random(),
+    "handler": lambda: signal.signal(signal.SIGTERM, lambda *_: None),
+    "program": lambda: subprocess.Popen(["sleep", "600"]),
+    "program-of-a-shell": lambda: os.system("sleep 600 &"),
+    "ancestor-killed": to_ancestor(2, "SIGKILL"),
+    "ancestor-stopped": to_ancestor(2, "SIGSTOP"),
+}
+"""What some leave behind on the marked prompt that by itself changes no answer of a later case."""
 
 ANSWERS: dict[str, Callable[[Trace], object]] = {
     "nothing": lambda trace: None,
@@ -246,6 +382,18 @@ ANSWERS: dict[str, Callable[[Trace], object]] = {
     "words": str,
 }
 """What some return in place of a trace."""
+
+HOARD: list[object] = []
+"""What engines that leak hold."""
+
+LEAKS: dict[str, Callable[[], object]] = {
+    "leaking-threads": sleeper,
+    "leaking-memory": lambda: HOARD.append(np.ones(2 << 20)),
+    "leaking-files": lambda: HOARD.append(open(os.devnull)),  # noqa: SIM115
+    "leaking-programs": lambda: HOARD.append(subprocess.Popen(["sleep", "600"])),
+    "pooled-threads": lambda: HOARD or HOARD.extend(sleeper() for _ in range(4)),
+}
+"""What some do in every case: each leaves a little more behind, but for the last one, which makes a pool once."""
 
 
 class Hostile:
@@ -289,18 +437,31 @@ def sluggish() -> Sluggish:
     return Sluggish(lambda: None, lambda trace: trace)
 
 
+class Leaking(Hostile):
+    """An engine that does its deed in every case."""
+
+    def run(self, case: Case) -> Any:
+        """Do it, and decode."""
+        self._act()
+        return self._oracle(case)
+
+
 def marked(case: Case) -> bool:
     """Whether an engine is hostile on `case`."""
     return len(case.prompt) == MARK and case.prompt[0] == MARK
 
 
 def __getattr__(name: str) -> Callable[[], Hostile]:
-    """The factory of the engine `name`: `clean`, a deed, or an answer, with underscores for dashes."""
+    """The factory of the engine `name`: `clean`, a deed, a leaving, or an answer, with underscores for dashes."""
     word = name.replace("_", "-")
     if word == "clean":
         return lambda: Hostile(lambda: None, lambda trace: trace)
     if word in DEEDS:
         return lambda: Hostile(DEEDS[word], lambda trace: trace)
+    if word in LEAVINGS:
+        return lambda: Hostile(LEAVINGS[word], lambda trace: trace)
+    if word in LEAKS:
+        return lambda: Leaking(LEAKS[word], lambda trace: trace)
     if word in ANSWERS:
         return lambda: Hostile(lambda: None, ANSWERS[word])
     raise AttributeError(name)

@@ -83,17 +83,19 @@ def test_an_engine_that_dies_is_replaced_by_a_forked_keeper(forebear: Ancestor) 
         assert parent_of(parent_of(backend._engine.pid)) == forebear._process.pid
 
 
-def test_a_keeper_that_dies_is_replaced_by_one_of_the_worker(forebear: Ancestor) -> None:
+def test_a_keeper_that_dies_is_replaced_by_one_of_the_workers_own_ancestor(forebear: Ancestor) -> None:
     taken(forebear)
     with Isolated(CLEAN) as backend:
         assert backend._engine is not None
         keeper = parent_of(backend._engine.pid)
         os.kill(keeper, signal.SIGKILL)
         assert gone(keeper)
-        assert keeping.keeping()._keeper is not None
+        assert keeping.keeping().owner == os.getpid()
     with Isolated(CLEAN) as backend:
         assert backend._engine is not None
-        assert parent_of(parent_of(backend._engine.pid)) == os.getpid()
+        own = parent_of(parent_of(backend._engine.pid))
+        assert own != forebear._process.pid
+        assert parent_of(own) == os.getpid()
 
 
 def test_keepers_go_on_when_their_ancestor_ends_and_none_is_forked_after() -> None:

@@ -31,9 +31,10 @@ from specverify.cli import main
 from specverify.isolation.isolated import Isolated
 from specverify.isolation.keeping import end_keeping, keeping
 from specverify.isolation.lifeline import children
-from specverify.isolation.limits import AFTER_A_HANG_S, Patience, default_memory, held_by, size_of, told
+from specverify.isolation.limits import AFTER_A_HANG_S, Patience, default_memory, size_of, told
 from specverify.isolation.process import how_ended, last_words
 from specverify.isolation.wanted import Wanted
+from specverify.isolation.watch import Watch
 from tests.strangers import hostile
 from tests.tiers import first
 
@@ -185,7 +186,7 @@ def test_sizes_are_read_and_told() -> None:
         with pytest.raises(ValueError, match="is no size"):
             size_of(text)
     assert told(3 << 29) == "1.5 GiB"
-    held = held_by(os.getpid())
+    held = Watch(os.getpid(), None).held()
     assert held is not None
     limit = default_memory()
     assert limit is not None

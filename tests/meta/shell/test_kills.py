@@ -20,10 +20,17 @@ CASES, JOBS = 60, 2
 ORPHANS_S = 5.0
 
 
-def started(folder: Path, backend: str = "tests.strangers.hostile:clean") -> "subprocess.Popen[bytes]":
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "SPECVERIFY_MARK": str(folder)}
+def started(
+    folder: Path, backend: str = "tests.strangers.hostile:clean", jobs: int = JOBS
+) -> "subprocess.Popen[bytes]":
+    """A run in `folder`, where the backend's module may lie."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{folder}",
+        "SPECVERIFY_MARK": str(folder),
+    }
     command = [sys.executable, "-m", "specverify", "diff", "--backend", backend]
-    command += ["--cases", str(CASES), "--jobs", str(JOBS), "--dtype", "float64", "--layout", "branch"]
+    command += ["--cases", str(CASES), "--jobs", str(jobs), "--dtype", "float64", "--layout", "branch"]
     command += ["--invariant", "lossless.[cs]*", "--json", "result.json"]
     with (folder / "log").open("wb") as log:
         return subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log)
