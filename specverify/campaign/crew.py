@@ -112,6 +112,7 @@ class Crew:
         its.close()
         if keeper is not None:
             keeper.close()
+        assert process.pid is not None
         return _Hand(plan, process, mine, Handle(process.pid))
 
     def messages(self, timeout: float) -> Iterator[tuple[int, object]]:

@@ -1,4 +1,4 @@
-"""Functions of libraries that an engine's process shares with every later case: which of them a run replaced.
+"""Functions of torch, NumPy and transformers that a run replaced in its process.
 
 A patched function of torch computes every later case otherwise. A run may add names, as a late import does.
 """

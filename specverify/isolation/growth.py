@@ -1,4 +1,4 @@
-"""Growth: a quantity of a process that rises run by run, which is a leak, apart from a jump, which is a cache.
+"""Growth: a quantity of a process that rises run by run, as by a leak; a cache makes it jump once.
 
 A quantity grows when it has risen RISES times in a row by at least its step, from run to run, or from the least value
 of 8 runs (or 64) to the least of the next 8 (or 64). A pool of threads that starts once, an allocator that takes one

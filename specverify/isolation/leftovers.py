@@ -1,4 +1,4 @@
-"""Leftovers: state of a process that a run changed, and that changes no answer of a later case by itself.
+"""Leftovers: state that a run changed, and that by itself changes no answer of a later case.
 
 Libraries set environment variables, filters of warnings and handlers of signals when they are first used, and an engine
 that samples draws from the global generators. Each kind is told once for the backend, with the first case that left it.

@@ -188,14 +188,16 @@ def enters_autocast() -> None:
     """Leave torch casting by itself."""
     import torch
 
-    torch.autocast("cpu", torch.bfloat16).__enter__()
+    torch.set_autocast_enabled("cpu", True)
 
 
 def enters_a_mode() -> None:
     """Leave a mode before every call of torch."""
+    from contextlib import ExitStack
+
     from torch.overrides import BaseTorchFunctionMode
 
-    BaseTorchFunctionMode().__enter__()
+    ExitStack().enter_context(BaseTorchFunctionMode())
 
 
 def replaces(owner: str, name: str) -> Callable[[], None]:
@@ -386,12 +388,19 @@ ANSWERS: dict[str, Callable[[Trace], object]] = {
 HOARD: list[object] = []
 """What engines that leak hold."""
 
+
+def starts_a_pool() -> None:
+    """Start four threads, unless they are there."""
+    if not HOARD:
+        HOARD.extend(sleeper() for _ in range(4))
+
+
 LEAKS: dict[str, Callable[[], object]] = {
     "leaking-threads": sleeper,
     "leaking-memory": lambda: HOARD.append(np.ones(2 << 20)),
     "leaking-files": lambda: HOARD.append(open(os.devnull)),  # noqa: SIM115
     "leaking-programs": lambda: HOARD.append(subprocess.Popen(["sleep", "600"])),
-    "pooled-threads": lambda: HOARD or HOARD.extend(sleeper() for _ in range(4)),
+    "pooled-threads": starts_a_pool,
 }
 """What some do in every case: each leaves a little more behind, but for the last one, which makes a pool once."""
 

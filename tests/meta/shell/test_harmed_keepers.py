@@ -52,6 +52,12 @@ def mark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         end_keeping()
 
 
+def keeper() -> int:
+    process = keeping_module.keeping().process
+    assert process is not None
+    return process.pid
+
+
 def still_running(mark: Path) -> dict[int, int]:
     until = time.monotonic() + ENDS_S
     while (left := processes(mark)) and time.monotonic() < until:
@@ -76,7 +82,7 @@ def test_harm_to_the_keeper_is_a_finding_of_the_case_that_ran(
         assert engine is not None
     family = set(processes(mark))
     ancestors = {ancestor._process.pid for ancestor in keeping_module._ancestors.values()}
-    assert family <= {*ancestors, keeping_module.keeping().process.pid}, "no engine, and nothing that one left"
+    assert family <= {*ancestors, keeper()}, "no engine, and nothing that one left"
 
 
 @pytest.mark.parametrize("deed", ["ancestor-killed", "ancestor-stopped"])
@@ -86,7 +92,7 @@ def test_an_ancestor_is_missed_only_when_a_keeper_is_wanted(deed: str) -> None:
         for number in (0, 1):
             assert isinstance(subject.fresh(case_of(number)), Trace)
         assert backend._engine is not None
-        os.kill(keeping_module.keeping().process.pid, 9)
+        os.kill(keeper(), 9)
         assert isinstance(subject.fresh(case_of(1)), Crashed)
         assert isinstance(subject.fresh(case_of(2)), Trace)
 
@@ -102,6 +108,7 @@ def test_a_stopped_worker_is_killed_and_the_words_say_so(monkeypatch: pytest.Mon
     campaign_end, worker_end = context.Pipe()
     process = context.Process(target=wait, args=([worker_end], 600), daemon=True)
     process.start()
+    assert process.pid is not None
     worker_end.close()
     crew = Crew.__new__(Crew)
     crew._hands, crew._next_look = [_Hand(None, process, campaign_end, Handle(process.pid))], 0.0  # type: ignore[arg-type]
