@@ -1,4 +1,7 @@
-"""Files of /proc that are read again and again: a read of an open file takes a quarter of the time of opening it."""
+"""Files of /proc that are read again and again.
+
+To read a file that is open takes a quarter of the time of opening it.
+"""
 
 import contextlib
 import os
