@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from properties.invariants.applies import sampled
 from properties.verdict.finding import Compared, Finding
-from properties.verdict.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
+from properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
 from properties.verdict.subject import NoTrace, Subject
 from reference import tape
 from reference.case import Case
@@ -177,6 +177,5 @@ INVARIANTS = (
         needing(Stage.EMITTED),
         disjoint,
         sampled,
-        every=TURNS,
     ),
 )
