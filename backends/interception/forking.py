@@ -8,10 +8,11 @@ import math
 from collections.abc import Callable, Hashable, Sequence
 from fractions import Fraction
 from functools import lru_cache
-from typing import Any, NoReturn, TypeVar
+from typing import TypeVar
 
-import numpy as np
 import torch
+
+from backends.interception.errors import TooManyRuns, refuse
 
 T = TypeVar("T", bound=Hashable)
 
@@ -20,22 +21,6 @@ DOUBLE = 1 << 53
 
 GRIDS = {torch.float64: DOUBLE, torch.float32: 1 << 24, torch.float16: 1 << 11, torch.bfloat16: 1 << 8}
 """The number of equally likely values of torch.rand on the CPU, by dtype."""
-
-NUMPY_DTYPES = {np.float32: torch.float32, np.float16: torch.float16}
-"""The NumPy scalar types to which NumPy rounds a Python float before it compares the two (NEP 50)."""
-
-
-class NotInterceptable(Exception):
-    """The function uses randomness in a way that hides its law from the draws."""
-
-
-class TooManyRuns(Exception):
-    """The function has more courses, or longer courses, than were allowed."""
-
-
-def refuse(what: str) -> NoReturn:
-    """Raise NotInterceptable for `what`."""
-    raise NotInterceptable(f"not interceptable: {what}; give the engine a tape of coins, or use the black-box test")
 
 
 class Fork:
@@ -127,88 +112,3 @@ def places_below(threshold: float, inclusive: bool, grid: int, dtype: torch.dtyp
     # A float product could round across a place of the grid.
     exact = Fraction(threshold) * grid
     return min(max(math.floor(exact) + 1 if inclusive else math.ceil(exact), 0), grid)
-
-
-class Coin:
-    """A uniform number, known only as far as comparisons decided it: k / grid with low <= k < high.
-
-    A coin is not a float, so that no code can read a value that is not decided: comparisons fork, and every other
-    operation is refused.
-    """
-
-    __array_ufunc__ = None
-    """Set to None so that a NumPy scalar leaves a comparison to the coin."""
-
-    def __init__(self, fork: Fork, grid: int = DOUBLE) -> None:
-        self.fork, self.grid, self.low, self.high = fork, grid, 0, grid
-
-    def decide(self, sign: str, threshold: float, dtype: torch.dtype | None = None) -> bool:
-        """Whether `coin sign threshold`, for a sign of lt, le, gt or ge, with the coin rounded to `dtype` first."""
-        if math.isnan(threshold):
-            return False
-        # `le` and `gt` cut behind the threshold, `lt` and `ge` before it.
-        cut = min(max(places_below(threshold, sign in ("le", "gt"), self.grid, dtype), self.low), self.high)
-        if (
-            self.fork.branch((Fraction(cut - self.low), Fraction(self.high - cut)), f"a coin against {threshold!r}")
-            == 0
-        ):
-            self.high = cut
-            return sign in ("lt", "le")
-        self.low = cut
-        return sign in ("gt", "ge")
-
-    def _compare(self, sign: str, other: object) -> Any:
-        if isinstance(other, Coin):
-            refuse("two coins compared with each other")
-        if isinstance(other, (int, float, Fraction, np.integer, np.floating)):
-            return self.decide(sign, float(other), NUMPY_DTYPES.get(type(other)))
-        return NotImplemented
-
-    def __lt__(self, other: object) -> Any:
-        return self._compare("lt", other)
-
-    def __le__(self, other: object) -> Any:
-        return self._compare("le", other)
-
-    def __gt__(self, other: object) -> Any:
-        return self._compare("gt", other)
-
-    def __ge__(self, other: object) -> Any:
-        return self._compare("ge", other)
-
-    # Without a hash, a coin cannot become a key that dicts and sets would compare.
-    __hash__ = None  # type: ignore[assignment]
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Let torch take a coin as an operand, and refuse the call: no torch function is defined on a coin here."""
-        refuse(f"torch's {getattr(func, '__name__', func)} on a coin")
-
-
-def _refusing(name: str) -> Callable[..., NoReturn]:
-    def refused(self: Coin, *operands: object) -> NoReturn:
-        refuse(f"{name} on a coin")
-
-    return refused
-
-
-_ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "divmod")
-_UNARY = (
-    "eq",
-    "ne",
-    "bool",
-    "float",
-    "int",
-    "index",
-    "complex",
-    "round",
-    "trunc",
-    "floor",
-    "ceil",
-    "neg",
-    "pos",
-    "abs",
-)
-# Python looks operators up on the class, so every refusal must be set there.
-for _name in (*_UNARY, *_ARITHMETIC, *(f"r{name}" for name in _ARITHMETIC)):
-    setattr(Coin, f"__{_name}__", _refusing(_name))

@@ -3,102 +3,82 @@
 Every draw of `random`, NumPy or torch becomes a fork; the sampler is run once for each course of its draws.
 """
 
-import random
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Any, Generic
 
-import numpy as np
-import torch
-
-from backends.interception.forking import Coin, Fork, NotInterceptable, T, TooManyRuns, courses, refuse
+from backends.interception.errors import DecidesTooOften, NotInterceptable, TooManyRuns
+from backends.interception.forking import Fork, T, courses
+from backends.interception.ledger import Ledger
+from backends.interception.python_draws import PythonDraws
 from backends.interception.torch_draws import Draws
+from backends.randomness.hooks import Call, hooks
+from backends.randomness.positions import Positions
 
-__all__ = ["NotInterceptable", "TooManyRuns", "intercepted"]
+__all__ = ["DecidesTooOften", "Enumerated", "NotInterceptable", "TooManyRuns", "enumerated", "intercepted"]
+
+
+@dataclass(frozen=True)
+class Enumerated(Generic[T]):
+    """The exact law of a function that draws.
+
+    Attributes:
+        law: Each returned value with its probability.
+        shared: The random numbers that decided twice, each with both places in the code.
+    """
+
+    law: dict[T, Fraction]
+    shared: tuple[str, ...]
 
 
 def intercepted(fn: Callable[[], T], *, most_runs: int = 1_000_000, most_draws: int = 10_000) -> dict[T, Fraction]:
+    """The exact law of the value that `fn` returns; see `enumerated`."""
+    return enumerated(fn, most_runs=most_runs, most_draws=most_draws).law
+
+
+def enumerated(fn: Callable[[], T], *, most_runs: int = 1_000_000, most_draws: int = 10_000) -> Enumerated[T]:
     """The exact law of the value that `fn` returns, from one run of `fn` for every course of its draws.
 
-    Known draws: random.random; numpy.random's random, rand, uniform (one number) and choice with p, also those of
-    default_rng; torch.rand, rand_like and uniform_, whose numbers may be moved and compared; multinomial with its exact
-    float weights; exponential_ as far as argmax(weights / noise), each row of noise once. `fn` must keep no memory
-    between its runs. Seeding is ignored during the runs. Afterwards, also after an error, random, NumPy and torch have
-    their own functions again.
+    Every draw has a place: the stream that its generator reads, and its offset there (`backends.randomness`). Draws of
+    one place are one number. Streams of unequal seeds are independent, and so are all words of a stream.
+
+    Known draws: those of `random` and of any `random.Random`; numpy.random's random, uniform, exponential, gumbel,
+    choice and integers, also of any generator that is made in the run; torch.rand, rand_like, uniform_, exponential_,
+    multinomial, bernoulli, randint and randperm. Their numbers may be moved, compared and computed with: sums and
+    products with floats, logarithms, powers. An arg-max or a topk over such a row decides; for races of exponential
+    numbers, and so for Gumbel noise, the law is exact in the weights, also where several races read the same noise.
+    `fn` must keep no memory between its runs. Afterwards, also after an error, random, NumPy and torch have their own
+    functions and states again.
 
     Raises:
         NotInterceptable: `fn` used a draw in another way, or made another draw; the message names it.
         TooManyRuns: There are more runs, or more draws in one run, than allowed.
+        DecidesTooOften: Draws of one place decide in a way whose joint law is not known; the message names them.
     """
+    positions = Positions()
+    shared: dict[str, None] = {}
+    draws: list[PythonDraws] = []
+
+    def answer(call: Call) -> Any:
+        return draws[-1](call)
 
     def run(fork: Fork) -> T:
-        with _patched(fork), Draws(fork):
-            # A generator whose state moves was used by a name that the patches did not reach.
-            before = _states()
-            outcome = fn()
-            moved = [name for name, state in _states().items() if state != before[name]]
-        if moved:
-            refuse(f"{moved[0]} drew a number by a way that is not watched (a name imported from it?)")
+        ledger = Ledger(fork, positions)
+        draws.append(PythonDraws(ledger))
+        try:
+            with Draws(ledger):
+                outcome = fn()
+            ledger.close()
+        except DecidesTooOften as why:
+            shared.update(dict.fromkeys(ledger.numbers.shared))
+            raise DecidesTooOften(str(why), tuple(shared)) from None
+        finally:
+            draws.pop()
+            ledger.restore()
+        shared.update(dict.fromkeys(ledger.numbers.shared))
         return outcome
 
-    return courses(run, most_runs, most_draws)
-
-
-def _states() -> dict[str, Any]:
-    held = np.random.get_state(legacy=False)  # noqa: NPY002
-    bits = held["state"]
-    torchs = torch.default_generator.get_state().numpy().tobytes()
-    return {"random": _PYTHON.getstate(), "numpy.random": (bits["pos"], bits["key"].tobytes()), "torch": torchs}
-
-
-# The hidden generators whose methods are the module-level functions of random and numpy.random.
-_PYTHON: random.Random = random._inst
-_NUMPY = np.random.mtrand._rand
-
-
-@contextmanager
-def _patched(fork: Fork) -> Iterator[None]:
-    """The module-level functions of random and numpy.random replaced: by coins, or by refusals."""
-
-    def coin(*sizes: object) -> Coin:
-        if sizes and sizes not in ((0, 1), (0.0, 1.0)):
-            refuse(f"a coin with arguments {sizes}")
-        return Coin(fork)
-
-    def choice(a: Any, size: None = None, replace: bool = True, p: Any = None) -> Any:
-        if size is not None or p is None:
-            refuse("numpy's choice without p, or of several")
-        picked = fork.branch([Fraction(float(weight)) for weight in p], "numpy's choice")
-        return picked if isinstance(a, (int, np.integer)) else a[picked]
-
-    # The generator that `default_rng` returns during a run.
-    class Generator:
-        def __init__(self, *seed: object) -> None:
-            self.random = self.uniform = coin
-            self.choice = choice
-
-        def __getattr__(self, name: str) -> Any:
-            refuse(f"numpy.random.Generator.{name}")
-
-    ours: dict[tuple[Any, str], Any] = {(random, "random"): coin, (random, "uniform"): coin}
-    ours |= {(np.random, name): coin for name in ("random", "random_sample", "ranf", "sample", "rand", "uniform")}
-    ours |= {(np.random, "choice"): choice, (np.random, "default_rng"): Generator}
-    # A sampler may seed itself: seeding is accepted and does nothing, since there is no stream to seed.
-    ours |= {(where, "seed"): lambda *seed, **more: None for where in (random, np.random)}
-    ours |= {(torch, "manual_seed"): lambda seed: torch.default_generator}
-    # The module-level functions are bound methods of one hidden generator; each that is not known is refused.
-    for module, source in ((random, _PYTHON), (np.random, _NUMPY)):
-        for name in dir(module):
-            drawing = getattr(getattr(module, name), "__self__", None) is source
-            if drawing and name not in ("getstate", "setstate", "get_state", "set_state"):
-                ours.setdefault((module, name), lambda *a, what=f"{module.__name__}.{name}", **k: refuse(what))
-    # All originals are read before the first is replaced, so that `finally` can restore every one.
-    found = {at: getattr(*at) for at in ours}
-    try:
-        for (module, name), replacement in ours.items():
-            setattr(module, name, replacement)
-        yield
-    finally:
-        for (module, name), original in found.items():
-            setattr(module, name, original)
+    with hooks(answer):
+        law = courses(run, most_runs, most_draws)
+    return Enumerated(law, tuple(shared))

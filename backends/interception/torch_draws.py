@@ -1,17 +1,23 @@
-"""Interception of torch: the random draws of a run become forks.
+"""Interception of torch: the random draws of a run become values, which later calls follow."""
 
-Every torch call of the run passes through `Draws`, which follows the result of a draw wherever the run hands it.
-"""
-
+import math
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
-from backends.interception.forking import GRIDS, Coin, Fork, refuse
+from backends.interception.errors import refuse
+from backends.interception.forking import GRIDS
+from backends.interception.ledger import Ledger
+from backends.interception.numbers import DOUBLE, SINGLE
+from backends.interception.values import EXPONENTIAL, Value, ranking
+from backends.randomness.hooks import TORCH_DRAWS, TRAINING, draws_in_training, generator_of_call
+from backends.randomness.places import Draw, Place
 
 COMPARISONS = {
     **{name: name for name in ("lt", "le", "gt", "ge")},
@@ -26,38 +32,66 @@ MIRRORED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
 MOVES = frozenset((
     "view", "reshape", "squeeze", "unsqueeze", "flatten", "expand", "expand_as", "transpose", "t", "permute", "clone",
     "contiguous", "detach", "select", "getitem", "unbind", "split", "chunk", "narrow", "index_select", "gather", "cpu",
-    "cuda", "repeat", "view_as", "reshape_as", "stack", "cat"
+    "cuda", "repeat", "view_as", "reshape_as", "stack", "cat", "flip", "roll", "take_along_dim", "squeeze_",
+    "unsqueeze_", "broadcast_to", "ravel", "movedim", "swapaxes", "T", "mT", "data",
 ))
-"""The torch functions that a tensor of coins may go through: they move its elements and compute with none."""
+"""The torch functions that values may go through unchanged: they move elements and compute with none."""
 
 FACTS = frozenset((
     "shape", "dtype", "device", "ndim", "is_cuda", "layout", "requires_grad", "size", "dim", "numel", "len",
-    "is_floating_point"
+    "is_floating_point", "stride", "is_contiguous", "empty_like", "zeros_like", "ones_like", "full_like", "new_empty",
+    "new_zeros", "new_ones", "new_full", "nelement", "element_size", "is_sparse", "is_quantized", "names", "data_ptr",
 ))
-"""Questions about a tensor that read none of its elements."""
+"""Questions about a tensor, and new tensors of its shape, that read none of its elements."""
 
-RANDOM = frozenset((
-    "randn", "randn_like", "randint", "randint_like", "randperm", "normal", "normal_", "bernoulli", "bernoulli_",
-    "random_", "log_normal_", "cauchy_", "geometric_", "poisson", "binomial", "dropout", "rrelu", "gumbel_softmax"
-))
-"""Random functions whose law this file does not know; a call to one of them is refused."""
+CASTS = frozenset(("to", "float", "double", "half", "bfloat16", "type"))
+"""The torch functions that change the dtype; a plain uniform number keeps the values of the dtype it was drawn in."""
+
+ONE_OPERAND: dict[str, Callable[[Value], Any]] = {
+    "neg": lambda value: value.times(-1.0),
+    "negative": lambda value: value.times(-1.0),
+    "log": lambda value: value.log(),
+    "exp": lambda value: value.exp(),
+    "reciprocal": lambda value: value.power(-1.0),
+    "sqrt": lambda value: value.power(0.5),
+    "rsqrt": lambda value: value.power(-0.5),
+    "square": lambda value: value.power(2.0),
+    "log1p": lambda value: _log(value.plus(1.0)),
+}
+"""Functions of each element by itself, for values."""
+
+TWO_OPERANDS = {"add": "add", "sub": "sub", "subtract": "sub", "mul": "mul", "multiply": "mul", "div": "div",
+                "divide": "div", "true_divide": "div", "truediv": "div", "rsub": "rsub", "radd": "add", "rmul": "mul",
+                "rtruediv": "rdiv", "rdiv": "rdiv", "pow": "pow", "iadd": "add", "isub": "sub", "imul": "mul",
+                "itruediv": "div", "add_": "add", "sub_": "sub", "mul_": "mul", "div_": "div", "pow_": "pow"}
+"""Arithmetic of a value and a float, by torch's names."""
 # fmt: on
+
+IN_PLACE = ("iadd", "isub", "imul", "itruediv")
+"""Python's operators that write into their first operand; torch's own end in `_`."""
+
+RANKINGS = {"argmax": True, "max": True, "argmin": False, "min": False, "topk": True, "argsort": False}
+"""The functions that order a row, and whether the largest is first."""
+
+Elements = NDArray[Any]
+
+
+def _log(value: Any) -> Any:
+    return value.log() if isinstance(value, Value) else math.log(value)
 
 
 class Draws(TorchFunctionMode):
-    """Every torch call of a run: a draw forks, and the tensor that it fills is followed through later calls.
+    """Every torch call of a run: a draw makes values, and the tensor that it fills is followed through later calls.
 
-    A tensor of coins is a real tensor filled with NaN; its coins are kept in this object by the tensor's identity.
+    The memory of a tensor of values is NaN. Its values stand in this object by the address of that memory, so that
+    every view of it has them too.
     """
 
-    def __init__(self, fork: Fork) -> None:
+    def __init__(self, ledger: Ledger) -> None:
         super().__init__()
-        self.fork = fork
-        # Keyed by id; the tensor is kept beside its entry, so that no later tensor can have the same id.
-        self.coins: dict[int, tuple[torch.Tensor, Any]] = {}
-        self.noise: dict[int, tuple[torch.Tensor, list[bool]]] = {}
-        self.races: dict[int, tuple[torch.Tensor, torch.Tensor, list[bool]]] = {}
-        self.storages: set[int] = set()
+        self.ledger = ledger
+        # The storage is kept beside its elements, so that no later tensor can have the same address.
+        self.memory: dict[int, tuple[torch.UntypedStorage, Elements, int]] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Answer one torch call; `types` is not used."""
@@ -67,164 +101,441 @@ class Draws(TorchFunctionMode):
         if name == "__get__":
             name = str(getattr(getattr(func, "__self__", None), "__name__", name))
         bare = name[2:-2] if name.startswith("__") and name.endswith("__") else name
-        leaves = tree_leaves((args, kwargs))
-        if bare in ("uniform_", "exponential_"):
-            return self._fill(bare, args[0], args[1:], kwargs)
-        # Before the plain draws: a draw that takes drawn numbers as its arguments must be followed, or refused.
-        if any(isinstance(one, Coin) or (isinstance(one, torch.Tensor) and self._drawn(one)) for one in leaves):
+        if bare in TORCH_DRAWS and not (bare in TRAINING and not draws_in_training(args, kwargs)):
+            return self._draw(func, bare, args, kwargs)
+        if any(
+            isinstance(leaf, Value) or (isinstance(leaf, torch.Tensor) and self._drawn(leaf))
+            for leaf in _leaves((args, kwargs))
+        ):
             return self._followed(func, bare, args, kwargs)
-        # Dropout outside training draws nothing.
-        if bare in RANDOM and not (bare == "dropout" and not kwargs.get("training", True)):
-            refuse(f"torch's {bare}")
-        # A generator would only seed the draw, and every outcome is run anyway.
-        if bare == "rand":
-            kwargs = {key: value for key, value in kwargs.items() if key != "generator"}
-            return self._fill("uniform_", torch.empty(*args, **kwargs), (), {})
-        if bare == "rand_like":
-            return self._fill("uniform_", torch.empty_like(*args, **kwargs), (), {})
-        if bare == "multinomial":
-            return self._multinomial(*args, **kwargs)
         return func(*args, **kwargs)
 
-    def _drawn(self, one: torch.Tensor) -> bool:
-        if any(id(one) in held for held in (self.coins, self.noise, self.races)):
-            return True
-        # A view made before its storage was filled would silently show the NaN in it.
-        if one.layout == torch.strided and one.untyped_storage().data_ptr() in self.storages:
-            refuse("a view of a tensor that was filled with random numbers afterwards")
-        return False
+    # Memory.
 
-    def _fill(self, name: str, where: torch.Tensor, args: Any, kwargs: Any) -> torch.Tensor:
-        ends = (*args, *(value for key, value in kwargs.items() if key != "generator"))
-        if (name == "uniform_" and ends not in ((), (0,), (0, 1))) or (
-            name == "exponential_" and ends not in ((), (1,))
+    def _index(self, tensor: torch.Tensor) -> NDArray[Any]:
+        """The places of a tensor's elements in its memory."""
+        index = np.full(tuple(tensor.shape), tensor.storage_offset())
+        for axis, (length, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
+            shape = [1] * tensor.ndim
+            shape[axis] = length
+            index = index + (np.arange(length) * stride).reshape(shape)
+        return index
+
+    def _elements(self, tensor: torch.Tensor) -> Elements | None:
+        """The values and floats of a tensor, or None where its memory holds no value."""
+        if tensor.layout != torch.strided or not self.memory or not tensor.numel():
+            return None
+        entry = self.memory.get(tensor.untyped_storage().data_ptr())
+        if entry is None:
+            return None
+        _, elements, element_size = entry
+        if element_size != tensor.element_size():
+            refuse("a view of random numbers as another dtype")
+        return np.array(elements[self._index(tensor)], dtype=object)
+
+    def _holds_values(self, operand: Any) -> bool:
+        return isinstance(operand, Value) or (isinstance(operand, torch.Tensor) and self._drawn(operand))
+
+    def _drawn(self, tensor: torch.Tensor) -> bool:
+        elements = self._elements(tensor)
+        return elements is not None and any(isinstance(element, Value) for element in elements.flat)
+
+    def _write(self, tensor: torch.Tensor, elements: Elements) -> torch.Tensor:
+        """Let a tensor hold these values and floats."""
+        elements = np.broadcast_to(elements, tuple(tensor.shape))
+        floats = [math.nan if isinstance(element, Value) else float(element) for element in elements.flat]
+        storage = tensor.untyped_storage()
+        if tensor.numel() and storage.data_ptr() not in self.memory:
+            count = storage.nbytes() // tensor.element_size()
+            whole = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(storage, 0, (count,), (1,))
+            before = np.empty(count, dtype=object)
+            before[:] = whole.to("cpu", torch.float64).tolist()
+            self.memory[storage.data_ptr()] = (storage, before, tensor.element_size())
+        if tensor.numel():
+            self.memory[storage.data_ptr()][1][self._index(tensor)] = elements
+            with torch.no_grad():
+                tensor.copy_(torch.tensor(floats, dtype=torch.float64).reshape(tuple(tensor.shape)))
+        return tensor
+
+    def _new(self, elements: Elements, like: torch.Tensor) -> torch.Tensor:
+        return self._write(torch.empty(elements.shape, dtype=like.dtype, device=like.device), elements)
+
+    def _read(self, operand: Any) -> Elements:
+        """The elements of any operand."""
+        if isinstance(operand, torch.Tensor):
+            elements = self._elements(operand)
+            if elements is not None:
+                return elements
+            operand = operand.detach().to("cpu", torch.float64).tolist()
+        elements = np.empty((), dtype=object) if isinstance(operand, Value) else np.array(operand, dtype=object)
+        if isinstance(operand, Value):
+            elements[()] = operand
+        return elements
+
+    # Draws.
+
+    def _draw(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        """A draw: it is made, so that its generator goes on, and values take the place of what it gave."""
+        operands = [*args, *(kwargs[key] for key in ("input", "self") if key in kwargs)]
+        # The others read the shape of an operand, or write into it.
+        if name not in ("rand_like", "randint_like", "uniform_", "exponential_", "bernoulli_") and any(
+            isinstance(leaf, torch.Tensor) and self._drawn(leaf) for leaf in operands
         ):
-            refuse(f"{name} with arguments {ends}")
-        # Coins belong to a tensor as a whole; the tensor behind the view would not know of them.
-        if where._base is not None:
-            refuse(f"{name} into a view of another tensor")
-        if where.dtype not in GRIDS:
-            refuse(f"{name} in {where.dtype}")
+            refuse(f"torch's {name} of random numbers")
+        if name not in ("rand", "rand_like", "uniform_", "exponential_", "multinomial", "bernoulli", "bernoulli_",
+                        "randint", "randint_like", "randperm", "gumbel_softmax"):  # fmt: skip
+            refuse(f"torch's {name}")
+        generator = generator_of_call(args, kwargs)
+        if name == "multinomial":
+            return self._multinomial(func, args, kwargs, generator)
+        if name == "gumbel_softmax":
+            refuse("torch's gumbel_softmax")
+        result, draw = self.ledger.draw(f"torch.{name}", generator, lambda: func(*args, **kwargs))
+        if name in ("randint", "randint_like", "randperm"):
+            return self._integers(name, args, kwargs, result, draw)
+        if name in ("bernoulli", "bernoulli_"):
+            return self._bernoulli(name, args, kwargs, result, draw)
+        ends = [arg for arg in (*args[1:], *kwargs.values()) if isinstance(arg, (int, float)) and name.endswith("_")]
+        if result.dtype not in GRIDS:
+            refuse(f"{name} in {result.dtype}")
+        values = self.values(draw, tuple(result.shape), result.dtype, generator.device.type, name == "exponential_")
         if name == "exponential_":
-            self._poisoned(where)
-            # One flag for each row: a row of noise decides one race only.
-            self.noise[id(where)] = (where, [False] * (where.numel() // max(where.shape[-1], 1)))
-            return where
-        made = [Coin(self.fork, GRIDS[where.dtype]) for _ in range(where.numel())]
-        return self._tensor(np.array(made, dtype=object).reshape(tuple(where.shape)), where)
+            rate = float(kwargs.get("lambd", ends[0] if ends else 1.0))
+            values = _each(lambda value: value.times(1 / rate), values)
+        elif ends:
+            low, high = float(kwargs.get("from", ends[0])), float(kwargs.get("to", ends[-1]))
+            if (low, high) != (0.0, 1.0):
+                values = _each(lambda value: (high - low) * value + low, values)
+        return self._write(result, values)
 
-    def _poisoned(self, where: torch.Tensor) -> None:
-        where.fill_(float("nan"))
-        if where.numel():
-            self.storages.add(where.untyped_storage().data_ptr())
+    def values(
+        self, draw: Draw | None, shape: tuple[int, ...], dtype: torch.dtype, device: str, exponential: bool
+    ) -> Elements:
+        """New values at the place of a draw, in order."""
+        count = math.prod(shape)
+        numbers = self.ledger.numbers
+        elements = np.empty(count, dtype=object)
+        for place in range(count):
+            number = numbers.number(*_kind(draw, place, count, dtype, device, exponential))
+            grid = 1 << 53 if exponential else GRIDS[dtype]
+            if exponential:
+                # torch makes -log1p(-u) on a CPU, and -log(u) on a device.
+                elements[place] = Value(numbers, number, draw, grid, EXPONENTIAL, 0.0, 1.0, device == "cpu")
+            else:
+                elements[place] = Value(numbers, number, draw, grid)
+        return elements.reshape(shape)
 
-    def _tensor(self, coins: Any, where: torch.Tensor) -> torch.Tensor:
-        self._poisoned(where)
-        self.coins[id(where)] = (where, coins)
-        return where
-
-    def _multinomial(
-        self, weights: torch.Tensor, num_samples: int, replacement: bool = False, *, generator: Any = None
-    ) -> torch.Tensor:
+    def _multinomial(self, func: Any, args: Any, kwargs: Any, generator: torch.Generator) -> torch.Tensor:
+        """Torch draws one, or several without replacement, by a race; with replacement by inverse CDFs."""
+        names = ("input", "num_samples", "replacement")
+        arguments = {**dict(zip(names, args, strict=False)), **kwargs}
+        weights, count, replacement = arguments["input"], arguments["num_samples"], arguments.get("replacement", False)
         # float64 holds every float32 and 16-bit weight exactly.
         rows = weights.detach().to("cpu", torch.float64).reshape(-1, weights.shape[-1]).tolist()
-        drawn = []
+        result, draw = self.ledger.draw("torch.multinomial", generator, lambda: func(*args, **kwargs))
         for row in rows:
             # torch.multinomial refuses such weights in nearly these words.
             if not all(0 <= weight < float("inf") for weight in row) or not sum(row):
                 raise RuntimeError("probability tensor contains either `inf`, `nan` or element < 0, or is all zero")
+            if not replacement and sum(weight > 0 for weight in row) < count:
+                refuse(f"multinomial of {count} without replacement where fewer have a weight")
+        race = not replacement or count == 1
+        wide = weights.shape[-1] if race else count
+        values = self.values(draw, (len(rows), wide), torch.float64, generator.device.type, race)
+        drawn: list[int] = []
+        numbers = self.ledger.numbers
+        for row, noise in zip(rows, values, strict=True):
             left = [Fraction(weight) for weight in row]
-            if not replacement and sum(weight > 0 for weight in left) < num_samples:
-                refuse(f"multinomial of {num_samples} without replacement where fewer have a weight")
-            for _ in range(num_samples):
-                drawn.append(self.fork.branch(left, "multinomial"))
-                if not replacement:
-                    left[drawn[-1]] = Fraction(0)
-        return torch.tensor(drawn, device=weights.device).reshape(*weights.shape[:-1], num_samples)
+            if race:
+                runners = [(value.number, weight) for value, weight in zip(noise, left, strict=True)]
+                drawn += numbers.ranking(runners, count, noise[0].flipped, draw, "multinomial")
+            else:
+                drawn += [numbers.choose(value.number, draw, left, "multinomial") for value in noise]
+        return torch.tensor(drawn, device=weights.device).reshape(tuple(result.shape))
+
+    def _integers(self, name: str, args: Any, kwargs: Any, result: torch.Tensor, draw: Draw | None) -> torch.Tensor:
+        flat = result.reshape(-1)
+        if name == "randperm":
+            left = list(range(len(flat)))
+            chosen = []
+            for place in range(len(flat)):
+                pick = self.ledger.pick(draw, place, len(flat), len(left), "randperm")
+                chosen.append(left.pop(pick))
+        else:
+            ends = [arg for arg in args if isinstance(arg, int) and not isinstance(arg, bool)]
+            ends = [kwargs[key] for key in ("low", "high") if key in kwargs] or ends
+            low, high = (0, ends[0]) if len(ends) == 1 else (ends[0], ends[1])
+            chosen = [low + self.ledger.pick(draw, place, len(flat), high - low, name) for place in range(len(flat))]
+        return torch.tensor(chosen, dtype=result.dtype, device=result.device).reshape(result.shape)
+
+    def _bernoulli(self, name: str, args: Any, kwargs: Any, result: torch.Tensor, draw: Draw | None) -> torch.Tensor:
+        arguments = kwargs.get("p", args[1] if len(args) > 1 else (args[0] if name == "bernoulli" else 0.5))
+        odds = np.broadcast_to(self._read(arguments), tuple(result.shape))
+        device = result.device.type
+        values = self.values(draw, tuple(result.shape), torch.float32, device, False)
+        hits = [
+            self.ledger.numbers.below(value.number, draw, Fraction(float(p)), "bernoulli")
+            for value, p in zip(values.flat, odds.flat, strict=True)
+        ]
+        answer = torch.tensor(hits, device=result.device).reshape(tuple(result.shape)).to(result.dtype)
+        return result.copy_(answer) if name.endswith("_") else answer
+
+    # What becomes of drawn values.
 
     def _followed(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
-        """A call that has a coin, a tensor of coins, noise or a race among its arguments."""
-        operands = [*args, *(kwargs[key] for key in ("input", "self", "other", "dim") if key in kwargs)]
+        """A call that has a value, or a tensor of values, among its arguments."""
+        operands = [*args, *(kwargs[key] for key in ("input", "self", "other", "exponent") if key in kwargs)]
         if name in FACTS:
             return func(*args, **kwargs)
+        # Python's own conversions have the names of casts.
+        if getattr(func, "__name__", "") in ("__float__", "__int__", "__bool__", "__index__", "__complex__"):
+            refuse(f"Python's {name}() on a random number: read it with .item()")
         if name in COMPARISONS:
             return self._compared(COMPARISONS[name], operands[0], operands[1])
-        if name in ("div", "div_", "truediv", "true_divide") and id(operands[1]) in self.noise:
-            return self._raced(operands[0], operands[1], name == "div_")
-        if id(operands[0]) in self.races and name == "argmax":
-            return self._won(operands[0], operands[1] if len(operands) > 1 else None, kwargs.get("keepdim", False))
-        if id(operands[0]) in self.coins or name in ("stack", "cat"):
-            if name in ("item", "tolist"):
-                return self.coins[id(operands[0])][1].tolist()
-            if name in MOVES or (
-                name == "to" and not any(isinstance(one, torch.dtype) for one in tree_leaves((args, kwargs)))
-            ):
-                return self._moved(func, args, kwargs)
-        kind = (
-            "exponential noise" if any(id(one) in self.noise or id(one) in self.races for one in operands) else "a coin"
+        bare = name.removesuffix("_")
+        if name in TWO_OPERANDS and len(operands) > 1:
+            if kwargs.get("alpha", 1) != 1 or kwargs.get("rounding_mode") is not None:
+                refuse(f"torch's {name} with {sorted(kwargs)} on a random number")
+            return self._computed(TWO_OPERANDS[name], name.endswith("_") or name in IN_PLACE, operands[0], operands[1])
+        if bare in ONE_OPERAND:
+            elements = _each(ONE_OPERAND[bare], self._read(operands[0]))
+            return self._answer(elements, operands[0], name.endswith("_"))
+        if bare in ("clamp", "clip", "clamp_min", "clamp_max"):
+            return self._clamped(bare, name.endswith("_"), operands[0], args[1:], kwargs)
+        if name in RANKINGS and isinstance(operands[0], torch.Tensor):
+            return self._ranked(name, operands[0], args[1:], kwargs)
+        if bare == "masked_fill" or name in ("where", "setitem", "copy_", "index_fill_"):
+            return self._filled(name, args, kwargs)
+        if name in ("searchsorted", "bucketize"):
+            return self._searched(name, args, kwargs)
+        if name == "item" or name == "tolist":
+            elements = self._read(operands[0])
+            return elements.reshape(-1)[0] if name == "item" else elements.tolist()
+        if name in CASTS:
+            return self._moved(func, args, kwargs)
+        if name in MOVES:
+            return self._moved(func, args, kwargs)
+        refuse(f"torch's {name} on a random number")
+
+    def _answer(self, elements: Elements, like: Any, in_place: bool) -> torch.Tensor:
+        """The elements in a tensor: the operand itself for a function in place."""
+        return self._write(like, elements) if in_place else self._new(elements, like)
+
+    def _computed(self, operator: str, in_place: bool, left: Any, right: Any) -> torch.Tensor:
+        """`left operator right`, element by element, where one operand is a float."""
+        first, second = np.broadcast_arrays(self._read(left), self._read(right))
+        elements = np.empty(first.shape, dtype=object)
+        for place in np.ndindex(first.shape):
+            elements[place] = _arithmetic(operator, first[place], second[place])
+        tensor = next(operand for operand in (left, right) if isinstance(operand, torch.Tensor))
+        return self._answer(elements, left if in_place else tensor, in_place)
+
+    def _clamped(self, name: str, in_place: bool, tensor: torch.Tensor, args: Any, kwargs: Any) -> torch.Tensor:
+        ends = [*args, None, None]
+        low = kwargs.get("min", ends[0] if name != "clamp_max" else None)
+        high = kwargs.get("max", ends[0] if name == "clamp_max" else ends[1])
+        low, high = (None if end is None else float(end) for end in (low, high))
+        limits = (-math.inf if low is None else low, math.inf if high is None else high)
+        elements = _each(
+            lambda value: value.clamp(*limits), self._read(tensor), lambda x: min(max(x, limits[0]), limits[1])
         )
-        refuse(f"torch's {name} on {kind}")
+        return self._answer(elements, tensor, in_place)
 
     def _compared(self, sign: str, left: Any, right: Any) -> torch.Tensor:
-        """`left sign right`, element by element, where one operand holds coins."""
-        if not (isinstance(left, Coin) or id(left) in self.coins):
+        """`left sign right`, element by element, where one operand holds values."""
+        if not self._holds_values(left):
             return self._compared(MIRRORED[sign], right, left)
-        if isinstance(right, Coin) or id(right) in self.coins or id(right) in self.noise or id(right) in self.races:
-            refuse("two draws compared with each other")
-        # torch compares in the dtype that both operands promote to, so the coin is rounded to that dtype.
-        dtype = torch.result_type(0.5 if isinstance(left, Coin) else left, right)
+        # torch compares in the dtype that both operands promote to, so a number is rounded to that dtype.
+        dtype = torch.result_type(0.5 if isinstance(left, Value) else left, 0.5 if isinstance(right, Value) else right)
         device = right.device if isinstance(right, torch.Tensor) else left.device
-        # Coins are Python objects, so NumPy broadcasts them in an object array.
-        coins = np.array(left, dtype=object) if isinstance(left, Coin) else self.coins[id(left)][1]
-        limits = np.array(torch.as_tensor(right).to("cpu", dtype).to(torch.float64).tolist())
-        coins, limits = np.broadcast_arrays(coins, limits)
-        answers = [
-            coin.decide(sign, float(limit), dtype) for coin, limit in zip(coins.ravel(), limits.ravel(), strict=True)
-        ]
-        return torch.tensor(answers, dtype=torch.bool, device=device).reshape(coins.shape)
+        if isinstance(right, torch.Tensor) and self._elements(right) is None:
+            right = right.to(dtype)
+        elif isinstance(right, (int, float)):
+            right = torch.tensor(right, dtype=dtype)
+        values, limits = np.broadcast_arrays(self._read(left), self._read(right))
+        answers = []
+        for value, limit in zip(values.flat, limits.flat, strict=True):
+            if isinstance(limit, Value):
+                refuse("two random numbers compared with each other")
+            answers.append(value.decide(sign, float(limit), dtype) if isinstance(value, Value)
+                           else _plainly(sign, value, limit))  # fmt: skip
+        return torch.tensor(answers, dtype=torch.bool, device=device).reshape(values.shape)
+
+    def _ranked(self, name: str, tensor: torch.Tensor, args: Any, kwargs: Any) -> Any:
+        """The order of each row: the number of its first, or of its first few."""
+        count = kwargs.get("k", args[0] if args and name == "topk" else 1)
+        rest = list(args[1:] if name == "topk" else args)
+        dim = kwargs.get("dim", rest[0] if rest else (-1 if name in ("topk", "argsort") else None))
+        keepdim = kwargs.get("keepdim", rest[1] if len(rest) > 1 and name != "argsort" else False)
+        if isinstance(dim, torch.Tensor):
+            refuse(f"torch's {name} of two tensors of random numbers")
+        largest = bool(kwargs.get("largest", kwargs.get("descending", RANKINGS[name])))
+        elements = self._read(tensor)
+        whole = dim is None
+        rows = elements.reshape(1, -1) if whole else np.moveaxis(elements, dim, -1)
+        if name == "argsort":
+            count = rows.shape[-1]
+        flat = rows.reshape(-1, rows.shape[-1])
+        orders = [ranking(list(row), count, largest, name) for row in flat]
+        places = np.array(orders).reshape(*rows.shape[:-1], count)
+        firsts = np.empty(places.shape, dtype=object)
+        for place in np.ndindex(places.shape):
+            firsts[place] = rows[place[:-1]][places[place]]
+        if not whole:
+            places, firsts = np.moveaxis(places, -1, dim), np.moveaxis(firsts, -1, dim)
+        if name not in ("topk", "argsort") and not keepdim:
+            places = places.reshape(()) if whole else places.squeeze(dim)
+            firsts = firsts.reshape(()) if whole else firsts.squeeze(dim)
+        indices = torch.tensor(places.tolist(), dtype=torch.long, device=tensor.device)
+        if name in ("argmax", "argmin", "argsort"):
+            return indices
+        first = self._new(firsts, tensor)
+        if whole:
+            return first
+        kind = {"max": torch.return_types.max, "min": torch.return_types.min, "topk": torch.return_types.topk}[name]
+        return kind((first, indices))
+
+    def _filled(self, name: str, args: Any, kwargs: Any) -> Any:
+        """Elements chosen from two tensors, or written into one."""
+        if kwargs:
+            refuse(f"torch's {name} with {sorted(kwargs)} on a random number")
+        if name == "where":
+            mask, first, second = args
+            chosen, one, other = np.broadcast_arrays(self._read(mask), self._read(first), self._read(second))
+            elements = np.empty(chosen.shape, dtype=object)
+            for place in np.ndindex(chosen.shape):
+                elements[place] = one[place] if chosen[place] else other[place]
+            return self._new(elements, next(t for t in (first, second) if isinstance(t, torch.Tensor)))
+        if name in ("masked_fill", "masked_fill_"):
+            tensor, mask, value = args
+            elements, chosen = np.broadcast_arrays(self._read(tensor), self._read(mask))
+            elements = np.array(elements, dtype=object)
+            for place in np.ndindex(elements.shape):
+                if chosen[place]:
+                    elements[place] = self._read(value).reshape(-1)[0]
+            return self._answer(elements, tensor, name.endswith("_"))
+        if name == "copy_":
+            return self._write(args[0], self._read(args[1]))
+        if name == "setitem":
+            tensor, key, value = args
+            index = torch.arange(tensor.numel()).reshape(tuple(tensor.shape))[key]
+            flat: Elements = self._read(tensor).reshape(-1)
+            flat[index.reshape(-1).numpy()] = np.broadcast_to(self._read(value), tuple(index.shape)).reshape(-1)
+            self._write(tensor, flat.reshape(tuple(tensor.shape)))
+            return None
+        return refuse(f"torch's {name} on a random number")
+
+    def _searched(self, name: str, args: Any, kwargs: Any) -> torch.Tensor:
+        """The number of limits below each value, by comparisons."""
+        edges, wanted = args[:2] if name == "searchsorted" else (args[1], args[0])
+        right = kwargs.get("right", False) or kwargs.get("side") == "right"
+        if isinstance(edges, torch.Tensor) and self._drawn(edges):
+            refuse(f"torch's {name} in random numbers")
+        values = self._read(wanted)
+        limits = self._read(edges)
+        rows = np.broadcast_to(limits, (*values.shape[:-1], limits.shape[-1])) if values.ndim else limits
+        counts = np.zeros(values.shape, dtype=int)
+        dtype = edges.dtype if isinstance(edges, torch.Tensor) else None
+        for place in np.ndindex(values.shape):
+            for limit in rows[place[:-1]] if limits.ndim > 1 else limits:
+                value = values[place]
+                above = value.decide("ge" if right else "gt", float(limit), dtype) if isinstance(value, Value) else (
+                    value >= limit if right else value > limit)  # fmt: skip
+                if not above:
+                    break
+                counts[place] += 1
+        return torch.tensor(counts.tolist(), dtype=torch.long, device=edges.device)
 
     def _moved(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """A move of elements, made on tensors of element numbers first and then on the coins."""
-        held = [one for one in tree_leaves((args, kwargs)) if id(one) in self.coins]
-        every = np.concatenate([self.coins[id(one)][1].ravel() for one in held])
-        starts = np.cumsum([0, *(one.numel() for one in held)])
+        """A move of elements: a view shows its memory's values, and a copy gets those of the places it is made of."""
+        result = func(*args, **kwargs)
+        tensors = [part for part in tree_leaves(result) if isinstance(part, torch.Tensor)]
+        if all(part.untyped_storage().data_ptr() in self.memory for part in tensors if part.numel()):
+            return result
+        sources = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        sources = [leaf for leaf in sources if leaf.is_floating_point()]
+        every = np.concatenate([self._read(leaf).reshape(-1) for leaf in sources])
+        starts = np.cumsum([0, *(leaf.numel() for leaf in sources)]).tolist()
         shadows = {
-            id(one): torch.arange(start, start + one.numel()).reshape(one.shape)
-            for one, start in zip(held, starts.tolist(), strict=False)
+            id(leaf): torch.arange(start, start + leaf.numel()).reshape(tuple(leaf.shape))
+            for leaf, start in zip(sources, starts, strict=False)
         }
 
-        def shadow(one: Any) -> Any:
-            if isinstance(one, (tuple, list)):
-                return type(one)(shadow(part) for part in one)
-            return shadows.get(id(one), one)
+        def shadow(leaf: Any) -> Any:
+            # Numbers of elements keep their dtype through a cast.
+            return torch.int64 if isinstance(leaf, torch.dtype) else shadows.get(id(leaf), leaf)
 
-        def back(one: Any) -> Any:
-            if isinstance(one, (tuple, list)):
-                return tuple(back(part) for part in one)
-            coins = every[one.cpu().numpy()] if one.ndim else np.array(every[int(one)], dtype=object)
-            return self._tensor(coins, torch.empty(one.shape, dtype=held[0].dtype, device=one.device))
+        name = str(getattr(func, "__name__", func))
+        if name in CASTS - {"to"}:
+            return self._new(self._read(args[0]), result)
+        places = tree_leaves(func(*tree_map(shadow, args), **tree_map(shadow, kwargs)))
+        for part, index in zip(tensors, places, strict=True):
+            self._write(part, every[index.cpu().numpy()] if index.ndim else np.array(every[int(index)], dtype=object))
+        return result
 
-        return back(func(*shadow(tuple(args)), **{key: shadow(value) for key, value in kwargs.items()}))
 
-    def _raced(self, weights: Any, noise: torch.Tensor, in_place: bool) -> torch.Tensor:
-        where, used = self.noise[id(noise)]
-        if not isinstance(weights, torch.Tensor) or self._drawn(weights):
-            refuse("torch's division of this by exponential noise")
-        # Cloned, because `div_` makes the weights' own tensor the race, which is filled with NaN.
-        held = weights.detach().clone().expand(where.shape)
-        race = weights if in_place else torch.empty_like(where)
-        self._poisoned(race)
-        self.races[id(race)] = (race, held, used)
-        return race
+def _leaves(operand: Any) -> Iterator[Any]:
+    """The operands of a call, those in lists, tuples and dicts included."""
+    if isinstance(operand, (list, tuple)):
+        for part in operand:
+            yield from _leaves(part)
+    elif isinstance(operand, dict):
+        yield from _leaves(tuple(operand.values()))
+    else:
+        yield operand
 
-    def _won(self, race: torch.Tensor, dim: Any, keepdim: bool) -> torch.Tensor:
-        """The winner of each race: with E exponential, argmax(w / E) is i with probability w_i / sum(w)."""
-        _, weights, used = self.races[id(race)]
-        if dim not in (-1, weights.ndim - 1) and not (dim is None and weights.ndim == 1):
-            refuse("argmax of a race along another axis than the last")
-        # A second race on the same noise would depend on the first; drawing it anew would give another law.
-        if any(used):
-            refuse("exponential noise used twice")
-        used[:] = [True] * len(used)
-        won = self._multinomial(weights, 1)
-        return won if keepdim else won.squeeze(-1)
+
+def _each(
+    function: Callable[[Value], Any], elements: Elements, plainly: Callable[[float], float] | None = None
+) -> Elements:
+    """A function of each value; floats go through `plainly`, or are refused."""
+    result = np.empty(elements.shape, dtype=object)
+    for place in np.ndindex(elements.shape):
+        element = elements[place]
+        if isinstance(element, Value):
+            result[place] = function(element)
+        elif plainly is None:
+            refuse("a function of random numbers and others in one tensor")
+        else:
+            result[place] = plainly(element)
+    return result
+
+
+def _arithmetic(operator: str, left: Any, right: Any) -> Any:
+    """`left operator right`, of which one may be a value."""
+    if operator == "rsub" or operator == "rdiv":
+        left, right = right, left
+    if isinstance(left, Value) and isinstance(right, Value):
+        refuse("arithmetic of two random numbers")
+    if operator == "add":
+        return left + right
+    if operator in ("sub", "rsub"):
+        return left - right
+    if operator == "mul":
+        return left * right
+    if operator == "pow":
+        return left**right
+    if not isinstance(right, Value) and right == 0:
+        return left.over_zero()
+    return left / right
+
+
+def _plainly(sign: str, left: float, right: float) -> bool:
+    return {"lt": left < right, "le": left <= right, "gt": left > right, "ge": left >= right}[sign]
+
+
+def _kind(
+    draw: Draw | None, element: int, count: int, dtype: torch.dtype, device: str, exponential: bool
+) -> tuple[str, Place | None]:
+    """How one element of a draw is made, and of which words."""
+    if draw is None:
+        return "alone", None
+    if device != "cpu":
+        # A device's thread reads its own words: elements of one number and one place are one, whatever the function.
+        return "device", Place(f"{draw.place.stream} element {element} of", draw.place.offset, 0)
+    place = draw.place.part(element, count)
+    if (exponential or dtype == torch.float64) and place.size == 2:
+        return DOUBLE, place
+    if not exponential and dtype == torch.float32 and place.size == 1:
+        return SINGLE, place
+    return f"{'exponential' if exponential else 'uniform'} {dtype}", place

@@ -2,15 +2,18 @@
 
 `random.Random` has hooks on its class, so that every object of it is watched, whenever it was made. NumPy's classes
 take none: the names `default_rng`, `Generator` and `RandomState` give subclasses with hooks while a hook is set, and
-their objects stay so. A generator of NumPy that is older, or a name imported from NumPy before, is not watched. torch's
-calls pass through a `TorchFunctionMode`, which sees those of its own thread.
+their objects stay so. A name that a module imported before, and a generator of NumPy that it made, are replaced in the
+module while a hook is set. An older generator of NumPy that stands elsewhere, such as in an object, is not watched.
+torch's calls pass through a `TorchFunctionMode`, which sees those of its own thread.
 """
 
 import random
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -61,8 +64,11 @@ class Call:
     def name(self) -> str:
         """The function as people write it: `torch.rand`, `numpy.random.choice`."""
         module = "numpy.random" if self.library == "numpy" else self.library
-        return f"{module}.{self.method}"
+        return f"{module}.{'randrange' if self.method == '_randbelow' else self.method}"
 
+
+UNSEARCHED = ("numpy", "scipy", "torch", "random", "hypothesis")
+"""Packages whose own names stay as they are."""
 
 Handler = Callable[[Call], Any]
 """Answers a draw with its result, or with something in its place."""
@@ -200,6 +206,25 @@ def watched_names() -> dict[tuple[Any, str], Any]:
     return names
 
 
+def names_in_modules(watched: dict[tuple[Any, str], Any]) -> dict[tuple[Any, str], Any]:
+    """The names under which other modules hold what is watched, with their values."""
+    watchers = {id(vars(holder)[name]): value for (holder, name), value in watched.items() if name in vars(holder)}
+    names: dict[tuple[Any, str], Any] = {}
+    for module in list(sys.modules.values()):
+        if not isinstance(module, ModuleType) or module.__name__.split(".")[0] in UNSEARCHED:
+            continue
+        if module.__name__ == __name__:
+            continue
+        for name, value in list(vars(module).items()):
+            if id(value) in watchers:
+                names[module, name] = watchers[id(value)]
+            elif type(value) is np.random.Generator:
+                names[module, name] = HookedGenerator(value.bit_generator)
+            elif type(value) is np.random.RandomState:
+                names[module, name] = HookedRandomState(value._bit_generator)
+    return names
+
+
 def _hooked_function(generator: Any, method: str, plain: Callable[..., Any]) -> Callable[..., Any]:
     def hooked(*args: Any, **kwargs: Any) -> Any:
         return _answer("numpy", method, generator, args, kwargs, lambda: plain(*args, **kwargs))
@@ -211,7 +236,8 @@ def _hooked_function(generator: Any, method: str, plain: Callable[..., Any]) -> 
 @contextmanager
 def hooks(handler: Handler) -> Iterator[None]:
     """Every draw of NumPy and `random` is answered by `handler` inside the `with`; torch's by `TorchHooks`."""
-    with names_replaced(watched_names()):
+    watched = watched_names()
+    with names_replaced({**names_in_modules(watched), **watched}):
         _active.handlers.append(handler)
         try:
             yield

@@ -1,7 +1,8 @@
 """Offsets on sequences of MT19937, the generator behind torch on CPUs.
 
-`random.Random` and `numpy.random.RandomState` are the same generator. A state is a block of 624 words and a number of words read. Blocks follow from each other. A block that follows from a
-known one is on its stream; any other begins a stream of its own.
+`random.Random` and `numpy.random.RandomState` are the same generator. A state is a block of 624 words and a number of
+words read. Blocks follow from each other. A block that follows from a known one is on its stream; any other begins a
+stream of its own.
 """
 
 import hashlib
@@ -44,11 +45,11 @@ class Blocks:
     def __init__(self) -> None:
         self._places: dict[bytes, tuple[str, int]] = {}
 
-    def position(self, block: Block, words_read: int, last: Block | None = None) -> Position:
-        """The position of a state; `last` is a block from which a recent draw set out."""
+    def position(self, block: Block, words_read: int, last: Block | None = None, most: int = MOST_BLOCKS) -> Position:
+        """The position of a state; `last` is a block from which a draw may have led to it through `most` blocks."""
         key = block.tobytes()
         if key not in self._places and last is not None and last.tobytes() in self._places:
-            self._follow(last, key)
+            self._follow(last, key, most)
         if key not in self._places:
             name = hashlib.sha256(key).hexdigest()[:8]
             # The words of a seeded block are never read: the first that is read begins the next one.
@@ -56,11 +57,11 @@ class Blocks:
         stream, number = self._places[key]
         return Position(stream, LENGTH * number + words_read)
 
-    def _follow(self, block: Block, wanted: bytes) -> None:
+    def _follow(self, block: Block, wanted: bytes, most: int) -> None:
         """Note the blocks from `block` up to that of bytes `wanted`, where it is one of the next."""
         stream, number = self._places[block.tobytes()]
         steps: dict[bytes, tuple[str, int]] = {}
-        for step in range(1, MOST_BLOCKS + 1):
+        for step in range(1, most + 1):
             block = next_block(block)
             key = block.tobytes()
             steps[key] = (stream, number + step)

@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from types import FrameType
 
@@ -118,6 +119,7 @@ def stack_here(most: int = 12) -> tuple[Site, ...]:
     return tuple(sites) or (Site("?", 0, "?"),)
 
 
+@lru_cache(maxsize=1 << 12)
 def is_library(file: str) -> bool:
     """Whether the file belongs to torch, NumPy, `random`, or to this package."""
     parts = Path(file).parts

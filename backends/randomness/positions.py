@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from backends.randomness.mersenne import Block, Blocks
+from backends.randomness.mersenne import MOST_BLOCKS, Block, Blocks
 from backends.randomness.places import Place, Position, place_between
 
 _WORD = 1 << 128
@@ -30,6 +30,9 @@ class Positions:
         Args:
             generator: The generator.
             before: Where it stood before its last draw; so a position behind a draw is on the stream of the draw.
+
+        Raises:
+            TypeError: The generator has no state.
         """
         if isinstance(generator, torch.Generator):
             return self._of_torch(generator, before)
@@ -50,7 +53,8 @@ class Positions:
 
     def _of_block(self, block: Block, words_read: int, before: "Standing | None") -> "Standing":
         last = None if before is None else before.block
-        return Standing(self._blocks.position(block, words_read, last), block, words_read == len(block))
+        most = MOST_BLOCKS if before is None else before.most_blocks
+        return Standing(self._blocks.position(block, words_read, last, most), block)
 
     def _of_torch(self, generator: torch.Generator, before: "Standing | None") -> "Standing":
         if generator.device.type != "cpu":
@@ -102,11 +106,11 @@ class Standing:
     Attributes:
         position: The position.
         block: The block of MT19937, or None for other generators.
-        fresh: Whether a block of MT19937 has no unread word, as behind seeding.
+        most_blocks: How many blocks a search for a later position may go through.
     """
 
-    def __init__(self, position: Position, block: Block | None = None, fresh: bool = False) -> None:
-        self.position, self.block, self.fresh = position, block, fresh
+    def __init__(self, position: Position, block: Block | None = None, most_blocks: int = MOST_BLOCKS) -> None:
+        self.position, self.block, self.most_blocks = position, block, most_blocks
 
 
 def default_generator(library: str) -> Any:

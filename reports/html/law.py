@@ -7,7 +7,7 @@ from reference.oracle.law import Bias
 from reports.format import cut, number, plural
 from reports.html.document import rendered
 from reports.html.pictures.bars import Bars, compared
-from reports.pages.law import LawFacts, because, path_in_words, results, shown_tokens
+from reports.pages.law import ADVICE, LawFacts, WithoutLaw, because, path_in_words, results, shown_tokens
 
 WHAT = (
     "An acceptance rule decides which drafted tokens become output. A lossless rule emits each token with exactly the "
@@ -39,6 +39,22 @@ def law_page(laws: Sequence[LawFacts], version: str) -> bytes:
     return rendered("law.html.j2", facts)
 
 
+def page_without_law(facts: WithoutLaw, version: str) -> bytes:
+    """The page of a sampler that has no law."""
+    page: dict[str, Any] = {
+        "title": f"Law of {cut(facts.rule, 80)}",
+        "version": version,
+        "outcome": "differ",
+        "word": facts.verdict,
+        "verdict": f"The random numbers of {cut(facts.rule, 120)} decide twice: {cut('; '.join(facts.shared), 400)}.",
+        "what": WHAT,
+        "one": None,
+        "laws": [],
+        "todo": ADVICE,
+    }
+    return rendered("law.html.j2", page)
+
+
 def _verdict(facts: LawFacts) -> str:
     name = cut(facts.rule, 120)
     if not facts.biased:
@@ -60,6 +76,8 @@ def _verdict_of_all(laws: Sequence[LawFacts], broken: list[LawFacts]) -> str:
 
 
 def _todo(facts: LawFacts) -> str:
+    if facts.broken and facts.shared:
+        return f"{ADVICE[0].upper()}{ADVICE[1:]}."
     if facts.broken:
         return "Look at how the rule treats the contexts below, the worst first: after each, the bars show which token."
     if facts.biased:

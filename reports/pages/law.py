@@ -26,6 +26,9 @@ WORST = 3
 EXACT = 18
 """The longest fraction, in characters, that is printed beside its decimal."""
 
+ADVICE = "the same random numbers decide twice: give each purpose draws of its own, by another seed or one generator"
+"""The way out, where random numbers decide twice."""
+
 DIGITS = 10_000
 """The most bits of a fraction in JSON; Python refuses to write integers of many more digits."""
 
@@ -53,6 +56,7 @@ class LawFacts:
         evaluations: The number of runs of the rule.
         biases: The law after each emitted prefix, the most biased first.
         world: The world of tables that was measured; the worst of them, where there were several.
+        shared: The random numbers that decide twice, each with both places in the code.
     """
 
     rule: str
@@ -73,15 +77,18 @@ class LawFacts:
     evaluations: int
     biases: tuple[Bias, ...]
     world: str = ""
+    shared: tuple[str, ...] = ()
 
     @property
     def broken(self) -> bool:
-        """Whether the rule breaks its promise to be lossless."""
-        return self.biased and self.promise is True
+        """Whether the rule breaks its promise to be lossless, or loses by random numbers that decide twice."""
+        return self.biased and (self.promise is True or bool(self.shared))
 
     @property
     def verdict(self) -> str:
         """The comparison of law and promise in a few words."""
+        if self.broken and not self.promise:
+            return "BROKEN, nothing claimed"
         if self.promise is None:
             return f"{'LOSSY' if self.biased else 'LOSSLESS'}, nothing claimed"
         if self.broken:
@@ -131,6 +138,7 @@ def results(facts: LawFacts) -> list[tuple[str, str]]:
     rows += [("where from" if at == 0 else "", line) for at, line in enumerate(where)]
     if not worst:
         rows.append(("where from", "nowhere: whatever was emitted, the next token has the target's law"))
+    rows += [("decides twice" if at == 0 else "", line) for at, line in enumerate(facts.shared)]
     rows.append(("enumerated", f"{plural(facts.evaluations, 'run')} of the rule, {plural(facts.cells, 'block')}"))
     return rows
 
@@ -140,6 +148,8 @@ def because(facts: LawFacts) -> str:
     if facts.why:
         return facts.why
     condition = f" on this condition: {facts.condition}" if facts.condition else ""
+    if facts.broken and facts.shared:
+        return ADVICE
     if facts.promise is None:
         return "--claims-lossless makes this a gate (exit code 1 where it is lossy)"
     if facts.broken:
@@ -277,7 +287,50 @@ def law_record(facts: LawFacts) -> dict[str, Any]:
         "evaluations": facts.evaluations,
         "first_token": {"law": _floats(facts.first.law), "target": _floats(facts.first.target)},
         "where_from": [_context(bias) for bias in facts.worst[:WORST]],
+        "decides_twice": list(facts.shared),
     }
+
+
+@dataclass(frozen=True)
+class WithoutLaw:
+    """A sampler whose random numbers decide several times, in a way whose joint law is not known.
+
+    Attributes:
+        rule: The name of the sampler.
+        why: The decision behind which nothing is known.
+        shared: The random numbers that decide twice, each with both places in the code.
+        promise: Whether it claims to be lossless.
+    """
+
+    rule: str
+    why: str
+    shared: tuple[str, ...]
+    promise: bool
+
+    @property
+    def verdict(self) -> str:
+        """The finding in a few words."""
+        return "BROKEN PROMISE" if self.promise else "BROKEN, nothing claimed"
+
+
+def page_without_law(facts: WithoutLaw) -> str:
+    """The page of a sampler that has no law."""
+    rows = [("decides twice" if at == 0 else "", line) for at, line in enumerate(facts.shared)]
+    rows.append(("law", f"none: {facts.why}"))
+    return f"{printed(folded(clean(facts.rule)))}{labelled(rows)}\n{printed(folded(f'{facts.verdict}  {ADVICE}'))}"
+
+
+def record_without_law(facts: WithoutLaw) -> dict[str, Any]:
+    """A sampler without a law as `--json` writes it: a list with one record."""
+    record = {
+        "rule": facts.rule,
+        "lossless": facts.promise,
+        "verdict": facts.verdict,
+        "total_variation": None,
+        "why": facts.why,
+        "decides_twice": list(facts.shared),
+    }
+    return {"rules": [record]}
 
 
 def _context(bias: Bias) -> dict[str, Any]:

@@ -9,11 +9,20 @@ from typing import cast
 
 import click
 
+from backends.interception.errors import DecidesTooOften
 from reference.malformed import Malformed
 from reference.rules import RULES, Rule
 from reference.tree import Shape
 from reports import writing
-from reports.pages.law import LawFacts, law_page, law_records, law_table
+from reports.pages.law import (
+    LawFacts,
+    WithoutLaw,
+    law_page,
+    law_records,
+    law_table,
+    page_without_law,
+    record_without_law,
+)
 from specverify import __version__
 from specverify.law.enumeration import Asked, measured
 from specverify.law.world_file import THRESHOLDS, Told, read
@@ -67,7 +76,10 @@ def law(options: Options) -> int:
     check_apart({"--json": options.json_file, "--html": options.html_file})
     for file in filter(None, (options.json_file, options.html_file)):
         writing.check(file)
-    found = laws_of(options)
+    try:
+        found = laws_of(options)
+    except DecidesTooOften as why:
+        return _without_law(options, WithoutLaw(options.torch or "", str(why), why.shared, options.claims_lossless))
     page = law_table(found) if options.table else law_page(found[0], options.picture)
     click.echo(page, nl=False, err="-" in (options.json_file, options.html_file))
     if options.json_file is not None:
@@ -77,6 +89,18 @@ def law(options: Options) -> int:
 
         writing.write_whole(options.html_file, html.law_page(found, __version__))
     return 1 if any(facts.broken for facts in found) else 0
+
+
+def _without_law(options: Options, facts: WithoutLaw) -> int:
+    """Print and write what a sampler without a law does wrong; return exit code 1."""
+    click.echo(page_without_law(facts), nl=False, err="-" in (options.json_file, options.html_file))
+    if options.json_file is not None:
+        writing.write_json(options.json_file, record_without_law(facts))
+    if options.html_file is not None:
+        from reports.html import law as html
+
+        writing.write_whole(options.html_file, html.page_without_law(facts, __version__))
+    return 1
 
 
 def laws_of(options: Options) -> list[LawFacts]:

@@ -3,7 +3,8 @@
 Each random draw of the sampler is intercepted and forked, and every possible course is run. The sampler is a function
 of two tables, `sampler(target, draft)`. The sampler calls a table with the tokens emitted or drafted so far in the
 round, and gets the log-probabilities of the next token: float64 [vocabulary]. It returns the tokens of one speculative
-round. It may draw with `random`, NumPy and torch as engines do (`backends.interception`).
+round. It may draw with `random`, NumPy and torch as engines do (`backends.interception`), from generators of its own:
+those of one seed read the same numbers, and those of unequal seeds are independent.
 """
 
 import operator
@@ -14,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from backends.interception.intercept import NotInterceptable, TooManyRuns, intercepted
+from backends.interception.intercept import DecidesTooOften, NotInterceptable, TooManyRuns, enumerated
+from backends.randomness.hooks import names_replaced, watched_names
 from reference.oracle.law import expected_length, total_variation, where_from
 from reports.pages.law import LawFacts
 from specverify.law.user_rule import brief, function_named
@@ -34,9 +36,12 @@ def torch_law(name: str, tables: Tables, claims: bool, most: int | None = None) 
     Raises:
         UnusableInput: The sampler cannot be imported, raises, returns no tokens, has too many courses, or uses a draw
             in a way that the interception cannot follow.
+        DecidesTooOften: The same random numbers decide in a way whose joint law is not known.
     """
     where = f"--torch {name}"
-    sampler = function_named(name, where)
+    # A generator that the module makes when it is imported is followed too, and so is a name that it imports.
+    with names_replaced(watched_names()):
+        sampler = function_named(name, where)
     count = 0
 
     def block() -> tuple[int, ...]:
@@ -44,15 +49,16 @@ def torch_law(name: str, tables: Tables, claims: bool, most: int | None = None) 
         count += 1
         try:
             return _tokens(sampler(_table(tables.target_row), _table(lambda path: tables.draft_row(path, 0))))
-        except (NotInterceptable, TooManyRuns):
+        except (NotInterceptable, TooManyRuns, DecidesTooOften):
             raise
         except (Exception, SystemExit) as why:  # the user's code may raise anything, which becomes one line
             raise UnusableInput(f"{where}: raised {brief(why)}; a sampler takes (target, draft)") from why
 
     try:
-        law: dict[tuple[int, ...], Any] = dict(intercepted(block, most_runs=MOST_RUNS if most is None else most))
+        enumeration = enumerated(block, most_runs=MOST_RUNS if most is None else most)
     except (NotInterceptable, TooManyRuns) as why:
         raise UnusableInput(f"{where}: {why}") from None
+    law: dict[tuple[int, ...], Any] = dict(enumeration.law)
     for tokens in law:
         if not tokens or not all(0 <= token < tables.vocab for token in tokens):
             raise UnusableInput(f"{where}: returned {list(tokens)}, not tokens of the vocabulary of {tables.vocab}")
@@ -77,6 +83,7 @@ def torch_law(name: str, tables: Tables, claims: bool, most: int | None = None) 
         cells=len(law),
         evaluations=count,
         biases=tuple(where_from(law, tables.target_row, height)),
+        shared=enumeration.shared,
     )
 
 

@@ -21,7 +21,7 @@ from backends.base import Unsupported
 from backends.engine.sampling.coins import Coins
 from backends.engine.sampling.forest import Forest
 from backends.engine.seams import Seams
-from backends.interception.intercept import NotInterceptable, TooManyRuns, intercepted
+from backends.interception.intercept import DecidesTooOften, NotInterceptable, TooManyRuns, intercepted
 from reference.trace import Stage
 
 SAMPLER = Contract(
@@ -145,6 +145,9 @@ class Sampler:
                 self._laws.clear()
             try:
                 law = intercepted(lambda: self._asked(trees, target, proposal, request), most_runs=MOST_COURSES)
+            except DecidesTooOften as why:
+                told = "; ".join([*why.shared, str(why)])
+                raise self._component.failed(f"{self._component.name}: {told}") from None
             except (NotInterceptable, TooManyRuns) as why:
                 raise Unsupported(f"{self._component.name}: its own draws cannot be enumerated: {why}") from None
             self._laws[key] = {answer: mass for answer, mass in law.items() if mass}

@@ -15,6 +15,9 @@ from tests.strangers.eager_sampler import FAULTS, EagerSampler
 from tests.tiers import each
 
 VOCAB = 4
+BOUND = random.random
+HIDDEN = [random.random]
+OLDER = np.random.default_rng(8)
 P = torch.tensor([0.5, 0.25, 0.25])
 
 
@@ -68,6 +71,27 @@ def race_in_place() -> int:
     return int(weights.argmax(dim=-1))
 
 
+def stale_view() -> bool:
+    coins = torch.empty(2)
+    view = coins.view(-1)
+    coins.uniform_()
+    return bool((view < 0.5).all())
+
+
+def row_of_a_batch() -> int:
+    """vLLM's CPU sampler fills the row of a request that has a seed."""
+    noise = torch.empty(2, 3)
+    noise.exponential_()
+    noise[1].exponential_(generator=torch.Generator().manual_seed(7))
+    return int(P.expand(2, 3).div(noise).argmax(dim=-1).view(-1)[1])
+
+
+def masked_race() -> int:
+    scores = P.log() - torch.empty(3).exponential_().log()
+    scores[0] = float("-inf")
+    return int(scores.masked_fill(torch.tensor([False, False, True]), float("-inf")).argmax())
+
+
 QUARTERS = {0: Fraction(1, 2), 1: Fraction(1, 4), 2: Fraction(1, 4)}
 
 KNOWN: dict[str, tuple[Callable[[], Hashable], dict[Any, Fraction]]] = {
@@ -83,6 +107,31 @@ KNOWN: dict[str, tuple[Callable[[], Hashable], dict[Any, Fraction]]] = {
     ),
     "exponential race": (lambda: int((P / torch.empty_like(P).exponential_()).argmax(-1)), QUARTERS),
     "exponential race in place": (race_in_place, QUARTERS),
+    "a race filled row by row": (row_of_a_batch, QUARTERS),
+    "a masked race": (masked_race, {1: Fraction(1)}),
+    "the smallest of noise over weights": (lambda: int((torch.empty(3).exponential_() / P).argmin()), QUARTERS),
+    "the largest power of coins": (lambda: int((torch.rand(3) ** (1 / P)).argmax()), QUARTERS),
+    "the best two of a race": (
+        lambda: tuple((P / torch.empty(3).exponential_()).topk(2).indices.tolist()),
+        {(i, j): QUARTERS[i] * QUARTERS[j] / (1 - QUARTERS[i]) for i in QUARTERS for j in QUARTERS if i != j},
+    ),
+    "a race in NumPy": (lambda: int(np.argmax(P.numpy() / np.random.default_rng(3).exponential(size=3))), QUARTERS),
+    "an older view": (stale_view, {True: Fraction(1, 4), False: Fraction(3, 4)}),
+    "product of a coin": (lambda: random.random() * 2 < 1, {True: Fraction(1, 2)}),
+    "1 minus a coin": (lambda: 1 - random.random() < 0.25, {True: Fraction(1, 4)}),
+    "sum in torch": (lambda: bool((1 - torch.rand(1) * 2 < 0.5).all()), {True: Fraction(3, 4)}),
+    "copied": (lambda: bool(torch.zeros(2).copy_(torch.rand(2))[1] < 0.25), {True: Fraction(1, 4)}),
+    "searchsorted": (lambda: int(torch.searchsorted(P.cumsum(0), torch.rand(1), right=True)), QUARTERS),
+    "integers of torch": (lambda: int(torch.randint(2, 5, (2,))[1]), dict.fromkeys((2, 3, 4), Fraction(1, 3))),
+    "bernoulli": (lambda: bool(torch.bernoulli(P)[1]), {True: Fraction(1, 4), False: Fraction(3, 4)}),
+    "a shuffled list": (
+        lambda: tuple(random.Random(0).sample("ab", 2)),
+        {("a", "b"): Fraction(1, 2), ("b", "a"): Fraction(1, 2)},
+    ),
+    "choices": (lambda: random.Random(0).choices((0, 1, 2), weights=P.tolist())[0], QUARTERS),
+    "a name imported before": (lambda: BOUND() < 0.25, {True: Fraction(1, 4), False: Fraction(3, 4)}),
+    "a generator of the module": (lambda: OLDER.random() < 0.25, {True: Fraction(1, 4), False: Fraction(3, 4)}),
+    "floor of a coin": (lambda: int(random.random() * 4), dict.fromkeys(range(4), Fraction(1, 4))),
     "numpy's choice": (lambda: int(np.random.choice(3, p=[0.5, 0.25, 0.25])), QUARTERS),  # noqa: NPY002
     "uniform_": (
         uniform_in_place,
@@ -131,42 +180,25 @@ def test_a_coin_compared_again_remembers() -> None:
     assert intercepted(fn) == {(True, True): quarter, (True, False): quarter, (False, False): 2 * quarter}
 
 
-def stale_view() -> bool:
-    coins = torch.empty(2)
-    view = coins.view(-1)
-    coins.uniform_()
-    return bool((view < 0.5).any())
-
-
-def shared_noise() -> tuple[int, int]:
-    noise = torch.empty(3).exponential_()
-    return int((P / noise).argmax()), int((P.flip(0) / noise).argmax())
-
-
-BOUND = random.random
-
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
-    "mul on a coin": (lambda: random.random() * 2 < 1, "mul"),
-    "reflected arithmetic": (lambda: 1 - random.random() < 0.5, "rsub"),
+    "floor division": (lambda: random.random() // 0.5, "floordiv"),
     "equality": (lambda: random.random() == 0.0, "eq"),
     "truth": (lambda: bool(random.random()), "bool"),
     "math": (lambda: math.log(random.random()), "float"),
     "copied into a tensor": (lambda: bool(torch.tensor(random.random()) < 0.5), "torch's tensor"),
-    "stored into a tensor": (lambda: torch.zeros(2).copy_(torch.rand(2)), "copy_"),
-    "torch arithmetic": (lambda: bool((torch.rand(1) * 2 < 1).all()), "mul"),
+    "sum of two": (lambda: bool(torch.rand(3).sum() < 1), "sum"),
     "torch's own truth": (lambda: bool(torch.rand(1)), "bool"),
-    "searchsorted": (lambda: int(torch.searchsorted(P.cumsum(0), torch.rand(1))), "searchsorted"),
+    "torch's float": (lambda: float(torch.rand(())) < 0.5, r"float\(\) on a random number: read it with .item"),
     "through NumPy": (lambda: float(torch.rand(2).numpy()[0]), "numpy"),
-    "two coins": (lambda: random.random() < random.random(), "two coins"),
-    "two tensors of coins": (lambda: bool(torch.rand(1) < torch.rand(1)), "two draws"),
-    "an older view": (stale_view, "view"),
+    "two coins": (lambda: random.random() < random.random(), "two random numbers"),
+    "two tensors of coins": (lambda: bool(torch.rand(1) < torch.rand(1)), "two random numbers"),
+    "arithmetic of two": (lambda: bool(torch.rand(1) + torch.rand(1) < 1), "arithmetic of two"),
     "normal": (lambda: bool(torch.randn(1) < 0), "randn"),
-    "shuffle": (lambda: random.shuffle([1, 2]), "random.shuffle"),
     "numpy's normal": (lambda: bool(np.random.normal() < 0), "numpy.random.normal"),  # noqa: NPY002
-    "Gumbel from noise": (lambda: int((P.log() - torch.empty(3).exponential_().log()).argmax()), "exponential noise"),
-    "noise used twice": (shared_noise, "twice"),
-    "more than there are": (lambda: torch.multinomial(torch.tensor([1.0, 0.0]), 2).tolist(), "fewer"),
-    "a name imported before": (lambda: BOUND() < 0.5, "not watched"),
+    "many bits": (lambda: random.getrandbits(64), "getrandbits"),
+    "more than there are": (lambda: torch.multinomial(torch.tensor([1.0, 0.0]), 2).tolist(), "fewer|invalid"),
+    "a function kept before": (lambda: HIDDEN[0]() < 0.5, "not watched"),
+    "an array's sum": (lambda: np.random.default_rng(1).random(3).sum() < 1, "NumPy function"),
 }
 
 

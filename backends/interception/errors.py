@@ -1,0 +1,28 @@
+"""Errors: why a function that draws has no law here."""
+
+from typing import NoReturn
+
+
+class NotInterceptable(Exception):
+    """The function uses randomness in a way that hides its law from the draws."""
+
+
+class TooManyRuns(Exception):
+    """The function has more courses, or longer courses, than were allowed."""
+
+
+class DecidesTooOften(Exception):
+    """Random numbers of one place decide several times, in a way whose joint law is not known here.
+
+    Attributes:
+        shared: What decided twice, each with both places in the code.
+    """
+
+    def __init__(self, why: str, shared: tuple[str, ...] = ()) -> None:
+        super().__init__(why)
+        self.shared = shared
+
+
+def refuse(what: str) -> NoReturn:
+    """Raise NotInterceptable for `what`."""
+    raise NotInterceptable(f"not interceptable: {what}; give the engine a tape of coins, or use the black-box test")
