@@ -16,6 +16,9 @@ from backends.randomness.positions import Positions, Standing, default_generator
 NEAR = 4
 """How many blocks of MT19937 an unwatched draw is looked for in."""
 
+MOST_OUTCOMES = 1024
+"""The most outcomes of one integer that are enumerated."""
+
 
 class Ledger:
     """The draws of one run.
@@ -54,6 +57,8 @@ class Ledger:
 
     def pick(self, draw: Draw | None, element: int, count: int, outcomes: int, what: str) -> int:
         """One of some equally likely outcomes; the same one again where the same words are asked for as many."""
+        if outcomes > MOST_OUTCOMES:
+            refuse(f"{what} of {outcomes} outcomes")
         weights = [Fraction(1)] * outcomes
         if draw is None:
             return self.fork.branch(weights, what)

@@ -195,6 +195,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "arithmetic of two": (lambda: bool(torch.rand(1) + torch.rand(1) < 1), "arithmetic of two"),
     "normal": (lambda: bool(torch.randn(1) < 0), "randn"),
     "numpy's normal": (lambda: bool(np.random.normal() < 0), "numpy.random.normal"),  # noqa: NPY002
+    "many integers": (lambda: int(torch.randint(0, 2**30, ())), "randint of 1073741824 outcomes"),
     "many bits": (lambda: random.getrandbits(64), "getrandbits"),
     "more than there are": (lambda: torch.multinomial(torch.tensor([1.0, 0.0]), 2).tolist(), "fewer|invalid"),
     "a function kept before": (lambda: HIDDEN[0]() < 0.5, "not watched"),
