@@ -267,8 +267,8 @@ def test_recording_leaves_nothing_behind_and_changes_no_token() -> None:
 def test_the_engines_process_answers_with_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path, str(STRANGERS)])
     served = Served({"backend": "black_boxes:shared", "fault": None, "mode": None, "threads": 0})
-    kind, trace, residue = served.answer(("watch", CASE))
-    assert (kind, residue) == ("told", False)
+    kind, trace, is_changed, *_ = served.answer(("watch", CASE))
+    assert (kind, is_changed) == ("told", False)
     assert trace.draws
     assert pickle.loads(pickle.dumps(trace)).draws == trace.draws
     assert served.answer(("run", CASE))[1].draws is None
