@@ -13,6 +13,10 @@ THREE, HALVES = ("float32", "bfloat16", "float16"), ("bfloat16", "float16")
 """THREE: dtypes in which Ascend and our Triton kernel multiply matrices. HALVES: those of kernels for 16 bits alone."""
 
 
+WRITTEN_OUT = ("eager", "ascend-eager", "captured-sampling", "captured-drafts")
+"""Compositions whose attention is written out, and which are there for something else."""
+
+
 @dataclass(frozen=True)
 class Row:
     """A backend that we ship.
@@ -60,6 +64,11 @@ class Row:
     ranks: tuple[int, ...] = (1,)
     processes: bool = False
     handed_over: bool = False
+
+    @property
+    def own_kernel(self) -> bool:
+        """Whether it is there for attention of its own, so that a run in which every call fell back judged nothing."""
+        return self.composition not in WRITTEN_OUT
 
 
 CALLED = {"cuda": "an NVIDIA device", "npu": "an Ascend device"}

@@ -12,8 +12,14 @@ from reference.trace import Stage
 DECLINED_FLOOR = 0.5
 """Largest share of the cases that a backend may decline."""
 
+JUDGED_FLOOR = 0.5
+"""Smallest share of the cases that a run was to judge, whatever ended it."""
+
 LEAST_JUDGED = 10
-"""Number of cases that a run must have judged when a time budget ends it, or all cases where fewer were asked for."""
+"""Number of cases that a run must have judged which a time budget alone was to end."""
+
+LEAST_EACH = 3
+"""Cases in which an invariant must have compared something to count as compared in such a run."""
 
 
 def shortfalls(tally: Tally) -> list[str]:
@@ -22,7 +28,7 @@ def shortfalls(tally: Tally) -> list[str]:
     if not tally.opened:
         return []
     speculated = tally.speculation.untested() if by_own_count(tally.declared) else None
-    found = (*_missing(tally), *_declined(tally), *_cut_short(tally), *_never_revealed(tally))
+    found = (*_missing(tally), *_declined(tally), *_cut_short(tally), *_without_turn(tally), *_never_revealed(tally))
     found += () if speculated is None else (speculated,)
     found += tuple(_excused_alone(tally))
     return list(found)
@@ -58,15 +64,38 @@ def _most_often(tally: Tally) -> str:
 
 
 def _cut_short(tally: Tally) -> Iterator[str]:
-    """A line if a time budget ended the run before enough cases, or before half of the invariants had their turn."""
-    if tally.stopped is None or not tally.stopped.startswith("time budget"):
+    """A line if what ended the run left too little of it."""
+    if tally.stopped is None or tally.cases >= tally.wanted:
         return
-    if tally.judged < min(LEAST_JUDGED, tally.wanted):
-        yield f"{tally.stopped} after {tally.judged} of {tally.wanted} cases: give it more time"
+    if tally.open_ended:
+        yield from _below_floors(tally)
+    elif tally.judged < JUDGED_FLOOR * tally.wanted:
+        yield f"{tally.stopped} after {tally.judged} of {tally.wanted} cases, less than half of them"
+
+
+def _below_floors(tally: Tally) -> Iterator[str]:
+    """A line if a run that a time budget was to end, and no number of cases, compared too little."""
+    if tally.judged < LEAST_JUDGED:
+        yield f"{tally.stopped} after {tally.judged} cases, and {LEAST_JUDGED} are the least: give it more time"
         return
-    unasked = [name for name, counts in tally.invariants.items() if not counts.checked and not counts.unobserved]
-    if 2 * len(unasked) > len(tally.invariants):
-        yield f"{tally.stopped} before {len(unasked)} of {len(tally.invariants)} invariants had their turn"
+    apply = [counts for counts in tally.invariants.values() if counts.checked or not counts.not_applicable]
+    compared = [counts for counts in apply if counts.checked >= LEAST_EACH]
+    if 2 * len(compared) < len(apply):
+        yield (
+            f"{tally.stopped} when {len(compared)} of {len(apply)} invariants that apply had compared something in "
+            f"{LEAST_EACH} cases: give it more time"
+        )
+
+
+def _without_turn(tally: Tally) -> Iterator[str]:
+    """A line if most of the invariants that apply had no turn in any case."""
+    waiting = [name for name, counts in tally.invariants.items() if not counts.turns]
+    apply = [name for name, counts in tally.invariants.items() if counts.turns > counts.not_applicable]
+    if tally.cases and len(waiting) > len(apply):
+        yield (
+            f"{len(waiting)} of {len(waiting) + len(apply)} invariants that may apply had no turn in "
+            f"{tally.cases} cases: give it more cases"
+        )
 
 
 def _excused_alone(tally: Tally) -> Iterator[str]:

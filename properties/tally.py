@@ -36,6 +36,11 @@ class Counts:
     compared: int = 0
     internal: int = 0
 
+    @property
+    def turns(self) -> int:
+        """Cases in which the invariant was asked."""
+        return self.checked + self.unobserved + self.not_applicable
+
 
 @dataclass(frozen=True)
 class Beside:
@@ -136,6 +141,7 @@ class Tally:
         emulated: Whether the backend stands in for a device that is not there.
         cases: Cases drawn and reported by workers so far: judged, declined, or neither.
         wanted: Number of cases that the run was asked for.
+        open_ended: Whether a time budget was to end the run, so that `wanted` is only the most that it would judge.
         judged: Cases on which at least one invariant was checked.
         differed: Cases on which something differed.
         opened: Whether the backend was opened.
@@ -153,6 +159,7 @@ class Tally:
         accepted_by_draft: Kind of draft to (steps, accepted drafted tokens).
         attention_calls: Calls of attention, one for each layer of each forward; 0 where they are not counted.
         fallbacks: Each reason why attention took a slower path than the backend's own, with the number of calls.
+        own_kernel: Whether the row of the backend says that it has attention of its own, and it runs in that mode.
         commits: Commits that asked for a faster way than `path`, by the way: fast, length.
         commit_fallbacks: Reasons why such commits took another way, `fast: the reason`, with the number of commits.
         evidence: Tests of laws by sampling.
@@ -182,6 +189,7 @@ class Tally:
     emulated: bool = False
     cases: int = 0
     wanted: int = 0
+    open_ended: bool = False
     judged: int = 0
     differed: int = 0
     opened: bool = False
@@ -206,6 +214,7 @@ class Tally:
     accepted_by_draft: dict[str, tuple[int, int]] = field(default_factory=dict)
     attention_calls: int = 0
     fallbacks: Counter[str] = field(default_factory=Counter)
+    own_kernel: bool = False
     commits: Counter[str] = field(default_factory=Counter)
     commit_fallbacks: Counter[str] = field(default_factory=Counter)
     evidence: list[Evidence] = field(default_factory=list)
@@ -281,6 +290,20 @@ class Tally:
         self.internal.append(Unanswered(error, replace(verdict, trace=None)))
 
     @property
+    def had_turn(self) -> int:
+        """Number of invariants that were asked in a case."""
+        return sum(counts.turns > 0 for counts in self.invariants.values())
+
+    @property
+    def native_share(self) -> float | None:
+        """The share of attention calls that took the backend's own way; None for a backend without one."""
+        if not self.own_kernel or not self.attention_calls:
+            return None
+        # An attention that chooses among ways tells each choice beside the fallbacks.
+        fell = sum(count for why, count in self.fallbacks.items() if not why.startswith(CHOSEN))
+        return max(0.0, 1 - fell / self.attention_calls)
+
+    @property
     def outcome(self) -> str:
         """`differ`; `unjudged` if nothing was judged or `errors` says why the run counts for nothing; or `agree`."""
         # A difference outranks every reason for doubt: it is the more certain fact.
@@ -309,6 +332,8 @@ def nothing_fused(tally: Tally) -> str | None:
         return (
             f"nothing ran fused: all {calls} attention calls fell back, so what this backend is there for did not run"
         )
+    if tally.own_kernel and not calls and tally.traces:
+        return "no attention call was counted, so that nobody knows whether this backend's own attention ran"
     return None
 
 

@@ -48,6 +48,7 @@ class Plan:
         sampling: Sampling settings of prompts; greedy by default. Each case has a seed of its own.
         grammar: Language of every prompt's output; None for none. `sampling` holds it once its words are known.
         time_budget_s: Wall seconds after which no further case begins; 0 for none.
+        open_ended: Whether that budget alone is to end the run, since nobody named a number of cases.
         dtypes: Working dtypes to draw from; empty for those that the backend declares (`drawn_dtypes`).
         seed: Seed of the whole run; each worker draws with a seed of its own (`drawing_seed`).
         jobs: Worker processes.
@@ -80,6 +81,7 @@ class Plan:
     new_tokens: int = 64
     sampling: Sampling = Sampling()
     time_budget_s: float = 0.0
+    open_ended: bool = False
     dtypes: tuple[str, ...] = DEFAULT_DTYPES
     seed: int = 0
     jobs: int = 1

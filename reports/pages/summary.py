@@ -71,8 +71,19 @@ def _wrong(finding: Finding) -> str:
 
 def _judged(tally: Tally) -> str:
     """The judged cases out of those that the run was to judge."""
+    were = "was" if tally.judged == 1 else "were"
+    if tally.open_ended and tally.cases < tally.wanted:
+        return f"{plural(tally.judged, 'case')} {were} judged in the time budget"
     of = max(tally.wanted, tally.cases)
-    return f"{tally.judged} of {plural(of, 'case')} {'was' if tally.judged == 1 else 'were'} judged"
+    return f"{tally.judged} of {plural(of, 'case')} {were} judged"
+
+
+def _breadth(tally: Tally) -> str:
+    """How many invariants had a turn, and how much ran in the backend's own attention."""
+    told = f", {tally.had_turn} of {plural(len(tally.invariants), 'invariant')} had a turn"
+    if tally.native_share is not None:
+        told += f", {100 * tally.native_share:.3g} % of attention calls were native"
+    return told
 
 
 def summary_page(tally: Tally, width: int = WIDTH, verbose: bool = False) -> str:
@@ -88,7 +99,7 @@ def summary_page(tally: Tally, width: int = WIDTH, verbose: bool = False) -> str
     reference = reference_of(tally.against) if tally.against else "the target model, run alone by the oracle"
     said = EXIT[tally.outcome].format(reference=reference)
     if tally.cases:
-        said = f"{_judged(tally)}: {said}"
+        said = f"{_judged(tally)}{_breadth(tally)}: {said}"
     parts = [printed(folded(head), width=width) + labelled_lines(said, width)]
     if tally.errors:
         parts.append(labelled([("error", cut(error, 400)) for error in tally.errors], width))

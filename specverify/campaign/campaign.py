@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, Protocol
 
+from backends.flags import Mode
+from backends.shipped import ROWS
 from properties.residue import Residue
 from properties.same_cause import by_cause
 from properties.shortfall import shortfalls
@@ -112,6 +114,7 @@ class Campaign:
         ran = {**environment(), "seed": str(plan.seed), "jobs": str(plan.jobs)}
         self.tally = Tally(plan.backend, environment=ran, against=plan.against)
         self.tally.wanted = plan.drawn_and_saved
+        self.tally.open_ended = plan.open_ended
 
     def run(self) -> None:
         """Run until every worker has come to its end, or until the grace time after an interrupt is over."""
@@ -234,6 +237,8 @@ class Campaign:
             return
         tally.opened = True
         tally.backend, tally.emulated, tally.declared = told.name, told.emulated, told.reveals
+        row = next((row for row in ROWS if row.name == self.plan.backend), None)
+        tally.own_kernel = row is not None and row.own_kernel and told.environment.get("mode") == Mode().word
         # Invariants that no verdict names must appear too; counts that have arrived are kept.
         tally.invariants = {name: Counts() for name in told.invariants} | tally.invariants
         tally.wanted = told.wanted if self.plan.model is not None else self.plan.drawn_and_saved - len(tally.passed)

@@ -139,13 +139,14 @@ def prepare(plan: Plan, subject: Subject, invariants: tuple[Invariant, ...]) -> 
         drafted = [_with(base, draft, plan, number) for number, base in enumerate(bases)]
         if plan.batch:
             together = tuple(one for one in invariants if one.name in (*long, *SESSION_LEVEL))
-            sessions = list(side_by_side(drafted, plan.batch))
+            rest = tuple(one for one in invariants if one not in together)
+            begun = [_begun(case) for case in drafted] if rest else []
+            judged = [(case, together) for case in side_by_side(drafted, plan.batch)]
+            judged += [(case, rest) for case in side_by_side(begun, plan.batch)]
             if within is not None:
-                for case in sessions:
+                for case, _ in judged:
                     check_admitted(case, within, plan.batch)
-            return Prepared(
-                len(sessions), checkpoint.vocab_size, lambda _: ((case, together) for case in sessions), drafted[0]
-            )
+            return Prepared(len(judged), checkpoint.vocab_size, lambda _: iter(judged), drafted[0])
         return Prepared(
             len(bases) * (bool(tokens) + bool(close)),
             checkpoint.vocab_size,
@@ -183,6 +184,12 @@ def _long_and_close(case: Case, tokens: tuple[Invariant, ...], close: tuple[Inva
     if close:
         # Padding rows, which the long cases do not cover.
         yield replace(case, steps=CLOSE_STEPS, layout=replace(case.layout, padded_nodes=PADDED)), close
+
+
+def _begun(case: Case) -> Case:
+    """The first steps of a case in company, which ends after them: a session has no limit of steps."""
+    most = min(case.stops.max_new_tokens, CLOSE_STEPS * (case.draft.height + 1))
+    return replace(case, stops=replace(case.stops, max_new_tokens=most))
 
 
 def _check_fits(plan: Plan, base: Case, draft: Draft, number: int) -> None:

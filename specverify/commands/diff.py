@@ -165,6 +165,7 @@ def diff(
         new_tokens=new_tokens,
         sampling=sampling,
         time_budget_s=time_budget or 0.0,
+        open_ended=time_budget is not None and cases is None,
         dtypes=dtypes or (default_dtypes(name) if model is None else default_dtypes(name)[:1]),
         seed=seed,
         # A checkpoint uses all cores in one process.

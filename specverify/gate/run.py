@@ -248,6 +248,7 @@ class Gate:
             invariants=profile.invariants,
             cases=self._cases(backend),
             time_budget_s=profile.time_budget or 0.0,
+            open_ended=profile.time_budget is not None and profile.cases is None,
             dtypes=profile.dtypes or default_dtypes(backend),
             seed=self.result.seeds[-1],
             jobs=profile.jobs or default_jobs(next((row.device for row in ROWS if row.name == backend), "cpu")),

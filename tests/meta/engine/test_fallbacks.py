@@ -13,6 +13,7 @@ from backends.engine.attention.eager import eager
 from backends.engine.backend import EngineBackend
 from backends.engine.columns import AttentionInputs
 from backends.engine.composition import SEAMS
+from backends.shipped import ROWS
 from properties.invariants import ALL
 from properties.strategies.models import GALLERY
 from properties.tally import Counts, Failure, Tally, nothing_fused
@@ -23,6 +24,7 @@ from reference.case import Case
 from reference.draft import LanguageModel, Scripted
 from reference.sampling import Stops
 from reference.session import Action, Session
+from reference.trace import CHOSEN
 from reference.tree import RankTree, Tree
 from reports.pages.summary import summary_page
 from reports.pages.terminal import failure_page
@@ -146,6 +148,41 @@ def test_a_run_in_which_every_call_fell_back_ran_nothing_fused(fell: int, calls:
     assert (why is not None) is condemned
     if why is not None:
         assert why.startswith("nothing ran fused: all 10 attention calls fell back")
+
+
+def test_rows_say_which_backends_are_there_for_attention_of_their_own() -> None:
+    plain = {row.name for row in ROWS if not row.own_kernel}
+    assert {"cpu-eager", "cpu-ranks", "cpu-handed-over", "cuda-eager", "ascend-eager", "cpu-recorded"} <= plain
+    assert {"cpu-fused", "cpu-fused-flex-compiled", "cuda-fused-flashinfer", "triton-interpreted"}.isdisjoint(plain)
+
+
+def test_a_kernel_of_its_own_that_no_call_took_is_no_pass(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FlexAttention compiles for no float64: hybrids among the cases change nothing of it, nor does mode reference."""
+    in_this_process(monkeypatch)
+    words = ["--backend", "cpu-fused-flex-compiled", "--dtype", "float64", "--cases", "3", "--invariant", "structure.*"]
+    for more, code in ((["--mode", "reference"], 0), ([], 3)):
+        told = tmp_path / "told.json"
+        with pytest.raises(SystemExit) as ended:
+            main(["diff", *words, *more, "--jobs", "1", "--report", str(tmp_path), "--json", str(told)])
+        page, content = " ".join(capsys.readouterr().out.split()), json.loads(told.read_text())
+        assert (ended.value.code, "nothing ran fused" in page) == (code, code == 3)
+        assert (content["native_share"], "0 % of attention calls were native" in page) == (
+            (0.0, True) if code else (None, False)
+        )
+    silent = Tally("x", own_kernel=True, traces=3)
+    assert str(nothing_fused(silent)).startswith("no attention call was counted")
+
+
+def test_the_headline_says_how_much_ran_in_a_kernel_of_its_own() -> None:
+    tally = Tally("x", own_kernel=True, attention_calls=8, cases=1, wanted=1, judged=1, traces=1)
+    tally.fallbacks.update({f"{CHOSEN}sdpa": 3, "sdpa takes no sinks": 2})
+    tally.invariants = {"a": Counts(1), "b": Counts()}
+    assert tally.native_share == 0.75
+    head = "1 of 1 case was judged, 1 of 2 invariants had a turn, 75 % of attention calls were native: everything"
+    assert head in " ".join(summary_page(tally).split())
+    assert replace(tally, own_kernel=False).native_share is None
 
 
 def test_diff_does_not_pass_a_backend_that_ran_nothing_of_its_own(

@@ -21,6 +21,7 @@ from reference.case import Case
 from reference.sampling import Stops
 from reference.trace import Stage, Trace
 from reports import bundle
+from reports.pages.summary import summary_page
 from reports.writing import Unwritable
 from specverify.campaign import campaign
 from specverify.campaign.messages import Began, Broken, Died, Done, Found, Located, Opened
@@ -153,6 +154,7 @@ def tally(**facts: Any) -> Tally:
 
 
 BUDGET = "time budget of 5 s used up"
+NO_MORE = "there are no more cases to draw"
 SHORT: dict[str, tuple[dict[str, Any], str]] = {
     "missing": ({"cases": 17}, "23 of 40 cases were not judged, and nothing says why"),
     "some declined": (
@@ -161,10 +163,25 @@ SHORT: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "declined": ({"unsupported": {"no": 21}}, "21 of 40 cases were declined (most often: no)"),
     "silent": ({"judged": 19}, "no invariant could be judged in 21 of 40 cases"),
-    "one case": ({"cases": 1, "judged": 1, "stopped": BUDGET}, f"{BUDGET} after 1 of 40 cases: give it more time"),
-    "unasked": (
-        {"cases": 12, "judged": 12, "stopped": BUDGET, "invariants": {"a": Counts(1), "b": Counts(), "c": Counts()}},
-        f"{BUDGET} before 2 of 3 invariants had their turn",
+    "budget": (
+        {"cases": 19, "judged": 19, "stopped": BUDGET},
+        f"{BUDGET} after 19 of 40 cases, less than half of them",
+    ),
+    "no more": ({"cases": 17, "judged": 17, "stopped": NO_MORE}, f"{NO_MORE} after 17 of 40 cases, less than half"),
+    "few": (
+        {"cases": 9, "judged": 9, "stopped": BUDGET, "open_ended": True},
+        f"{BUDGET} after 9 cases, and 10 are the least: give it more time",
+    ),
+    "thin": (
+        {
+            **{"cases": 12, "judged": 12, "stopped": BUDGET, "open_ended": True},
+            "invariants": {"a": Counts(12), "b": Counts(2), "c": Counts(2), "d": Counts(not_applicable=12)},
+        },
+        f"{BUDGET} when 1 of 3 invariants that apply had compared something in 3 cases: give it more time",
+    ),
+    "no turn": (
+        {"invariants": {"a": Counts(40), "b": Counts(), "c": Counts(), "d": Counts(not_applicable=40)}},
+        "2 of 3 invariants that may apply had no turn in 40 cases: give it more cases",
     ),
     "unrevealed": (
         {"declared": frozenset({Stage.SCORED, Stage.EMITTED}), "revealed": frozenset({Stage.EMITTED})},
@@ -191,8 +208,10 @@ def test_cases_that_a_declined_run_leaves_out_have_its_reason() -> None:
 
 def test_a_run_that_is_whole_or_says_why_it_is_not_falls_short_of_nothing() -> None:
     assert shortfalls(tally()) == []
-    assert shortfalls(tally(cases=17, judged=17, stopped="there are no more cases to draw")) == []
-    assert shortfalls(tally(cases=20, judged=LEAST_JUDGED, stopped=BUDGET, unsupported={"no": 10})) == []
+    assert shortfalls(tally(cases=20, judged=20, stopped=NO_MORE)) == []
+    assert shortfalls(tally(cases=20, judged=20, stopped=BUDGET)) == []
+    few = {"cases": LEAST_JUDGED, "judged": LEAST_JUDGED, "stopped": BUDGET, "open_ended": True}
+    assert shortfalls(tally(**few)) == []
     assert shortfalls(tally(unsupported={"no": 20}, judged=20)) == []
 
 
@@ -331,9 +350,37 @@ def test_a_budget_that_ran_out_after_the_last_case_cut_nothing_short(monkeypatch
     said = [(0, OPENED), (0, verdict()), (0, verdict(OTHER)), (0, Done())]
     whole, _, _, _ = campaign_of(monkeypatch, *said, time_budget_s=1e-9)
     assert (whole.stopped, whole.exit_code) == (None, 0)
-    whole, _, _, _ = campaign_of(monkeypatch, *said[:2], (0, Done()), time_budget_s=1e-9)
+    whole, _, _, _ = campaign_of(monkeypatch, *said[:2], (0, Done()), time_budget_s=1e-9, cases=3)
     assert whole.exit_code == 3
     assert whole.stopped == "time budget of 1e-09 s used up"
+
+
+def test_half_of_the_cases_is_asked_whatever_ended_the_run_unless_time_alone_was_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """91 of 500 cases agreed, and the time budget was over."""
+    opened = Opened("x", "cpu", False, {}, ("lossless.completes",), 500)
+    cases = [(0, verdict(replace(CASE, prompt=(1, 2, number // 4, number % 4)))) for number in range(12)]
+    said = [(0, opened), *cases, (0, Done())]
+    whole, _, _, _ = campaign_of(monkeypatch, *said, cases=500, time_budget_s=1e-9)
+    line = "time budget of 1e-09 s used up after 12 of 500 cases, less than half of them"
+    assert (whole.exit_code, whole.errors) == (3, [line])
+    whole, _, _, _ = campaign_of(monkeypatch, *said, cases=500, time_budget_s=1e-9, open_ended=True)
+    assert (whole.exit_code, whole.errors) == (0, [])
+    assert "12 cases were judged in the time budget, 1 of 1 invariant had a turn" in " ".join(
+        summary_page(whole).split()
+    )
+
+
+@pytest.mark.parametrize("cases", [1, 2, 3])
+def test_in_a_short_run_every_invariant_has_its_turn(
+    cases: int, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """So that a run is not short by construction; invariants that take turns come once in a run of so few cases."""
+    words = ("--cases", str(cases), "--invariant", "attention.*")
+    code, page, result = run(capfd, monkeypatch, tmp_path, *words)
+    assert (code, result["had_turn"]) == (0, len(result["invariants"]))
+    assert f"{len(result['invariants'])} of {len(result['invariants'])} invariants had a turn" in page
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
