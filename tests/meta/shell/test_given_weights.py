@@ -45,9 +45,12 @@ def test_a_draft_of_few_bits_fills_the_trees_of_a_table(
     assert json.loads((work / "x").read_text())["invariants"]["lossless.greedy-match"]["checked"] >= 1
     plan = Plan(model="target", draft=draft, cases=2, new_tokens=4, dtypes=("float64",), draft_weights="int8",
                 draft_trees="table.json", batch=batch)  # fmt: skip
-    for case, _ in prepare(plan, subject_of(open_backend("cpu-eager")), ALL).cases(Oracle()):
+    made = list(prepare(plan, subject_of(open_backend("cpu-eager")), ALL).cases(Oracle()))
+    for case, _ in made:
         assert case.draft.in_bits == "int8"
         assert case.draft.tree_kind == "dispatched"
+    # In company too, each invariant has its turn: on the whole texts, or on their first steps.
+    assert {invariant.name for _, invariants in made for invariant in invariants} == {each.name for each in ALL}
 
 
 WRONG_OPTIONS = {
