@@ -73,7 +73,7 @@ class GroupSums:
         """The group so far."""
         return BetGroup(self._name, self._draws, *(tuple(row) for row in self._sums.tolist()))
 
-    def add(self, pays: Array, p: Array, high: Array, token: int) -> None:
+    def add(self, pays: Array, p: Array, high: Array, token: int, first: int = 0) -> None:
         """Take one draw; the bets are made before it.
 
         A bet pays `pays[b, x]` for token x, divided by `most[b]`, the most that it pays on average under any law with
@@ -86,6 +86,7 @@ class GroupSums:
             p: The law by the oracle's logits [V].
             high: The largest probability that a right engine's law may give each token [V].
             token: The token that came.
+            first: Number of the first of these bets in the group; other bets are not placed.
         """
         least = pays.min(axis=1)
         most = least + ((pays - least[:, None]) * high).sum(axis=1)
@@ -94,6 +95,7 @@ class GroupSums:
         law = law / law.sum(axis=1, keepdims=True)
         growth = (law * gains).sum(axis=1)
         variance = np.maximum((law * gains**2).sum(axis=1) - growth**2, 0.0)
-        self._draws += 1
+        self._draws += not first
         shift = np.abs(law - p).sum(axis=1) / 2.0
-        self._sums += np.stack([gains[:, token], growth, variance, shift, (pays != 1.0).any(axis=1)])
+        placed = slice(first, first + len(pays))
+        self._sums[:, placed] += np.stack([gains[:, token], growth, variance, shift, (pays != 1.0).any(axis=1)])

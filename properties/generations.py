@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from properties.laws.draw_by_draw import draft_bets, high_of, logit_bound, points, trials
+from properties.laws.sampled.accept_bets import ACCEPT, FAULTS
 from properties.laws.sampled.draft_faults import GROUPS
 from properties.laws.sampled.gate import log_bar
 from properties.laws.sampled.links import Links
@@ -137,7 +138,8 @@ def listen(case: Case, oracle: Oracle, subject: Subject, effort: Effort) -> Hear
         raise NotApplicable("the rule does not promise the target's law here")
     single = isinstance(case.model, Checkpoint)
     knows_draft = _knows_draft(case, subject)
-    heard = Heard(links=Links(GROUPS if knows_draft else None), neighbours=None if single else Neighbours())
+    groups = GROUPS if knows_draft else {ACCEPT: len(FAULTS)}
+    heard = Heard(links=Links(groups), neighbours=None if single else Neighbours())
     before: dict[float, tuple[int, ...]] = {}
     # As many runs as doubt may ask for; the loop breaks off where there is none.
     lasting = case if subject.abilities is None or subject.abilities.draft_trees else _lasting(case, subject)

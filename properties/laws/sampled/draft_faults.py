@@ -54,6 +54,13 @@ def coin_by_rank(p: Array, q: Array) -> Array:
     return law
 
 
+COIN_ORDERS: dict[str, Callable[[Array], Array]] = {
+    "by order of ids": lambda q: np.arange(len(q)),
+    "by order of mass": lambda q: np.argsort(-q, kind="stable"),
+}
+"""The orders in which a sampler adds up q, each a function from q to the ids in that order."""
+
+
 @dataclass(frozen=True)
 class Bet:
     """One bet.
@@ -92,7 +99,7 @@ BETS = (
     *(
         Bet(COIN, f"a coin that drafts and accepts, {order}", law, share, tokens)
         for tokens in (0, 1, 2, 4)
-        for order, law in (("by order of ids", coin_by_id), ("by order of mass", coin_by_rank))
+        for order, law in zip(COIN_ORDERS, (coin_by_id, coin_by_rank), strict=True)
         for share in (0.4, 0.9)
     ),
 )

@@ -11,6 +11,7 @@ import numpy as np
 from scipy.special import logsumexp
 
 from properties.bet_group import BetGroup, GroupSums
+from properties.laws.sampled.accept_bets import ACCEPT, by_token, overall
 from properties.laws.sampled.draft_faults import RESIDUAL
 from properties.laws.sampled.evalue import law
 from properties.resolution import ACCEPTANCE, LIKELIEST, Gathered, Resolution
@@ -132,6 +133,7 @@ class Links:
         if trial.drafted is not None:
             if q is not None:
                 self._draft(q, trial.drafted)
+                self._bet_on_acceptance(low, high, q, trial)
             self._accept(low, high, q, trial)
         if trial.replacement is not None:
             self._token(low, high, q, trial)
@@ -173,6 +175,19 @@ class Links:
         bounds[0, kinds], bounds[1, kinds] = least, most
         self._tilt("accept", kinds if trial.accepted else (), *bounds)
         self._seen["accept"].event(min(1.0, float(trial.p[x]) / claimed), least, most)
+
+    def _bet_on_acceptance(self, low: Array, high: Array, q: Array, trial: Trial) -> None:
+        """Place the bets of the group ACCEPT: on any token of q, and on the one that was drafted.
+
+        The two kinds are bets of their own: the first is made before the token is drawn, the second behind it.
+        """
+        assert trial.drafted is not None
+        if ACCEPT not in self._groups or q[trial.drafted] == 0.0:
+            return
+        p, first = law(trial.p, SUMS_TO), 0
+        for event in (overall(p, q, low, high), by_token(p, q, low, high, trial.drafted)):
+            self._groups[ACCEPT].add(event.pays, event.p, event.high, int(not trial.accepted), first)
+            first += len(event.pays)
 
     def _token(self, low: Array, high: Array, q: Array | None, trial: Trial) -> None:
         y = trial.replacement
@@ -237,8 +252,8 @@ class Links:
 
     @property
     def groups(self) -> tuple[BetGroup, ...]:
-        """The groups of bets so far."""
-        return tuple(sums.group for sums in self._groups.values())
+        """The groups of bets so far; a group that could place none is left out."""
+        return tuple(sums.group for sums in self._groups.values() if sums.group.draws)
 
     @property
     def log_e(self) -> float:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from properties.bet_group import BetGroup
+from properties.laws.sampled.accept_bets import ACCEPT, FAULTS
 from properties.laws.sampled.draft_faults import BETS
 
 
@@ -31,8 +32,10 @@ def sights(group: BetGroup, bar: float) -> tuple[Sight, ...]:
 
 
 def _sights(group: BetGroup, bar: float) -> Iterator[Sight]:
-    bets = [bet for bet in BETS if bet.group == group.name]
-    for fault, tokens in dict.fromkeys((bet.fault, bet.tokens) for bet in bets):
-        same = [number for number, bet in enumerate(bets) if (bet.fault, bet.tokens) == (fault, tokens)]
+    bets = [(bet.fault, bet.tokens) for bet in BETS if bet.group == group.name]
+    if group.name == ACCEPT:
+        bets = [(fault, 0) for fault in FAULTS]
+    for fault, tokens in dict.fromkeys(bets):
+        same = [number for number, bet in enumerate(bets) if bet == (fault, tokens)]
         seen = [group.mean_shift(number) for number in same if group.sees(number, bar)]
         yield Sight(fault, tokens, bool(seen), min(seen) if seen else max(map(group.mean_shift, same)))
