@@ -180,6 +180,20 @@ class PlainTransformers:
         cap = getattr(self.config, "score_cap", 0.0)  # set by `config_of` if the model's class has no soft cap
         self._capped = {"softcap": cap} if cap else {}
 
+    @contextmanager
+    def changed(self, seed: int, share: float) -> Iterator[None]:
+        """Inside the `with`, each weight is multiplied by 1 + `share` * (a normal number of the generator `seed`)."""
+        draw = torch.Generator().manual_seed(seed)
+        held = {name: parameter.data for name, parameter in self._network.named_parameters()}
+        try:
+            for parameter in self._network.parameters():
+                drawn = torch.randn(parameter.shape, generator=draw, dtype=torch.float64, device="cpu")
+                parameter.data = parameter.data * (1 + share * drawn.to(parameter.device))
+            yield
+        finally:
+            for name, parameter in self._network.named_parameters():
+                parameter.data = held[name]
+
     def run(self, tokens: tuple[int, ...]) -> Sequence:
         """Run `tokens`, at least one, from scratch.
 

@@ -9,7 +9,16 @@ from properties.laws.sampled.gate import ALPHA_RUN, culprits
 from properties.residue import Residue
 from properties.speculation import Speculation
 from properties.streams import Planned, run_evidence, streams_of
-from properties.verdict.finding import Evidence, Finding, Positions, Routed, RoutingTie, Tie, Verdict
+from properties.verdict.finding import (
+    ControlError,
+    Evidence,
+    Finding,
+    Positions,
+    Routed,
+    RoutingTie,
+    Tie,
+    Verdict,
+)
 from properties.verdict.internal import ANSWER, InternalError
 from properties.verdict.run_log import RunLog
 from reference.case import Case
@@ -169,6 +178,9 @@ class Tally:
         excused: Invariants with such differences, each with the number of cases; `excused_checked`: those of these
             cases in which the invariant was checked all the same.
         routed: Rule T's counts of choices of experts.
+        control_errors: How far the plain decode of each prompt lies off.
+        excess_error: Why those errors condemn the run, or None.
+        routing_ties: Differences that a tie between experts may explain, of all cases.
         excess_ties: Why the ties of the whole run cannot be chance (rule T's count test), or None.
         errors: Reasons why the run could not judge, one line each.
         internal: Exceptions inside the judge; a run with any is no pass.
@@ -219,6 +231,8 @@ class Tally:
     commit_fallbacks: Counter[str] = field(default_factory=Counter)
     evidence: list[Evidence] = field(default_factory=list)
     excess_evidence: str | None = None
+    control_errors: list[ControlError] = field(default_factory=list)
+    excess_error: str | None = None
     excess_ties: str | None = None
     errors: list[str] = field(default_factory=list)
     internal: list[Unanswered] = field(default_factory=list)
@@ -256,6 +270,7 @@ class Tally:
         self.excused.update(excused)
         self.excused_checked.update(name for name in excused if verdict.outcomes.get(name) == "checked")
         self.evidence.extend(verdict.evidence)
+        self.control_errors.extend(verdict.control_errors)
         self.speculation.add(verdict)
         self.known.update(verdict.known)
         self.behind.update(verdict.behind)
@@ -307,7 +322,7 @@ class Tally:
     def outcome(self) -> str:
         """`differ`; `unjudged` if nothing was judged or `errors` says why the run counts for nothing; or `agree`."""
         # A difference outranks every reason for doubt: it is the more certain fact.
-        if self.failures or self.differed or self.excess_ties or self.excess_evidence:
+        if self.failures or self.differed or self.excess_ties or self.excess_evidence or self.excess_error:
             return "differ"
         judged = sum(counts.checked for counts in self.invariants.values())
         return "unjudged" if not judged or self.errors or self.internal else "agree"

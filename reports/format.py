@@ -25,6 +25,7 @@ PLACES = {
     "column": "column {}",
     "cause": "{}",
     "slot": "slot {}",
+    "channel": "channel {}",
     "position": "position {}",
     "depth": "depth {}",
     "token": "token {}",

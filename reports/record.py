@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from properties.accepted_ranks import RankCounts
+from properties.control_errors import exactness
 from properties.laws.sampled.gate import ALPHA_RUN
 from properties.streams import run_evidence, streams_of
 from properties.tally import Beside, Failure, Tally, Unanswered
@@ -310,6 +311,8 @@ def summary(tally: Tally) -> dict[str, Any]:
             "speculation": vars(tally.speculation)
             | {"share": tally.speculation.share, "untested": tally.speculation.untested()},
             "excess_ties": tally.excess_ties,
+            "excess_error": tally.excess_error,
+            "control_errors": [vars(one) for one in exactness(tally.control_errors)],
             "sampling_tests": sampling_tests(tally),
             "errors": tally.reasons,
             **({"internal": [_unanswered_fact(one) for one in tally.internal]} if tally.internal else {}),

@@ -8,8 +8,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from properties.tolerance.amplification import MOST, excuses_row
+from properties.tolerance.amplification import MOST, ROWS, excuses_row
 from properties.tolerance.closeness import Noise, beyond, chain, kv_case
+from properties.tolerance.entries import entries_beyond, largest
 from properties.verdict.finding import Compared, Finding, Reads
 from properties.verdict.invariant import Fact, Oracle, Unobserved
 from reference.case import Case
@@ -62,8 +63,9 @@ def attended_beyond(name: str, number: int, step: Step, true: Array, error: Nois
     for layer in range(len(true)):
         if met:
             return
-        for (head, node), measure in beyond(seen[layer], true[layer], error.of_inner("attended", layer)):
-            if error.amplification.excuses_attended(step, (layer, head, node), measure):
+        limit = error.of_inner("attended", layer)
+        for (head, node), measure in beyond(seen[layer], true[layer], limit):
+            if error.amplification.excuses_attended(step, (layer, head, node), measure, measure * limit):
                 continue
             where: dict[str, int | str] = {"layer": layer, "head": head, "node": node}
             yield Finding(
@@ -74,19 +76,38 @@ def attended_beyond(name: str, number: int, step: Step, true: Array, error: Nois
                 brief(true[layer, head, node]),
                 brief(seen[layer, head, node]),
                 measure,
-                reads=_attended_reads(error, step, (layer, head, node), error.of_inner("attended", layer)),
+                reads=_attended_reads(error, step, (layer, head, node), limit),
             )
             met = True
             if not error.mixing:  # where experts may explain the worst row, the others of the layer are shown too
                 return
+        sigma = error.sigma_of("attended", layer)
+        for (head, node, channel), measure in () if met else entries_beyond(seen[layer], true[layer], sigma):
+            values = float(true[layer, head, node, channel]), float(seen[layer, head, node, channel])
+            away, place = abs(values[1] - values[0]), (layer, head, node)
+            if error.amplification.excuses_entry(step, place, away, true.shape[-1]):
+                continue
+            where = {"layer": layer, "head": head, "node": node, "channel": channel}
+            reads = _attended_reads(error, step, place, away / measure, channel)
+            yield Finding(name, Stage.ATTENDED, number, where, *values, measure, reads=reads)
+            met = True
+            if not error.mixing:
+                return
 
 
-def _attended_reads(error: Noise, step: Step, place: tuple[int, int, int], limit: float) -> Reads | None:
-    return read_by(error, step, place[2], limit, lambda true: attended_of(true, place), place[0])
+def _attended_reads(
+    error: Noise, step: Step, place: tuple[int, int, int], limit: float, entry: int | None = None
+) -> Reads | None:
+    return read_by(error, step, place[2], limit, lambda true: _single(attended_of(true, place), entry), place[0])
 
 
-def _logits_reads(error: Noise, step: Step, node: int, limit: float) -> Reads | None:
-    return read_by(error, step, node, limit, lambda true: logits_of(true, node))
+def _logits_reads(error: Noise, step: Step, node: int, limit: float, entry: int | None = None) -> Reads | None:
+    return read_by(error, step, node, limit, lambda true: _single(logits_of(true, node), entry))
+
+
+def _single(row: Array | None, entry: int | None) -> Array | None:
+    """The row, or one entry of it as a row."""
+    return row if row is None or entry is None else row[entry : entry + 1]
 
 
 def logits_beyond(name: str, number: int, step: Step, true: Array, error: Noise) -> Iterator[Finding | Compared]:
@@ -97,14 +118,23 @@ def logits_beyond(name: str, number: int, step: Step, true: Array, error: Noise)
     if seen.shape != true.shape:
         yield Finding(name, Stage.SCORED, number, {"side": "shape"}, str(true.shape), str(seen.shape))
         return
+    wrong_nodes = set()
     for (node,), measure in beyond(seen, true, error.of_logits()):
         if error.excuses(step, node, measure):
             continue
+        wrong_nodes.add(node)
         token = int(np.nan_to_num(np.abs(seen[node] - true[node]), nan=np.inf).argmax())
         where: dict[str, int | str] = {"node": node, "token": token}
         reads = _logits_reads(error, step, node, error.of_logits())
         values = float(true[node, token]), float(seen[node, token])
         yield Finding(name, Stage.SCORED, number, where, *values, measure, reads=reads)
+    for (node, token), measure in entries_beyond(seen, true, error.sigma_of("logits")):
+        values = float(true[node, token]), float(seen[node, token])
+        away = abs(values[1] - values[0])
+        if node in wrong_nodes or error.amplification.excuses_entry(step, (node,), away, true.shape[-1]):
+            continue
+        reads = _logits_reads(error, step, node, away / measure, token)
+        yield Finding(name, Stage.SCORED, number, {"node": node, "token": token}, *values, measure, reads=reads)
 
 
 def compared(
@@ -128,7 +158,7 @@ def compared(
             seen = other.attended.output[layer][:, others]
             limit = 2 * error.of_inner("attended", layer)
             for (head, at), measure in beyond(seen, true, limit):
-                if error.amplification.excuses_attended(base, (layer, head, rows[at]), measure):
+                if error.amplification.excuses_attended(base, (layer, head, rows[at]), measure, measure * limit / 2):
                     continue
                 place: dict[str, int | str] = {"layer": layer, "head": head, "node": rows[at], **where}
                 values = brief(true[head, at]), brief(seen[head, at])
@@ -137,15 +167,38 @@ def compared(
                 met = True
                 if not error.mixing:
                     return
+            sigma = 2 * error.sigma_of("attended", layer)
+            for (head, at, channel), measure in () if met else entries_beyond(seen, true, sigma):
+                values_of = float(true[head, at, channel]), float(seen[head, at, channel])
+                away, spot = abs(values_of[1] - values_of[0]), (layer, head, rows[at])
+                # Each of the two runs may be half as far off.
+                if error.amplification.excuses_entry(base, spot, away / 2, true.shape[-1]):
+                    continue
+                place = {"layer": layer, "head": head, "node": rows[at], "channel": channel, **where}
+                reads = _attended_reads(error, base, spot, away / measure, channel)
+                yield Finding(name, Stage.ATTENDED, 0, place, *values_of, measure, reads=reads)
+                met = True
+                if not error.mixing:
+                    return
             if met:
                 return
+    wrong_rows = set()
     for (at,), measure in beyond(other.scored.logits[others], logits, error.of_logits(pair=True)):
         if error.excuses(base, rows[at], measure):
             continue
+        wrong_rows.add(at)
         token = int(np.abs(other.scored.logits[others[at]] - logits[at]).argmax())
         values_at = float(logits[at, token]), float(other.scored.logits[others[at], token])
         place_at: dict[str, int | str] = {"node": rows[at], "token": token, **where}
         reads = _logits_reads(error, base, rows[at], error.of_logits(pair=True))
+        yield Finding(name, Stage.SCORED, 0, place_at, *values_at, measure, reads=reads)
+    for (at, token), measure in entries_beyond(other.scored.logits[others], logits, 2 * error.sigma_of("logits")):
+        values_at = float(logits[at, token]), float(other.scored.logits[others[at], token])
+        away = abs(values_at[1] - values_at[0])
+        if at in wrong_rows or error.amplification.excuses_entry(base, (rows[at],), away / 2, logits.shape[-1]):
+            continue
+        place_at = {"node": rows[at], "token": token, **where}
+        reads = _logits_reads(error, base, rows[at], away / measure, token)
         yield Finding(name, Stage.SCORED, 0, place_at, *values_at, measure, reads=reads)
 
 
@@ -233,6 +286,27 @@ def kv_differs(
                 values = brief(getattr(true, kind)[layer, head, slot]), brief(getattr(seen, kind)[layer, head, slot])
                 read = None if reads is None else reads(kind, (layer, head, slot), limit)
                 yield Finding(name, Stage.COMMITTED, step, place, *values, measure, reads=read)
+                met = True
+                if not error.mixing or reads is None:
+                    return
+            sigma = slack * error.sigma_of(kind, layer)
+            for (head, at, channel), measure in () if met else entries_beyond(held, wanted, sigma):
+                spot = layer, head, at + first
+                values_of = float(wanted[head, at, channel]), float(held[head, at, channel])
+                away = abs(values_of[1] - values_of[0])
+                # The row may move ROWS times as far as the unit roundoff moves it, its largest entry so much farther.
+                if excuses is not None and excuses(kind, spot, away * ROWS / (slack * largest(held.shape[-1]))):
+                    continue
+                place = {
+                    "layer": layer,
+                    "head": head,
+                    "slot": at + first,
+                    "channel": channel,
+                    "kind": kind[:-1],
+                    **where,
+                }
+                read = None if reads is None else reads(kind, spot, away / measure)
+                yield Finding(name, Stage.COMMITTED, step, place, *values_of, measure, reads=read)
                 met = True
                 if not error.mixing or reads is None:
                     return

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from properties.strategies.acceptance import continuation, first_law, in_other_rows, postponed, retold
 from properties.strategies.draft import any_draft
+from properties.strategies.dtypes import working_dtypes
 from properties.strategies.grammars import followed, guided
 from properties.strategies.layouts import layouts
 from properties.strategies.models import far_architectures, far_targets, targets
@@ -82,7 +83,7 @@ def single_cases(
     With `company`, the request is to get mates: drafts that keep state are more frequent, and it mostly lives long.
     With `far` the prompt ends around one of `prompts.MARKS` of at most `far` columns.
     """
-    dtype = draw(st.sampled_from(dtypes))
+    dtype = draw(working_dtypes(dtypes))
     model = model or draw(far_targets(within) if far else targets(within, dtype))
     prompt = fitted(draw(far_prompts(model, far) if far else prompts(model)), within)
     # No zeros where sampling alone is under test, by the run's wish or because the engine has no greedy decoding.

@@ -11,6 +11,7 @@ import numpy as np
 from properties.tolerance.amplification import Amplification
 from properties.tolerance.bounds import INNER, LOGITS, PAIR, UNIT
 from properties.tolerance.ties import decided
+from properties.verdict.finding import ControlError
 from properties.verdict.followed import follow, follow_step, kv_shift, shift
 from properties.verdict.invariant import Oracle, Unobserved
 from properties.verdict.subject import NoTrace, Subject
@@ -47,6 +48,7 @@ class Noise:
         ceiling: The largest error of logits that the control may have.
         scale: Rms of the oracle's logits.
         attended: Sigma of each layer's attention outputs.
+        measured_attended: The error of each layer's attention outputs that the control measured; 0 likewise.
         keys: Sigma of each layer's keys.
         values: Sigma of each layer's values.
         inner_scale: Rms of (attended, keys, values) over all layers.
@@ -60,6 +62,7 @@ class Noise:
     ceiling: float
     scale: float
     attended: Array
+    measured_attended: Array
     keys: Array
     values: Array
     inner_scale: tuple[float, float, float]
@@ -71,6 +74,14 @@ class Noise:
         if self.dtype == "float64":
             return EXACT * max(1.0, self.scale)
         return (PAIR if pair else LOGITS)[self.dtype].sigmas * self.logits
+
+    def sigma_of(self, kind: str, layer: int = -1) -> float:
+        """The noise of one entry of a row of `logits`, or of `attended`, `keys` or `values` of `layer`."""
+        if kind == "logits":
+            return EXACT * max(1.0, self.scale) if self.dtype == "float64" else self.logits
+        if self.dtype == "float64":
+            return EXACT * max(1.0, self.inner_scale[("attended", "keys", "values").index(kind)])
+        return float(getattr(self, kind)[layer])
 
     def excuses(self, step: Step, node: int, measure: float) -> bool:
         """Whether row `node` of the logits of `step` may lie `measure` times as far off as its limit."""
@@ -88,6 +99,11 @@ class Noise:
         """Whether plain decode is further from the oracle than its dtype and the target's conditioning explain."""
         off = not self.measured <= self.ceiling
         return off and not self.amplification.excuses_control(self.measured, self.ceiling, self.dtype)
+
+    @property
+    def control_errors(self) -> Iterator[ControlError]:
+        """How far plain decode lies off, for the test of a whole run."""
+        yield from self.amplification.control_errors(self.measured, self.measured_attended, self.dtype)
 
     def of_inner(self, kind: str, layer: int) -> float:
         """The largest rms distance that a row of `attended`, `keys` or `values` of `layer` may have."""
@@ -222,27 +238,36 @@ def _measure(control: Case, oracle: Oracle, subject: Subject) -> Noise:
     # Rotary tables are float32 in 16-bit models too. Their angles are off by up to one float32 unit roundoff per
     # position, in the control as in the tree.
     turned = control.longest * min(UNIT[control.dtype], UNIT["float32"])
+    amplification = Amplification(control, tree, oracle)
+    most = {kind: np.full(layers, (SANITY * high + turned) * size.max()) for kind, (_, size) in inner.items()}
+    for layer, error in enumerate(inner["attended"][0]):
+        if error > most["attended"][layer]:
+            explained = amplification.control_cap(control.dtype, layer)
+            most["attended"][layer] = max(most["attended"][layer], min(error, explained))
     floors = {
-        kind: np.clip(error, low * np.maximum(size, 1e-3 * size.max()), (SANITY * high + turned) * size.max())
+        kind: np.clip(error, low * np.maximum(size, 1e-3 * size.max()), most[kind])
         for kind, (error, size) in inner.items()
     }
     sizes = [float(np.sqrt(np.mean(np.square(inner[kind][1])))) for kind in ("attended", "keys", "values")]
     # Where vocabulary and prompt are small, both rms come from few numbers: grant three deviations of their ratio.
     few = 1.0 + 3.0 / np.sqrt(wanted.size)
     ceiling = SANITY * high * scale * few if control.dtype != "float64" else EXACT * max(1.0, scale)
+    excused = measured > ceiling and amplification.excuses_control(measured, ceiling, control.dtype)
     return Noise(
         dtype=control.dtype,
         # Capped: a fault that control and tree share would otherwise widen its own tolerance.
-        logits=min(max(measured, low * scale), max(ceiling, low * scale)),
+        # What the target's conditioning explains is no fault.
+        logits=min(max(measured, low * scale), max(measured if excused else ceiling, low * scale)),
         measured=measured,
         ceiling=ceiling,
         scale=scale,
         attended=floors["attended"],
+        measured_attended=inner["attended"][0],
         keys=floors["keys"],
         values=floors["values"],
         inner_scale=(sizes[0], sizes[1], sizes[2]),
         control_ties=ties,
-        amplification=Amplification(control, tree, oracle),
+        amplification=amplification,
     )
 
 

@@ -272,6 +272,23 @@ class Compared:
     count: int = 1
 
 
+@dataclass(frozen=True)
+class ControlError:
+    """How far the backend's plain decode of one prompt lies off, in the unit whose law is known.
+
+    Attributes:
+        dtype: Working dtype.
+        target: Digest of the target's architecture: prompts and seeds of one architecture show much the same.
+        quantity: `logits` or `attended`.
+        ratio: The rms error over the movement of the same rows for a change of all weights by the unit roundoff.
+    """
+
+    dtype: str
+    target: str
+    quantity: str
+    ratio: float
+
+
 Outcome = str
 """Outcome of one invariant on one case: checked (it compared something), failed, internal (it raised an exception, so
 that nothing is known), unobserved, or not_applicable."""
@@ -293,6 +310,7 @@ class Verdict:
         routed: Rule T's counts of choices of experts.
         positions: Rule T's counts.
         evidence: Tests of laws by sampling.
+        control_errors: How far the plain decode of each prompt lies off, for the test of the whole run.
         trace: The backend's trace of the case, or None when the run failed.
         unsupported: Why the backend declined the case, or a backend in the oracle's place had no answer; or None.
         forward_s: Seconds that the backend spent in its forwards for this case and its variants.
@@ -321,6 +339,7 @@ class Verdict:
     positions: Positions = field(default_factory=Positions)
     predicted_ties: Mapping[str, float] = field(default_factory=dict)
     evidence: tuple[Evidence, ...] = ()
+    control_errors: tuple[ControlError, ...] = ()
     trace: Trace | None = None
     unsupported: str | None = None
     forward_s: float = 0.0

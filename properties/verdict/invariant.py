@@ -7,13 +7,22 @@ Case -> Trace: the oracle and the subject.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from properties.verdict.finding import Compared, Evidence, Finding, Positions, PredictedTies, Routed, Tie
+from properties.verdict.finding import (
+    Compared,
+    ControlError,
+    Evidence,
+    Finding,
+    Positions,
+    PredictedTies,
+    Routed,
+    Tie,
+)
 from properties.verdict.subject import Subject
 from reference.case import Case
 from reference.trace import Stage, Trace
 
 Oracle = Callable[[Case], Trace]
-Fact = Finding | Tie | Positions | PredictedTies | Routed | Evidence | Compared
+Fact = Finding | Tie | Positions | PredictedTies | Routed | Evidence | ControlError | Compared
 Check = Callable[[Case, Oracle, Subject], Iterator[Fact]]
 
 

@@ -13,6 +13,7 @@ from properties.verdict.finding import (
     FINISHED,
     STAGE_UNKNOWN,
     Compared,
+    ControlError,
     Evidence,
     Finding,
     Outcome,
@@ -122,6 +123,7 @@ def _joined(whole: Verdict, part: Verdict, request: int) -> Verdict:
         positions=whole.positions + part.positions,
         predicted_ties=_summed(whole.predicted_ties, part.predicted_ties),
         evidence=(*whole.evidence, *part.evidence),
+        control_errors=(*whole.control_errors, *part.control_errors),
         unsupported=whole.unsupported or part.unsupported,
         forward_s=whole.forward_s + part.forward_s,
         attention_calls=whole.attention_calls + part.attention_calls,
@@ -154,6 +156,7 @@ def _judged(
     positions, routed = Positions(), Routed()
     predicted_ties: dict[str, float] = {}
     evidence: list[Evidence] = []
+    control_errors: list[ControlError] = []
     compared: dict[str, int] = {}
     errors: list[InternalError] = []
     unanswered = False
@@ -184,6 +187,7 @@ def _judged(
         ties += said.ties
         evidence += said.evidence
         routed = routed + said.routed
+        control_errors += said.control_errors
         positions = positions + said.positions
         if said.predicted_ties is not None:
             predicted_ties[invariant.name] = said.predicted_ties
@@ -217,6 +221,7 @@ def _judged(
         positions=positions,
         predicted_ties=predicted_ties,
         evidence=tuple(evidence),
+        control_errors=tuple(control_errors),
         trace=trace,
         unsupported=_no_reference(case, oracle) if unanswered else declined,
         forward_s=subject.forward_s - spent,
@@ -241,6 +246,7 @@ class _Said:
     ties: list[Tie] = field(default_factory=list)
     routing_ties: list[RoutingTie] = field(default_factory=list)
     evidence: list[Evidence] = field(default_factory=list)
+    control_errors: list[ControlError] = field(default_factory=list)
     positions: Positions = field(default_factory=Positions)
     predicted_ties: float | None = None
     routed: Routed = field(default_factory=Routed)
@@ -268,6 +274,8 @@ class _Said:
             self.routed = self.routed + fact
         elif isinstance(fact, Evidence):
             self.evidence.append(fact)
+        elif isinstance(fact, ControlError):
+            self.control_errors.append(fact)
         else:
             self.findings.append(fact)
 

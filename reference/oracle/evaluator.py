@@ -6,7 +6,7 @@ either expert, and its numbers with it. `amplification` says how much of the rou
 model a row shows: a norm behind a nearly vanishing sum shows many times what other rows show.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
@@ -198,10 +198,14 @@ def amplification(
     if routed is not None:
         # A change of weights must not change the experts of a row, whose numbers would then jump.
         parameters = choosing(parameters, context, tree, routed.chosen)
-    base, arch = evaluate(parameters).nodes(context, tree), parameters.architecture
-    logits, attended = np.zeros(len(tree)), np.zeros((arch.layers, arch.heads, len(tree)))
-    for other in perturbed(evaluate, parameters):
-        moved = other.nodes(context, tree)
+    base = evaluate(parameters).nodes(context, tree)
+    return movement(base, (other.nodes(context, tree) for other in perturbed(evaluate, parameters)))
+
+
+def movement(base: Nodes, others: Iterable[Nodes]) -> Amplified:
+    """How far the rows of the PERTURBATIONS `others` lie from those of `base`, over PERTURBED."""
+    logits, attended = np.zeros(base.logits.shape[:-1]), np.zeros(base.attended.shape[:-1])
+    for moved in others:
         logits += np.mean(np.square((moved.logits - base.logits) / PERTURBED), axis=-1)
         attended += np.mean(np.square((moved.attended - base.attended) / PERTURBED), axis=-1)
     return Amplified(np.sqrt(logits / PERTURBATIONS), np.sqrt(attended / PERTURBATIONS))

@@ -95,8 +95,8 @@ def _internal(one: Unanswered) -> str:
 
 
 def _beyond_cases(tally: Tally) -> str:
-    """Why a run without a located failure differs: its samples, or its ties, together."""
-    told = tally.excess_evidence or tally.excess_ties
+    """Why a run without a located failure differs: its samples, its ties or its errors, together."""
+    told = tally.excess_evidence or tally.excess_ties or tally.excess_error
     return cut(told, 600) if told else ""
 
 

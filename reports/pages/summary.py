@@ -2,6 +2,7 @@
 
 from collections import Counter
 
+from properties.control_errors import exactness
 from properties.tally import Failure, Tally, Unanswered
 from properties.verdict.finding import FINISHED, STAGE_UNKNOWN, Finding
 from reference.trace import Stage
@@ -125,7 +126,12 @@ def _ending(tally: Tally, width: int) -> list[str]:
     """The last lines: each failure again, and what to do next."""
     told = [("failure", _failure_line(failure)) for failure in tally.failures]
     if tally.outcome == "differ" and not told:
-        why = tally.excess_ties or tally.excess_evidence or f"{plural(tally.differed, 'case')} differ"
+        why = (
+            tally.excess_ties
+            or tally.excess_evidence
+            or tally.excess_error
+            or f"{plural(tally.differed, 'case')} differ"
+        )
         told.append(("failure", cut(why, 400)))
     following = "".join(
         wrapped_command(command, " " * MARGIN + "next    ", width)
@@ -159,7 +165,7 @@ def _run_facts(tally: Tally, verbose: bool) -> list[tuple[str, str]]:
         each = ", ".join(f"{kind} {taken / count:.2f}" for kind, (count, taken) in tally.accepted_by_draft.items())
         by_draft = f" ({each})" if each else ""
         facts.append(("accepted", f"{mean:.2f} drafted tokens per step on average, over {steps}{by_draft}"))
-    facts += _ties(tally, verbose)
+    facts += _ties(tally, verbose) + _exactness(tally, verbose)
     if tally.routing_ties:
         facts.append(("routing", f"{plural(len(tally.routing_ties), 'difference')} at a tie between experts (rule T)"))
     if tally.routed.ties:
@@ -211,6 +217,20 @@ def _time(tally: Tally) -> str:
     ratio = (tally.seconds - tally.shrink_seconds) / tally.backend_seconds
     inside = f"{number(tally.backend_seconds)} s in the backend's forwards"
     return f"{inside}; the run took {number(ratio)} times that{shrinking}"
+
+
+def _exactness(tally: Tally, verbose: bool) -> list[tuple[str, str]]:
+    """The errors of plain decode over the run, beside the usual ones of the dtype."""
+    if tally.excess_error is not None:
+        return [("EXACTNESS", clean(tally.excess_error))]
+    logits = [one for one in exactness(tally.control_errors) if one.quantity == "logits" or verbose]
+    if not logits:
+        return []
+    each = ", ".join(
+        f"{one.times:.2f} in {one.dtype}{' attention' if one.quantity == 'attended' else ''}" for one in logits
+    )
+    prompts = plural(sum(one.prompts for one in logits if one.quantity == "logits"), "prompt")
+    return [("exactness", f"errors of plain decode over the usual ones: {each} ({prompts})")]
 
 
 def _ties(tally: Tally, verbose: bool) -> list[tuple[str, str]]:

@@ -5,7 +5,9 @@ It is the NumPy oracle, another backend (`--against NAME`), or the oracle's rule
 """
 
 from collections import OrderedDict
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +20,9 @@ from properties.verdict.subject import Declined, NoTrace, Subject
 from reference.architecture import Architecture, Model, Rope, Seeded
 from reference.case import Case
 from reference.family.recurrent import RecurrentState
+from reference.oracle.checkpoint import UnreadableCheckpoint
 from reference.oracle.decoder import Oracle as NumpyOracle
-from reference.oracle.evaluator import Evaluator
+from reference.oracle.evaluator import PERTURBATIONS, PERTURBED, Amplified, Evaluator, movement
 from reference.oracle.formulas import rotary
 from reference.oracle.model import Inputs, Nodes
 from reference.oracle.parameters import Parameters
@@ -85,14 +88,38 @@ def reference_named(
     if checkpoint is not None:
         _refuse_declined(other, Case(checkpoint, (0, 0), stops=Stops(1), dtype=dtype))
 
-    def ask(case: Case) -> Trace:
+    return ByBackend(against, other, exact)
+
+
+class ByBackend:
+    """A backend as the reference; what rounds in a model is asked of the NumPy oracle, where it knows the model."""
+
+    def __init__(self, name: str, subject: Subject, exact: bool) -> None:
+        self._name, self._subject, self._exact = name, subject, exact
+        self._oracle = NumpyOracle()
+
+    def __call__(self, case: Case) -> Trace:
+        """The backend's trace of `case`, in float64 if it can.
+
+        Raises:
+            NoReference: The backend has none.
+        """
         try:
-            return other(replace(case, dtype="float64") if exact else case)
+            return self._subject(replace(case, dtype="float64") if self._exact else case)
         except NoTrace as absent:
             declines = "declines" if isinstance(absent.outcome, Declined) else "breaks on"
-            raise NoReference(f"the reference {against} {declines} it: {absent.outcome.why}") from absent
+            raise NoReference(f"the reference {self._name} {declines} it: {absent.outcome.why}") from absent
 
-    return ask
+    def amplification(self, case: Case, context: tuple[int, ...], tree: Tree) -> Amplified | None:
+        """How far rows move when all weights change a little, by the NumPy oracle; None where it reads no such model.
+
+        Raises:
+            Malformed: as the oracle.
+        """
+        try:
+            return self._oracle.amplification(case, context, tree)
+        except UnreadableCheckpoint:
+            return None
 
 
 def _refuse_declined(other: Subject, case: Case) -> None:
@@ -111,6 +138,22 @@ def _refuse_declined(other: Subject, case: Case) -> None:
 class TransformersOracle(NumpyOracle):
     """The oracle with plain transformers in place of its own model; rules, commits and stops stay the oracle's."""
 
+    def amplification(self, case: Case, context: tuple[int, ...], tree: Tree) -> Amplified:
+        """How far rows move when all weights of transformers' own model change a little, in float64.
+
+        Raises:
+            Malformed: as `ByTransformers.nodes`.
+        """
+        others = (other.model(case.model, case.dtype) for other in self.neighbours())
+        base = self.model(case.model, case.dtype).nodes(context, tree)
+        return movement(base, (other.nodes(context, tree) for other in others))
+
+    def neighbours(self) -> tuple[NumpyOracle, ...]:
+        """Oracles on the same networks with their weights changed a little, each in a way of its own."""
+        if not self._neighbours:
+            self._neighbours = tuple(_Neighbour(self, seed) for seed in range(PERTURBATIONS))
+        return self._neighbours
+
     def model(self, model: Model, dtype: str) -> Evaluator:
         """The evaluator of `model`, with weights rounded to `dtype` and held in float64.
 
@@ -126,6 +169,24 @@ class TransformersOracle(NumpyOracle):
             while len(self._evaluators) > (8 if isinstance(model, Seeded) else 2):
                 self._evaluators.popitem(last=False)
         self._evaluators.move_to_end(key)
+        return self._evaluators[key]
+
+
+class _Neighbour(NumpyOracle):
+    """The oracle `of` with the weights of its models changed a little, all by one seed."""
+
+    def __init__(self, of: TransformersOracle, seed: int) -> None:
+        super().__init__()
+        self._of, self._seed = of, seed
+
+    def model(self, model: Model, dtype: str) -> Evaluator:
+        """The evaluator of the changed `model`; the latest one is kept, on the network of the unchanged one."""
+        key = (model, dtype)
+        if key not in self._evaluators:
+            unchanged = self._of.model(model, dtype)
+            assert isinstance(unchanged, ByTransformers)
+            self._evaluators.clear()
+            self._evaluators[key] = unchanged.changed(self._seed)
         return self._evaluators[key]
 
 
@@ -147,6 +208,19 @@ class ByTransformers:
         self.parameters = Parameters(_architecture(model, self._plain), {})
         self._runs: OrderedDict[tuple[int, ...], Sequence] = OrderedDict()
         self._held = 0
+        self._seed: int | None = None
+
+    def changed(self, seed: int) -> "ByTransformers":
+        """The evaluator of the same network with each weight changed by PERTURBED, by normal numbers of `seed`."""
+        other = copy(self)
+        other._runs, other._held, other._seed = OrderedDict(), 0, seed
+        return other
+
+    @contextmanager
+    def _weights(self) -> "Iterator[PlainTransformers]":
+        """The network, inside the `with` with the weights of this evaluator."""
+        with nullcontext() if self._seed is None else self._plain.changed(self._seed, PERTURBED):
+            yield self._plain
 
     def nodes(self, context: tuple[int, ...], tree: Tree) -> Nodes:
         """Logits and attention of every node of `tree`, hanging from the tokens of `context` (possibly none).
@@ -175,13 +249,15 @@ class ByTransformers:
     def states(self, tokens: tuple[int, ...]) -> Array:
         """See `Evaluator`."""
         # transformers takes no empty sequence: run one token, and keep none of its rows.
-        states: Array = self._plain.states(tokens or (0,))[:, : len(tokens)]
+        with self._weights() as plain:
+            states: Array = plain.states(tokens or (0,))[:, : len(tokens)]
         return states
 
     def node_states(self, context: tuple[int, ...], tree: Tree) -> Array:
         """See `Evaluator`."""
         paths = [(*context, *tree.tokens_to(node)) for node in range(len(tree))]
-        return np.stack([self._plain.states(path)[:, -1] for path in paths], 1)
+        with self._weights() as plain:
+            return np.stack([plain.states(path)[:, -1] for path in paths], 1)
 
     def kv(self, tokens: tuple[int, ...]) -> Kv:
         """Keys and values of the sequence `tokens`, as attention gets them."""
@@ -190,7 +266,8 @@ class ByTransformers:
 
     def recurrent(self, tokens: tuple[int, ...]) -> RecurrentState | None:
         """See `Recurring`."""
-        return self._plain.recurrent(tokens)
+        with self._weights() as plain:
+            return plain.recurrent(tokens)
 
     def _rows(self, context: tuple[int, ...], tree: Tree) -> "list[tuple[Sequence, int]]":
         """For each node, the run of a path through it, and the node's row in that run."""
@@ -208,7 +285,8 @@ class ByTransformers:
 
     def _run(self, tokens: tuple[int, ...]) -> "Sequence":
         if tokens not in self._runs:
-            self._runs[tokens] = self._plain.run(tokens)
+            with self._weights() as plain:
+                self._runs[tokens] = plain.run(tokens)
             self._held += _size(self._runs[tokens])
             # The run just made is kept even if it alone is larger than the limit.
             while self._held > REMEMBERED and len(self._runs) > 1:

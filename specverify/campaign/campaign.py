@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from backends.flags import Mode
 from backends.shipped import ROWS
+from properties.control_errors import inexact
 from properties.residue import Residue
 from properties.same_cause import by_cause
 from properties.shortfall import shortfalls
@@ -296,6 +297,7 @@ class Campaign:
         tally.failures = by_cause([one for place in self.places for one in place.failures])
         tally.excess_ties = too_many(tally) or too_many_experts(tally) or tally.excess_ties
         tally.excess_evidence = condemned(tally)
+        tally.excess_error = inexact(tally.control_errors)
         if interrupted is not None:
             tally.stopped = f"interrupted ({interrupted})"
             tally.errors.append(f"interrupted after {tally.cases} cases: what did not run is not a pass")

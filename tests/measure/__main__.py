@@ -1,4 +1,4 @@
-"""Measures this project itself, for those who change it: `python -m tests.measure mutants|search|calibration`.
+"""Measures this project itself, for those who change it: `python -m tests.measure --help` lists the measures.
 
 Nothing here judges an engine of a user: these commands say how well our own invariants, draws and sampling tests do.
 """
@@ -34,6 +34,50 @@ def calibration(tests: int, seed: int, json_file: str | None, html: str | None) 
     figures = calibrate(tests, seed) | {"streams": streams}
     figures["red"] = figures["red"] or streams["red"] > 0
     return _told(figures, calibration_table(figures), json_file, html)
+
+
+@cli.command()
+@click.option("--prompts", type=click.IntRange(min=1), default=5, show_default=True, help="Of each config and dtype.")
+@click.option("--config", "names", multiple=True, help="A published config; repeatable, all if absent.")
+@click.option("--dtype", "dtypes", multiple=True, help="Working dtype; repeatable.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Even: published deviation.")
+@click.option("--trained", is_flag=True, help="Train the weights on a text first.")
+@click.option("--against", is_flag=True, help="Take plain transformers as the reference.")
+@click.option("--budget", type=click.FloatRange(min=1), default=float("inf"), help="Begin no config after so many s.")
+@click.option("--json", "json_file", metavar="FILE|-", help="Write the figures as one JSON object.")
+@click.option("--html", metavar="FILE", help="Write the figures as one HTML page.")
+def checkpoints(
+    prompts: int,
+    names: tuple[str, ...],
+    dtypes: tuple[str, ...],
+    seed: int,
+    trained: bool,
+    against: bool,
+    budget: float,
+    json_file: str | None,
+    html: str | None,
+) -> int:
+    """Judge the right engine on published configs, three cases a prompt; exit 1 if one differs."""
+    from tests.measure.checkpoints import DTYPES, measure
+    from tests.measure.pages import checkpoints_table
+
+    figures = measure(prompts, names, dtypes or DTYPES, seed, trained, against, budget)
+    return _told(figures, checkpoints_table(figures), json_file, html)
+
+
+@cli.command()
+@click.option("--cases", type=click.IntRange(min=1), default=200, show_default=True, help="Cases of each dtype.")
+@click.option("--backend", default="cpu-eager", show_default=True)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
+@click.option("--json", "json_file", metavar="FILE|-", help="Write the figures as one JSON object.")
+@click.option("--html", metavar="FILE", help="Write the figures as one HTML page.")
+def control(cases: int, backend: str, seed: int, json_file: str | None, html: str | None) -> int:
+    """Measure the law of plain decode's error in each dtype; exit 1 if the right engine seems inexact."""
+    from tests.measure.control import measure
+    from tests.measure.pages import control_table
+
+    figures = measure(cases, backend, seed)
+    return _told(figures, control_table(figures), json_file, html)
 
 
 @cli.command()

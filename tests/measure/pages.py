@@ -73,6 +73,32 @@ def _stream_rows(streams: dict[str, Any]) -> list[tuple[str, str, str]]:
     ]
 
 
+def checkpoints_table(figures: dict[str, Any]) -> str:
+    """What `checkpoints` found: each difference, and how far plain decode lay off in each dtype."""
+    lines = [
+        f"checkpoints: {plural(figures['cases'], 'case')} on {plural(figures['configs'], 'published config')} in "
+        f"{number(figures['seconds'])} s: {plural(len(figures['findings']), 'finding')}"
+    ]
+    for dtype, worst in figures["control"].items():
+        far = ", ".join(f"{ratio:.2f} times its {kind} ({name})" for kind, (ratio, name) in worst.items())
+        lines.append(f"  plain decode in {dtype} lay at most {far} off")
+    return "\n".join([*lines, *(f"  DIFFERS: {clean(finding)}" for finding in figures["findings"])])
+
+
+def control_table(figures: dict[str, Any]) -> str:
+    """The law that `control` measured: one row for each dtype and quantity."""
+    title = f"control: {plural(figures['cases'], 'case')} of each dtype on {figures['backend']}, "
+    title += f"in {number(figures['seconds'])} s"
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
+    for column in ("dtype", "quantity", "prompts", "targets", "mean log", "deviation", "largest", "statistic"):
+        table.add_column(column, no_wrap=True)
+    for row in figures["rows"]:
+        numbers = (row["mean"], row["deviation"], row["largest"], row["statistic"])
+        counts = str(row["prompts"]), str(row["targets"])
+        table.add_row(row["dtype"], row["quantity"], *counts, *(f"{value:.2f}" for value in numbers))
+    return printed(table) + (f"RED: {figures['red']}" if figures["red"] else "")
+
+
 def calibration_table(figures: dict[str, Any]) -> str:
     """What `calibration` found: each figure, what it ought to be, and whether the gate stayed quiet."""
     tests, screen = figures["tests"], figures["screen_ks"]

@@ -11,7 +11,7 @@ from dataclasses import replace
 from properties.invariants.rows import attended_beyond, committed_reads, compared, kv_differs, logits_beyond
 from properties.tolerance.closeness import Noise, noise, truth
 from properties.tolerance.mask_column import column
-from properties.verdict.finding import CONTROL, Compared, Finding
+from properties.verdict.finding import CONTROL, Compared, Finding, Reads
 from properties.verdict.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, needing
 from properties.verdict.subject import Subject
 from properties.verdict.variants import dice, first, focus, pruned, shuffled, tree_of
@@ -32,6 +32,7 @@ def context_exact(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact
     """
     name = "attention.context-exact"
     error = noise(case, oracle, subject)
+    yield from error.control_errors
     met = False
     for number, step in enumerate(subject(case).steps):
         if step.scored is None:
@@ -48,7 +49,23 @@ def context_exact(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact
             yield fact
     if not met and error.control_at_fault:
         # Reported only where no tree step is wrong: a wrong tree step locates a fault better than the control does.
-        yield Finding(name, Stage.SCORED, 0, {"side": CONTROL}, error.ceiling, error.measured)
+        yield _control_finding(name, error)
+
+
+def _control_finding(name: str, error: Noise) -> Finding:
+    """The finding that plain decode is at fault; where experts are not shown, with the rows that tied ones may move."""
+    finding = Finding(name, Stage.SCORED, 0, {"side": CONTROL}, error.ceiling, error.measured)
+    if not error.mixing:
+        return finding
+    control, tree = error.amplification.control, error.amplification.tree
+    rebased = control.rebased(control.prefix, tree)
+
+    def rows(oracle: Oracle) -> Array | None:
+        scored = oracle(rebased).steps[0].scored
+        return None if scored is None else scored.logits.reshape(-1)
+
+    reads = Reads(control, control.prefix, tree, None, None, error.ceiling, rows)
+    return replace(finding, measure=error.measured / error.ceiling, reads=reads)
 
 
 def _with_column(case: Case, oracle: Oracle, true: Step, seen: Array, finding: Finding, error: Noise) -> Finding:

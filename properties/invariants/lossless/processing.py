@@ -13,6 +13,7 @@ from properties.invariants.applies import greedy_only, sampled
 from properties.invariants.own_laws import close, laws, near_edge, output_before
 from properties.laws.draw_by_draw import logit_bound, points
 from properties.laws.worlds import promised
+from properties.tolerance.bounds import UNIT
 from properties.tolerance.closeness import forced, in_a_chain, noise
 from properties.verdict.finding import Compared, Finding, Reads
 from properties.verdict.followed import follow
@@ -29,6 +30,18 @@ LOGPROB = 4.0
 It depends on its own logit and on the sum over all logits of the row. A row that amplifies roundings may have a larger
 one, as its logits may (`properties.tolerance.amplification`).
 """
+
+ROUNDINGS = 8.0
+"""Unit roundoffs of a log-probability that its own computation may add.
+
+Where a model's logits are small beside the logarithm of its vocabulary, as those of Falcon-H1 are, they outweigh the
+noise of the logits. Log-probabilities are computed in float32 at least, whatever the dtype of the model.
+"""
+
+
+def rounded(value: float, dtype: str) -> float:
+    """How far the computation of a log-probability of `value` may be off by itself."""
+    return ROUNDINGS * min(UNIT[dtype], UNIT["float32"]) * (1.0 + abs(value))
 
 
 def processors_per_node(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
@@ -111,9 +124,10 @@ def _of_prompt(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     error, rows = noise(case, oracle, subject), in_a_chain((), case.prompt[:-1])
     limit = LOGPROB * error.of_logits()
     for place, (expected, value) in enumerate(zip(true, told, strict=True), 1):
-        if not abs(value - expected) <= limit:
+        allowed = limit + rounded(expected, case.dtype)
+        if not abs(value - expected) <= allowed:
             where: dict[str, int | str] = {"side": "prompt", "position": place, "token": case.prompt[place]}
-            away = float(abs(value - expected) / limit if limit else np.inf)
+            away = float(abs(value - expected) / allowed)
             if not error.excuses(rows, place - 1, away):
                 reads = _logprob_reads(case, (), rows, place - 1, case.prompt[place], limit)
                 yield Finding(name, Stage.EMITTED, 0, where, expected, value, away, reads=reads)
@@ -140,7 +154,8 @@ def _raw(case: Case, oracle: Oracle, subject: Subject) -> list[tuple[float, floa
     output = subject(case).output
     limit = LOGPROB * noise(case, oracle, subject).of_logits()
     trues = (processing.logprob(row, token) for row, token in zip(forced(case, oracle, output), output, strict=True))
-    return [(true, true - limit, true + limit) for true in trues]
+    bands = [(true, limit + rounded(true, case.dtype)) for true in trues]
+    return [(true, true - width, true + width) for true, width in bands]
 
 
 def _after_processing(case: Case, oracle: Oracle, subject: Subject) -> list[tuple[float, float, float]]:
@@ -176,11 +191,12 @@ def logprobs_without_draft(case: Case, oracle: Oracle, subject: Subject) -> Iter
         if token != twin:
             return
         yield Compared()
-        if not abs(value - plain) <= limit:
+        allowed = limit + 2 * rounded(plain, case.dtype)
+        if not abs(value - plain) <= allowed:
             plain += _moved_by_experts(case, oracle, subject, one, position)
-        if not abs(value - plain) <= limit:
+        if not abs(value - plain) <= allowed:
             where: dict[str, int | str] = {"position": position, "token": token}
-            away = float(abs(value - plain) / limit if limit else np.inf)
+            away = float(abs(value - plain) / allowed)
             if not error.excuses(rows, position, away):
                 reads = _logprob_reads(case, case.prefix, rows, position, token, limit)
                 name = "lossless.logprobs-draft-independent"

@@ -13,7 +13,7 @@ from properties.invariants.draft.hidden_states import HIDDEN_K, HIDDEN_SIGMA
 from properties.invariants.draft.scores import DRAFT_K, draft_sigma, scores_of
 from properties.strategies.draft.head import LAYERS
 from properties.strategies.models import GALLERY
-from properties.tolerance.amplification import MOST, excuses_row
+from properties.tolerance.amplification import CONTROL, MOST, excuses_row
 from properties.tolerance.bounds import UNIT
 from properties.tolerance.closeness import beyond, kv_case, noise
 from properties.verdict.judge import judge
@@ -88,9 +88,9 @@ def test_a_row_may_lie_as_far_off_as_the_unit_roundoff_moves_it() -> None:
     assert not error.excuses(step, 0, 4.0)
 
 
-@pytest.mark.parametrize("times", [0.5, 2.5, 3.5, nan])
+@pytest.mark.parametrize("times", [0.5, 7.0, 9.0, nan])
 def test_plain_decode_may_lie_as_far_off_as_the_unit_roundoff_moves_it(times: float) -> None:
-    """Qwen3-Next, whose one row moves 3.6 times its ceiling: at `times` that movement it is right up to 3."""
+    """Qwen3-Next, whose one row moves 3.6 times its ceiling: at `times` that movement it is right up to 8."""
     folder = Path(__file__).resolve().parents[2] / "corpus/clean"
     case = bundle.load(folder / "plain-decode-that-amplifies-roundings.json").case
     error = noise(case, ORACLE, SUBJECT)
@@ -98,7 +98,7 @@ def test_plain_decode_may_lie_as_far_off_as_the_unit_roundoff_moves_it(times: fl
     (moved,) = ORACLE.amplification(told.control, told.control.prefix, told.tree).logits  # type: ignore[union-attr]
     off = replace(error, measured=times * moved * UNIT["float32"])
     assert moved * UNIT["float32"] > 3 * error.ceiling
-    assert off.control_at_fault is not (times <= 3)
+    assert off.control_at_fault is not (times <= CONTROL["float32"][0])
     # No other dtype's factor is asked, and none at all beyond MOST times the ceiling.
     assert replace(off, dtype="float64").control_at_fault
     assert replace(off, ceiling=off.ceiling / 100).control_at_fault

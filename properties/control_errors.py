@@ -1,0 +1,89 @@
+"""Exactness of a whole run: whether plain decode is less exact than its working dtype.
+
+Plain decode is the unit of rule N, so that an error which it shares with trees widens its own tolerance: the cap of
+`properties.tolerance.closeness` leaves a factor of three. What no single prompt shows, a run does. The error of plain
+decode over the movement of its rows (`ControlError.ratio`) has a known law: its logarithm has the mean MEAN and the
+deviation DEVIATION over models and prompts. The statistic of a run is the mean over architectures of their own means,
+in deviations of such a mean. Architectures count, not prompts, because a model may be rounded worse than others at
+every prompt.
+
+`python -m tests.measure control` measured the law with torch 2.13 on x86-64, on `cpu-eager`; it says how large the
+statistic of clean runs becomes.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from math import exp, inf, log, sqrt
+
+from properties.verdict.finding import ControlError
+
+MEAN = {"float32": 0.0, "bfloat16": -0.7, "float16": -0.7}
+"""Mean logarithm of the ratio."""
+
+DEVIATION = 0.35
+"""Deviation of the logarithm of a ratio over models and prompts."""
+
+FARTHEST = 4.0
+"""Deviations at which one architecture is cut, so that fewer than three of them condemn no run."""
+
+RED = 6.0
+"""The statistic above which a run differs: reached by chance in one run of 1e9, by the normal law."""
+
+
+@dataclass(frozen=True)
+class Exactness:
+    """The exactness of plain decode in one dtype over a run.
+
+    Attributes:
+        dtype: Working dtype.
+        quantity: `logits` or `attended`.
+        targets: Number of architectures.
+        prompts: Number of prompts.
+        times: How many times the usual error plain decode shows, as the geometric mean over architectures.
+        statistic: The mean logarithm in deviations; RED or more condemns the run.
+    """
+
+    dtype: str
+    quantity: str
+    targets: int
+    prompts: int
+    times: float
+    statistic: float
+
+
+def exactness(errors: Iterable[ControlError]) -> list[Exactness]:
+    """The exactness of plain decode by dtype and quantity."""
+    return sorted(_exactness(errors), key=lambda one: (one.dtype, one.quantity))
+
+
+def _exactness(errors: Iterable[ControlError]) -> Iterator[Exactness]:
+    by_kind: dict[tuple[str, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for error in errors:
+        if error.dtype in MEAN:
+            by_kind[error.dtype, error.quantity][error.target].append(_deviations(error))
+    for (dtype, quantity), by_target in by_kind.items():
+        means = [sum(values) / len(values) for values in by_target.values()]
+        mean, prompts = sum(means) / len(means), sum(map(len, by_target.values()))
+        yield Exactness(dtype, quantity, len(means), prompts, exp(mean * DEVIATION), mean * sqrt(len(means)))
+
+
+def _deviations(error: ControlError) -> float:
+    """The logarithm of the ratio in deviations from its mean; NaN and infinity are as far as FARTHEST."""
+    if error.ratio <= 0:
+        return -FARTHEST
+    if not error.ratio < inf:
+        return FARTHEST
+    return max(-FARTHEST, min(FARTHEST, (log(error.ratio) - MEAN[error.dtype]) / DEVIATION))
+
+
+def inexact(errors: Iterable[ControlError]) -> str | None:
+    """Why plain decode is less exact than its dtype over the whole run, or None."""
+    worst = max(exactness(errors), key=lambda one: one.statistic, default=None)
+    if worst is None or worst.statistic < RED:
+        return None
+    what = {"logits": "logits", "attended": "attention outputs"}[worst.quantity]
+    return (
+        f"plain decode in {worst.dtype} is less exact than its dtype: the errors of its {what} are {worst.times:.1f} "
+        f"times the usual ones, over {worst.prompts} prompts on {worst.targets} targets"
+    )

@@ -1,0 +1,68 @@
+"""Entries (rule N of single numbers): how far the largest error of a row may lie beyond the others of that row.
+
+The rms of a row dilutes one wrong number among V by the root of V. So the largest error has a bound of its own, which
+grows with the number of entries compared as the largest of so many normal errors does. Its unit is the rms error of the
+row's other entries, and at least the sigma of rule N: then the quantile is Student's, whatever the row's own noise is.
+Clean rows have thinner tails than that, since roundings are bounded.
+
+An entry that is large itself, or stands in a column of large ones (a token or channel that outweighs the others), is
+rounded in proportion: its unit is larger by that factor.
+"""
+
+from collections.abc import Iterator
+from functools import cache
+
+import numpy as np
+from scipy.stats import t
+
+from reference.trace import Array
+
+ALPHA = 1e-9
+"""Probability that one clean row has an entry beyond its bound, for normal errors."""
+
+FEWEST = 8
+"""Entries of the shortest row that is asked: of fewer, the others say too little about the noise of one."""
+
+
+@cache
+def largest(count: int) -> float:
+    """The bound of the largest error among `count`, in units of the others' rms error."""
+    return float(t.isf(ALPHA / (2 * count), count - 2))
+
+
+def entries_beyond(observed: Array, expected: Array, sigma: float) -> Iterator[tuple[tuple[int, ...], float]]:
+    """The largest error of each row that lies beyond its bound: (index of the entry, distance / bound), worst first.
+
+    Args:
+        observed: [..., entries]; rows with NaN or infinity are left to the bound of their rms.
+        expected: The same shape.
+        sigma: The noise of the rows by rule N.
+    """
+    if not observed.size or observed.shape[-1] < FEWEST:
+        return
+    count = observed.shape[-1]
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        ratio = _scaled(observed, expected, sigma)
+    worst = np.where(np.isfinite(ratio), ratio, 0.0).max(axis=-1) / largest(count)
+    for flat in np.argsort(-worst, axis=None):
+        row = tuple(int(part) for part in np.unravel_index(int(flat), worst.shape))
+        if worst[row] <= 1:
+            return
+        yield (*row, int(np.nan_to_num(ratio[row]).argmax())), float(worst[row])
+
+
+def _scaled(observed: Array, expected: Array, sigma: float) -> Array:
+    """Each error over its unit; the unit of a row's largest error leaves that error out."""
+    error = np.abs(observed - expected)
+    size = np.sqrt(np.mean(np.square(expected), axis=-1, keepdims=True))
+    column = np.sqrt(np.mean(np.square(expected), axis=tuple(range(expected.ndim - 1))))
+    # A row or an array of zeros has no entry that outweighs the others.
+    heavy = np.maximum(np.abs(expected) / np.where(size > 0, size, np.inf), 1.0)
+    whole = float(np.sqrt(np.mean(np.square(column))))
+    heavy = np.maximum(heavy, column / whole if whole > 0 else 1.0)
+    scaled = error / heavy
+    top = scaled.max(axis=-1, keepdims=True)
+    others = np.sqrt((np.square(scaled).sum(axis=-1, keepdims=True) - np.square(top)).clip(0) / (scaled.shape[-1] - 1))
+    unit = np.maximum(others, sigma)
+    result: Array = scaled / np.where(unit > 0, unit, np.inf)
+    return result

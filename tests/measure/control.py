@@ -1,0 +1,50 @@
+"""The measure `control`: the law of plain decode's error, from which `properties.control_errors` takes its figures."""
+
+import time
+from collections import defaultdict
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from properties.control_errors import MEAN, exactness, inexact
+from properties.invariants import ALL
+from properties.verdict.finding import ControlError
+from properties.verdict.judge import judge
+from reference.oracle.decoder import Oracle
+from specverify.campaign.case_stream import Stream
+from specverify.setup.subjects import open_planted, subject_of
+
+
+def measure(cases: int, backend: str = "cpu-eager", seed: int = 0) -> dict[str, Any]:
+    """Judge `cases` drawn cases of each dtype by `attention.context-exact`.
+
+    Returns:
+        backend, cases, seconds; rows: by dtype and quantity the prompts, the architectures, mean and deviation of the
+        logarithm of the ratio, the largest ratio, and the statistic of the run; red: why a clean run would differ.
+    """
+    began = time.perf_counter()
+    held = tuple(invariant for invariant in ALL if invariant.name == "attention.context-exact")
+    subject, oracle = subject_of(open_planted(backend, None)), Oracle()
+    errors: list[ControlError] = []
+    for dtype in MEAN:
+        if subject.abilities is not None and dtype not in subject.abilities.dtypes:
+            continue
+        drawn = Stream(seed, (dtype,), subject.variant_interval, subject.abilities)
+        for case in islice((case for case in drawn if case.session is None), cases):
+            errors += judge(case, held, oracle, subject).control_errors
+    logs: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for error in errors:
+        if error.ratio > 0:
+            logs[error.dtype, error.quantity].append(float(np.log(error.ratio)))
+    rows = [
+        {
+            **vars(one),
+            "mean": float(np.mean(logs[one.dtype, one.quantity])),
+            "deviation": float(np.std(logs[one.dtype, one.quantity])),
+            "largest": float(np.exp(max(logs[one.dtype, one.quantity]))),
+        }
+        for one in exactness(errors)
+    ]
+    seconds = time.perf_counter() - began
+    return {"backend": backend, "cases": cases, "seconds": seconds, "rows": rows, "red": inexact(errors)}

@@ -1,0 +1,224 @@
+"""16 bits: drawn by default, single entries bounded, and plain decode held to its dtype over a run."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from itertools import islice
+
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from backends.compositions import open_cpu
+from backends.shipped import ROWS
+from properties.control_errors import DEVIATION, MEAN, exactness, inexact
+from properties.strategies.dtypes import HALVES, SHARE, working_dtypes
+from properties.strategies.models import GALLERY
+from properties.strategies.settings import explore
+from properties.tally import Tally
+from properties.tolerance.entries import FEWEST, entries_beyond, largest
+from properties.verdict.finding import ControlError
+from properties.verdict.judge import judge
+from properties.verdict.subject import Subject
+from reference.architecture import Seeded
+from reference.case import Case
+from reference.draft import Scripted
+from reference.sampling import Stops
+from reference.trace import Array, Step, Trace
+from reference.tree import Tree
+from reports.pages.summary import summary_page
+from reports.record import summary
+from specverify.campaign.case_stream import Stream
+from specverify.plan import default_dtypes
+from specverify.setup.subjects import subject_of
+from tests.corruption import BY_NAME, ORACLE
+
+CLOSE = (BY_NAME["attention.context-exact"],)
+
+SINGLE = tuple(arch for arch in GALLERY if arch.family in ("llama", "qwen2", "qwen3") and arch.vocab_size >= 16)
+"""Architectures whose rows of logits are long enough that the largest error has a bound."""
+
+
+def test_every_shipped_backend_draws_16_bits_by_default() -> None:
+    assert all(set(HALVES) <= set(default_dtypes(row.name)) for row in ROWS)
+
+
+def shares(dtypes: tuple[str, ...]) -> Counter[str]:
+    """How often each dtype is drawn; a number beside it keeps the draws from running out."""
+    drawn: Counter[str] = Counter()
+    explore(3, 600, st.tuples(working_dtypes(dtypes), st.integers()), lambda pair: drawn.update([pair[0]]))
+    return drawn
+
+
+def test_one_case_in_eight_is_in_16_bits() -> None:
+    drawn = shares(default_dtypes("cpu-eager"))
+    share = sum(drawn[dtype] for dtype in HALVES) / drawn.total()
+    assert 0.5 / SHARE < share < 2 / SHARE
+    assert all(drawn[dtype] for dtype in default_dtypes("cpu-eager"))
+
+
+def test_an_engine_without_float64_draws_each_dtype_alike() -> None:
+    drawn = shares(("float32", *HALVES))
+    assert min(drawn.values()) > 0.5 * max(drawn.values())
+
+
+def test_a_run_of_the_default_backend_judges_16_bits() -> None:
+    drawn = islice(Stream(5, default_dtypes("cpu-eager")), 20)
+    assert {case.dtype for case in drawn} & set(HALVES)
+
+
+@cache
+def case_on(number: int, dtype: str = "bfloat16") -> Case:
+    """A case on an architecture of SINGLE, with a tree in its first step."""
+    model = Seeded(SINGLE[number % len(SINGLE)], number // len(SINGLE))
+    draw = np.random.default_rng(number)
+    prompt = tuple(int(token) for token in draw.integers(0, model.vocab_size, 9))
+    drafted = (int(token) for token in draw.integers(0, model.vocab_size, 3))
+    return Case(model, prompt, Scripted((Tree((0, 0, 0, 1), (prompt[-1], *drafted)),)), stops=Stops(4), dtype=dtype)
+
+
+def rewritten(change: Callable[[Step], Step]) -> Subject:
+    """Our engine with each step of each run changed by `change`."""
+    clean = open_cpu()
+
+    def run(case: Case) -> Trace:
+        trace = clean.run(case)
+        return replace(trace, steps=tuple(change(step) for step in trace.steps))
+
+    return Subject("rewritten", run, subject_of(clean).reveals)
+
+
+def with_logits(change: Callable[[Array], Array], trees_alone: bool) -> Subject:
+    """Our engine with the logits of each step changed; of steps with a tree if `trees_alone`."""
+
+    def changed(step: Step) -> Step:
+        bare = step.drafted is not None and len(step.drafted.tree) == 1
+        if step.scored is None or (trees_alone and bare):
+            return step
+        return replace(step, scored=replace(step.scored, logits=change(step.scored.logits)))
+
+    return rewritten(changed)
+
+
+def lowered(logits: Array) -> Array:
+    """One entry of each row, lowered by a quarter of the row's rms."""
+    changed: Array = logits.copy()
+    token = logits.shape[1] // 2
+    changed[:, token] -= 0.25 * np.sqrt(np.mean(np.square(logits), axis=1))
+    return changed
+
+
+def of_five_bits(logits: Array) -> Array:
+    """The logits rounded to 5 significant bits."""
+    mantissa, exponent = np.frexp(logits)
+    rounded: Array = np.ldexp(np.round(mantissa * 32) / 32, exponent)
+    return rounded
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_one_lowered_entry_of_a_row_is_found(dtype: str) -> None:
+    wrong, clean = with_logits(lowered, trees_alone=True), subject_of(open_cpu())
+    found = [judge(case_on(number, dtype), CLOSE, ORACLE, wrong).findings for number in range(len(SINGLE))]
+    assert not any(judge(case_on(number, dtype), CLOSE, ORACLE, clean).findings for number in range(len(SINGLE)))
+    # The rms of a row alone would find none of them: the quarter lies at the limit of a row of some ten entries.
+    assert all(found)
+    assert {finding.where["token"] for findings in found for finding in findings} <= {
+        arch.vocab_size // 2 for arch in SINGLE
+    }
+
+
+def run_of(subject: Subject, count: int, dtype: str) -> Tally:
+    """The tally of the first `count` cases."""
+    tally = Tally("cpu-eager", opened=True, wanted=count)
+    for number in range(count):
+        tally.add(judge(case_on(number, dtype), CLOSE, ORACLE, subject))
+    tally.excess_error = inexact(tally.control_errors)
+    return tally
+
+
+def test_scores_of_five_significant_bits_make_a_run_red() -> None:
+    tally = run_of(with_logits(of_five_bits, trees_alone=False), 12, "bfloat16")
+    assert not tally.failures
+    assert tally.excess_error is not None
+    assert tally.excess_error.startswith("plain decode in bfloat16 is less exact than its dtype")
+    assert tally.exit_code == 1
+    assert "less exact than its" in summary_page(tally)
+    assert summary(tally)["excess_error"] == tally.excess_error
+
+
+@pytest.mark.parametrize("dtype", list(MEAN))
+def test_the_right_engine_is_as_exact_as_its_dtype(dtype: str) -> None:
+    tally = run_of(subject_of(open_cpu()), 12, dtype)
+    assert tally.exit_code == 0, tally.excess_error
+    by_quantity = {one.quantity: one for one in exactness(tally.control_errors)}
+    assert set(by_quantity) == {"logits", "attended"}
+    for one in by_quantity.values():
+        assert 0.5 < one.times < 1.7
+        assert one.prompts == 12
+        assert one.targets == len(SINGLE[:12])
+    assert "exactness" in summary_page(tally)
+
+
+def errors(mean: float, targets: int, prompts: int = 3, seed: int = 0) -> list[ControlError]:
+    draw = np.random.default_rng(seed)
+    return [
+        ControlError("bfloat16", str(target), "logits", float(np.exp(draw.normal(mean, DEVIATION))))
+        for target in range(targets)
+        for _ in range(prompts)
+    ]
+
+
+def test_the_usual_error_condemns_no_run_and_twice_that_does() -> None:
+    usual = MEAN["bfloat16"]
+    for seed in range(200):
+        assert inexact(errors(usual, 20, seed=seed)) is None
+    assert inexact(errors(usual + np.log(2), 20)) is not None
+    assert inexact([]) is None
+
+
+@pytest.mark.parametrize("ratio", [1e6, float("inf"), float("nan")])
+def test_two_targets_alone_condemn_no_run(ratio: float) -> None:
+    far = [ControlError("float16", str(target), "logits", ratio) for target in range(3)]
+    assert inexact(far[:2]) is None
+    assert inexact(far) is not None
+    # Error of zero is no evidence of anything but exactness.
+    assert inexact([replace(one, ratio=0.0) for one in far]) is None
+
+
+def test_normal_rows_have_no_entry_beyond_its_bound() -> None:
+    draw = np.random.default_rng(2)
+    for count in (8, 16, 64, 1000):
+        true = draw.normal(0, 1, (400, count))
+        noise = draw.normal(0, 0.01, true.shape) * draw.lognormal(0, 1, (400, 1))
+        assert not list(entries_beyond(true + noise, true, 0.01))
+
+
+@pytest.mark.parametrize("count", [16, 64, 1000])
+def test_one_entry_is_found_and_named(count: int) -> None:
+    draw = np.random.default_rng(3)
+    true = draw.normal(0, 1, (5, count))
+    seen = true + draw.normal(0, 0.01, true.shape)
+    column = int(np.abs(true[3]).argmin())
+    seen[3, column] -= 1.2 * largest(count) * 0.01 * np.sqrt(2)
+    ((place, measure),) = entries_beyond(seen, true, 0.01)
+    assert place == (3, column)
+    assert 1 < measure < 3
+
+
+def test_an_entry_that_outweighs_its_row_is_rounded_in_proportion() -> None:
+    draw = np.random.default_rng(4)
+    true = draw.normal(0, 1, (6, 64))
+    true[:, 7] *= 60
+    seen = true * (1 + 0.005 * draw.normal(0, 1, true.shape))
+    assert not list(entries_beyond(seen, true, 0.005))
+    seen[2, 8] += 0.4 * np.sqrt(np.mean(np.square(true[2])))
+    assert [place for place, _ in entries_beyond(seen, true, 0.005)] == [(2, 8)]
+
+
+def test_short_rows_and_broken_rows_are_left_to_the_rms() -> None:
+    true = np.zeros((2, FEWEST - 1))
+    assert not list(entries_beyond(true + np.eye(2, FEWEST - 1), true, 1e-3))
+    broken = np.zeros((1, 64))
+    broken[0, 0] = np.nan
+    assert not list(entries_beyond(broken, np.zeros((1, 64)), 1e-3))
