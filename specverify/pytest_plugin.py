@@ -20,6 +20,13 @@ CONFORMANCE = "specverify.conformance"
 """The package of the tests that ship, as `--pyargs` names it."""
 
 
+RESIDUE = pytest.StashKey[list[str]]()
+"""Lines on what runs left in the processes of backends; see `properties.residue`."""
+
+HANDED = "specverify residue"
+"""The key under which a worker of pytest-xdist hands its lines over."""
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add `--specverify-backend` and `--specverify-allow-absent-device`."""
     SELECTION.add_options(parser)
@@ -59,6 +66,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """With --specverify-allow-absent-device, a selection of device tests that left nothing to run is no failure."""
     SELECTION.settle(session, exitstatus)
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput[HANDED] = session.config.stash.get(RESIDUE, [])
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
@@ -67,7 +76,9 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """Print one line with the tiers that this run left out, and the number of tests of each."""
+    """Print what runs left behind, and one line with the tiers that this run left out and their numbers of tests."""
+    for line in dict.fromkeys(config.stash.get(RESIDUE, [])):
+        terminalreporter.write_line(line)
     line = SELECTION.summary(config)
     if line is not None:
         terminalreporter.write_line(line)
@@ -75,8 +86,10 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """Take over the counts of a worker of pytest-xdist."""
-    SELECTION.take_over(node.config, getattr(node, "workeroutput", None) or {})
+    """Take over the counts and the lines of a worker of pytest-xdist."""
+    output = getattr(node, "workeroutput", None) or {}
+    SELECTION.take_over(node.config, output)
+    node.config.stash.setdefault(RESIDUE, []).extend(output.get(HANDED, []))
 
 
 class BackendUnderTest:
@@ -106,6 +119,13 @@ class BackendUnderTest:
         """End the backend's process."""
         # The fixture lives longer than a `with` block here could.
         self._door.__exit__(None, None, None)
+
+    @property
+    def left_behind(self) -> list[str]:
+        """A line for each thing that runs left in the backend's process and that changes no answer."""
+        from reports.counts import left_behind
+
+        return [f"{self.name} left behind: {what}" for _, what in left_behind(self._door.residue.values())]
 
     def judge(self, case: Any, *globs: str) -> Any:
         """The verdict on `case` by the invariants that `globs` match; by all invariants without globs."""
@@ -141,6 +161,7 @@ def opened(request: pytest.FixtureRequest) -> Iterator[BackendUnderTest]:
     except Unavailable as why:
         pytest.skip(str(why))
     yield backend
+    request.config.stash.setdefault(RESIDUE, []).extend(backend.left_behind)
     backend.close()
 
 

@@ -5,6 +5,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from backends.base import Unsupported
+from properties.residue import Residue
 from properties.tally import Failure
 from properties.verdict.finding import Finding, Verdict
 from properties.verdict.internal import JUDGE, InternalError
@@ -37,6 +38,7 @@ class Replayed:
         why: One sentence that explains the word.
         emulated: Whether the backend emulates a device that this machine lacks.
         saved_fault: The fault that was planted when the file was saved, if this replay plants none; else None.
+        residue: What the runs left in the backend's process and that changes no answer.
         internal: Exceptions inside the judge; with any, what does not differ is UNJUDGED.
     """
 
@@ -45,6 +47,7 @@ class Replayed:
     why: str
     emulated: bool = False
     saved_fault: str | None = None
+    residue: tuple[Residue, ...] = ()
     internal: tuple[InternalError, ...] = ()
 
     @property
@@ -115,7 +118,7 @@ def replay(
                 against=against,
             )
             failure = with_eager(failure, oracle)
-    told = _told(verdict, saved, found, failure)
+    told = replace(_told(verdict, saved, found, failure), residue=tuple(opened.residue.values()))
     if saved.fault is not None and fault is None:
         name = shlex.quote(cut(saved.fault, 60))
         planted = f"saved with --fault {name} planted; give --fault {name} to plant it again"

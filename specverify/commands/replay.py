@@ -56,6 +56,8 @@ def replay(
 ) -> int:
     """Run one saved case again: FAILED (same finding), CHANGED (another), FIXED (none)."""
     from reports import record, writing
+    from reports.counts import left_behind
+    from reports.layout80 import labelled
     from reports.pages import terminal
     from reports.pages.screen import screen_of
     from specverify.campaign.replay import replay as run
@@ -70,7 +72,8 @@ def replay(
     told = "" if result.failure is None else f"{terminal.failure_page(result.failure, width=screen.width)}\n"
     for error in result.internal:
         told += f"{terminal.internal_lines(error, screen.width)}\n"
-    print(screen.painted(f"{told}{result.word}  {result.why}"), file=out)
+    left = labelled(left_behind(result.residue), screen.width) if result.residue else ""
+    print(screen.painted(f"{told}{left}{result.word}  {result.why}"), file=out)
     if json_file is not None:
         found = None if result.failure is None else record.failure_fact(result.failure)
         facts: dict[str, Any] = {
@@ -80,7 +83,8 @@ def replay(
             "emulated": result.emulated,
         }
         facts |= {"internal": [record.internal_fact(error) for error in result.internal]} if result.internal else {}
-        writing.write_json(json_file, facts | {"saved_fault": result.saved_fault})
+        facts |= {"saved_fault": result.saved_fault, "residue": record.jsonable([*result.residue])}
+        writing.write_json(json_file, facts)
     if html_file is not None:
         from reports.html.pages import replay_page
         from specverify import __version__

@@ -400,6 +400,7 @@ LEAKS: dict[str, Callable[[], object]] = {
     "leaking-memory": lambda: HOARD.append(np.ones(2 << 20)),
     "leaking-files": lambda: HOARD.append(open(os.devnull)),  # noqa: SIM115
     "leaking-programs": lambda: HOARD.append(subprocess.Popen(["sleep", "600"])),
+    "leaking-environment": lambda: os.environ.update(HOSTILE_ENGINE=str(time.monotonic())),
     "pooled-threads": starts_a_pool,
 }
 """What some do in every case: each leaves a little more behind, but for the last one, which makes a pool once."""

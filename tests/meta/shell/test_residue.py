@@ -1,18 +1,25 @@
 """What runs leave in the backend's process: a finding where it can change answers, and else told once."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from properties.verdict.subject import Crashed
+from reference.case_json import case_to_json
 from reference.trace import Trace
+from specverify.campaign import campaign
+from specverify.cli import main
 from specverify.isolation.growth import BLOCKS, RISES, Growth, Trend
 from specverify.isolation.isolated import Isolated
 from specverify.isolation.keeping import end_keeping
 from specverify.isolation.limits import Patience
 from specverify.isolation.wanted import Wanted
-from tests.meta.shell.test_isolation import ROOT, case_of
+from specverify.pytest_plugin import opened, pytest_terminal_summary
+from tests.inprocess import CrewHere
+from tests.meta.shell.test_isolation import ROOT, case_of, said
 
 CHANGED = {
     "autocast": "torch's autocast is {'cpu': 'torch.bfloat16'}, was {}",
@@ -113,6 +120,48 @@ def test_a_pool_of_threads_is_no_leak_and_a_clean_engine_leaves_nothing() -> Non
             for number in range(1, 40):
                 assert isinstance(subject.fresh(case_of(number % 9 + 1)), Trace)
             assert backend.residue == {}
+
+
+def test_a_run_tells_each_kind_once_on_its_page_and_in_its_json(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(campaign, "Crew", CrewHere)
+    monkeypatch.chdir(tmp_path)
+    words = ["--backend", "tests.strangers.hostile:leaking_environment", "--cases", "12", "--jobs", "2"]
+    words += ["--dtype", "float64", "--layout", "branch", "--invariant", "lossless.completes", "--json", "out.json"]
+    with pytest.raises(SystemExit):
+        main(["diff", *words])
+    result = json.loads(Path("out.json").read_text())
+    assert result["findings"] == []
+    (residue,) = result["residue"]
+    assert (residue["kind"], residue["what"]) == ("environment", "set HOSTILE_ENGINE in the environment")
+    page = " ".join(capfd.readouterr().out.split())
+    assert f"left behind a run set HOSTILE_ENGINE in the environment (first by case {residue['case']})" in page
+
+
+def test_a_replay_tells_what_its_runs_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "case.json").write_text(json.dumps(case_to_json(case_of(0))))
+    words = ("case.json", "--backend", "tests.strangers.hostile:environment", "--json", "out.json")
+    code, word, page = said(capfd, "replay", *words)
+    assert (code, word) == (0, "AGREE")
+    assert "left behind a run set HOSTILE_ENGINE in the environment" in page
+    assert [residue["kind"] for residue in json.loads(Path("out.json").read_text())["residue"]] == ["environment"]
+
+
+def test_a_session_of_pytest_tells_what_runs_left() -> None:
+    config = SimpleNamespace(stash=pytest.Stash())
+    request = SimpleNamespace(param="tests.strangers.hostile:environment", config=config)
+    fixture = opened(request)  # type: ignore[arg-type]
+    backend = next(fixture)
+    backend.judge(case_of(0), "lossless.completes")
+    assert next(fixture, None) is None
+    lines: list[str] = []
+    pytest_terminal_summary(SimpleNamespace(write_line=lines.append), config)  # type: ignore[arg-type]
+    what = f"left behind: a run set HOSTILE_ENGINE in the environment (first by case {case_of(0).id})"
+    assert lines == [f"tests.strangers.hostile:environment {what}"]
 
 
 def test_a_value_of_the_environment_is_never_told() -> None:
