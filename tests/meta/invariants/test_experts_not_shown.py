@@ -1,0 +1,163 @@
+"""Differences at ties between experts that are not shown: excused by what the oracle moves, and no further."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+
+from properties.invariants import ALL
+from properties.shortfall import shortfalls
+from properties.tally import Tally
+from properties.verdict.finding import RoutingTie, Verdict
+from properties.verdict.followed import tie_limits, tie_units
+from properties.verdict.judge import judge
+from properties.verdict.subject import Subject
+from reference.architecture import Seeded
+from reference.case import Case
+from reference.draft import Scripted
+from reference.oracle.choices import Choices
+from reference.oracle.decoder import Oracle
+from reference.sampling import Stops
+from reference.trace import Stage, Step, Trace
+from reference.tree import Tree
+from tests.drawn_families import listed
+
+EXACT = tuple(one for one in ALL if one.name == "attention.context-exact")
+ORACLE = Oracle()
+TREE = Tree((0, 0, 0, 1), (5, 7, 3, 2))
+
+
+@cache
+def exchanged() -> tuple[Case, Trace, float]:
+    """A case with a tie at its root, the oracle's run with the tied experts exchanged, and the move of the root."""
+    for seed in range(60):
+        model = Seeded(listed("mixtral")[0], seed)
+        case = Case(model, (1, 2, 3, 4, 5), Scripted((TREE,)), stops=Stops(4), dtype="bfloat16", steps=1)
+        (step,) = ORACLE(case).steps
+        assert step.drafted is not None
+        routing = ORACLE.routing(case, step.context, TREE)
+        units = tie_units(case, ORACLE, step.context, TREE)
+        assert routing is not None
+        assert units is not None
+        limits, row = tie_limits(case.dtype, units), len(step.context)
+        for layer, router in enumerate(routing.routers):
+            assert router is not None
+            for _, experts in router.exchanges(row, float(limits[layer, row]))[:1]:
+                chosen = routing.chosen.copy()
+                chosen[layer, row] = experts
+                choices = Choices(chosen.shape[0], chosen.shape[2])
+                choices.add(step.context, TREE, chosen)
+                run = ORACLE.following(model, choices)(case)
+                if (verdict := judged(case, run)).routing_ties and not verdict.findings:
+                    return case, run, moved(run.steps[0], step)
+    raise AssertionError("no drawn model has a tie at its root that moves its logits")
+
+
+def moved(one: Step, other: Step) -> float:
+    """The rms distance of the logits of the roots of two steps."""
+    assert one.scored is not None
+    assert other.scored is not None
+    return float(np.sqrt(np.mean(np.square(one.scored.logits[0] - other.scored.logits[0]))))
+
+
+def judged(case: Case, run: Trace, reveals: frozenset[Stage] = frozenset(Stage)) -> Verdict:
+    """The verdict on an engine whose run of `case` is `run`, and whose other runs are the oracle's."""
+    subject = Subject("recorded", lambda asked: run if asked == case else ORACLE(asked), reveals)
+    return judge(case, EXACT, ORACLE, subject)
+
+
+def with_step(run: Trace, change: Callable[[Step], Step]) -> Trace:
+    return replace(run, steps=tuple(map(change, run.steps)))
+
+
+def scored_alone(step: Step) -> Step:
+    return replace(step, attended=None, committed=None)
+
+
+def test_tied_experts_excuse_the_move_that_they_make() -> None:
+    case, run, _ = exchanged()
+    verdict = judged(case, run)
+    assert verdict.findings == ()
+    assert verdict.routing_ties
+    for tie in verdict.routing_ties:
+        assert tie.row <= len(case.prefix)
+        assert 0 < tie.needed <= tie.granted
+
+
+@pytest.mark.parametrize("factor", [3.0, 1e3])
+def test_they_excuse_no_more(factor: float) -> None:
+    """The same run with its logits further off than all ties together move them."""
+    case, run, move = exchanged()
+
+    def further(step: Step) -> Step:
+        assert step.scored is not None
+        signs = np.where(np.arange(step.scored.logits.shape[1]) % 2, 1.0, -1.0)
+        granted = max(tie.granted for tie in judged(case, run).routing_ties)
+        logits = step.scored.logits + factor * (granted + move) * signs
+        return replace(step, scored=replace(step.scored, logits=logits))
+
+    verdict = judged(case, with_step(run, further))
+    assert {finding.stage for finding in verdict.findings} == {Stage.SCORED}
+    assert verdict.outcomes == {"attention.context-exact": "failed"}
+
+
+def test_a_fault_of_the_first_layer_is_excused_by_no_tie() -> None:
+    case, run, _ = exchanged()
+
+    def off(step: Step) -> Step:
+        assert step.attended is not None
+        output = step.attended.output.copy()
+        output[0] *= 1.5
+        return replace(step, attended=replace(step.attended, output=output))
+
+    first = judged(case, with_step(run, off)).first
+    assert first is not None
+    assert (first.stage, first.where["layer"]) == (Stage.ATTENDED, 0)
+
+
+def test_without_a_row_that_has_no_tie_nothing_was_checked() -> None:
+    case, run, _ = exchanged()
+    verdict = judged(case, with_step(run, scored_alone), frozenset({Stage.DRAFTED, Stage.SCORED}))
+    assert verdict.findings == ()
+    assert verdict.routing_ties
+    assert verdict.outcomes == {"attention.context-exact": "unobserved"}
+
+
+def test_experts_that_are_shown_leave_nothing_to_excuse() -> None:
+    """The run is the one that ties excuse above; the experts that it shows are the oracle's own."""
+    case, run, _ = exchanged()
+    (step,) = ORACLE(case).steps
+    own = ORACLE.routing(case, step.context, TREE)
+    assert own is not None
+
+    def shown(step: Step) -> Step:
+        assert step.scored is not None
+        assert own is not None
+        return replace(step, scored=replace(step.scored, routed=own.chosen))
+
+    verdict = judged(case, with_step(run, shown))
+    assert verdict.routing_ties == ()
+    assert verdict.findings
+
+
+def test_a_run_that_agrees_through_excuses_alone_is_no_pass() -> None:
+    case, run, _ = exchanged()
+    tally = Tally("own", opened=True, wanted=2)
+    tally.add(judged(case, run))
+    tally.add(judged(case, with_step(run, scored_alone), frozenset({Stage.DRAFTED, Stage.SCORED})))
+    said = (
+        "attention.context-exact: ties between experts explain a difference in every case, and no case agrees without"
+    )
+    assert any(line.startswith(said) and "Scored.routed" in line for line in shortfalls(tally))
+    tally.wanted = 3
+    tally.add(judged(case, ORACLE(case)))
+    assert not any("ties between experts" in line for line in shortfalls(tally))
+
+
+def test_a_tie_says_what_it_needed_and_what_it_was_granted() -> None:
+    case, run, _ = exchanged()
+    tie = judged(case, run).routing_ties[0]
+    assert isinstance(tie, RoutingTie)
+    assert tie.gap_sigma >= 0
