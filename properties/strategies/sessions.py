@@ -34,7 +34,7 @@ MOST_FAR_ACTIONS = 3
 # Each kind as often as it is drawn.
 HAPPENINGS = (
     "step", "step", "step", "step", "add", "add", "fork", "fork", "fork", "evict", "evict", "cancel", "cancel",
-    "cancel", "preempt", "restore", "switch", "switch", "hand-over", "hand-over",
+    "cancel", "preempt", "restore", "switch", "switch", "hand-over", "hand-over", "first", "first",
 )  # fmt: skip
 """Kinds of action, steps most often."""
 
@@ -168,13 +168,27 @@ def forks(draw: st.DrawFn, source: int, twin: int) -> tuple[Action, ...]:
 
 
 @st.composite
+def without_draft(draw: st.DrawFn, order: list[int], within: Abilities | None) -> tuple[Action, ...]:
+    """A step without their drafts by some requests of `order`; mostly a step with them follows, of the same requests.
+
+    In half of the draws the requests were drafted and thrown back before: what was proposed then is of no use.
+    """
+    batch = tuple(order[: draw(st.integers(1, len(order)))])
+    thrown_back = draw(st.booleans()) and (within is None or "preempt" in within.actions)
+    before = (Action("preempt", batch),) if thrown_back else ()
+    after = (Action("step", tuple(draw(st.permutations(batch)))),) if draw(st.integers(0, 3)) else ()
+    return (*before, Action("first", batch), *after)
+
+
+@st.composite
 def actions(
-    draw: st.DrawFn, count: int, most: int = MOST_ACTIONS, within: Abilities | None = None
+    draw: st.DrawFn, count: int, most: int = MOST_ACTIONS, within: Abilities | None = None, bare: bool = True
 ) -> tuple[Action, ...]:
     """Actions on `count` requests, at least two: the first request enters, then up to `most` draws of an action.
 
     Most drawn actions are possible. A request that does not enter at the start enters later: by itself, as a fork, or
-    after another is cancelled. In the end mostly all have entered. The last action is a step.
+    after another is cancelled. In the end mostly all have entered. The last action is a step. Steps without a draft
+    are among them unless `bare` is false.
     """
     happened, inside = [Action("add", (0,))], [0]
     waiting: list[int] = []
@@ -184,6 +198,7 @@ def actions(
     happened += [Action("add", (one,)) for one in inside[1:]]
     other = st.sampled_from(plain_drafts(within))
     kinds = [one for one in HAPPENINGS if within is None or {*USES.get(one, (one,))} <= {*within.actions}]
+    kinds = kinds if bare else [one for one in kinds if one != "first"]
 
     def enter() -> list[Action]:
         inside.extend(waiting[:1])
@@ -210,6 +225,8 @@ def actions(
             happened += [Action("cancel", (ended,)), *enter()]
         elif kind == "evict":
             happened += draw(evictions(order))
+        elif kind == "first":
+            happened += draw(without_draft(order, within))
         elif kind in ("step", "preempt"):
             happened.append(Action(kind, tuple(order[: draw(st.integers(1, len(order)))])))
         elif kind == "fork":
@@ -250,9 +267,12 @@ def with_session(
         company = tuple(replace(one, draft=common) if one.draft == case.draft else one for one in company)
         case = replace(case, draft=common)
     most_actions = MOST_FAR_ACTIONS if len(case.prompt) > LONGEST else MOST_ACTIONS
-    happened = draw(actions(1 + len(company), most_actions, within))
-    # A ring's or a far prompt's case costs enough without it.
     drafts = [case.draft, *(mate.draft for mate in company)]
+    # A step without its draft is refused where a draft needs the texts or the batches of all steps; the tokens of a
+    # request that samples would depend on it.
+    bare = greedy and not any(draft.shared or draft.dispatch is not None for draft in drafts)
+    happened = draw(actions(1 + len(company), most_actions, within, bare))
+    # A ring's or a far prompt's case costs enough without it.
     if takes_ahead(drafts, within) and most_actions == MOST_ACTIONS and draw(st.integers(0, AHEAD - 1)) == AHEAD - 1:
         happened = draw(ahead(happened, 1 + len(company), within))
         happened = draw(first_early(happened, within)) if greedy else happened

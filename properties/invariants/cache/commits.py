@@ -19,6 +19,7 @@ from properties.verdict.variants import pending_root
 from reference.architecture import Architecture, Seeded
 from reference.case import Case
 from reference.draft import Scripted
+from reference.layout import FAST_SWITCH
 from reference.trace import Array, Committed, Kv, Stage, Step
 
 NEEDS = needing(Stage.COMMITTED)
@@ -231,6 +232,9 @@ def fast_equals_full(case: Case, oracle: Oracle, subject: Subject) -> Iterator[F
                 looked += fact.count
         if other.output != full.output:  # reached only if no cache differs, or no cache is revealed
             yield Finding(name, Stage.EMITTED, 0, {"variant": how}, full.output, other.output)
+    # Commits by length say nothing of the fast way, which this engine was told not to take.
+    if any(FAST_SWITCH in why for why in silent):
+        raise Unobserved(f"{FAST_SWITCH}=0: no commit ran fast")
     if silent and not looked:
         raise NotApplicable(f"no commit was made in two ways: {'; '.join(sorted(silent))}")
     if not looked:

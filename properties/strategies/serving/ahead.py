@@ -63,11 +63,8 @@ def ahead(draw: st.DrawFn, actions: tuple[Action, ...], count: int, within: Abil
 
 @st.composite
 def first_early(draw: st.DrawFn, actions: tuple[Action, ...], within: Abilities | None) -> tuple[Action, ...]:
-    """`actions` with some requests that take a first step without their draft, right behind their entry.
-
-    Unchanged where a draft is switched: the steps of such a request are compared with the trees of its drafts.
-    """
-    if (within is not None and "first" not in within.actions) or any(one.kind == "switch" for one in actions):
+    """`actions` with some requests that take a first step without their draft, right behind their entry."""
+    if within is not None and "first" not in within.actions:
         return actions
     found: list[Action] = []
     for action in actions:

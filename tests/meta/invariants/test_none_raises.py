@@ -168,3 +168,19 @@ def test_no_invariant_raises(kind: str, corruption: str) -> None:
     engine = Falling(CLEAN.declaration, RUNS, CORRUPTIONS[corruption])
     verdict = judge(case, ALL, ORACLE, subject_of(engine))
     assert not verdict.internal, [(one.invariant, one.why, one.said) for one in verdict.internal]
+
+
+def test_ranks_that_part_in_their_first_step_are_a_finding() -> None:
+    case = bundle.load(CORPUS / "rank-greedy-not-broadcast.json").case
+    engine = Falling(CLEAN.declaration, RUNS, CORRUPTIONS["ranks that part at once"])
+    verdict = judge(case, ALL, ORACLE, subject_of(engine))
+    (parted,) = [one for one in verdict.findings if one.invariant == "lossless.ranks-agree"]
+    assert (parted.step, parted.where["rank"], parted.where["side"]) == (0, 1, "collectives")
+
+
+def test_a_run_that_took_no_step_is_a_finding() -> None:
+    case = bundle.load(CORPUS / "kv-truncated-not-gathered.json").case
+    engine = Falling(CLEAN.declaration, RUNS, lambda trace: Trace((), (), None))
+    verdict = judge(case, ALL, ORACLE, subject_of(engine))
+    assert "lossless.takes-part" in {one.invariant for one in verdict.findings}
+    assert not verdict.internal

@@ -151,7 +151,7 @@ def _by_length(verdict: Verdict) -> dict[str, int]:
     return {why: count for why, count in verdict.commit_fallbacks.items() if why.startswith("length")}
 
 
-@pytest.mark.parametrize(("value", "ways"), [("0", {"length"}), ("1", {"length"}), (None, {"fast", "length"})])
+@pytest.mark.parametrize(("value", "ways"), [("0", set()), ("1", {"length"}), (None, {"fast", "length"})])
 def test_the_switch_of_the_fast_reorder_leaves_what_it_leaves(
     value: str | None, ways: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,9 +164,19 @@ def test_the_switch_of_the_fast_reorder_leaves_what_it_leaves(
         verdict = said(NAME, TREE, subject)
         assert verdict.findings == ()
         seen[way] = verdict.compared.get(NAME, 0)
-        assert verdict.outcomes[NAME] == ("checked" if seen[way] else "not_applicable")
+        # An engine that was told not to run fast was not judged, whatever its commits by length show.
+        silent = "unobserved" if value == "0" else "not_applicable"
+        assert verdict.outcomes[NAME] == ("checked" if seen[way] else silent)
     assert {way for way, count in seen.items() if count} == ways
     assert os.environ.get(FAST_SWITCH) == value
+
+
+def test_nothing_is_checked_where_nothing_ran_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(FAST_SWITCH, "0")
+    verdict = said(NAME, TREE, subject_of(open_cpu()))
+    assert verdict.outcomes[NAME] == "unobserved"
+    assert NAME not in verdict.compared
+    assert not verdict.judged
 
 
 def _only(way: str) -> Subject:

@@ -1,0 +1,131 @@
+"""Drafts behind steps without them, and before a switch: judged where their state is known, and else not checked."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from backends.compositions import open_cpu
+from properties.invariants import ALL
+from properties.verdict.finding import Verdict
+from properties.verdict.judge import judge
+from properties.verdict.subject import Subject
+from properties.verdict.taken_steps import taken_steps
+from reference.case import Case
+from reference.draft import Draft, Ngram, Scripted
+from reference.layout import KvLayout
+from reference.sampling import Sampling, Stops
+from reference.session import Action, Session
+from reference.trace import Stage, Trace
+from reference.tree import RankTree, Tree
+from reports import bundle
+from specverify.setup.subjects import open_planted, subject_of
+from tests.corruption import ORACLE
+
+CORPUS = Path(__file__).resolve().parents[2] / "corpus"
+HEAD = bundle.load(CORPUS / "states-of-bare-steps-zero.json").case
+MODEL = bundle.load(CORPUS / "draft-skips-tokens-of-bare-steps.json").case
+NGRAM = Ngram(RankTree((0, 0), (0, 0)), 3)
+ASKED = [one for one in ALL if one.name.startswith("draft.") or one.name == "cache.commit-equivalence"]
+CLEAN = subject_of(open_cpu())
+
+
+def acted(base: Case, *words: str, draft: Draft = NGRAM) -> Case:
+    """`base` as the only request of a session with these actions; a switch is to `draft`."""
+    actions = tuple(Action(word, (0,), draft if word == "switch" else None) for word in words)
+    session = Session((), actions)
+    return replace(base, session=session, layout=KvLayout(), sampling=Sampling(), stops=Stops(8), steps=0)
+
+
+BEHIND = {
+    "a draft model skips a token": ("draft-skips-tokens-of-bare-steps", MODEL, ("step", "first", "step")),
+    "a head reads zeros": ("states-of-bare-steps-zero", HEAD, ("first", "step")),
+    "a head reads zeros in a later step": ("states-of-bare-steps-zero", HEAD, ("step", "first", "first", "step")),
+    "old ids are sent": ("proposal-of-preempted-step-kept", MODEL, ("preempt", "first", "step")),
+    "a state is one launch old": (
+        "hidden-state-of-launch-before",
+        HEAD,
+        ("first", "launch", "launch", "resolve", "resolve", "step"),
+    ),
+}
+
+
+@pytest.mark.parametrize("way", BEHIND)
+def test_a_wrong_draft_behind_a_step_without_it_is_found(way: str) -> None:
+    fault, base, words = BEHIND[way]
+    case = acted(base, "add", *words)
+    found = judge(case, ASKED, ORACLE, subject_of(open_planted("cpu-eager", fault))).first
+    assert found is not None
+    assert found.stage is Stage.DRAFTED
+    assert found.invariant in ("draft.fidelity", "draft.hidden-state-descriptor")
+    assert found.where["request"] == 0
+    right = judge(case, ASKED, ORACLE, CLEAN)
+    assert not right.findings
+    assert right.outcomes["draft.fidelity"] == "checked"
+    assert right.compared["draft.fidelity"] > sum(word in ("step", "first", "launch") for word in words)
+
+
+def test_a_script_goes_on_behind_a_step_without_it() -> None:
+    trees = (Tree((0, 0), (HEAD.prompt[-1], 1)), Tree((0, 0, 1), (0, 2, 3)))
+    case = acted(replace(HEAD, draft=Scripted(trees)), "add", "first", "step", "first", "step")
+    verdict = judge(case, ASKED, ORACLE, CLEAN)
+    assert not verdict.findings
+    assert verdict.outcomes["draft.fidelity"] == "checked"
+    assert verdict.trace is not None
+    assert [len(step.drafted.tree) for step in verdict.trace.steps if step.drafted] == [1, 2, 1, 3]
+
+
+def changed(case: Case, change: object) -> Verdict:
+    """The verdict on the clean engine's run of `case`, changed."""
+    trace = change(CLEAN(case))  # type: ignore[operator]
+    return judge(case, ASKED, ORACLE, Subject("changed", lambda _: trace, frozenset(Stage)))
+
+
+def without_accounts(trace: Trace) -> Trace:
+    assert trace.shared is not None
+    return replace(trace, shared=replace(trace.shared, accounts=()))
+
+
+@pytest.mark.parametrize("words", [("first", "step"), ("step", "switch", "step"), ("step", "switch", "first", "step")])
+def test_a_draft_of_which_the_trace_tells_too_little_is_not_checked(words: tuple[str, ...]) -> None:
+    verdict = changed(acted(HEAD, "add", *words), without_accounts)
+    outcomes = {name: verdict.outcomes[name] for name in verdict.outcomes if name.startswith("draft.")}
+    assert "checked" not in outcomes.values(), outcomes
+    assert not verdict.internal
+
+
+def test_a_step_without_its_draft_that_proposes_a_tree_is_found() -> None:
+    case = acted(MODEL, "add", "first", "step")
+
+    def grown(trace: Trace) -> Trace:
+        assert trace.shared is not None
+        (one,) = trace.shared.requests
+        assert one is not None
+        drafted = one.steps[1].drafted
+        assert drafted is not None
+        steps = (replace(one.steps[0], drafted=replace(drafted, tree=drafted.tree.rooted(case.prompt[-1]))),)
+        return replace(trace, shared=replace(trace.shared, requests=(replace(one, steps=(*steps, *one.steps[1:])),)))
+
+    found = [one for one in changed(case, grown).findings if one.invariant == "draft.fidelity"]
+    assert [(one.step, one.where["side"]) for one in found] == [(0, "tree")]
+
+
+@pytest.mark.parametrize("words", [("step", "step", "switch", "step"), ("first", "step", "switch", "first", "step")])
+def test_the_draft_before_a_switch_is_judged_by_its_own_invariants(words: tuple[str, ...]) -> None:
+    case = acted(HEAD, "add", *words)
+    right = judge(case, ASKED, ORACLE, CLEAN)
+    assert not right.findings
+    assert right.outcomes["draft.switched"] == "checked"
+    assert right.outcomes["draft.hidden-state-descriptor"] == right.outcomes["draft.fidelity"] == "checked"
+    fault = "states-of-bare-steps-zero" if words[0] == "first" else "rotated-states-for-plain-head"
+    wrong = judge(case, ASKED, ORACLE, subject_of(open_planted("cpu-eager", fault)))
+    assert "draft.hidden-state-descriptor" in {one.invariant for one in wrong.findings}
+
+
+def test_a_request_that_waits_or_ends_takes_no_step_without_its_draft() -> None:
+    case = acted(MODEL, "add", "first", "launch", "launch", "first", "evict", "first", "restore", "step", "preempt")
+    trace = CLEAN(case)
+    assert trace.shared is not None
+    (steps,) = taken_steps(case, trace.shared).values()
+    assert [step.kind for step in steps] == ["first", "launch", "launch", "first", "step"][: len(steps)]
+    assert len(steps) == len(trace.steps)
