@@ -40,7 +40,7 @@ FAULTS = {
     "prefix-entry-hidden": KvLayout(),
     "verify-block-sees-itself-only": KvLayout(),
     "tiles-below-diagonal-unmasked": KvLayout(),
-    "padding-lanes-in-denominator": KvLayout(padded_nodes=16),
+    "expert-router-fed-sibling-row": KvLayout(),
     "left-pad-open-after-prefill": LEFT,
     "position-advances-by-one": KvLayout(),
     "positions-jump-by-left-pad": LEFT,
