@@ -77,11 +77,12 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """Print what runs left behind, and one line with the tiers that this run left out and their numbers of tests."""
-    for line in dict.fromkeys(config.stash.get(RESIDUE, [])):
+    residue: list[str] = config.stash.get(RESIDUE, [])
+    for line in dict.fromkeys(residue):
         terminalreporter.write_line(line)
-    line = SELECTION.summary(config)
-    if line is not None:
-        terminalreporter.write_line(line)
+    other_tiers = SELECTION.summary(config)
+    if other_tiers is not None:
+        terminalreporter.write_line(other_tiers)
 
 
 @pytest.hookimpl(optionalhook=True)

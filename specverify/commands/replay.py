@@ -83,7 +83,7 @@ def replay(
             "emulated": result.emulated,
         }
         facts |= {"internal": [record.internal_fact(error) for error in result.internal]} if result.internal else {}
-        facts |= {"saved_fault": result.saved_fault, "residue": record.jsonable([*result.residue])}
+        facts |= {"saved_fault": result.saved_fault, "residue": writing.jsonable([*result.residue])}
         writing.write_json(json_file, facts)
     if html_file is not None:
         from reports.html.pages import replay_page

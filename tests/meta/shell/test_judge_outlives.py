@@ -22,6 +22,7 @@ from properties.verdict.finding import Compared, Finding
 from properties.verdict.internal import JUDGE
 from properties.verdict.invariant import Fact, Invariant, Oracle, needing
 from properties.verdict.judge import judge
+from properties.verdict.routing import Exchanges
 from properties.verdict.subject import Subject
 from reference.architecture import Seeded
 from reference.case import Case
@@ -102,7 +103,7 @@ def test_a_finding_whose_ties_raise_stays_and_the_judge_is_named(monkeypatch: py
     def differs(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
         yield Finding(BROKEN.name, Stage.SCORED, 0, {}, 1, 2, 3.0)
 
-    monkeypatch.setattr(judging.Exchanges, "explain", unknown)
+    monkeypatch.setattr(Exchanges, "explain", unknown)
     verdict = judge(CASE, (replace(BROKEN, check=differs),), Definition(), subject_of(open_cpu()))
     assert verdict.outcomes == {BROKEN.name: "failed"}
     assert [(one.invariant, one.why.split(" (")[0]) for one in verdict.internal] == [(JUDGE, "LookupError: no router")]
