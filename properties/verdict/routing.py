@@ -3,10 +3,14 @@
 Where a backend shows the experts of its rows, the oracle takes the same ones (`properties.verdict.followed`), and no
 tie excuses anything. Where it does not, a difference is excused up to the move that tied experts make: the oracle
 exchanges the experts of each tied row that the difference reads, in the layers that it reads, and looks how far its own
-row moves. The moves of single exchanges are added. A difference that goes further is a finding. An excused one is
-counted as a routing tie, and never dropped: a verdict, a run and its page count routing ties of their own.
+row moves. An exchange changes the scores below it, and may leave other ties there: these are exchanged behind it. Each
+row of a layer grants the largest move that its exchange makes, alone or behind others, and these moves are added. A
+difference that goes further is a finding. An excused one is counted as a routing tie, and never dropped: a verdict, a
+run and its page count routing ties of their own.
 """
 
+from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -26,8 +30,14 @@ MOST_SITES = 32
 MOST_EXCHANGES = 4
 """Most exchanges of one tied row in one layer."""
 
+MOST_BEHIND = 16
+"""Most exchanges of one difference behind which further ties are looked for, those of fewest and nearest ties first."""
+
 Site = tuple[float, int, int]
 """A tie: its gap in sigmas, its layer and its row."""
+
+Exchanged = tuple[tuple[int, int, tuple[int, ...]], ...]
+"""Exchanges, each behind the one before it: a layer, a row, and the experts that it takes."""
 
 
 @dataclass
@@ -53,12 +63,10 @@ class Exchanges:
             return None
         try:
             sites = self.sites(reads)
-            base = reads.row(self.oracle) if sites else None
-            if base is None:
-                return None
-            granted = 0.0
-            for site in sites[:MOST_SITES]:
-                granted += self._move(reads, site, base)
+            moves: dict[tuple[int, int], float] = {}
+            for layer, row, move in self._moves(reads) if sites else ():
+                moves[layer, row] = max(move, moves.get((layer, row), 0.0))
+                granted = sum(moves.values())
                 if granted >= needed:
                     gap, layer, row = sites[0]
                     return RoutingTie(finding.invariant, finding.step, layer, row, gap, float(needed), granted)
@@ -66,18 +74,21 @@ class Exchanges:
             return None
         return None
 
-    def sites(self, reads: Reads) -> list[Site]:
-        """The ties between experts in the rows and layers that `reads` names and does not know, the nearest first."""
-        routing = self._routing(reads)
+    def sites(self, reads: Reads, behind: Exchanged = ()) -> list[Site]:
+        """The ties between experts in the rows and layers that `reads` names and does not know, the nearest first.
+
+        Where exchanges come before, the ties are those of the layers below the last of them.
+        """
+        routing = self._routing(reads, behind)
         if routing is None:
             return []
-        margins, limits = routing.margins(), self._limits(reads)
+        margins, limits = routing.margins(), self._limits(reads, behind)
         near = margins / sigma(reads.case.dtype, len(margins))
         unknown = (self._known(reads) == UNKNOWN).any(axis=-1)
         above = len(reads.context)
         nodes = range(len(reads.tree)) if reads.node is None else reads.tree.path(reads.node)
         rows = [*range(above), *(above + node for node in nodes)]
-        layers = range(len(margins) if reads.before is None else reads.before)
+        layers = range(behind[-1][0] + 1 if behind else 0, len(margins) if reads.before is None else reads.before)
         return sorted(
             (float(near[layer, row]), layer, row)
             for layer in layers
@@ -93,46 +104,61 @@ class Exchanges:
         whole = replace(reads, context=step.context, tree=tree, before=None)
         return any(not self.sites(replace(whole, node=node)) for node in range(len(tree)))
 
-    def _move(self, reads: Reads, site: Site, base: Array) -> float:
-        """The largest rms change of the row by an exchange of experts at `site`."""
-        _, layer, row = site
-        routing = self._routing(reads)
-        assert routing is not None
-        router = routing.routers[layer]
-        assert router is not None
-        limit = self._limits(reads)[layer, row]
-        moves = [0.0]
-        for _, experts in router.exchanges(row, float(limit))[:MOST_EXCHANGES]:
-            moved = reads.row(self._exchanged(reads, layer, row, experts))
-            if moved is not None and moved.shape == base.shape:
-                moves.append(float(np.sqrt(np.nanmean(np.square(moved - base)))))
-        return max(moves)
+    def _moves(self, reads: Reads) -> Iterator[tuple[int, int, float]]:
+        """The rms change of the row by each exchange: (layer, row, change); those behind fewer exchanges come first."""
+        last = (len(self._limits(reads)) if reads.before is None else reads.before) - 1
+        waiting, tried = deque[Exchanged]([()]), 0
+        while waiting and tried <= MOST_BEHIND:
+            behind = waiting.popleft()
+            tried += 1
+            base = reads.row(self._after(reads, behind))
+            for _, layer, row in [] if base is None else self.sites(reads, behind)[:MOST_SITES]:
+                for experts in self._others_of(reads, behind, layer, row):
+                    further = (*behind, (layer, row, experts))
+                    moved = reads.row(self._after(reads, further))
+                    if moved is not None and base is not None and moved.shape == base.shape:
+                        yield layer, row, float(np.sqrt(np.nanmean(np.square(moved - base))))
+                    if layer < last:
+                        waiting.append(further)
 
-    def _exchanged(self, reads: Reads, layer: int, row: int, experts: Array) -> Oracle:
-        """The oracle with `experts` in one row of one layer, the backend's where they are shown, its own elsewhere."""
-        key = (*_place(reads), layer, row, tuple(experts.tolist()))
+    def _others_of(self, reads: Reads, behind: Exchanged, layer: int, row: int) -> list[tuple[int, ...]]:
+        """The experts that a tied row may take in place of its own."""
+        routing = self._routing(reads, behind)
+        router = None if routing is None else routing.routers[layer]
+        limit = float(self._limits(reads, behind)[layer, row])
+        exchanges = [] if router is None else router.exchanges(row, limit)[:MOST_EXCHANGES]
+        return [tuple(experts.tolist()) for _, experts in exchanges]
+
+    def _after(self, reads: Reads, exchanged: Exchanged) -> Oracle:
+        """The oracle with other experts in some rows, the backend's where they are shown, its own elsewhere."""
+        if not exchanged:
+            return self.oracle
+        key = (*_place(reads), exchanged)
         if key not in self._others:
             chosen = self._known(reads)
-            chosen[layer, row] = experts
+            for layer, row, experts in exchanged:
+                chosen[layer, row] = experts
             choices = Choices(chosen.shape[0], chosen.shape[2])
             choices.add(reads.context, reads.tree, chosen)
             assert isinstance(self.oracle, Follows)
             self._others[key] = self.oracle.following(reads.case.model, choices)
         return self._others[key]
 
-    def _routing(self, reads: Reads) -> Routing | None:
-        key = _place(reads)
+    def _routing(self, reads: Reads, behind: Exchanged = ()) -> Routing | None:
+        key = (*_place(reads), behind)
         if key not in self._routings:
-            assert isinstance(self.oracle, Follows)
-            self._routings[key] = self.oracle.routing(reads.case, reads.context, reads.tree)
+            oracle = self._after(reads, behind)
+            assert isinstance(oracle, Follows)
+            self._routings[key] = oracle.routing(reads.case, reads.context, reads.tree)
         return self._routings[key]
 
-    def _limits(self, reads: Reads) -> Array:
+    def _limits(self, reads: Reads, behind: Exchanged = ()) -> Array:
         """The largest gap of a tie in each row, [layers, rows]."""
-        key = ("limits", *_place(reads))
+        key = (*_place(reads), behind)
         if key not in self._kept_limits:
-            assert isinstance(self.oracle, Follows)
-            units = tie_units(reads.case, self.oracle, reads.context, reads.tree)
+            oracle = self._after(reads, behind)
+            assert isinstance(oracle, Follows)
+            units = tie_units(reads.case, oracle, reads.context, reads.tree)
             assert units is not None
             self._kept_limits[key] = tie_limits(reads.case.dtype, units)
         return self._kept_limits[key]
