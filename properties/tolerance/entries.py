@@ -1,4 +1,4 @@
-"""Entries (rule N of single numbers): how far the largest error of a row may lie beyond the others of that row.
+"""Entries (rule N of single numbers): how far the largest error of a row may lie beyond its others.
 
 The rms of a row dilutes one wrong number among V by the root of V. So the largest error has a bound of its own, which
 grows with the number of entries compared as the largest of so many normal errors does. Its unit is the rms error of the
