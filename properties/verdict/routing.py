@@ -25,7 +25,10 @@ from reference.oracle.formulas.routers import UNKNOWN
 from reference.trace import Array, Step
 
 MOST_SITES = 32
-"""Most ties of one difference whose experts are exchanged, the nearest first; further ones grant nothing."""
+"""Most ties of one difference whose experts are exchanged, the nearest first, and as many again behind exchanges.
+
+Further ones grant nothing.
+"""
 
 MOST_EXCHANGES = 4
 """Most exchanges of one tied row in one layer."""
@@ -107,12 +110,14 @@ class Exchanges:
     def _moves(self, reads: Reads) -> Iterator[tuple[int, int, float]]:
         """The rms change of the row by each exchange: (layer, row, change); those behind fewer exchanges come first."""
         last = (len(self._limits(reads)) if reads.before is None else reads.before) - 1
-        waiting, tried = deque[Exchanged]([()]), 0
-        while waiting and tried <= MOST_BEHIND:
+        waiting, tried, left = deque[Exchanged]([()]), 0, MOST_SITES
+        while waiting and tried <= MOST_BEHIND and left:
             behind = waiting.popleft()
             tried += 1
             base = reads.row(self._after(reads, behind))
-            for _, layer, row in [] if base is None else self.sites(reads, behind)[:MOST_SITES]:
+            sites = [] if base is None else self.sites(reads, behind)[:left]
+            left -= len(sites) if behind else 0
+            for _, layer, row in sites:
                 for experts in self._others_of(reads, behind, layer, row):
                     further = (*behind, (layer, row, experts))
                     moved = reads.row(self._after(reads, further))
