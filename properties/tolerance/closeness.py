@@ -240,19 +240,21 @@ def _measure(control: Case, oracle: Oracle, subject: Subject) -> Noise:
     turned = control.longest * min(UNIT[control.dtype], UNIT["float32"])
     amplification = Amplification(control, tree, oracle)
     most = {kind: np.full(layers, (SANITY * high + turned) * size.max()) for kind, (_, size) in inner.items()}
-    for layer, error in enumerate(inner["attended"][0]):
-        if error > most["attended"][layer]:
-            explained = amplification.control_cap(control.dtype, layer)
-            most["attended"][layer] = max(most["attended"][layer], min(error, explained))
+    # Where vocabulary and prompt are small, both rms come from few numbers: grant three deviations of their ratio.
+    few = 1.0 + 3.0 / np.sqrt(wanted.size)
+    ceiling = SANITY * high * scale * few if control.dtype != "float64" else EXACT * max(1.0, scale)
+    excused = measured > ceiling and amplification.excuses_control(measured, ceiling, control.dtype)
+    # Conditioning explains attention outputs only where it explains the logits behind them too.
+    if excused or measured <= ceiling:
+        for layer, error in enumerate(inner["attended"][0]):
+            if error > most["attended"][layer]:
+                explained = amplification.control_cap(control.dtype, layer)
+                most["attended"][layer] = max(most["attended"][layer], min(error, explained))
     floors = {
         kind: np.clip(error, low * np.maximum(size, 1e-3 * size.max()), most[kind])
         for kind, (error, size) in inner.items()
     }
     sizes = [float(np.sqrt(np.mean(np.square(inner[kind][1])))) for kind in ("attended", "keys", "values")]
-    # Where vocabulary and prompt are small, both rms come from few numbers: grant three deviations of their ratio.
-    few = 1.0 + 3.0 / np.sqrt(wanted.size)
-    ceiling = SANITY * high * scale * few if control.dtype != "float64" else EXACT * max(1.0, scale)
-    excused = measured > ceiling and amplification.excuses_control(measured, ceiling, control.dtype)
     return Noise(
         dtype=control.dtype,
         # Capped: a fault that control and tree share would otherwise widen its own tolerance.

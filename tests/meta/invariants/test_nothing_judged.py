@@ -31,6 +31,7 @@ from specverify.setup.subjects import subject_of
 from tests.corruption import BY_NAME, ORACLE
 
 MODEL = Seeded(GALLERY[1], 0)
+MIXING = Seeded(next(architecture for architecture in GALLERY if architecture.family == "mixtral"), 0)
 PROMPT = (3, 14, 15, 9, 6)
 OWN = LanguageModel(MODEL, RankTree((0, 0, 0, 1), (0, 0, 1, 0)))
 MAPPED = LanguageModel(small(17, 0), RankTree((0, 0, 0), (0, 0, 1)), tuple(range(0, 17, 2)))
@@ -54,6 +55,7 @@ CASES = {
     "hybrid": Case(HYBRID, PROMPT, LanguageModel(HYBRID, OWN.shape), stops=Stops(4), dtype="float64"),
     "tree": Case(MODEL, PROMPT, FORK, stops=Stops(4), dtype="float64"),
     "sharded": Case(MODEL, PROMPT, FORK, stops=Stops(3), ranks=2),
+    "mixing": Case(MIXING, PROMPT, FORK, stops=Stops(4), dtype="float64"),
     "head": Case(MODEL, PROMPT, HEAD, stops=Stops(4), dtype="float64"),
     "grown": Case(MODEL, PROMPT, GROWN, stops=Stops(4), dtype="float64"),
     "tabled": Case(MODEL, PROMPT, TABLED, stops=Stops(4), dtype="float64"),
@@ -183,6 +185,7 @@ ELSEWHERE = {
         "serving.steps-after-finish",
     ),
     "sharded": ("lossless.ranks-agree",),
+    "mixing": ("attention.experts-best",),
     "handed": ("serving.hand-over",),
     "guided": ("lossless.grammar-per-node", "serving.matcher-in-step"),
     "warm": ("cache.prefix-reuse",),

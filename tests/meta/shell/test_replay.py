@@ -160,7 +160,7 @@ def test_a_bare_case_agrees_differs_or_is_not_judged(tmp_path: Path, capfd: pyte
     code, out, _ = specverify(capfd, "replay", str(file), "--fault", "softmax-twice", "--json", "-")
     result = json.loads(out)
     assert (code, result["result"]) == (1, "DIFFER")
-    assert set(result) == {"result", "why", "finding", "emulated", "saved_fault"}
+    assert set(result) == {"result", "why", "finding", "emulated", "saved_fault", "residue"}
     assert {"invariant", "stage", "where", "expected", "observed", "case"} <= set(result["finding"])
     file.write_text(json.dumps(case_to_json(Case(MODEL, (3, 5), sampling=Sampling(0.5, (0.5,)), stops=Stops(3)))))
     code, out, err = specverify(capfd, "replay", str(file), "--json", "-")

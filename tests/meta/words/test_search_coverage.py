@@ -15,6 +15,7 @@ from reference.sampling import Sampling, Stops
 from reference.session import Action, Mate, Session
 from reference.tree import RankTree, Tree
 from specverify.campaign.case_stream import stream
+from specverify.plan import default_dtypes
 from tests.measure import search_coverage
 from tests.measure.__main__ import main
 from tests.measure.pages import search_table
@@ -72,9 +73,8 @@ def test_every_condition_has_a_name_of_its_own_and_a_sentence() -> None:
 def test_ordinary_cases_meet_conditions_and_the_figures_are_theirs() -> None:
     figures = measure(12, 0, searches=2)
     assert {row["name"] for row in figures["rows"]} == {one.name for one in CONDITIONS}
-    drawn = [
-        case for turn in range(2) for _, case in zip(range(12), stream(turn, ("float32", "float64")), strict=False)
-    ]
+    dtypes = default_dtypes("cpu-eager")
+    drawn = [case for turn in range(2) for _, case in zip(range(12), stream(turn, dtypes), strict=False)]
     for row in figures["rows"]:
         (condition,) = [one for one in CONDITIONS if one.name == row["name"]]
         met = [condition.holds(case) for case in drawn]
