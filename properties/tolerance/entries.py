@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from functools import cache
 
 import numpy as np
-from scipy.stats import t
+from scipy.special import stdtrit
 
 from reference.trace import Array
 
@@ -27,7 +27,7 @@ FEWEST = 8
 @cache
 def largest(count: int) -> float:
     """The bound of the largest error among `count`, in units of the others' rms error."""
-    return float(t.isf(ALPHA / (2 * count), count - 2))
+    return -float(stdtrit(count - 2, ALPHA / (2 * count)))
 
 
 def entries_beyond(observed: Array, expected: Array, sigma: float) -> Iterator[tuple[tuple[int, ...], float]]:

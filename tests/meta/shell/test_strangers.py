@@ -78,15 +78,17 @@ def test_a_case_outside_the_declaration_is_declined_and_no_pass() -> None:
     assert (tally.outcome, tally.exit_code) == ("unjudged", 3)
 
 
-def test_an_error_of_our_own_is_raised_and_never_taken_for_a_failing_case() -> None:
+def test_an_error_of_our_own_is_named_and_never_taken_for_a_failing_case() -> None:
     class Broken(Oracle):
         def __call__(self, case: Case) -> object:  # type: ignore[override]
             raise ZeroDivisionError("ours")
 
     subject: Subject = subject_of(open_planted("cpu-eager", None))
-    search = Search(Plan(cases=5), invariants_matching(()), Broken(), subject, lambda _: None, lambda: False)  # type: ignore[arg-type]
-    with pytest.raises(ZeroDivisionError):
-        search.run()
+    tally = Tally("cpu-eager")
+    search = Search(Plan(cases=5), invariants_matching(()), Broken(), subject, tally.add, lambda: False)  # type: ignore[arg-type]
+    assert search.run() is None
+    assert (tally.cases, tally.differed, tally.exit_code) == (5, 0, 3)
+    assert {error.error.why.split(" (")[0] for error in tally.internal} == {"ZeroDivisionError: ours"}
 
 
 def test_a_bundle_never_picks_the_code_that_replays_it(tmp_path: Path) -> None:
