@@ -40,7 +40,7 @@ class Ledger:
             self._last[library] = self._standing(default_generator(library))
 
     def draw(self, call: str, generator: Any, make: Callable[[], Any]) -> tuple[Any, Draw | None]:
-        """What `make` draws, and the draw; None in its place for a generator without a state."""
+        """Return the numbers of `make` and its draw; the draw is None for a generator without a state."""
         try:
             before = self._positions.position(generator)
         except TypeError:
@@ -56,7 +56,7 @@ class Ledger:
         return result, Draw(call, generator_in_words(generator), place, stack_here(1))
 
     def pick(self, draw: Draw | None, element: int, count: int, outcomes: int, what: str) -> int:
-        """One of some equally likely outcomes; the same one again where the same words are asked for as many."""
+        """Choose among equally likely outcomes; the same words and count give the same choice again."""
         if outcomes > MOST_OUTCOMES:
             refuse(f"{what} of {outcomes} outcomes")
         weights = [Fraction(1)] * outcomes

@@ -28,7 +28,7 @@ EIGHTH = 8
 
 @dataclass(frozen=True)
 class Use:
-    """One decision that a number took part in.
+    """Decision that a number took part in.
 
     Attributes:
         draw: The draw that the number came from; None where its generator has no place.

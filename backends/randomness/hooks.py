@@ -34,7 +34,7 @@ TORCH_DRAWS = frozenset((
 # fmt: on
 
 TRAINING = frozenset(name for name in TORCH_DRAWS if "dropout" in name or name == "rrelu")
-"""Those of them that draw in training alone."""
+"""The functions among them that draw in training alone."""
 
 NUMPY_QUESTIONS = ("get_state", "set_state", "seed", "bit_generator", "spawn")
 """Public methods of NumPy's generators that draw nothing."""
@@ -42,7 +42,7 @@ NUMPY_QUESTIONS = ("get_state", "set_state", "seed", "bit_generator", "spawn")
 
 @dataclass(frozen=True)
 class Call:
-    """One draw that is about to be made.
+    """Draw that is about to be made.
 
     Attributes:
         library: torch, numpy or random.

@@ -84,7 +84,7 @@ class Site:
 
 @dataclass(frozen=True)
 class Draw:
-    """One draw.
+    """Draw of random numbers.
 
     Attributes:
         call: The function that was called, `torch.rand` or `random.Random.random`.

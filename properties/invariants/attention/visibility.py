@@ -122,7 +122,7 @@ def no_leakage(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
 
 
 def _reads(error: Noise, base: Step, stage: Stage, layer: int, node: int) -> Reads | None:
-    """What a row that moved reads; any head of its attention output stands for all."""
+    """Reads of a row that moved; any head of its attention output stands for all."""
     if stage is Stage.ATTENDED:
         limit = 2 * error.of_inner("attended", layer)
         return read_by(error, base, node, limit, lambda true: attended_of(true, (layer, 0, node)), layer)

@@ -137,7 +137,7 @@ def _of_prompt(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
 def _logprob_reads(
     case: Case, context: tuple[int, ...], rows: Step, node: int, token: int, limit: float
 ) -> Reads | None:
-    """What the log-probability of `token` at row `node` of the chain `rows` reads."""
+    """Reads of the log-probability of `token` at row `node` of the chain `rows`."""
     assert rows.drafted is not None
     tree = rows.drafted.tree
     scored = replace(case.plain_decode(), sampling=Sampling()).rebased(context, tree)
