@@ -170,7 +170,7 @@ class Keeping:
     @property
     def usable(self) -> bool:
         """Whether this very process (and no parent of it, before a fork) has the keeper, and the keeper lives."""
-        if self.owner != os.getpid():
+        if self.owner != os.getpid() or self.is_dead():
             return False
         return _open(self.control) if self._keeper is None else self._keeper.poll() is None
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from specverify.isolation.handle import Handle
-from specverify.isolation.keeping import CHUNK, STOPPED_TICKS, TICK_S, Lost, keeping
+from specverify.isolation.keeping import CHUNK, STOPPED_TICKS, TICK_S, Keeping, Lost, keeping
 from specverify.isolation.limits import told
 from specverify.isolation.proc import STOPPED
 from specverify.isolation.watch import Watch
@@ -53,18 +53,22 @@ class EngineProcess:
 
     def __init__(self, engine: dict[str, Any]) -> None:
         folder = os.getcwd()  # where it is gone, this fails before anything is opened
-        self._keeping = keeping()
         self._printed = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process; it has no name
         self._from = 0
-        mine, its = socket.socketpair()
-        everything = {**engine, "path": sys.path, "environment": dict(os.environ), "folder": folder}
-        with its:
-            self.pid = self._keeping.start(everything, its.fileno(), self._printed.fileno())
+        connection, far_end = socket.socketpair()
+        order = {**engine, "path": sys.path, "environment": dict(os.environ), "folder": folder}
+        try:
+            with far_end:
+                self._keeping, self.pid = _start(order, far_end.fileno(), self._printed.fileno())
+        except Lost:
+            connection.close()
+            self._printed.close()
+            raise
         keeper = self._keeping.process
         self._process = Handle(self.pid)
         self.watch = Watch(self.pid, None if keeper is None else keeper.pid)
         # Between two ticks a read waits alone; at a tick the limits are checked, and whether the process still lives.
-        self._wire = Wire(mine, TICK_S)
+        self._wire = Wire(connection, TICK_S)
 
     @property
     def gone(self) -> str | None:
@@ -190,6 +194,25 @@ class EngineProcess:
         self.watch.close()
         self._wire.close()
         self._printed.close()
+
+
+def _start(order: dict[str, Any], connection: int, printed: int) -> tuple[Keeping, int]:
+    """The keeper of this process, and the process id of the engine that it has started for `order`.
+
+    A keeper that was killed takes orders until its last thread has ended: an order that it did not carry out goes to
+    the next keeper.
+
+    Raises:
+        Lost: Neither keeper answers.
+    """
+    keeper = keeping()
+    try:
+        return keeper, keeper.start(order, connection, printed)
+    except Lost:
+        if keeper.usable:
+            raise
+    keeper = keeping()
+    return keeper, keeper.start(order, connection, printed)
 
 
 def last_words(text: str) -> tuple[str, ...]:

@@ -263,6 +263,7 @@ def to_ancestor(generations: int, name: str) -> Callable[[], None]:
 def stops_keeper_for_good() -> None:
     """Leave a daemon that stops the keeper again and again."""
     keeper = os.getppid()
+    os.kill(keeper, signal.SIGSTOP)  # the daemon may start only after the run
     if os.fork() == 0:
         os.setsid()
         while True:
