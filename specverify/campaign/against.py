@@ -43,7 +43,7 @@ REMEMBERED = 2**28
 
 def reference_named(
     against: str | None,
-    open_ones: ExitStack,
+    stack: ExitStack,
     checkpoint: Model | None = None,
     dtype: str = "float32",
     layout: str | None = None,
@@ -55,7 +55,7 @@ def reference_named(
 
     Args:
         against: `transformers`, a backend's name, `pkg.module:factory`, or None.
-        open_ones: The stack that closes the reference backend, which is opened in a process of its own.
+        stack: The stack that closes the reference backend, which is opened in a process of its own.
         checkpoint: The model of every case, if the run has one. The reference runs it once, so that a model that the
             reference cannot run is refused before any case.
         dtype: Working dtype of those cases.
@@ -73,7 +73,7 @@ def reference_named(
         if checkpoint is not None:
             oracle.model(checkpoint, dtype).kv((0, 0))
         return oracle
-    backend = open_ones.enter_context(door.opened(Wanted(against, threads=1 if checkpoint is None else 0)))
+    backend = stack.enter_context(door.opened(Wanted(against, threads=1 if checkpoint is None else 0)))
     if backend.declaration.reveals < frozenset(Stage) or "scripted" not in backend.declaration.drafts:
         if Stage.EMITTED not in backend.declaration.reveals:
             raise Unknown(
@@ -84,11 +84,11 @@ def reference_named(
         check_declared(layout, against, backend.declaration.layouts)
     # The reference runs drawn cases in float64 if it can, and a checkpoint in the dtype of the case.
     exact = "float64" in backend.declaration.dtypes and checkpoint is None
-    other = backend.subject()
+    subject = backend.subject()
     if checkpoint is not None:
-        _refuse_declined(other, Case(checkpoint, (0, 0), stops=Stops(1), dtype=dtype))
+        _refuse_declined(subject, Case(checkpoint, (0, 0), stops=Stops(1), dtype=dtype))
 
-    return ByBackend(against, other, exact)
+    return ByBackend(against, subject, exact)
 
 
 class ByBackend:
@@ -144,9 +144,9 @@ class TransformersOracle(NumpyOracle):
         Raises:
             Malformed: as `ByTransformers.nodes`.
         """
-        others = (other.model(case.model, case.dtype) for other in self.neighbours())
+        evaluators = (neighbour.model(case.model, case.dtype) for neighbour in self.neighbours())
         base = self.model(case.model, case.dtype).nodes(context, tree)
-        return movement(base, (other.nodes(context, tree) for other in others))
+        return movement(base, (evaluator.nodes(context, tree) for evaluator in evaluators))
 
     def neighbours(self) -> tuple[NumpyOracle, ...]:
         """Oracles on the same networks with their weights changed a little, each in a way of its own."""
@@ -175,9 +175,9 @@ class TransformersOracle(NumpyOracle):
 class _Neighbour(NumpyOracle):
     """The oracle `of` with the weights of its models changed a little, all by one seed."""
 
-    def __init__(self, of: TransformersOracle, seed: int) -> None:
+    def __init__(self, oracle: TransformersOracle, seed: int) -> None:
         super().__init__()
-        self._of, self._seed = of, seed
+        self._of, self._seed = oracle, seed
 
     def model(self, model: Model, dtype: str) -> Evaluator:
         """The evaluator of the changed `model`; the latest one is kept, on the network of the unchanged one."""
@@ -212,9 +212,9 @@ class ByTransformers:
 
     def changed(self, seed: int) -> "ByTransformers":
         """The evaluator of the same network with each weight changed by PERTURBED, by normal numbers of `seed`."""
-        other = copy(self)
-        other._runs, other._held, other._seed = OrderedDict(), 0, seed
-        return other
+        evaluator = copy(self)
+        evaluator._runs, evaluator._held, evaluator._seed = OrderedDict(), 0, seed
+        return evaluator
 
     @contextmanager
     def _weights(self) -> "Iterator[PlainTransformers]":
@@ -230,8 +230,8 @@ class ByTransformers:
         """
         rows = self._rows(context, tree)
         return Nodes(
-            np.stack([run.logits[at] for run, at in rows]),
-            np.stack([run.attended[:, :, at] for run, at in rows], axis=2),
+            np.stack([run.logits[row] for run, row in rows]),
+            np.stack([run.attended[:, :, row] for run, row in rows], axis=2),
         )
 
     def inputs(self, context: tuple[int, ...], tree: Tree) -> Inputs:
@@ -241,9 +241,9 @@ class ByTransformers:
 
         def columns(kind: str) -> Array:
             first: Array = getattr(rows[0][0], kind)[:, :, above]
-            return np.concatenate([first, *(getattr(run, kind)[:, :, at : at + 1] for run, at in rows)], axis=2)
+            return np.concatenate([first, *(getattr(run, kind)[:, :, row : row + 1] for run, row in rows)], axis=2)
 
-        queries = np.stack([run.queries[:, :, at] for run, at in rows], axis=2)
+        queries = np.stack([run.queries[:, :, row] for run, row in rows], axis=2)
         return Inputs(queries, columns("keys"), columns("values"), self._plain.scale)
 
     def states(self, tokens: tuple[int, ...]) -> Array:
@@ -273,15 +273,15 @@ class ByTransformers:
         """For each node, the run of a path through it, and the node's row in that run."""
         arch = self.parameters.architecture
         rotary.check_span(arch.rope, arch.max_positions, len(context), len(context) + tree.height + 1)
-        found: dict[int, tuple[Sequence, int]] = {}
+        run_rows: dict[int, tuple[Sequence, int]] = {}
         for leaf in range(len(tree)):
             if tree.children[leaf]:
                 continue
             run = self._run((*context, *tree.tokens_to(leaf)))
             for depth, node in enumerate(tree.path(leaf)):
                 # Paths share their first nodes; by causality any run through a node gives its numbers.
-                found.setdefault(node, (run, len(context) + depth))
-        return [found[node] for node in range(len(tree))]
+                run_rows.setdefault(node, (run, len(context) + depth))
+        return [run_rows[node] for node in range(len(tree))]
 
     def _run(self, tokens: tuple[int, ...]) -> "Sequence":
         if tokens not in self._runs:
@@ -296,7 +296,7 @@ class ByTransformers:
 
 
 def _size(run: "Sequence") -> int:
-    return sum(int(one.nbytes) for one in vars(run).values())
+    return sum(int(array.nbytes) for array in vars(run).values())
 
 
 def _architecture(model: Model, plain: "PlainTransformers") -> Architecture:
@@ -307,7 +307,7 @@ def _architecture(model: Model, plain: "PlainTransformers") -> Architecture:
     """
     if isinstance(model, Seeded):
         return model.architecture
-    windows, chunks = (tuple(one) for one in zip(*plain.reaches, strict=True))
+    windows, chunks = (tuple(bounds) for bounds in zip(*plain.reaches, strict=True))
     return Architecture(
         family="llama",
         vocab_size=model.vocab_size,
@@ -329,13 +329,13 @@ def _span(config: Any) -> Rope:
     Raises:
         Unsupported: Layers have different variants, and the tables of one change with the length of the sequence.
     """
-    given = getattr(config, "rope_parameters", None) or {}
-    kinds = [one for one in given.values() if isinstance(one, dict)] or [given]
-    changing = [one for one in kinds if one.get("rope_type") in ("dynamic", "longrope")]
+    rope = getattr(config, "rope_parameters", None) or {}
+    scalings = [value for value in rope.values() if isinstance(value, dict)] or [rope]
+    changing = [scaling for scaling in scalings if scaling.get("rope_type") in ("dynamic", "longrope")]
     if not changing:
         return Rope()
     # `Rope` holds one variant for all layers.
-    if len(changing) < len(kinds) or any(one != changing[0] for one in changing):
+    if len(changing) < len(scalings) or any(scaling != changing[0] for scaling in changing):
         raise Unsupported("layers with different rotary variants, one of which changes with the length: not judged")
     if changing[0]["rope_type"] == "dynamic":
         return Rope(kind="dynamic", factor=float(changing[0]["factor"]))

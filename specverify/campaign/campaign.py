@@ -54,7 +54,7 @@ REPLACEMENTS = 3
 class Listener(Protocol):
     """The interface of an object that records a campaign while it runs."""
 
-    def opened(self, told: Opened) -> None:
+    def opened(self, message: Opened) -> None:
         """The first worker's backend is open."""
 
     def estimated(self, line: str) -> None:
@@ -126,9 +126,9 @@ class Campaign:
             self.crew = self.started(deadline)
             try:
                 while not all(place.over for place in self.places):
-                    for at, message in self.crew.messages(TICK_S):
-                        self.trouble(self.listener.heard(at, message))
-                        self._hear(at, message)
+                    for number, message in self.crew.messages(TICK_S):
+                        self.trouble(self.listener.heard(number, message))
+                        self._hear(number, message)
                     self.listener.waited()
                     if interrupts.word and not self.stopping:
                         self._stop()
@@ -141,15 +141,15 @@ class Campaign:
         self.trouble(self.listener.heard(0, ended))
         self._conclude(ended)
 
-    def recall(self, told: Iterable[tuple[int, object]]) -> None:
+    def recall(self, messages: Iterable[tuple[int, object]]) -> None:
         """Take messages of an earlier run before this one goes on."""
-        for at, message in told:
-            self._hear(at, message)
+        for number, message in messages:
+            self._hear(number, message)
         self.listener.recalled()
 
-    def retell(self, told: Iterable[tuple[int, object]], ended: Ended) -> None:
+    def retell(self, messages: Iterable[tuple[int, object]], ended: Ended) -> None:
         """Take the messages of runs that are over, in place of workers'; `ended` is the end of all of them."""
-        self.recall(told)
+        self.recall(messages)
         tally = self.tally
         self.code, tally.replaced, tally.wanted = ended.code, ended.replaced, ended.wanted
         if self._sampling is not None:
@@ -167,9 +167,9 @@ class Campaign:
         """The crew that judges the plan; its workers begin no case after `deadline` on the monotonic clock."""
         return Crew(self.plan, deadline)
 
-    def _hear(self, at: int, message: object) -> None:
-        place = self.places[at]
-        self.tally.log.heard(at, told_of(message))
+    def _hear(self, number: int, message: object) -> None:
+        place = self.places[number]
+        self.tally.log.heard(number, told_of(message))
         if isinstance(message, Opened):
             self._opened(message)
         elif isinstance(message, Estimated):
@@ -204,7 +204,7 @@ class Campaign:
             if self.code == 2:
                 self._stop()  # what is wrong with the input is wrong for every worker
         elif isinstance(message, Died) and not place.over:
-            self.bury(at, place, message.how)
+            self.bury(number, place, message.how)
 
     def _save_internal(self) -> None:
         """Save the first case of every exception inside the judge that has no file yet."""
@@ -212,15 +212,15 @@ class Campaign:
         origin: dict[str, Any] = {
             "fault": plan.fault, "backend": plan.backend, "model": plan.model, "against": plan.against,
         }  # fmt: skip
-        for one in self.tally.internal:
-            if one.saved is None:
-                one.saved, why = self.listener.raised(replace(one.as_failure(), **origin))
+        for error in self.tally.internal:
+            if error.saved is None:
+                error.saved, why = self.listener.raised(replace(error.as_failure(), **origin))
                 self.trouble(why)
 
     @property
     def _found(self) -> int:
         """The number of distinct causes among the failures so far."""
-        return len(by_cause([one for place in self.places for one in place.failures]))
+        return len(by_cause([failure for place in self.places for failure in place.failures]))
 
     def _stop(self) -> None:
         self.stopping = True
@@ -231,22 +231,22 @@ class Campaign:
         if why is not None and why not in self.tally.errors:
             self.tally.errors.append(why)
 
-    def _opened(self, told: Opened) -> None:
+    def _opened(self, message: Opened) -> None:
         tally = self.tally
-        tally.environment |= told.environment
+        tally.environment |= message.environment
         if tally.opened:
             return
         tally.opened = True
-        tally.backend, tally.emulated, tally.declared = told.name, told.emulated, told.reveals
+        tally.backend, tally.emulated, tally.declared = message.name, message.emulated, message.reveals
         row = next((row for row in ROWS if row.name == self.plan.backend), None)
-        tally.own_kernel = row is not None and row.own_kernel and told.environment.get("mode") == Mode().word
+        tally.own_kernel = row is not None and row.own_kernel and message.environment.get("mode") == Mode().word
         # Invariants that no verdict names must appear too; counts that have arrived are kept.
-        tally.invariants = {name: Counts() for name in told.invariants} | tally.invariants
-        tally.wanted = told.wanted if self.plan.model is not None else self.plan.drawn_and_saved - len(tally.passed)
-        tally.tokens_alone = told.tokens_alone
-        self._sampling = told.sampling
-        tally.planned = None if told.sampling is None else told.sampling.over(tally.wanted)
-        self.listener.opened(told)
+        tally.invariants = {name: Counts() for name in message.invariants} | tally.invariants
+        tally.wanted = message.wanted if self.plan.model is not None else self.plan.drawn_and_saved - len(tally.passed)
+        tally.tokens_alone = message.tokens_alone
+        self._sampling = message.sampling
+        tally.planned = None if message.sampling is None else message.sampling.over(tally.wanted)
+        self.listener.opened(message)
 
     def _located(self, place: Place, message: Found | Located) -> None:
         """Save a failure at once; its shrunk form later replaces the saved one."""
@@ -258,7 +258,7 @@ class Campaign:
         if isinstance(message, Located):
             self.tally.shrink_seconds = max(self.tally.shrink_seconds, message.shrink_s)
 
-    def bury(self, at: int, place: Place, how: str) -> None:
+    def bury(self, number: int, place: Place, how: str) -> None:
         """A worker died: report its case, and start a replacement.
 
         There is none if the worker was shrinking (the failure is reported as drawn), at the end of a run, or after
@@ -268,24 +268,24 @@ class Campaign:
         where = "" if case is None else f" at case {case.id}"
         if place.provisional:
             place.over = True
-            self.trouble(f"worker {at} died ({how}) while it made a failure smaller: the failure is told as it was")
+            self.trouble(f"worker {number} died ({how}) while it made a failure smaller: the failure is told as it was")
             return
         if self.stopping or place.deaths > REPLACEMENTS:
             place.over = True
-            kept = None if case is None else self.listener.lost(case)
-            saved = f", saved as {kept}" if kept else ""
-            self.trouble(f"worker {at} died ({how}){where}{saved}; its other cases were not judged")
+            file = None if case is None else self.listener.lost(case)
+            saved = f", saved as {file}" if file else ""
+            self.trouble(f"worker {number} died ({how}){where}{saved}; its other cases were not judged")
             self.code = 3 if self.code is None else self.code
             return
         # From the second death in this place on, the current case is given up; the first may have had another cause.
         if case is not None and place.deaths > 1 and case.id not in place.judged:
             place.judged[case.id] += 1
-            kept = self.listener.lost(case)
-            saved = f" (saved as {kept})" if kept else ""
-            self.trouble(f"case {case.id}{saved} was given up: worker {at} died at it ({how}), as one before it did")
+            file = self.listener.lost(case)
+            saved = f" (saved as {file})" if file else ""
+            self.trouble(f"case {case.id}{saved} was given up: worker {number} died at it ({how}), as one before it did")
         self.tally.replaced += 1
         place.at = None
-        self.crew.replace(at, tuple(place.judged.elements()))
+        self.crew.replace(number, tuple(place.judged.elements()))
         # The replacement has not heard the order that its predecessor got.
         if self._enough:
             self.crew.tell(ENOUGH)
@@ -294,7 +294,7 @@ class Campaign:
         """Add the facts that only a whole run shows: an early end, gaps, and ties or samples beyond chance."""
         tally, interrupted = self.tally, ended.interrupted
         tally.seconds = ended.seconds
-        tally.failures = by_cause([one for place in self.places for one in place.failures])
+        tally.failures = by_cause([failure for place in self.places for failure in place.failures])
         tally.excess_ties = too_many(tally) or too_many_experts(tally) or tally.excess_ties
         tally.excess_evidence = condemned(tally)
         tally.excess_error = inexact(tally.control_errors)

@@ -36,14 +36,14 @@ class Stream:
 
     def __iter__(self) -> Iterator[Case]:
         """Yield cases, drawing new ones when needed; stop after BARREN successive rounds without a new case."""
-        at = 0
+        index = 0
         while True:
-            while at < len(self._cases):
-                yield self._cases[at]
-                at += 1
+            while index < len(self._cases):
+                yield self._cases[index]
+                index += 1
             for _ in range(BARREN):
                 self._round()
-                if at < len(self._cases):
+                if index < len(self._cases):
                     break
             else:
                 return

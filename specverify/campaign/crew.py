@@ -66,8 +66,8 @@ class AnyCrew(Protocol):
     def tell(self, word: str) -> None:
         """Give every worker an order."""
 
-    def replace(self, at: int, judged: tuple[str, ...]) -> None:
-        """Start a new worker at place `at`, which passes over the cases `judged`."""
+    def replace(self, number: int, judged: tuple[str, ...]) -> None:
+        """Start a new worker at place `number`, which passes over the cases `judged`."""
 
     def end(self) -> None:
         """End every worker."""
@@ -99,38 +99,38 @@ class Crew:
         with self._threads:
             self._ancestor = ancestor.started()
         self._next_look = 0.0
-        self._hands = [self._started(plan.slice(at), judged) for at in range(plan.jobs)]
+        self._hands = [self._started(plan.slice(number), judged) for number in range(plan.jobs)]
 
     def _started(self, plan: Plan, judged: tuple[str, ...]) -> _Hand:
-        mine, its = self._context.Pipe()
-        told = packed(plan, self._deadline, judged)
+        campaign_end, worker_end = self._context.Pipe()
+        order = packed(plan, self._deadline, judged)
         keeper = None if self._ancestor is None else self._ancestor.keeper()
-        process = self._context.Process(target=begin, args=(os.getpid(), its, told, keeper), daemon=True)
+        process = self._context.Process(target=begin, args=(os.getpid(), worker_end, order, keeper), daemon=True)
         with self._threads:
             process.start()
         # Only the worker holds its ends now: its death closes both connections, which `messages` and its keeper see.
-        its.close()
+        worker_end.close()
         if keeper is not None:
             keeper.close()
         assert process.pid is not None
-        return _Hand(plan, process, mine, Handle(process.pid))
+        return _Hand(plan, process, campaign_end, Handle(process.pid))
 
     def messages(self, timeout: float) -> Iterator[tuple[int, object]]:
         """Messages that arrive within `timeout` seconds, each with its worker's number; the last one may be `Died`."""
         self._kill_stopped()
-        talking = {one.connection: at for at, one in enumerate(self._hands) if one.talks}
+        talking = {hand.connection: number for number, hand in enumerate(self._hands) if hand.talks}
         for ready in wait(list(talking), timeout):
             assert isinstance(ready, Connection)
-            at = talking[ready]
+            number = talking[ready]
             try:
-                yield at, ready.recv()
+                yield number, ready.recv()
             except (EOFError, OSError):
-                hand = self._hands[at]
+                hand = self._hands[number]
                 hand.talks = False
                 # The exit code of a process that has just ended is known only after `join`.
                 hand.process.join(JOIN_S)
                 stopped = ", since it was stopped (SIGSTOP)" if hand.stopped_looks >= STOPPED_LOOKS else ""
-                yield at, Died(f"{_how(hand.process.exitcode)}{stopped}")
+                yield number, Died(f"{_how(hand.process.exitcode)}{stopped}")
 
     def _kill_stopped(self) -> None:
         """Kill every worker that a signal has stopped, such as one of its engine's: it would never answer."""
@@ -143,20 +143,20 @@ class Crew:
                 if hand.stopped_looks >= STOPPED_LOOKS:
                     hand.process.kill()
 
-    def tell(self, word: str, but: int | None = None) -> None:
-        """Send the order `word` to every living worker except number `but`."""
-        for at, hand in enumerate(self._hands):
-            if at != but and hand.talks:
+    def tell(self, word: str, except_number: int | None = None) -> None:
+        """Send the order `word` to every living worker except number `except_number`."""
+        for number, hand in enumerate(self._hands):
+            if number != except_number and hand.talks:
                 try:
                     hand.connection.send(word)
                 except OSError:  # the worker has just died: `messages` will say so
                     continue
 
-    def replace(self, at: int, judged: tuple[str, ...]) -> None:
-        """Start a new process in the place of worker `at`; it does not judge the cases `judged` again."""
-        self._hands[at].connection.close()
-        self._hands[at].handle.close()
-        self._hands[at] = self._started(self._hands[at].plan, judged)
+    def replace(self, number: int, judged: tuple[str, ...]) -> None:
+        """Start a new process in the place of worker `number`; it does not judge the cases `judged` again."""
+        self._hands[number].connection.close()
+        self._hands[number].handle.close()
+        self._hands[number] = self._started(self._hands[number].plan, judged)
 
     def end(self) -> None:
         """End every remaining worker, first by the order STOP, then by a signal."""

@@ -42,12 +42,12 @@ def dtypes_of(plan: Plan, declared: Declaration, oracle: Oracle) -> tuple[str, .
     """
     if not isinstance(oracle, Peer):
         return plan.dtypes
-    both = tuple(one for one in plan.dtypes if one in oracle.abilities.dtypes)
-    if not both:
-        has = ", ".join(oracle.abilities.dtypes)
-        asked = ", ".join(plan.dtypes)
-        raise Unknown(f"{declared.name} is asked in {asked}, and --against {plan.against} declares {has} alone")
-    return both
+    shared_dtypes = tuple(dtype for dtype in plan.dtypes if dtype in oracle.abilities.dtypes)
+    if not shared_dtypes:
+        reference_dtypes = ", ".join(oracle.abilities.dtypes)
+        plan_dtypes = ", ".join(plan.dtypes)
+        raise Unknown(f"{declared.name} is asked in {plan_dtypes}, and --against {plan.against} declares {reference_dtypes} alone")
+    return shared_dtypes
 
 
 def sampling_of(plan: Plan, within: Abilities, oracle: Oracle, tables: bool, names: tuple[str, ...]) -> Expected | None:

@@ -27,9 +27,9 @@ def with_eager(failure: Failure, oracle: Oracle) -> Failure:
 
 
 def _asked(name: str, failure: Failure, oracle: Oracle) -> Beside:
-    failed = {one.invariant for one in failure.verdict.findings}
+    failed = {finding.invariant for finding in failure.verdict.findings}
     # Only the invariants that failed: the question is whether the same finding appears.
-    concerned = tuple(one for one in EVERY_INVARIANT if one.name in failed)
+    concerned = tuple(invariant for invariant in EVERY_INVARIANT if invariant.name in failed)
     case = failure.verdict.case
     try:
         with door.opened(Wanted(name, threads=1 if failure.model is None else 0)) as backend:

@@ -56,8 +56,8 @@ def diff(
         raise writing.Unwritable.because(report, why) from None
     for file in filter(None, (junit_file, json_file, html_file)):
         writing.check(file)
-    own = "the run's own results"
-    check_apart({own: str(results), "--json": json_file, "--junit": junit_file, "--html": html_file})
+    results_name = "the run's own results"
+    check_apart({results_name: str(results), "--json": json_file, "--junit": junit_file, "--html": html_file})
     with Interrupts():  # an interrupt during the writing of reports waits until they are written
         return _carried_out(plan, report, results, junit_file, json_file, html_file, verbose, trace)
 
@@ -78,8 +78,8 @@ def _carried_out(
         writer = None if trace is None else stack.enter_context(Writer(trace, of_diff.manifest_for(plan)))
         lines = stack.enter_context(record.Lines(results, identity))
         progress = stack.enter_context(Progress(plan.drawn_and_saved))
-        asked = replace(plan, recorded=writer is not None)
-        tally, refused = campaign.run(asked, Recorder(plan, report, lines, progress, writer))
+        recorded_plan = replace(plan, recorded=writer is not None)
+        tally, refused = campaign.run(recorded_plan, Recorder(plan, report, lines, progress, writer))
     # A run that could not start has nothing to report, unless failures or cases came before the refusal.
     if refused is not None and not (tally.failures if refused == 2 else tally.cases):
         errors = "; ".join(" ".join(line.split()) for line in tally.errors)
@@ -126,16 +126,16 @@ class Recorder:
         self._before: set[str] = set()
         self._streams: dict[str, Stream] = {}
 
-    def opened(self, news: Opened) -> None:
+    def opened(self, message: Opened) -> None:
         """See `specverify.campaign.campaign.Listener`."""
-        self._progress.wanted = news.wanted if self._plan.model is not None else self._plan.drawn_and_saved
-        self._environment |= news.environment
-        if self._plan.model is not None and Stage.ACCEPTED in news.reveals:
-            begun = f"{news.wanted} cases; its weights are being read"
+        self._progress.wanted = message.wanted if self._plan.model is not None else self._plan.drawn_and_saved
+        self._environment |= message.environment
+        if self._plan.model is not None and Stage.ACCEPTED in message.reveals:
+            begun = f"{message.wanted} cases; its weights are being read"
             self._progress.say(f"specverify: {self._plan.model}: {begun}")
         # Where sampling is what the run is for, or all that it has, its power is told before its first case.
-        planned = None if news.sampling is None else news.sampling.over(self._plan.cases)
-        if planned is not None and (self._plan.focus is not None or news.tokens_alone):
+        planned = None if message.sampling is None else message.sampling.over(self._plan.cases)
+        if planned is not None and (self._plan.focus is not None or message.tokens_alone):
             self._progress.say(f"specverify: sampling: {sampling.planned_line(planned)}")
 
     def estimated(self, line: str) -> None:
@@ -144,7 +144,7 @@ class Recorder:
 
     def arrived(self, verdict: Verdict) -> str | None:
         """See `specverify.campaign.campaign.Listener`."""
-        for test in (one for one in verdict.evidence if one.stream):
+        for test in (evidence for evidence in verdict.evidence if evidence.stream):
             stream = self._streams.setdefault(test.invariant, Stream(test.invariant))
             stream.add(test)
             smallest = Streams((stream,)).smallest(stream)

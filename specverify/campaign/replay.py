@@ -61,7 +61,7 @@ def replay(
     backend: str | None,
     fault: str | None,
     models: tuple[str, ...] = (),
-    named: tuple[str, ...] = (),
+    names: tuple[str, ...] = (),
     mode: str | None = None,
     against: str | None = None,
     case_timeout_s: float | None = None,
@@ -85,18 +85,18 @@ def replay(
     against = against or saved.against
     name = backend or saved.backend or "cpu-eager"
     # Before the case is run: a processor is the user's code, and only named ones may run.
-    processors.admit(named, saved.case.model.vocab_size)
+    processors.admit(names, saved.case.model.vocab_size)
     processors.check_admitted(saved.case, file)
     check_grammars(saved.case, file)
     case = placed(saved, models, file, understood=against is None, heads=heads)
     small = not isinstance(case.model, Checkpoint)
-    wanted = Wanted(name, fault, mode, threads=1 if small else 0)
+    backend_spec = Wanted(name, fault, mode, threads=1 if small else 0)
     patience = Patience(case_timeout_s, BUILT_IN_S if small else CHECKPOINT_S)
-    with ExitStack() as open_ones:
-        opened = open_ones.enter_context(door.opened(wanted, patience, memory))
-        opened.admit(named, (case.model.vocab_size,))
+    with ExitStack() as stack:
+        opened = stack.enter_context(door.opened(backend_spec, patience, memory))
+        opened.admit(names, (case.model.vocab_size,))
         try:
-            oracle = reference_named(against, open_ones, None if small else case.model, case.dtype)
+            oracle = reference_named(against, stack, None if small else case.model, case.dtype)
         except Unsupported as why:
             raise MissingInput(f"--against {against}: {why}") from why
         try:
@@ -104,12 +104,12 @@ def replay(
         except Inadmissible as why:
             raise UnusableInput(f"--processor {why.why}") from None
         # The saved finding comes first, even if another finding is earlier.
-        found = _same(verdict, saved) or verdict.first
+        finding = _same(verdict, saved) or verdict.first
         failure = None
-        if found is not None:
+        if finding is not None:
             failure = Failure(
                 verdict,
-                found,
+                finding,
                 saved.case.id,
                 file=file,
                 fault=fault,
@@ -118,39 +118,39 @@ def replay(
                 against=against,
             )
             failure = with_eager(failure, oracle)
-    told = replace(_told(verdict, saved, found, failure), residue=tuple(opened.residue.values()))
+    result = replace(_told(verdict, saved, finding, failure), residue=tuple(opened.residue.values()))
     if saved.fault is not None and fault is None:
         name = shlex.quote(cut(saved.fault, 60))
         planted = f"saved with --fault {name} planted; give --fault {name} to plant it again"
-        told = replace(told, why=f"{told.why}; {planted}", saved_fault=saved.fault)
+        result = replace(result, why=f"{result.why}; {planted}", saved_fault=saved.fault)
     if opened.declaration.emulated:
-        return replace(told, why=f"{told.why}; EMULATED, no hardware was judged", emulated=True)
-    return told
+        return replace(result, why=f"{result.why}; EMULATED, no hardware was judged", emulated=True)
+    return result
 
 
-def _told(verdict: Verdict, saved: bundle.Bundle, found: Finding | None, failure: Failure | None) -> Replayed:
-    if verdict.unsupported is not None and found is None:
+def _told(verdict: Verdict, saved: bundle.Bundle, finding: Finding | None, failure: Failure | None) -> Replayed:
+    if verdict.unsupported is not None and finding is None:
         return Replayed("UNJUDGED", None, f"the case is declined: {verdict.unsupported}")
-    if found is None and verdict.internal:
+    if finding is None and verdict.internal:
         return _unanswered(verdict, saved)
     if saved.invariant is None:
-        return Replayed("DIFFER" if found else "AGREE", failure, "the file holds a case and no finding")
-    if saved.invariant == JUDGE and found is None:
+        return Replayed("DIFFER" if finding else "AGREE", failure, "the file holds a case and no finding")
+    if saved.invariant == JUDGE and finding is None:
         return Replayed("FIXED", None, "the judge has an answer")
     outcome = verdict.outcomes.get(saved.invariant)
     # FIXED needs a comparison: an invariant that saw nothing proves nothing.
-    if found is None and outcome != "checked":
+    if finding is None and outcome != "checked":
         return Replayed("UNJUDGED", None, f"{saved.invariant} is {outcome or 'unknown'} here")
-    if found is None:
+    if finding is None:
         return Replayed("FIXED", None, f"{saved.invariant} holds")
     if _same(verdict, saved) is not None:
         return Replayed("FAILED", failure, f"{saved.invariant} fails as saved")
-    return Replayed("CHANGED", failure, f"{saved.invariant} holds at the saved stage, {found.invariant} does not")
+    return Replayed("CHANGED", failure, f"{saved.invariant} holds at the saved stage, {finding.invariant} does not")
 
 
 def _unanswered(verdict: Verdict, saved: bundle.Bundle) -> Replayed:
     """The result where the judge raised and nothing differs."""
-    first = next((one for one in verdict.internal if one.invariant == saved.invariant), verdict.internal[0])
+    first = next((error for error in verdict.internal if error.invariant == saved.invariant), verdict.internal[0])
     again = " again" if first.invariant == saved.invariant and saved.stage is None else ""
     why = f"internal error in {first.invariant}{again}: {first.why}; please report it with this file"
     return Replayed("UNJUDGED", None, why, internal=verdict.internal)
@@ -158,5 +158,5 @@ def _unanswered(verdict: Verdict, saved: bundle.Bundle) -> Replayed:
 
 def _same(verdict: Verdict, saved: bundle.Bundle) -> Finding | None:
     """The verdict's finding with the invariant and stage of the saved one, or None."""
-    alike = (one for one in verdict.findings if (one.invariant, one.stage) == (saved.invariant, saved.stage))
-    return next(alike, None)
+    findings = (finding for finding in verdict.findings if (finding.invariant, finding.stage) == (saved.invariant, saved.stage))
+    return next(findings, None)

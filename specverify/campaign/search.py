@@ -96,14 +96,14 @@ class Search:
         """
         self._judged.update(judged)
 
-    def go_on(self, told: Failure) -> None:
-        """Prepare to search on after the failure `told`; its invariant and stage are not reported again.
+    def go_on(self, failure: Failure) -> None:
+        """Prepare to search on after the failure `failure`; its invariant and stage are not reported again.
 
         The same holds for invariant and stage of the failure as drawn.
         """
         if self._shrinking is not None:
             self._known |= self._shrinking.failed_as
-        self._known.add((told.finding.invariant, told.finding.stage))
+        self._known.add((failure.finding.invariant, failure.finding.stage))
         self._shrinking = None
 
     def run(self) -> None:
