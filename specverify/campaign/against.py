@@ -41,7 +41,7 @@ REMEMBERED = 2**28
 """Most bytes of runs of sequences that one evaluator keeps."""
 
 
-def reference_named(
+def open_reference(
     against: str | None,
     stack: ExitStack,
     checkpoint: Model | None = None,
@@ -95,7 +95,9 @@ class ByBackend:
     """A backend as the reference; what rounds in a model is asked of the NumPy oracle, where it knows the model."""
 
     def __init__(self, name: str, subject: Subject, exact: bool) -> None:
-        self._name, self._subject, self._exact = name, subject, exact
+        self._name = name
+        self._subject = subject
+        self._exact = exact
         self._oracle = NumpyOracle()
 
     def __call__(self, case: Case) -> Trace:
@@ -122,14 +124,14 @@ class ByBackend:
             return None
 
 
-def _refuse_declined(other: Subject, case: Case) -> None:
-    """Run `case` on the reference `other`.
+def _refuse_declined(reference: Subject, case: Case) -> None:
+    """Run `case` on `reference`.
 
     Raises:
         Unsupported: The reference declines the case.
     """
     try:
-        other(case)
+        reference(case)
     except NoTrace as absent:
         if isinstance(absent.outcome, Declined):
             raise Unsupported(absent.outcome.why) from absent
@@ -173,17 +175,18 @@ class TransformersOracle(NumpyOracle):
 
 
 class _Neighbour(NumpyOracle):
-    """The oracle `of` with the weights of its models changed a little, all by one seed."""
+    """The oracle `oracle` with the weights of its models changed a little, all by one seed."""
 
     def __init__(self, oracle: TransformersOracle, seed: int) -> None:
         super().__init__()
-        self._of, self._seed = oracle, seed
+        self._unchanged_oracle = oracle
+        self._seed = seed
 
     def model(self, model: Model, dtype: str) -> Evaluator:
         """The evaluator of the changed `model`; the latest one is kept, on the network of the unchanged one."""
         key = (model, dtype)
         if key not in self._evaluators:
-            unchanged = self._of.model(model, dtype)
+            unchanged = self._unchanged_oracle.model(model, dtype)
             assert isinstance(unchanged, ByTransformers)
             self._evaluators.clear()
             self._evaluators[key] = unchanged.changed(self._seed)
@@ -207,13 +210,15 @@ class ByTransformers:
         self._plain = PlainTransformers(model, dtype)
         self.parameters = Parameters(_architecture(model, self._plain), {})
         self._runs: OrderedDict[tuple[int, ...], Sequence] = OrderedDict()
-        self._held = 0
+        self._kept_bytes = 0
         self._seed: int | None = None
 
     def changed(self, seed: int) -> "ByTransformers":
         """The evaluator of the same network with each weight changed by PERTURBED, by normal numbers of `seed`."""
         evaluator = copy(self)
-        evaluator._runs, evaluator._held, evaluator._seed = OrderedDict(), 0, seed
+        evaluator._runs = OrderedDict()
+        evaluator._kept_bytes = 0
+        evaluator._seed = seed
         return evaluator
 
     @contextmanager
@@ -287,15 +292,15 @@ class ByTransformers:
         if tokens not in self._runs:
             with self._weights() as plain:
                 self._runs[tokens] = plain.run(tokens)
-            self._held += _size(self._runs[tokens])
+            self._kept_bytes += _run_bytes(self._runs[tokens])
             # The run just made is kept even if it alone is larger than the limit.
-            while self._held > REMEMBERED and len(self._runs) > 1:
-                self._held -= _size(self._runs.popitem(last=False)[1])
+            while self._kept_bytes > REMEMBERED and len(self._runs) > 1:
+                self._kept_bytes -= _run_bytes(self._runs.popitem(last=False)[1])
         self._runs.move_to_end(tokens)
         return self._runs[tokens]
 
 
-def _size(run: "Sequence") -> int:
+def _run_bytes(run: "Sequence") -> int:
     return sum(int(array.nbytes) for array in vars(run).values())
 
 

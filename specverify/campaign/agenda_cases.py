@@ -28,8 +28,11 @@ class AgendaCases:
         self, plan: Plan, invariants: tuple[Invariant, ...], subject: Subject, tell: Callable[[object], None]
     ) -> None:
         assert plan.agenda is not None
-        self._plan, self._agenda = plan, plan.agenda
-        self._invariants, self._subject, self._tell = invariants, subject, tell
+        self._plan = plan
+        self._agenda = plan.agenda
+        self._invariants = invariants
+        self._subject = subject
+        self._tell = tell
         self.exhausted = False
 
     def __iter__(self) -> Iterator[Given]:
@@ -86,7 +89,7 @@ class AgendaCases:
         self.exhausted |= num_given < share
 
 
-def of_this_part(cases: Iterator[Given], agenda: Agenda) -> Iterator[Given]:
+def cases_of_part(cases: Iterator[Given], agenda: Agenda) -> Iterator[Given]:
     """The cases at the places of the agenda's part; those of prompts are made one after another."""
     return (case for index, case in enumerate(cases) if index % agenda.parts == agenda.part)
 

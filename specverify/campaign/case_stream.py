@@ -27,9 +27,12 @@ class Stream:
         processors: tuple[str, ...] = (),
         layout: str | None = None,
     ) -> None:
-        self._number, self._dtypes = number, dtypes
-        self._variant_interval, self._within = variant_interval, within
-        self._processors, self._layout = processors, layout
+        self._number = number
+        self._dtypes = dtypes
+        self._variant_interval = variant_interval
+        self._within = within
+        self._processors = processors
+        self._layout = layout
         self._drawn: dict[Case, None] = {}
         self._cases: list[Case] = []
         self._rounds = 0

@@ -18,7 +18,7 @@ from properties.tally import Failure
 from reference.case import Case
 from specverify.campaign.messages import STOP, Died
 from specverify.campaign.threads import ForWorkers
-from specverify.campaign.worker_entry import begin, packed
+from specverify.campaign.worker_entry import begin, pack_order
 from specverify.isolation import ancestor
 from specverify.isolation.handle import Handle
 from specverify.isolation.proc import STOPPED
@@ -39,7 +39,7 @@ class Place:
     """The campaign's record of one worker's place, which a replacement inherits.
 
     Attributes:
-        at: The case that the worker is judging, or None.
+        case: The case that the worker is judging, or None.
         judged: Ids of the cases that were judged in this place, or given up, each as often as it was.
         failures: Failures found in this place; the last one may still be as drawn.
         provisional: Whether the last of `failures` is still being shrunk.
@@ -48,7 +48,7 @@ class Place:
         exhausted: Whether there were no more new cases to draw.
     """
 
-    at: Case | None = None
+    case: Case | None = None
     judged: Counter[str] = field(default_factory=Counter)
     failures: list[Failure] = field(default_factory=list)
     provisional: bool = False
@@ -99,11 +99,11 @@ class Crew:
         with self._threads:
             self._ancestor = ancestor.started()
         self._next_look = 0.0
-        self._hands = [self._started(plan.slice(number), judged) for number in range(plan.jobs)]
+        self._hands = [self._start_worker(plan.slice(number), judged) for number in range(plan.jobs)]
 
-    def _started(self, plan: Plan, judged: tuple[str, ...]) -> _Hand:
+    def _start_worker(self, plan: Plan, judged: tuple[str, ...]) -> _Hand:
         campaign_end, worker_end = self._context.Pipe()
-        order = packed(plan, self._deadline, judged)
+        order = pack_order(plan, self._deadline, judged)
         keeper = None if self._ancestor is None else self._ancestor.keeper()
         process = self._context.Process(target=begin, args=(os.getpid(), worker_end, order, keeper), daemon=True)
         with self._threads:
@@ -156,7 +156,7 @@ class Crew:
         """Start a new process in the place of worker `number`; it does not judge the cases `judged` again."""
         self._hands[number].connection.close()
         self._hands[number].handle.close()
-        self._hands[number] = self._started(self._hands[number].plan, judged)
+        self._hands[number] = self._start_worker(self._hands[number].plan, judged)
 
     def end(self) -> None:
         """End every remaining worker, first by the order STOP, then by a signal."""

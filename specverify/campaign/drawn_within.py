@@ -46,7 +46,9 @@ def dtypes_of(plan: Plan, declared: Declaration, oracle: Oracle) -> tuple[str, .
     if not shared_dtypes:
         reference_dtypes = ", ".join(oracle.abilities.dtypes)
         plan_dtypes = ", ".join(plan.dtypes)
-        raise Unknown(f"{declared.name} is asked in {plan_dtypes}, and --against {plan.against} declares {reference_dtypes} alone")
+        raise Unknown(
+            f"{declared.name} is asked in {plan_dtypes}, and --against {plan.against} declares {reference_dtypes} alone"
+        )
     return shared_dtypes
 
 

@@ -23,10 +23,10 @@ def with_eager(failure: Failure, oracle: Oracle) -> Failure:
     name = eager_beside(failure.backend)
     if name is None:
         return failure
-    return replace(failure, beside=_asked(name, failure, oracle))
+    return replace(failure, beside=_judge_again(name, failure, oracle))
 
 
-def _asked(name: str, failure: Failure, oracle: Oracle) -> Beside:
+def _judge_again(name: str, failure: Failure, oracle: Oracle) -> Beside:
     failed = {finding.invariant for finding in failure.verdict.findings}
     # Only the invariants that failed: the question is whether the same finding appears.
     concerned = tuple(invariant for invariant in EVERY_INVARIANT if invariant.name in failed)

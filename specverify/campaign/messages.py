@@ -127,7 +127,7 @@ class Ended:
     exhausted: bool = False
 
 
-def told_of(message: object) -> str | None:
+def event_of(message: object) -> str | None:
     """The event of a worker's timeline that `message` tells of; None for a message that is no event."""
     if isinstance(message, Verdict):
         return run_log.DIFFERED if message.findings else run_log.JUDGED if message.judged else run_log.UNJUDGED

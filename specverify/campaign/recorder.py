@@ -59,10 +59,10 @@ def diff(
     results_name = "the run's own results"
     check_apart({results_name: str(results), "--json": json_file, "--junit": junit_file, "--html": html_file})
     with Interrupts():  # an interrupt during the writing of reports waits until they are written
-        return _carried_out(plan, report, results, junit_file, json_file, html_file, verbose, trace)
+        return _run_and_report(plan, report, results, junit_file, json_file, html_file, verbose, trace)
 
 
-def _carried_out(
+def _run_and_report(
     plan: Plan,
     report: Path,
     results: Path,
@@ -126,7 +126,7 @@ class Recorder:
         self._before: set[str] = set()
         self._streams: dict[str, Stream] = {}
 
-    def opened(self, message: Opened) -> None:
+    def backend_opened(self, message: Opened) -> None:
         """See `specverify.campaign.campaign.Listener`."""
         self._progress.wanted = message.wanted if self._plan.model is not None else self._plan.drawn_and_saved
         self._environment |= message.environment
@@ -138,11 +138,11 @@ class Recorder:
         if planned is not None and (self._plan.focus is not None or message.tokens_alone):
             self._progress.say(f"specverify: sampling: {sampling.planned_line(planned)}")
 
-    def estimated(self, line: str) -> None:
+    def time_estimated(self, line: str) -> None:
         """See `specverify.campaign.campaign.Listener`."""
         self._progress.say(f"specverify: {line}")
 
-    def arrived(self, verdict: Verdict) -> str | None:
+    def verdict_arrived(self, verdict: Verdict) -> str | None:
         """See `specverify.campaign.campaign.Listener`."""
         for test in (evidence for evidence in verdict.evidence if evidence.stream):
             stream = self._streams.setdefault(test.invariant, Stream(test.invariant))
@@ -158,7 +158,7 @@ class Recorder:
             return str(why)
         return None
 
-    def found(self, failure: Failure, before: Failure | None) -> tuple[Failure, str | None]:
+    def failure_found(self, failure: Failure, before: Failure | None) -> tuple[Failure, str | None]:
         """See `specverify.campaign.campaign.Listener`."""
         self._progress.note("" if before is not None else "shrinking")
         path = self._folder / f"{failure.verdict.case.id}.json"
@@ -167,7 +167,7 @@ class Recorder:
         try:
             saved = replace(failure, file=str(bundle.save(self._folder, failure, self._environment)))
             if self._writer is not None:
-                self._dumped(failure, before)
+                self._write_dump(failure, before)
         except writing.Unwritable as why:
             return replace(failure, file=None if before is None else before.file), str(why)
         # The shrunk case has another id, and thus another file than the case as drawn.
@@ -176,7 +176,7 @@ class Recorder:
                 Path(before.file).unlink()
         return saved, None
 
-    def raised(self, failure: Failure) -> tuple[Failure, str | None]:
+    def judge_raised(self, failure: Failure) -> tuple[Failure, str | None]:
         """See `specverify.campaign.campaign.Listener`."""
         try:
             # The case may differ beside: its own file has the name of the case alone.
@@ -185,7 +185,7 @@ class Recorder:
         except writing.Unwritable as why:
             return failure, str(why)
 
-    def _dumped(self, failure: Failure, before: Failure | None) -> None:
+    def _write_dump(self, failure: Failure, before: Failure | None) -> None:
         """Write the dump of a failure in place of that of the case before it was made smaller."""
         assert self._writer is not None
         dump = of_diff.failure_for(failure, self._environment)
@@ -193,19 +193,19 @@ class Recorder:
         if before is not None and before.verdict.case.id != failure.verdict.case.id:
             path.with_stem(before.verdict.case.id).unlink(missing_ok=True)
 
-    def recalled(self) -> None:
+    def messages_recalled(self) -> None:
         """See `specverify.campaign.campaign.Listener`."""
         self._progress.restart()
 
-    def waited(self) -> None:
+    def tick_passed(self) -> None:
         """See `specverify.campaign.campaign.Listener`."""
         self._progress.wait()
 
-    def heard(self, place: int, message: object) -> str | None:
+    def message_heard(self, place: int, message: object) -> str | None:
         """See `specverify.campaign.campaign.Listener`."""
         return None
 
-    def lost(self, case: Case) -> str | None:
+    def worker_lost(self, case: Case) -> str | None:
         """See `specverify.campaign.campaign.Listener`."""
         path = self._folder / f"{case.id}.json"
         with contextlib.suppress(writing.Unwritable):

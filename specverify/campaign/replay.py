@@ -15,7 +15,7 @@ from reference.architecture import Checkpoint
 from reference.user_processors import Inadmissible
 from reports import bundle
 from reports.format import cut
-from specverify.campaign.against import reference_named
+from specverify.campaign.against import open_reference
 from specverify.campaign.eager_twin import with_eager
 from specverify.checkpoints.placing import placed
 from specverify.isolation import door
@@ -28,7 +28,7 @@ from specverify.setup.selection import invariants_matching
 
 
 @dataclass(frozen=True)
-class Replayed:
+class ReplayResult:
     """The result of a replay.
 
     Attributes:
@@ -67,7 +67,7 @@ def replay(
     case_timeout_s: float | None = None,
     memory: int | None = None,
     heads: tuple[str, ...] = (),
-) -> Replayed:
+) -> ReplayResult:
     """Run the case in `file`; options that are None are taken from the file, except code, paths and hub ids.
 
     The following are used only if the arguments name them: a fault, a backend `pkg.module:factory` (to run the case or
@@ -96,7 +96,7 @@ def replay(
         opened = stack.enter_context(door.opened(backend_spec, patience, memory))
         opened.admit(names, (case.model.vocab_size,))
         try:
-            oracle = reference_named(against, stack, None if small else case.model, case.dtype)
+            oracle = open_reference(against, stack, None if small else case.model, case.dtype)
         except Unsupported as why:
             raise MissingInput(f"--against {against}: {why}") from why
         try:
@@ -104,7 +104,7 @@ def replay(
         except Inadmissible as why:
             raise UnusableInput(f"--processor {why.why}") from None
         # The saved finding comes first, even if another finding is earlier.
-        finding = _same(verdict, saved) or verdict.first
+        finding = _saved_finding(verdict, saved) or verdict.first
         failure = None
         if finding is not None:
             failure = Failure(
@@ -118,7 +118,7 @@ def replay(
                 against=against,
             )
             failure = with_eager(failure, oracle)
-    result = replace(_told(verdict, saved, finding, failure), residue=tuple(opened.residue.values()))
+    result = replace(_result(verdict, saved, finding, failure), residue=tuple(opened.residue.values()))
     if saved.fault is not None and fault is None:
         name = shlex.quote(cut(saved.fault, 60))
         planted = f"saved with --fault {name} planted; give --fault {name} to plant it again"
@@ -128,35 +128,37 @@ def replay(
     return result
 
 
-def _told(verdict: Verdict, saved: bundle.Bundle, finding: Finding | None, failure: Failure | None) -> Replayed:
+def _result(verdict: Verdict, saved: bundle.Bundle, finding: Finding | None, failure: Failure | None) -> ReplayResult:
     if verdict.unsupported is not None and finding is None:
-        return Replayed("UNJUDGED", None, f"the case is declined: {verdict.unsupported}")
+        return ReplayResult("UNJUDGED", None, f"the case is declined: {verdict.unsupported}")
     if finding is None and verdict.internal:
         return _unanswered(verdict, saved)
     if saved.invariant is None:
-        return Replayed("DIFFER" if finding else "AGREE", failure, "the file holds a case and no finding")
+        return ReplayResult("DIFFER" if finding else "AGREE", failure, "the file holds a case and no finding")
     if saved.invariant == JUDGE and finding is None:
-        return Replayed("FIXED", None, "the judge has an answer")
+        return ReplayResult("FIXED", None, "the judge has an answer")
     outcome = verdict.outcomes.get(saved.invariant)
     # FIXED needs a comparison: an invariant that saw nothing proves nothing.
     if finding is None and outcome != "checked":
-        return Replayed("UNJUDGED", None, f"{saved.invariant} is {outcome or 'unknown'} here")
+        return ReplayResult("UNJUDGED", None, f"{saved.invariant} is {outcome or 'unknown'} here")
     if finding is None:
-        return Replayed("FIXED", None, f"{saved.invariant} holds")
-    if _same(verdict, saved) is not None:
-        return Replayed("FAILED", failure, f"{saved.invariant} fails as saved")
-    return Replayed("CHANGED", failure, f"{saved.invariant} holds at the saved stage, {finding.invariant} does not")
+        return ReplayResult("FIXED", None, f"{saved.invariant} holds")
+    if _saved_finding(verdict, saved) is not None:
+        return ReplayResult("FAILED", failure, f"{saved.invariant} fails as saved")
+    return ReplayResult("CHANGED", failure, f"{saved.invariant} holds at the saved stage, {finding.invariant} does not")
 
 
-def _unanswered(verdict: Verdict, saved: bundle.Bundle) -> Replayed:
+def _unanswered(verdict: Verdict, saved: bundle.Bundle) -> ReplayResult:
     """The result where the judge raised and nothing differs."""
     first = next((error for error in verdict.internal if error.invariant == saved.invariant), verdict.internal[0])
     again = " again" if first.invariant == saved.invariant and saved.stage is None else ""
     why = f"internal error in {first.invariant}{again}: {first.why}; please report it with this file"
-    return Replayed("UNJUDGED", None, why, internal=verdict.internal)
+    return ReplayResult("UNJUDGED", None, why, internal=verdict.internal)
 
 
-def _same(verdict: Verdict, saved: bundle.Bundle) -> Finding | None:
+def _saved_finding(verdict: Verdict, saved: bundle.Bundle) -> Finding | None:
     """The verdict's finding with the invariant and stage of the saved one, or None."""
-    findings = (finding for finding in verdict.findings if (finding.invariant, finding.stage) == (saved.invariant, saved.stage))
+    findings = (
+        finding for finding in verdict.findings if (finding.invariant, finding.stage) == (saved.invariant, saved.stage)
+    )
     return next(findings, None)

@@ -51,8 +51,8 @@ class Shrinking:
     first: Verdict
     began: float = field(default_factory=time.monotonic)
     smallest: Verdict = field(init=False)
-    _located: Finding = field(init=False)
-    _agreed: Case | None = None
+    _finding: Finding = field(init=False)
+    _agreeing_case: Case | None = None
     _tried: int = 0
 
     def __post_init__(self) -> None:
@@ -62,7 +62,7 @@ class Shrinking:
         self._until = self.began + DRAWN_SHARE * self.plan.shrink_s
 
     @property
-    def failed_as(self) -> set[tuple[str, Stage]]:
+    def failed_stages(self) -> set[tuple[str, Stage]]:
         """Invariant and stage of the difference, as drawn and as shrunk (`blame` may have changed them)."""
         return {(finding.invariant, finding.stage) for finding in (_first_finding(self.first), self._located)}
 
@@ -86,7 +86,7 @@ class Shrinking:
             return
         invariants = tuple(invariant for invariant in self.invariants if invariant.name in self.first.outcomes)
         self._tried += 1
-        judged = self._judged(replace(case, dtype="float32"), invariants)
+        judged = self._verdict_on(replace(case, dtype="float32"), invariants)
         finding = judged.first
         # Tuples compare step first: an earlier step outweighs an earlier stage.
         if finding is not None and (finding.step, finding.stage) < (self._located.step, self._located.stage):
@@ -107,7 +107,7 @@ class Shrinking:
             if self.out_of_time():
                 return
             self._tried += 1
-            judged = self._judged(case, invariants)
+            judged = self._verdict_on(case, invariants)
             if judged.first is not None and of_target_alone(judged.first):
                 self.smallest, self._located = judged, judged.first
                 return
@@ -119,14 +119,15 @@ class Shrinking:
         """
         located = self._located
         self._tried += 1
-        verdict = self._judged(case, self._concerned(located))
+        verdict = self._verdict_on(case, self._invariant_of(located))
         finding = verdict.first
         if finding is None or (finding.invariant, finding.stage) != (located.invariant, located.stage):
             self._remember_agreeing(verdict)
             return None
         if size(case) < size(self.smallest.case):
             # An agreeing case was near to the larger case, so that it is forgotten.
-            self.smallest, self._agreed = verdict, None
+            self.smallest = verdict
+            self._agreeing_case = None
         return verdict
 
     def as_drawn(self) -> Failure:
@@ -140,18 +141,18 @@ class Shrinking:
         """
         self._until = self.began + self.plan.shrink_s
         self._reduce()
-        verdict = self._judged(self.smallest.case, invariants)
+        verdict = self._verdict_on(self.smallest.case, invariants)
         if verdict.first is None:
             # The smallest case fails only when judged by one invariant: report the verdict on the case as drawn.
             verdict = self.first
-        verdict = self._shown_by_itself(verdict, invariants)
+        verdict = self._verdict_on_variant(verdict, invariants)
         finding = _first_finding(verdict)
-        nearest = self._agreed if verdict.case == self.smallest.case else None
+        nearest = self._agreeing_case if verdict.case == self.smallest.case else None
         if nearest is None and search_nearest:
-            nearest = self._agreeing(verdict.case, finding)
+            nearest = self._search_agreeing(verdict.case, finding)
         return self._failure(verdict, finding, nearest)
 
-    def _judged(self, case: Case, invariants: tuple[Invariant, ...]) -> Verdict:
+    def _verdict_on(self, case: Case, invariants: tuple[Invariant, ...]) -> Verdict:
         """The verdict on `case`, without findings that the plan's ledger knows."""
         return recognised(judge(case, invariants, self.oracle, self.subject), self.plan.known)
 
@@ -173,14 +174,14 @@ class Shrinking:
         if not _agrees(verdict):
             return
         differing = self.smallest.case
-        if self._agreed is None or apart(verdict.case, differing) < apart(self._agreed, differing):
-            self._agreed = verdict.case
+        if self._agreeing_case is None or apart(verdict.case, differing) < apart(self._agreeing_case, differing):
+            self._agreeing_case = verdict.case
 
-    def _concerned(self, located: Finding) -> tuple[Invariant, ...]:
+    def _invariant_of(self, located: Finding) -> tuple[Invariant, ...]:
         """The invariant of the finding `located`, the only one that shrinking checks."""
         return tuple(invariant for invariant in self.invariants if invariant.name == located.invariant)
 
-    def _shown_by_itself(self, verdict: Verdict, invariants: tuple[Invariant, ...]) -> Verdict:
+    def _verdict_on_variant(self, verdict: Verdict, invariants: tuple[Invariant, ...]) -> Verdict:
         """The verdict on a variant of the case that differs by itself, at no later stage and with no more nodes.
 
         An invariant that compares runs of variants can only say where two runs part. The wrong variant, judged as a
@@ -191,14 +192,14 @@ class Shrinking:
         if any(invariant.name == located.invariant for invariant in watchers):
             return verdict
         with self.subject.asked() as variants:
-            self._judged(verdict.case, self._concerned(located))
+            self._verdict_on(verdict.case, self._invariant_of(located))
         for variant in variants:
             # The first entry of a size is the number of nodes of the largest tree.
             if variant == verdict.case or size(variant)[0] > size(verdict.case)[0]:
                 continue
-            finding = self._judged(variant, watchers).first
+            finding = self._verdict_on(variant, watchers).first
             if finding is not None and finding.stage <= located.stage:
-                return self._judged(variant, invariants)
+                return self._verdict_on(variant, invariants)
         return verdict
 
     def _reduce(self) -> None:
@@ -226,13 +227,13 @@ class Shrinking:
                 return True
         return False
 
-    def _agreeing(self, case: Case, located: Finding) -> Case | None:
+    def _search_agreeing(self, case: Case, located: Finding) -> Case | None:
         """The first case of `nearer` on which the invariant holds, or None."""
         deadline = time.monotonic() + NEAREST_SHARE * self.plan.shrink_s
         for neighbour in nearer(case):
             if time.monotonic() > deadline or self.halted():
                 return None
-            if _agrees(self._judged(neighbour, self._concerned(located))):
+            if _agrees(self._verdict_on(neighbour, self._invariant_of(located))):
                 return neighbour
         return None
 

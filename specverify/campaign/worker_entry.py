@@ -16,7 +16,7 @@ from specverify.isolation import keeping
 from specverify.isolation.lifeline import die_with
 
 
-def packed(*order: Any) -> bytes:
+def pack_order(*order: Any) -> bytes:
     """The orders `order` to a worker, pickled for `begin`."""
     return bytes(ForkingPickler.dumps(order))
 

@@ -6,7 +6,7 @@ from typing import Any
 from properties.known import Known, recognised, signature
 from reports import bundle
 from reports.writing import Unwritable, write_whole
-from specverify.campaign.replay import Replayed, replay
+from specverify.campaign.replay import ReplayResult, replay
 from specverify.gate.ledger import NARROW, Entry
 from specverify.setup.errors import MissingInput, UnusableInput
 
@@ -65,7 +65,7 @@ def entry_from(
 
 def tried(file: Path, entry: Entry, allowed: tuple[str, ...]) -> tuple[str, str]:
     """FIXED, FAILS or UNJUDGED for a known failure, whose bundle is `file`, with the reason."""
-    again: Replayed = replay(str(file), _opened(entry.backend, None, allowed), None)
+    again: ReplayResult = replay(str(file), _opened(entry.backend, None, allowed), None)
     if again.word == "UNJUDGED":
         return UNJUDGED, again.why
     if again.failure is None:

@@ -11,7 +11,7 @@ import click
 
 from specverify.campaign import threads
 
-threads.single()
+threads.set_one_thread()
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})

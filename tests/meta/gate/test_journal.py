@@ -21,7 +21,7 @@ from reports.record import Lines, verdict_line
 from reports.writing import Unwritable
 from specverify.campaign.case_stream import Stream
 from specverify.campaign.messages import Ended, Found, Opened, Passed
-from specverify.campaign.search import stripped
+from specverify.campaign.search import without_trace
 from specverify.fleet.facts import from_json, to_json
 from specverify.fleet.journal import FILE, KINDS, Head, Writer, read
 from specverify.setup.errors import UnusableInput
@@ -56,7 +56,7 @@ def _parts(verdict: Verdict) -> tuple[bool, bool, bool]:
 
 
 def test_verdicts_come_back_and_count_the_same(verdicts: list[Verdict]) -> None:
-    made = [again(stripped(one)) for one in verdicts]
+    made = [again(without_trace(one)) for one in verdicts]
     assert any(one.evidence for one in verdicts)
     assert any(one.findings for one in verdicts)
     assert any(one.case.session for one in verdicts)

@@ -30,7 +30,7 @@ from reports.junit import junit
 from reports.pages.summary import summary_page
 from reports.pages.terminal import failure_page
 from reports.record import summary
-from specverify.campaign.against import ByTransformers, TransformersOracle, reference_named
+from specverify.campaign.against import ByTransformers, TransformersOracle, open_reference
 from specverify.campaign.replay import replay
 from specverify.cli import main
 from specverify.setup.errors import UnusableInput
@@ -174,7 +174,7 @@ def test_a_model_that_it_cannot_run_is_refused_before_any_case(tmp_path: Path) -
     with pytest.raises(
         Unsupported, match=r"linear_attention: plain transformers is a reference for|layers \[\] call attention"
     ):
-        reference_named("transformers", ExitStack(), model)
+        open_reference("transformers", ExitStack(), model)
 
 
 def test_a_backend_that_declines_the_checkpoint_is_no_reference(
@@ -182,7 +182,7 @@ def test_a_backend_that_declines_the_checkpoint_is_no_reference(
 ) -> None:
     in_this_process(monkeypatch)
     with pytest.raises(Unsupported, match="softcap: SDPA computes no soft cap"):
-        reference_named("cpu-fused", ExitStack(), identify(saved("gemma2", tmp_path), understood=False))
+        open_reference("cpu-fused", ExitStack(), identify(saved("gemma2", tmp_path), understood=False))
 
 
 def test_a_float_that_stays_narrow_is_refused(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from reports.html.pictures.bars import shares
 from reports.html.pictures.timeline import timeline
 from reports.tree_scene import scene_of
 from specverify.campaign import campaign
-from specverify.campaign.messages import Died, Done, Found, Located, Trouble, told_of
+from specverify.campaign.messages import Died, Done, Found, Located, Trouble, event_of
 from specverify.cli import main
 from tests.inprocess import in_this_process
 from tests.meta.pages.planted import CORPUS, FAULTS, failure_of, tally_of
@@ -150,10 +150,10 @@ def test_a_log_counts_cases_and_tells_when_workers_did_what() -> None:
 
 def test_messages_of_workers_are_events() -> None:
     failure: Any = failure_of(FAULTS["lowered"])
-    told = [told_of(one) for one in (Found(failure), Located(failure, 1.0), Died("signal 9"), Done(), Trouble("x"))]
+    told = [event_of(one) for one in (Found(failure), Located(failure, 1.0), Died("signal 9"), Done(), Trouble("x"))]
     assert told == ["found", "made smaller", "died", "ended", None]
     verdicts = [failure.verdict, Verdict(CASE, "x", {"a": "checked"}), Verdict(CASE, "x", {"a": "unobserved"})]
-    assert [told_of(one) for one in verdicts] == ["differed", "judged", "not judged"]
+    assert [event_of(one) for one in verdicts] == ["differed", "judged", "not judged"]
 
 
 def test_shares_have_intervals_that_hold_them() -> None:

@@ -109,7 +109,7 @@ def test_budgets_and_depths_are_ways(checkpoint: Path, tmp_path: Path) -> None:
 def test_a_checkpoint_gets_the_threads_that_are_asked_for_or_all_cores(
     options: tuple[str, ...], threads: int | None, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("specverify.campaign.threads._ours", {"OMP_NUM_THREADS"})
+    monkeypatch.setattr("specverify.campaign.threads._set_names", {"OMP_NUM_THREADS"})
     before, told = torch.get_num_threads(), tmp_path / "told.json"
     few = ("--cases", "1", "--new-tokens", "2", "--json", str(told))
     assert bench("--model", checkpoint, *few, *options) == 0

@@ -258,9 +258,9 @@ def test_a_failure_is_dumped_with_its_lowered_tree_until_a_smaller_one_is_found(
         recorder = Recorder(plan, tmp_path, results, Progress(1), writer)
         larger_case = replace(bundle.case, stops=replace(bundle.case.stops, max_new_tokens=99))
         drawn = replace(failure, verdict=replace(verdict, case=larger_case))
-        larger, unwritten = recorder.found(drawn, None)
+        larger, unwritten = recorder.failure_found(drawn, None)
         assert unwritten is None
-        recorder.found(failure, larger)
+        recorder.failure_found(failure, larger)
     (dump,) = (tmp_path / "traced" / "failures").iterdir()
     told = json.loads(dump.read_text())
     check("failure", told, "the dump")
