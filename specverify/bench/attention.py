@@ -67,7 +67,7 @@ def scenes(setting: Setting, device: str) -> Iterator[tuple[dict[str, int], Scen
 
 
 def _scene(setting: Setting, batch: int, prefix: int, nodes: int, device: str) -> Scene:
-    dice, made = random.Random(nodes), torch.Generator().manual_seed(0)
+    dice, generator = random.Random(nodes), torch.Generator().manual_seed(0)
     ancestry = torch.eye(nodes, dtype=torch.bool)
     for node in range(1, nodes):
         # A random earlier node becomes the parent; a row sees its parent's ancestors and itself.
@@ -76,7 +76,7 @@ def _scene(setting: Setting, batch: int, prefix: int, nodes: int, device: str) -
     width = prefix + nodes
     shapes = [(setting.heads, nodes), (setting.kv_heads, width), (setting.kv_heads, width)]
     query, key, value = (
-        torch.randn(batch, heads, rows, setting.dim, generator=made).to(device, setting.dtype) for heads, rows in shapes
+        torch.randn(batch, heads, rows, setting.dim, generator=generator).to(device, setting.dtype) for heads, rows in shapes
     )
     masks = visible.expand(batch, 1, nodes, width).contiguous().to(device)
     ends = torch.full((batch,), prefix, dtype=torch.int32)
@@ -85,10 +85,10 @@ def _scene(setting: Setting, batch: int, prefix: int, nodes: int, device: str) -
 
 def paths(device: str) -> dict[str, Attend | str]:
     """The compared paths by name; for an absent path, the reason."""
-    found: dict[str, Attend | str] = {way.name: way.attend for way in ways_on(device)}
+    attends: dict[str, Attend | str] = {way.name: way.attend for way in ways_on(device)}
     if device == "cpu":
-        found[TRITON] = "on the CPU the kernel is only interpreted: a time would mean nothing"
-    return found
+        attends[TRITON] = "on the CPU the kernel is only interpreted: a time would mean nothing"
+    return attends
 
 
 def _attended(attend: Attend, scene: Scene) -> Tensor:
@@ -121,7 +121,7 @@ def measure(device: str, repetitions: int = REPETITIONS, setting: Setting | None
     except ImportError as absent:
         raise MissingInput(f"bench attention --device {device}: {absent}") from None
     runs: dict[str, Callable[[Scene], object]] = {
-        name: partial(_attended, one) for name, one in offered.items() if not isinstance(one, str)
+        name: partial(_attended, attend) for name, attend in offered.items() if not isinstance(attend, str)
     }
     runs["read"] = read_once
     order, rows = random.Random(0), []
@@ -145,7 +145,7 @@ def measure(device: str, repetitions: int = REPETITIONS, setting: Setting | None
         ]
     return {
         "rows": rows,
-        "absent": {name: one for name, one in offered.items() if isinstance(one, str)},
+        "absent": {name: reason for name, reason in offered.items() if isinstance(reason, str)},
         "device": device_name(device) if device == "cuda" else device,
         "threads": torch.get_num_threads(),
         "dtype": str(setting.dtype).removeprefix("torch."),

@@ -9,7 +9,7 @@ from specverify.records.ranks import Ranks
 from specverify.setup.errors import UnusableInput
 
 
-def decoded(asked: Asked, ranks: Ranks) -> tuple[dict[str, Any], str, int]:
+def decoded(order: Asked, ranks: Ranks) -> tuple[dict[str, Any], str, int]:
     """Run a bench.
 
     Returns:
@@ -19,9 +19,9 @@ def decoded(asked: Asked, ranks: Ranks) -> tuple[dict[str, Any], str, int]:
         UnusableInput: The backend declines the model; `measure` raises it for other reasons too.
     """
     try:
-        measured = measure(asked, ranks)
+        measured = measure(order, ranks)
     except Unsupported as why:
-        raise UnusableInput(f"bench decode --backend {asked.plan.backend}: {why}") from None
+        raise UnusableInput(f"bench decode --backend {order.plan.backend}: {why}") from None
     if ranks.rank == 0:
         return told(measured)
     count = len({turn.prompt for turn in measured.turns})

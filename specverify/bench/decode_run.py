@@ -64,24 +64,24 @@ class Run:
         texts, rows = dict[str, Turn](), list[Array]()
         noise = 0.0
         for repeat in range(repeats):
-            others = self.ways[1:]
-            turning = (number + repeat) % max(1, len(others))
+            other_ways = self.ways[1:]
+            turning = (number + repeat) % max(1, len(other_ways))
             # The target alone comes first: its logits are what the others are compared with.
-            for way in (TARGET, *others[turning:], *others[:turning]):
+            for way in (TARGET, *other_ways[turning:], *other_ways[:turning]):
                 turn, trace = self._turn(way, self._bases[number], number, repeat)
                 if repeat == 0:
                     texts[way] = turn
                     if way == TARGET and trace is not None:
                         rows = rows_of(trace)
                     elif trace is not None:
-                        at = first_difference(texts[TARGET].tokens, turn.tokens)
-                        if at is not None:
-                            self.strayed[number, way, 0] = step_at(trace, at)
-                        same = min(len(turn.tokens), len(rows)) if at is None else at
-                        noise = max(noise, noise_between(rows, rows_of(trace), same))
+                        position = first_difference(texts[TARGET].tokens, turn.tokens)
+                        if position is not None:
+                            self.strayed[number, way, 0] = step_at(trace, position)
+                        num_equal = min(len(turn.tokens), len(rows)) if position is None else position
+                        noise = max(noise, noise_between(rows, rows_of(trace), num_equal))
                 yield turn
-        others = [way for way in texts if way != TARGET]
-        self.agreements[number] = [compared(texts[TARGET], rows, texts[way], noise) for way in others]
+        other_ways = [way for way in texts if way != TARGET]
+        self.agreements[number] = [compared(texts[TARGET], rows, texts[way], noise) for way in other_ways]
 
     def turns_of(self, number: int) -> int:
         """The turns that a way takes for the prompt `number`."""
@@ -95,7 +95,7 @@ class Run:
 
     def theirs(self, way: str, base: Case) -> Case:
         """The case of a way of transformers; its assistant is the first of our drafts that is a model."""
-        model = next((one for one in self._drafts.values() if one.model is not None), base.draft)
+        model = next((draft for draft in self._drafts.values() if draft.model is not None), base.draft)
         return replace(base, draft=model) if way == ASSISTED else base
 
     def timed(
@@ -123,13 +123,13 @@ class Run:
         return turn, trace
 
 
-def step_at(trace: Trace, at: int) -> tuple[int, Step]:
-    """The number of the step that emitted token `at` of the output, or of the last step, and the light part of it."""
-    done = 0
+def step_at(trace: Trace, position: int) -> tuple[int, Step]:
+    """The number of the step that emitted token `position` of the output, or of the last step, and the light part of it."""
+    num_emitted = 0
     for number, step in enumerate(trace.steps):
         assert step.emitted is not None
-        done += len(step.emitted.tokens)
-        if at < done or number == len(trace.steps) - 1:
+        num_emitted += len(step.emitted.tokens)
+        if position < num_emitted or number == len(trace.steps) - 1:
             # Logits of all nodes over a large vocabulary are not kept.
             return number, replace(step, attended=None, scored=None, committed=None)
     raise ValueError("a run without a step has no text that could differ")

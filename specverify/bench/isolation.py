@@ -75,8 +75,8 @@ def _measured(backend: str, count: int, number: int) -> dict[str, float]:
         # Opening the backend has used processor time already, which does not count.
         began_there = apart.processor_s
         sides = [("here", here, Oracle()), ("isolated", apart.subject(), Oracle())]
-        for at, case in enumerate(drawn):
-            for name, subject, oracle in sides if at % 2 else reversed(sides):
+        for place, case in enumerate(drawn):
+            for name, subject, oracle in sides if place % 2 else reversed(sides):
                 began, busy = time.perf_counter(), time.process_time()
                 judge(case, taking_turns(case, ALL, interval), oracle, subject)
                 spent[f"{name}_s"] += time.perf_counter() - began

@@ -30,7 +30,7 @@ def drafting_bytes(drafting: object) -> int:
 
 def storage_bytes(tensors: list[Tensor]) -> int:
     """Bytes of the storages behind `tensors`, each storage once."""
-    sizes = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in tensors}
+    sizes = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
     return sum(sizes.values())
 
 
@@ -39,20 +39,20 @@ def cache_bytes(caches: list[Any]) -> int:
     return storage_bytes(list(_tensors(caches, set())))
 
 
-def _tensors(value: Any, seen: set[int]) -> Iterator[Tensor]:
-    if id(value) in seen:
+def _tensors(value: Any, visited: set[int]) -> Iterator[Tensor]:
+    if id(value) in visited:
         return
-    seen.add(id(value))
+    visited.add(id(value))
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, dict):
-        for one in value.values():
-            yield from _tensors(one, seen)
+        for item in value.values():
+            yield from _tensors(item, visited)
     elif isinstance(value, (list, tuple)):
-        for one in value:
-            yield from _tensors(one, seen)
+        for item in value:
+            yield from _tensors(item, visited)
     elif type(value).__module__.startswith("backends.engine.kv"):
-        yield from _tensors(list(vars(value).values()), seen)
+        yield from _tensors(list(vars(value).values()), visited)
 
 
 class Peak:

@@ -105,9 +105,9 @@ class StageClock:
 
         def timed(stage: str, function: Callable[..., Any]) -> Callable[..., Any]:
             @wraps(function)
-            def run(*given: Any) -> Any:
+            def run(*arguments: Any) -> Any:
                 with self.stage(stage):
-                    return function(*given)
+                    return function(*arguments)
 
             return run
 
@@ -130,8 +130,8 @@ def _timed(request: type[Request], clock: StageClock) -> type[Request]:
     """`request` with its phases on the clock."""
 
     class Timed(request):  # type: ignore[misc, valid-type]  # a class that is a variable
-        def __init__(self, *given: Any) -> None:
-            super().__init__(*given)
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
             self._reveal = Revealer(0)
 
         def prefill(self) -> None:

@@ -46,10 +46,10 @@ class DialogueRun(Run):
         dialogues: list[list[Tokens]],
         bases: list[Case],
         drafts: dict[str, tuple[Way, Draft]],
-        theirs: Sequence[str] = (),
+        transformers_ways: Sequence[str] = (),
     ) -> None:
-        super().__init__(backend, bases, drafts, [TARGET, ANEW, *drafts, *theirs])
-        self._theirs = theirs
+        super().__init__(backend, bases, drafts, [TARGET, ANEW, *drafts, *transformers_ways])
+        self._theirs = transformers_ways
         self._dialogues = self.given = dialogues
         self.facts |= {"dialogues": len(dialogues), "prompts": sum(map(len, dialogues))}
 
@@ -62,16 +62,16 @@ class DialogueRun(Run):
         agreements = list[Agreement]()
         for repeat in range(repeats):
             servers = {way: self._server(way, number) for way in (TARGET, *self._drafts)}
-            others_of = {way: TheirDialogue(way) for way in self._theirs}
+            their_dialogues = {way: TheirDialogue(way) for way in self._theirs}
             history: Tokens = ()
-            for place, said in enumerate(self._dialogues[number]):
-                case = replace(self._bases[number], prompt=history + said)
-                others = self.ways[1:]
-                turning = (number + repeat + place) % len(others)
+            for place, message in enumerate(self._dialogues[number]):
+                case = replace(self._bases[number], prompt=history + message)
+                other_ways = self.ways[1:]
+                turning = (number + repeat + place) % len(other_ways)
                 traces = dict[str, tuple[Turn, Trace | None]]()
-                for way in (TARGET, *others[turning:], *others[:turning]):
-                    if way in others_of:
-                        turn = others_of[way].turn(self.theirs(way, case), number, repeat)
+                for way in (TARGET, *other_ways[turning:], *other_ways[:turning]):
+                    if way in their_dialogues:
+                        turn = their_dialogues[way].turn(self.theirs(way, case), number, repeat)
                         traces[way] = replace(turn, place=place + 1), None
                     else:
                         traces[way] = self._played(way, case, servers.get(way), number, repeat, place + 1)
@@ -106,13 +106,13 @@ class DialogueRun(Run):
         target, trace = traces[TARGET]
         assert trace is not None
         rows, noise = rows_of(trace), 0.0
-        for other, found in traces.values():
-            if found is None:  # transformers shows no logits
+        for turn, turn_trace in traces.values():
+            if turn_trace is None:  # transformers shows no logits
                 continue
-            at = first_difference(target.tokens, other.tokens)
-            if at is not None:
-                self.strayed[other.prompt, other.way, other.place] = step_at(found, at)
-            same = min(len(other.tokens), len(rows)) if at is None else at
-            theirs: list[Array] = rows if found is trace else rows_of(found)
-            noise = max(noise, noise_between(rows, theirs, same))
-        return [compared(target, rows, other, noise) for way, (other, _) in traces.items() if way != TARGET]
+            position = first_difference(target.tokens, turn.tokens)
+            if position is not None:
+                self.strayed[turn.prompt, turn.way, turn.place] = step_at(turn_trace, position)
+            num_equal = min(len(turn.tokens), len(rows)) if position is None else position
+            turn_rows: list[Array] = rows if turn_trace is trace else rows_of(turn_trace)
+            noise = max(noise, noise_between(rows, turn_rows, num_equal))
+        return [compared(target, rows, turn, noise) for way, (turn, _) in traces.items() if way != TARGET]
