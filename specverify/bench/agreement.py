@@ -43,7 +43,7 @@ class Agreement:
         return self.at is None or self.tied
 
 
-def rows_of(trace: Trace) -> list[Array]:
+def logit_rows(trace: Trace) -> list[Array]:
     """The logits [vocabulary] from which each token of the output was chosen."""
     rows = list[Array]()
     for step in trace.steps:
@@ -64,16 +64,19 @@ def first_difference(first: tuple[int, ...], second: tuple[int, ...]) -> int | N
 
 def noise_between(target_rows: list[Array], turn_rows: list[Array], num_equal: int) -> float:
     """The root mean square of the differences of the first `num_equal` rows, and 0.0 without rows."""
-    apart = [np.square(a - b, dtype=np.float64).mean() for a, b in zip(target_rows[:num_equal], turn_rows[:num_equal], strict=True)]
+    apart = [
+        np.square(a - b, dtype=np.float64).mean()
+        for a, b in zip(target_rows[:num_equal], turn_rows[:num_equal], strict=True)
+    ]
     return float(np.sqrt(np.mean(apart))) if apart else 0.0
 
 
-def compared(target: Turn, rows: list[Array], turn: Turn, noise: float) -> Agreement:
-    """The comparison of `turn` with `target`, whose logits are `rows`, at this noise."""
+def compare_turn(target: Turn, target_rows: list[Array], turn: Turn, noise: float) -> Agreement:
+    """The comparison of `turn` with `target`, whose logits are `target_rows`, at this noise."""
     position = first_difference(target.tokens, turn.tokens)
     if position is None:
         return Agreement(turn.prompt, turn.way, len(target.tokens), noise=noise, place=turn.place)
     if position in (len(target.tokens), len(turn.tokens)):  # one text is the beginning of the other
         return Agreement(turn.prompt, turn.way, position, position, noise=noise, place=turn.place)
-    gap = float(rows[position].max() - rows[position][turn.tokens[position]])
+    gap = float(target_rows[position].max() - target_rows[position][turn.tokens[position]])
     return Agreement(turn.prompt, turn.way, position, position, gap, noise, gap <= TIE_SIGMA * noise, turn.place)

@@ -67,7 +67,8 @@ def scenes(setting: Setting, device: str) -> Iterator[tuple[dict[str, int], Scen
 
 
 def _scene(setting: Setting, batch: int, prefix: int, nodes: int, device: str) -> Scene:
-    dice, generator = random.Random(nodes), torch.Generator().manual_seed(0)
+    dice = random.Random(nodes)
+    generator = torch.Generator().manual_seed(0)
     ancestry = torch.eye(nodes, dtype=torch.bool)
     for node in range(1, nodes):
         # A random earlier node becomes the parent; a row sees its parent's ancestors and itself.
@@ -76,7 +77,8 @@ def _scene(setting: Setting, batch: int, prefix: int, nodes: int, device: str) -
     width = prefix + nodes
     shapes = [(setting.heads, nodes), (setting.kv_heads, width), (setting.kv_heads, width)]
     query, key, value = (
-        torch.randn(batch, heads, rows, setting.dim, generator=generator).to(device, setting.dtype) for heads, rows in shapes
+        torch.randn(batch, heads, rows, setting.dim, generator=generator).to(device, setting.dtype)
+        for heads, rows in shapes
     )
     masks = visible.expand(batch, 1, nodes, width).contiguous().to(device)
     ends = torch.full((batch,), prefix, dtype=torch.int32)
@@ -91,7 +93,7 @@ def paths(device: str) -> dict[str, Attend | str]:
     return attends
 
 
-def _attended(attend: Attend, scene: Scene) -> Tensor:
+def _attend(attend: Attend, scene: Scene) -> Tensor:
     return attend(scene.query, scene.columns, scene.scaling)
 
 
@@ -121,10 +123,11 @@ def measure(device: str, repetitions: int = REPETITIONS, setting: Setting | None
     except ImportError as absent:
         raise MissingInput(f"bench attention --device {device}: {absent}") from None
     runs: dict[str, Callable[[Scene], object]] = {
-        name: partial(_attended, attend) for name, attend in offered.items() if not isinstance(attend, str)
+        name: partial(_attend, attend) for name, attend in offered.items() if not isinstance(attend, str)
     }
     runs["read"] = read_once
-    order, rows = random.Random(0), []
+    order = random.Random(0)
+    rows = []
     for place, scene in scenes(setting, device):
         times: dict[str, list[float]] = {name: [] for name in runs}
         for repetition in range(repetitions + 1):

@@ -10,7 +10,7 @@ from reference.draft import Draft, Ngram
 from reference.draft_trees import Expansion
 from reference.malformed import Malformed
 from reference.tree import RankTree
-from specverify.bench.growth.contexts import check_windowed
+from specverify.bench.growth.contexts import check_window
 from specverify.bench.turn import Way
 from specverify.checkpoints.cases import LOOKUP_ORDER, branches
 from specverify.checkpoints.given_draft import TOP_K
@@ -30,11 +30,11 @@ def windows_of(way: Way, draft: Draft, windows: tuple[int, ...]) -> Iterator[tup
     """The way as it is, and once for each window; a draft that cannot have one is refused.
 
     Raises:
-        UnusableInput: As `check_windowed`.
+        UnusableInput: As `check_window`.
     """
     yield way, draft
     for window in windows:
-        check_windowed(way.given, draft)
+        check_window(way.given, draft)
         yield replace(way, name=f"{way.name} w{window}", window=window), draft
 
 
@@ -63,7 +63,7 @@ def ways_of(
     for depth in depths or (shape.depth if shape else NGRAM_DEPTH,):
         for count in nodes or (shape.total - 1 if shape else depth,):
             with suppress(Malformed):
-                tree = Expansion(TOP_K, depth, count + 1) if shape else _in_branches(count, depth)
+                tree = Expansion(TOP_K, depth, count + 1) if shape else _branch_tree(count, depth)
                 shaped = replace(draft, shape=tree)  # type: ignore[type-var]
                 num_trees += 1
                 yield Way(f"{name} {count}x{depth}", name, count, depth), shaped
@@ -71,7 +71,7 @@ def ways_of(
         raise UnusableInput(f"bench decode --draft {draft_name}: no tree has such a number of nodes in such few levels")
 
 
-def _in_branches(nodes: int, depth: int) -> RankTree:
+def _branch_tree(nodes: int, depth: int) -> RankTree:
     """A static tree of branches from the root, each `depth` long, `nodes` together; a branch's rank is its number."""
     return branches(*(min(depth, nodes - num_placed) for num_placed in range(0, nodes, depth)))
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from reports.pages.decode import decode_page
 from specverify.bench.budgets import grids
-from specverify.bench.decode_record import Measured
+from specverify.bench.decode_record import Measurements
 from specverify.bench.turn import TARGET, Turn
 
 PERCENTILES = (50, 90, 99)
@@ -20,7 +20,7 @@ Place = tuple[int, int, int]
 """Prompt or dialogue, repeat, and turn of the dialogue."""
 
 
-def figures(measured: Measured) -> dict[str, Any]:
+def figures(measured: Measurements) -> dict[str, Any]:
     """The figures of every way, the comparisons of texts, and the facts of the run.
 
     Returns:
@@ -42,7 +42,7 @@ def figures(measured: Measured) -> dict[str, Any]:
             context_turns = [turn for turn in measured.turns if (turn.way, turn.context) == (way, context)]
             lengths.append({"context": context} | row(way, context_turns, alone))
     places = sorted({turn.place for turn in measured.turns} - {0})
-    dialogues = [_place(way, place, measured.turns, alone) for way in measured.ways for place in places]
+    dialogues = [_place_row(way, place, measured.turns, alone) for way in measured.ways for place in places]
     texts = []
     for way in measured.ways[1:]:
         agreements = [agreement for agreement in measured.agreements if agreement.way == way]
@@ -57,28 +57,28 @@ def figures(measured: Measured) -> dict[str, Any]:
     return {
         "facts": measured.facts,
         "ways": rows,
-        "grids": grids(measured.drafted, rows),
+        "grids": grids(measured.draft_ways, rows),
         "lengths": lengths,
         "dialogues": dialogues,
         "texts": texts,
     }
 
 
-def _place(way: str, place: int, every: list[Turn], alone: dict[Place, Turn]) -> dict[str, Any]:
+def _place_row(way: str, place: int, every: list[Turn], alone: dict[Place, Turn]) -> dict[str, Any]:
     """The figures of the turns of a way that have this place in their dialogues."""
     turns = [turn for turn in every if (turn.way, turn.place) == (way, place)]
     context, kept_columns = (float(np.mean([getattr(turn, name) for turn in turns])) for name in ("context", "kept"))
     return {"place": place, "context": context, "kept": kept_columns} | row(way, turns, alone)
 
 
-def told(measured: Measured) -> tuple[dict[str, Any], str, int]:
+def report_decode(measured: Measurements) -> tuple[dict[str, Any], str, int]:
     """The figures of a bench, its page, and its exit code.
 
     Returns:
         The code is 1 where a text of our engine is not the target's own, 3 where a shard is missing.
     """
     content = figures(measured) | {"missing": measured.missing, "resumed": measured.resumed}
-    wrong = any(not agreement.agrees for agreement in measured.agreements if agreement.way in measured.ours)
+    wrong = any(not agreement.agrees for agreement in measured.agreements if agreement.way in measured.draft_names)
     return content, decode_page(content), 1 if wrong else 3 if measured.missing else 0
 
 
@@ -166,7 +166,9 @@ def _milliseconds(seconds: list[float]) -> dict[str, float] | None:
 def spread(values: list[Any]) -> dict[str, float]:
     """Mean and percentiles."""
     ranks = np.percentile(values, PERCENTILES)
-    return {"mean": float(np.mean(values))} | {f"p{percent}": float(value) for percent, value in zip(PERCENTILES, ranks, strict=True)}
+    return {"mean": float(np.mean(values))} | {
+        f"p{percent}": float(value) for percent, value in zip(PERCENTILES, ranks, strict=True)
+    }
 
 
 def by_depth(accepted: list[int], heights: list[int]) -> list[float]:

@@ -16,26 +16,26 @@ from specverify.records.write import digest_of, manifest_of
 
 
 @dataclass
-class Measured:
+class Measurements:
     """The measurements of a bench.
 
     Attributes:
         ways: Names of the ways, the target alone first.
-        ours: Those of the ways that our engine runs with a draft.
+        draft_names: Those of the ways that our engine runs with a draft.
         turns: All timed generations.
         agreements: Comparisons of the texts with those of the target alone.
         facts: Device, dtype, sizes and versions.
-        drafted: Those of the ways that our engine runs with a draft, each with its tree.
+        draft_ways: The same ways, each with its tree.
         resumed: Number of prompts that an earlier run of the same record had finished.
         missing: One line for each shard that is not whole.
     """
 
     ways: list[str]
-    ours: list[str]
+    draft_names: list[str]
     turns: list[Turn]
     agreements: list[Agreement]
     facts: dict[str, Any]
-    drafted: list[Way] = field(default_factory=list)
+    draft_ways: list[Way] = field(default_factory=list)
     resumed: int = 0
     missing: list[str] = field(default_factory=list)
 
@@ -65,7 +65,12 @@ def manifest_for(
     digests_of_prompts = [digest_of(prompt) for prompt in texts]
     named = [asdict(drafts[way][0]) if way in drafts else {"name": way} for way in ways]
     checkpoint = {"name": str(getattr(model, "source", model.TAG)), "digest": str(getattr(model, "digest", ""))}
-    deciding = {"model": checkpoint["digest"], "drafts": digests, "prompts": digests_of_prompts, "device": facts["device"]}
+    deciding = {
+        "model": checkpoint["digest"],
+        "drafts": digests,
+        "prompts": digests_of_prompts,
+        "device": facts["device"],
+    }
     return manifest_of(
         BENCH, options, deciding, model=checkpoint, device=facts["device"], seed=options["seed"],
         drafts=[{"name": name, "digest": digest} for name, digest in digests.items()],
@@ -80,7 +85,9 @@ def _draft_digest(base: Case, draft: Draft) -> str:
 
 def turn_of(line: Fact) -> Turn:
     """The turn of a line of a record."""
-    values: dict[str, Any] = {turn_field.name: line[turn_field.name] for turn_field in fields(Turn) if turn_field.name in line}
+    values: dict[str, Any] = {
+        turn_field.name: line[turn_field.name] for turn_field in fields(Turn) if turn_field.name in line
+    }
     for name, value in values.items():
         if isinstance(value, list):
             values[name] = tuple(tuple(item) if isinstance(item, list) else item for item in value)
@@ -111,18 +118,21 @@ def ways_in(record: Record) -> tuple[list[str], list[Way]]:
     return [way["name"] for way in ways], drafted
 
 
-def recorded(record: Record) -> Measured:
+def measurements_of(record: Record) -> Measurements:
     """The bench that a record holds."""
     ways, drafted = ways_in(record)
-    measured = Measured(ways, [way.name for way in drafted], [], [], dict(record.manifest.get("facts", {})), drafted)
-    take(measured, record)
-    measured.resumed, measured.missing = 0, list(record.manifest.get("missing", []))
+    measured = Measurements(
+        ways, [way.name for way in drafted], [], [], dict(record.manifest.get("facts", {})), drafted
+    )
+    add_record(measured, record)
+    measured.resumed = 0
+    measured.missing = list(record.manifest.get("missing", []))
     peaks = [turn.peak_mb for turn in measured.turns if turn.peak_mb is not None]
     measured.facts.setdefault("peak_resident_mb", max(peaks, default=0.0))
     return measured
 
 
-def take(measured: Measured, record: Record) -> None:
+def add_record(measured: Measurements, record: Record) -> None:
     """Add the finished prompts of a record."""
     measured.turns += [turn_of(line) for line in record.finished]
     measured.agreements += [agreement for line in record.prompts.values() for agreement in agreements_of(line)]

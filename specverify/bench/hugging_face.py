@@ -18,7 +18,7 @@ from specverify.bench.turn import Turn
 PLAIN, LOOKUP, ASSISTED = "transformers", "transformers-lookup", "transformers-assisted"
 """The ways: target alone, prompt lookup, and the same draft model as ours."""
 
-LOOKED_UP = 10
+LOOKUP_TOKENS = 10
 """Tokens that prompt lookup proposes; transformers' own documentation takes this number."""
 
 
@@ -26,14 +26,14 @@ class Times:
     """A streamer that notes when tokens come; the first call brings the prompt."""
 
     def __init__(self) -> None:
-        self.at: list[float] = []
+        self.times_s: list[float] = []
         self.counts: list[int] = []
         self._prompted = False
 
     def put(self, tokens: torch.Tensor) -> None:
         """Take the tokens of one step, or the prompt."""
         if self._prompted:
-            self.at.append(time.perf_counter())
+            self.times_s.append(time.perf_counter())
             self.counts.append(tokens.numel())
         self._prompted = True
 
@@ -41,12 +41,12 @@ class Times:
         """The text has ended."""
 
 
-def generated(way: str, case: Case, prompt: int, repeat: int) -> Turn:
+def generate_turn(way: str, case: Case, prompt: int, repeat: int) -> Turn:
     """One greedy generation of transformers for the prompt of `case`; the model stays open for the next."""
-    return continued(way, case, prompt, repeat)[0]
+    return continue_turn(way, case, prompt, repeat)[0]
 
 
-def continued(way: str, case: Case, prompt: int, repeat: int, cache: Any = None) -> tuple[Turn, Any]:
+def continue_turn(way: str, case: Case, prompt: int, repeat: int, cache: Any = None) -> tuple[Turn, Any]:
     """A greedy generation behind the cache `cache`, whose columns hold a beginning of the prompt; None for no cache.
 
     Returns:
@@ -58,11 +58,12 @@ def continued(way: str, case: Case, prompt: int, repeat: int, cache: Any = None)
     options: dict[str, Any] = {} if cache is None else {"past_key_values": cache}
     columns = 0 if cache is None else int(cache.get_seq_length())
     if way == LOOKUP:
-        options["prompt_lookup_num_tokens"] = LOOKED_UP
+        options["prompt_lookup_num_tokens"] = LOOKUP_TOKENS
     elif way == ASSISTED:
         assert case.draft.model is not None
         options["assistant_model"] = transformers_model(case.draft.model, case.dtype, role="draft")
-    times, ids = Times(), torch.tensor([case.prompt])
+    times = Times()
+    ids = torch.tensor([case.prompt])
     began = time.perf_counter()
     with torch.no_grad():
         output = network.generate(
@@ -79,7 +80,7 @@ def continued(way: str, case: Case, prompt: int, repeat: int, cache: Any = None)
     seconds = time.perf_counter() - began
     weights = _weights(way, case)
     tokens = tuple(output.sequences[0, len(case.prompt) :].tolist())
-    steps = tuple(at_s - began for at_s in times.at)
+    steps = tuple(at_s - began for at_s in times.times_s)
     turn = Turn(
         prompt,
         repeat,

@@ -44,7 +44,7 @@ def measure(backend: str, count: int, number: int, jobs: int | None = None) -> d
     share = -(-count // jobs)
     total: Counter[str] = Counter()
     with ForWorkers(1), ProcessPoolExecutor(jobs, mp.get_context("spawn")) as workers:
-        for part in workers.map(_measured, [backend] * jobs, [share] * jobs, range(number, number + jobs)):
+        for part in workers.map(_measure_share, [backend] * jobs, [share] * jobs, range(number, number + jobs)):
             total.update(part)
     ratios = {
         name: (total["drawing_s"] + total[f"isolated{kind}"]) / (total["drawing_s"] + total[f"here{kind}"])
@@ -54,7 +54,7 @@ def measure(backend: str, count: int, number: int, jobs: int | None = None) -> d
     return {"backend": backend, "cases": int(total["cases"]), "jobs": jobs, **seconds, **ratios}
 
 
-def _measured(backend: str, count: int, number: int) -> dict[str, float]:
+def _measure_share(backend: str, count: int, number: int) -> dict[str, float]:
     """One worker's cases and SPENT.
 
     The order of the two sides alternates from case to case. Each has an oracle of its own, so that neither profits from

@@ -61,7 +61,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Anything:
+class CacheModel:
     """A stand-in for a model that gives the arena the sizes of a cache, and nothing else."""
 
     reach: Reach
@@ -89,7 +89,7 @@ def _opened(cell: Cell) -> KvCache:
     layout, capacity = cell.layout, cell.prefix + 2 * ROWS
     pages = layout.pages_for(capacity) if layout.traits.pages else 0
     reach = Reach(window=WINDOW if layout.traits.ring else 0)
-    cache = Arena(layout, pages).lease(Anything(reach), None, capacity, ROWS).target
+    cache = Arena(layout, pages).lease(CacheModel(reach), None, capacity, ROWS).target
     # A ring takes at most `most_rows` rows at once, so that the prefix is committed in blocks.
     width = min(cell.prefix, cache.most_rows or cell.prefix)
     for column in range(0, cell.prefix, width):
@@ -106,7 +106,7 @@ def _step(cache: KvCache, cell: Cell, keys: torch.Tensor) -> tuple[float, float]
     # A path out of row order makes the commit move columns; some ways to commit admit row order alone.
     ordered = cell.layout.commit == "length" or cell.layout.traits.in_place
     path = list(range(cell.accepted)) if ordered else [0, *range(2, cell.accepted + 1)]
-    _cold()
+    _evict_caches()
     began = time.perf_counter()
     cache.open(ROWS)
     tensors = []  # keeps the tensors of verify alive, so that the timed commit does not free them
@@ -114,7 +114,7 @@ def _step(cache: KvCache, cell: Cell, keys: torch.Tensor) -> tuple[float, float]
         cache.write(layer, keys[0], keys[1])
         tensors.append(cache.read(layer))
     verified = time.perf_counter()
-    _cold()
+    _evict_caches()
     again = time.perf_counter()
     cache.commit(path)
     committed = time.perf_counter()
@@ -122,12 +122,12 @@ def _step(cache: KvCache, cell: Cell, keys: torch.Tensor) -> tuple[float, float]
     return verified - began, committed - again
 
 
-_OTHER = torch.zeros(4 * 2**20)
+_EVICTION_BUFFER = torch.zeros(4 * 2**20)
 
 
-def _cold() -> None:
+def _evict_caches() -> None:
     """Evict the processor's caches, as a long prefix would by itself: else a short prefix is timed on warm caches."""
-    _OTHER.add_(1)
+    _EVICTION_BUFFER.add_(1)
 
 
 def measure(kind: str | None, repetitions: int, seconds: Callable[..., Any] = _step) -> dict[str, Any]:
@@ -153,7 +153,9 @@ def measure(kind: str | None, repetitions: int, seconds: Callable[..., Any] = _s
                 step_times = seconds(caches[cell], cell, keys)
                 if repetition >= 2:  # the first two warm up
                     times[cell].append(step_times)
-        medians = {cell: list(map(statistics.median, zip(*step_times, strict=True))) for cell, step_times in times.items()}
+        medians = {
+            cell: list(map(statistics.median, zip(*step_times, strict=True))) for cell, step_times in times.items()
+        }
         for cell, (verify, commit) in medians.items():
             first_verify, first_commit = medians[cell.smallest]
             rows.append(

@@ -64,7 +64,7 @@ class Peak:
 
     def __init__(self, device: str) -> None:
         self._cuda = device == "cuda"
-        self._known = self._cuda
+        self._is_known = self._cuda
 
     def start(self) -> None:
         """Forget the peak so far; systems other than Linux cannot, and then no peak is told."""
@@ -73,13 +73,13 @@ class Peak:
             return
         try:
             Path("/proc/self/clear_refs").write_text(RESET_PEAK)
-            self._known = True
+            self._is_known = True
         except OSError:  # no Linux, or a container that forbids it: `mb` says None
-            self._known = False
+            self._is_known = False
 
     def mb(self) -> float | None:
         """The peak since `start` in MiB; None where it is not known."""
-        if not self._known:
+        if not self._is_known:
             return None
         return float(torch.cuda.max_memory_allocated() if self._cuda else resident_bytes()) / MB
 

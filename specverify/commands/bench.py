@@ -149,8 +149,8 @@ def bench(
         click.get_current_context().with_resource(for_checkpoint(threads or 0))
     if what == "decode":
         from specverify.bench.budgets import SWEPT_DEPTHS, SWEPT_NODES
-        from specverify.bench.decode import Asked
-        from specverify.bench.decode_command import decoded
+        from specverify.bench.decode import DecodeOrder
+        from specverify.bench.decode_command import run_decode
         from specverify.records.ranks import ranks_of
 
         plan = Plan(
@@ -160,8 +160,10 @@ def bench(
         if sweep:
             nodes, depths = nodes or SWEPT_NODES, depths or SWEPT_DEPTHS
         folder, ranks = None if trace is None else Path(trace), ranks_of(backend=dist_backend or "gloo")
-        wanted = Asked(plan, drafts or ("ngram",), nodes, depths, repeat or 1, windows, lengths, dialogues, folder)
-        figures, page, code = decoded(wanted, ranks)
+        wanted = DecodeOrder(
+            plan, drafts or ("ngram",), nodes, depths, repeat or 1, windows, lengths, dialogues, folder
+        )
+        figures, page, code = run_decode(wanted, ranks)
         if ranks.rank:  # the first rank alone writes files
             click.echo(page, err=True)
             return code
@@ -190,7 +192,7 @@ def bench(
     elif what == "attention":
         from specverify.bench.ways import table as ways
 
-        every = ways.measured(device or "cpu", ways.settings(device or "cpu", model, dtype))
+        every = ways.measure_settings(device or "cpu", ways.settings(device or "cpu", model, dtype))
         found = ways.table(device or "cpu", every)
         # Figures of one shape are shown with their ratios, those of many by the table.
         figures, page = (every[0], attention_table(every[0])) if len(every) == 1 else (found, ways.summary(found))

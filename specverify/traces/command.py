@@ -93,11 +93,11 @@ def show(folder: Path, json_file: str | None, html_file: str | None) -> int:
     figures = {"manifest": record.manifest, "turns": record.finished, "failures": failures, "torn": record.torn}
     code = 3 if record.manifest.get("missing") else 0
     if record.manifest["kind"] == BENCH:
-        from specverify.bench.decode_figures import told
-        from specverify.bench.decode_record import recorded
+        from specverify.bench.decode_figures import report_decode
+        from specverify.bench.decode_record import measurements_of
 
         if record.finished:
-            content, bench_page, _ = told(recorded(record))
+            content, bench_page, _ = report_decode(measurements_of(record))
             figures |= content
             page += "\n" + bench_page
     else:

@@ -18,7 +18,7 @@ from specverify.setup.errors import UnusableInput
 Tokens = tuple[int, ...]
 
 
-def lengthened(prompts: Sequence[Tokens], length: int) -> list[Tokens]:
+def lengthen(prompts: Sequence[Tokens], length: int) -> list[Tokens]:
     """Each prompt with exactly `length` tokens: the other prompts stand before it, and its own end stays its end."""
     lengthened_prompts = []
     for place in range(len(prompts)):
@@ -31,7 +31,7 @@ def lengthened(prompts: Sequence[Tokens], length: int) -> list[Tokens]:
     return lengthened_prompts
 
 
-def check_windowed(name: str, draft: Draft) -> None:
+def check_window(name: str, draft: Draft) -> None:
     """Refuse a draft without a cache of its own: a window of its context would change nothing.
 
     Raises:
@@ -44,7 +44,7 @@ def check_windowed(name: str, draft: Draft) -> None:
 
 
 @contextmanager
-def windowed(backend: EngineBackend, case: Case, window: int | None) -> Iterator[None]:
+def draft_window(backend: EngineBackend, case: Case, window: int | None) -> Iterator[None]:
     """Inside the `with`, each row of the draft of `case` sees the last `window` tokens alone; None changes nothing.
 
     Positions go on as they were, as in a draft with a sliding window. The draft's cache keeps what it no longer sees,

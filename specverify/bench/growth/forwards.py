@@ -91,7 +91,8 @@ def measure(name: str, model: str, dtype: str, sizes: Sizes, steps: int = STEPS)
                 grids[grid].append(timed(*cell))
                 progress.advance()
     lines = [
-        {"of": grid, "by": axis, "at": f"{fixed_axis} {fixed_size}"} | line_through({row[axis]: row["ms"] for row in rows})
+        {"of": grid, "by": axis, "at": f"{fixed_axis} {fixed_size}"}
+        | line_through({row[axis]: row["ms"] for row in rows})
         for grid, axis, fixed_axis in (
             ("trees_by_batch", "nodes", "batch"),
             ("trees_by_batch", "batch", "nodes"),

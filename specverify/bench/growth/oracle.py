@@ -49,7 +49,8 @@ def measure(
         drawn = tree_of(count)
         tree = Tree(drawn.parent, tuple((7 * node + 1) % target.vocab_size for node in range(count)))
         inputs = _inputs(tokens, tree)
-        oracle_times, transformers_times = list[float](), list[float]()
+        oracle_times = list[float]()
+        transformers_times = list[float]()
         apart = 0.0
         for _ in range(rounds + 1):  # the first round warms both up
             began = time.perf_counter()

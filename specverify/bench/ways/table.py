@@ -49,12 +49,16 @@ def settings(device: str, model: str | None, dtype: str | None) -> list[Setting]
         prefixes, nodes, batches = SMALL
         dtypes = DTYPES if dtype is None else (dtype,)
         heads = sorted({sizes for architecture in GALLERY for sizes in heads_of(architecture)})
-        return [Setting(prefixes, nodes, batches, *sizes, dtype=getattr(torch, name)) for name in dtypes for sizes in heads]
+        return [
+            Setting(prefixes, nodes, batches, *sizes, dtype=getattr(torch, name)) for name in dtypes for sizes in heads
+        ]
     try:
         architecture = configured(directory_of(model) / "config.json")
     except UnreadableCheckpoint as why:
         raise UnusableInput(str(why)) from None
-    return [replace(setting, heads=heads, kv_heads=kv_heads, dim=dim) for heads, kv_heads, dim in heads_of(architecture)]
+    return [
+        replace(setting, heads=heads, kv_heads=kv_heads, dim=dim) for heads, kv_heads, dim in heads_of(architecture)
+    ]
 
 
 def heads_of(architecture: Architecture) -> list[tuple[int, int, int]]:
@@ -65,7 +69,7 @@ def heads_of(architecture: Architecture) -> list[tuple[int, int, int]]:
     return sizes
 
 
-def measured(device: str, chosen: list[Setting]) -> list[dict[str, Any]]:
+def measure_settings(device: str, chosen: list[Setting]) -> list[dict[str, Any]]:
     """The figures of `attention.measure` for each of the settings."""
     if len(chosen) == 1:
         return [attention.measure(device, attention.REPETITIONS, chosen[0])]

@@ -13,7 +13,7 @@ from backends.engine.attention.measured.device import device_name
 from backends.engine.attention.measured.table import Shape, Sizes, WrongTable, nearest, read, schema, table_of
 from properties.strategies.models import GALLERY
 from specverify.bench import attention
-from specverify.bench.attention import SETTINGS, _attended, measure, paths, scenes
+from specverify.bench.attention import SETTINGS, _attend, measure, paths, scenes
 from specverify.bench.ways import table as ways
 from specverify.cli import main
 
@@ -22,7 +22,7 @@ SMALL = replace(SETTINGS["cpu"], prefixes=(16, 32), nodes=(5,), batches=(1, 2), 
 
 def test_paths_compute_the_same() -> None:
     for _, scene in scenes(SMALL, "cpu"):
-        outs = {name: _attended(one, scene) for name, one in paths("cpu").items() if not isinstance(one, str)}
+        outs = {name: _attend(one, scene) for name, one in paths("cpu").items() if not isinstance(one, str)}
         assert set(outs) == {"eager", "split", "sdpa", "flex"}
         for out in outs.values():
             torch.testing.assert_close(out, outs["sdpa"], atol=1e-5, rtol=1e-5)

@@ -14,7 +14,7 @@ from reference.oracle.decoder import Oracle
 from reports.bundle import load
 from reports.progress import Progress
 from reports.record import Lines
-from specverify.bench.decode_record import recorded
+from specverify.bench.decode_record import measurements_of
 from specverify.campaign.recorder import Recorder
 from specverify.cli import main
 from specverify.plan import Plan
@@ -75,7 +75,7 @@ def test_a_record_is_read_back_as_the_bench_that_it_was(whole: Path, capsys: pyt
     assert found.manifest["environment"]["torch"]
     assert found.manifest["model"]["digest"].startswith("sha256:")
     assert [one["name"] for one in found.manifest["drafts"]] == ["ngram"]
-    measured = recorded(found)
+    measured = measurements_of(found)
     assert len(measured.turns) == PROMPTS * 4
     assert measured.turns[0].paths[0][0] == 0
     assert ended("trace", "show", whole, "--json", "-") == 0
