@@ -56,7 +56,7 @@ class Accepted:
     def by_depth(self, depth: int) -> list[float]:
         """The share of steps that accepted at least 1, 2, ... `depth` drafted tokens."""
         return [
-            float(np.mean([one >= level for one in self.steps])) if self.steps else 0.0 for level in range(1, depth + 1)
+            float(np.mean([length >= level for length in self.steps])) if self.steps else 0.0 for level in range(1, depth + 1)
         ]
 
 
@@ -75,13 +75,13 @@ def of_head(head: TrainedHead, texts: list[HeldOut], tree: Expansion) -> Accepte
     # The last token of a text may be emitted, but nothing after it is known.
     ends = [len(text.tokens) - 1 for text in texts]
     while any(root < end for root, end in zip(roots, ends, strict=True)):
-        at = torch.tensor([min(root, end) for root, end in zip(roots, ends, strict=True)], device=device)
-        paths = grown(opened, names, at, tree)
+        root_rows = torch.tensor([min(root, end) for root, end in zip(roots, ends, strict=True)], device=device)
+        paths = grown(opened, names, root_rows, tree)
         for lane, (root, end) in enumerate(zip(roots, ends, strict=True)):
             if root < end:
-                taken = _walked(paths[lane], tokens[lane, root + 1 : end + 1].tolist())
-                accepted.steps.append(taken)
-                roots[lane] += taken + 1
+                length = _walked(paths[lane], tokens[lane, root + 1 : end + 1].tolist())
+                accepted.steps.append(length)
+                roots[lane] += length + 1
     return accepted
 
 
@@ -92,33 +92,33 @@ def of_ngram(draft: Ngram, texts: list[HeldOut]) -> Accepted:
         tokens = tuple(text.tokens.tolist())
         root = text.prompt - 1
         while root < len(tokens) - 1:
-            known, node, taken = tokens[: root + 1], 0, 0
-            while root + taken + 1 < len(tokens):
-                named = _continuations(draft.order, known, known + tokens[root + 1 : root + 1 + taken])
+            context, node, length = tokens[: root + 1], 0, 0
+            while root + length + 1 < len(tokens):
+                followers_of_path = _continuations(draft.order, context, context + tokens[root + 1 : root + 1 + length])
                 children = {
-                    named[draft.shape.rank[one]]: one
-                    for one in draft.shape.children[node]
-                    if draft.shape.rank[one] < len(named)
+                    followers_of_path[draft.shape.rank[child]]: child
+                    for child in draft.shape.children[node]
+                    if draft.shape.rank[child] < len(followers_of_path)
                 }
-                if tokens[root + 1 + taken] not in children:
+                if tokens[root + 1 + length] not in children:
                     break
-                node, taken = children[tokens[root + 1 + taken]], taken + 1
-            accepted.steps.append(taken)
-            root += taken + 1
+                node, length = children[tokens[root + 1 + length]], length + 1
+            accepted.steps.append(length)
+            root += length + 1
     return accepted
 
 
-def _continuations(order: int, known: tuple[int, ...], sequence: tuple[int, ...]) -> list[int]:
-    """The tokens that followed the longest suffix of `sequence` that occurs in `known` with a successor."""
+def _continuations(order: int, context: tuple[int, ...], sequence: tuple[int, ...]) -> list[int]:
+    """The tokens that followed the longest suffix of `sequence` that occurs in `context` with a successor."""
     for width in range(min(order - 1, len(sequence)), 0, -1):
-        found = followers(known, sequence[-width:])
-        if found:
-            return found
+        successors = followers(context, sequence[-width:])
+        if successors:
+            return successors
     return []
 
 
-def _padded(of: Tensor, rows: int) -> Tensor:
-    return torch.cat([of, of.new_zeros(rows - len(of), *of.shape[1:])])
+def _padded(tensor: Tensor, rows: int) -> Tensor:
+    return torch.cat([tensor, tensor.new_zeros(rows - len(tensor), *tensor.shape[1:])])
 
 
 def grown(opened: Opened, names: Tensor, roots: Tensor, tree: Expansion) -> list[set[tuple[int, ...]]]:
@@ -134,7 +134,7 @@ def grown(opened: Opened, names: Tensor, roots: Tensor, tree: Expansion) -> list
     law = torch.log_softmax(opened.root(roots).float(), -1)[:, None]  # [B, F, V]
     above = torch.zeros(lanes, 1, device=law.device)
     paths: list[list[tuple[int, ...]]] = [[()] for _ in range(lanes)]
-    found: list[list[tuple[float, tuple[int, ...]]]] = [[] for _ in range(lanes)]
+    scored_paths: list[list[tuple[float, tuple[int, ...]]]] = [[] for _ in range(lanes)]
     for depth in range(1, tree.depth + 1):
         # Of two children whose scores are equal to the last bit, either may stand first.
         best, ids = torch.topk(law, width, -1)
@@ -142,25 +142,25 @@ def grown(opened: Opened, names: Tensor, roots: Tensor, tree: Expansion) -> list
         tokens = names[ids].flatten(1)
         parents = torch.arange(law.shape[1], device=law.device).repeat_interleave(width)
         listed = tokens.tolist()
-        made = [
+        child_paths = [
             [(*paths[lane][int(parent)], token) for parent, token in zip(parents, listed[lane], strict=True)]
             for lane in range(lanes)
         ]
         for lane, row in enumerate(scores.tolist()):
-            found[lane] += list(zip(row, made[lane], strict=True))
+            scored_paths[lane] += list(zip(row, child_paths[lane], strict=True))
         if depth == tree.depth:
             break
-        kept = torch.sort(torch.sort(scores, dim=-1, descending=True, stable=True).indices[:, : tree.top_k], -1).values
-        paths = [[made[lane][place] for place in row] for lane, row in enumerate(kept.tolist())]
-        above = scores.gather(1, kept)
-        law = torch.log_softmax(opened.level(tokens.gather(1, kept), parents[kept]).float(), -1)
+        kept_places = torch.sort(torch.sort(scores, dim=-1, descending=True, stable=True).indices[:, : tree.top_k], -1).values
+        paths = [[child_paths[lane][place] for place in row] for lane, row in enumerate(kept_places.tolist())]
+        above = scores.gather(1, kept_places)
+        law = torch.log_softmax(opened.level(tokens.gather(1, kept_places), parents[kept_places]).float(), -1)
     # Sorting is stable: of equal scores the lower number stays in front.
-    return [{path for _, path in sorted(lane, key=lambda one: -one[0])[: tree.total - 1]} for lane in found]
+    return [{path for _, path in sorted(lane, key=lambda pair: -pair[0])[: tree.total - 1]} for lane in scored_paths]
 
 
 def _walked(paths: set[tuple[int, ...]], truth: list[int]) -> int:
     """The number of tokens of `truth` along which the tree has a path."""
-    taken = 0
-    while taken < len(truth) and tuple(truth[: taken + 1]) in paths:
-        taken += 1
-    return taken
+    length = 0
+    while length < len(truth) and tuple(truth[: length + 1]) in paths:
+        length += 1
+    return length

@@ -79,7 +79,7 @@ def prepared(
         Unwritable: The cache cannot be written.
     """
     encoded = target.encoded(texts.learned, LONGEST_PROMPT)
-    learned = [one for at in range(0, len(encoded), WINDOW) for one in sorted(encoded[at : at + WINDOW], key=len)]
+    learned = [text for first in range(0, len(encoded), WINDOW) for text in sorted(encoded[first : first + WINDOW], key=len)]
     if sum(map(len, learned)) < LEAST_TOKENS:
         raise UnusableInput(
             f"--text: {sum(map(len, learned))} tokens to learn from are too few; {LEAST_TOKENS} are needed"
@@ -91,14 +91,14 @@ def prepared(
         if not watched or not judged:
             raise UnusableInput("--text: the held-out prompts have too few tokens; two are needed in each")
         # Side by side: a forward of few rows costs nearly as much as one of many.
-        made = target.continued([*watched, *judged], JUDGED_TOKENS, cache.reads, stopped)
-        cache.hold_out("watched", made[: len(watched)])
-        cache.hold_out("judged", made[len(watched) :])
-    held = cache.held_out("watched"), cache.held_out("judged")
-    assert held[0] is not None
-    assert held[1] is not None
+        held_out = target.continued([*watched, *judged], JUDGED_TOKENS, cache.reads, stopped)
+        cache.hold_out("watched", held_out[: len(watched)])
+        cache.hold_out("judged", held_out[len(watched) :])
+    texts_held_out = cache.held_out("watched"), cache.held_out("judged")
+    assert texts_held_out[0] is not None
+    assert texts_held_out[1] is not None
     _continue(cache, plan, target, learned, goes_on, stopped, say)
-    return Data(cache, held[0], held[1])
+    return Data(cache, texts_held_out[0], texts_held_out[1])
 
 
 def _continue(
@@ -117,13 +117,13 @@ def _continue(
     target.narrowed(quicker_dtype(target.device.type))
     while first < len(prompts):
         began, used = time.monotonic(), time.process_time()
-        made = target.continued(prompts[first : first + size], plan.generated, cache.reads, stopped)
-        cache.keep(number, made)
-        took, cpu = time.monotonic() - began, time.process_time() - used
-        tokens = sum(len(one.tokens) for one in made)
-        say(f"shard {number}: {len(made)} texts, {tokens} tokens in {took:.0f} s ({cpu:.0f} s of processor)")
-        number, first = number + 1, first + len(made)
-        size = max(1, min(LARGEST_SHARD, int(size * SHARD_S / max(took, 1e-3))))
+        shard = target.continued(prompts[first : first + size], plan.generated, cache.reads, stopped)
+        cache.keep(number, shard)
+        wall_s, cpu_s = time.monotonic() - began, time.process_time() - used
+        tokens = sum(len(text.tokens) for text in shard)
+        say(f"shard {number}: {len(shard)} texts, {tokens} tokens in {wall_s:.0f} s ({cpu_s:.0f} s of processor)")
+        number, first = number + 1, first + len(shard)
+        size = max(1, min(LARGEST_SHARD, int(size * SHARD_S / max(wall_s, 1e-3))))
         if not goes_on():
             break
 

@@ -106,8 +106,8 @@ class Training:
         """The share of the training that is over, from 0 to 1: of its time, or of its steps where they are bounded."""
         if self.plan.most_steps and self.clock.seconds < self.plan.seconds:
             return min(self.step / self.plan.most_steps, 1.0)
-        whole = max(self.plan.seconds - self.begins_at, 1e-9)
-        return min(max((self.clock.seconds - self.begins_at) / whole, 0.0), 1.0)
+        total_s = max(self.plan.seconds - self.begins_at, 1e-9)
+        return min(max((self.clock.seconds - self.begins_at) / total_s, 0.0), 1.0)
 
     def resume(self) -> bool:
         """Take the state of a killed run over, if there is one."""
@@ -116,7 +116,7 @@ class Training:
             return False
         for name, head in (("head", self.head), ("average", self.average)):
             head.load_published(
-                {key[len(name) + 1 :]: one for key, one in saved.tensors.items() if key.startswith(f"{name}/")}
+                {key[len(name) + 1 :]: tensor for key, tensor in saved.tensors.items() if key.startswith(f"{name}/")}
             )
         restore_optimiser(self.optimiser, saved.tensors)
         facts = saved.facts
@@ -127,8 +127,8 @@ class Training:
 
     def keep(self, shards: int) -> None:
         """Write the state of the run."""
-        tensors = {f"head/{name}": one.cpu() for name, one in self.head.published().items()}
-        tensors |= {f"average/{name}": one.cpu() for name, one in self.average.published().items()}
+        tensors = {f"head/{name}": tensor.cpu() for name, tensor in self.head.published().items()}
+        tensors |= {f"average/{name}": tensor.cpu() for name, tensor in self.average.published().items()}
         facts = {
             "step": self.step, "learned": self.learned, "best": self.best, "begins_at": self.begins_at,
             "next_measure": self.next_measure, "seconds": self.clock.seconds, "processor": self.clock.processor,
@@ -147,7 +147,7 @@ class Training:
         network: Any = DistributedDataParallel(self.head) if self.processes.world > 1 else self.head
         device = self.plan.device
         narrow = quicker_dtype(device)
-        began = kept = time.monotonic()
+        began = written_at = time.monotonic()
         loss_of_line, spent = list[float](), 0.0
         batches = order.batches(self.step, device)
         while True:
@@ -175,15 +175,15 @@ class Training:
             self._average()
             if self.processes.first:
                 moved(self.clock.seconds, self._told)
-                if time.monotonic() - kept > KEPT_EVERY_S:
+                if time.monotonic() - written_at > KEPT_EVERY_S:
                     self.keep(order.shards)
-                    kept = time.monotonic()
+                    written_at = time.monotonic()
         if self.processes.first:
             self.keep(order.shards)
 
     def measure(self, losses: list[float], say: Callable[[str], None]) -> None:
         """Measure the acceptance on watched prompts, add it to the curve, and publish the head if it is the best."""
-        chain, tree = (of_head(self.average, self.watched, one) for one in (CHAIN, TREE))
+        chain, tree = (of_head(self.average, self.watched, tree_shape) for tree_shape in (CHAIN, TREE))
         line = {
             "seconds": round(self.clock.seconds, 1),
             "processor_seconds": round(self.clock.processor, 1),
@@ -192,7 +192,7 @@ class Training:
             "loss": round(sum(losses) / len(losses), 4) if losses else None,
             "chain": round(chain.mean, 4),
             "tree": round(tree.mean, 4),
-            "by_depth": [round(one, 4) for one in tree.by_depth(TREE.depth)],
+            "by_depth": [round(share, 4) for share in tree.by_depth(TREE.depth)],
         }
         self.folder.note(line)
         say(
@@ -211,8 +211,8 @@ class Training:
     def _average(self) -> None:
         # A young average follows the weights more closely, so that it does not remember where they began.
         weight = min(AVERAGED, (1 + self.step) / (10 + self.step))
-        own, averaged = (list[Tensor](head.parameters()) for head in (self.head, self.average))
-        torch._foreach_lerp_(averaged, own, 1 - weight)
+        weights, averaged = (list[Tensor](head.parameters()) for head in (self.head, self.average))
+        torch._foreach_lerp_(averaged, weights, 1 - weight)
 
 
 def rate_at(progress: float, step: int) -> float:

@@ -54,7 +54,7 @@ class Processes:
             return values
         sent = torch.tensor(values, dtype=torch.float64)
         distributed.broadcast(sent, 0)
-        return [float(one) for one in sent]
+        return [float(value) for value in sent]
 
     def leave(self) -> None:
         """Part from the other processes."""

@@ -46,8 +46,8 @@ class HeadFolder:
         about = folder / RUN / "about.json"
         try:
             if folder.exists() and any(folder.iterdir()):
-                held = json.loads(about.read_text(encoding="utf-8"))["digest"] if about.exists() else None
-                if held != digest:
+                held_digest = json.loads(about.read_text(encoding="utf-8"))["digest"] if about.exists() else None
+                if held_digest != digest:
                     what = "another head, or one of other options" if (folder / WEIGHTS).exists() else "other files"
                     raise UnusableInput(f"--out {folder}: holds {what}; name another folder")
             (folder / RUN).mkdir(parents=True, exist_ok=True)
@@ -61,7 +61,7 @@ class HeadFolder:
         """Write the head in the published layout; the weights last, so that they never lack their configuration."""
         config = {**head.config(target), "specverify_training": self.digest}
         write_whole(self.folder / CONFIG, (json.dumps(config, indent=2) + "\n").encode())
-        tensors = {name: one.contiguous().cpu() for name, one in head.published().items()}
+        tensors = {name: tensor.contiguous().cpu() for name, tensor in head.published().items()}
         write_whole(self.folder / WEIGHTS, save(tensors, {"format": "pt"}))
 
     def published(self) -> dict[str, Tensor] | None:
@@ -106,14 +106,14 @@ def _tensors(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 def optimiser_tensors(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
     """The moments of an optimiser, by number of the parameter and name."""
     state = optimiser.state_dict()["state"]
-    return {f"moment.{at}.{name}": one for at, of in state.items() for name, one in of.items()}
+    return {f"moment.{parameter}.{name}": moment for parameter, moments in state.items() for name, moment in moments.items()}
 
 
 def restore_optimiser(optimiser: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
     """Give an optimiser the moments of `optimiser_tensors`."""
     state: dict[int, dict[str, Tensor]] = {}
-    for key, one in tensors.items():
+    for key, moment in tensors.items():
         if key.startswith("moment."):
-            _, at, name = key.split(".")
-            state.setdefault(int(at), {})[name] = one
+            _, parameter, name = key.split(".")
+            state.setdefault(int(parameter), {})[name] = moment
     optimiser.load_state_dict({**optimiser.state_dict(), "state": state})

@@ -70,7 +70,7 @@ def train(plan: TrainingPlan, quiet: bool = False) -> dict[str, Any]:
             order = Order(
                 data.cache, shards, plan.texts_per_batch, plan.generated > 0, plan.seed, processes.rank, processes.world
             )
-            weights = sum(one.numel() for one in head.parameters())
+            weights = sum(weight.numel() for weight in head.parameters())
             watch.say(f"training {weights / 1e6:.1f} M weights on {shards} shards")
             training.run(order, lambda: interrupts.word is not None, watch.say, watch.moved)
             if interrupts.word is not None:
@@ -88,22 +88,22 @@ def figures(training: Training, data: Data) -> dict[str, Any]:
     if best is not None:
         training.average.load_published(best)
 
-    def told(accepted: Accepted, depth: int) -> dict[str, Any]:
+    def figures_of(accepted: Accepted, depth: int) -> dict[str, Any]:
         return {
             "accepted": round(accepted.mean, 4),
             "tokens_per_call": round(accepted.tokens_per_call, 4),
             "steps": len(accepted.steps),
-            "by_depth": [round(one, 4) for one in accepted.by_depth(depth)],
+            "by_depth": [round(share, 4) for share in accepted.by_depth(depth)],
         }
 
     return {
         "head": str(training.folder.folder),
         "kind": training.plan.kind,
         "prompts": len(data.judged),
-        "chain": told(of_head(training.average, data.judged, CHAIN), CHAIN.depth),
-        "tree": told(of_head(training.average, data.judged, TREE), TREE.depth),
-        "ngram_chain": told(of_ngram(NGRAM_CHAIN, data.judged), 4),
-        "ngram_tree": told(of_ngram(NGRAM_TREE, data.judged), 8),
+        "chain": figures_of(of_head(training.average, data.judged, CHAIN), CHAIN.depth),
+        "tree": figures_of(of_head(training.average, data.judged, TREE), TREE.depth),
+        "ngram_chain": figures_of(of_ngram(NGRAM_CHAIN, data.judged), 4),
+        "ngram_tree": figures_of(of_ngram(NGRAM_TREE, data.judged), 8),
         "steps": training.step,
         "learned": training.learned,
         "seconds": round(training.clock.seconds, 1),
@@ -114,8 +114,8 @@ def figures(training: Training, data: Data) -> dict[str, Any]:
 
 def _digest(plan: TrainingPlan, target: Target, texts: Texts) -> str:
     """The digest of all that a head follows from, the minutes and the machine apart."""
-    own = (plan.kind, plan.generated, plan.vocabulary, str(plan.vocabulary_file), plan.steps, plan.heads, plan.layers)
-    return texts_digest(target.digest, texts.digest, str(own), str((plan.texts_per_batch, plan.rate, plan.seed)))
+    options = (plan.kind, plan.generated, plan.vocabulary, str(plan.vocabulary_file), plan.steps, plan.heads, plan.layers)
+    return texts_digest(target.digest, texts.digest, str(options), str((plan.texts_per_batch, plan.rate, plan.seed)))
 
 
 def _data(
@@ -155,11 +155,11 @@ def _vocabulary(
     if saved is not None:
         return torch.nonzero(saved.tensors["head/t2d"])[:, 0]
     if plan.vocabulary_file is not None:
-        found = vocabularies.read(plan.vocabulary_file, total)
+        vocabulary = vocabularies.read(plan.vocabulary_file, total)
     else:
         size = min(plan.vocabulary, total)
-        found, _ = vocabularies.cached(token_counts(data.cache), size, total)
-    judged = vocabularies.counted(one.tokens[one.prompt :].tolist() for one in data.judged)
-    inside = vocabularies.share(found, judged)
-    say(f"draft vocabulary: {len(found.named)} of {total} ids, {inside:.1%} of held-out tokens")
-    return torch.from_numpy(found.named)
+        vocabulary, _ = vocabularies.cached(token_counts(data.cache), size, total)
+    judged = vocabularies.counted(text.tokens[text.prompt :].tolist() for text in data.judged)
+    inside = vocabularies.share(vocabulary, judged)
+    say(f"draft vocabulary: {len(vocabulary.named)} of {total} ids, {inside:.1%} of held-out tokens")
+    return torch.from_numpy(vocabulary.named)

@@ -44,10 +44,10 @@ class StateCache:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             if about.exists():
-                held = json.loads(about.read_text(encoding="utf-8")).get("digest")
-                if held != digest:
+                held_digest = json.loads(about.read_text(encoding="utf-8")).get("digest")
+                if held_digest != digest:
                     raise UnusableInput(
-                        f"--cache {folder}: holds the states of another target or text (digest {str(held)[:12]}, "
+                        f"--cache {folder}: holds the states of another target or text (digest {str(held_digest)[:12]}, "
                         f"not {digest[:12]}); name another folder"
                     )
             elif any(folder.iterdir()):
@@ -79,11 +79,11 @@ class StateCache:
     @property
     def texts(self) -> int:
         """The number of texts in all shards."""
-        found = 0
+        count = 0
         for number in range(self.shards):
             with _shard(self.file(number)), safe_open(self.file(number), "pt") as content:
-                found += len(content.get_tensor("lengths"))
-        return found
+                count += len(content.get_tensor("lengths"))
+        return count
 
     def keep(self, number: int, texts: list[Continued]) -> None:
         """Write shard `number`, whole or not at all."""
@@ -98,7 +98,7 @@ class StateCache:
         file = self.folder / f"{name}.safetensors"
         if not file.exists():
             return None
-        return [HeldOut(one.tokens, one.prompt, one.states.float()) for one in _unpacked(file, self.reads)]
+        return [HeldOut(text.tokens, text.prompt, text.states.float()) for text in _unpacked(file, self.reads)]
 
     def hold_out(self, name: str, texts: list[Continued]) -> None:
         """Write held-out texts under `name`."""
@@ -107,13 +107,13 @@ class StateCache:
 
 def _packed(texts: list[Continued], reads: HiddenStates) -> bytes:
     tensors = {
-        "tokens": torch.cat([one.tokens for one in texts]).int(),
-        "lengths": torch.tensor([len(one.tokens) for one in texts]),
-        "prompts": torch.tensor([one.prompt for one in texts]),
-        "last": torch.cat([one.last for one in texts]),
+        "tokens": torch.cat([text.tokens for text in texts]).int(),
+        "lengths": torch.tensor([len(text.tokens) for text in texts]),
+        "prompts": torch.tensor([text.prompt for text in texts]),
+        "last": torch.cat([text.last for text in texts]),
     }
     if reads.place != NORMED.place:
-        tensors["states"] = torch.cat([one.states for one in texts])
+        tensors["states"] = torch.cat([text.states for text in texts])
     return save(tensors)
 
 
@@ -133,7 +133,7 @@ def _unpacked(file: Path, reads: HiddenStates) -> list[Continued]:
         tokens, last = (torch.split(tensors[name], lengths) for name in ("tokens", "last"))
         states = last if reads.place == NORMED.place else torch.split(tensors["states"], lengths)
         prompts = tensors["prompts"].tolist()
-    return [Continued(one.long(), prompts[at], states[at], last[at]) for at, one in enumerate(tokens)]
+    return [Continued(text_tokens.long(), prompts[number], states[number], last[number]) for number, text_tokens in enumerate(tokens)]
 
 
 @dataclass(frozen=True)
@@ -170,24 +170,24 @@ class Order:
                     if skip:
                         skip -= 1
                         continue
-                    chosen = [texts[at] for at in shuffled[first : first + self.per_batch]]
+                    chosen = [texts[number] for number in shuffled[first : first + self.per_batch]]
                     yield batch_of(chosen, self.generated, device)
             epoch += 1
 
 
 def batch_of(texts: list[Continued], generated: bool, device: str = "cpu") -> Batch:
     """Texts side by side, in float32; `generated` as in `Order`."""
-    lengths = torch.tensor([len(one.tokens) for one in texts])
+    lengths = torch.tensor([len(text.tokens) for text in texts])
     # The first half of a prompt costs as much to learn, and says less of the target's own tokens.
-    firsts = torch.tensor([one.prompt // 2 if generated else 0 for one in texts])
+    firsts = torch.tensor([text.prompt // 2 if generated else 0 for text in texts])
 
     def side_by_side(parts: list[Tensor]) -> Tensor:
         return torch.nn.utils.rnn.pad_sequence(parts, batch_first=True)
 
     return Batch(
-        side_by_side([one.tokens for one in texts]).to(device),
-        side_by_side([one.states for one in texts]).to(device, torch.float32),
-        side_by_side([one.last for one in texts]).to(device, torch.float32),
+        side_by_side([text.tokens for text in texts]).to(device),
+        side_by_side([text.states for text in texts]).to(device, torch.float32),
+        side_by_side([text.last for text in texts]).to(device, torch.float32),
         lengths.to(device),
         firsts.to(device),
     )

@@ -40,8 +40,8 @@ class Vocabulary:
     @property
     def offsets(self) -> Array:
         """`d2t`: target id less draft id, int64 [size]."""
-        found: Array = self.named - np.arange(len(self.named))
-        return found
+        offsets: Array = self.named - np.arange(len(self.named))
+        return offsets
 
     @property
     def mask(self) -> Array:
@@ -60,8 +60,8 @@ def built(counts: Counter[int], size: int, total: int) -> Vocabulary:
     if not counts:
         raise UnusableInput("the texts hold no token to build a vocabulary from")
     ranked = sorted(range(total), key=lambda token: (-counts[token], token))[:size]
-    found = Vocabulary(np.array(sorted(ranked), dtype=np.int64), total, 0.0)
-    return replace(found, covered=share(found, counts))
+    vocabulary = Vocabulary(np.array(sorted(ranked), dtype=np.int64), total, 0.0)
+    return replace(vocabulary, covered=share(vocabulary, counts))
 
 
 def counted(texts: Iterable[Iterable[int]]) -> Counter[int]:
@@ -77,8 +77,8 @@ def share(vocabulary: Vocabulary, counts: Counter[int]) -> float:
 
 def digest(counts: Counter[int], size: int, total: int) -> str:
     """The SHA-256 of all that a vocabulary follows from."""
-    whole = json.dumps([size, total, sorted(counts.items())])
-    return hashlib.sha256(whole.encode()).hexdigest()
+    content = json.dumps([size, total, sorted(counts.items())])
+    return hashlib.sha256(content.encode()).hexdigest()
 
 
 def cached(counts: Counter[int], size: int, total: int, folder: Path = FOLDER) -> tuple[Vocabulary, Path]:

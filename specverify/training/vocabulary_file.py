@@ -18,12 +18,12 @@ def made(model: str, sources: tuple[str, ...], size: int) -> dict[str, Any]:
     tokenizer, texts = tokenizer_of(directory), read_texts(sources)
     counts = vocabularies.counted(tokenizer(text).input_ids for text in texts.learned)
     held_out = vocabularies.counted(tokenizer(text).input_ids for text in (*texts.watched, *texts.judged))
-    found, file = vocabularies.cached(counts, size, total)
+    vocabulary, file = vocabularies.cached(counts, size, total)
     return {
         "file": str(file),
-        "size": len(found.named),
+        "size": len(vocabulary.named),
         "total": total,
         "tokens": sum(counts.values()),
-        "covered": found.covered,
-        "held_out": vocabularies.share(found, held_out),
+        "covered": vocabulary.covered,
+        "held_out": vocabularies.share(vocabulary, held_out),
     }

@@ -116,7 +116,7 @@ def soft_cross_entropy(scores: Tensor, teacher: Tensor, weight: Tensor) -> Tenso
     return (by_row * weight).sum() / weight.sum().clamp(min=1)
 
 
-def at_rows(of: Tensor, rows: Tensor) -> Tensor:
+def at_rows(tensor: Tensor, rows: Tensor) -> Tensor:
     """Rows int64 [B, R] of a tensor [B, T, ...]: [B, R, ...]."""
-    index = rows.reshape(*rows.shape, *[1] * (of.ndim - 2)).expand(*rows.shape, *of.shape[2:])
-    return of.gather(1, index)
+    index = rows.reshape(*rows.shape, *[1] * (tensor.ndim - 2)).expand(*rows.shape, *tensor.shape[2:])
+    return tensor.gather(1, index)

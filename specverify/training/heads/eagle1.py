@@ -38,9 +38,9 @@ class Eagle1Module(LayerHeadModule):
         """See `LayerHeadModule`."""
         return states
 
-    def fused(self, embedded: Tensor, held: Tensor) -> tuple[Tensor, Tensor]:
+    def fused(self, embedded: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
         """See `LayerHeadModule`."""
-        x = self.fc(torch.cat([embedded, held.to(embedded.dtype)], -1))
+        x = self.fc(torch.cat([embedded, states.to(embedded.dtype)], -1))
         return x, x
 
     def scored(self, outputs: Tensor) -> Tensor:
@@ -50,12 +50,12 @@ class Eagle1Module(LayerHeadModule):
     def forward(self, batch: Batch, steps: int) -> Tensor:
         """See `TrainedHead`."""
         outputs, rows, real = next(self.run(batch, 1))
-        wanted = at_rows(batch.last, torch.where(real, rows + 1, 0))
+        next_states = at_rows(batch.last, torch.where(real, rows + 1, 0))
         weight = real.float()
-        by_row = functional.smooth_l1_loss(outputs.float(), wanted.float(), reduction="none").mean(-1)
+        by_row = functional.smooth_l1_loss(outputs.float(), next_states.float(), reduction="none").mean(-1)
         state = (by_row * weight).sum() / weight.sum().clamp(min=1)
         with torch.no_grad():
-            taught = functional.linear(wanted, self.target_head)
+            taught = functional.linear(next_states, self.target_head)
         return STATE * state + LAW * soft_cross_entropy(self.scored(outputs), taught, weight)
 
     def parameters_by_name(self) -> dict[str, Tensor]:

@@ -60,9 +60,9 @@ class Eagle3Module(LayerHeadModule):
         """See `LayerHeadModule`."""
         return self.fc(states)  # type: ignore[no-any-return]
 
-    def fused(self, embedded: Tensor, held: Tensor) -> tuple[Tensor, Tensor]:
+    def fused(self, embedded: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
         """See `LayerHeadModule`."""
-        return torch.cat([self.input_layernorm(embedded), self.hidden_norm(held)], -1), held
+        return torch.cat([self.input_layernorm(embedded), self.hidden_norm(states)], -1), states
 
     def scored(self, outputs: Tensor) -> Tensor:
         """See `LayerHeadModule`."""
@@ -109,9 +109,9 @@ class Eagle3Module(LayerHeadModule):
         layers, count = list(self.reads.layers), target["num_hidden_layers"]
         # Beside tensors named midlayer, the numbers are layers whose outputs are read; without them, the usual ones.
         # Beside tensors named layers.0 they are layers whose inputs are read.
-        numbers = [one + 1 for one in layers] if self.further else layers
-        told = {} if layers == [1, count // 2 - 1, count - 4] else {"eagle_aux_hidden_state_layer_ids": numbers}
-        return {**fields, "draft_vocab_size": len(self.named), **told}
+        numbers = [number + 1 for number in layers] if self.further else layers
+        layer_ids = {} if layers == [1, count // 2 - 1, count - 4] else {"eagle_aux_hidden_state_layer_ids": numbers}
+        return {**fields, "draft_vocab_size": len(self.named), **layer_ids}
 
     def names(self) -> Tensor:
         """See `TrainedHead`."""

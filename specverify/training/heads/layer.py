@@ -88,13 +88,13 @@ class DecoderLayer(nn.Module):
         flat = shared.reshape(batch, -1, group * rows, self.sizes.head_dim) * self.sizes.head_dim**-0.5
         scores = flat @ paths.keys.permute(0, 2, 3, 1)
         scores = _wide(scores).masked_fill(~visible.repeat(1, group, 1)[:, None], float("-inf"))
-        mine = [_by_query(keys, group) for keys, _ in paths.own]
-        scores = torch.cat([scores, *(_wide((flat * keys).sum(-1, keepdim=True)) for keys in mine)], -1)
+        path_keys = [_by_query(keys, group) for keys, _ in paths.own]
+        scores = torch.cat([scores, *(_wide((flat * keys).sum(-1, keepdim=True)) for keys in path_keys)], -1)
         law = functional.softmax(scores, -1).to(flat.dtype)
         true = paths.keys.shape[1]
         mixed = law[..., :true] @ paths.values.transpose(1, 2).to(flat.dtype)
-        for at, (_, values) in enumerate(paths.own):
-            mixed = mixed + law[..., true + at, None] * _by_query(values, group)
+        for step, (_, values) in enumerate(paths.own):
+            mixed = mixed + law[..., true + step, None] * _by_query(values, group)
         mixed = mixed.view(batch, -1, group, rows, self.sizes.head_dim).permute(0, 3, 1, 2, 4).reshape(batch, rows, -1)
         stream: Tensor = residual + self.o_proj(mixed)
         y = self.post_attention_layernorm(stream)
@@ -109,8 +109,8 @@ class DecoderLayer(nn.Module):
         width = self.sizes.head_dim
         turns = self.sizes.theta ** (-torch.arange(0, width, 2, dtype=torch.float64, device=x.device) / width)
         angles = (positions.double()[..., None] * turns).repeat(1, 1, 2)[:, :, None]
-        left, right = x.chunk(2, -1)
-        return x * angles.cos().to(x.dtype) + torch.cat([-right, left], -1) * angles.sin().to(x.dtype)
+        first_half, second_half = x.chunk(2, -1)
+        return x * angles.cos().to(x.dtype) + torch.cat([-second_half, first_half], -1) * angles.sin().to(x.dtype)
 
 
 class FurtherLayer(DecoderLayer):

@@ -34,14 +34,14 @@ class LayerHeadModule(TrainedHead):
     @property
     def layers(self) -> list[DecoderLayer]:
         """All layers, the first at the front."""
-        return [self.layer, *(one for one in self.further if isinstance(one, FurtherLayer))]
+        return [self.layer, *(layer for layer in self.further if isinstance(layer, FurtherLayer))]
 
     @abstractmethod
     def of_target(self, states: Tensor) -> Tensor:
         """The target's states [..., width] as rows hold them, [..., hidden]."""
 
     @abstractmethod
-    def fused(self, embedded: Tensor, held: Tensor) -> tuple[Tensor, Tensor]:
+    def fused(self, embedded: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
         """The input of attention [..., width] and the residual [..., hidden], of embeddings and held states."""
 
     @abstractmethod
@@ -55,9 +55,9 @@ class LayerHeadModule(TrainedHead):
         """
         rows, real = batch.rows()
         true = torch.arange(batch.tokens.shape[1], device=rows.device).expand(batch.tokens.shape)
-        held = self.of_target(batch.states)
+        states = self.of_target(batch.states)
         # The last row of a text lacks its token; no learned row sees it.
-        stream = self.fused(self.embedding[batch.tokens.roll(-1, 1)], held)
+        stream = self.fused(self.embedding[batch.tokens.roll(-1, 1)], states)
         visible = true[:, None] <= rows[..., None]
         *before, last = self.layers
         paths = list[Paths]()
@@ -66,7 +66,7 @@ class LayerHeadModule(TrainedHead):
             paths.append(Paths(*layer.seen(stream[0], true), []))
             stream = _entering(after, layer(*stream, true, paths[-1], true[:, None] <= true[..., None]))
         paths.append(Paths(*last.seen(stream[0], true), []))
-        outputs = last(*(at_rows(one, rows) for one in stream), rows, paths[-1], visible)
+        outputs = last(*(at_rows(tensor, rows) for tensor in stream), rows, paths[-1], visible)
         yield outputs, rows, real
         for step in range(1, steps):
             ahead = rows + 1 + step
@@ -84,11 +84,11 @@ class LayerHeadModule(TrainedHead):
             paths: For each layer, what the rows see.
             visible: bool [B, R, T]; the true rows that each row sees.
         """
-        for number, (layer, seen) in enumerate(zip(self.layers, paths, strict=True)):
+        for number, (layer, layer_paths) in enumerate(zip(self.layers, paths, strict=True)):
             if number:
                 stream = _entering(layer, stream[1])
-            seen.own.append(layer.seen(stream[0], positions))
-            stream = stream[0], layer(*stream, positions, seen, visible)
+            layer_paths.own.append(layer.seen(stream[0], positions))
+            stream = stream[0], layer(*stream, positions, layer_paths, visible)
         return stream[1]
 
     def opened(self, tokens: Tensor, states: Tensor) -> "OpenedLayer":
@@ -97,16 +97,16 @@ class LayerHeadModule(TrainedHead):
 
     def layer_tensors(self) -> dict[str, Tensor]:
         """The weights of the layer by their published names."""
-        found: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         for part, names in PROJECTIONS.items():
-            found |= {f"{self.at}.{part}.{name}.weight": getattr(self.layer, name).weight for name in names}
-        found[f"{self.at}.post_attention_layernorm.weight"] = self.layer.post_attention_layernorm.weight
+            tensors |= {f"{self.at}.{part}.{name}.weight": getattr(self.layer, name).weight for name in names}
+        tensors[f"{self.at}.post_attention_layernorm.weight"] = self.layer.post_attention_layernorm.weight
         for number, layer in enumerate(self.layers[1:], 1):
             for part, names in PROJECTIONS.items():
-                found |= {f"layers.{number}.{part}.{name}.weight": getattr(layer, name).weight for name in names}
+                tensors |= {f"layers.{number}.{part}.{name}.weight": getattr(layer, name).weight for name in names}
             for name in ("input_layernorm", "post_attention_layernorm"):
-                found[f"layers.{number}.{name}.weight"] = getattr(layer, name).weight
-        return found
+                tensors[f"layers.{number}.{name}.weight"] = getattr(layer, name).weight
+        return tensors
 
     @abstractmethod
     def parameters_by_name(self) -> dict[str, Tensor]:
@@ -118,7 +118,7 @@ class LayerHeadModule(TrainedHead):
 
     def published(self) -> dict[str, Tensor]:
         """See `TrainedHead`."""
-        return {self.stored_name(name): one.detach().clone() for name, one in self.parameters_by_name().items()}
+        return {self.stored_name(name): parameter.detach().clone() for name, parameter in self.parameters_by_name().items()}
 
     @torch.no_grad()
     def load_published(self, tensors: dict[str, Tensor]) -> None:
@@ -178,8 +178,8 @@ class OpenedLayer(Opened):
     def root(self, roots: Tensor) -> Tensor:
         """See `Opened`."""
         self.row, self.depth = roots - 1, 0
-        for seen in self.paths:
-            seen.own = []
+        for paths in self.paths:
+            paths.own = []
         self.outputs = at_rows(self.true, self.row[:, None])
         return self.head.scored(self.outputs)[:, 0]
 
@@ -188,8 +188,8 @@ class OpenedLayer(Opened):
         """See `Opened`."""
         head, width = self.head, tokens.shape[1]
         stream = head.fused(head.embedding[tokens], at_rows(self.outputs, parents))
-        for seen in self.paths:
-            seen.own = [(at_rows(keys, parents), at_rows(values, parents)) for keys, values in seen.own]
+        for paths in self.paths:
+            paths.own = [(at_rows(keys, parents), at_rows(values, parents)) for keys, values in paths.own]
         self.depth += 1
         positions = (self.row + self.depth)[:, None].expand(-1, width)
         visible = (self.positions[:, None] <= self.row[:, None, None]).expand(-1, width, -1)
@@ -221,18 +221,18 @@ def begin_with(layer: DecoderLayer, source: Any, offset: int) -> bool:
     """
     pairs = []
     for part, names in PROJECTIONS.items():
-        of = getattr(source, part, None)
+        module = getattr(source, part, None)
         for name in names:
-            given = getattr(getattr(of, name, None), "weight", None)
-            own = getattr(layer, name).weight
+            weight = getattr(getattr(module, name, None), "weight", None)
+            parameter = getattr(layer, name).weight
             if name in ("q_proj", "k_proj", "v_proj"):
-                own = own[:, offset:]
-            if given is None or given.shape != own.shape:
+                parameter = parameter[:, offset:]
+            if weight is None or weight.shape != parameter.shape:
                 return False
-            pairs.append((own, given))
-    for own, given in pairs:
-        own.copy_(given)
-    given = getattr(getattr(source, "post_attention_layernorm", None), "weight", None)
-    if given is not None and given.shape == layer.post_attention_layernorm.weight.shape:
-        layer.post_attention_layernorm.weight.copy_(given)
+            pairs.append((parameter, weight))
+    for parameter, weight in pairs:
+        parameter.copy_(weight)
+    weight = getattr(getattr(source, "post_attention_layernorm", None), "weight", None)
+    if weight is not None and weight.shape == layer.post_attention_layernorm.weight.shape:
+        layer.post_attention_layernorm.weight.copy_(weight)
     return True

@@ -55,8 +55,8 @@ class MedusaModule(TrainedHead):
             ahead = rows + 1 + head
             learned = real & (ahead < batch.lengths[:, None])
             with torch.no_grad():
-                wanted = at_rows(batch.last, torch.where(learned, ahead, 0))
-                taught = functional.linear(wanted, self.target_head)
+                teacher_states = at_rows(batch.last, torch.where(learned, ahead, 0))
+                taught = functional.linear(teacher_states, self.target_head)
             loss = loss + DECAY**head * soft_cross_entropy(self.guess(states, head), taught, learned.float())
         return loss
 
@@ -65,16 +65,16 @@ class MedusaModule(TrainedHead):
         return OpenedMedusa(self, states)
 
     def _parameters_by_name(self) -> dict[str, Tensor]:
-        found: dict[str, Tensor] = {}
-        for at, (block, out) in enumerate(self.pairs()):
-            found[f"{AT}.{at}.0.linear.weight"] = block.weight
-            found[f"{AT}.{at}.0.linear.bias"] = block.bias
-            found[f"{AT}.{at}.1.weight"] = out.weight
-        return found
+        parameters: dict[str, Tensor] = {}
+        for number, (block, out) in enumerate(self.pairs()):
+            parameters[f"{AT}.{number}.0.linear.weight"] = block.weight
+            parameters[f"{AT}.{number}.0.linear.bias"] = block.bias
+            parameters[f"{AT}.{number}.1.weight"] = out.weight
+        return parameters
 
     def published(self) -> dict[str, Tensor]:
         """See `TrainedHead`."""
-        return {name: one.detach().clone() for name, one in self._parameters_by_name().items()}
+        return {name: parameter.detach().clone() for name, parameter in self._parameters_by_name().items()}
 
     @torch.no_grad()
     def load_published(self, tensors: dict[str, Tensor]) -> None:
