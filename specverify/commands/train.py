@@ -98,11 +98,11 @@ def vocabulary(model: str, texts: tuple[str, ...], size: int, json_file: str | N
     the file bears the digest of what it follows from, and is not made twice.
     """
     from reports.writing import check, write_json
-    from specverify.training.vocabulary_file import made
+    from specverify.training.vocabulary_file import make_vocabulary
 
     if json_file is not None:
         check(json_file)
-    found = made(model, texts, size)
+    found = make_vocabulary(model, texts, size)
     click.echo(
         f"{found['file']}: {found['size']} of {found['total']} ids, {found['covered']:.2%} of {found['tokens']} tokens"
         f" ({found['held_out']:.2%} of held-out text)",

@@ -28,7 +28,7 @@ NORMED = HiddenStates(place="normed")
 
 
 @dataclass(frozen=True)
-class Continued:
+class ContinuedText:
     """A text of the target.
 
     Attributes:
@@ -45,7 +45,7 @@ class Continued:
 
 
 class Target:
-    """A checkpoint through transformers, in float32 until `narrowed`.
+    """A checkpoint through transformers, in float32 until `narrow`.
 
     Attributes:
         directory: The checkpoint's folder.
@@ -96,11 +96,11 @@ class Target:
         """The weight of the norm after the last layer, if it has one."""
         return getattr(getattr(self.network.base_model, "norm", None), "weight", None)
 
-    def narrowed(self, dtype: torch.dtype) -> None:
+    def narrow(self, dtype: torch.dtype) -> None:
         """Compute in `dtype` from now on; `embedding` and `head` stay float32."""
         self.network.to(dtype)
 
-    def encoded(self, texts: Sequence[str], most: int) -> list[list[int]]:
+    def encode(self, texts: Sequence[str], most: int) -> list[list[int]]:
         """The last `most` tokens of each text, of those that have two at least."""
         sequences = [list(self.tokenizer(text).input_ids)[-most:] for text in texts]
         beyond = max((token for sequence in sequences for token in sequence), default=0)
@@ -111,9 +111,9 @@ class Target:
         return [sequence for sequence in sequences if len(sequence) >= 2]
 
     @torch.no_grad()
-    def continued(
+    def continue_prompts(
         self, prompts: list[list[int]], added: int, reads: HiddenStates, stopped: Callable[[], bool] = lambda: False
-    ) -> list[Continued]:
+    ) -> list[ContinuedText]:
         """The greedy continuations of prompts by `added` tokens each, with the states of every token.
 
         No token ends a text, as in runs that ask for so many tokens. The prompts run side by side, padded on the left.
@@ -135,7 +135,7 @@ class Target:
                 raise Stopped
             end = longest + turn
             tap = HiddenTap(reads, NORMED)
-            with _refused(), tap.on(self.network.base_model):
+            with _refuse_unsupported(), tap.on(self.network.base_model):
                 logits = self.network(
                     input_ids=inputs,
                     attention_mask=mask[:, :end],
@@ -151,7 +151,9 @@ class Target:
                 parts.append(inputs)
         all_tokens, all_states, all_last = torch.cat(parts, 1), torch.cat(states, 1), torch.cat(last, 1)
         return [
-            Continued(all_tokens[lane, gap:].cpu(), len(prompt), all_states[lane, gap:].cpu(), all_last[lane, gap:].cpu())
+            ContinuedText(
+                all_tokens[lane, gap:].cpu(), len(prompt), all_states[lane, gap:].cpu(), all_last[lane, gap:].cpu()
+            )
             for lane, (prompt, gap) in enumerate(zip(prompts, gaps.tolist(), strict=True))
         ]
 
@@ -184,7 +186,7 @@ def texts_digest(*parts: str) -> str:
 
 
 @contextmanager
-def _refused() -> Iterator[None]:
+def _refuse_unsupported() -> Iterator[None]:
     try:
         yield
     except Unsupported as why:

@@ -49,7 +49,7 @@ class Vocabulary:
         return np.isin(np.arange(self.total), self.named)
 
 
-def built(counts: Counter[int], size: int, total: int) -> Vocabulary:
+def build(counts: Counter[int], size: int, total: int) -> Vocabulary:
     """The `size` most frequent tokens; ties and a rest without counts go to the lower id.
 
     Raises:
@@ -64,7 +64,7 @@ def built(counts: Counter[int], size: int, total: int) -> Vocabulary:
     return replace(vocabulary, covered=share(vocabulary, counts))
 
 
-def counted(texts: Iterable[Iterable[int]]) -> Counter[int]:
+def count_tokens(texts: Iterable[Iterable[int]]) -> Counter[int]:
     """How often each token occurs."""
     return Counter(token for text in texts for token in text)
 
@@ -81,11 +81,11 @@ def digest(counts: Counter[int], size: int, total: int) -> str:
     return hashlib.sha256(content.encode()).hexdigest()
 
 
-def cached(counts: Counter[int], size: int, total: int, folder: Path = FOLDER) -> tuple[Vocabulary, Path]:
+def load_or_build(counts: Counter[int], size: int, total: int, folder: Path = FOLDER) -> tuple[Vocabulary, Path]:
     """The vocabulary and its file, read where the file of this digest exists, otherwise built and written whole.
 
     Raises:
-        UnusableInput: As `built` and `read`.
+        UnusableInput: As `build` and `read`.
         Unwritable: The file cannot be written.
     """
     file = folder / f"{digest(counts, size, total)[:16]}.safetensors"
@@ -94,7 +94,7 @@ def cached(counts: Counter[int], size: int, total: int, folder: Path = FOLDER) -
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as why:
             raise UnusableInput(f"{folder}: {why.strerror}") from None
-        write(file, built(counts, size, total))
+        write(file, build(counts, size, total))
     return read(file, total), file
 
 

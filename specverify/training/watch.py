@@ -32,7 +32,9 @@ class Watch:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._file = sys.stderr if file is None else file
-        self._quiet, self._clock, self._last = quiet, clock, clock()
+        self._quiet = quiet
+        self._clock = clock
+        self._last = clock()
         self._bar = None
         if shows_bars(self._file) and not quiet:
             console = Console(file=self._file, force_terminal=True, highlight=False)
@@ -60,7 +62,7 @@ class Watch:
             self._file.write(text + "\n")
             self._file.flush()
 
-    def moved(self, elapsed_s: float, note: Callable[[], str]) -> None:
+    def advance(self, elapsed_s: float, note: Callable[[], str]) -> None:
         """Show that `elapsed_s` seconds are over, and the note beside them."""
         if self._bar:
             self._bar.update(self._task, completed=elapsed_s, note=note())

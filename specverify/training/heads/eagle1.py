@@ -25,7 +25,7 @@ class Eagle1Module(LayerHeadModule):
     """
 
     kind = "eagle1"
-    at = AT
+    prefix = AT
 
     def __init__(self, sizes: HeadLayer, embedding: Tensor, target_head: Tensor) -> None:
         super().__init__(embedding, target_head)
@@ -38,12 +38,12 @@ class Eagle1Module(LayerHeadModule):
         """See `LayerHeadModule`."""
         return states
 
-    def fused(self, embedded: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
+    def attention_input(self, embedded: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
         """See `LayerHeadModule`."""
         x = self.fc(torch.cat([embedded, states.to(embedded.dtype)], -1))
         return x, x
 
-    def scored(self, outputs: Tensor) -> Tensor:
+    def scores(self, outputs: Tensor) -> Tensor:
         """See `LayerHeadModule`."""
         return functional.linear(outputs, self.target_head)
 
@@ -56,7 +56,7 @@ class Eagle1Module(LayerHeadModule):
         state = (by_row * weight).sum() / weight.sum().clamp(min=1)
         with torch.no_grad():
             taught = functional.linear(next_states, self.target_head)
-        return STATE * state + LAW * soft_cross_entropy(self.scored(outputs), taught, weight)
+        return STATE * state + LAW * soft_cross_entropy(self.scores(outputs), taught, weight)
 
     def parameters_by_name(self) -> dict[str, Tensor]:
         """See `LayerHeadModule`."""

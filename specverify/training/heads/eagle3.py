@@ -30,7 +30,7 @@ class Eagle3Module(LayerHeadModule):
     """
 
     kind = "eagle3"
-    at = AT
+    prefix = AT
     named: Tensor
 
     def __init__(
@@ -60,11 +60,11 @@ class Eagle3Module(LayerHeadModule):
         """See `LayerHeadModule`."""
         return self.fc(states)  # type: ignore[no-any-return]
 
-    def fused(self, embedded: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
+    def attention_input(self, embedded: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
         """See `LayerHeadModule`."""
         return torch.cat([self.input_layernorm(embedded), self.hidden_norm(states)], -1), states
 
-    def scored(self, outputs: Tensor) -> Tensor:
+    def scores(self, outputs: Tensor) -> Tensor:
         """See `LayerHeadModule`."""
         return self.lm_head(self.norm(outputs))  # type: ignore[no-any-return]
 
@@ -79,7 +79,7 @@ class Eagle3Module(LayerHeadModule):
             after = rows + 2 + step
             inside = after < batch.lengths[:, None]
             named = self.get_buffer("covered")[batch.tokens.gather(1, torch.where(inside, after, 0))] | ~inside
-            loss = loss + DECAY**step * soft_cross_entropy(self.scored(outputs), taught, (real & named).float())
+            loss = loss + DECAY**step * soft_cross_entropy(self.scores(outputs), taught, (real & named).float())
         return loss
 
     def parameters_by_name(self) -> dict[str, Tensor]:
@@ -97,11 +97,11 @@ class Eagle3Module(LayerHeadModule):
         """See `LayerHeadModule`; only the layout that calls the first layer layers.0 has further ones."""
         return name.replace(f"{AT}.", "layers.0.") if self.further else name
 
-    def published(self) -> dict[str, Tensor]:
+    def published_tensors(self) -> dict[str, Tensor]:
         """See `TrainedHead`; `d2t` holds offsets, and `t2d` is true for each target id that the head can name."""
         named = self.named
         offsets = {"d2t": named - torch.arange(len(named), device=named.device), "t2d": self.get_buffer("covered")}
-        return {**super().published(), **offsets}
+        return {**super().published_tensors(), **offsets}
 
     def config(self, target: dict[str, Any]) -> dict[str, Any]:
         """See `TrainedHead`."""

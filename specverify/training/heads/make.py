@@ -12,7 +12,7 @@ from specverify.training.heads.medusa import MedusaModule
 from specverify.training.target import Target, states_of
 
 
-def made(kind: str, target: Target, named: Tensor | None, heads: int, seed: int, layers: int = 1) -> TrainedHead:
+def make_head(kind: str, target: Target, named: Tensor | None, heads: int, seed: int, layers: int = 1) -> TrainedHead:
     """A head of `kind` on `target`.
 
     Where the target's last layer has the usual names and shapes, an EAGLE head begins with it: attention reads the
