@@ -34,7 +34,7 @@ def forward_seconds(
         steps: Steps that are timed, after one that is not.
         dtype: The working dtype.
     """
-    prompt = tuple(at % model.vocab_size for at in range(prefix))
+    prompt = tuple(position % model.vocab_size for position in range(prefix))
     tree = tree_of(nodes)
     script = Scripted(tuple(tree.rooted(prompt[-1]) for _ in range(steps + 1)))
     stops = Stops((steps + 1) * (tree.height + 1))

@@ -64,11 +64,11 @@ class Options:
     json_file: str | None = None
     html_file: str | None = None
 
-    def given(self, *but: str) -> list[str]:
-        """The typed options, in the spelling of the command line, except the fields `but`."""
+    def given(self, *skipped: str) -> list[str]:
+        """The typed options, in the spelling of the command line, except the fields `skipped`."""
         names = {"rule": "RULE", "own": "--rule", "json_file": "--json", "html_file": "--html"}
         typed = [field.name for field in fields(self) if getattr(self, field.name) not in (None, False)]
-        return [names.get(name, f"--{name.replace('_', '-')}") for name in typed if name not in but]
+        return [names.get(name, f"--{name.replace('_', '-')}") for name in typed if name not in skipped]
 
 
 def law(options: Options) -> int:
@@ -77,18 +77,18 @@ def law(options: Options) -> int:
     for file in filter(None, (options.json_file, options.html_file)):
         writing.check(file)
     try:
-        found = laws_of(options)
+        laws = laws_of(options)
     except DecidesTooOften as why:
         return _without_law(options, WithoutLaw(options.torch or "", str(why), why.shared, options.claims_lossless))
-    page = law_table(found) if options.table else law_page(found[0], options.picture)
+    page = law_table(laws) if options.table else law_page(laws[0], options.picture)
     click.echo(page, nl=False, err="-" in (options.json_file, options.html_file))
     if options.json_file is not None:
-        writing.write_json(options.json_file, law_records(found))
+        writing.write_json(options.json_file, law_records(laws))
     if options.html_file is not None:
         from reports.html import law as html
 
-        writing.write_whole(options.html_file, html.law_page(found, __version__))
-    return 1 if any(facts.broken for facts in found) else 0
+        writing.write_whole(options.html_file, html.law_page(laws, __version__))
+    return 1 if any(facts.broken for facts in laws) else 0
 
 
 def _without_law(options: Options, facts: WithoutLaw) -> int:
@@ -112,9 +112,9 @@ def laws_of(options: Options) -> list[LawFacts]:
     if options.table:
         from specverify.law.standard_worlds import standard
 
-        others = options.given("table", "json_file", "html_file")
-        if others:
-            raise click.UsageError(f"--table has rules and worlds of its own: leave out {', '.join(others)}")
+        typed_options = options.given("table", "json_file", "html_file")
+        if typed_options:
+            raise click.UsageError(f"--table has rules and worlds of its own: leave out {', '.join(typed_options)}")
         return standard()
     return [_sampler(options, options.torch) if options.torch is not None else _asked(options)]
 
@@ -123,43 +123,43 @@ def _sampler(options: Options, name: str) -> LawFacts:
     """The facts about a sampler written in torch."""
     from specverify.law.torch_sampler import torch_law  # brings torch
 
-    others = options.given(
+    typed_options = options.given(
         "torch", "p", "q", "world", "claims_lossless", "picture", "max_runs", "json_file", "html_file"
     )
-    if others:
-        raise click.UsageError(f"--torch has a tree and a rule of its own: leave out {', '.join(others)}")
+    if typed_options:
+        raise click.UsageError(f"--torch has a tree and a rule of its own: leave out {', '.join(typed_options)}")
     return torch_law(name, _told(options).tables, options.claims_lossless, options.max_runs)
 
 
 def _asked(options: Options) -> LawFacts:
     """The facts about the one rule that the options name."""
     if (options.rule is None) == (options.own is None):
-        known = f"RULE ({', '.join(RULES)}) or --rule pkg.module:function, or --torch pkg.module:function"
-        raise click.UsageError(f"give {known}{', not both' if options.rule else '; or --table'}")
+        choices = f"RULE ({', '.join(RULES)}) or --rule pkg.module:function, or --torch pkg.module:function"
+        raise click.UsageError(f"give {choices}{', not both' if options.rule else '; or --table'}")
     if options.claims_lossless and options.own is None:
         raise click.UsageError("--claims-lossless is for --rule and --torch: the built-in rules declare what they are")
-    told = _told(options)
-    thresholds = {**told.thresholds, **_thresholds(options)}
+    world = _told(options)
+    thresholds = {**world.thresholds, **_thresholds(options)}
     try:
         # Annotated as floats, but rules only compare and divide thresholds; fractions keep the law exact.
         rule = Rule(options.rule or "multi-round", **{name: cast(float, value) for name, value in thresholds.items()})
     except Malformed as why:
         raise UnusableInput(f"{why.path}: {why.why}") from None
     # Only a built-in rule declares which trees it verifies.
-    refused = rule.refuses(told.tables.shape.branches) if options.own is None else None
+    refused = rule.refuses(world.tables.shape.branches) if options.own is None else None
     if refused is not None:
         raise UnusableInput(f"{refused}, or give --siblings 1")
-    draws = options.draws or told.draws or ("top-k" if options.soft_q else PUBLISHED.get(options.rule or ""))
+    draws = options.draws or world.draws or ("top-k" if options.soft_q else PUBLISHED.get(options.rule or ""))
     # The order of precedence: the command line, the world file, the soft q, the rule as published.
     draws = draws or "without-replacement"
-    if told.tables.tokens is not None and (options.draws is not None or options.soft_q):
+    if world.tables.tokens is not None and (options.draws is not None or options.soft_q):
         raise click.UsageError("--draws and --soft-q mean nothing where tokens are given: none is drawn")
-    if options.soft_q and (draws != "top-k" or len(told.tables.drafts) > 1):
+    if options.soft_q and (draws != "top-k" or len(world.tables.drafts) > 1):
         raise click.UsageError("--soft-q needs --draws top-k and one draft: drawn tokens have the soft q already")
     return measured(
         Asked(
             rule,
-            told.tables,
+            world.tables,
             draws,
             _in_words(rule, thresholds, options),
             options.soft_q,

@@ -38,17 +38,17 @@ def standard() -> list[LawFacts]:
     loose = worlds("target-only")
     for name, value in LOSSY:
         rule = Rule("target-only", **{name: cast(float, value)})  # only compared and divided: a fraction stays exact
-        rows.append(_row({at: Asked(rule, one, "top-k", f"{name} {value}") for at, one in loose.items()}))
+        rows.append(_row({world: Asked(rule, tables, "top-k", f"{name} {value}") for world, tables in loose.items()}))
     # Siblings with one token: target-only promises nothing for them.
-    twins = {at: replace(one, tokens=(0, *(1 + up for up in one.shape.parent[1:]))) for at, one in loose.items()}
-    rows.append(_row({at: Asked(Rule("target-only"), one, "top-k", "repeated siblings") for at, one in twins.items()}))
+    twins = {world: replace(tables, tokens=(0, *(1 + up for up in tables.shape.parent[1:]))) for world, tables in loose.items()}
+    rows.append(_row({world: Asked(Rule("target-only"), tables, "top-k", "repeated siblings") for world, tables in twins.items()}))
     return rows
 
 
-def _row(asked: dict[str, Asked]) -> LawFacts:
-    found = [replace(measured(one), world=world) for world, one in asked.items()]
-    worst = max(found, key=lambda facts: facts.total_variation)
-    cells, evaluations = sum(one.cells for one in found), sum(one.evaluations for one in found)
+def _row(queries: dict[str, Asked]) -> LawFacts:
+    facts_of_worlds = [replace(measured(query), world=world) for world, query in queries.items()]
+    worst = max(facts_of_worlds, key=lambda facts: facts.total_variation)
+    cells, evaluations = sum(facts.cells for facts in facts_of_worlds), sum(facts.evaluations for facts in facts_of_worlds)
     return replace(worst, cells=cells, evaluations=evaluations)
 
 
@@ -58,10 +58,10 @@ def worlds(rule: str) -> dict[str, Tables]:
         deep, wide = Shape((0, 0, 1)), Shape((0, 0, 1, 2))
     else:
         deep, wide = Shape((0, 0, 0, 1, 1)), Shape((0, 0, 0, 0))
-    made = {"heavy": _tables(deep, 6, lambda name, path: _turned(HEAVY_EXACT[name == "q"], sum(path)))}
+    tables_by_name = {"heavy": _tables(deep, 6, lambda name, path: _turned(HEAVY_EXACT[name == "q"], sum(path)))}
     for seed, (shape, vocab) in enumerate(((deep, 3), (deep, 3), (wide, 4))):
-        made[f"random {seed}"] = _tables(shape, vocab, _drawn(seed, vocab))
-    return made
+        tables_by_name[f"random {seed}"] = _tables(shape, vocab, _drawn(seed, vocab))
+    return tables_by_name
 
 
 def _tables(shape: Shape, vocab: int, row: Callable[[str, Path], Row]) -> Tables:
@@ -71,7 +71,7 @@ def _tables(shape: Shape, vocab: int, row: Callable[[str, Path], Row]) -> Tables
 
 def _turned(row: Row, by: int) -> Row:
     """`row` rotated along the vocabulary, so that contexts differ while p and q keep their relation."""
-    return [row[(at + by) % len(row)] for at in range(len(row))]
+    return [row[(token + by) % len(row)] for token in range(len(row))]
 
 
 def _drawn(seed: int, vocab: int) -> Callable[[str, Path], Row]:

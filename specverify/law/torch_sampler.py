@@ -97,7 +97,7 @@ def _table(row: Callable[[tuple[int, ...]], Any]) -> Callable[[Any], Tensor]:
     return after
 
 
-def _tokens(told: Any) -> tuple[int, ...]:
+def _tokens(ids: Any) -> tuple[int, ...]:
     """Token ids from a tensor, a list, a tuple or a single id; TypeError for anything else."""
-    listed = told.tolist() if isinstance(told, Tensor) else told
+    listed = ids.tolist() if isinstance(ids, Tensor) else ids
     return tuple(operator.index(token) for token in ([listed] if isinstance(listed, int) else listed))

@@ -37,10 +37,10 @@ def function_named(name: str, where: str) -> Callable[..., Any]:
         ) from why
     except (Exception, SystemExit) as why:  # the user's code may raise anything, which becomes one line
         raise UnusableInput(f"{where}: importing {module_name!r} raised {brief(why)}") from why
-    found = getattr(module, attribute, None)
-    if not callable(found):
+    function = getattr(module, attribute, None)
+    if not callable(function):
         raise UnusableInput(f"{where}: {module_name!r} has no function called {attribute!r}")
-    return found  # type: ignore[no-any-return]
+    return function  # type: ignore[no-any-return]
 
 
 def own_rule(name: str) -> Program:
@@ -50,14 +50,14 @@ def own_rule(name: str) -> Program:
         UnusableInput: As in `function_named`.
     """
     where = f"--rule {name}"
-    found = function_named(name, where)
+    function = function_named(name, where)
 
     def program(*arguments: Any) -> Answer:
-        asked = Question(*arguments)
+        question = Question(*arguments)
         # All runs share the rows; as tuples, no run can change them.
-        rows, laws = ([tuple(row) for row in table] for table in (asked.target, asked.proposal))
+        rows, laws = ([tuple(row) for row in table] for table in (question.target, question.proposal))
         try:
-            answer = found(*asked._replace(target=rows, proposal=laws))
+            answer = function(*question._replace(target=rows, proposal=laws))
         except (Exception, SystemExit) as why:
             raise UnusableInput(f"{where}: raised {brief(why)}; a rule takes {SIGNATURE}") from why
         return _answer(answer, where, len(rows[0]))

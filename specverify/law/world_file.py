@@ -70,7 +70,7 @@ def read(name: str) -> Told:
     if isinstance(written, list):
         if not written:
             raise UnusableInput(f"{where}: draft: the list is empty; give at least one draft")
-        drafts = [_table(one, shape, vocab, f"{where}: draft[{at}]") for at, one in enumerate(written)]
+        drafts = [_table(table, shape, vocab, f"{where}: draft[{number}]") for number, table in enumerate(written)]
     else:
         drafts = [_table(written, shape, vocab, f"{where}: draft")]
     tokens = None
@@ -102,12 +102,12 @@ def _decoded(name: str, where: str) -> Any:
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """A JSON object as a dict; a repeated name is refused, since one of its two values would be lost."""
-    made: dict[str, Any] = {}
+    content: dict[str, Any] = {}
     for name, value in pairs:
-        if name in made:
+        if name in content:
             raise ValueError(f"the name {name[:40]!r} stands twice in one object")
-        made[name] = value
-    return made
+        content[name] = value
+    return content
 
 
 def _table(written: object, shape: Shape, vocab: int | None, where: str) -> dict[Path, Row]:
@@ -120,12 +120,12 @@ def _table(written: object, shape: Shape, vocab: int | None, where: str) -> dict
         vocab = len(written[""])
     rows: dict[Path, Row] = {}
     for name, row in written.items():
-        at = f"{where}[{name[:LONGEST]!r}]"
+        place = f"{where}[{name[:LONGEST]!r}]"
         if not isinstance(row, list):
-            raise UnusableInput(f"{at}: is {_kind(row)}, not a list of probabilities")
+            raise UnusableInput(f"{place}: is {_kind(row)}, not a list of probabilities")
         if len(row) != vocab:
-            raise UnusableInput(f"{at}: {len(row)} probabilities where {vocab} are needed")
-        rows[_path(name, shape, vocab, at)] = probabilities(row, at)
+            raise UnusableInput(f"{place}: {len(row)} probabilities where {vocab} are needed")
+        rows[_path(name, shape, vocab, place)] = probabilities(row, place)
     return rows
 
 
@@ -155,10 +155,10 @@ def _thresholds(written: object, where: str) -> dict[str, Fraction]:
 def _integers(written: object, where: str) -> Path:
     if not isinstance(written, list):
         raise UnusableInput(f"{where}: is {_kind(written)}, not a list of whole numbers")
-    for at, one in enumerate(written):
+    for position, number in enumerate(written):
         # `type`, since True and False are ints by `isinstance`.
-        if type(one) is not int or abs(one) >= 10**6:
-            raise UnusableInput(f"{where}[{at}]: {_shown(one)} is not a node or token")
+        if type(number) is not int or abs(number) >= 10**6:
+            raise UnusableInput(f"{where}[{position}]: {_shown(number)} is not a node or token")
     return tuple(written)
 
 

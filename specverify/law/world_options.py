@@ -78,8 +78,8 @@ def exactly(written: object, where: str) -> Fraction:
     text = str(written).strip() if isinstance(written, str) or type(written) is int else ""
     # The last test refuses a denominator of 0.
     if len(text) > LONGEST or not NUMBER.fullmatch(text) or re.search(r"/0+$", text):
-        shown = repr(written) if len(repr(written)) <= LONGEST else f"{repr(written)[:LONGEST]}…"
-        raise UnusableInput(f"{where}: {shown} is not a number (write 0.6 or 3/5)")
+        quoted = repr(written) if len(repr(written)) <= LONGEST else f"{repr(written)[:LONGEST]}…"
+        raise UnusableInput(f"{where}: {quoted} is not a number (write 0.6 or 3/5)")
     return Fraction(text)
 
 
@@ -91,10 +91,10 @@ def probabilities(written: Sequence[object], where: str) -> Row:
     """
     if len(written) > MOST_TOKENS:
         raise UnusableInput(f"{where}: {len(written)} tokens are too many to enumerate; use {MOST_TOKENS} at most")
-    row = [exactly(one, f"{where}[{at}]") for at, one in enumerate(written)]
-    for at, value in enumerate(row):
+    row = [exactly(value, f"{where}[{token}]") for token, value in enumerate(written)]
+    for token, value in enumerate(row):
         if value < 0:
-            raise UnusableInput(f"{where}[{at}]: {written[at]} is negative")
+            raise UnusableInput(f"{where}[{token}]: {written[token]} is negative")
     total = sum(row, Fraction(0))
     if abs(total - 1) > OFF:
         raise UnusableInput(f"{where}: sums to {float(total):.9g}, not to 1 (1/3 is exact where 0.333 is not)")
@@ -109,9 +109,9 @@ def listed(text: str, where: str) -> Row:
 def numbers(text: str, where: str) -> Path:
     """The whole numbers in a text with commas between them."""
     parts = [part.strip() for part in text.split(",")]
-    for at, part in enumerate(parts):
+    for position, part in enumerate(parts):
         if not re.fullmatch(r"\d{1,6}", part, re.ASCII):
-            raise UnusableInput(f"{where}[{at}]: {part[:LONGEST]!r} is not a whole number of 0 or more")
+            raise UnusableInput(f"{where}[{position}]: {part[:LONGEST]!r} is not a whole number of 0 or more")
     return tuple(int(part) for part in parts)
 
 

@@ -24,7 +24,7 @@ from specverify.setup.subjects import open_planted, subject_of
 KEPT = 4096
 """Most digests kept for one backend."""
 
-ON_TABLES = {one.name for one in (*law.INVARIANTS, *distribution.INVARIANTS)}
+ON_TABLES = {invariant.name for invariant in (*law.INVARIANTS, *distribution.INVARIANTS)}
 """Invariants that run the backend's sampling on tables or coins of their own, which the case's run does not show."""
 
 TABLES_ALONE = ON_TABLES - {"lossless.distribution"}
@@ -45,8 +45,8 @@ class CleanDigests:
 
         It is False for a backend that lacks our sampling seams.
         """
-        one, other = (getattr(backend, "seams", None) for backend in (self._backend, planted))
-        return isinstance(one, Seams) and isinstance(other, Seams) and one.sampling == other.sampling
+        clean_seams, planted_seams = (getattr(backend, "seams", None) for backend in (self._backend, planted))
+        return isinstance(clean_seams, Seams) and isinstance(planted_seams, Seams) and clean_seams.sampling == planted_seams.sampling
 
     def left(
         self, case: Case, planted: Subject, invariants: tuple[Invariant, ...], tables: bool
@@ -64,7 +64,7 @@ class CleanDigests:
                 self._held.popitem(last=False)
         if digest(planted, case) != self._held[case]:
             return invariants
-        return () if not tables else tuple(one for one in invariants if one.name in ON_TABLES)
+        return () if not tables else tuple(invariant for invariant in invariants if invariant.name in ON_TABLES)
 
 
 @cache
@@ -80,10 +80,10 @@ def digest(subject: Subject, case: Case) -> str:
         outcome: object = replace(subject(case), forward_s=0.0)
     except NoTrace as absent:
         outcome = absent.outcome
-    told = hashlib.blake2b(digest_size=16)
+    digest_of_parts = hashlib.blake2b(digest_size=16)
     for part in _parts(outcome):
-        told.update(part)
-    return told.hexdigest()
+        digest_of_parts.update(part)
+    return digest_of_parts.hexdigest()
 
 
 def _parts(value: Any) -> Iterator[bytes]:
@@ -97,12 +97,12 @@ def _parts(value: Any) -> Iterator[bytes]:
             yield from _parts(getattr(value, field.name))
     elif isinstance(value, (tuple, list)):
         yield f"{len(value)}[".encode()
-        for one in value:
-            yield from _parts(one)
+        for item in value:
+            yield from _parts(item)
     elif isinstance(value, Mapping):
         yield f"{len(value)}{{".encode()
-        for key, one in value.items():
+        for key, item in value.items():
             yield repr(key).encode()
-            yield from _parts(one)
+            yield from _parts(item)
     else:
         yield f"{value!r},".encode()

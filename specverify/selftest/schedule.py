@@ -69,10 +69,10 @@ def chosen(globs: tuple[str, ...]) -> list[Fault]:
         Unknown: A glob matches no fault.
     """
     for glob in globs:
-        if not any(fnmatchcase(name, glob) for one in faults.ALL for name in (one.name, one.id)):
+        if not any(fnmatchcase(name, glob) for fault in faults.ALL for name in (fault.name, fault.id)):
             raise Unknown(f"--fault {glob}: no fault matches; `specverify list faults` names them")
-    wanted = globs or ("*",)
-    return [one for one in faults.ALL if any(fnmatchcase(name, glob) for glob in wanted for name in (one.name, one.id))]
+    patterns = globs or ("*",)
+    return [fault for fault in faults.ALL if any(fnmatchcase(name, glob) for glob in patterns for name in (fault.name, fault.id))]
 
 
 def selftest(options: Options, folder: Path) -> int:
@@ -90,12 +90,12 @@ def selftest(options: Options, folder: Path) -> int:
     check_apart({"--json": options.json_file, "--html": options.html_file})
     for file in filter(None, (options.json_file, options.html_file)):
         writing.check(file)
-    wanted = chosen(options.globs)
-    names = [one.name for one in wanted]
+    chosen_faults = chosen(options.globs)
+    names = [fault.name for fault in chosen_faults]
     began = time.time()
     report = SelfTest(
-        [Caught(one.name, one.id, one.stage.word, dict(one.harmless)) for one in wanted],
-        invariants=[one.name for one in ALL],
+        [Caught(fault.name, fault.id, fault.stage.word, dict(fault.harmless)) for fault in chosen_faults],
+        invariants=[invariant.name for invariant in ALL],
     )
     folder.mkdir(parents=True, exist_ok=True)
     with Lines(folder / "selftest.jsonl") as lines, Progress(None) as progress:
@@ -126,9 +126,9 @@ def _results(names: list[str], options: Options, until: float, report: SelfTest)
         pending = {pool.submit(hunt, task) for task in course.first()}
         try:
             while pending:
-                done, pending = wait(pending, return_when=FIRST_COMPLETED)
-                for one in done:
-                    yield (result := one.result())
+                finished, pending = wait(pending, return_when=FIRST_COMPLETED)
+                for future in finished:
+                    yield (result := future.result())
                     pending |= {pool.submit(hunt, task) for task in course.after(result)}
                 pending |= {pool.submit(hunt, task) for task in course.spare(jobs - len(pending))}
                 if not course.at_large and not course.clean_due:
@@ -138,8 +138,8 @@ def _results(names: list[str], options: Options, until: float, report: SelfTest)
         except KeyboardInterrupt:
             report.errors.append("interrupted: what did not run is not a pass")
             stop.set()
-            for one in pending:
-                one.cancel()
+            for future in pending:
+                future.cancel()
 
 
 class Course:
@@ -183,15 +183,15 @@ class Course:
         cases, sieved = ROUNDS[number]
         skip = sum(count for count, _ in ROUNDS[:number])
         dtypes = default_dtypes(backend)
-        made = [HuntPlan(name, backend, drawing_seed(self._seed), cases, dtypes, SHRINK_S, self._until, sieved, skip)]
+        plans = [HuntPlan(name, backend, drawing_seed(self._seed), cases, dtypes, SHRINK_S, self._until, sieved, skip)]
         self._made += 1
         # The very first hunt has one beside it, so that every self-test has a clean run.
         if self._made % CLEAN_EVERY == 1:
             # Each clean hunt has a seed of its own, so that clean runs see ever new cases.
             clean = drawing_seed(self._seed, self._made)
             self.clean_due += 1
-            made.append(HuntPlan(None, backend, clean, CLEAN_CASES, dtypes, SHRINK_S, self._until))
-        return made
+            plans.append(HuntPlan(None, backend, clean, CLEAN_CASES, dtypes, SHRINK_S, self._until))
+        return plans
 
 
 def _note(report: SelfTest, result: HuntResult) -> None:
@@ -200,7 +200,7 @@ def _note(report: SelfTest, result: HuntResult) -> None:
     if result.fault is None:
         report.clean.append(Clean(result.backend, result.cases, result.by, result.case, result.missing))
         return
-    row = next(one for one in report.faults if one.name == result.fault)
+    row = next(row for row in report.faults if row.name == result.fault)
     if row.caught:
         return  # another round, which ran beside this one, has caught the fault
     row.backend, row.missing = result.backend, result.missing

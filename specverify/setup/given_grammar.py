@@ -79,6 +79,6 @@ def read_grammar(file: str, library: str) -> GivenGrammar:
             f"--grammar-library {library} is not installed: pip install 'specverify-decoding[grammars]', "
             f"or --grammar-library {LIBRARIES[0]}"
         )
-    given = GivenGrammar(file, kind, text, library)
-    given.over(BYTES)
-    return given
+    grammar = GivenGrammar(file, kind, text, library)
+    grammar.over(BYTES)
+    return grammar

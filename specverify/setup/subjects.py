@@ -136,10 +136,10 @@ def ended(why: BaseException) -> Declined | Crashed:
 def in_words(why: BaseException) -> str:
     """An exception in one line: its type, and the beginning of its message, if `str` can make one."""
     try:
-        said = " ".join(str(why).split())[:200]
+        message = " ".join(str(why).split())[:200]
     except Exception:  # `__str__` is the backend's code too
-        said = "(it cannot be put into words)"
-    return f"{type(why).__name__}: {said}"
+        message = "(it cannot be put into words)"
+    return f"{type(why).__name__}: {message}"
 
 
 FRAMES = 6

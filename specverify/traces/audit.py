@@ -91,9 +91,9 @@ def audit(file: str, model: Checkpoint | None, globs: tuple[str, ...] = (), pref
         UnusableInput: The file cannot be read, or a line of it is no part of a trace; the message names the line.
         Unknown: A glob matches no invariant.
     """
-    wanted = invariants_matching(globs)
-    asked = (*(one for one in wanted if one.name not in NOT_OF_A_FILE), *(() if globs else (CONTINUES,)))
-    found = Audit(file)
+    chosen = invariants_matching(globs)
+    invariants = (*(invariant for invariant in chosen if invariant.name not in NOT_OF_A_FILE), *(() if globs else (CONTINUES,)))
+    result = Audit(file)
     try:
         with opened(file) as lines:
             runs = read(lines)
@@ -104,65 +104,65 @@ def audit(file: str, model: Checkpoint | None, globs: tuple[str, ...] = (), pref
     definition = Definition()
     try:
         for number, run in enumerate(runs):
-            _judge(found, number, run, model, asked, definition)
+            _judge(result, number, run, model, invariants, definition)
     except UnreadableLine as why:
         raise UnusableInput(f"{file}:{why.line}: {why.why}") from None
-    _settle(found, len(runs), prefix)
-    return found
+    _settle(result, len(runs), prefix)
+    return result
 
 
 def _cut_off(number: int, run: Recorded, trace: Trace, most: int) -> str | None:
     """Why run `number` is the beginning of one, as a crash or a full disk leaves it; None for a whole run."""
-    told = [run.end, *(step.get("emitted") for step in run.steps[-1:])]
+    ends = [run.end, *(step.get("emitted") for step in run.steps[-1:])]
     if run.end is None:
         after = f"after step {len(run.steps) - 1}" if run.steps else "before its first step"
         why = f"has no line `end`: it was cut off {after}"
-    elif trace.finish is None and not any(part is not None and "finish" in part for part in told):
+    elif trace.finish is None and not any(part is not None and "finish" in part for part in ends):
         why = f"ends after {len(trace.output)} of {most} tokens, at no stop, and `end.finish` does not say why"
     else:
         return None
     return f"run {number} (line {run.line}) {why}; --prefix judges the beginning of a run as it is"
 
 
-def _settle(found: Audit, runs: int, prefix: bool) -> None:
+def _settle(result: Audit, runs: int, prefix: bool) -> None:
     """Note why the audit is no pass; with `prefix`, runs that were cut off are no reason."""
-    tally = found.tally
+    tally = result.tally
     tally.excess_ties = too_many(tally) or too_many_experts(tally)
     silent = runs - tally.judged
     if not runs:
-        found.doubts.append("the file holds no run")
+        result.doubts.append("the file holds no run")
     elif silent > DECLINED_FLOOR * runs:
-        found.doubts.append(f"nothing could be judged in {silent} of {runs} runs")
+        result.doubts.append(f"nothing could be judged in {silent} of {runs} runs")
     if not prefix:
-        found.doubts += found.cut_off
-    tally.errors += [*found.doubts, *filter(None, [vacuous(tally)])]
-    found.doubts = tally.errors + [f"{one.line} (last lines: {'; '.join(one.error.said)})" for one in tally.internal]
+        result.doubts += result.cut_off
+    tally.errors += [*result.doubts, *filter(None, [vacuous(tally)])]
+    result.doubts = tally.errors + [f"{error.line} (last lines: {'; '.join(error.error.said)})" for error in tally.internal]
 
 
 def _judge(
-    found: Audit, number: int, run: Recorded, model: Checkpoint | None, asked: tuple[Invariant, ...], exact: Definition
+    result: Audit, number: int, run: Recorded, model: Checkpoint | None, asked_invariants: tuple[Invariant, ...], exact: Definition
 ) -> None:
-    """Judge one run, and add it to `found`."""
+    """Judge one run, and add it to `result`."""
     case = run.case(model)
     trace = _admitted(run, case)
-    found.cut_off += filter(None, [_cut_off(number, run, trace, case.stops.max_new_tokens)])
+    result.cut_off += filter(None, [_cut_off(number, run, trace, case.stops.max_new_tokens)])
     of_request = run.request is not None
-    known = isinstance(case.model, Seeded) or model is not None
-    architecture = _architecture(run, case, trace, exact if known else None)
-    oracle: Oracle = exact if known else WithoutModel(architecture)
+    has_model = isinstance(case.model, Seeded) or model is not None
+    architecture = _architecture(run, case, trace, exact if has_model else None)
+    oracle: Oracle = exact if has_model else WithoutModel(architecture)
     out = (*(NOT_OF_A_REQUEST if of_request else ()), *(() if run.padding_known else NEEDS_PADDING))
-    invariants = tuple(one for one in asked if one.name not in out)
-    subject = RecordedRun(run.engine or Path(found.file).name, case, trace, run.takes_tape, of_request)
+    invariants = tuple(invariant for invariant in asked_invariants if invariant.name not in out)
+    subject = RecordedRun(run.engine or Path(result.file).name, case, trace, run.takes_tape, of_request)
     verdict = judge(case, invariants, oracle, subject)
-    found.tally.add(verdict)
-    found.located += [Located(_line(run, one), number, one) for one in verdict.findings]
-    for one in asked:
-        outcome = verdict.outcomes.get(one.name)
+    result.tally.add(verdict)
+    result.located += [Located(_line(run, finding), number, finding) for finding in verdict.findings]
+    for invariant in asked_invariants:
+        outcome = verdict.outcomes.get(invariant.name)
         if outcome == "internal":
-            found.unasked.setdefault(one.name, Counter())["internal", ""] += 1
+            result.unasked.setdefault(invariant.name, Counter())["internal", ""] += 1
         elif outcome not in ("checked", "failed"):
-            why_not = _why(one, case, oracle, subject) if one in invariants else ("evidence", "")
-            found.unasked.setdefault(one.name, Counter())[why_not] += 1
+            why_not = _why(invariant, case, oracle, subject) if invariant in invariants else ("evidence", "")
+            result.unasked.setdefault(invariant.name, Counter())[why_not] += 1
 
 
 def _admitted(run: Recorded, case: Case) -> Trace:
@@ -173,12 +173,12 @@ def _admitted(run: Recorded, case: Case) -> Trace:
     """
     trace = run.trace(case)
     sizes = sizes_of(case, run.takes_tape)
-    at = 0
+    number = 0
     try:
-        for at, step in enumerate(trace.steps):  # noqa: B007 - the complaint names the step
+        for number, step in enumerate(trace.steps):  # noqa: B007 - the complaint names the step
             admitted_step(step, sizes)
     except Misshapen as wrong:
-        raise UnreadableLine(run.lines[at], f"step {at}, {wrong.why}") from None
+        raise UnreadableLine(run.lines[number], f"step {number}, {wrong.why}") from None
     declared = Declaration(
         name="recorded", device="cpu", dtypes=(case.dtype,), reveals=frozenset(Stage), takes_tape=run.takes_tape
     )
@@ -194,39 +194,39 @@ def _architecture(run: Recorded, case: Case, trace: Trace, exact: Definition | N
     Raises:
         UnreadableLine: A step shows a number of masks that the layers do not have.
     """
-    shown = {at: step.lowered.visible for at, step in enumerate(trace.steps) if step.lowered is not None}
-    masks = {at: len(visible) for at, visible in shown.items() if visible is not None}
+    visible_masks = {number: step.lowered.visible for number, step in enumerate(trace.steps) if step.lowered is not None}
+    masks = {number: len(visible) for number, visible in visible_masks.items() if visible is not None}
     if exact is not None:
         try:
-            known = exact.model(case.model, case.dtype).parameters.architecture
+            architecture = exact.model(case.model, case.dtype).parameters.architecture
         except Malformed as why:
             raise UnreadableLine(run.line, str(why)) from None
     else:
-        told = (run.request.windows, run.request.chunks) if run.request is not None else ((), ())
-        layers = len(told[0]) or len(told[1]) or next(iter(masks.values()), 1)
+        windows_and_chunks = (run.request.windows, run.request.chunks) if run.request is not None else ((), ())
+        layers = len(windows_and_chunks[0]) or len(windows_and_chunks[1]) or next(iter(masks.values()), 1)
         try:
-            known = Architecture(
-                "llama", case.model.vocab_size, 2, 2, 1, 1, 2, windows=told[0] or (0,) * layers, chunks=told[1]
+            architecture = Architecture(
+                "llama", case.model.vocab_size, 2, 2, 1, 1, 2, windows=windows_and_chunks[0] or (0,) * layers, chunks=windows_and_chunks[1]
             )
         except Malformed as why:
             raise UnreadableLine(run.line, f"run.{why}") from None
-    for at, count in masks.items():
-        if count != known.layers:
-            line = f"step {at}, lowered.visible: {count} masks, expected one for each of {known.layers} layers"
-            raise UnreadableLine(run.lines[at], line)
-    return known
+    for number, count in masks.items():
+        if count != architecture.layers:
+            line = f"step {number}, lowered.visible: {count} masks, expected one for each of {architecture.layers} layers"
+            raise UnreadableLine(run.lines[number], line)
+    return architecture
 
 
-def _why(one: Invariant, case: Case, oracle: Oracle, subject: RecordedRun) -> Why:
-    """Why `one` compared nothing, found by asking it alone."""
-    missing = one.needs - subject.reveals
+def _why(invariant: Invariant, case: Case, oracle: Oracle, subject: RecordedRun) -> Why:
+    """Why `invariant` compared nothing, found by asking it alone."""
+    missing = invariant.needs - subject.reveals
     if missing:
         return "stages", ", ".join(stage.word for stage in sorted(missing))
     without = oracle if isinstance(oracle, WithoutModel) else None
     subject.asked_again = False
     if without is not None:
         without.asked.clear()
-    outcome = judge(case, [one], oracle, subject).outcomes[one.name]
+    outcome = judge(case, [invariant], oracle, subject).outcomes[invariant.name]
     if without is not None and without.asked:
         return "model", ""
     if subject.asked_again:

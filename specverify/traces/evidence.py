@@ -62,9 +62,9 @@ class LoweredStep(Step):
     Reading a stage of MODELLED raises NoReference, so that the invariant which reads it has nothing to say.
     """
 
-    def __init__(self, case: Case, tree: Tree, lowered: Lowered, asked: set[str]) -> None:
+    def __init__(self, case: Case, tree: Tree, lowered: Lowered, asked_stages: set[str]) -> None:
         super().__init__(case.prefix, Drafted(tree), lowered)
-        object.__setattr__(self, "asked", asked)  # the class is frozen
+        object.__setattr__(self, "asked", asked_stages)  # the class is frozen
 
     def __getattribute__(self, name: str) -> Any:
         if name in MODELLED:
@@ -99,11 +99,11 @@ def continues(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     for number, step in enumerate(subject(case).steps):
         yield Compared(len(tokens))
         if step.context != tokens[:-1]:
-            same = (at for at, pair in enumerate(zip(step.context, tokens[:-1], strict=False)) if pair[0] != pair[1])
-            at = next(same, min(len(step.context), len(tokens) - 1))
-            where: dict[str, int | str] = {"position": at, "side": "context"}
-            found = Finding("trace.continues", Stage.DRAFTED, number, where, tokens[:-1][at:], step.context[at:])
-            yield found
+            differences = (position for position, pair in enumerate(zip(step.context, tokens[:-1], strict=False)) if pair[0] != pair[1])
+            first_difference = next(differences, min(len(step.context), len(tokens) - 1))
+            where: dict[str, int | str] = {"position": first_difference, "side": "context"}
+            finding = Finding("trace.continues", Stage.DRAFTED, number, where, tokens[:-1][first_difference:], step.context[first_difference:])
+            yield finding
             return
         if step.emitted is None:
             raise Unobserved("a step does not say what it emitted")
