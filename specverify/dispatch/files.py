@@ -27,12 +27,14 @@ def counts_in(path: Path, kind: str | None) -> dict[str, RankCounts]:
         head = json.loads(first)
     except ValueError:
         raise UnusableInput(f"{path}: line 1 is no JSON: results.jsonl of diff, or a recorded trace, is read") from None
-    counts_by_kind = _recorded(path, lines) if isinstance(head, dict) and "run" in head and "id" not in head else None
-    counts_by_kind = _results(path, lines) if counts_by_kind is None else counts_by_kind
+    counts_by_kind = (
+        _trace_counts(path, lines) if isinstance(head, dict) and "run" in head and "id" not in head else None
+    )
+    counts_by_kind = _result_counts(path, lines) if counts_by_kind is None else counts_by_kind
     return {tag: counts for tag, counts in counts_by_kind.items() if kind is None or tag == kind}
 
 
-def _recorded(path: Path, lines: list[str]) -> dict[str, RankCounts]:
+def _trace_counts(path: Path, lines: list[str]) -> dict[str, RankCounts]:
     steps = []
     try:
         runs = read(lines)
@@ -52,7 +54,7 @@ def _recorded(path: Path, lines: list[str]) -> dict[str, RankCounts]:
     return {"trace": counts_of(steps)} if steps else {}
 
 
-def _results(path: Path, lines: list[str]) -> dict[str, RankCounts]:
+def _result_counts(path: Path, lines: list[str]) -> dict[str, RankCounts]:
     counts_by_kind: dict[str, RankCounts] = {}
     for number, line in enumerate(lines, 1):
         if not line.strip():

@@ -43,7 +43,7 @@ def forward_seconds(
     everyone = tuple(range(batch))
     for number in everyone:
         live.do(Action("add", (number,)))
-    times, before = [], 0.0
+    times = []
     for _ in range(steps + 1):
         before = live.trace.forward_s
         live.do(Action("step", everyone))

@@ -31,7 +31,7 @@ from specverify.isolation.leftovers import left, leftovers
 from specverify.isolation.lifeline import die_with
 from specverify.isolation.residue import changed, state
 from specverify.isolation.wire import Closed, Garbled, Wire
-from specverify.setup.subjects import ended, manifest, open_planted, subject_of
+from specverify.setup.subjects import manifest, open_planted, outcome_of, subject_of
 
 COMPLAINTS = ("Unknown", "UnknownBackend", "UnusableInput", "WrongFlag", "Unavailable", "MissingInput")
 """Names of exceptions during opening that the worker raises again; any other is a defect of ours."""
@@ -181,7 +181,7 @@ class Served:
         except Unavailable as why:
             answer = ("gone", str(why))
         except BaseException as why:
-            answer = ("absent", ended(why))
+            answer = ("absent", outcome_of(why))
         # A fork that the run made has returned here as if it were the engine: it must not answer a second time.
         if os.getpid() != self._process:
             self._copies.came_back()

@@ -31,7 +31,7 @@ READ_Q = ("chain", "multi-round", "specinfer", "block")
 
 
 @dataclass(frozen=True)
-class Asked:
+class LawQuery:
     """A rule in a world.
 
     Attributes:
@@ -40,7 +40,7 @@ class Asked:
         draws: One of DRAWS; ignored if the tables give tokens.
         setting: The settings in words.
         soft: Whether top-k tokens come with the soft q, as if they had been drawn from it.
-        own: The user's own rule, `pkg.module:function`, or None.
+        user_rule: The user's own rule, `pkg.module:function`, or None.
         claims: Whether the user's rule claims to be lossless.
     """
 
@@ -49,11 +49,11 @@ class Asked:
     draws: str
     setting: str = ""
     soft: bool = False
-    own: str | None = None
+    user_rule: str | None = None
     claims: bool = False
 
 
-def measured(query: Asked, most: int | None = None) -> LawFacts:
+def enumerate_law(query: LawQuery, most: int | None = None) -> LawFacts:
     """The facts about a rule in a world, by enumeration of every possible decision.
 
     Args:
@@ -73,22 +73,25 @@ def measured(query: Asked, most: int | None = None) -> LawFacts:
     has_tokens = tables.tokens is not None
     promise: bool | None = rule.lossless("top-k" if has_tokens else query.draws, tables.distinct(query.draws))
     declared = rule.promise
-    condition, why = declared.condition, ""
-    if query.own is not None:
+    condition = declared.condition
+    why = ""
+    if query.user_rule is not None:
         # A user's rule promises only what the command line claims for it.
-        promise, condition = (True if query.claims else None), ""
+        promise = True if query.claims else None
+        condition = ""
     elif query.soft and rule.name in READ_Q:
-        promise, condition = False, "tokens are drawn from the q that is handed over"
+        promise = False
+        condition = "tokens are drawn from the q that is handed over"
         why = f"a greedy draft treated as a sample: {rule.name} promises the target's law only where {condition}"
     return LawFacts(
-        rule=query.own or rule.name,
+        rule=query.user_rule or rule.name,
         setting=query.setting,
         draws="given" if has_tokens else query.draws,
         tree=_tree(tables),
         promise=promise,
         condition=condition,
-        source="" if query.own else declared.source,
-        sentence="" if query.own else declared.sentence,
+        source="" if query.user_rule else declared.source,
+        sentence="" if query.user_rule else declared.sentence,
         why=why,
         biased=off != 0 if exact else off > NOISE,
         exact=exact,
@@ -107,10 +110,10 @@ def _tree(tables: Tables) -> str:
     return f"parents {parents} (node 0 is the root){tokens}; {tables.vocab} tokens"
 
 
-def _law(query: Asked, runs: "_Runs") -> Law:
+def _law(query: LawQuery, runs: "_Runs") -> Law:
     tables = query.tables
     # Built-in rules read only the children of the current node, so that a tree can be drawn while it is walked.
-    is_drawn_first = query.soft or query.own is not None
+    is_drawn_first = query.soft or query.user_rule is not None
     try:
         blocks = round_law(
             tables.shape,
@@ -125,12 +128,12 @@ def _law(query: Asked, runs: "_Runs") -> Law:
     except Malformed as why:
         if isinstance(why.__cause__, UnusableInput):
             raise why.__cause__ from None
-        raise UnusableInput(cut(f"--rule {query.own}: {why.why}" if query.own else str(why))) from why
+        raise UnusableInput(cut(f"--rule {query.user_rule}: {why.why}" if query.user_rule else str(why))) from why
     # A rule that reads a clock or random numbers of its own gives runs that do not add up to 1.
     total = sum(blocks.values())
     if not -NOISE < float(total) - 1.0 < NOISE:
         raise UnusableInput(
-            f"--rule {query.own}: its runs add up to {float(total):.6g}, not to 1:"
+            f"--rule {query.user_rule}: its runs add up to {float(total):.6g}, not to 1:"
             " it may depend on nothing but its arguments and coins"
         )
     return blocks
@@ -143,9 +146,11 @@ class _Runs:
         count: Runs so far.
     """
 
-    def __init__(self, query: Asked, most: int) -> None:
-        self._program: Program = acceptance.verify if query.own is None else own_rule(query.own)
-        self._tables, self._soft, self._most = query.tables, query.soft, most
+    def __init__(self, query: LawQuery, most: int) -> None:
+        self._program: Program = acceptance.verify if query.user_rule is None else own_rule(query.user_rule)
+        self._tables = query.tables
+        self._soft = query.soft
+        self._most = most
         self.count = 0
 
     def __call__(self, *arguments: Any) -> Answer:

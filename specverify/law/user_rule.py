@@ -72,7 +72,7 @@ def _answer(answer: Any, where: str, vocab: int) -> Answer:
         nodes = tuple(operator.index(node) for node in path)
         counted = len(weights)
     except (TypeError, ValueError):
-        raise UnusableInput(f"{where}: answered {_shown(answer)}, not (path of node indices, weights)") from None
+        raise UnusableInput(f"{where}: answered {_quote(answer)}, not (path of node indices, weights)") from None
     if counted != vocab:
         raise UnusableInput(f"{where}: answered {counted} weights for a vocabulary of {vocab}")
     return nodes, [_number(weight, where) for weight in weights]
@@ -85,10 +85,10 @@ def _number(weight: Any, where: str) -> Number:
     try:
         return float(weight)
     except (TypeError, ValueError, OverflowError):
-        raise UnusableInput(f"{where}: answered the weight {_shown(weight)}, which is no number") from None
+        raise UnusableInput(f"{where}: answered the weight {_quote(weight)}, which is no number") from None
 
 
-def _shown(value: object) -> str:
+def _quote(value: object) -> str:
     text = " ".join(repr(value).split())
     return text if len(text) <= 80 else f"{text[:80]}…"
 

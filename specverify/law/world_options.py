@@ -69,7 +69,7 @@ class Tables:
         return draws == "top-k" and len(self.drafts) == 1
 
 
-def exactly(written: object, where: str) -> Fraction:
+def exact_number(written: object, where: str) -> Fraction:
     """The number `written` (text, or an int) as an exact fraction; a decimal is not rounded to a float.
 
     Raises:
@@ -91,7 +91,7 @@ def probabilities(written: Sequence[object], where: str) -> Row:
     """
     if len(written) > MOST_TOKENS:
         raise UnusableInput(f"{where}: {len(written)} tokens are too many to enumerate; use {MOST_TOKENS} at most")
-    row = [exactly(value, f"{where}[{token}]") for token, value in enumerate(written)]
+    row = [exact_number(value, f"{where}[{token}]") for token, value in enumerate(written)]
     for token, value in enumerate(row):
         if value < 0:
             raise UnusableInput(f"{where}[{token}]: {written[token]} is negative")
@@ -101,12 +101,12 @@ def probabilities(written: Sequence[object], where: str) -> Row:
     return normalised(row)
 
 
-def listed(text: str, where: str) -> Row:
+def parse_law(text: str, where: str) -> Row:
     """The law in a text of probabilities with commas between them."""
     return probabilities(text.split(","), where)
 
 
-def numbers(text: str, where: str) -> Path:
+def parse_numbers(text: str, where: str) -> Path:
     """The whole numbers in a text with commas between them."""
     parts = [part.strip() for part in text.split(",")]
     for position, part in enumerate(parts):
@@ -115,7 +115,7 @@ def numbers(text: str, where: str) -> Path:
     return tuple(int(part) for part in parts)
 
 
-def shaped(parents: Path, where: str) -> Shape:
+def shape_of(parents: Path, where: str) -> Shape:
     """The tree with these parents.
 
     Raises:
@@ -129,7 +129,7 @@ def shaped(parents: Path, where: str) -> Shape:
         raise UnusableInput(f"{where}: {why} (node 0 is the root and its own parent)") from None
 
 
-def full(siblings: int, depth: int) -> Shape:
+def full_tree(siblings: int, depth: int) -> Shape:
     """The tree in which every node above `depth` has `siblings` children, level by level."""
     # The depth first, so that no huge powers are computed.
     if depth >= MOST_NODES or sum(siblings**level for level in range(depth + 1)) > MOST_NODES:
@@ -144,7 +144,7 @@ def full(siblings: int, depth: int) -> Shape:
     return Shape(tuple(parents))
 
 
-def fitting(tokens: Path, shape: Shape, vocab: int, where: str) -> Path:
+def fitting_tokens(tokens: Path, shape: Shape, vocab: int, where: str) -> Path:
     """`tokens`, after a check that there is one for each node of `shape` and that each is in the vocabulary.
 
     Raises:

@@ -21,7 +21,7 @@ from properties.verdict.subject import NoTrace, Subject
 from reference.case import Case
 from specverify.setup.subjects import open_planted, subject_of
 
-KEPT = 4096
+MOST_DIGESTS = 4096
 """Most digests kept for one backend."""
 
 ON_TABLES = {invariant.name for invariant in (*law.INVARIANTS, *distribution.INVARIANTS)}
@@ -38,7 +38,7 @@ class CleanDigests:
         self._backend = open_planted(backend, None)
         # The digests are remembered, not the traces.
         self._clean = subject_of(self._backend, keep=2)
-        self._held: OrderedDict[Case, str] = OrderedDict()
+        self._digests: OrderedDict[Case, str] = OrderedDict()
 
     def samples_like(self, planted: Backend) -> bool:
         """Whether `planted` samples by the same functions as the clean backend, so that tables cannot tell them apart.
@@ -46,9 +46,13 @@ class CleanDigests:
         It is False for a backend that lacks our sampling seams.
         """
         clean_seams, planted_seams = (getattr(backend, "seams", None) for backend in (self._backend, planted))
-        return isinstance(clean_seams, Seams) and isinstance(planted_seams, Seams) and clean_seams.sampling == planted_seams.sampling
+        return (
+            isinstance(clean_seams, Seams)
+            and isinstance(planted_seams, Seams)
+            and clean_seams.sampling == planted_seams.sampling
+        )
 
-    def left(
+    def worth_judging(
         self, case: Case, planted: Subject, invariants: tuple[Invariant, ...], tables: bool
     ) -> tuple[Invariant, ...]:
         """The members of `invariants` that are worth judging on `case`.
@@ -57,12 +61,12 @@ class CleanDigests:
         `tables` says that `planted` samples by functions of its own; else none is. A fault that shows only in a variant
         of the case, or in another generation from its prompt, is then missed.
         """
-        if case not in self._held:
-            self._held[case] = digest(self._clean, case)
+        if case not in self._digests:
+            self._digests[case] = digest(self._clean, case)
             # The oldest digest goes first: rounds over many faults use the same cases in the same order.
-            while len(self._held) > KEPT:
-                self._held.popitem(last=False)
-        if digest(planted, case) != self._held[case]:
+            while len(self._digests) > MOST_DIGESTS:
+                self._digests.popitem(last=False)
+        if digest(planted, case) != self._digests[case]:
             return invariants
         return () if not tables else tuple(invariant for invariant in invariants if invariant.name in ON_TABLES)
 

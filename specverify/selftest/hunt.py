@@ -130,7 +130,7 @@ def hunt(task: HuntPlan) -> HuntResult:
     began, busy = time.perf_counter(), time.process_time()
     met_at = 0.0
 
-    def arrived(verdict: Verdict) -> None:
+    def note_verdict(verdict: Verdict) -> None:
         nonlocal met_at
         judged.append(verdict)
         met_at = time.perf_counter()
@@ -153,8 +153,8 @@ def hunt(task: HuntPlan) -> HuntResult:
     subject = subject_of(backend)
     tables = asks_tables(task, backend)
     invariants = tuple(invariant for invariant in ALL if tables or invariant.name not in TABLES_ALONE)
-    search = Search(plan, invariants, _oracle(), subject, arrived, stopped)
-    search.run_given(_posed(task, dtypes, subject, tables))
+    search = Search(plan, invariants, _oracle(), subject, note_verdict, stopped)
+    search.run_given(_cases_to_judge(task, dtypes, subject, tables))
     seconds = (met_at or time.perf_counter()) - began
     if search.differs and subject.variant_interval > 1:
         # On a slow backend the smallest case is judged by the invariants that judged the drawn one alone. All
@@ -173,7 +173,9 @@ def hunt(task: HuntPlan) -> HuntResult:
         return HuntResult(task.fault, task.backend, len(judged), seconds, busy, skip=task.skip, internal=tuple(raised))
     smallest = failure.verdict
     # The verdict that differed is the last: `run_given` stops at the first difference.
-    failed = {name for verdict in (judged[-1], smallest) for name, outcome in verdict.outcomes.items() if outcome == "failed"}
+    failed = {
+        name for verdict in (judged[-1], smallest) for name, outcome in verdict.outcomes.items() if outcome == "failed"
+    }
     session = smallest.case.session
     return HuntResult(
         task.fault,
@@ -210,7 +212,7 @@ def asks_tables(task: HuntPlan, backend: Backend) -> bool:
     return task.fault is None or not digests_of(task.backend).samples_like(backend)
 
 
-def _posed(
+def _cases_to_judge(
     task: HuntPlan, dtypes: tuple[str, ...], subject: Subject, tables: bool
 ) -> Iterator[tuple[Case, tuple[Invariant, ...]]]:
     """The cases that a search with the hunt's seed draws, each with the invariants to judge."""
@@ -218,7 +220,10 @@ def _posed(
     for case in islice(drawn, task.skip, task.skip + task.cases):
         turns = taking_turns(case, ALL, subject.variant_interval)
         invariants = tuple(invariant for invariant in turns if tables or invariant.name not in TABLES_ALONE)
-        yield case, digests_of(task.backend).left(case, subject, invariants, tables) if task.sieved else invariants
+        yield (
+            case,
+            digests_of(task.backend).worth_judging(case, subject, invariants, tables) if task.sieved else invariants,
+        )
 
 
 def grounds_of(names: list[str], backend: str | None) -> dict[str, str]:

@@ -62,7 +62,7 @@ class Options:
     html_file: str | None = None
 
 
-def chosen(globs: tuple[str, ...]) -> list[Fault]:
+def matching_faults(globs: tuple[str, ...]) -> list[Fault]:
     """The faults that any of `globs` matches, by name or catalogue id; all without globs.
 
     Raises:
@@ -72,7 +72,11 @@ def chosen(globs: tuple[str, ...]) -> list[Fault]:
         if not any(fnmatchcase(name, glob) for fault in faults.ALL for name in (fault.name, fault.id)):
             raise Unknown(f"--fault {glob}: no fault matches; `specverify list faults` names them")
     patterns = globs or ("*",)
-    return [fault for fault in faults.ALL if any(fnmatchcase(name, glob) for glob in patterns for name in (fault.name, fault.id))]
+    return [
+        fault
+        for fault in faults.ALL
+        if any(fnmatchcase(name, glob) for glob in patterns for name in (fault.name, fault.id))
+    ]
 
 
 def selftest(options: Options, folder: Path) -> int:
@@ -90,7 +94,7 @@ def selftest(options: Options, folder: Path) -> int:
     check_apart({"--json": options.json_file, "--html": options.html_file})
     for file in filter(None, (options.json_file, options.html_file)):
         writing.check(file)
-    chosen_faults = chosen(options.globs)
+    chosen_faults = matching_faults(options.globs)
     names = [fault.name for fault in chosen_faults]
     began = time.time()
     report = SelfTest(
@@ -146,11 +150,14 @@ class Course:
     """The order of hunts: the next round of a fault queues behind the waiting hunts, so that no worker is idle."""
 
     def __init__(self, names: list[str], backends: dict[str, str], seed: int, until: float) -> None:
-        self._names, self._backends, self._seed, self._until = names, backends, seed, until
+        self._names = names
+        self._backends = backends
+        self._seed = seed
+        self._until = until
         self._round = dict.fromkeys(names, 0)
         self.at_large = set(names)
         self.clean_due = 0
-        self._made = 0
+        self._num_hunts = 0
 
     def first(self) -> list[HuntPlan]:
         """The first round, ordered by backend."""
@@ -184,11 +191,11 @@ class Course:
         skip = sum(count for count, _ in ROUNDS[:number])
         dtypes = default_dtypes(backend)
         plans = [HuntPlan(name, backend, drawing_seed(self._seed), cases, dtypes, SHRINK_S, self._until, sieved, skip)]
-        self._made += 1
+        self._num_hunts += 1
         # The very first hunt has one beside it, so that every self-test has a clean run.
-        if self._made % CLEAN_EVERY == 1:
+        if self._num_hunts % CLEAN_EVERY == 1:
             # Each clean hunt has a seed of its own, so that clean runs see ever new cases.
-            clean = drawing_seed(self._seed, self._made)
+            clean = drawing_seed(self._seed, self._num_hunts)
             self.clean_due += 1
             plans.append(HuntPlan(None, backend, clean, CLEAN_CASES, dtypes, SHRINK_S, self._until))
         return plans
@@ -203,11 +210,17 @@ def _note(report: SelfTest, result: HuntResult) -> None:
     row = next(row for row in report.faults if row.name == result.fault)
     if row.caught:
         return  # another round, which ran beside this one, has caught the fault
-    row.backend, row.missing = result.backend, result.missing
+    row.backend = result.backend
+    row.missing = result.missing
     # The number of the case in `diff`'s order, or the furthest case so far: rounds may end out of order.
     row.cases = result.skip + result.cases if result.caught else max(row.cases, result.skip + result.cases)
     row.seconds += result.seconds
     row.cpu += result.cpu
     if result.caught:
-        row.caught, row.by, row.stage_named, row.case = True, result.by, result.stage, result.case
-        row.nodes, row.actions, row.failed = result.nodes, result.actions, result.failed
+        row.caught = True
+        row.by = result.by
+        row.stage_named = result.stage
+        row.case = result.case
+        row.nodes = result.nodes
+        row.actions = result.actions
+        row.failed = result.failed

@@ -17,5 +17,7 @@ def check_apart(files: dict[str, str | None]) -> None:
             continue
         place = "-" if file == "-" else str(Path(file).resolve())
         if place in option_of_place:
-            raise UnusableInput(f"{option_of_place[place]} and {option} would be one file, {file}: give them different names")
+            raise UnusableInput(
+                f"{option_of_place[place]} and {option} would be one file, {file}: give them different names"
+            )
         option_of_place[place] = option

@@ -33,7 +33,9 @@ def invariants_matching(globs: tuple[str, ...], tokens_alone: bool = False) -> t
                 "an oracle, and the reference shows tokens alone" if tokens_alone else "--against an engine of tokens"
             )
             raise Unknown(f"every invariant that matches {glob!r} needs {needs}")
-    return tuple(invariant for invariant in invariants if not globs or any(fnmatchcase(invariant.name, glob) for glob in globs))
+    return tuple(
+        invariant for invariant in invariants if not globs or any(fnmatchcase(invariant.name, glob) for glob in globs)
+    )
 
 
 def check_globs(globs: tuple[str, ...]) -> None:

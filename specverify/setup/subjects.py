@@ -94,7 +94,7 @@ def subject_of(backend: Backend, keep: int = 48) -> Subject:
             place = function_at(backend.run)
             return Crashed(why.stage, why.why, (f"{place} in run",) if place else ())
         except (Exception, SystemExit, GeneratorExit) as why:
-            return ended(why)
+            return outcome_of(why)
 
     def watch(case: Case) -> Trace | Declined | Crashed:
         from backends.run_draws import recording  # brings torch
@@ -113,14 +113,16 @@ def subject_of(backend: Backend, keep: int = 48) -> Subject:
     tables = Guarded(backend) if isinstance(backend, ExactLaw) else None
     door = serve if declared.sessions and isinstance(backend, Serving) else None
     subject = Subject(declared.name, run, declared.reveals, keep, tables, declared.takes_tape, door)
-    subject.abilities, subject.declines = declared, declared.outside
+    subject.abilities = declared
+    subject.declines = declared.outside
     # The places of a tape's coins are in every trace.
     subject.watch = None if declared.takes_tape else watch
-    subject.variant_interval, subject.tables_dtype = declared.variant_interval, declared.tables_dtype
+    subject.variant_interval = declared.variant_interval
+    subject.tables_dtype = declared.tables_dtype
     return subject
 
 
-def ended(why: BaseException) -> Declined | Crashed:
+def outcome_of(why: BaseException) -> Declined | Crashed:
     """The outcome for a backend's exception: a refusal, or a crash, since an engine under test may raise anything."""
     if isinstance(why, Unsupported):
         return Declined(str(why))
@@ -145,7 +147,7 @@ def in_words(why: BaseException) -> str:
 FRAMES = 6
 """Number of innermost frames that a crash keeps: the backend's own, not the frames of our code that called it."""
 
-OURS = Path(__file__).resolve().parent
+OUR_FOLDER = Path(__file__).resolve().parent
 """Our folder, whose frames say nothing about the backend."""
 
 SOURCE = 120
@@ -161,7 +163,9 @@ def last_frames(why: BaseException) -> tuple[str, ...]:
     # The first error names the place of the fault; later ones only wrap it.
     while why.__cause__ is not None:
         why = why.__cause__
-    frames = [frame for frame in traceback.extract_tb(why.__traceback__) if OURS not in Path(frame.filename).parents]
+    frames = [
+        frame for frame in traceback.extract_tb(why.__traceback__) if OUR_FOLDER not in Path(frame.filename).parents
+    ]
     return tuple(
         f"{'/'.join(Path(frame.filename).parts[-2:])}:{frame.lineno} in {frame.name}: {(frame.line or '')[:SOURCE]}"
         for frame in frames[-FRAMES:]
@@ -176,7 +180,7 @@ class GuardedLive:
         try:
             self._live = backend.serve(case)
         except Exception as why:
-            raise NoTrace(ended(why)) from why
+            raise NoTrace(outcome_of(why)) from why
 
     def do(self, action: Action) -> None:
         """As `Live.do`; raises NoTrace."""
@@ -184,7 +188,7 @@ class GuardedLive:
             self._live.do(action)
             self._door.do(action)
         except (Exception, SystemExit, GeneratorExit) as why:
-            raise NoTrace(ended(why)) from why
+            raise NoTrace(outcome_of(why)) from why
 
     @property
     def trace(self) -> Trace:
@@ -192,7 +196,7 @@ class GuardedLive:
         try:
             return self._door.admit(self._live.trace)
         except Exception as why:
-            raise NoTrace(ended(why)) from why
+            raise NoTrace(outcome_of(why)) from why
 
 
 class Guarded:

@@ -44,7 +44,7 @@ words."""
 
 
 @dataclass(frozen=True)
-class Located:
+class LocatedFinding:
     """A finding, with its place in the file: the line, and the number of the run."""
 
     line: int
@@ -59,7 +59,7 @@ class Audit:
     Attributes:
         file: The file, as it was named.
         tally: The counts of all runs, each as one case.
-        located: Every finding.
+        findings: Every finding.
         unasked: Each invariant that compared nothing in some run, with the reasons and the number of runs.
         cut_off: Runs that are beginnings of runs, one line each.
         doubts: Reasons why the audit is no pass, one line each.
@@ -67,7 +67,7 @@ class Audit:
 
     file: str
     tally: Tally = field(default_factory=lambda: Tally("recorded"))
-    located: list[Located] = field(default_factory=list)
+    findings: list[LocatedFinding] = field(default_factory=list)
     unasked: dict[str, Counter[Why]] = field(default_factory=dict)
     cut_off: list[str] = field(default_factory=list)
     doubts: list[str] = field(default_factory=list)
@@ -92,7 +92,10 @@ def audit(file: str, model: Checkpoint | None, globs: tuple[str, ...] = (), pref
         Unknown: A glob matches no invariant.
     """
     chosen = invariants_matching(globs)
-    invariants = (*(invariant for invariant in chosen if invariant.name not in NOT_OF_A_FILE), *(() if globs else (CONTINUES,)))
+    invariants = (
+        *(invariant for invariant in chosen if invariant.name not in NOT_OF_A_FILE),
+        *(() if globs else (CONTINUES,)),
+    )
     result = Audit(file)
     try:
         with opened(file) as lines:
@@ -107,11 +110,11 @@ def audit(file: str, model: Checkpoint | None, globs: tuple[str, ...] = (), pref
             _judge(result, number, run, model, invariants, definition)
     except UnreadableLine as why:
         raise UnusableInput(f"{file}:{why.line}: {why.why}") from None
-    _settle(result, len(runs), prefix)
+    _note_doubts(result, len(runs), prefix)
     return result
 
 
-def _cut_off(number: int, run: Recorded, trace: Trace, most: int) -> str | None:
+def _why_cut_off(number: int, run: Recorded, trace: Trace, most: int) -> str | None:
     """Why run `number` is the beginning of one, as a crash or a full disk leaves it; None for a whole run."""
     ends = [run.end, *(step.get("emitted") for step in run.steps[-1:])]
     if run.end is None:
@@ -124,7 +127,7 @@ def _cut_off(number: int, run: Recorded, trace: Trace, most: int) -> str | None:
     return f"run {number} (line {run.line}) {why}; --prefix judges the beginning of a run as it is"
 
 
-def _settle(result: Audit, runs: int, prefix: bool) -> None:
+def _note_doubts(result: Audit, runs: int, prefix: bool) -> None:
     """Note why the audit is no pass; with `prefix`, runs that were cut off are no reason."""
     tally = result.tally
     tally.excess_ties = too_many(tally) or too_many_experts(tally)
@@ -136,16 +139,23 @@ def _settle(result: Audit, runs: int, prefix: bool) -> None:
     if not prefix:
         result.doubts += result.cut_off
     tally.errors += [*result.doubts, *filter(None, [vacuous(tally)])]
-    result.doubts = tally.errors + [f"{error.line} (last lines: {'; '.join(error.error.said)})" for error in tally.internal]
+    result.doubts = tally.errors + [
+        f"{error.line} (last lines: {'; '.join(error.error.said)})" for error in tally.internal
+    ]
 
 
 def _judge(
-    result: Audit, number: int, run: Recorded, model: Checkpoint | None, asked_invariants: tuple[Invariant, ...], exact: Definition
+    result: Audit,
+    number: int,
+    run: Recorded,
+    model: Checkpoint | None,
+    asked_invariants: tuple[Invariant, ...],
+    exact: Definition,
 ) -> None:
     """Judge one run, and add it to `result`."""
     case = run.case(model)
-    trace = _admitted(run, case)
-    result.cut_off += filter(None, [_cut_off(number, run, trace, case.stops.max_new_tokens)])
+    trace = _admit_trace(run, case)
+    result.cut_off += filter(None, [_why_cut_off(number, run, trace, case.stops.max_new_tokens)])
     of_request = run.request is not None
     has_model = isinstance(case.model, Seeded) or model is not None
     architecture = _architecture(run, case, trace, exact if has_model else None)
@@ -155,17 +165,17 @@ def _judge(
     subject = RecordedRun(run.engine or Path(result.file).name, case, trace, run.takes_tape, of_request)
     verdict = judge(case, invariants, oracle, subject)
     result.tally.add(verdict)
-    result.located += [Located(_line(run, finding), number, finding) for finding in verdict.findings]
+    result.findings += [LocatedFinding(_line_of(run, finding), number, finding) for finding in verdict.findings]
     for invariant in asked_invariants:
         outcome = verdict.outcomes.get(invariant.name)
         if outcome == "internal":
             result.unasked.setdefault(invariant.name, Counter())["internal", ""] += 1
         elif outcome not in ("checked", "failed"):
-            why_not = _why(invariant, case, oracle, subject) if invariant in invariants else ("evidence", "")
+            why_not = _why_silent(invariant, case, oracle, subject) if invariant in invariants else ("evidence", "")
             result.unasked.setdefault(invariant.name, Counter())[why_not] += 1
 
 
-def _admitted(run: Recorded, case: Case) -> Trace:
+def _admit_trace(run: Recorded, case: Case) -> Trace:
     """The trace of a run, with arrays of the types and shapes that the case gives them.
 
     Raises:
@@ -194,7 +204,9 @@ def _architecture(run: Recorded, case: Case, trace: Trace, exact: Definition | N
     Raises:
         UnreadableLine: A step shows a number of masks that the layers do not have.
     """
-    visible_masks = {number: step.lowered.visible for number, step in enumerate(trace.steps) if step.lowered is not None}
+    visible_masks = {
+        number: step.lowered.visible for number, step in enumerate(trace.steps) if step.lowered is not None
+    }
     masks = {number: len(visible) for number, visible in visible_masks.items() if visible is not None}
     if exact is not None:
         try:
@@ -202,22 +214,25 @@ def _architecture(run: Recorded, case: Case, trace: Trace, exact: Definition | N
         except Malformed as why:
             raise UnreadableLine(run.line, str(why)) from None
     else:
-        windows_and_chunks = (run.request.windows, run.request.chunks) if run.request is not None else ((), ())
-        layers = len(windows_and_chunks[0]) or len(windows_and_chunks[1]) or next(iter(masks.values()), 1)
+        windows = run.request.windows if run.request is not None else ()
+        chunks = run.request.chunks if run.request is not None else ()
+        layers = len(windows) or len(chunks) or next(iter(masks.values()), 1)
         try:
             architecture = Architecture(
-                "llama", case.model.vocab_size, 2, 2, 1, 1, 2, windows=windows_and_chunks[0] or (0,) * layers, chunks=windows_and_chunks[1]
+                "llama", case.model.vocab_size, 2, 2, 1, 1, 2, windows=windows or (0,) * layers, chunks=chunks
             )
         except Malformed as why:
             raise UnreadableLine(run.line, f"run.{why}") from None
     for number, count in masks.items():
         if count != architecture.layers:
-            line = f"step {number}, lowered.visible: {count} masks, expected one for each of {architecture.layers} layers"
+            line = (
+                f"step {number}, lowered.visible: {count} masks, expected one for each of {architecture.layers} layers"
+            )
             raise UnreadableLine(run.lines[number], line)
     return architecture
 
 
-def _why(invariant: Invariant, case: Case, oracle: Oracle, subject: RecordedRun) -> Why:
+def _why_silent(invariant: Invariant, case: Case, oracle: Oracle, subject: RecordedRun) -> Why:
     """Why `invariant` compared nothing, found by asking it alone."""
     missing = invariant.needs - subject.reveals
     if missing:
@@ -225,16 +240,16 @@ def _why(invariant: Invariant, case: Case, oracle: Oracle, subject: RecordedRun)
     without = oracle if isinstance(oracle, WithoutModel) else None
     subject.asked_again = False
     if without is not None:
-        without.asked.clear()
+        without.asked_stages.clear()
     outcome = judge(case, [invariant], oracle, subject).outcomes[invariant.name]
-    if without is not None and without.asked:
+    if without is not None and without.asked_stages:
         return "model", ""
     if subject.asked_again:
         return "runs", ""
     return ("evidence", "") if outcome == "unobserved" else ("nothing", "")
 
 
-def _line(run: Recorded, finding: Finding) -> int:
+def _line_of(run: Recorded, finding: Finding) -> int:
     """The line of the file on which the difference stands."""
     if finding.invariant == "lossless.accounting" and finding.where.get("side") != "tokens":
         return run.end_line or run.line

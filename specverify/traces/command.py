@@ -30,7 +30,7 @@ def check(file: str, model: str | None, invariants: tuple[str, ...], json_file: 
     if json_file is not None:
         writing.check(json_file)
     result = audit(file, None if model is None else open_checkpoint(model), invariants, prefix)
-    lines = [finding_line(file, located.line, located.run, located.finding) for located in result.located]
+    lines = [finding_line(file, located.line, located.run, located.finding) for located in result.findings]
     page = audit_page(file, result.tally, lines, result.unasked, result.doubts)
     click.echo(page.rstrip("\n"), err=json_file == "-")
     if json_file is not None:
@@ -46,7 +46,10 @@ def check(file: str, model: str | None, invariants: tuple[str, ...], json_file: 
             "runs": facts["cases"],
             "judged": facts["judged"],
             "invariants": facts["invariants"],
-            "findings": [{"line": located.line, "run": located.run, **finding_fact(located.finding)} for located in result.located],
+            "findings": [
+                {"line": located.line, "run": located.run, **finding_fact(located.finding)}
+                for located in result.findings
+            ],
             "ties": facts["ties"],
             "unasked": unasked,
             "no_pass": result.doubts,

@@ -88,14 +88,14 @@ def test_a_case_on_which_nothing_is_done_otherwise_is_left_to_the_tables() -> No
     digests = CleanDigests("cpu-eager")
     planted = subject_of(open_planted("cpu-eager", "tree-masked-as-chain"))
     for tables in (True, False):
-        assert digests.left(BRANCHED, planted, ALL, tables) == ALL
-    left = digests.left(CHAIN, planted, ALL, tables=True)
+        assert digests.worth_judging(BRANCHED, planted, ALL, tables) == ALL
+    left = digests.worth_judging(CHAIN, planted, ALL, tables=True)
     assert {one.name for one in left} == ON_TABLES
     assert {one.name for one in ALL} > ON_TABLES
-    assert digests.left(CHAIN, planted, ALL, tables=False) == ()
+    assert digests.worth_judging(CHAIN, planted, ALL, tables=False) == ()
     clean = subject_of(open_planted("cpu-eager", None))
     for case in (CHAIN, BRANCHED, SAMPLED):
-        assert {one.name for one in digests.left(case, clean, ALL, tables=True)} == ON_TABLES
+        assert {one.name for one in digests.worth_judging(case, clean, ALL, tables=True)} == ON_TABLES
 
 
 def test_tables_are_asked_of_those_alone_whose_sampling_was_touched() -> None:
@@ -130,7 +130,7 @@ def test_a_variant_that_differs_by_itself_is_located_as_a_case_of_its_own() -> N
 def test_a_crash_is_no_clean_run() -> None:
     digests = CleanDigests("cpu-eager")
     broken = subject_of(open_planted("terse_engine:crashing", None))
-    assert digests.left(CHAIN, broken, ALL, tables=False) == ALL
+    assert digests.worth_judging(CHAIN, broken, ALL, tables=False) == ALL
 
 
 def test_a_fault_at_large_is_hunted_again_for_longer_and_clean_hunts_come_between() -> None:
