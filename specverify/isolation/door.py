@@ -45,10 +45,10 @@ class Door(Protocol):
         ...
 
 
-def opened(wanted: Wanted, patience: Patience | None = None, memory: int | None = None) -> Door:
+def opened(spec: Wanted, patience: Patience | None = None, memory: int | None = None) -> Door:
     """Open a backend in a process of its own.
 
     Raises:
         Unknown, UnknownBackend, UnusableInput, WrongFlag, Unavailable, MissingInput: The backend cannot be opened.
     """
-    return Isolated(wanted, patience or Patience(), memory or default_memory())
+    return Isolated(spec, patience or Patience(), memory or default_memory())

@@ -25,7 +25,7 @@ from specverify.setup.errors import MissingInput, UnusableInput
 from specverify.setup.selection import Unknown
 
 COMPLAINTS: dict[str, type[Exception]] = {
-    one.__name__: one for one in (Unknown, UnknownBackend, UnusableInput, WrongFlag, Unavailable, MissingInput)
+    error.__name__: error for error in (Unknown, UnknownBackend, UnusableInput, WrongFlag, Unavailable, MissingInput)
 }
 """The errors of opening a backend, by the name that the engine's process sends."""
 
@@ -116,7 +116,7 @@ class Isolated:
         try:
             engine = self._alive()
             began = time.monotonic()
-            kind, told, is_changed, phrases = engine.ask(request, Limits(self.patience.seconds, self.memory))
+            kind, value, is_changed, phrases = engine.ask(request, Limits(self.patience.seconds, self.memory))
         except Lost as lost:
             self._engine = None
             if lost.hung:
@@ -130,16 +130,16 @@ class Isolated:
             engine.end()
             self._engine = None
         if kind == "gone":
-            raise Unavailable(told)
+            raise Unavailable(value)
         if kind != "told":
-            raise NoTrace(told)
-        return told
+            raise NoTrace(value)
+        return value
 
     def _note(self, request: tuple[Any, ...], phrases: dict[str, str], engine: EngineProcess) -> None:
         """Note what the run of `request` left, each kind once for the backend."""
         case = next((part for part in request if isinstance(part, Case)), self._last)
-        seen = {kind: (phrase, case) for kind, phrase in phrases.items()} | engine.watch.look(case)
-        for kind, (phrase, first_case) in seen.items():
+        phrases_by_kind = {kind: (phrase, case) for kind, phrase in phrases.items()} | engine.watch.look(case)
+        for kind, (phrase, first_case) in phrases_by_kind.items():
             if kind not in self.residue:
                 self.residue[kind] = Residue(kind, phrase, "" if first_case is None else first_case.id)
 

@@ -57,8 +57,8 @@ def imported() -> None:
 
 def main(control: str, worker: str) -> None:
     """Serve the process `worker` on descriptor `control` until the worker closes its end."""
-    for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(one, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     die_with(int(worker))  # during the imports the keeper does not watch the connection, and it has no engine yet
     adopt_orphans()
     forking = forks()

@@ -44,10 +44,10 @@ class Lost(Exception):
         hung: Whether the process was ended at the time limit.
     """
 
-    def __init__(self, how: str, said: tuple[str, ...] = (), hung: bool = False) -> None:
+    def __init__(self, how: str, last_lines: tuple[str, ...] = (), hung: bool = False) -> None:
         super().__init__(how)
         self.how = how
-        self.said = said
+        self.said = last_lines
         self.hung = hung
 
 
@@ -57,11 +57,11 @@ class Keeping:
     def __init__(self, control: socket.socket | None = None) -> None:
         self._keeper: subprocess.Popen[bytes] | None = None
         if control is None:
-            control, its = socket.socketpair()
-            with its:
+            control, keeper_end = socket.socketpair()
+            with keeper_end:
                 self._keeper = subprocess.Popen(
-                    launch("specverify.isolation.keeper", its.fileno()),
-                    pass_fds=(its.fileno(),),
+                    launch("specverify.isolation.keeper", keeper_end.fileno()),
+                    pass_fds=(keeper_end.fileno(),),
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                 )
@@ -177,15 +177,15 @@ class Keeping:
     def close(self) -> None:
         """End the keeper, and with it every engine."""
         # A fork of this process must not wait for a keeper that is not its own.
-        mine = self.owner == os.getpid()
-        if mine and self._keeper is None and self._served:
+        is_owner = self.owner == os.getpid()
+        if is_owner and self._keeper is None and self._served:
             with contextlib.suppress(OSError):
                 self.control.shutdown(socket.SHUT_WR)
             # A keeper that is no child of this process closes its end when its engines are dead.
             if not self._wait(lambda: False):
                 self._kill_keeper()
         self.control.close()
-        if mine and self._keeper is not None:
+        if is_owner and self._keeper is not None:
             self.awaken()
             self._keeper.wait()
         if self.process is not None:

@@ -92,10 +92,10 @@ def processor_s(pid: int) -> float:
 
 def default_memory() -> int | None:
     """SHARE_OF_MEMORY of the memory of the machine or of the container, whichever is less; None if unknown."""
-    known = [size for size in map(_limit_in, CGROUP_LIMITS) if size is not None]
+    sizes = [size for size in map(_limit_in, CGROUP_LIMITS) if size is not None]
     with contextlib.suppress(OSError, ValueError):
-        known.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    return int(SHARE_OF_MEMORY * min(known)) if known else None
+        sizes.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    return int(SHARE_OF_MEMORY * min(sizes)) if sizes else None
 
 
 def _limit_in(file: str) -> int | None:

@@ -104,9 +104,9 @@ class EngineProcess:
         stopped_ticks = 0
         self._wire.send(request)
         while True:
-            whole, answer = self._wire.arrived()
+            is_complete, answer = self._wire.arrived()
             self._check_memory(limits)
-            if whole:
+            if is_complete:
                 return answer
             self._shortened()
             # A process that the engine started may hold the connection open after the engine's end.
@@ -123,9 +123,9 @@ class EngineProcess:
     def _check_memory(self, limits: Limits) -> None:
         if limits.memory is None:
             return
-        held = self.watch.held()
-        if held is not None and held > limits.memory:
-            how = f"held {told(held)} of memory, more than the {told(limits.memory)} allowed (--memory-limit)"
+        held_bytes = self.watch.held()
+        if held_bytes is not None and held_bytes > limits.memory:
+            how = f"held {told(held_bytes)} of memory, more than the {told(limits.memory)} allowed (--memory-limit)"
             raise Lost(how, self._last_words())
 
     def _check_keeper(self) -> None:
@@ -222,7 +222,7 @@ def last_words(text: str) -> tuple[str, ...]:
     """
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("Extension modules:")]
     lines = [line for line in lines if OWN not in line]
-    stack = next((at for at, line in enumerate(lines) if line.startswith(STACKS)), None)
+    stack = next((number for number, line in enumerate(lines) if line.startswith(STACKS)), None)
     if stack is None:
         return tuple(lines[-LAST_LINES:])
     first = max(0, stack - LAST_LINES // 3)

@@ -63,15 +63,15 @@ class Watch:
         lines = _lines(self._status.read())
         if not lines:
             return {}
-        seen: dict[str, tuple[str, Case | None]] = {}
+        phrases: dict[str, tuple[str, Case | None]] = {}
         masks = _masks(lines)
         if masks != self._masks:
-            seen["signals"] = (_changed_signals(self._masks, masks), case)
+            phrases["signals"] = (_changed_signals(self._masks, masks), case)
             self._masks = masks
         family = self._living()
-        left = sorted(name_of(pid) for pid in family - self._family if self._is_program(pid))
-        if left:
-            seen["programs"] = (f"left programs running: {', '.join(left[:4])}", case)
+        new_programs = sorted(name_of(pid) for pid in family - self._family if self._is_program(pid))
+        if new_programs:
+            phrases["programs"] = (f"left programs running: {', '.join(new_programs[:4])}", case)
         self._family = family
         values = {
             "memory": self.held() or 0,
@@ -82,8 +82,8 @@ class Watch:
         for kind, value in values.items():
             growth = self._trends[kind].add(value, case)
             if growth is not None:
-                seen[f"{kind}, growing"] = (_grew(kind, growth), growth.case)
-        return seen
+                phrases[f"{kind}, growing"] = (_grew(kind, growth), growth.case)
+        return phrases
 
     def _living(self) -> frozenset[int]:
         """The engine's children, and those that its keeper adopted; the keeper's other engines are among these."""

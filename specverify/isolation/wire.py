@@ -94,8 +94,8 @@ class Wire:
         self.silent = False
         if tick:
             # The kernel's own time limit of a read: `select` before each read would cost a second call and wake-up.
-            whole = int(tick)
-            limit = struct.pack("ll", whole, int((tick - whole) * 1e6))
+            seconds = int(tick)
+            limit = struct.pack("ll", seconds, int((tick - seconds) * 1e6))
             end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
         # Both buffers are used again for the next message: the first touch of a page of memory costs more than a copy.
         self._written = io.BytesIO()
@@ -130,8 +130,8 @@ class Wire:
             Garbled: The bytes are no message.
         """
         while True:
-            found, content = self.arrived()
-            if found:
+            is_complete, content = self.arrived()
+            if is_complete:
                 return content
 
     def arrived(self, load: Callable[[memoryview], Any] = ForkingPickler.loads) -> tuple[bool, Any]:
@@ -182,11 +182,11 @@ class Wire:
         Bytes behind them are foreign, since each side waits for the other's message. They are kept, and the next read
         finds that they are no head.
         """
-        rest = self._buffer[end : self._filled]
+        surplus = self._buffer[end : self._filled]
         if len(self._buffer) > KEPT:
             self._buffer = bytearray(AT_ONCE)
-        self._filled = min(len(rest), HEAD.size)
-        self._buffer[: self._filled] = rest[: self._filled]
+        self._filled = min(len(surplus), HEAD.size)
+        self._buffer[: self._filled] = surplus[: self._filled]
 
     def close(self) -> None:
         """Close this end."""

@@ -67,7 +67,7 @@ class Record:
     def unfinished(self) -> list[int]:
         """Numbers of the prompts that this shard still has to run."""
         rank, world = self.shard
-        return [one for one in range(rank, len(self.manifest.get("prompts", ())), world) if one not in self.prompts]
+        return [number for number in range(rank, len(self.manifest.get("prompts", ())), world) if number not in self.prompts]
 
 
 @cache
@@ -117,8 +117,8 @@ def read(folder: Path) -> Record:
     check("manifest", manifest, str(path))
     turns, torn = _lines(folder / TURNS, "turn")
     prompts, also = _lines(folder / PROMPTS, "prompt")
-    keyed = {key_of(one): one for one in turns}
-    return Record(folder, manifest, keyed, {one["prompt"]: one for one in prompts}, torn + also)
+    keyed = {key_of(turn): turn for turn in turns}
+    return Record(folder, manifest, keyed, {line["prompt"]: line for line in prompts}, torn + also)
 
 
 def _lines(path: Path, part: str) -> tuple[list[Fact], int]:
@@ -129,7 +129,7 @@ def _lines(path: Path, part: str) -> tuple[list[Fact], int]:
     """
     if not path.exists():
         return [], 0
-    found, torn = [], 0
+    facts, torn = [], 0
     for number, line in enumerate(_text(path).split("\n"), 1):
         if not line:
             continue
@@ -141,8 +141,8 @@ def _lines(path: Path, part: str) -> tuple[list[Fact], int]:
                 continue
             raise UnusableInput(f"{path}:{number}: no JSON object") from None
         check(part, fact, f"{path}:{number}")
-        found.append(fact)
-    return found, torn
+        facts.append(fact)
+    return facts, torn
 
 
 def _text(path: Path) -> str:

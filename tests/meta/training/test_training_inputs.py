@@ -114,12 +114,12 @@ class Echo:
 
     device = torch.device("cpu")
 
-    def encoded(self, texts: tuple[str, ...], most: int) -> list[list[int]]:
+    def encode(self, texts: tuple[str, ...], most: int) -> list[list[int]]:
         return [[int(part) for part in text.split()] for text in texts]
 
     def narrowed(self, dtype: torch.dtype) -> None: ...
 
-    def continued(self, prompts: list[list[int]], added: int, reads: Any, stopped: Any) -> list[ContinuedText]:
+    def continue_prompts(self, prompts: list[list[int]], added: int, reads: Any, stopped: Any) -> list[ContinuedText]:
         if stopped():
             raise Stopped
         made = [torch.tensor(one) for one in prompts]
