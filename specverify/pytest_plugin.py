@@ -106,10 +106,10 @@ class BackendUnderTest:
         # Imported here, so that a project's pytest run pays for our imports only if a test uses the fixture.
         from reference.oracle.decoder import Oracle
         from specverify.isolation import door
-        from specverify.isolation.wanted import Wanted
+        from specverify.isolation.backend_spec import BackendSpec
         from specverify.plan import drawn_dtypes
 
-        self._door = door.opened(Wanted(name))
+        self._door = door.open_backend(BackendSpec(name))
         self.name = name
         self.declaration = self._door.declaration
         self.dtypes = drawn_dtypes(self.declaration.dtypes)

@@ -81,7 +81,7 @@ def measure(order: DecodeOrder, ranks: Ranks) -> Measurements:
     run, bases, drafts, device = _open_run(order)
     facts = run.facts | device | ({"lengths": order.lengths} if order.lengths else {})
     measured = Measurements(run.ways, list(drafts), [], [], facts, [way for way, _ in drafts.values()])
-    numbers = ranks.mine(len(bases))
+    numbers = ranks.prompt_numbers(len(bases))
     with ExitStack() as stack:
         writer = None
         if order.folder is not None:
@@ -110,7 +110,7 @@ def measure(order: DecodeOrder, ranks: Ranks) -> Measurements:
     if ranks.world > 1 and ranks.rank == 0:
         assert order.folder is not None
         shards = [merge.shard_folder(order.folder, rank, ranks.world) for rank in range(ranks.world)]
-        record = merge.merged(shards)
+        record = merge.merge_records(shards)
         merge.write(record, order.folder)
         measured = measurements_of(record)
     elif unmet is not None:

@@ -18,8 +18,8 @@ from properties.verdict.judge import judge
 from reference.oracle.decoder import Oracle
 from specverify.campaign.case_stream import Stream
 from specverify.campaign.threads import ForWorkers
+from specverify.isolation.backend_spec import BackendSpec
 from specverify.isolation.isolated import Isolated
-from specverify.isolation.wanted import Wanted
 from specverify.plan import default_jobs, drawn_dtypes
 from specverify.setup.subjects import open_planted, subject_of
 
@@ -71,7 +71,7 @@ def _measure_share(backend: str, count: int, number: int) -> dict[str, float]:
     drawn = list(islice(Stream(number, drawn_dtypes(declared.dtypes), interval, within=declared), count))
     spent = dict.fromkeys(SPENT, 0.0) | {"drawing_s": time.perf_counter() - began, "cases": len(drawn)}
     gc.freeze()  # as a worker does
-    with Isolated(Wanted(backend)) as apart:
+    with Isolated(BackendSpec(backend)) as apart:
         # Opening the backend has used processor time already, which does not count.
         began_there = apart.processor_s
         sides = [("here", here, Oracle()), ("isolated", apart.subject(), Oracle())]

@@ -30,7 +30,7 @@ from reference.sampling import Stops
 from reference.trace import Array, Kv, Stage, Trace
 from reference.tree import Tree
 from specverify.isolation import door
-from specverify.isolation.wanted import Wanted
+from specverify.isolation.backend_spec import BackendSpec
 from specverify.plan import TRANSFORMERS
 from specverify.setup.selection import Unknown, check_declared
 
@@ -73,7 +73,7 @@ def open_reference(
         if checkpoint is not None:
             oracle.model(checkpoint, dtype).kv((0, 0))
         return oracle
-    backend = stack.enter_context(door.opened(Wanted(against, threads=1 if checkpoint is None else 0)))
+    backend = stack.enter_context(door.open_backend(BackendSpec(against, threads=1 if checkpoint is None else 0)))
     if backend.declaration.reveals < frozenset(Stage) or "scripted" not in backend.declaration.drafts:
         if Stage.EMITTED not in backend.declaration.reveals:
             raise Unknown(

@@ -97,7 +97,7 @@ class Crew:
         self._deadline = deadline
         self._threads = ForWorkers((os.cpu_count() or 1) if plan.model else 1)
         with self._threads:
-            self._ancestor = ancestor.started()
+            self._ancestor = ancestor.start_ancestor()
         self._next_look = 0.0
         self._hands = [self._start_worker(plan.slice(number), judged) for number in range(plan.jobs)]
 

@@ -12,7 +12,7 @@ from properties.tally import Beside, Failure
 from properties.verdict.invariant import Oracle
 from properties.verdict.judge import judge
 from specverify.isolation import door
-from specverify.isolation.wanted import Wanted
+from specverify.isolation.backend_spec import BackendSpec
 
 
 def with_eager(failure: Failure, oracle: Oracle) -> Failure:
@@ -32,7 +32,7 @@ def _judge_again(name: str, failure: Failure, oracle: Oracle) -> Beside:
     concerned = tuple(invariant for invariant in EVERY_INVARIANT if invariant.name in failed)
     case = failure.verdict.case
     try:
-        with door.opened(Wanted(name, threads=1 if failure.model is None else 0)) as backend:
+        with door.open_backend(BackendSpec(name, threads=1 if failure.model is None else 0)) as backend:
             backend.admit(case.sampling.processors, (case.model.vocab_size,))
             verdict = judge(case, concerned, oracle, backend.subject())
     except Unavailable as why:

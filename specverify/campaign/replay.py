@@ -19,8 +19,8 @@ from specverify.campaign.against import open_reference
 from specverify.campaign.eager_twin import with_eager
 from specverify.checkpoints.placing import placed
 from specverify.isolation import door
+from specverify.isolation.backend_spec import BackendSpec
 from specverify.isolation.limits import BUILT_IN_S, CHECKPOINT_S, Patience
-from specverify.isolation.wanted import Wanted
 from specverify.setup import processors
 from specverify.setup.errors import MissingInput, UnusableInput
 from specverify.setup.grammars import check_grammars
@@ -90,10 +90,10 @@ def replay(
     check_grammars(saved.case, file)
     case = placed(saved, models, file, understood=against is None, heads=heads)
     small = not isinstance(case.model, Checkpoint)
-    backend_spec = Wanted(name, fault, mode, threads=1 if small else 0)
+    backend_spec = BackendSpec(name, fault, mode, threads=1 if small else 0)
     patience = Patience(case_timeout_s, BUILT_IN_S if small else CHECKPOINT_S)
     with ExitStack() as stack:
-        opened = stack.enter_context(door.opened(backend_spec, patience, memory))
+        opened = stack.enter_context(door.open_backend(backend_spec, patience, memory))
         opened.admit(names, (case.model.vocab_size,))
         try:
             oracle = open_reference(against, stack, None if small else case.model, case.dtype)

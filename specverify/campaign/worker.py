@@ -104,7 +104,7 @@ def work(plan: Plan, tell: Tell, orders: Orders, judged: tuple[str, ...] = ()) -
     """
     with ExitStack() as stack:
         try:
-            backend = stack.enter_context(door.opened(plan.wanted, plan.patience, plan.memory))
+            backend = stack.enter_context(door.open_backend(plan.backend_spec, plan.patience, plan.memory))
             if plan.layout is not None:
                 check_declared(plan.layout, plan.backend, backend.declaration.layouts)
                 check_latent(plan.layout, plan.backend, backend.declaration.layout_settings)

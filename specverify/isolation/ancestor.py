@@ -17,7 +17,7 @@ import socket
 import subprocess
 from typing import Any
 
-from specverify.isolation.keeper import Keeper, forks, imported, launch
+from specverify.isolation.keeper import Keeper, forks, import_engine, launch
 from specverify.isolation.lifeline import Bell, adopt_orphans, die_with, end_children, outlive_parent
 
 ORDER = b"k"
@@ -60,7 +60,7 @@ class Ancestor:
         self._process.wait()
 
 
-def started() -> Ancestor | None:
+def start_ancestor() -> Ancestor | None:
     """A new ancestor, or None where engines are fresh interpreters."""
     return Ancestor() if forks() else None
 
@@ -71,7 +71,7 @@ def main(control: str, campaign: str) -> None:
         signal.signal(number, signal.SIG_IGN)
     die_with(int(campaign))
     adopt_orphans()
-    imported()
+    import_engine()
     orders = socket.socket(fileno=int(control))
     bell = Bell()
     keepers: set[int] = set()

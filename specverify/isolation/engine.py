@@ -27,7 +27,7 @@ from properties.verdict.subject import Crashed, Declined, Live, NoTrace, Subject
 from reference.case import Case
 from reference.trace import Trace
 from specverify.isolation.attributes import Attributes
-from specverify.isolation.leftovers import left, leftovers
+from specverify.isolation.leftovers import changed_phrases, leftovers
 from specverify.isolation.lifeline import die_with
 from specverify.isolation.residue import changed, state
 from specverify.isolation.wire import Closed, Garbled, Wire
@@ -58,7 +58,7 @@ def main(connection: str, keeper: str, printed: str, engine: str) -> None:
 
 
 def serve(connection: int, printed: int, keeper: int, engine: dict[str, Any]) -> None:
-    """Open the backend that `engine` names (`specverify.isolation.wanted.Wanted`), then answer requests.
+    """Open the backend that `engine` names (`specverify.isolation.backend_spec.BackendSpec`), then answer requests.
 
     It returns when the worker closes the connection.
     """
@@ -188,7 +188,7 @@ class Served:
             os._exit(0)
         before, self._state = self._state, state()
         kept_pids = self._backend.processes if isinstance(self._backend, Keeping) else ()
-        residue = [*changed(before, self._state), *self._attributes.replaced(), *self._copies.left(kept_pids)]
+        residue = [*changed(before, self._state), *self._attributes.replaced(), *self._copies.phrases(kept_pids)]
         phrases = self._new_leftovers()
         if residue and answer[0] == "told":
             answer = ("absent", Crashed(None, f"the run left its process changed: {'; '.join(residue)}"))
@@ -197,7 +197,7 @@ class Served:
     def _new_leftovers(self) -> dict[str, str]:
         """What else the run left, a phrase by kind; each kind once."""
         before, self._leftovers = self._leftovers, leftovers()
-        phrases = left(before, self._leftovers)
+        phrases = changed_phrases(before, self._leftovers)
         new = {kind: phrase for kind, phrase in phrases.items() if kind not in self._told_kinds}
         self._told_kinds.update(new)
         return new
@@ -228,14 +228,14 @@ class Copies:
     process ids that the copies noted. Python's fork hooks see `os.fork`, but no programs that are started.
     """
 
-    BACK, MADE, FIRST, CELLS = 0, 1, 2, 66
+    BACK, FORKS, FIRST, CELLS = 0, 1, 2, 66
 
     def __init__(self) -> None:
         self._shared = memoryview(mmap.mmap(-1, 4 * self.CELLS)).cast("I")
-        os.register_at_fork(after_in_parent=self._made, after_in_child=self._enter)
+        os.register_at_fork(after_in_parent=self._count_fork, after_in_child=self._enter)
 
-    def _made(self) -> None:
-        self._shared[self.MADE] += 1
+    def _count_fork(self) -> None:
+        self._shared[self.FORKS] += 1
 
     def _enter(self) -> None:
         """Note the process id of a fork; called in the fork."""
@@ -250,17 +250,17 @@ class Copies:
     def _noted(self) -> list[int]:
         return [int(pid) for pid in self._shared[self.FIRST :] if pid]
 
-    def left(self, kept_pids: tuple[int, ...] = ()) -> list[str]:
+    def phrases(self, kept_pids: tuple[int, ...] = ()) -> list[str]:
         """One phrase about a copy that returned or still runs, or none; then all notes are cleared.
 
         Args:
             kept_pids: Processes that the backend keeps open (`backends.base.Keeping`).
         """
-        if not self._shared[self.MADE]:
+        if not self._shared[self.FORKS]:
             return []
         until = time.monotonic() + NOTED_S
         # A copy notes itself when it first runs, which may be after the run has returned.
-        while len(self._noted()) < self._shared[self.MADE] and time.monotonic() < until:
+        while len(self._noted()) < self._shared[self.FORKS] and time.monotonic() < until:
             time.sleep(0.001)
         going = [pid for pid in self._noted() if pid not in kept_pids and _same_program(pid)]
         back = self._shared[self.BACK]

@@ -54,7 +54,10 @@ def end_children(spared: Collection[int]) -> None:
     It gives up after SWEEP_S seconds, since a process that forks as fast as it is killed would keep it busy for ever.
     """
     until = time.monotonic() + SWEEP_S
-    while (remaining := [pid for pid in children() if pid not in spared]) and time.monotonic() < until:
+    while time.monotonic() < until:
+        remaining = [pid for pid in children() if pid not in spared]
+        if not remaining:
+            return
         for pid in remaining:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

@@ -32,10 +32,12 @@ class Comparison:
         return 1 if self.differ else 0 if self.same else 3
 
 
-def compared(first: Record, second: Record) -> Comparison:
+def compare_records(first: Record, second: Record) -> Comparison:
     """Compare the finished turns of two records by their keys."""
     first_turns, second_turns = _keyed(first), _keyed(second)
-    comparison = Comparison(only=(len(first_turns.keys() - second_turns.keys()), len(second_turns.keys() - first_turns.keys())))
+    comparison = Comparison(
+        only=(len(first_turns.keys() - second_turns.keys()), len(second_turns.keys() - first_turns.keys()))
+    )
     for key in (key for key in first_turns if key in second_turns):
         first_turn, second_turn = first_turns[key], second_turns[key]
         apart = [name for name in COMPARED if first_turn.get(name) != second_turn.get(name)]
@@ -45,9 +47,10 @@ def compared(first: Record, second: Record) -> Comparison:
             comparison.same += 1
         before = comparison.seconds.get(key[2], (0.0, 0.0))
         comparison.seconds[key[2]] = before[0] + first_turn["seconds"], before[1] + second_turn["seconds"]
-    options = first.manifest["asked"], second.manifest["asked"]
-    for name in dict.fromkeys((*options[0], *options[1])):
-        values = options[0].get(name), options[1].get(name)
+    first_options = first.manifest["asked"]
+    second_options = second.manifest["asked"]
+    for name in dict.fromkeys((*first_options, *second_options)):
+        values = first_options.get(name), second_options.get(name)
         if values[0] != values[1]:
             comparison.settings[name] = values
     return comparison

@@ -13,12 +13,12 @@ def step_fact(step: Step) -> Fact:
     drafted, lowered, accepted = step.drafted, step.lowered, step.accepted
     return {
         "tree": None if drafted is None else {"parent": drafted.tree.parent, "token": drafted.tree.token},
-        "lowered": None if lowered is None else _lowered(lowered),
+        "lowered": None if lowered is None else _lowered_fact(lowered),
         "path": None if accepted is None else accepted.path,
     }
 
 
-def _lowered(lowered: Lowered) -> Fact:
+def _lowered_fact(lowered: Lowered) -> Fact:
     fact: Fact = {name: getattr(lowered, name) for name in lowered.shown}
     if lowered.visible is not None:
         fact["visible"] = list({id(mask): mask for mask in lowered.visible}.values())

@@ -28,7 +28,7 @@ def shards_in(folders: Sequence[Path]) -> list[Path]:
     return shards
 
 
-def merged(folders: Sequence[Path]) -> Record:
+def merge_records(folders: Sequence[Path]) -> Record:
     """The whole shards among `folders` as one record, which no folder holds yet; its manifest names the missing ones.
 
     Records of diff have no shards: their turns are put together.
@@ -47,11 +47,12 @@ def merged(folders: Sequence[Path]) -> Record:
         manifest = {name: value for name, value in first.manifest.items() if name != "seed"}
         every = {key: turn for record in records for key, turn in record.turns.items()}
         return Record(first.folder, manifest, every, {}, sum(record.torn for record in records))
-    return _of_shards(records)
+    return _merge_shards(records)
 
 
-def _of_shards(records: list[Record]) -> Record:
-    first, record_of_rank = records[0], dict[int, Record]()
+def _merge_shards(records: list[Record]) -> Record:
+    first = records[0]
+    record_of_rank = dict[int, Record]()
     world = first.shard[1]
     for record in records:
         rank, ranks = record.shard
@@ -59,7 +60,8 @@ def _of_shards(records: list[Record]) -> Record:
             same_rank = record_of_rank.get(rank, first)
             raise UnusableInput(f"{same_rank.folder} and {record.folder} are not two shards of one run")
         record_of_rank[rank] = record
-    missing, whole_shards = list[str](), list[Record]()
+    missing = list[str]()
+    whole_shards = list[Record]()
     for rank in range(world):
         if rank not in record_of_rank:
             missing.append(f"shard {rank} of {world} is missing: it wrote no record")

@@ -39,7 +39,7 @@ class Ranks:
     local: int = 0
     backend: str = BACKENDS[0]
 
-    def mine(self, count: int) -> list[int]:
+    def prompt_numbers(self, count: int) -> list[int]:
         """The numbers of the prompts of this rank among `count`: each that leaves `rank` when divided by `world`."""
         return list(range(self.rank, count, self.world))
 

@@ -67,7 +67,9 @@ class Record:
     def unfinished(self) -> list[int]:
         """Numbers of the prompts that this shard still has to run."""
         rank, world = self.shard
-        return [number for number in range(rank, len(self.manifest.get("prompts", ())), world) if number not in self.prompts]
+        return [
+            number for number in range(rank, len(self.manifest.get("prompts", ())), world) if number not in self.prompts
+        ]
 
 
 @cache
@@ -111,7 +113,7 @@ def read(folder: Path) -> Record:
         UnusableInput: There is none, or a part of it is damaged; the line names the file, the line and the field.
     """
     path = folder / MANIFEST
-    manifest = _decoded(_text(path), str(path))
+    manifest = _read_json(_text(path), str(path))
     if isinstance(manifest, dict) and manifest.get("record") != VERSION:
         raise UnusableInput(f"{path}: no record of version {VERSION}, the one known here")
     check("manifest", manifest, str(path))
@@ -129,7 +131,8 @@ def _lines(path: Path, part: str) -> tuple[list[Fact], int]:
     """
     if not path.exists():
         return [], 0
-    facts, torn = [], 0
+    facts = []
+    torn = 0
     for number, line in enumerate(_text(path).split("\n"), 1):
         if not line:
             continue
@@ -153,7 +156,7 @@ def _text(path: Path) -> str:
         raise UnusableInput(f"{path}: no record of a run: {getattr(why, 'strerror', None) or why}") from None
 
 
-def _decoded(text: str, where: str) -> Any:
+def _read_json(text: str, where: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as why:

@@ -36,7 +36,11 @@ def manifest_of(kind: str, options: Fact, deciding: Fact, **facts: Any) -> Fact:
     deciding_options = {name: value for name, value in options.items() if name not in ("seed",) or kind != "diff"}
     settings = digest_of([kind, deciding_options, deciding, versions["specverify"]])
     head = {"record": VERSION, "kind": kind, "settings": settings}
-    start = {"started": datetime.now(timezone.utc).isoformat(timespec="seconds"), "environment": versions, "asked": options}
+    start = {
+        "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "environment": versions,
+        "asked": options,
+    }
     manifest: Fact = writing.jsonable({**head, **start, **facts})
     check("manifest", manifest, MANIFEST)
     return manifest
@@ -71,7 +75,8 @@ class Writer:
         else:
             self.before = Record(folder, manifest, {}, {})
             writing.write_json(folder / MANIFEST, manifest)
-        self._turns, self._prompts = Lines(folder / TURNS, durable=True), Lines(folder / PROMPTS, durable=True)
+        self._turns = Lines(folder / TURNS, durable=True)
+        self._prompts = Lines(folder / PROMPTS, durable=True)
 
     def __enter__(self) -> "Writer":
         self._turns.__enter__()

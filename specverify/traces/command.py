@@ -81,7 +81,7 @@ def show(folder: Path, json_file: str | None, html_file: str | None) -> int:
     """
     from reports import writing
     from reports.pages.records import diff_turns, record_head
-    from specverify.records.merge import merged, shards_in
+    from specverify.records.merge import merge_records, shards_in
     from specverify.records.read import BENCH, FAILURES, MANIFEST, read
     from specverify.setup.report_files import check_apart
 
@@ -90,7 +90,7 @@ def show(folder: Path, json_file: str | None, html_file: str | None) -> int:
         writing.check(file)
     is_single = (folder / MANIFEST).exists()
     shards = [] if is_single else [shard for shard in shards_in([folder]) if shard != folder]
-    record = merged(shards) if shards else read(folder)
+    record = merge_records(shards) if shards else read(folder)
     failures = sorted(str(file) for place in (folder, *shards) for file in (place / FAILURES).glob("*.json"))
     page = record_head(str(folder), record.manifest, len(record.finished), record.torn, failures)
     figures = {"manifest": record.manifest, "turns": record.finished, "failures": failures, "torn": record.torn}
@@ -124,9 +124,9 @@ def merge(folders: tuple[Path, ...], out: Path) -> int:
 
     A DIR is a shard, or the folder of a run that holds shards. Exit codes: 0, or 3 where a shard is missing.
     """
-    from specverify.records.merge import merged, shards_in, write
+    from specverify.records.merge import merge_records, shards_in, write
 
-    record = merged(shards_in(folders))
+    record = merge_records(shards_in(folders))
     write(record, out)
     missing = record.manifest.get("missing", [])
     click.echo("\n".join([f"{out}: {len(record.finished)} turns", *missing]))
@@ -144,12 +144,12 @@ def compare(first: Path, second: Path, json_file: str | None) -> int:
     """
     from reports import writing
     from reports.pages.records import comparison_page
-    from specverify.records.compare import COMPARED, compared
+    from specverify.records.compare import COMPARED, compare_records
     from specverify.records.read import read
 
     if json_file is not None:
         writing.check(json_file)
-    comparison = compared(read(first), read(second))
+    comparison = compare_records(read(first), read(second))
     differ = [
         {**dict(zip(("prompt", "repeat", "way", "place"), key, strict=True)), "fields": names}
         for key, names in comparison.differ.items()

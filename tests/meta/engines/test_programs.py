@@ -21,9 +21,9 @@ from reference.case import Case
 from reference.sampling import Sampling, Stops
 from reference.trace import Speculated
 from specverify.cli import main
+from specverify.isolation.backend_spec import BackendSpec
 from specverify.isolation.isolated import Isolated
 from specverify.isolation.limits import Patience
-from specverify.isolation.wanted import Wanted
 from tests.inprocess import in_this_process
 
 PROGRAMS = Path(__file__).resolve().parents[2] / "strangers" / "programs"
@@ -129,7 +129,7 @@ def test_a_line_beside_the_protocol_ends_the_run(diff: Diff, monkeypatch: pytest
 @needs_node
 def test_a_hang_is_a_finding_and_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GREEDY_LLAMA_FAULT", "hang")
-    with Isolated(Wanted(NODE), Patience(asked=1.0)) as apart:
+    with Isolated(BackendSpec(NODE), Patience(user_limit_s=1.0)) as apart:
         verdict = apart.subject(0).fresh(CASE)
         assert "gave no answer within 1 s" in getattr(verdict, "why", "")
 

@@ -27,8 +27,8 @@ from reference.oracle.decoder import Oracle
 from reference.sampling import Sampling, Stops
 from reference.trace import Speculated
 from specverify.cli import main
+from specverify.isolation.backend_spec import BackendSpec
 from specverify.isolation.isolated import Isolated
-from specverify.isolation.wanted import Wanted
 from specverify.setup.subjects import subject_of
 from tests.inprocess import in_this_process
 from tests.servers import MODEL, Handler, Served, checkpoint, serving
@@ -321,7 +321,7 @@ def test_a_server_that_is_down_is_said_so(tiny: Path, diff: Diff) -> None:
 @pytest.mark.slow
 def test_a_server_that_goes_is_no_finding_in_a_process_of_its_own_either(tiny: Path) -> None:
     case = Case(identify(tiny), (3, 1), stops=Stops(4))
-    with serving(Served(tiny)) as served, Isolated(Wanted(f"openai:{served.url}#tries=1")) as apart:
+    with serving(Served(tiny)) as served, Isolated(BackendSpec(f"openai:{served.url}#tries=1")) as apart:
         subject = apart.subject()
         assert len(subject(case).output) == 4
         served.fault = answers(500, {})

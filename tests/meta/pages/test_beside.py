@@ -27,7 +27,7 @@ from specverify.campaign.eager_twin import with_eager
 from specverify.cli import main
 from specverify.commands import subjects
 from specverify.isolation import door
-from specverify.isolation.wanted import Wanted
+from specverify.isolation.backend_spec import BackendSpec
 from specverify.plan import Plan
 from specverify.setup.subjects import open_planted, subject_of
 from tests import inprocess
@@ -70,7 +70,7 @@ def test_the_same_case_on_the_eager_backend_is_told() -> None:
 def test_an_eager_backend_that_differs_too_or_cannot_judge_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     one = failure("cpu-fused")
     with monkeypatch.context() as patch:
-        patch.setattr(door, "opened", lambda wanted: Here(replace(wanted, fault=FAULT)))
+        patch.setattr(door, "open_backend", lambda wanted: Here(replace(wanted, fault=FAULT)))
         both = with_eager(one, ORACLE)
     assert both.beside is not None
     assert both.beside.outcome == "differs"
@@ -86,11 +86,11 @@ def test_an_eager_backend_that_differs_too_or_cannot_judge_is_told_so(monkeypatc
         declined = with_eager(one, ORACLE).beside
     assert declined == Beside("cpu-eager", "not judged: cpu-eager declares no dtype float32")
 
-    def absent(wanted: Wanted) -> None:
+    def absent(wanted: BackendSpec) -> None:
         raise Unavailable("no such device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(door, "opened", absent)
+        patch.setattr(door, "open_backend", absent)
         assert with_eager(one, ORACLE).beside == Beside("cpu-eager", "not run: no such device")
 
 
