@@ -47,13 +47,13 @@ NAMES = {
 """The names of fields that a reader meets often; another field is named by its path in the case file."""
 
 
-def described(case: Case) -> str:
+def case_summary(case: Case) -> str:
     """The size and the settings of a case: `3 nodes, prompt of 2 tokens, 2 layers, greedy, float32, commit by path`."""
-    words = [case.draft.told, f"prompt of {plural(len(case.prompt), 'token')}", _model(case.model)]
-    words.append("greedy" if case.sampling.greedy else _sampled(case.sampling))
+    words = [case.draft.told, f"prompt of {plural(len(case.prompt), 'token')}", _model_words(case.model)]
+    words.append("greedy" if case.sampling.greedy else _sampling_words(case.sampling))
     if case.sampling.processes:
         words.append("logits processed")
-    words += [case.dtype, _layout(case.layout)]
+    words += [case.dtype, _layout_words(case.layout)]
     if case.layout.padded_nodes:
         words.append(f"padded to {case.layout.padded_nodes}")
     if case.layout.prefill_chunk:
@@ -64,7 +64,7 @@ def described(case: Case) -> str:
     return ", ".join(words)
 
 
-def _layout(layout: KvLayout) -> str:
+def _layout_words(layout: KvLayout) -> str:
     """The commit's way or the layout's kind, the page size, the draft's synchronisation and the poison."""
     words = f"commit by {layout.commit}" if len(layout.traits.commits) > 1 else f"KV {layout.kind}"
     if layout.page_size:
@@ -74,13 +74,13 @@ def _layout(layout: KvLayout) -> str:
     return f"{words}, poison {layout.poison}" if layout.poison else words
 
 
-def _sampled(sampling: Sampling) -> str:
+def _sampling_words(sampling: Sampling) -> str:
     """Temperature, acceptance rule, and how siblings are drawn."""
     drawn = "" if sampling.draws == "top-k" else f" {sampling.draws.replace('-', ' ')}"
     return f"temperature {show(sampling.temperature)}, {sampling.rule.name} acceptance{drawn}"
 
 
-def _model(model: Model) -> str:
+def _model_words(model: Model) -> str:
     """The model in words."""
     if isinstance(model, Checkpoint):
         return f"checkpoint {show(model.source)}"
@@ -95,7 +95,7 @@ def differences(near: Case, case: Case) -> list[str]:
         phrases += _tree_differences(near.draft.trees, case.draft.trees)
         # Scripted trees are compared node by node, not as lists.
         del left["draft"], right["draft"]
-    flat_left, flat_right = _flat(left), _flat(right)
+    flat_left, flat_right = _flatten(left), _flatten(right)
     for name in dict.fromkeys((*flat_left, *flat_right)):
         mine, other = flat_left.get(name), flat_right.get(name)
         if mine != other:
@@ -103,12 +103,12 @@ def differences(near: Case, case: Case) -> list[str]:
     return phrases
 
 
-def fields_apart(near: Case, case: Case) -> list[tuple[str, Any, Any]]:
+def differing_fields(near: Case, case: Case) -> list[tuple[str, Any, Any]]:
     """The fields in which two cases differ, each with the value of `near` and that of `case`; None where one has none.
 
     Scripted trees are told by their parents and tokens, step by step.
     """
-    left, right = _flat(plain(near)), _flat(plain(case))
+    left, right = _flatten(plain(near)), _flatten(plain(case))
     for flat, one in ((left, near), (right, case)):
         if near.draft.trees is not None and case.draft.trees is not None:
             for name in [name for name in flat if name.startswith("draft.")]:
@@ -121,12 +121,12 @@ def fields_apart(near: Case, case: Case) -> list[tuple[str, Any, Any]]:
     return [one for one in pairs if one[1] != one[2]]
 
 
-def _flat(content: dict[str, Any], path: str = "") -> dict[str, Any]:
+def _flatten(content: dict[str, Any], path: str = "") -> dict[str, Any]:
     """The leaves of nested dicts, by their path with dots."""
     leaves: dict[str, Any] = {}
     for key, value in content.items():
         if isinstance(value, dict):
-            leaves.update(_flat(value, f"{path}{key}."))
+            leaves.update(_flatten(value, f"{path}{key}."))
         else:
             leaves[f"{path}{key}"] = value
     return leaves

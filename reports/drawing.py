@@ -10,7 +10,7 @@ from rich.text import Text
 from rich.tree import Tree as Branches
 
 from reference.tree import Tree
-from reports.layout80 import printed
+from reports.layout80 import plain_text
 
 MARK = "◀"
 """The mark of the node at which the difference lies."""
@@ -33,10 +33,10 @@ def draw(tree: Tree, accepted: Sequence[int] | None = None, marked: int | None =
             the accepted path are drawn; `(+N below)` and `… N nodes left out` count every other node once.
     """
     shown = drawn_nodes(tree, accepted or (), marked, rows)
-    above = above_drawn(tree, shown)
+    above = drawn_ancestors(tree, shown)
     left_out = Counter(up for node, up in above.items() if node not in shown)
     bridges = {node: up for node, up in above.items() if node in shown and node and up != tree.parent[node]}
-    bridged = _bridges(tree, shown, bridges)
+    bridged = _bridge_sizes(tree, shown, bridges)
     picture: dict[int, Branches] = {}
     gaps: dict[tuple[int, int], Branches] = {}
     for node in sorted(shown, key=lambda at: (tree.depth[at], at)):
@@ -52,9 +52,9 @@ def draw(tree: Tree, accepted: Sequence[int] | None = None, marked: int | None =
             picture[node] = gaps[key].add(label)
         else:
             picture[node] = picture[tree.parent[node]].add(label)
-    _in_row_order(picture, gaps, tree)
+    _sort_by_row(picture, gaps, tree)
     # Wider than a page, because the page folds the drawing's long lines itself.
-    text = printed(picture[0], width=400)
+    text = plain_text(picture[0], width=400)
     hidden = len(tree) - len(shown)
     return text + (f"{hidden} of {len(tree)} nodes left out\n" if hidden else "")
 
@@ -98,12 +98,12 @@ def drawn_nodes(tree: Tree, accepted: Iterable[int], marked: int | None, rows: i
             break
         kept.add(node)
     # A row saying that one node is left out would take the room of that node.
-    above = above_drawn(tree, kept)
+    above = drawn_ancestors(tree, kept)
     lone = {tree.parent[node] for node in kept if node and tree.parent[tree.parent[node]] == above[node]}
     return kept | {node for node in lone if node not in kept and len(tree.children[node]) == 1}
 
 
-def above_drawn(tree: Tree, shown: set[int]) -> dict[int, int]:
+def drawn_ancestors(tree: Tree, shown: set[int]) -> dict[int, int]:
     """The nearest drawn proper ancestor of every node; the root's is the root."""
     above = {0: 0}
     for node in sorted(range(1, len(tree)), key=lambda at: tree.depth[at]):
@@ -119,7 +119,7 @@ def _first_below(tree: Tree, node: int, up: int) -> int:
     return node
 
 
-def _bridges(tree: Tree, shown: set[int], bridges: dict[int, int]) -> dict[tuple[int, int], int]:
+def _bridge_sizes(tree: Tree, shown: set[int], bridges: dict[int, int]) -> dict[tuple[int, int], int]:
     """The number of left-out nodes in each subtree that is left out above drawn nodes."""
     tops = {(up, _first_below(tree, node, up)) for node, up in bridges.items()}
     counts: Counter[tuple[int, int]] = Counter()
@@ -133,7 +133,7 @@ def _bridges(tree: Tree, shown: set[int], bridges: dict[int, int]) -> dict[tuple
     return counts
 
 
-def _in_row_order(picture: dict[int, Branches], gaps: dict[tuple[int, int], Branches], tree: Tree) -> None:
+def _sort_by_row(picture: dict[int, Branches], gaps: dict[tuple[int, int], Branches], tree: Tree) -> None:
     """Sort siblings, and the gaps that stand for siblings, by their rows."""
     row = {id(branch): node for node, branch in picture.items()}
     row.update({id(branch): top for (_, top), branch in gaps.items()})

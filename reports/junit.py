@@ -11,7 +11,7 @@ from junitparser import Failure as JUnitFailure
 from properties.tally import Counts, Failure, Tally, Unanswered
 from reference.trace import Stage
 from reports.bundle import replay_command
-from reports.counts import not_judged
+from reports.counts import unjudged_reason
 from reports.format import clean, cut, plural
 from reports.pages.summary import summary_page
 from reports.pages.terminal import failure_page
@@ -72,7 +72,7 @@ def suite_of(
         entry.classname = name_of_suite
         suite.add_testcase(entry)
     if tally.outcome == "unjudged" or tally.reasons:
-        suite.add_testcase(_run(tally))
+        suite.add_testcase(_run_testcase(tally))
     facts = {
         "emulated": str(tally.emulated).lower(),
         "reference": tally.against or ORACLE,
@@ -108,7 +108,7 @@ def _testcase(
     """The test case of one invariant."""
     entry = TestCase(cut(name, LONGEST_NAME), classname=cut(tally.backend, LONGEST_NAME))
     if failures:
-        entry.result = [_failed(failure, revealed) for failure in failures]
+        entry.result = [_failure_result(failure, revealed) for failure in failures]
         # GitLab and Jenkins attach the files that such lines name.
         files = [failure.file for failure in failures if failure.file is not None]
         if files:
@@ -119,8 +119,8 @@ def _testcase(
         entry.result = [JUnitFailure(f"{seen}; the earliest difference is told under another invariant", "differ")]
     elif counts.internal:
         # An invariant that raised on one case is no pass, whatever it said of others.
-        entry.result = [_internal(one) for one in tally.internal if one.error.invariant == name]
-    elif reason := not_judged(name, counts):
+        entry.result = [_internal_result(one) for one in tally.internal if one.error.invariant == name]
+    elif reason := unjudged_reason(name, counts):
         entry.result = [Skipped(clean(f"not judged: {reason}"))]
     elif counts.unobserved:
         total = plural(counts.checked + counts.unobserved, "case")
@@ -128,7 +128,7 @@ def _testcase(
     return entry
 
 
-def _failed(failure: Failure, revealed: frozenset[Stage] | None) -> JUnitFailure:
+def _failure_result(failure: Failure, revealed: frozenset[Stage] | None) -> JUnitFailure:
     """One failure with its page."""
     told = account(failure.finding, scene_of(failure.verdict, failure.finding))
     result = JUnitFailure(cut(told, LONGEST_MESSAGE), failure.finding.stage.word)
@@ -136,7 +136,7 @@ def _failed(failure: Failure, revealed: frozenset[Stage] | None) -> JUnitFailure
     return result
 
 
-def _internal(one: Unanswered) -> Error:
+def _internal_result(one: Unanswered) -> Error:
     """An exception inside the judge, with the last lines of its traceback and the command that replays its case."""
     result = Error(cut(one.line, LONGEST_MESSAGE), "internal")
     command = None if one.saved is None else replay_command(one.saved)
@@ -145,7 +145,7 @@ def _internal(one: Unanswered) -> Error:
     return result
 
 
-def _run(tally: Tally) -> TestCase:
+def _run_testcase(tally: Tally) -> TestCase:
     """The erroneous test case of a run that could not judge."""
     entry = TestCase(RUN, classname=cut(tally.backend, LONGEST_NAME))
     why = tally.reasons or ([tally.stopped] if tally.stopped else ["nothing was judged"])

@@ -166,7 +166,7 @@ class Lines:
             self._cut_off = size > 0 and os.pread(self._handle, 1, size - 1) != b"\n"
         except OSError as error:
             self._close()
-            raise Unwritable.because(self.path, error) from None
+            raise Unwritable.from_os_error(self.path, error) from None
         return self
 
     def __exit__(
@@ -201,7 +201,7 @@ class Lines:
             if self._durable:
                 os.fsync(self._handle)
         except OSError as error:
-            raise Unwritable.because(self.path, error) from None
+            raise Unwritable.from_os_error(self.path, error) from None
 
 
 def failure_fact(failure: Failure) -> dict[str, Any]:

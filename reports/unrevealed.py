@@ -13,7 +13,7 @@ NEEDS = {one.name: one.needs for one in ALL}
 """The stages that each invariant of this project needs."""
 
 
-def hidden(tally: Tally) -> dict[str, frozenset[Stage]]:
+def hidden_invariants(tally: Tally) -> dict[str, frozenset[Stage]]:
     """The invariants that were judged on no case since the backend declares too few stages, each with what it needs."""
     return {
         name: NEEDS[name]
@@ -22,11 +22,11 @@ def hidden(tally: Tally) -> dict[str, frozenset[Stage]]:
     }
 
 
-def bought(needs: list[frozenset[Stage]], revealed: frozenset[Stage]) -> list[tuple[Stage, int]]:
+def best_stages(needs: list[frozenset[Stage]], revealed: frozenset[Stage]) -> list[tuple[Stage, int]]:
     """Further stages in the order that makes most invariants judgeable soonest, each with the number that it adds.
 
     >>> scored, drafted = frozenset({Stage.SCORED}), frozenset({Stage.DRAFTED})
-    >>> [(stage.word, count) for stage, count in bought([scored, scored | drafted, scored], frozenset())]
+    >>> [(stage.word, count) for stage, count in best_stages([scored, scored | drafted, scored], frozenset())]
     [('scored', 2), ('drafted', 1)]
     """
     order: list[tuple[Stage, int]] = []
@@ -42,13 +42,13 @@ def bought(needs: list[frozenset[Stage]], revealed: frozenset[Stage]) -> list[tu
     return order
 
 
-def rows(tally: Tally) -> list[tuple[str, str]]:
+def unrevealed_rows(tally: Tally) -> list[tuple[str, str]]:
     """The labelled facts on stages that the backend does not reveal; none where it reveals what invariants need."""
-    unseen = hidden(tally)
+    unseen = hidden_invariants(tally)
     if not unseen:
         return []
     named = ", ".join(stage.word for stage in Stage if stage in tally.declared)
-    steps = bought(list(unseen.values()), tally.declared)
+    steps = best_stages(list(unseen.values()), tally.declared)
     told = [f"{'revealing ' if not at else ''}{stage.word} adds {count}" for at, (stage, count) in enumerate(steps)]
     facts = [
         ("not revealed", f"{plural(len(unseen), 'invariant')} unobserved: {clean(tally.backend)} reveals {named}"),
@@ -66,7 +66,7 @@ def rows(tally: Tally) -> list[tuple[str, str]]:
     return facts
 
 
-def speculation(tally: Tally) -> list[tuple[str, str]]:
+def speculation_rows(tally: Tally) -> list[tuple[str, str]]:
     """The speculation of an engine without visible acceptance, as its counts tell it."""
     counts = tally.speculation
     if not tally.opened or not by_own_count(tally.declared):

@@ -34,7 +34,7 @@ class Unwritable(OSError):
         super().__init__(f"cannot write {clean(self.path)}: {self.why}")
 
     @classmethod
-    def because(cls, path: str | Path, error: OSError) -> "Unwritable":
+    def from_os_error(cls, path: str | Path, error: OSError) -> "Unwritable":
         """The complaint about `path` for a system error, with advice."""
         if isinstance(error, FileNotFoundError):
             advice = "; create the folder first"
@@ -68,13 +68,13 @@ def write_whole(target: str | Path, content: bytes) -> None:
             return
         _replace(path, content)
     except OSError as error:
-        raise Unwritable.because(target, error) from None
+        raise Unwritable.from_os_error(target, error) from None
     except (ValueError, RuntimeError) as error:
         # A null byte in the name, or a circle of links.
         raise Unwritable(target, f"{error}; choose another name") from None
 
 
-def check(target: str | Path) -> None:
+def check_writable(target: str | Path) -> None:
     """Find out, before the work of a run, whether `write_whole` could write to `target`.
 
     Raises:
@@ -93,7 +93,7 @@ def check(target: str | Path) -> None:
         if not os.access(path.parent, os.W_OK | os.X_OK):
             raise PermissionError(None, "its folder takes no files")
     except OSError as error:
-        raise Unwritable.because(target, error) from None
+        raise Unwritable.from_os_error(target, error) from None
     except (ValueError, RuntimeError) as error:
         raise Unwritable(target, f"{error}; choose another name") from None
 

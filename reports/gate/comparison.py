@@ -62,7 +62,7 @@ def runs_of(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {str(result.get("backend")): result}
 
 
-def compared(before: dict[str, Any], after: dict[str, Any]) -> Comparison:
+def compare_results(before: dict[str, Any], after: dict[str, Any]) -> Comparison:
     """The differences between two results.
 
     Raises:
@@ -75,7 +75,7 @@ def compared(before: dict[str, Any], after: dict[str, Any]) -> Comparison:
     missing = [name for name in first if name not in second]
     told.unjudged |= bool(missing)
     told.less += [f"{cut(name, 100)}: did not run" for name in missing]
-    told.otherwise += _settings(before, after)
+    told.otherwise += _setting_differences(before, after)
     stale = {one["name"] for one in before.get("known", []) if one["state"] in ("stale", "expired")}
     told.failing += [
         f"{cut(one['backend'], 100)}: known failure {cut(one['name'], 60)} is {one['state']}"
@@ -108,15 +108,15 @@ def _compare(name: str, before: dict[str, Any], after: dict[str, Any], told: Com
         if one not in now:
             counts = after["invariants"].get(invariant, {})
             (told.fixed if counts.get("checked") else told.gone).append(f"{name}: {cut(one, 200)}")
-    told.less += [f"{name}: {line}" for line in _less(before, after)]
-    ratios = [_ratio(run) for run in (before, after)]
+    told.less += [f"{name}: {line}" for line in _judged_less(before, after)]
+    ratios = [_time_ratio(run) for run in (before, after)]
     if ratios[0] is not None and ratios[1] is not None and ratios[1] > SLOWER * ratios[0]:
         took = f"the run took {number(ratios[1])} times the time inside the backend, and {number(ratios[0])} before"
         told.slower.append(f"{name}: {took}")
-    told.otherwise += [f"{name}: {line}" for line in _drawn(before, after)]
+    told.otherwise += [f"{name}: {line}" for line in _draw_differences(before, after)]
 
 
-def _less(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+def _judged_less(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     shares = [run["judged"] / run["cases"] if run.get("cases") else 0.0 for run in (before, after)]
     lines = []
     if after["judged"] < before["judged"] and shares[1] < shares[0] - LESS:
@@ -132,14 +132,14 @@ def _less(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _ratio(run: dict[str, Any]) -> float | None:
+def _time_ratio(run: dict[str, Any]) -> float | None:
     """Times that the run took its backend's own time, shrinking left out; None for a run too short to say."""
     inside = run.get("backend_seconds") or 0.0
     seconds: float = run.get("seconds", 0.0) - run.get("shrink_seconds", 0.0)
     return seconds / inside if inside >= LEAST_S else None
 
 
-def _drawn(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+def _draw_differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     lines = []
     if before.get("cases") != after.get("cases"):
         lines.append(f"{after.get('cases')} cases, {before.get('cases')} before")
@@ -155,7 +155,7 @@ def _drawn(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _settings(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+def _setting_differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     lines = []
     for name in ("seeds", "shard"):
         if name in before and name in after and before[name] != after[name]:

@@ -7,7 +7,7 @@ from properties.gate_result import ELSEWHERE, GateResult, GateRun
 from reports.bundle import replay_command
 from reports.format import clean, cut, number, plural
 from reports.gate import words
-from reports.layout80 import MARGIN, WIDTH, folded, indented, labelled, printed
+from reports.layout80 import MARGIN, WIDTH, indent, label_rows, plain_text, wrapping_text
 from reports.pages.summary import opening, summary_page
 from reports.pages.terminal import failure_page, labelled_lines, wrapped_command
 
@@ -19,10 +19,10 @@ def seeds_line(result: GateResult) -> str:
     """The seeds, told before the first case."""
     fixed = ", ".join(str(seed) for seed in result.seeds if seed != result.fresh)
     fresh = f"{'; ' if fixed else ''}new in this run: {result.fresh}" if result.fresh is not None else ""
-    return f"seeds {fixed}{fresh}; the same cases again: {words.again(result)}"
+    return f"seeds {fixed}{fresh}; the same cases again: {words.rerun_command(result)}"
 
 
-def whole(result: GateResult, width: int = WIDTH, verbose: bool = False) -> str:
+def gate_output(result: GateResult, width: int = WIDTH, verbose: bool = False) -> str:
     """First sentences and failures of each run, with `verbose` its counts, and then the result of the gate."""
     parts = []
     for run in result.runs:
@@ -42,15 +42,15 @@ def gate_page(result: GateResult, width: int = WIDTH) -> str:
     """The result of the whole gate."""
     emulated = "  EMULATED, no hardware was judged" if any(run.tally.emulated for run in result.runs) else ""
     head = f"{words.HEADLINE[result.outcome]}  specverify gate{emulated}\n"
-    parts = [printed(folded(head), width=width) + labelled_lines(words.verdict(result), width)]
+    parts = [plain_text(wrapping_text(head), width=width) + labelled_lines(words.verdict(result), width)]
     if result.runs:
-        parts.append(indented(_side_by_side(result, width)))
+        parts.append(indent(_side_by_side(result, width)))
     facts = [("not judged", reason) for reason in words.reasons(result)]
     facts += [("known", words.known_line(one)) for one in result.known if one.state != ELSEWHERE]
     facts += [("behind", f"{cut(name, 200)}, in {plural(count, 'case')}") for name, count in _behind(result)]
     facts += [("note", cut(note, 300)) for note in result.notes]
     facts += [("seeds", seeds_line(result)), ("time", f"{number(result.seconds)} s")]
-    parts.append(labelled(facts, width))
+    parts.append(label_rows(facts, width))
     for _, failure in words.failures(result)[:SHOWN]:
         command = replay_command(failure)
         if command is not None:
@@ -75,4 +75,4 @@ def _side_by_side(result: GateResult, width: int) -> str:
         counts = (tally.judged, tally.cases, tally.differed, sum(1 for _ in tally.known.elements()), checked)
         cells = (clean(run.title), words.HEADLINE[run.outcome], *map(str, counts))
         rows.add_row(*(Text(cell) for cell in cells))
-    return printed(rows, width=width - MARGIN)
+    return plain_text(rows, width=width - MARGIN)

@@ -26,13 +26,15 @@ def place_of(failure: Failure, root: Path) -> tuple[str, int] | None:
         named = Path(frame["file"]).parts
         # A frame of a file at the root begins with the root's own name.
         whole = root.resolve()
-        inside = next((file for file in _files(root, named[-1]) if (whole / file).parts[-len(named) :] == named), None)
+        inside = next(
+            (file for file in _find_files(root, named[-1]) if (whole / file).parts[-len(named) :] == named), None
+        )
         if inside is not None and int(frame["line"]):
             return inside.as_posix(), int(frame["line"])
     return None
 
 
-def _files(root: Path, name: str) -> Iterator[Path]:
+def _find_files(root: Path, name: str) -> Iterator[Path]:
     """Files called `name` below `root`, as paths from there, without those of hidden and foreign folders."""
     for at, (folder, below, names) in enumerate(os.walk(root)):
         if at == MOST_FOLDERS:

@@ -29,7 +29,7 @@ def verdict(result: GateResult) -> str:
     return " ".join(parts)
 
 
-def judged(run: GateRun) -> str:
+def judged_words(run: GateRun) -> str:
     """How many cases of a run were judged, in a sentence that needs no glossary."""
     tally = run.tally
     drawn = tally.cases - sum(tally.unsupported.values())
@@ -66,7 +66,7 @@ def known_line(one: KnownState) -> str:
     return f"{cut(one.backend, 80)}: {cut(str(one.known.main), 200)}{seen}{until} ({one.state}{why})"
 
 
-def again(result: GateResult) -> str:
+def rerun_command(result: GateResult) -> str:
     """The options that draw the same cases again."""
     seed = "" if result.fresh is None else f" --seed {result.fresh}"
     shard = "" if result.shard[1] == 1 else f" --shard {result.shard[0]}/{result.shard[1]}"

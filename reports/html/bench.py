@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from reports.format import cut, plural
-from reports.html.document import rendered
+from reports.html.document import render_page
 from reports.html.pictures.bars import Bar, Bars
 from reports.html.pictures.plot import Plot, Whole, plot, wholes
 from reports.html.selftest import tables_of
@@ -27,7 +27,7 @@ def bench_page(what: str, figures: Mapping[str, Any], version: str) -> bytes:
     facts = {
         "title": f"Bench: {what}",
         "what": DECODING if decoding else GROWING,
-        "lines": [*_best(figures), *figures.get("missing", ())],
+        "lines": [*_best_budgets(figures), *figures.get("missing", ())],
         "version": version,
         "bars": [_speed_ups(figures["ways"])] if decoding and figures["ways"] else [],
         "charts": [chart for chart in charts if chart is not None],
@@ -36,10 +36,10 @@ def bench_page(what: str, figures: Mapping[str, Any], version: str) -> bytes:
         "single": single,
         "tables": tables,
     }
-    return rendered("bench.html.j2", facts)
+    return render_page("bench.html.j2", facts)
 
 
-def _best(figures: Mapping[str, Any]) -> list[str]:
+def _best_budgets(figures: Mapping[str, Any]) -> list[str]:
     found = []
     for grid in figures.get("grids", ()):
         best = grid["best"]

@@ -8,10 +8,10 @@ from properties.tally import Beside, Failure
 from properties.verdict.finding import STAGE_UNKNOWN
 from reference.case import Case
 from reference.trace import Stage
-from reports.bundle import content_of, replay_command
-from reports.case_diff import described, fields_apart
-from reports.counts import fallen
-from reports.format import address, both, clean, cut, excess, number, plural, show
+from reports.bundle import bundle_content, replay_command
+from reports.case_diff import case_summary, differing_fields
+from reports.counts import fallback_counts
+from reports.format import address, clean, cut, excess, expected_and_observed, number, plural, show
 from reports.html.document import Downloads
 from reports.html.pictures.bars import Bar, Bars
 from reports.html.pictures.heat import heat_maps
@@ -21,8 +21,8 @@ from reports.html.pictures.step_truth import StepTruth, step_truth
 from reports.html.pictures.tokens import TokensPicture, tokens_picture
 from reports.html.pictures.tree import WHOLE, tree_picture
 from reports.html.plain_words import STAGES, steps_of
-from reports.tree_scene import Scene, revealed_by, scene_of
-from reports.vocabulary import account, reference_of
+from reports.tree_scene import Scene, revealed_stages, scene_of
+from reports.vocabulary import account, reference_name
 
 STATEMENTS = {one.name: one.statement for one in EVERY_INVARIANT}
 """The sentence that each invariant holds."""
@@ -55,7 +55,7 @@ def failure_facts(
     verdict, finding = failure.verdict, failure.finding
     truth = step_truth(failure)
     known = finding.where.get("side") != STAGE_UNKNOWN
-    expected, observed = both(finding)
+    expected, observed = expected_and_observed(finding)
     command = replay_command(failure)
     statement = STATEMENTS.get(finding.invariant, "")
     return {
@@ -68,7 +68,7 @@ def failure_facts(
         "happens": STAGES[finding.stage][0] if known else "",
         "address": cut(address(finding), 300),
         "case": verdict.case.id,
-        "described": cut(described(verdict.case), 400),
+        "described": cut(case_summary(verdict.case), 400),
         "drawn": cut(failure.drawn, 60) if failure.drawn != verdict.case.id else "",
         "tried": failure.tried,
         "expected": expected,
@@ -77,15 +77,15 @@ def failure_facts(
         "said": [cut(line, 300) for line in finding.said[-SAID_LINES:]],
         "replay": command,
         "file": failure.file,
-        "bundle": downloads.held(content_of(failure, environment)),
+        "bundle": downloads.embed(bundle_content(failure, environment)),
         "todo": steps_of(finding.stage, known),
         "fault": failure.fault,
-        "rows": _rows(failure),
+        "rows": _fact_rows(failure),
         "stages": _stages(failure, known),
-        "nearest": _nearest(failure, truth.scene),
+        "nearest": _nearest_facts(failure, truth.scene),
         **_pictures(truth),
         "tokens": _tokens(failure, truth),
-        "law": _law(failure, expected, observed),
+        "law": _law_bars(failure, expected, observed),
     }
 
 
@@ -94,7 +94,7 @@ def _pictures(truth: StepTruth) -> dict[str, Any]:
     stage, variant = truth.finding.stage, "variant" in truth.finding.where
     mask, slots, maps = mask_picture(truth), slots_picture(truth), heat_maps(truth)
     seen = mask.cell if mask is not None and stage in (Stage.LOWERED, Stage.ATTENDED) else None
-    tree = tree_picture(truth.scene, f"The tree of step {truth.finding.step}", seen, _due(truth))
+    tree = tree_picture(truth.scene, f"The tree of step {truth.finding.step}", seen, _due_path(truth))
     first = {
         "mask": mask if mask is not None and (stage is Stage.LOWERED or mask.wrong) else None,
         "slots": slots if stage is Stage.COMMITTED else None,
@@ -102,7 +102,7 @@ def _pictures(truth: StepTruth) -> dict[str, Any]:
     }
     return {
         "tree": tree,
-        "more_tree": tree_picture(truth.scene, "The tree", seen, _due(truth), WHOLE)
+        "more_tree": tree_picture(truth.scene, "The tree", seen, _due_path(truth), WHOLE)
         if tree and tree.left_out
         else None,
         **first,
@@ -111,7 +111,7 @@ def _pictures(truth: StepTruth) -> dict[str, Any]:
         "more_slots": slots if first["slots"] is None else None,
         "more_maps": [one for one in maps if one.stage != stage.word],
         # The pictures are those of the case's own run; the difference may show in a run beside it.
-        "beside": f"The pictures show the case's own run; the difference shows beside it, {_variant(truth)}."
+        "beside": f"The pictures show the case's own run; the difference shows beside it, {_variant_words(truth)}."
         if variant
         else "",
         "why": f"Pictures that need the reference's numbers are missing: {cut(truth.why, 300)}." if truth.why else "",
@@ -126,7 +126,7 @@ def _tokens(failure: Failure, truth: StepTruth) -> TokensPicture | None:
     return tokens_picture(truth, trace.output) if truth.finding.stage in (Stage.ACCEPTED, Stage.EMITTED) else None
 
 
-def _law(failure: Failure, expected: str, observed: str) -> Bars | None:
+def _law_bars(failure: Failure, expected: str, observed: str) -> Bars | None:
     """The probability that a law must have, and the one that it has, where the finding is about one."""
     finding = failure.finding
     due, got = finding.expected, finding.observed
@@ -139,7 +139,7 @@ def _law(failure: Failure, expected: str, observed: str) -> Bars | None:
     return Bars("Probability", ((where, pair),), "Exact: nothing was sampled.")
 
 
-def _due(truth: StepTruth) -> tuple[int, ...] | None:
+def _due_path(truth: StepTruth) -> tuple[int, ...] | None:
     """The nodes that must be accepted, where the finding says so."""
     finding = truth.finding
     wanted = finding.expected
@@ -148,13 +148,13 @@ def _due(truth: StepTruth) -> tuple[int, ...] | None:
     return tuple(wanted) if all(isinstance(node, int) for node in wanted) else None
 
 
-def _variant(truth: StepTruth) -> str:
+def _variant_words(truth: StepTruth) -> str:
     return f"in the variant “{cut(str(truth.finding.where['variant']), 80)}”"
 
 
 def _stages(failure: Failure, known: bool) -> list[tuple[str, str, str]]:
     """Every stage with its state on this case, and what happens in it."""
-    finding, shown = failure.finding, revealed_by(failure.verdict)
+    finding, shown = failure.finding, revealed_stages(failure.verdict)
     failing = {other.stage for other in failure.verdict.findings if other.step == finding.step}
     rows = []
     for stage in Stage:
@@ -172,7 +172,7 @@ def _stages(failure: Failure, known: bool) -> list[tuple[str, str, str]]:
     return rows
 
 
-def _rows(failure: Failure) -> list[tuple[str, str]]:
+def _fact_rows(failure: Failure) -> list[tuple[str, str]]:
     """Labelled facts beside the sentences."""
     verdict, finding = failure.verdict, failure.finding
     rows = []
@@ -186,16 +186,17 @@ def _rows(failure: Failure) -> list[tuple[str, str]]:
     ]
     if verdict.trace is not None:
         rows += [
-            ("fell back", f"{number(count)} times: {cut(why)}") for why, count in fallen(verdict.trace.fallbacks)[:6]
+            ("fell back", f"{number(count)} times: {cut(why)}")
+            for why, count in fallback_counts(verdict.trace.fallbacks)[:6]
         ]
     if failure.beside is not None:
-        rows.append(("other backend", _twin(failure.beside)))
+        rows.append(("other backend", _twin_words(failure.beside)))
     if failure.against is not None:
-        rows.append(("reference", f"{cut(reference_of(failure.against), 120)}: the NumPy oracle did not run"))
+        rows.append(("reference", f"{cut(reference_name(failure.against), 120)}: the NumPy oracle did not run"))
     return rows
 
 
-def _twin(twin: Beside) -> str:
+def _twin_words(twin: Beside) -> str:
     """The outcome of the same case on the eager backend of the device."""
     name = cut(twin.backend, 80)
     if twin.finding is None:
@@ -203,22 +204,22 @@ def _twin(twin: Beside) -> str:
     return f"the same case on {name} differs too: {cut(twin.finding.invariant, 80)} at {cut(address(twin.finding))}"
 
 
-def _nearest(failure: Failure, scene: Scene) -> dict[str, Any] | None:
+def _nearest_facts(failure: Failure, scene: Scene) -> dict[str, Any] | None:
     """The nearest case that agrees, its tree, and the fields in which the two differ."""
     near = failure.nearest
     if near is None:
         return None
-    fields = fields_apart(near, failure.verdict.case)
+    fields = differing_fields(near, failure.verdict.case)
     return {
         "case": near.id,
-        "described": cut(described(near), 400),
-        "tree": tree_picture(Scene(_tree(near, failure.finding.step)), "The tree of the case that agrees"),
+        "described": cut(case_summary(near), 400),
+        "tree": tree_picture(Scene(_case_tree(near, failure.finding.step)), "The tree of the case that agrees"),
         "fields": [(cut(name, 80), show(mine), show(other)) for name, mine, other in fields[:20]],
         "more": plural(len(fields) - 20, "further field") if len(fields) > 20 else "",
     }
 
 
-def _tree(case: Case, step: int) -> Any:
+def _case_tree(case: Case, step: int) -> Any:
     trees = case.draft.trees
     return None if not trees else trees[min(max(step, 0), len(trees) - 1)]
 

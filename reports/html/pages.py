@@ -6,7 +6,7 @@ from properties.gate_result import ELSEWHERE, RED, GateResult
 from properties.tally import Failure, Tally
 from reports.format import cut, number, plural
 from reports.gate import words
-from reports.html.document import Downloads, rendered
+from reports.html.document import Downloads, render_page
 from reports.html.failure import failure_facts
 from reports.html.plain_words import WHAT
 from reports.html.run import LOOKED_S, SHOWN, run_facts
@@ -26,7 +26,7 @@ def diff_page(tally: Tally, version: str) -> bytes:
     """The page of one run."""
     facts = run_facts(tally, Downloads())
     title = f"{facts['headword']}: {facts['backend']}"
-    return rendered("diff.html.j2", {"title": title, "version": version, "r": facts})
+    return render_page("diff.html.j2", {"title": title, "version": version, "r": facts})
 
 
 def replay_page(
@@ -46,7 +46,7 @@ def replay_page(
         "f": found,
         "version": version,
     }
-    return rendered("replay.html.j2", facts)
+    return render_page("replay.html.j2", facts)
 
 
 def gate_page(result: GateResult, version: str) -> bytes:
@@ -66,7 +66,7 @@ def gate_page(result: GateResult, version: str) -> bytes:
         }
         runs.append(facts)
     told = [one for one in result.known if one.state != ELSEWHERE]
-    again = words.again(result)
+    again = words.rerun_command(result)
     facts = {
         "title": f"{words.HEADLINE[result.outcome].capitalize()}: specverify gate",
         "version": version,
@@ -74,10 +74,10 @@ def gate_page(result: GateResult, version: str) -> bytes:
         "word": words.HEADLINE[result.outcome].capitalize(),
         "verdict": words.verdict(result),
         "what": WHAT,
-        "judged": [f"{cut(run.title, 120)}: {words.judged(run)}." for run in result.runs],
+        "judged": [f"{cut(run.title, 120)}: {words.judged_words(run)}." for run in result.runs],
         "wrong": [(cut(run.title, 80), words.sentence(failure)) for run, failure in words.failures(result)[:SHOWN]],
         "reasons": words.reasons(result)[:40],
-        "todo": _todo(result),
+        "todo": _advice(result),
         "runs": runs,
         "known": [(one.state in RED, words.known_line(one), cut(one.reason, 200), cut(one.issue, 200)) for one in told],
         "behind": [f"{cut(name, 200)}, in {plural(count, 'case')}" for name, count in result.behind.most_common(10)],
@@ -88,10 +88,10 @@ def gate_page(result: GateResult, version: str) -> bytes:
             ("time", f"{number(result.seconds)} s"),
         ],
     }
-    return rendered("gate.html.j2", facts)
+    return render_page("gate.html.j2", facts)
 
 
-def _todo(result: GateResult) -> str:
+def _advice(result: GateResult) -> str:
     if words.failures(result):
         return "Each failure below says how to see it again, and where to look."
     if any(one.state in RED for one in result.known):

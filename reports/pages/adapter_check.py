@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from properties.tally import Tally
 from properties.verdict.finding import Verdict
 from reference.trace import Stage
-from reports.case_diff import described
-from reports.counts import tersely
+from reports.case_diff import case_summary
+from reports.counts import short_count
 from reports.format import address, clean, excess, plural, show
-from reports.layout80 import labelled
+from reports.layout80 import label_rows
 
 STEPS = {
     "raised": "mend the first traceback above; then run this command again",
@@ -24,7 +24,7 @@ STEPS = {
 
 def case_lines(number: int, verdict: Verdict, outcome: str, raised: str | None) -> str:
     """One case: a line, and below it what differs, why it was declined, or the whole traceback."""
-    lines = [f"{outcome:<12}  case {number}, {verdict.case.id}: {clean(described(verdict.case))}"]
+    lines = [f"{outcome:<12}  case {number}, {verdict.case.id}: {clean(case_summary(verdict.case))}"]
     first = verdict.first
     if raised is not None:
         lines += [f"  {line}" for line in raised.rstrip("\n").split("\n")]
@@ -59,7 +59,7 @@ def examination_page(
         never_drawn: What cases never ask, because the declaration leaves it out.
     """
     told = [f"{outcome} {count}" for outcome, count in outcomes if count]
-    asked = [f"{one} ({tersely(counts.compared)})" for one, counts in tally.invariants.items() if counts.checked]
+    asked = [f"{one} ({short_count(counts.compared)})" for one, counts in tally.invariants.items() if counts.checked]
     hidden = {one for _, names in gained for one in names}
     silent = [one for one, counts in tally.invariants.items() if not counts.checked and one not in hidden]
     rows = [
@@ -78,7 +78,7 @@ def examination_page(
     step = next((words for outcome, words in STEPS.items() if dict(outcomes).get(outcome)), STEPS["not compared"])
     shown = f"'{name}'" if " " in name else name
     rows.append(("next", step.format(name=shown)))
-    return labelled(rows)
+    return label_rows(rows)
 
 
 def _gain(added: Sequence[str]) -> str:

@@ -5,9 +5,9 @@ from typing import Any
 
 from rich.table import Table
 
-from reports.counts import chosen
+from reports.counts import way_rows
 from reports.format import clean, number, plural
-from reports.layout80 import printed
+from reports.layout80 import plain_text
 
 TIMES = ("tpot_ms", "ttft_ms", "prefill_ms")
 """The times of a way, in the order of the columns."""
@@ -26,7 +26,7 @@ def decode_page(figures: dict[str, Any]) -> str:
         f"bench decode on {clean(str(facts['backend']))}, {clean(str(facts['device']))}: {facts['dtype']}, "
         f"{plural(facts['threads'], 'thread')}, {prompts}, greedy"
     )
-    grids = [_grid(one) for one in figures["grids"]]
+    grids = [_budget_grid(one) for one in figures["grids"]]
     lengths = _lengths(figures.get("lengths", []))
     dialogues = _dialogues(figures.get("dialogues", []))
     parts = [
@@ -47,7 +47,7 @@ def decode_page(figures: dict[str, Any]) -> str:
     parts += [
         fill(f"{clean(one['way'])}: attention {text}", 80) + "\n"
         for one in rows
-        for _, text in chosen(one.get("fallbacks", {}))
+        for _, text in way_rows(one.get("fallbacks", {}))
     ]
     parts.append(_memory(rows))
     parts += [f"{line}\n" for line in figures.get("missing", ())]
@@ -74,7 +74,7 @@ def _speeds(rows: list[dict[str, Any]]) -> str:
         cells = [f"{one['tokens_per_s']:.1f}", *(f"{speed[name]:.2f}" for name in ("mean", "p50", "p90", "p99"))]
         times = ["-" if one[name] is None else f"{one[name]:.1f}" for name in TIMES]
         table.add_row(clean(one["way"]), *cells, *times)
-    return printed(table)
+    return plain_text(table)
 
 
 def _times(rows: list[dict[str, Any]]) -> str:
@@ -84,7 +84,7 @@ def _times(rows: list[dict[str, Any]]) -> str:
         spreads = [one["spreads"][name] for name in TIMES]
         cells = ["-" if spread is None else f"{spread[rank]:.1f}" for spread in spreads for rank in ranks]
         table.add_row(clean(one["way"]), *cells)
-    return printed(table)
+    return plain_text(table)
 
 
 def _memory(rows: list[dict[str, Any]]) -> str:
@@ -93,7 +93,7 @@ def _memory(rows: list[dict[str, Any]]) -> str:
     for one in rows:
         held = [one["memory"][name] for name in ("target_mb", "draft_mb", "kv_mb", "peak_mb")]
         table.add_row(clean(one["way"]), *("-" if value is None else f"{value:.4g}" for value in held))
-    return printed(table)
+    return plain_text(table)
 
 
 def _acceptance(rows: list[dict[str, Any]]) -> str:
@@ -116,7 +116,7 @@ def _acceptance(rows: list[dict[str, Any]]) -> str:
     for one in shown:
         shares = [f"{share:.2f}" for share in one["by_depth"]]
         depths.add_row(clean(one["way"]), *shares, *[""] * (deepest - len(shares)))
-    return printed(table) + "\n" + printed(depths)
+    return plain_text(table) + "\n" + plain_text(depths)
 
 
 def _lengths(rows: list[dict[str, Any]]) -> str:
@@ -129,7 +129,7 @@ def _lengths(rows: list[dict[str, Any]]) -> str:
         times = ["-" if one[name] is None else f"{one[name]:.1f}" for name in TIMES]
         cells = [str(one["context"]), f"{one['tokens_per_s']:.1f}", f"{one['speed_up']['mean']:.2f}"]
         table.add_row(clean(one["way"]), *cells, "-" if taken is None else f"{taken['mean']:.2f}", *times)
-    return printed(table)
+    return plain_text(table)
 
 
 def _dialogues(rows: list[dict[str, Any]]) -> str:
@@ -153,10 +153,10 @@ def _dialogues(rows: list[dict[str, Any]]) -> str:
         if not any(one["kept"] for one in later if one["way"] == way)
     ]
     line = "every turn with an empty cache: " + ", ".join(map(clean, anew))
-    return printed(table) + (fill(line, 80) + "\n" if anew else "")
+    return plain_text(table) + (fill(line, 80) + "\n" if anew else "")
 
 
-def _grid(grid: dict[str, Any]) -> str:
+def _budget_grid(grid: dict[str, Any]) -> str:
     """The budgets of one draft: a row for each depth, a column for each number of nodes, and the best one."""
     title = f"budgets of {clean(grid['draft'])}: × over the target alone, and accepted tokens per step"
     table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
@@ -175,7 +175,7 @@ def _grid(grid: dict[str, Any]) -> str:
         f"best budget: {plural(best['nodes'], 'node')} in {plural(best['depth'], 'level')}, "
         f"{best['speed_up']:.2f} times the target alone;\n{why}\n"
     )
-    return printed(table) + line
+    return plain_text(table) + line
 
 
 def _budget(cell: dict[str, Any]) -> str:
@@ -193,7 +193,7 @@ def _stages(rows: list[dict[str, Any]]) -> str:
             table.add_row(clean(one["way"]), *(f"{100 * one['stages'].get(name, 0.0):.1f}" for name in names))
     shares = [f"{clean(one['way'])} {100 * one['beyond_forwards']:.1f}" for one in rows if one["stages"]]
     title = "of a step without its prefill, percent beyond forwards: "
-    return printed(table) + fill(title + ", ".join(shares), 80) + "\n"
+    return plain_text(table) + fill(title + ", ".join(shares), 80) + "\n"
 
 
 def _texts(texts: list[dict[str, Any]]) -> str:
@@ -204,17 +204,17 @@ def _texts(texts: list[dict[str, Any]]) -> str:
     table.add_column("other", ratio=2, overflow="fold")
     for one in texts:
         other = [
-            f"{_which(place)}, from token {place['at'] + 1} on: {number(place['gap'])} below the best"
+            f"{_place_words(place)}, from token {place['at'] + 1} on: {number(place['gap'])} below the best"
             f" logit (noise {number(place['noise'])})"
             for place in one["other"][:SHOWN]
         ]
         if len(one["other"]) > SHOWN:
             other.append(f"and {plural(len(one['other']) - SHOWN, 'further text')}")
         table.add_row(clean(one["way"]), str(one["equal"]), str(one["tied"]), "; ".join(other) or "none")
-    return printed(table)
+    return plain_text(table)
 
 
-def _which(text: dict[str, Any]) -> str:
+def _place_words(text: dict[str, Any]) -> str:
     """The prompt of a text, or its dialogue and its turn, numbered from 1 on."""
     number = text["prompt"] + 1
     return f"dialogue {number}, turn {text['place']}" if text.get("place") else f"prompt {number}"

@@ -7,7 +7,7 @@ from typing import Any
 from rich.table import Table
 
 from reports.format import clean, cut, number, plural
-from reports.layout80 import printed
+from reports.layout80 import plain_text
 
 SHOWN = 10
 """Most turns that are named."""
@@ -49,14 +49,14 @@ def diff_turns(turns: Sequence[Mapping[str, Any]]) -> str:
             number(sum(turn["seconds"] for turn in mine)),
             ", ".join(f"{clean(name)} {count}" for name, count in outcomes.items()),
         )  # fmt: skip
-    return printed(table)
+    return plain_text(table)
 
 
 def comparison_page(figures: Mapping[str, Any]) -> str:
     """Two records side by side, from the figures of `specverify.traces.command.compare`."""
     differ = figures["differ"]
     lines = [f"{plural(figures['same'], 'turn')} equal in {', '.join(figures['compared'])}; {len(differ)} differ"]
-    lines += [f"{_where(one)}, {clean(one['way'])}: {', '.join(one['fields'])} differ" for one in differ[:SHOWN]]
+    lines += [f"{_turn_place(one)}, {clean(one['way'])}: {', '.join(one['fields'])} differ" for one in differ[:SHOWN]]
     if len(differ) > SHOWN:
         lines.append(f"and {plural(len(differ) - SHOWN, 'further turn')}")
     for side, count in zip(("first", "second"), figures["only"], strict=True):
@@ -70,10 +70,10 @@ def comparison_page(figures: Mapping[str, Any]) -> str:
         table.add_column(name, justify="right")
     for way, (one, other) in figures["seconds"].items():
         table.add_row(clean(way), number(one), number(other), f"{other / one:.2f}" if one else "-")
-    return "\n".join(lines) + "\n" + (printed(table) if figures["seconds"] else "")
+    return "\n".join(lines) + "\n" + (plain_text(table) if figures["seconds"] else "")
 
 
-def _where(turn: Mapping[str, Any]) -> str:
+def _turn_place(turn: Mapping[str, Any]) -> str:
     """The prompt of a turn, or its dialogue and its number there."""
     name = clean(str(turn["prompt"]))
     return f"dialogue {name}, turn {turn['place']}" if turn.get("place") else f"prompt {name}"

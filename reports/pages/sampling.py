@@ -16,13 +16,13 @@ GROSS = 0.2
 """A shift above which a sample is called too small: it shows gross faults alone."""
 
 
-def evidence(tally: Tally) -> list[tuple[str, str]]:
+def evidence_rows(tally: Tally) -> list[tuple[str, str]]:
     """The result of the tests of laws by sampling: their number, their evidence and their power."""
     if tally.excess_evidence is not None:
-        return [("SAMPLING", clean(tally.excess_evidence)), *power(tally)]
+        return [("SAMPLING", clean(tally.excess_evidence)), *power_rows(tally)]
     told = sampling_tests(tally)
     if not told["tests"]:
-        return power(tally)
+        return power_rows(tally)
     seen = told["smallest_tv"]
     blocks = ""
     if seen is not None:
@@ -31,10 +31,10 @@ def evidence(tally: Tally) -> list[tuple[str, str]]:
             f"the weakest (given something rare) {number(seen['worst'])}"
         )
     total = f"evidence against the laws {number(told['evidence'])}, red at {number(told['red_at'])}"
-    return [("sampling", f"{plural(told['tests'], 'test')} of laws by sampling; {total}{blocks}"), *power(tally)]
+    return [("sampling", f"{plural(told['tests'], 'test')} of laws by sampling; {total}{blocks}"), *power_rows(tally)]
 
 
-def power(tally: Tally) -> list[tuple[str, str]]:
+def power_rows(tally: Tally) -> list[tuple[str, str]]:
     """The shift of whole generations that was to be seen, the faults that would have been seen, and those that not."""
     facts = []
     if tally.planned is not None:

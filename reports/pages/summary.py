@@ -7,14 +7,22 @@ from properties.tally import Failure, Tally, Unanswered
 from properties.verdict.finding import FINISHED, STAGE_UNKNOWN, Finding
 from reference.trace import Stage
 from reports.bundle import replay_command
-from reports.counts import chosen, commits, fallen, judged_part, left_behind, table, unjudged_reasons
+from reports.counts import (
+    commit_rows,
+    fallback_counts,
+    invariant_table,
+    judged_rows,
+    residue_rows,
+    unjudged_rows,
+    way_rows,
+)
 from reports.format import clean, cut, number, plural
-from reports.layout80 import MARGIN, WIDTH, folded, indented, labelled, last_lines, printed
-from reports.pages.sampling import evidence
+from reports.layout80 import MARGIN, WIDTH, indent, label_rows, last_lines, plain_text, wrapping_text
+from reports.pages.sampling import evidence_rows
 from reports.pages.terminal import labelled_lines, wrapped_command
 from reports.record import mean_accepted
-from reports.unrevealed import rows, speculation
-from reports.vocabulary import reference_of
+from reports.unrevealed import speculation_rows, unrevealed_rows
+from reports.vocabulary import reference_name
 
 OUTCOMES = {"agree": "AGREE", "differ": "DIFFER", "unjudged": "COULD NOT JUDGE"}
 """The headline of each outcome."""
@@ -45,32 +53,29 @@ def opening(tally: Tally, width: int = WIDTH) -> str:
     """The first sentences of a run that differs, before the pages of its failures; empty without failures."""
     if not tally.failures:
         return ""
-    name, count = clean(tally.backend), len(tally.failures)
-    if count == 1:
-        found = (
-            f"{_judged(tally)}, then {name} {_wrong(tally.failures[0].finding)}. This is the smallest case found that "
-            f"shows it:"
+    name, count, judged = clean(tally.backend), len(tally.failures), _judged_words(tally)
+    error = _error_words(tally.failures[0].finding)
+    if count > 1:
+        sentence = (
+            f"{judged}, and {name} went wrong in {count} ways. These are the smallest cases found that show them:"
         )
-        if tally.cases >= tally.wanted > 1 or not tally.judged:
-            found = (
-                f"{_judged(tally)}. {name} {_wrong(tally.failures[0].finding)} in {tally.differed} of them. This is "
-                "the smallest case found that shows it:"
-            )
-        return printed(folded(found), width=width)
-    found = (
-        f"{_judged(tally)}, and {name} went wrong in {count} ways. These are the smallest cases found that show them:"
-    )
-    return printed(folded(found), width=width)
+    elif tally.cases >= tally.wanted > 1 or not tally.judged:
+        sentence = (
+            f"{judged}. {name} {error} in {tally.differed} of them. This is the smallest case found that shows it:"
+        )
+    else:
+        sentence = f"{judged}, then {name} {error}. This is the smallest case found that shows it:"
+    return plain_text(wrapping_text(sentence), width=width)
 
 
-def _wrong(finding: Finding) -> str:
+def _error_words(finding: Finding) -> str:
     """The error of a backend, for a reader who knows none of the project's words."""
     if finding.where.get("side") == STAGE_UNKNOWN or finding.expected == FINISHED:
         return "did not finish a case"
     return WRONG[finding.stage]
 
 
-def _judged(tally: Tally) -> str:
+def _judged_words(tally: Tally) -> str:
     """The judged cases out of those that the run was to judge."""
     were = "was" if tally.judged == 1 else "were"
     if tally.open_ended and tally.cases < tally.wanted:
@@ -79,7 +84,7 @@ def _judged(tally: Tally) -> str:
     return f"{tally.judged} of {plural(of, 'case')} {were} judged"
 
 
-def _breadth(tally: Tally) -> str:
+def _breadth_words(tally: Tally) -> str:
     """How many invariants had a turn, and how much ran in the backend's own attention."""
     told = f", {tally.had_turn} of {plural(len(tally.invariants), 'invariant')} had a turn"
     if tally.native_share is not None:
@@ -97,32 +102,32 @@ def summary_page(tally: Tally, width: int = WIDTH, verbose: bool = False) -> str
     """
     emulated = "  EMULATED, no hardware was judged" if tally.emulated else ""
     head = f"{OUTCOMES[tally.outcome]}  {clean(tally.backend)}{emulated}\n"
-    reference = reference_of(tally.against) if tally.against else "the target model, run alone by the oracle"
+    reference = reference_name(tally.against) if tally.against else "the target model, run alone by the oracle"
     said = EXIT[tally.outcome].format(reference=reference)
     if tally.cases:
-        said = f"{_judged(tally)}{_breadth(tally)}: {said}"
-    parts = [printed(folded(head), width=width) + labelled_lines(said, width)]
+        said = f"{_judged_words(tally)}{_breadth_words(tally)}: {said}"
+    parts = [plain_text(wrapping_text(head), width=width) + labelled_lines(said, width)]
     if tally.errors:
-        parts.append(labelled([("error", cut(error, 400)) for error in tally.errors], width))
-    parts += [_internal(one, width) for one in tally.internal[:REPLAYED]]
+        parts.append(label_rows([("error", cut(error, 400)) for error in tally.errors], width))
+    parts += [_internal_lines(one, width) for one in tally.internal[:REPLAYED]]
     if verbose and tally.invariants:
-        parts.append(indented(table(tally, width)))
-    parts.append(labelled(_run_facts(tally, verbose), width))
-    parts += _ending(tally, width)
+        parts.append(indent(invariant_table(tally, width)))
+    parts.append(label_rows(_run_facts(tally, verbose), width))
+    parts += _ending_lines(tally, width)
     return "\n".join(part.strip("\n") + "\n" for part in parts)
 
 
-def _internal(one: Unanswered, width: int) -> str:
+def _internal_lines(one: Unanswered, width: int) -> str:
     """An exception inside the judge: the invariant, the last lines of the traceback, the case, and how to run it."""
     facts = [("internal", cut(one.line, 600))]
     if one.error.said:
         facts.append(("said", last_lines(one.error.said, width)))
     command = None if one.saved is None else replay_command(one.saved)
     again = "" if command is None else wrapped_command(command, " " * MARGIN + "replay  ", width)
-    return labelled(facts, width) + again
+    return label_rows(facts, width) + again
 
 
-def _ending(tally: Tally, width: int) -> list[str]:
+def _ending_lines(tally: Tally, width: int) -> list[str]:
     """The last lines: each failure again, and what to do next."""
     told = [("failure", _failure_line(failure)) for failure in tally.failures]
     if tally.outcome == "differ" and not told:
@@ -138,7 +143,7 @@ def _ending(tally: Tally, width: int) -> list[str]:
         for command in map(replay_command, tally.failures[:REPLAYED])
         if command is not None
     )
-    return [labelled(told, width) + following] if told else []
+    return [label_rows(told, width) + following] if told else []
 
 
 def _failure_line(failure: Failure) -> str:
@@ -153,12 +158,12 @@ def _run_facts(tally: Tally, verbose: bool) -> list[tuple[str, str]]:
     facts = [("cases", _pace(tally))]
     if verbose or tally.shrink_seconds:
         facts.append(("time", _time(tally)))
-    facts += speculation(tally)
-    together = rows(tally)
+    facts += speculation_rows(tally)
+    together = unrevealed_rows(tally)
     if not tally.invariants:
         together = [("not judged", "everything: no invariant was selected")]
-    facts += judged_part(tally, verbose)
-    facts += together or unjudged_reasons(tally, verbose)
+    facts += judged_rows(tally, verbose)
+    facts += together or unjudged_rows(tally, verbose)
     mean = mean_accepted(tally)
     if mean is not None:
         steps = plural(sum(tally.accept_lengths.values()), "step")
@@ -171,20 +176,20 @@ def _run_facts(tally: Tally, verbose: bool) -> list[tuple[str, str]]:
     if tally.routed.ties:
         told = f"{plural(tally.routed.ties, 'row')} of {tally.routed.judged} took other experts at a tie (rule T)"
         facts.append(("experts", f"{told}; {tally.routed.predicted:.3g} predicted"))
-    facts += evidence(tally)
-    facts += chosen(tally.fallbacks)
+    facts += evidence_rows(tally)
+    facts += way_rows(tally.fallbacks)
     facts += [
         ("fell back", f"{count} of {tally.attention_calls} attention calls: {clean(why)}")
-        for why, count in fallen(tally.fallbacks)
+        for why, count in fallback_counts(tally.fallbacks)
     ]
-    facts += commits(tally)
+    facts += commit_rows(tally)
     facts += [("declined", f"{plural(count, 'case')}: {clean(why)}") for why, count in tally.unsupported.items()]
-    facts += left_behind(tally.residue.values())
+    facts += residue_rows(tally.residue.values())
     if tally.stopped is not None:
         facts.append(("stopped", f"early: {clean(tally.stopped)}"))
     if tally.against is not None:
         alone = ", and no oracle in its place; tokens are compared with its tokens" if tally.tokens_alone else ""
-        facts.append(("reference", f"{reference_of(tally.against)}: the NumPy oracle did not run{alone}"))
+        facts.append(("reference", f"{reference_name(tally.against)}: the NumPy oracle did not run{alone}"))
     ran = (
         tally.environment if verbose else {name: tally.environment[name] for name in SHORT if name in tally.environment}
     )

@@ -5,7 +5,7 @@ from typing import Any
 from rich.table import Table
 
 from reports.format import clean, number, plural
-from reports.layout80 import printed
+from reports.layout80 import plain_text
 
 
 def rows_table(title: str, rows: list[dict[str, Any]]) -> str:
@@ -22,7 +22,7 @@ def rows_table(title: str, rows: list[dict[str, Any]]) -> str:
         if row.get("unavailable"):
             sentence = f"NOT AVAILABLE: {row['unavailable']}"
         table.add_row(clean(str(row["name"])), clean(str(state)), clean(str(sentence)))
-    return printed(table)
+    return plain_text(table)
 
 
 def figures_table(figures: dict[str, Any]) -> str:
@@ -30,7 +30,7 @@ def figures_table(figures: dict[str, Any]) -> str:
     table = Table(title="bench", title_justify="left", box=None, show_header=False, padding=(0, 2, 0, 0))
     for name, value in figures.items():
         table.add_row(name, number(value) if isinstance(value, float) else clean(str(value)))
-    return printed(table)
+    return plain_text(table)
 
 
 def kv_table(figures: dict[str, Any]) -> str:
@@ -55,7 +55,7 @@ def kv_table(figures: dict[str, Any]) -> str:
             cells.append(f"{line[0][f'{kind}_us']:.0f}")
             cells += [f"{row[f'{kind}_ratio']:.1f}" for row in line[1:]]
         table.add_row(layout, str(page or ""), str(accepted), *cells)
-    return printed(table)
+    return plain_text(table)
 
 
 def attention_table(figures: dict[str, Any]) -> str:
@@ -78,6 +78,6 @@ def attention_table(figures: dict[str, Any]) -> str:
         for place, line in lines.items():
             cells = [f"{line[name][field]:.2f}" for name in shown]
             table.add_row(*map(str, place), f"{line[base]['us']:.0f}", *cells)
-        pages.append(printed(table).rstrip("\n"))
+        pages.append(plain_text(table).rstrip("\n"))
     pages += [f"{name}: not measured\n  {clean(why)}" for name, why in figures["absent"].items()]
     return "\n".join([*pages, ""])

@@ -20,9 +20,9 @@ from reference.trace import (
     Scored,
     Stage,
 )
-from reports.counts import tersely
-from reports.format import both, clean, excess, places, plural
-from reports.layout80 import labelled
+from reports.counts import short_count
+from reports.format import clean, coordinate_words, excess, expected_and_observed, plural
+from reports.layout80 import label_rows
 
 PARTS = {
     Stage.DRAFTED: Drafted,
@@ -93,9 +93,9 @@ def finding_line(file: str, line: int, run: int, finding: Finding) -> str:
     named = field_of(finding)
     side = str(finding.where.get("side", ""))
     # A side that the field repeats is not said twice.
-    rest = places(finding.where, without=frozenset({"side"} if side and named.endswith(side) else ()))
+    rest = coordinate_words(finding.where, without=frozenset({"side"} if side and named.endswith(side) else ()))
     far = f", {excess(finding)}" if excess(finding) else ""
-    expected, observed = both(finding)
+    expected, observed = expected_and_observed(finding)
     return (
         f"{clean(file)}:{line}: run {run}, step {finding.step}, {named}{f', {rest}' if rest else ''}: "
         f"expected {expected}, observed {observed}{far} ({clean(finding.invariant)})"
@@ -120,7 +120,7 @@ def audit_page(
     """
     headline = f"{HEADLINES[tally.outcome]}  {clean(file)}: {plural(tally.cases, 'run')}, {tally.judged} judged"
     asked = {name: counts for name, counts in tally.invariants.items() if counts.checked}
-    said = [f"{name} ({tersely(counts.compared)})" for name, counts in asked.items()]
+    said = [f"{name} ({short_count(counts.compared)})" for name, counts in asked.items()]
     rows = [("compared", ", ".join(said) or "nothing")]
     if tally.ties:
         rows.append(("ties", f"{plural(len(tally.ties), 'token')} within the noise of the logits (rule T)"))
@@ -140,4 +140,4 @@ def audit_page(
     rows += [("no pass", doubt) for doubt in doubts]
     if tally.excess_ties:
         rows.append(("too many", tally.excess_ties))
-    return "\n".join([*lines, *([""] if lines else []), headline, labelled(rows)])
+    return "\n".join([*lines, *([""] if lines else []), headline, label_rows(rows)])

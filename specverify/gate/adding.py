@@ -59,7 +59,7 @@ def entry_from(
         copy.parent.mkdir(parents=True, exist_ok=True)
         write_whole(copy, file.read_bytes())
     except OSError as why:
-        raise Unwritable.because(copy, why) from None
+        raise Unwritable.from_os_error(copy, why) from None
     return Entry(name, known, bundle=f"{ledger.stem}/{file.name}", **facts)
 
 

@@ -20,7 +20,7 @@ from backends import faults
 from backends.faults.fault import Fault
 from properties.invariants import ALL
 from reports import writing
-from reports.pages.selftest import Caught, Clean, SelfTest, facts, page
+from reports.pages.selftest import CleanRun, FaultHunt, SelfTest, facts, page
 from reports.progress import Progress
 from reports.record import Lines
 from specverify import __version__
@@ -89,12 +89,12 @@ def selftest(options: Options, folder: Path) -> int:
         check_seams(options.backend)
     check_apart({"--json": options.json_file, "--html": options.html_file})
     for file in filter(None, (options.json_file, options.html_file)):
-        writing.check(file)
+        writing.check_writable(file)
     wanted = chosen(options.globs)
     names = [one.name for one in wanted]
     began = time.time()
     report = SelfTest(
-        [Caught(one.name, one.id, one.stage.word, dict(one.harmless)) for one in wanted],
+        [FaultHunt(one.name, one.id, one.stage.word, dict(one.harmless)) for one in wanted],
         invariants=[one.name for one in ALL],
     )
     folder.mkdir(parents=True, exist_ok=True)
@@ -198,7 +198,7 @@ def _note(report: SelfTest, result: HuntResult) -> None:
     """Enter the result of one hunt into the report."""
     report.errors += [line for line in result.internal if line not in report.errors]
     if result.fault is None:
-        report.clean.append(Clean(result.backend, result.cases, result.by, result.case, result.missing))
+        report.clean_runs.append(CleanRun(result.backend, result.cases, result.by, result.case, result.missing))
         return
     row = next(one for one in report.faults if one.name == result.fault)
     if row.caught:

@@ -28,7 +28,7 @@ def check(file: str, model: str | None, invariants: tuple[str, ...], json_file: 
     from specverify.traces.audit import audit
 
     if json_file is not None:
-        writing.check(json_file)
+        writing.check_writable(json_file)
     found = audit(file, None if model is None else open_checkpoint(model), invariants, prefix)
     lines = [finding_line(file, one.line, one.run, one.finding) for one in found.located]
     page = audit_page(file, found.tally, lines, found.unasked, found.doubts)
@@ -84,7 +84,7 @@ def show(folder: Path, json_file: str | None, html_file: str | None) -> int:
 
     check_apart({"--json": json_file, "--html": html_file})
     for file in filter(None, (json_file, html_file)):
-        writing.check(file)
+        writing.check_writable(file)
     whole = (folder / MANIFEST).exists()
     shards = [] if whole else [one for one in shards_in([folder]) if one != folder]
     record = merged(shards) if shards else read(folder)
@@ -145,7 +145,7 @@ def compare(first: Path, second: Path, json_file: str | None) -> int:
     from specverify.records.read import read
 
     if json_file is not None:
-        writing.check(json_file)
+        writing.check_writable(json_file)
     found = compared(read(first), read(second))
     differ = [
         {**dict(zip(("prompt", "repeat", "way", "place"), key, strict=True)), "fields": names}

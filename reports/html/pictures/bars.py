@@ -66,7 +66,7 @@ def interval(count: int, whole: int) -> tuple[float, float]:
     return max(0.0, centre - reach), min(1.0, centre + reach)
 
 
-def shares(title: str, counts: Mapping[str, int], note: str = "", most: int = 14) -> Bars | None:
+def share_bars(title: str, counts: Mapping[str, int], note: str = "", most: int = 14) -> Bars | None:
     """The shares of `counts` in their sum, the largest count first among the `most`; None without a count."""
     whole = sum(counts.values())
     if not whole:
@@ -79,7 +79,7 @@ def shares(title: str, counts: Mapping[str, int], note: str = "", most: int = 14
     return Bars(title, tuple(groups), more + note)
 
 
-def compared(title: str, rows: Sequence[tuple[str, float, float]], note: str = "") -> Bars:
+def comparison_bars(title: str, rows: Sequence[tuple[str, float, float]], note: str = "") -> Bars:
     """Probabilities beside those that they must be: (label, due, got), each exact."""
     groups = []
     for label, due, got in rows:
@@ -89,7 +89,7 @@ def compared(title: str, rows: Sequence[tuple[str, float, float]], note: str = "
     return Bars(title, tuple(groups), note)
 
 
-def evidence(title: str, rows: Sequence[tuple[str, float]], red_at: float, note: str = "") -> Bars | None:
+def evidence_bars(title: str, rows: Sequence[tuple[str, float]], red_at: float, note: str = "") -> Bars | None:
     """Logarithms of evidence as shares of the one that makes a run red; None without a row."""
     if not rows:
         return None

@@ -72,10 +72,10 @@ class Grid:
         return sum(cell.wrong for row in self.rows for cell in row.cells)
 
 
-def kept(count: int, wanted: Iterable[int], most: int = SIDE) -> list[int]:
+def shown_indices(count: int, wanted: Iterable[int], most: int = SIDE) -> list[int]:
     """The indices out of `count` to show: all where they fit, else `wanted` and its neighbours, then the last ones.
 
-    >>> kept(100, [3], 6)
+    >>> shown_indices(100, [3], 6)
     [2, 3, 4, 97, 98, 99]
     """
     if count <= most:
@@ -93,10 +93,10 @@ def kept(count: int, wanted: Iterable[int], most: int = SIDE) -> list[int]:
     return sorted(chosen)
 
 
-def left_out(parts: Sequence[tuple[int, int, str]]) -> str:
+def omission(parts: Sequence[tuple[int, int, str]]) -> str:
     """The part that a grid leaves out, of parts (all, shown, noun): `of 80 columns 24 are shown`.
 
-    >>> left_out([(80, 24, "columns"), (3, 3, "rows")])
+    >>> omission([(80, 24, "columns"), (3, 3, "rows")])
     'of 80 columns, 24 are shown'
     """
     return "; ".join(f"of {whole} {noun}, {shown} are shown" for whole, shown, noun in parts if shown < whole)

@@ -8,7 +8,7 @@ from properties.tolerance.bounds import UNIT
 from properties.tolerance.closeness import rms
 from reference.trace import Array, Kv, Stage
 from reports.format import number
-from reports.html.pictures.grid import Cell, Grid, Row, kept, left_out
+from reports.html.pictures.grid import Cell, Grid, Row, omission, shown_indices
 from reports.html.pictures.step_truth import StepTruth
 
 SHADES = (1.0, 10.0, 1e3, 1e6)
@@ -37,34 +37,38 @@ class HeatMap:
 
 def heat_maps(truth: StepTruth) -> list[HeatMap]:
     """A heat map for each quantity of the step that both the trace and the oracle show, in the order of the stages."""
-    step, true = truth.step, truth.true
+    step, true = truth.step, truth.oracle_step
     if step is None or true is None:
         return []
     where = truth.finding.where
     maps = []
     if step.attended is not None and true.attended is not None:
         nodes = [f"node {at}" for at in range(true.attended.output.shape[2])]
-        place = _place(where, "layer", "head", "node") if truth.finding.stage is Stage.ATTENDED else None
+        place = _named_place(where, "layer", "head", "node") if truth.finding.stage is Stage.ATTENDED else None
         name = "output of attention, by layer, head and node"
-        maps.append(_by_layer(truth, Stage.ATTENDED, name, step.attended.output, true.attended.output, nodes, place))
+        maps.append(_layer_map(truth, Stage.ATTENDED, name, step.attended.output, true.attended.output, nodes, place))
     if step.scored is not None and true.scored is not None:
-        maps.append(_logits(truth, step.scored.logits, true.scored.logits))
+        maps.append(_logits_map(truth, step.scored.logits, true.scored.logits))
     after = step.committed.after if step.committed is not None else None
     if after is not None and truth.after is not None:
-        maps += [_cache(truth, kind, after, truth.after) for kind in ("key", "value")]
+        maps += [_cache_map(truth, kind, after, truth.after) for kind in ("key", "value")]
     return [one for one in maps if one is not None]
 
 
-def _place(where: dict[str, int | str], *names: str) -> tuple[int, ...] | None:
+def _named_place(where: dict[str, int | str], *names: str) -> tuple[int, ...] | None:
     """The coordinates `names` of a finding, if it has all of them."""
     found = tuple(one for one in map(where.get, names) if isinstance(one, int))
     return found if len(found) == len(names) else None
 
 
-def _cache(truth: StepTruth, kind: str, after: Kv, true: Kv) -> HeatMap | None:
+def _cache_map(truth: StepTruth, kind: str, after: Kv, true: Kv) -> HeatMap | None:
     where = truth.finding.where
     mine = truth.finding.stage is Stage.COMMITTED and where.get("kind") == kind and where.get("cache") != "draft"
-    place = (_place(where, "layer", "head", "slot") or _place(where, "layer", "head", "position")) if mine else None
+    place = (
+        (_named_place(where, "layer", "head", "slot") or _named_place(where, "layer", "head", "position"))
+        if mine
+        else None
+    )
     slots = [f"slot {at}" for at in range(true.length)]
     name = f"{kind}s of the cache after the commit, by layer, head and slot"
     seen, wanted = (getattr(kv, f"{kind}s") for kv in (after, true))
@@ -72,10 +76,10 @@ def _cache(truth: StepTruth, kind: str, after: Kv, true: Kv) -> HeatMap | None:
         seen = seen.copy()
         for layer, first in enumerate(after.first):
             seen[layer, :, :first] = wanted[layer, :, :first] if seen.shape == wanted.shape else seen[layer, :, :first]
-    return _by_layer(truth, Stage.COMMITTED, name, seen, wanted, slots, place)
+    return _layer_map(truth, Stage.COMMITTED, name, seen, wanted, slots, place)
 
 
-def _by_layer(
+def _layer_map(
     truth: StepTruth,
     stage: Stage,
     name: str,
@@ -97,11 +101,11 @@ def _by_layer(
     return _map(truth, stage, f"Distance from the reference: {name}", flat, names, columns, at, true)
 
 
-def _logits(truth: StepTruth, seen: Array, true: Array) -> HeatMap | None:
+def _logits_map(truth: StepTruth, seen: Array, true: Array) -> HeatMap | None:
     if seen.shape != true.shape or not true.size:
         return None
     where = truth.finding.where
-    place = _place(where, "node", "token") if truth.finding.stage is Stage.SCORED else None
+    place = _named_place(where, "node", "token") if truth.finding.stage is Stage.SCORED else None
     inside = place is not None and place[0] < seen.shape[0] and place[1] < seen.shape[1]
     with np.errstate(invalid="ignore"):
         apart = np.nan_to_num(np.abs(seen.astype(np.float64) - true), nan=np.inf)
@@ -123,11 +127,11 @@ def _map(
     at: tuple[int, int] | None,
     true: Array,
 ) -> HeatMap:
-    allowed, legend = _allowed(truth, apart, at, true)
+    allowed, legend = _allowed_distance(truth, apart, at, true)
     ratio = np.divide(apart, allowed, out=np.where(apart > 0, np.inf, 0.0), where=allowed > 0)
     worst = np.unravel_index(int(np.argmax(ratio)), ratio.shape)
-    rows = kept(len(names), [*([at[0]] if at else []), int(worst[0])])
-    shown = kept(len(columns), [*([at[1]] if at else []), int(worst[1])], 12)
+    rows = shown_indices(len(names), [*([at[0]] if at else []), int(worst[0])])
+    shown = shown_indices(len(columns), [*([at[1]] if at else []), int(worst[1])], 12)
 
     def cell(row: int, column: int) -> Cell:
         shade = int(sum(ratio[row, column] > bound for bound in SHADES))
@@ -140,13 +144,13 @@ def _map(
         title,
         tuple(columns[column] for column in shown),
         tuple(Row(names[row], tuple(cell(row, column) for column in shown)) for row in rows),
-        left_out=left_out(parts),
+        left_out=omission(parts),
         small=False,
     )
     return HeatMap(stage.word, grid, legend, bool((ratio > SHADES[0]).any()))
 
 
-def _allowed(truth: StepTruth, apart: Array, at: tuple[int, int] | None, true: Array) -> tuple[float, str]:
+def _allowed_distance(truth: StepTruth, apart: Array, at: tuple[int, int] | None, true: Array) -> tuple[float, str]:
     """The distance up to which a cell has no shade, and what the shades mean."""
     measure = truth.finding.measure
     if (

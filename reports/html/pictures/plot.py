@@ -97,14 +97,14 @@ def plot(
         across,
         up,
         tuple(lines),
-        tuple((at_x(x), number(x)) for x in _few(sorted(set(xs)))),
+        tuple((at_x(x), number(x)) for x in _thin_out(sorted(set(xs)))),
         tuple((at_y(y), number(y)) for y in _round_marks(top)),
         None if level is None else at_y(level),
         words,
     )
 
 
-def _few(values: list[float]) -> list[float]:
+def _thin_out(values: list[float]) -> list[float]:
     step = max(1, math.ceil(len(values) / (MARKS + 2)))
     return values[::step]
 

@@ -8,7 +8,7 @@ from properties.tolerance.closeness import rms
 from reference.trace import Array, Kv
 from reference.tree import Tree
 from reports.format import plural
-from reports.html.pictures.grid import Cell, Grid, Row, kept, left_out
+from reports.html.pictures.grid import Cell, Grid, Row, omission, shown_indices
 from reports.html.pictures.step_truth import StepTruth
 
 ALIKE = {"float64": 1e-6, "float32": 1e-3, "bfloat16": 0.1, "float16": 0.02}
@@ -41,23 +41,23 @@ def slots_picture(truth: StepTruth) -> SlotsPicture | None:
         return None
     context = len(step.context)
     path = step.accepted.path if step.accepted is not None else ()
-    wanted = _wanted(truth, context, path)
-    held = _held(truth, record.after, wanted) if record.after is not None else []
+    wanted = _expected_columns(truth, context, path)
+    held = _held_columns(truth, record.after, wanted) if record.after is not None else []
     if not wanted or not held:
         return None
     count = max(len(wanted), len(held))
     held += [None] * (count - len(held))
     here = truth.finding.where.get("slot", truth.finding.where.get("position"))
-    wrong = [at for at in range(count) if held[at] not in (_at(wanted, at), UNKNOWN)]
-    shown = kept(count, [*([here] if isinstance(here, int) else []), *wrong], MOST)
-    written = _written(truth, tree, len(held))
-    names = _Names(truth.committed, tree, context)
+    wrong = [at for at in range(count) if held[at] not in (_column_at(wanted, at), UNKNOWN)]
+    shown = shown_indices(count, [*([here] if isinstance(here, int) else []), *wrong], MOST)
+    written = _written_columns(truth, tree, len(held))
+    names = _ColumnNames(truth.committed_tokens, tree, context)
 
     def row(name: str, columns: list[int | None], against: list[int | None] | None = None) -> Row:
         cells = []
         for at in shown:
             column = columns[at] if at < len(columns) else None
-            differs = against is not None and column != UNKNOWN and column != _at(against, at)
+            differs = against is not None and column != UNKNOWN and column != _column_at(against, at)
             cells.append(names.cell(at, column, differs, against is not None and at == here))
         return Row(name, tuple(cells))
 
@@ -65,29 +65,29 @@ def slots_picture(truth: StepTruth) -> SlotsPicture | None:
     rows += [row("written by the forward", written)] if any(one is not None for one in written) else []
     rows += [row("must be there after", wanted), row("is there after", held, wanted)]
     parts = [(count, len(shown), "slots")]
-    title = f"KV slots of the target's cache{_of(truth)}"
-    grid = Grid(title, tuple(f"slot {at}" for at in shown), tuple(rows), "", (), left_out(parts), small=False)
-    return SlotsPicture(grid, names.in_words(wrong, wanted, held))
+    title = f"KV slots of the target's cache{_layer_words(truth)}"
+    grid = Grid(title, tuple(f"slot {at}" for at in shown), tuple(rows), "", (), omission(parts), small=False)
+    return SlotsPicture(grid, names.sentence(wrong, wanted, held))
 
 
-def _at(columns: list[int | None], at: int) -> int | None:
+def _column_at(columns: list[int | None], at: int) -> int | None:
     return columns[at] if at < len(columns) else None
 
 
-def _of(truth: StepTruth) -> str:
+def _layer_words(truth: StepTruth) -> str:
     layer, kind = truth.finding.where.get("layer"), truth.finding.where.get("kind")
     return f", {kind}s of layer {layer}" if isinstance(layer, int) and kind in ("key", "value") else ""
 
 
-def _wanted(truth: StepTruth, context: int, path: tuple[int, ...]) -> list[int | None]:
+def _expected_columns(truth: StepTruth, context: int, path: tuple[int, ...]) -> list[int | None]:
     """The column whose numbers each slot must hold: columns of the context, then accepted nodes."""
-    taken = len(truth.committed) - context
+    taken = len(truth.committed_tokens) - context
     if taken < 0 or len(path) < taken:
         return []
     return [*range(context), *(context + node for node in path[:taken])]
 
 
-def _written(truth: StepTruth, tree: Tree, count: int) -> list[int | None]:
+def _written_columns(truth: StepTruth, tree: Tree, count: int) -> list[int | None]:
     """The node whose row the forward wrote to each slot, as a column."""
     lowered = truth.step.lowered if truth.step is not None else None
     if lowered is None or lowered.slot is None or truth.step is None:
@@ -101,7 +101,7 @@ def _written(truth: StepTruth, tree: Tree, count: int) -> list[int | None]:
     return columns
 
 
-def _held(truth: StepTruth, after: Kv, wanted: list[int | None]) -> list[int | None]:
+def _held_columns(truth: StepTruth, after: Kv, wanted: list[int | None]) -> list[int | None]:
     """The column whose numbers each slot holds after the commit: the nearest one, if it is near and no other is."""
     where = truth.finding.where
     kinds = {"key": ("keys",), "value": ("values",)}.get(str(where.get("kind")), ("keys", "values"))
@@ -116,11 +116,12 @@ def _held(truth: StepTruth, after: Kv, wanted: list[int | None]) -> list[int | N
     first = after.first[layer] if after.first else 0
     alike = ALIKE[truth.case.dtype] * max(float(np.sqrt(np.mean(np.square(true)))), 1e-30)
     return [
-        UNKNOWN if at < first else _nearest(seen[:, at], true, alike, _at(wanted, at)) for at in range(after.length)
+        UNKNOWN if at < first else _nearest_column(seen[:, at], true, alike, _column_at(wanted, at))
+        for at in range(after.length)
     ]
 
 
-def _nearest(seen: Array, true: Array, alike: float, wanted: int | None) -> int:
+def _nearest_column(seen: Array, true: Array, alike: float, wanted: int | None) -> int:
     """The column of `true` [heads, columns, numbers] whose numbers `seen` [heads, numbers] are, or OTHER.
 
     Columns with one token at one position have the same numbers: then the one that is `wanted` there is named.
@@ -135,14 +136,14 @@ def _nearest(seen: Array, true: Array, alike: float, wanted: int | None) -> int:
 
 
 @dataclass(frozen=True)
-class _Names:
+class _ColumnNames:
     """Words and cells for columns: those of the context by their tokens, those of the tree by their nodes."""
 
     tokens: tuple[int, ...]
     tree: Tree
     context: int
 
-    def of(self, column: int | None) -> str:
+    def column_words(self, column: int | None) -> str:
         """A column in words."""
         if column is None:
             return "nothing"
@@ -154,14 +155,17 @@ class _Names:
 
     def cell(self, slot: int, column: int | None, wrong: bool, here: bool) -> Cell:
         """The cell of a slot."""
-        text = "–" if column is None else "?" if column in (UNKNOWN, OTHER) else self.of(column)
+        text = "–" if column is None else "?" if column in (UNKNOWN, OTHER) else self.column_words(column)
         state = "empty" if column is None or column < 0 else "context" if column < self.context else "node"
         mark = ", which is wrong" if wrong else ""
-        return Cell(state, text, f"slot {slot} holds {self.of(column)}{mark}", wrong, here)
+        return Cell(state, text, f"slot {slot} holds {self.column_words(column)}{mark}", wrong, here)
 
-    def in_words(self, wrong: list[int], wanted: list[int | None], held: list[int | None]) -> str:
+    def sentence(self, wrong: list[int], wanted: list[int | None], held: list[int | None]) -> str:
         """The first wrong slots in a sentence."""
-        told = [f"slot {at} must hold {self.of(wanted[at])} and holds {self.of(held[at])}" for at in wrong[:3]]
+        told = [
+            f"slot {at} must hold {self.column_words(wanted[at])} and holds {self.column_words(held[at])}"
+            for at in wrong[:3]
+        ]
         more = f"; {plural(len(wrong) - 3, 'further slot')} wrong" if len(wrong) > 3 else ""
         text = "; ".join(told) + more
         return f"{text[:1].upper()}{text[1:]}." if told else ""

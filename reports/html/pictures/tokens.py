@@ -6,7 +6,7 @@ from itertools import zip_longest
 from reference.architecture import Seeded
 from reference.malformed import Malformed
 from reference.oracle.decoder import Oracle
-from reports.html.pictures.grid import Cell, Grid, Row, kept, left_out
+from reports.html.pictures.grid import Cell, Grid, Row, omission, shown_indices
 from reports.html.pictures.step_truth import StepTruth
 
 MOST = 16
@@ -26,7 +26,7 @@ def tokens_picture(truth: StepTruth, output: tuple[int, ...]) -> TokensPicture |
     case = truth.case
     drawn = not case.sampling.greedy or case.sampling.processors
     # Coins and custom processors are the run's own; a checkpoint's text is not computed again for a page.
-    if truth.true is None or drawn or not isinstance(case.model, Seeded):
+    if truth.oracle_step is None or drawn or not isinstance(case.model, Seeded):
         return None
     try:
         wanted = Oracle()(case).output
@@ -36,14 +36,14 @@ def tokens_picture(truth: StepTruth, output: tuple[int, ...]) -> TokensPicture |
         return None
     pairs = list(zip_longest(wanted, output))
     first = next(at for at, (due, got) in enumerate(pairs) if due != got)
-    shown = kept(len(pairs), [first], MOST)
+    shown = shown_indices(len(pairs), [first], MOST)
     rows = (
         Row("must be", tuple(_cell(at, pairs[at][0], False, False) for at in shown)),
         Row("is", tuple(_cell(at, pairs[at][1], pairs[at][0] != pairs[at][1], at == first) for at in shown)),
     )
     names = tuple(f"token {at}" for at in shown)
     due, got = (("nothing" if one is None else str(one)) for one in pairs[first])
-    grid = Grid("The output", names, rows, left_out=left_out([(len(pairs), len(shown), "tokens")]), small=False)
+    grid = Grid("The output", names, rows, left_out=omission([(len(pairs), len(shown), "tokens")]), small=False)
     return TokensPicture(grid, f"Token {first} of the output must be {due} and is {got}.")
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from reference.tree import Tree
-from reports.drawing import LEVELS, above_drawn, drawn_nodes
+from reports.drawing import LEVELS, drawn_ancestors, drawn_nodes
 from reports.format import plural
 from reports.tree_scene import Scene
 
@@ -136,11 +136,11 @@ def tree_picture(
         return None
     here = scene.node if seen is None else seen[0]
     shown = drawn_nodes(tree, scene.path or (), here, most, LEVELS if most == MOST else most)
-    up = above_drawn(tree, shown)
+    up = drawn_ancestors(tree, shown)
     hidden = Counter(up[node] for node in range(len(tree)) if node not in shown)
     places = _places(tree, shown, up)
     nodes = tuple(
-        Node(at, tree.token[at], _state(scene, at), at == here, *places[at], hidden[at], _due(scene, at, due))
+        Node(at, tree.token[at], _state(scene, at), at == here, *places[at], hidden[at], _due_words(scene, at, due))
         for at in sorted(shown)
     )
     accepted = set(scene.path or ())
@@ -158,7 +158,7 @@ def tree_picture(
     )
     return TreePicture(
         title,
-        _in_words(nodes, len(tree) - len(shown)),
+        _description(nodes, len(tree) - len(shown)),
         nodes,
         edges,
         _sight(seen, places),
@@ -177,7 +177,7 @@ def _sight(seen: tuple[int, int, bool] | None, places: dict[int, tuple[int, int]
     return Sight(x1 + WIDE, y1 + HIGH // 2, x2 + WIDE, y2 + HIGH // 2, max(x1, x2) + WIDE + 44, words)
 
 
-def _due(scene: Scene, node: int, due: tuple[int, ...] | None) -> str:
+def _due_words(scene: Scene, node: int, due: tuple[int, ...] | None) -> str:
     if due is None or scene.path is None or (node in due) == (node in scene.path):
         return ""
     return "must be accepted" if node in due else "must be rejected"
@@ -213,7 +213,7 @@ def _places(tree: Tree, shown: set[int], up: dict[int, int]) -> dict[int, tuple[
     return {node: (EDGE + STEP * level[node], EDGE + round(LINE * line[node])) for node in shown}
 
 
-def _in_words(nodes: tuple[Node, ...], left_out: int) -> str:
+def _description(nodes: tuple[Node, ...], left_out: int) -> str:
     parts = [node.words for node in nodes]
     parts += [f"{plural(left_out, 'node')} left out"] if left_out else []
     return "; ".join(parts) + "."

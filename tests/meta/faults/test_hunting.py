@@ -23,7 +23,7 @@ from reference.oracle.decoder import Oracle
 from reference.sampling import Sampling, Stops
 from reference.trace import Stage
 from reference.tree import Tree
-from reports.pages.selftest import Caught, SelfTest
+from reports.pages.selftest import FaultHunt, SelfTest
 from specverify.campaign import search as searching
 from specverify.campaign.case_stream import Stream
 from specverify.campaign.search import Search
@@ -76,7 +76,7 @@ def test_a_hunt_judges_the_cases_of_a_diff_of_one_worker_in_its_order(monkeypatc
 
 
 def test_a_fault_counts_the_cases_up_to_the_one_that_met_it() -> None:
-    report = SelfTest([Caught("f", "BZ-001", "lowered", {})])
+    report = SelfTest([FaultHunt("f", "BZ-001", "lowered", {})])
     _note(report, HuntResult("f", "cpu-eager", cases=60))
     _note(report, HuntResult("f", "cpu-eager", cases=60, skip=210))
     assert report.faults[0].cases == 270

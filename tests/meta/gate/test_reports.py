@@ -131,11 +131,11 @@ def test_the_page_obeys_no_control_code_and_is_bounded(results: list[GateResult]
 
 
 def test_output_on_github_cannot_give_commands() -> None:
-    walled = annotations.walled("\n::error::x\n").split("\n")
+    walled = annotations.wall_off("\n::error::x\n").split("\n")
     stop = walled[0].removeprefix("::stop-commands::")
     assert re.fullmatch("[0-9a-f]{32}", stop)
     assert walled[-2] == f"::{stop}::"
-    assert annotations.walled("x") != annotations.walled("x")
+    assert annotations.wall_off("x") != annotations.wall_off("x")
 
 
 def test_the_result_is_valid_by_its_schema(results: list[GateResult]) -> None:

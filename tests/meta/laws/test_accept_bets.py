@@ -20,7 +20,7 @@ from reference.draft import LanguageModel
 from reference.rules import Rule
 from reference.sampling import Sampling, Stops
 from reference.tree import RankTree
-from reports.pages.sampling import power
+from reports.pages.sampling import power_rows
 from specverify.setup.subjects import subject_of
 from tests.corruption import ORACLE, planted
 
@@ -93,5 +93,5 @@ def test_a_right_engine_is_quiet_and_its_page_names_what_would_have_shown() -> N
     told = {sight.fault: sight for sight in sights(stream.group, -np.log(ALPHA_RUN))}
     assert set(told) == set(FAULTS)
     assert told["a coin that drafts and accepts, by order of ids"].shown
-    lines = " / ".join(text for _, text in power(Tally("x", evidence=[evidence(right)] * 4)))
+    lines = " / ".join(text for _, text in power_rows(Tally("x", evidence=[evidence(right)] * 4)))
     assert f"for lossless.distribution {ACCEPT}, which would have shown with probability .99: " in lines

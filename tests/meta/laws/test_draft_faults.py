@@ -35,7 +35,7 @@ from reference.draft import LanguageModel
 from reference.sampling import Sampling, Stops
 from reference.trace import Array
 from reference.tree import RankTree
-from reports.pages.sampling import power
+from reports.pages.sampling import power_rows
 from reports.record import sampling_tests
 from specverify.setup.subjects import subject_of
 from tests.corruption import ORACLE
@@ -189,7 +189,7 @@ def test_a_page_names_the_faults_that_would_have_shown_and_those_that_would_not(
 ) -> None:
     (test,) = evidence_of(black_boxes.unshared, 1, monkeypatch)
     few, many = Tally("x", evidence=[test]), Tally("x", evidence=[test] * 12)
-    said = {name: " / ".join(text for _, text in power(tally)) for name, tally in (("few", few), ("many", many))}
+    said = {name: " / ".join(text for _, text in power_rows(tally)) for name, tally in (("few", few), ("many", many))}
     assert "of the draws to or from the likeliest token would have shown" in said["few"]
     coin = "a coin that drafts and accepts, by order of ids"
     assert f"would not have shown: {coin}" in said["few"]
@@ -198,7 +198,7 @@ def test_a_page_names_the_faults_that_would_have_shown_and_those_that_would_not(
     assert "whole generations do not cover shifts among other tokens" in said["many"]
     assert "nor faults of a draft" not in said["many"]
     alone = Tally("x", evidence=[replace(test, groups=())])
-    assert "nor faults of a draft whose law is not known" in power(alone)[-1][1]
+    assert "nor faults of a draft whose law is not known" in power_rows(alone)[-1][1]
 
 
 def test_json_names_the_events_and_the_faults_of_each_stream(monkeypatch: pytest.MonkeyPatch) -> None:
