@@ -88,11 +88,11 @@ def replay_command(failure: Failure) -> str | None:
     words += ["--fault", failure.fault] if failure.fault is not None else []
     for number, checkpoint in enumerate(case.checkpoints):
         # A replay opens no path that stands in the file alone: each checkpoint is named here.
-        asked = failure.model if number == 0 and isinstance(case.model, Checkpoint) else None
-        words += ["--model", asked or checkpoint.source]
-    placed = {checkpoint.digest for checkpoint in case.checkpoints}
+        model_path = failure.model if number == 0 and isinstance(case.model, Checkpoint) else None
+        words += ["--model", model_path or checkpoint.source]
+    model_digests = {checkpoint.digest for checkpoint in case.checkpoints}
     for files in (head.files for head in case.heads):
-        if files is not None and files.digest not in placed:  # MTP modules lie in the target's own directory
+        if files is not None and files.digest not in model_digests:  # MTP modules lie in the target's own directory
             words += ["--draft", files.source]
     words += ["--against", failure.against] if failure.against is not None else []
     for name in case.sampling.processors:
@@ -103,19 +103,19 @@ def replay_command(failure: Failure) -> str | None:
 def bundle_content(failure: Failure, environment: Mapping[str, str]) -> dict[str, Any]:
     """The bundle as a JSON object."""
     finding = failure.finding
-    fact = {name: getattr(finding, name) for name in FINDING_FIELDS}
+    finding_fact = {name: getattr(finding, name) for name in FINDING_FIELDS}
     if finding.expected == ANSWER:  # an exception inside the judge, which belongs to no stage
-        fact["stage"] = None
-    said = {SAID_KEY: "\n".join(map(escape, finding.said))} if finding.said else {}
+        finding_fact["stage"] = None
+    last_lines = {SAID_KEY: "\n".join(map(escape, finding.said))} if finding.said else {}
     return {
         "bundle": VERSION,
         "case": case_to_json(failure.verdict.case),
-        "finding": jsonable(fact),
+        "finding": jsonable(finding_fact),
         "fault": failure.fault,
         "backend": failure.backend,
         "model": failure.model,
         "dtype": failure.verdict.case.dtype,
-        "environment": {**environment, **said},
+        "environment": {**environment, **last_lines},
         **({} if failure.against is None else {"against": failure.against}),
     }
 
@@ -187,8 +187,8 @@ def _decode(text: str) -> Any:
     except json.JSONDecodeError as error:
         # An error at the very end of the text points to a file that was written in part.
         cut_off = error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated")
-        what = "ends too early, cut off?" if cut_off else "not JSON:"
-        raise Malformed("", f"{what} {error.msg} at line {error.lineno}, column {error.colno}") from None
+        problem = "ends too early, cut off?" if cut_off else "not JSON:"
+        raise Malformed("", f"{problem} {error.msg} at line {error.lineno}, column {error.colno}") from None
 
 
 def _refuse_constant(word: str) -> float:
@@ -216,9 +216,9 @@ def _unique_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """An object as a dict; a field that appears twice is refused, since a dict would keep only the last."""
     content = dict(pairs)
     if len(content) < len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise Malformed("", f"the field {twice!r} appears twice in one object")
+        seen_names: set[str] = set()
+        repeated_name = next(key for key, _ in pairs if key in seen_names or seen_names.add(key))  # type: ignore[func-returns-value]
+        raise Malformed("", f"the field {repeated_name!r} appears twice in one object")
     return content
 
 

@@ -85,13 +85,13 @@ def show(value: Any) -> str:
 def expected_and_observed(finding: Finding) -> tuple[str, str]:
     """The expected and the observed value, as `show` tells them; unequal numbers have digits enough to differ."""
     pair = (finding.expected, finding.observed)
-    told = (show(pair[0]), show(pair[1]))
-    if told[0] == told[1] and all(isinstance(value, float) and math.isfinite(value) for value in pair):
+    texts = (show(pair[0]), show(pair[1]))
+    if texts[0] == texts[1] and all(isinstance(value, float) and math.isfinite(value) for value in pair):
         for digits in range(4, 18):
-            told = (f"{pair[0]:.{digits}g}", f"{pair[1]:.{digits}g}")
-            if told[0] != told[1]:
+            texts = (f"{pair[0]:.{digits}g}", f"{pair[1]:.{digits}g}")
+            if texts[0] != texts[1]:
                 break
-    return told
+    return texts
 
 
 def _value_words(value: Any) -> str:
@@ -131,8 +131,8 @@ def _list_words(items: list[Any], length: int, brackets: str) -> str:
 
 def _join(items: list[str], length: int, brackets: str) -> str:
     """Printed items in brackets, with the full length where some are left out."""
-    rest = f", … {length} in all" if length > len(items) else ""
-    return f"{brackets[0]}{', '.join(items)}{rest}{brackets[1]}"
+    suffix = f", … {length} in all" if length > len(items) else ""
+    return f"{brackets[0]}{', '.join(items)}{suffix}{brackets[1]}"
 
 
 def coordinate(name: str, value: Any) -> str:
@@ -143,17 +143,17 @@ def coordinate(name: str, value: Any) -> str:
 
 def coordinate_words(where: dict[str, Any], without: frozenset[str] = frozenset()) -> str:
     """All coordinates except those in `without`, in the order of PLACES: `layer 1, head 0, node 2`."""
-    named = [name for name in PLACES if name in where] + [name for name in where if name not in PLACES]
-    return ", ".join(coordinate(name, where[name]) for name in named if name not in without)
+    names = [name for name in PLACES if name in where] + [name for name in where if name not in PLACES]
+    return ", ".join(coordinate(name, where[name]) for name in names if name not in without)
 
 
 def address(finding: Finding) -> str:
     """The address of a finding: stage, step and coordinates."""
     if finding.where.get("side") == STAGE_UNKNOWN:
-        rest = coordinate_words(finding.where, without=frozenset({"side"}))
-        return f"a stage that is not known, step {finding.step}{', ' if rest else ''}{rest}"
-    rest = coordinate_words(finding.where)
-    return f"stage {finding.stage.word}, step {finding.step}{', ' if rest else ''}{rest}"
+        coordinates = coordinate_words(finding.where, without=frozenset({"side"}))
+        return f"a stage that is not known, step {finding.step}{', ' if coordinates else ''}{coordinates}"
+    coordinates = coordinate_words(finding.where)
+    return f"stage {finding.stage.word}, step {finding.step}{', ' if coordinates else ''}{coordinates}"
 
 
 def excess(finding: Finding) -> str:

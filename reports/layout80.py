@@ -81,17 +81,17 @@ def label_rows(rows: Iterable[tuple[str, str]], width: int = WIDTH) -> str:
     return indent(plain_text(grid, width=width - MARGIN)) if grid.row_count else ""
 
 
-def last_lines(said: tuple[str, ...], width: int = WIDTH) -> str:
-    """The last SAID_LINES of `said`, without control characters, each at most two lines of a label's text long."""
-    return "\n".join(cut(line, 2 * (width - INDENT)) for line in said[-SAID_LINES:])
+def last_lines(lines: tuple[str, ...], width: int = WIDTH) -> str:
+    """The last SAID_LINES of `lines`, without control characters, each at most two lines of a label's text long."""
+    return "\n".join(cut(line, 2 * (width - INDENT)) for line in lines[-SAID_LINES:])
 
 
-def side_by_side(left: str, right: str, gap: int = 4, least: int = 28, width: int = WIDTH) -> str:
-    """`left` unchanged with `right` wrapped beside it, or below it where fewer than `least` columns remain."""
-    wide = max((cell_len(line) for line in left.splitlines()), default=0)
-    if not left or width - wide - gap < least:
-        parts = [Text(part.rstrip("\n"), overflow="fold") for part in (left, right) if part]
+def side_by_side(left_text: str, right_text: str, gap: int = 4, least_columns: int = 28, width: int = WIDTH) -> str:
+    """`left_text` unchanged and `right_text` wrapped beside it, or below it if fewer than `least_columns` remain."""
+    left_width = max((cell_len(line) for line in left_text.splitlines()), default=0)
+    if not left_text or width - left_width - gap < least_columns:
+        parts = [Text(part.rstrip("\n"), overflow="fold") for part in (left_text, right_text) if part]
         return "\n".join(plain_text(part, width=width) for part in parts)
-    grid = columns(wide + gap - 2)
-    grid.add_row(Text(left.rstrip("\n")), wrapping_text(right))
+    grid = columns(left_width + gap - 2)
+    grid.add_row(Text(left_text.rstrip("\n")), wrapping_text(right_text))
     return plain_text(grid, width=width)

@@ -45,12 +45,12 @@ class Progress:
 
     def __init__(
         self,
-        wanted: int | None,
+        total: int | None,
         file: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
         every_s: float = EVERY_S,
     ) -> None:
-        self.num_wanted = wanted
+        self.num_wanted = total
         self.num_done = 0
         self.failures = 0
         # Time and count where the first cases were done: what came before is start-up, which the others do not repeat.
@@ -62,7 +62,7 @@ class Progress:
         self._last_line_time = self._start_time = clock()
         self._bar = self._make_bar() if shows_bars(self._file) else None
         self._task = (
-            self._bar.add_task("cases", total=wanted, pace="", left=STARTING, failures="", note="")
+            self._bar.add_task("cases", total=total, pace="", left=STARTING, failures="", note="")
             if self._bar
             else None
         )
@@ -133,9 +133,9 @@ class Progress:
 
     def line(self) -> str:
         """The state of the run on one line."""
-        wanted = f" of {self.num_wanted}" if self.num_wanted is not None else ""
+        total = f" of {self.num_wanted}" if self.num_wanted is not None else ""
         parts = [
-            f"{self.num_done}{wanted} cases",
+            f"{self.num_done}{total} cases",
             self._pace(),
             self._time_left(),
             self._failure_words(),
@@ -148,8 +148,8 @@ class Progress:
         """Cases per second since the first ones were done; None where too few were done since."""
         if self._first_cases is None:
             return None
-        took, since = self._clock() - self._first_cases[0], self.num_done - self._first_cases[1]
-        return since / took if took > 0 and since >= FEWEST else None
+        seconds, num_cases = self._clock() - self._first_cases[0], self.num_done - self._first_cases[1]
+        return num_cases / seconds if seconds > 0 and num_cases >= FEWEST else None
 
     def _pace(self) -> str:
         rate = self._rate()
@@ -162,8 +162,8 @@ class Progress:
         rate = self._rate()
         if self.num_wanted is None or rate is None:
             return ""
-        left = round(max(0, self.num_wanted - self.num_done) / rate)
-        return f"{left // 60}:{left % 60:02d} left"
+        seconds_left = round(max(0, self.num_wanted - self.num_done) / rate)
+        return f"{seconds_left // 60}:{seconds_left % 60:02d} left"
 
     def _failure_words(self) -> str:
         return plural(self.failures, "failure") if self.failures else "no failure"
@@ -171,9 +171,11 @@ class Progress:
     def _show(self) -> None:
         if self._bar and self._task is not None:
             # The bar's own estimate would take the start for the run's speed.
-            pace, left, failed = self._pace(), self._time_left(), self._failure_words()
+            pace, time_left, failures = self._pace(), self._time_left(), self._failure_words()
             note = self._activity or self._power_words
-            self._bar.update(self._task, completed=self.num_done, pace=pace, left=left, failures=failed, note=note)
+            self._bar.update(
+                self._task, completed=self.num_done, pace=pace, left=time_left, failures=failures, note=note
+            )
             return
         now = self._clock()
         if now - self._last_line_time >= self._every_s:

@@ -81,8 +81,8 @@ def _scripted_tree(case: Case, index: int, steps: tuple[Step, ...]) -> Tree | No
     """The scripted tree of step `index` under the token that is pending there, as far as the trace shows that token."""
     if case.draft.trees is None or index < 0:
         return None
-    before = steps[index - 1].emitted if 0 < index <= len(steps) else None
-    root = before.tokens[-1] if before and before.tokens else None
+    last_emitted = steps[index - 1].emitted if 0 < index <= len(steps) else None
+    root = last_emitted.tokens[-1] if last_emitted and last_emitted.tokens else None
     if index == 0:
         root = case.prompt[-1]
     if index < len(case.draft.trees):
@@ -95,10 +95,10 @@ def _scripted_tree(case: Case, index: int, steps: tuple[Step, ...]) -> Tree | No
 def _named_index(where: dict[str, Any], name: str, size: int) -> int | None:
     """The coordinate `name` as an index below `size`; None where it is absent or no such index."""
     try:
-        at = operator.index(where[name])
+        index = operator.index(where[name])
     except (KeyError, TypeError):
         return None
-    return at if 0 <= at < size else None
+    return index if 0 <= index < size else None
 
 
 def _writer(finding: Finding, step: Step | None, size: int) -> int | None:

@@ -58,56 +58,60 @@ class SentenceNames(dict[str, str]):
 
     def truth(self) -> tuple[bool, bool] | None:
         """Expected and observed as bools, where both say whether a cell is visible; otherwise None."""
-        both = [show(value) for value in (self.finding.expected, self.finding.observed)]
-        known = {"visible": True, "true": True, "hidden": False, "false": False}
-        return (known[both[0]], known[both[1]]) if all(value in known for value in both) else None
+        pair = [show(value) for value in (self.finding.expected, self.finding.observed)]
+        truth_values = {"visible": True, "true": True, "hidden": False, "false": False}
+        return (truth_values[pair[0]], truth_values[pair[1]]) if all(value in truth_values for value in pair) else None
 
 
-def _mask_sentence(told: SentenceNames) -> str:
+def _mask_sentence(names: SentenceNames) -> str:
     """The sentence about a mask cell that is wrong."""
-    seen = told.truth()
-    if seen == (False, True):
+    truth = names.truth()
+    if truth == (False, True):
         return "The mask lets {row} see {column}, which is neither in its committed context nor one of its ancestors."
-    if seen == (True, False):
+    if truth == (True, False):
         return "The mask hides {column} from {row}, though it belongs to its context."
     return "The mask of {row} is not its committed context plus its ancestors and itself."
 
 
-def _visibility_sentence(told: SentenceNames) -> str:
+def _visibility_sentence(names: SentenceNames) -> str:
     """The sentence about a column that the transparent probe found attended, or not attended."""
-    seen = told.truth()
-    if seen == (False, True):
+    truth = names.truth()
+    if truth == (False, True):
         return "{Node} attended to {column}, which it may not see: the transparent probe shows it in its logits."
-    if seen == (True, False):
+    if truth == (True, False):
         return "{Node} did not attend to {column}, which it must see: the transparent probe finds no trace of it."
     return "{Node} did not attend to exactly the rows it may see, read off the transparent probe."
 
 
-def _context_sentence(told: SentenceNames) -> str:
+def _context_sentence(names: SentenceNames) -> str:
     """The sentence about attention or a forward that differs from the path's own from-scratch result."""
-    cause = told.finding.where.get("cause")
-    if told.finding.stage is Stage.ATTENDED and cause in (EXTRA, MISSING):
-        told.used_coordinates.add("cause")
+    cause = names.finding.where.get("cause")
+    if names.finding.stage is Stage.ATTENDED and cause in (EXTRA, MISSING):
+        names.used_coordinates.add("cause")
         if cause == EXTRA:
             return "{Node} attended to {column}{which}, which it may not see: that alone explains its output{by}."
         return "{Node} did not attend to {column}{which}, which it must see: that alone explains its output{by}."
-    what = "What attention returned for" if told.finding.stage is Stage.ATTENDED else "What the forward computed for"
-    return f"{what} {{node}} is not what its own path gives from scratch{{by}}: it saw something else, or went wrong."
+    subject = (
+        "What attention returned for" if names.finding.stage is Stage.ATTENDED else "What the forward computed for"
+    )
+    return (
+        f"{subject} {{node}} is not what its own path gives from scratch{{by}}: it saw something else, or went wrong."
+    )
 
 
-def _fast_commit_sentence(told: SentenceNames) -> str:
+def _fast_commit_sentence(names: SentenceNames) -> str:
     """The sentence about a fast commit that differs from the full one."""
-    if told.finding.stage is Stage.EMITTED:
+    if names.finding.stage is Stage.EMITTED:
         return "With a faster commit the output is {observed} instead of {expected}."
     return (
         "The faster commit left another {kind} at {slot} than gathering the whole cache by the accepted path does{by}."
     )
 
 
-def _commit_sentence(told: SentenceNames) -> str:
+def _commit_sentence(names: SentenceNames) -> str:
     """The sentence about committed keys or values that are not those of the accepted path."""
-    if told.scene.writer_rejected:
-        return f"Node {told.scene.writer} was rejected, and it was the one that wrote {{slot}}. " + (
+    if names.scene.writer_rejected:
+        return f"Node {names.scene.writer} was rejected, and it was the one that wrote {{slot}}. " + (
             "After the commit, the {kind} there is not that of the accepted path{by}."
         )
     return (
@@ -262,8 +266,8 @@ GENERIC = "{invariant} does not hold: it asks for {expected}, and the backend ga
 
 def reference_name(against: str | None) -> str:
     """The reference of a run in words, from the argument of `--against`; None stands for the NumPy oracle."""
-    known = {None: "the oracle", "transformers": "plain transformers"}
-    return known.get(against) or f"the backend {clean(str(against))}"
+    names = {None: "the oracle", "transformers": "plain transformers"}
+    return names.get(against) or f"the backend {clean(str(against))}"
 
 
 def account(finding: Finding, scene: Scene | None = None, complete: bool = True) -> str:
@@ -274,32 +278,32 @@ def account(finding: Finding, scene: Scene | None = None, complete: bool = True)
         scene: The part of the trace around them, where known.
         complete: Whether to add the stage, the step and the coordinates that the sentence leaves out.
     """
-    told = SentenceNames(finding, scene or Scene())
+    names = SentenceNames(finding, scene or Scene())
     sentence = SENTENCES.get(finding.invariant, GENERIC)
     side = str(finding.where.get("side"))
     if (finding.invariant, side) in SIDES:
         sentence = SIDES[finding.invariant, side]
-        told.used_coordinates.add("side")
+        names.used_coordinates.add("side")
     elif side == "shape" or str(finding.observed).endswith(" rows"):
         sentence = SHAPE
     if isinstance(finding.expected, str) and finding.expected == FINISHED and finding.invariant != "lossless.completes":
         sentence = BROKEN
-    template = sentence if isinstance(sentence, str) else sentence(told)
-    text = _fill(template, told)
+    template = sentence if isinstance(sentence, str) else sentence(names)
+    text = _fill(template, names)
     if not complete:
         return text
     if sentence in (GENERIC, BROKEN):
         return f"{text[:-1]} ({address(finding)})."
-    named = told.used_coordinates | ({"side"} if finding.where.get("side") == STAGE_UNKNOWN else set())
-    rest = coordinate_words(finding.where, without=frozenset(named))
-    return f"{text[:-1]} ({rest})." if rest else text
+    stated_names = names.used_coordinates | ({"side"} if finding.where.get("side") == STAGE_UNKNOWN else set())
+    coordinates = coordinate_words(finding.where, without=frozenset(stated_names))
+    return f"{text[:-1]} ({coordinates})." if coordinates else text
 
 
-def _fill(template: str, told: SentenceNames) -> str:
+def _fill(template: str, names: SentenceNames) -> str:
     """The sentence with its names replaced; a capitalised name begins with a capital letter."""
-    told["invariant"] = show(told.finding.invariant)
+    names["invariant"] = show(names.finding.invariant)
     for name in ("row", "node"):
         if f"{{{name.capitalize()}}}" in template:
-            word = told[name]
-            told[name.capitalize()] = word[:1].upper() + word[1:]
-    return template.format_map(told)
+            word = names[name]
+            names[name.capitalize()] = word[:1].upper() + word[1:]
+    return template.format_map(names)

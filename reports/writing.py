@@ -100,28 +100,28 @@ def check_writable(target: str | Path) -> None:
 
 def _replace(path: Path, content: bytes) -> None:
     """Write `content` beside `path`, and rename it to `path`, which the system does in one step."""
-    beside = path.parent / f".{uuid.uuid4().hex}.tmp"
+    temporary = path.parent / f".{uuid.uuid4().hex}.tmp"
     try:
-        if not _link_unnamed(beside, content):
-            with beside.open("xb") as file:
+        if not _link_unnamed(temporary, content):
+            with temporary.open("xb") as file:
                 _write_through(file, content)
-        os.replace(beside, path)
+        os.replace(temporary, path)
     # Also on an interrupt: no half-written file stays behind.
     except BaseException:
         with contextlib.suppress(OSError):
-            beside.unlink()
+            temporary.unlink()
         raise
 
 
-def _link_unnamed(beside: Path, content: bytes) -> bool:
-    """Write `content` into a file without a name, then name it `beside`; False where the system has no such files.
+def _link_unnamed(path: Path, content: bytes) -> bool:
+    """Write `content` into a file without a name, then name it `path`; False where the system has no such files.
 
     The system removes a file without a name when its writer is killed, which no handler of this process could do.
     """
     if not hasattr(os, "O_TMPFILE"):
         return False
     try:
-        handle = os.open(beside.parent, os.O_TMPFILE | os.O_WRONLY, 0o666)
+        handle = os.open(path.parent, os.O_TMPFILE | os.O_WRONLY, 0o666)
     except OSError as error:
         # File systems and kernels without O_TMPFILE answer with one of these.
         if error.errno in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
@@ -131,7 +131,7 @@ def _link_unnamed(beside: Path, content: bytes) -> bool:
         _write_through(file, content)
         try:
             # With `src_dir_fd`, which an absolute path ignores, Python follows the link to the file (bpo-37612).
-            os.link(f"/proc/self/fd/{handle}", beside, src_dir_fd=handle, follow_symlinks=True)
+            os.link(f"/proc/self/fd/{handle}", path, src_dir_fd=handle, follow_symlinks=True)
         except OSError as error:
             if error.errno in (errno.ENOENT, errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP):  # no /proc, or no links here
                 return False

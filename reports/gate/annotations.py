@@ -25,15 +25,15 @@ def annotations(result: GateResult, root: Path) -> str:
         bundle = "" if failure.file is None else f"; bundle {failure.file}"
         lines.append(f"::error {where}title={title}::{_escape_data(words.sentence(failure) + bundle)}")
     lines += [
-        f"::error title=known failure {one.state}::{_escape_data(words.known_line(one))}"
-        for one in result.known
-        if one.state in RED
+        f"::error title=known failure {known_failure.state}::{_escape_data(words.known_line(known_failure))}"
+        for known_failure in result.known
+        if known_failure.state in RED
     ]
     lines += [f"::error title=could not judge::{_escape_data(reason)}" for reason in words.reasons(result)]
-    kept = lines[:MOST]
+    shown_lines = lines[:MOST]
     if len(lines) > MOST:
-        kept[-1] = f"::error title=and more::{len(lines) - MOST + 1} further problems are in the summary"
-    return "".join(f"{line}\n" for line in kept)
+        shown_lines[-1] = f"::error title=and more::{len(lines) - MOST + 1} further problems are in the summary"
+    return "".join(f"{line}\n" for line in shown_lines)
 
 
 def wall_off(text: str) -> str:

@@ -58,8 +58,8 @@ def _environment() -> Environment:
 
 def render_page(template: str, facts: Mapping[str, Any]) -> bytes:
     """The page that `template` makes of `facts` and the time in UTC, as UTF-8."""
-    made = f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC"
-    text = _environment().get_template(template).render(made=made, **facts)
+    made_at = f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC"
+    text = _environment().get_template(template).render(made=made_at, **facts)
     # A lone surrogate, which UTF-8 cannot hold, is escaped by `bounded_text` already.
     return text.encode()
 

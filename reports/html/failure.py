@@ -19,12 +19,12 @@ from reports.html.pictures.mask import mask_picture
 from reports.html.pictures.slots import slots_picture
 from reports.html.pictures.step_truth import StepTruth, step_truth
 from reports.html.pictures.tokens import TokensPicture, tokens_picture
-from reports.html.pictures.tree import WHOLE, tree_picture
+from reports.html.pictures.tree import MOST_WHOLE, tree_picture
 from reports.html.plain_words import STAGES, steps_of
 from reports.tree_scene import Scene, revealed_stages, scene_of
 from reports.vocabulary import account, reference_name
 
-STATEMENTS = {one.name: one.statement for one in EVERY_INVARIANT}
+STATEMENTS = {invariant.name: invariant.statement for invariant in EVERY_INVARIANT}
 """The sentence that each invariant holds."""
 
 SAID_LINES = 40
@@ -54,7 +54,7 @@ def failure_facts(
     """The facts of failure `number_` of a page, by the names that the templates use."""
     verdict, finding = failure.verdict, failure.finding
     truth = step_truth(failure)
-    known = finding.where.get("side") != STAGE_UNKNOWN
+    stage_known = finding.where.get("side") != STAGE_UNKNOWN
     expected, observed = expected_and_observed(finding)
     command = replay_command(failure)
     statement = STATEMENTS.get(finding.invariant, "")
@@ -64,8 +64,8 @@ def failure_facts(
         "invariant": cut(finding.invariant, 120),
         "statement": statement,
         "sentence": cut(account(finding, truth.scene, complete=False), 900),
-        "stage": finding.stage.word if known else "not known",
-        "happens": STAGES[finding.stage][0] if known else "",
+        "stage": finding.stage.word if stage_known else "not known",
+        "happens": STAGES[finding.stage][0] if stage_known else "",
         "address": cut(address(finding), 300),
         "case": verdict.case.id,
         "described": cut(case_summary(verdict.case), 400),
@@ -78,10 +78,10 @@ def failure_facts(
         "replay": command,
         "file": failure.file,
         "bundle": downloads.embed(bundle_content(failure, environment)),
-        "todo": steps_of(finding.stage, known),
+        "todo": steps_of(finding.stage, stage_known),
         "fault": failure.fault,
         "rows": _fact_rows(failure),
-        "stages": _stages(failure, known),
+        "stages": _stages(failure, stage_known),
         "nearest": _nearest_facts(failure, truth.scene),
         **_pictures(truth),
         "tokens": _tokens(failure, truth),
@@ -93,23 +93,23 @@ def _pictures(truth: StepTruth) -> dict[str, Any]:
     """The pictures of the step: those of the finding's stage first, the others to be opened."""
     stage, variant = truth.finding.stage, "variant" in truth.finding.where
     mask, slots, maps = mask_picture(truth), slots_picture(truth), heat_maps(truth)
-    seen = mask.cell if mask is not None and stage in (Stage.LOWERED, Stage.ATTENDED) else None
-    tree = tree_picture(truth.scene, f"The tree of step {truth.finding.step}", seen, _due_path(truth))
-    first = {
+    wrong_cell = mask.cell if mask is not None and stage in (Stage.LOWERED, Stage.ATTENDED) else None
+    tree = tree_picture(truth.scene, f"The tree of step {truth.finding.step}", wrong_cell, _due_path(truth))
+    first_pictures = {
         "mask": mask if mask is not None and (stage is Stage.LOWERED or mask.wrong) else None,
         "slots": slots if stage is Stage.COMMITTED else None,
-        "maps": [one for one in maps if one.stage == stage.word],
+        "maps": [heat_map for heat_map in maps if heat_map.stage == stage.word],
     }
     return {
         "tree": tree,
-        "more_tree": tree_picture(truth.scene, "The tree", seen, _due_path(truth), WHOLE)
+        "more_tree": tree_picture(truth.scene, "The tree", wrong_cell, _due_path(truth), MOST_WHOLE)
         if tree and tree.left_out
         else None,
-        **first,
+        **first_pictures,
         "masked": stage in MASKED and mask is not None and mask.expected and mask.observed and not mask.wrong,
-        "more_mask": mask if first["mask"] is None else None,
-        "more_slots": slots if first["slots"] is None else None,
-        "more_maps": [one for one in maps if one.stage != stage.word],
+        "more_mask": mask if first_pictures["mask"] is None else None,
+        "more_slots": slots if first_pictures["slots"] is None else None,
+        "more_maps": [heat_map for heat_map in maps if heat_map.stage != stage.word],
         # The pictures are those of the case's own run; the difference may show in a run beside it.
         "beside": f"The pictures show the case's own run; the difference shows beside it, {_variant_words(truth)}."
         if variant
@@ -129,42 +129,47 @@ def _tokens(failure: Failure, truth: StepTruth) -> TokensPicture | None:
 def _law_bars(failure: Failure, expected: str, observed: str) -> Bars | None:
     """The probability that a law must have, and the one that it has, where the finding is about one."""
     finding = failure.finding
-    due, got = finding.expected, finding.observed
-    if finding.invariant not in PROBABILITIES or not isinstance(due, float) or not isinstance(got, float):
+    expected_p, observed_p = finding.expected, finding.observed
+    if finding.invariant not in PROBABILITIES or not isinstance(expected_p, float) or not isinstance(observed_p, float):
         return None
-    if not (0.0 <= due <= 1.0 and 0.0 <= got <= 1.0):
+    if not (0.0 <= expected_p <= 1.0 and 0.0 <= observed_p <= 1.0):
         return None
     where = ", ".join(f"{name} {cut(str(value), 60)}" for name, value in finding.where.items())
-    pair = (Bar("must be", due, expected, due, due, "due"), Bar("is", got, observed, got, got, "off"))
+    pair = (
+        Bar("must be", expected_p, expected, expected_p, expected_p, "due"),
+        Bar("is", observed_p, observed, observed_p, observed_p, "off"),
+    )
     return Bars("Probability", ((where, pair),), "Exact: nothing was sampled.")
 
 
 def _due_path(truth: StepTruth) -> tuple[int, ...] | None:
     """The nodes that must be accepted, where the finding says so."""
     finding = truth.finding
-    wanted = finding.expected
-    if finding.invariant not in WALKS or finding.where.get("side") != "path" or not isinstance(wanted, (tuple, list)):
+    path = finding.expected
+    if finding.invariant not in WALKS or finding.where.get("side") != "path" or not isinstance(path, (tuple, list)):
         return None
-    return tuple(wanted) if all(isinstance(node, int) for node in wanted) else None
+    return tuple(path) if all(isinstance(node, int) for node in path) else None
 
 
 def _variant_words(truth: StepTruth) -> str:
     return f"in the variant “{cut(str(truth.finding.where['variant']), 80)}”"
 
 
-def _stages(failure: Failure, known: bool) -> list[tuple[str, str, str]]:
+def _stages(failure: Failure, stage_known: bool) -> list[tuple[str, str, str]]:
     """Every stage with its state on this case, and what happens in it."""
-    finding, shown = failure.finding, revealed_stages(failure.verdict)
-    failing = {other.stage for other in failure.verdict.findings if other.step == finding.step}
+    finding, revealed = failure.finding, revealed_stages(failure.verdict)
+    failing_stages = {
+        other_finding.stage for other_finding in failure.verdict.findings if other_finding.step == finding.step
+    }
     rows = []
     for stage in Stage:
-        if known and stage is finding.stage:
+        if stage_known and stage is finding.stage:
             state = "differs first"
-        elif stage not in shown:
+        elif stage not in revealed:
             state = "not shown by the engine"
-        elif stage in failing:
+        elif stage in failing_stages:
             state = "differs too"
-        elif known and stage < finding.stage:
+        elif stage_known and stage < finding.stage:
             state = "agrees"
         else:
             state = "later"
@@ -176,14 +181,20 @@ def _fact_rows(failure: Failure) -> list[tuple[str, str]]:
     """Labelled facts beside the sentences."""
     verdict, finding = failure.verdict, failure.finding
     rows = []
-    others = list(dict.fromkeys(one.invariant for one in verdict.findings if one.invariant != finding.invariant))
-    if others:
-        more = f" and {len(others) - 12} more" if len(others) > 12 else ""
-        rows.append(("also failed", ", ".join(cut(name, 80) for name in others[:12]) + more))
-    rows += [
-        ("also seen", f"by {cut(one.invariant, 80)} at stage {one.stage.word}, case {cut(one.case, 40)}: one cause")
-        for one in failure.also[:6]
-    ]
+    other_invariants = list(
+        dict.fromkeys(
+            other_finding.invariant
+            for other_finding in verdict.findings
+            if other_finding.invariant != finding.invariant
+        )
+    )
+    if other_invariants:
+        more = f" and {len(other_invariants) - 12} more" if len(other_invariants) > 12 else ""
+        rows.append(("also failed", ", ".join(cut(name, 80) for name in other_invariants[:12]) + more))
+    for sighting in failure.also[:6]:
+        stage = sighting.stage.word
+        sentence = f"by {cut(sighting.invariant, 80)} at stage {stage}, case {cut(sighting.case, 40)}: one cause"
+        rows.append(("also seen", sentence))
     if verdict.trace is not None:
         rows += [
             ("fell back", f"{number(count)} times: {cut(why)}")
@@ -206,15 +217,17 @@ def _twin_words(twin: Beside) -> str:
 
 def _nearest_facts(failure: Failure, scene: Scene) -> dict[str, Any] | None:
     """The nearest case that agrees, its tree, and the fields in which the two differ."""
-    near = failure.nearest
-    if near is None:
+    near_case = failure.nearest
+    if near_case is None:
         return None
-    fields = differing_fields(near, failure.verdict.case)
+    fields = differing_fields(near_case, failure.verdict.case)
     return {
-        "case": near.id,
-        "described": cut(case_summary(near), 400),
-        "tree": tree_picture(Scene(_case_tree(near, failure.finding.step)), "The tree of the case that agrees"),
-        "fields": [(cut(name, 80), show(mine), show(other)) for name, mine, other in fields[:20]],
+        "case": near_case.id,
+        "described": cut(case_summary(near_case), 400),
+        "tree": tree_picture(Scene(_case_tree(near_case, failure.finding.step)), "The tree of the case that agrees"),
+        "fields": [
+            (cut(name, 80), show(near_value), show(failing_value)) for name, near_value, failing_value in fields[:20]
+        ],
         "more": plural(len(fields) - 20, "further field") if len(fields) > 20 else "",
     }
 

@@ -22,19 +22,19 @@ CONTEXTS = 3
 
 def law_page(laws: Sequence[LawFacts], version: str) -> bytes:
     """The page of one law, or of the table of all built-in rules."""
-    broken = [facts for facts in laws if facts.is_broken]
-    outcome = "differ" if broken else "agree"
-    one = laws[0] if len(laws) == 1 else None
+    broken_laws = [facts for facts in laws if facts.is_broken]
+    outcome = "differ" if broken_laws else "agree"
+    single = laws[0] if len(laws) == 1 else None
     facts = {
-        "title": f"Law of {cut(one.rule, 80)}" if one else "Laws of acceptance rules",
+        "title": f"Law of {cut(single.rule, 80)}" if single else "Laws of acceptance rules",
         "version": version,
-        "outcome": "plain" if one is not None and one.biased and not one.is_broken else outcome,
-        "word": one.verdict if one else f"{plural(len(laws), 'law')}",
-        "verdict": _verdict(one) if one else _verdict_of_all(laws, broken),
+        "outcome": "plain" if single is not None and single.biased and not single.is_broken else outcome,
+        "word": single.verdict if single else f"{plural(len(laws), 'law')}",
+        "verdict": _verdict(single) if single else _verdict_of_all(laws, broken_laws),
         "what": WHAT,
-        "one": None if one is None else _law_facts(one),
-        "laws": [_row(facts) for facts in laws] if one is None else [],
-        "todo": _advice(one) if one else "",
+        "one": None if single is None else _law_facts(single),
+        "laws": [_row(facts) for facts in laws] if single is None else [],
+        "todo": _advice(single) if single else "",
     }
     return render_page("law.html.j2", facts)
 
@@ -63,17 +63,21 @@ def _verdict(facts: LawFacts) -> str:
     promise = "promises" if facts.promise else "does not promise"
     token = max(
         range(len(facts.first_token.law)),
-        key=lambda at: abs(float(facts.first_token.law[at]) - float(facts.first_token.target[at])),
+        key=lambda candidate: abs(float(facts.first_token.law[candidate]) - float(facts.first_token.target[candidate])),
     )
-    got, due = float(facts.first_token.law[token]), float(facts.first_token.target[token])
-    shift = f": token {token} comes with probability {got:.4g} where the target gives {due:.4g}" if got != due else ""
+    rule_p, target_p = float(facts.first_token.law[token]), float(facts.first_token.target[token])
+    shift = (
+        f": token {token} comes with probability {rule_p:.4g} where the target gives {target_p:.4g}"
+        if rule_p != target_p
+        else ""
+    )
     return f"The rule {name} does not give the target's probabilities, which it {promise}{shift}."
 
 
-def _verdict_of_all(laws: Sequence[LawFacts], broken: list[LawFacts]) -> str:
-    if broken:
-        names = ", ".join(dict.fromkeys(cut(facts.rule, 60) for facts in broken))
-        return f"{plural(len(broken), 'law')} of {len(laws)} break a promise: {names}."
+def _verdict_of_all(laws: Sequence[LawFacts], broken_laws: list[LawFacts]) -> str:
+    if broken_laws:
+        names = ", ".join(dict.fromkeys(cut(facts.rule, 60) for facts in broken_laws))
+        return f"{plural(len(broken_laws), 'law')} of {len(laws)} break a promise: {names}."
     return f"Every rule keeps what it declares, in {plural(len(laws), 'law')}."
 
 
@@ -113,17 +117,17 @@ def _fact_rows(facts: LawFacts) -> list[tuple[str, str]]:
 
 
 def _shift_text(facts: LawFacts, token: int) -> str:
-    off = float(facts.first_token.law[token] - facts.first_token.target[token])
-    return f"{off:+.3g}" if off else "0"
+    shift = float(facts.first_token.law[token] - facts.first_token.target[token])
+    return f"{shift:+.3g}" if shift else "0"
 
 
 def _chart(bias: Bias) -> Bars:
     tokens = tokens_to_show(bias)
     rows = [(f"token {token}", float(bias.target[token]), float(bias.law[token])) for token in tokens]
-    left = len(bias.law) - len(tokens)
+    num_left_out = len(bias.law) - len(tokens)
     reach = "" if bias.context == () else f"A block goes on from there with probability {number(float(bias.reach))}. "
     note = f"{reach}Exact: nothing was sampled." + (
-        f" {plural(left, 'token')} more, each less far off." if left else ""
+        f" {plural(num_left_out, 'token')} more, each less far off." if num_left_out else ""
     )
     title = "The first token" if bias.context == () else f"After tokens {path_words(bias.context)}"
     return comparison_bars(title, rows, note)

@@ -24,10 +24,10 @@ from reports.record import mean_accepted
 from reports.unrevealed import speculation_rows, unrevealed_rows
 from reports.vocabulary import reference_name
 
-SHOWN = 10
+MOST_FAILURES = 10
 """Most failures that are shown whole."""
 
-LOOKED_S = 5.0
+CONDITIONS_S = 5.0
 """Seconds in which the drawn cases are looked at for the conditions under which faults show."""
 
 ORDERED = ("nodes of the largest tree", "tokens before the first step", "requests side by side")
@@ -35,7 +35,7 @@ ORDERED = ("nodes of the largest tree", "tokens before the first step", "request
 
 
 def run_facts(
-    tally: Tally, downloads: Downloads, first: int = 1, most: int = SHOWN, looked_s: float = LOOKED_S
+    tally: Tally, downloads: Downloads, first: int = 1, most: int = MOST_FAILURES, looked_s: float = CONDITIONS_S
 ) -> dict[str, Any]:
     """The facts of a run, by the names that the templates use.
 
@@ -53,9 +53,15 @@ def run_facts(
         "what": WHAT,
         "judged": judged_words(tally),
         "wrong": headline(tally.failures) or _beyond_cases(tally),
-        "failures": [failure_facts(one, at, downloads, tally.environment) for at, one in enumerate(failures, first)],
+        "failures": [
+            failure_facts(failure, ordinal, downloads, tally.environment)
+            for ordinal, failure in enumerate(failures, first)
+        ],
         "more_failures": len(tally.failures) - len(failures),
-        "reasons": [cut(one, 400) for one in tally.errors] + [_internal_words(one) for one in tally.internal],
+        "reasons": [
+            *(cut(error, 400) for error in tally.errors),
+            *(_internal_words(unanswered) for unanswered in tally.internal),
+        ],
         "stopped": cut(tally.stopped, 300) if tally.stopped else "",
         "todo": _advice(tally),
         "groups": _groups(tally),
@@ -78,26 +84,26 @@ def judged_words(tally: Tally) -> str:
         reference = "a slow, exact reference (the oracle)"
     parts = [f"{tally.judged} of {plural(drawn, 'case')} judged in {number(tally.seconds)} seconds"]
     parts += [f"{declined} more declined by the engine"] if declined else []
-    checked = sum(1 for counts in tally.invariants.values() if counts.checked)
-    compared = sum(counts.compared for counts in tally.invariants.values())
+    num_checked = sum(1 for counts in tally.invariants.values() if counts.checked)
+    num_compared = sum(counts.compared for counts in tally.invariants.values())
     return (
         f"{'; '.join(parts)}. In each, a model, a prompt and the drafted trees are fixed, and what the engine did is "
-        f"compared with {reference}: {checked} of {plural(len(tally.invariants), 'rule')}, "
-        f"{short_count(compared)} comparisons."
+        f"compared with {reference}: {num_checked} of {plural(len(tally.invariants), 'rule')}, "
+        f"{short_count(num_compared)} comparisons."
     )
 
 
-def _internal_words(one: Unanswered) -> str:
+def _internal_words(unanswered: Unanswered) -> str:
     """An exception inside the judge, with the last lines of its traceback and the command that replays its case."""
-    command = None if one.saved is None else replay_command(one.saved)
-    again = "" if command is None else f" Run it again: {command}"
-    return cut(f"{one.line}. Last lines: {'; '.join(one.error.said)}.{again}", 1200)
+    command = None if unanswered.saved is None else replay_command(unanswered.saved)
+    command_words = "" if command is None else f" Run it again: {command}"
+    return cut(f"{unanswered.line}. Last lines: {'; '.join(unanswered.error.said)}.{command_words}", 1200)
 
 
 def _beyond_cases(tally: Tally) -> str:
     """Why a run without a located failure differs: its samples, its ties or its errors, together."""
-    told = tally.excess_evidence or tally.excess_ties or tally.excess_error
-    return cut(told, 600) if told else ""
+    reason = tally.excess_evidence or tally.excess_ties or tally.excess_error
+    return cut(reason, 600) if reason else ""
 
 
 def _advice(tally: Tally) -> list[str]:
@@ -113,9 +119,11 @@ def _advice(tally: Tally) -> list[str]:
 
 def _groups(tally: Tally) -> list[dict[str, Any]]:
     """The invariants by what they look at, each with the depth of its evidence."""
-    named = sorted(tally.invariants, key=lambda name: [*GROUPS].index(_room(name)) if _room(name) in GROUPS else 99)
+    sorted_names = sorted(
+        tally.invariants, key=lambda name: [*GROUPS].index(_room(name)) if _room(name) in GROUPS else 99
+    )
     groups = []
-    for room, names in groupby(named, key=_room):
+    for room, names in groupby(sorted_names, key=_room):
         stage, promise = GROUPS.get(room, ("", ""))
         lines = []
         for name in names:
@@ -138,8 +146,10 @@ def _groups(tally: Tally) -> list[dict[str, Any]]:
                     "internal": plural(counts.internal, "case") if counts.internal else "",
                 }
             )
-        whole = sum(one["state"] not in ("silent", "internal") for one in lines)
-        groups.append({"room": cut(room, 40), "stage": stage, "promise": promise, "lines": lines, "checked": whole})
+        num_checked = sum(line["state"] not in ("silent", "internal") for line in lines)
+        groups.append(
+            {"room": cut(room, 40), "stage": stage, "promise": promise, "lines": lines, "checked": num_checked}
+        )
     return groups
 
 
@@ -177,7 +187,7 @@ def _feature_charts(log: RunLog) -> list[Bars]:
     for feature, counts in log.drawn.items():
         ordered = Counter(dict(counts.most_common()))
         if feature in ORDERED:
-            ordered = Counter(dict(sorted(counts.items(), key=lambda one: _first_number(one[0]))))
+            ordered = Counter(dict(sorted(counts.items(), key=lambda item: _first_number(item[0]))))
         chart = share_bars(feature[:1].upper() + feature[1:], {cut(name, 60): count for name, count in ordered.items()})
         charts += [chart] if chart is not None else []
     return charts
@@ -196,18 +206,18 @@ def _acceptance_bars(tally: Tally) -> Bars | None:
 
 def _conditions(log: RunLog, looked_s: float) -> dict[str, Any] | None:
     """The conditions under which reported faults show, met by cases or not, as far as there was time to look."""
-    until = time.monotonic() + looked_s
-    met: Counter[str] = Counter()
-    looked = 0
-    for case in (one for one in log.cases if isinstance(one.model, Seeded)):
-        if time.monotonic() > until:
+    deadline = time.monotonic() + looked_s
+    met_counts: Counter[str] = Counter()
+    num_looked = 0
+    for case in (case for case in log.cases if isinstance(case.model, Seeded)):
+        if time.monotonic() > deadline:
             break
-        met.update(condition.name for condition in CONDITIONS if condition.holds(case))
-        looked += 1
-    if not looked:
+        met_counts.update(condition.name for condition in CONDITIONS if condition.holds(case))
+        num_looked += 1
+    if not num_looked:
         return None
-    lines = [(one.name, one.sentence, met[one.name]) for one in CONDITIONS]
-    return {"looked": looked, "met": sum(1 for line in lines if line[2]), "lines": lines}
+    lines = [(condition.name, condition.sentence, met_counts[condition.name]) for condition in CONDITIONS]
+    return {"looked": num_looked, "met": sum(1 for line in lines if line[2]), "lines": lines}
 
 
 def _stream_bars(tally: Tally) -> Bars | None:
@@ -216,10 +226,10 @@ def _stream_bars(tally: Tally) -> Bars | None:
     if not streams:
         return None
     red = stream_bar(1, max(1, len(streams)))
-    named = [(f"{cut(one.name, 100)} ({plural(one.draws, 'draw')})", one.log_e) for one in streams]
+    evidence_rows = [(f"{cut(stream.name, 100)} ({plural(stream.draws, 'draw')})", stream.log_e) for stream in streams]
     return evidence_bars(
         "Evidence that sampled tokens are not from the target's law",
-        named,
+        evidence_rows,
         red,
         f"A full bar is e^{number(red)}, which is red.",
     )

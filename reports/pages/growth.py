@@ -35,9 +35,9 @@ def grid(title: str, rows: list[dict[str, Any]], across: str, down: str) -> str:
     columns = list(dict.fromkeys(row[across] for row in rows))
     for name in columns:
         table.add_column(str(name), justify="right")
-    at = {(row[down], row[across]): row["ms"] for row in rows}
+    time_ms = {(row[down], row[across]): row["ms"] for row in rows}
     for name in dict.fromkeys(row[down] for row in rows):
-        cells = [at.get((name, column)) for column in columns]
+        cells = [time_ms.get((name, column)) for column in columns]
         table.add_row(str(name), *("-" if cell is None else f"{cell:.1f}" for cell in cells))
     return plain_text(table)
 

@@ -125,20 +125,20 @@ def law_page(facts: LawFacts, picture: bool) -> str:
 
 def result_rows(facts: LawFacts) -> list[tuple[str, str]]:
     """Labelled facts: the distance of the law, its tokens per step, and where its bias comes from."""
-    off = facts.total_variation
-    told = f"total variation {_number_text(off)} from the target's law of {plural(facts.height, 'token')}"
+    distance = facts.total_variation
+    law_text = f"total variation {_number_text(distance)} from the target's law of {plural(facts.height, 'token')}"
     if not facts.exact:
-        told += " (computed in floats)"
-    rows = [("law", told)]
+        law_text += " (computed in floats)"
+    rows = [("law", law_text)]
     rows.append(("tokens", f"{_number_text(facts.expected)} per step, of {facts.height} at most"))
     worst = facts.worst_biases
-    where = [bias_words(bias) for bias in worst[:WORST]]
+    sentences = [bias_words(bias) for bias in worst[:WORST]]
     if len(worst) > WORST:
-        where.append(f"and {plural(len(worst) - WORST, 'more context')} with less")
-    rows += [("where from" if at == 0 else "", line) for at, line in enumerate(where)]
+        sentences.append(f"and {plural(len(worst) - WORST, 'more context')} with less")
+    rows += [("where from" if i == 0 else "", line) for i, line in enumerate(sentences)]
     if not worst:
         rows.append(("where from", "nowhere: whatever was emitted, the next token has the target's law"))
-    rows += [("decides twice" if at == 0 else "", line) for at, line in enumerate(facts.shared_draws)]
+    rows += [("decides twice" if i == 0 else "", line) for i, line in enumerate(facts.shared_draws)]
     rows.append(("enumerated", f"{plural(facts.evaluations, 'run')} of the rule, {plural(facts.cells, 'block')}"))
     return rows
 
@@ -161,12 +161,12 @@ def verdict_reason(facts: LawFacts) -> str:
 
 def bias_words(bias: Bias) -> str:
     """A context and its most biased token, such as `after tokens 3, token 2 gets .41 where ...`."""
-    token = max(range(len(bias.law)), key=lambda at: abs(float(bias.law[at] - bias.target[at])))
-    got, due = _distinct_texts(bias.law[token], bias.target[token])
+    token = max(range(len(bias.law)), key=lambda candidate: abs(float(bias.law[candidate] - bias.target[candidate])))
+    rule_text, target_text = _distinct_texts(bias.law[token], bias.target[token])
     if bias.context == ():
-        return f"at the first token, token {token} gets {got} where the target gives {due}"
+        return f"at the first token, token {token} gets {rule_text} where the target gives {target_text}"
     return (
-        f"after tokens {path_words(bias.context)}, token {token} gets {got} where the target gives {due}"
+        f"after tokens {path_words(bias.context)}, token {token} gets {rule_text} where the target gives {target_text}"
         f" (a block goes on from there with probability {number(float(bias.reach))})"
     )
 
@@ -179,18 +179,18 @@ def path_words(context: Path) -> str:
 def _distinct_texts(a: Number, b: Number) -> tuple[str, str]:
     """Two numbers with as many digits as are needed to tell them apart."""
     for digits in range(3, 17):
-        shown = f"{float(a):.{digits}g}", f"{float(b):.{digits}g}"
-        if shown[0] != shown[1]:
+        texts = f"{float(a):.{digits}g}", f"{float(b):.{digits}g}"
+        if texts[0] != texts[1]:
             break
-    return shown
+    return texts
 
 
 def exact_text(value: Number) -> str | None:
     """A fraction as text; None for a float, and for a fraction too long to write."""
     if isinstance(value, float):
         return None
-    one = Fraction(value)
-    return None if max(one.numerator.bit_length(), one.denominator.bit_length()) > DIGITS else str(one)
+    fraction = Fraction(value)
+    return None if max(fraction.numerator.bit_length(), fraction.denominator.bit_length()) > DIGITS else str(fraction)
 
 
 def _number_text(value: Number) -> str:
@@ -203,8 +203,8 @@ def _number_text(value: Number) -> str:
 
 def tokens_to_show(bias: Bias) -> list[int]:
     """The tokens to print, in the order of their ids."""
-    gap = [abs(float(got - due)) for got, due in zip(bias.law, bias.target, strict=True)]
-    ranked = sorted(range(len(gap)), key=lambda at: (-gap[at], -float(bias.target[at]), at))
+    gaps = [abs(float(rule_p - target_p)) for rule_p, target_p in zip(bias.law, bias.target, strict=True)]
+    ranked = sorted(range(len(gaps)), key=lambda token: (-gaps[token], -float(bias.target[token]), token))
     return sorted(ranked[:MOST_ROWS])
 
 
@@ -222,10 +222,12 @@ def _probabilities(bias: Bias) -> str:
     table.add_column("first token")
     for name in ("target", "law", "law - target", *(["target =", "law ="] if short else [])):
         table.add_column(name, justify="right")
-    for at, token in enumerate(tokens):
-        p, got, off = map(float, (bias.target[token], bias.law[token], bias.law[token] - bias.target[token]))
-        row = [str(token), f"{p:.6g}", f"{got:.6g}", f"{off:+.3g}" if off else "0"]
-        table.add_row(*row, *(str(texts[at]) for texts in fractions if short))
+    for i, token in enumerate(tokens):
+        target_p, rule_p, shift = map(
+            float, (bias.target[token], bias.law[token], bias.law[token] - bias.target[token])
+        )
+        row = [str(token), f"{target_p:.6g}", f"{rule_p:.6g}", f"{shift:+.3g}" if shift else "0"]
+        table.add_row(*row, *(str(texts[i]) for texts in fractions if short))
     return indent(plain_text(table, width=WIDTH - MARGIN)) + _omission(bias)
 
 
@@ -261,8 +263,8 @@ def law_table(rows: Iterable[LawFacts]) -> str:
         if facts.condition:
             conditions[facts.rule] = facts.condition
             declared += " *"
-        off = "0" if facts.total_variation == 0 else f"{float(facts.total_variation):.3g}"
-        cells = (facts.rule, draws, declared, off, str(facts.cells), str(facts.evaluations))
+        distance = "0" if facts.total_variation == 0 else f"{float(facts.total_variation):.3g}"
+        cells = (facts.rule, draws, declared, distance, str(facts.cells), str(facts.evaluations))
         table.add_row(*(Text(cell) for cell in cells))
     notes = [f"* {rule} is lossless on this condition: {condition}" for rule, condition in conditions.items()]
     return plain_text(table) + "\n" + "".join(plain_text(wrapping_text(note)) for note in notes)
@@ -315,7 +317,7 @@ class UnknownLaw:
 
 def page_without_law(facts: UnknownLaw) -> str:
     """The page of a sampler that has no law."""
-    rows = [("decides twice" if at == 0 else "", line) for at, line in enumerate(facts.shared_draws)]
+    rows = [("decides twice" if i == 0 else "", line) for i, line in enumerate(facts.shared_draws)]
     rows.append(("law", f"none: {facts.why}"))
     head = plain_text(wrapping_text(clean(facts.rule)))
     verdict = plain_text(wrapping_text(f"{facts.verdict}  {ADVICE}"))

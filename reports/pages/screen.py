@@ -61,9 +61,9 @@ def in_ci(variables: Mapping[str, str]) -> bool:
 
 def _columns(file: TextIO, variables: Mapping[str, str], terminal: bool) -> int:
     """The columns that the environment or the terminal tells; WIDTH if neither does."""
-    told = variables.get("COLUMNS", "")
-    if told.isdecimal() and len(told) < 6:
-        return int(told)
+    columns = variables.get("COLUMNS", "")
+    if columns.isdecimal() and len(columns) < 6:
+        return int(columns)
     if not terminal:
         return WIDTH
     try:
@@ -80,11 +80,11 @@ def _paint_line(line: str) -> str:
     if MARK in line:  # what stands behind the mark is the sentence beside the tree
         end = line.index(MARK) + len(MARK)
         return _style(line[:end], f"{BOLD};{RED}") + line[end:]
-    found = _LABELLED.match(line)
-    if found is None:
+    match = _LABELLED.match(line)
+    if match is None:
         return line
-    margin, label, gap = found.groups()
-    return margin + _style(label, LABELS.get(label, DIM)) + gap + line[found.end() :]
+    margin, label, gap = match.groups()
+    return margin + _style(label, LABELS.get(label, DIM)) + gap + line[match.end() :]
 
 
 def _style(text: str, style: str) -> str:

@@ -64,19 +64,19 @@ def attention_table(figures: dict[str, Any]) -> str:
     title += f"{figures['kv_heads']} KV of {figures['dim']}, {plural(figures['threads'], 'thread')}"
     names = [name for name in dict.fromkeys(row["path"] for row in figures["rows"]) if name != "read"]
     pages = [title]
-    for words, field, shown in (
+    for words, field, shown_names in (
         ("times of SDPA under the dense mask", "ratio", [name for name in names if name != "sdpa"]),
         ("times of reading keys and values once", "over_read", names),
     ):
         base = "sdpa" if field == "ratio" else "read"
         table = Table(title=words, title_justify="left", box=None, padding=(0, 2, 0, 0))
-        for name in ("batch", "prefix", "nodes", f"{base} µs", *shown):
+        for name in ("batch", "prefix", "nodes", f"{base} µs", *shown_names):
             table.add_column(name, justify="right", no_wrap=True)
         lines: dict[tuple[int, int, int], dict[str, dict[str, Any]]] = {}
         for row in figures["rows"]:
             lines.setdefault((row["batch"], row["prefix"], row["nodes"]), {})[row["path"]] = row
         for place, line in lines.items():
-            cells = [f"{line[name][field]:.2f}" for name in shown]
+            cells = [f"{line[name][field]:.2f}" for name in shown_names]
             table.add_row(*map(str, place), f"{line[base]['us']:.0f}", *cells)
         pages.append(plain_text(table).rstrip("\n"))
     pages += [f"{name}: not measured\n  {clean(why)}" for name, why in figures["absent"].items()]

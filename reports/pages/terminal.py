@@ -45,13 +45,13 @@ def failure_page(failure: Failure, revealed: frozenset[Stage] | None = None, wid
     scene = scene_of(verdict, finding)
     case = verdict.case
     head = f"DIFFER  {clean(verdict.backend)}  {clean(finding.invariant)}\n"
-    drawn = f", first drawn as {clean(failure.drawn)}" if failure.drawn != case.id else ""
+    drawn_words = f", first drawn as {clean(failure.drawn)}" if failure.drawn != case.id else ""
     tries = f", {plural(failure.tried, 'case')} run to shrink it" if failure.tried else ""
-    where = f"case {case.id}{drawn}{tries}\nsmallest found: {case_summary(case)}\nbegan at {address(finding)}"
+    where = f"case {case.id}{drawn_words}{tries}\nsmallest found: {case_summary(case)}\nbegan at {address(finding)}"
     tree = draw(scene.tree, scene.path, scene.node) if scene.tree else ""
-    told = account(finding, scene, complete=False)
+    sentence = account(finding, scene, complete=False)
     parts = [plain_text(wrapping_text(head), width=width) + labelled_lines(where, width)]
-    parts.append(indent(side_by_side(tree, told, width=width - TREE_INDENT), TREE_INDENT))
+    parts.append(indent(side_by_side(tree, sentence, width=width - TREE_INDENT), TREE_INDENT))
     parts.append(label_rows(_facts(failure, revealed, width), width) + _replay_lines(failure, width))
     return "\n".join(part.strip("\n") + "\n" for part in parts)
 
@@ -72,25 +72,29 @@ def labelled_lines(text: str, width: int = WIDTH) -> str:
 def _facts(failure: Failure, revealed: frozenset[Stage], width: int) -> list[tuple[str, str]]:
     """The labelled facts of a failure, in the order in which they are printed."""
     verdict, finding = failure.verdict, failure.finding
-    beyond = f" ({excess(finding)})" if excess(finding) else ""
+    excess_words = f" ({excess(finding)})" if excess(finding) else ""
     expected, observed = expected_and_observed(finding)
-    facts = [("expected", expected), ("observed", observed + beyond)]
+    facts = [("expected", expected), ("observed", observed + excess_words)]
     if finding.said:
         facts.append(("said", last_lines(finding.said, width)))
-    failing = {other.stage for other in verdict.findings if other.step == finding.step}
+    failing_stages = {other_finding.stage for other_finding in verdict.findings if other_finding.step == finding.step}
     # An earlier stage agreed only if it was revealed and no finding of this step names it.
-    agreed = [stage for stage in Stage if stage < finding.stage and stage in revealed and stage not in failing]
-    hidden = [stage for stage in Stage if stage not in revealed]
+    agreeing_stages = [
+        stage for stage in Stage if stage < finding.stage and stage in revealed and stage not in failing_stages
+    ]
+    hidden_stages = [stage for stage in Stage if stage not in revealed]
     if finding.where.get("side") != STAGE_UNKNOWN:
-        facts.append(("agreed", _stages(agreed) or "no stage before it"))
-    if hidden:
-        facts.append(("not revealed", f"{_stages(hidden)} (not judged)"))
-    others = dict.fromkeys(other.invariant for other in verdict.findings if other.invariant != finding.invariant)
-    if others:
-        facts.append(("also failed", _join_fitting([clean(name) for name in others], width - INDENT)))
+        facts.append(("agreed", _stages(agreeing_stages) or "no stage before it"))
+    if hidden_stages:
+        facts.append(("not revealed", f"{_stages(hidden_stages)} (not judged)"))
+    other_invariants = dict.fromkeys(
+        other_finding.invariant for other_finding in verdict.findings if other_finding.invariant != finding.invariant
+    )
+    if other_invariants:
+        facts.append(("also failed", _join_fitting([clean(name) for name in other_invariants], width - INDENT)))
     facts += [
-        ("also seen", f"by {clean(one.invariant)} at stage {one.stage.word}, case {one.case}: one cause")
-        for one in failure.also
+        ("also seen", f"by {clean(sighting.invariant)} at stage {sighting.stage.word}, case {sighting.case}: one cause")
+        for sighting in failure.also
     ]
     if verdict.trace is not None:
         facts += [
@@ -125,11 +129,11 @@ def _stages(stages: list[Stage]) -> str:
 def _join_fitting(names: list[str], width: int) -> str:
     """As many names as fit into `width` columns, and the number of the others."""
     # The largest number of names that fits is found by trying from the longest line down.
-    for kept in range(len(names), 0, -1):
-        rest = f" and {len(names) - kept} more" if kept < len(names) else ""
-        line = ", ".join(names[:kept]) + rest
-        if len(line) <= width:
-            return line
+    for num_names in range(len(names), 0, -1):
+        suffix = f" and {len(names) - num_names} more" if num_names < len(names) else ""
+        text = ", ".join(names[:num_names]) + suffix
+        if len(text) <= width:
+            return text
     return f"{len(names)} more invariants"
 
 
@@ -148,9 +152,9 @@ def wrapped_command(command: str, lead: str, width: int = WIDTH) -> str:
     joins it.
     """
     words = [escape(word) for word in shlex.split(command)]
-    whole = lead + shlex.join(words)
-    if cell_len(whole) <= width:
-        return whole + "\n"
+    line = lead + shlex.join(words)
+    if cell_len(line) <= width:
+        return line + "\n"
     units: list[str] = []
     for word in words:
         if units and units[-1].startswith("--") and " " not in units[-1]:
