@@ -15,12 +15,12 @@ from properties.tally import Failure
 from properties.verdict.internal import ANSWER
 from reference.architecture import Checkpoint
 from reference.case import Case
-from reference.case_json import case_from_json, case_to_json
+from reference.case_json import case_from_json, case_to_json, short_json
 from reference.files.regular import read_whole
 from reference.malformed import Malformed
 from reference.trace import Stage
 from reports.format import clean, cut, escape
-from reports.writing import Unwritable, as_json, jsonable, write_whole
+from reports.writing import Unwritable, flat_json, jsonable, write_whole
 
 VERSION = 1
 """Version of the bundle format; a reader refuses later ones."""
@@ -123,6 +123,8 @@ def bundle_content(failure: Failure, environment: Mapping[str, str]) -> dict[str
 def save(folder: str | Path, failure: Failure, environment: Mapping[str, str], name: str = "") -> Path:
     """Write `<case id>.json`, or the file `name`, into `folder`, which is made if need be; whole or not at all.
 
+    The file leaves out the fields of the case that hold their default, and the facts of the bundle that are absent.
+
     Raises:
         Unwritable: when the system refuses.
     """
@@ -131,8 +133,19 @@ def save(folder: str | Path, failure: Failure, environment: Mapping[str, str], n
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise Unwritable.from_os_error(folder, error) from None
-    write_whole(path, as_json(bundle_content(failure, environment), indent=1).encode())
+    content = {**bundle_content(failure, environment), "case": short_json(failure.verdict.case)}
+    facts = {name: fact for name, fact in content.items() if fact is not None}
+    write_whole(path, flat_json(facts).encode())
     return path
+
+
+def save_case(path: str | Path, case: Case) -> None:
+    """Write a file with a bare case, whole or not at all; it leaves out the fields that hold their default.
+
+    Raises:
+        Unwritable: when the system refuses.
+    """
+    write_whole(path, flat_json(short_json(case)).encode())
 
 
 def load(path: str | Path) -> Bundle:

@@ -184,6 +184,52 @@ def as_json(content: Any, indent: int | None = None) -> str:
     return json.dumps(jsonable(content), indent=indent, allow_nan=False, ensure_ascii=False) + "\n"
 
 
+WIDTH = 120
+"""The longest line of `flat_json`, in letters; one value that cannot be divided may be longer."""
+
+
+def flat_json(content: Any) -> str:
+    """One JSON text in lines of at most WIDTH letters, ending in a newline.
+
+    A list or an object that fits stands in one line; of another one, as many entries stand in a line as fit.
+
+    >>> print(flat_json({"a": [1, 2], "b": "x" * 110, "c": [{"d": 1}]}).replace("x" * 100, "..."), end="")
+    {
+     "a": [1, 2],
+     "b": "...xxxxxxxxxx",
+     "c": [{"d": 1}]
+    }
+    """
+    return _flat(jsonable(content), 0, 0) + "\n"
+
+
+def _flat(value: Any, depth: int, key_width: int) -> str:
+    """`value` behind `depth` spaces and a key of `key_width` letters."""
+    text = json.dumps(value, allow_nan=False, ensure_ascii=False)
+    # A comma may follow.
+    if not value or not isinstance(value, (dict, list)) or depth + key_width + len(text) < WIDTH:
+        return text
+    if isinstance(value, dict):
+        begin, end = "{}"
+        entries = [(f"{json.dumps(key, ensure_ascii=False)}: ", item) for key, item in value.items()]
+    else:
+        begin, end = "[]"
+        entries = [("", item) for item in value]
+    room = WIDTH - depth - 1
+    lines: list[str] = []
+    is_open = False
+    for number, (key, item) in enumerate(entries, 1):
+        entry = key + _flat(item, depth + 1, len(key)) + ("," if number < len(entries) else "")
+        is_short = "\n" not in entry
+        if is_open and is_short and len(lines[-1]) + 1 + len(entry) <= room:
+            lines[-1] += f" {entry}"
+        else:
+            lines.append(entry)
+        is_open = is_short
+    pad = " " * depth
+    return f"{begin}\n" + "".join(f"{pad} {line}\n" for line in lines) + f"{pad}{end}"
+
+
 def write_json(target: str | Path, content: Any) -> None:
     """Write `content` as JSON to a file, whole or not at all, or to standard output for `-`.
 

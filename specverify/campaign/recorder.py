@@ -209,7 +209,7 @@ class Recorder:
         """See `specverify.campaign.campaign.Listener`."""
         path = self._folder / f"{case.id}.json"
         with contextlib.suppress(writing.Unwritable):
-            writing.write_json(path, case_to_json(case))
+            bundle.save_case(path, case)
             return str(path)
         return None
 
