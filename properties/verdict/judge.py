@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from properties.accepted_ranks import RankCounts, added, counts_by_draft
+from properties.accepted_ranks import RankCounts, counts_by_draft, sum_counts
 from properties.verdict.finding import (
     FINISHED,
     STAGE_UNKNOWN,
@@ -130,7 +130,7 @@ def _joined(whole: Verdict, part: Verdict, request: int) -> Verdict:
         fallbacks=Counter(whole.fallbacks) + Counter(part.fallbacks),
         # The whole verdict already counts request 0, whose steps are those of the session's own trace.
         accept_lengths=(*whole.accept_lengths, *(part.accept_lengths if request else ())),
-        ranks=added(whole.ranks, part.ranks) if request else whole.ranks,
+        ranks=sum_counts(whole.ranks, part.ranks) if request else whole.ranks,
         compared=Counter(whole.compared) + Counter(part.compared),
         commits=Counter(whole.commits) + Counter(part.commits),
         commit_fallbacks=Counter(whole.commit_fallbacks) + Counter(part.commit_fallbacks),

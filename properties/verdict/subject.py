@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from properties.commits import counted
+from properties.commits import count_commits
 from reference.abilities import Abilities
 from reference.case import Case
 from reference.probability_world import Blocks, Given, World
@@ -201,7 +201,7 @@ class Subject:
                 self.forward_s += outcome.forward_s
                 self.attention_calls += outcome.attention_calls
                 self.fallbacks.update(outcome.fallbacks)
-                asked, fell_back = counted(case, outcome)
+                asked, fell_back = count_commits(case, outcome)
                 self.commits.update(asked)
                 self.commit_fallbacks.update(fell_back)
             self._memo[key] = outcome

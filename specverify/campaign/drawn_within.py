@@ -4,8 +4,8 @@ What the two sides of a comparison must share is checked here, before any case.
 """
 
 from backends.base import Declaration
-from properties.planned_sampling import FOCUSED, expected
-from properties.streams import Expected
+from properties.planned_sampling import FOCUSED, expected_draws
+from properties.streams import ExpectedDraws
 from properties.verdict.invariant import Oracle
 from properties.verdict.peer import Peer, shared
 from reference.abilities import Abilities
@@ -50,9 +50,11 @@ def dtypes_of(plan: Plan, declared: Declaration, oracle: Oracle) -> tuple[str, .
     return both
 
 
-def sampling_of(plan: Plan, within: Abilities, oracle: Oracle, tables: bool, names: tuple[str, ...]) -> Expected | None:
+def sampling_of(
+    plan: Plan, within: Abilities, oracle: Oracle, tables: bool, names: tuple[str, ...]
+) -> ExpectedDraws | None:
     """The draws that a case of the plan adds to its sampling; None where no invariant of `names` asks for it."""
     if plan.model is not None or not FOCUSED & set(names):
         return None
     interval = within.variant_interval if isinstance(within, Declaration) else 1
-    return expected(within, isinstance(oracle, Peer), tables, plan.focus is not None, interval)
+    return expected_draws(within, isinstance(oracle, Peer), tables, plan.focus is not None, interval)

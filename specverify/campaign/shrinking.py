@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from properties.known import recognised
-from properties.shrinking.cases import STEPS, Steps, apart, attempts, nearer, size
+from properties.known import without_known_findings
+from properties.shrinking.cases import STEPS, Steps, attempts, distance, nearer, size
 from properties.shrinking.without_draft import without_draft
 from properties.tally import Failure
 from properties.verdict.finding import TARGET_ALONE, Finding, Verdict, of_draft_numbers, of_target_alone
@@ -153,7 +153,7 @@ class Shrinking:
 
     def _judged(self, case: Case, invariants: tuple[Invariant, ...]) -> Verdict:
         """The verdict on `case`, without findings that the plan's ledger knows."""
-        return recognised(judge(case, invariants, self.oracle, self.subject), self.plan.known)
+        return without_known_findings(judge(case, invariants, self.oracle, self.subject), self.plan.known)
 
     def _failure(self, verdict: Verdict, finding: Finding, nearest: Case | None = None) -> Failure:
         return Failure(
@@ -173,7 +173,7 @@ class Shrinking:
         if not _agrees(verdict):
             return
         differing = self.smallest.case
-        if self._agreed is None or apart(verdict.case, differing) < apart(self._agreed, differing):
+        if self._agreed is None or distance(verdict.case, differing) < distance(self._agreed, differing):
             self._agreed = verdict.case
 
     def _concerned(self, located: Finding) -> tuple[Invariant, ...]:

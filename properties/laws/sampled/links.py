@@ -14,7 +14,7 @@ from properties.bet_group import BetGroup, GroupSums
 from properties.laws.sampled.accept_bets import ACCEPT, by_token, overall
 from properties.laws.sampled.draft_faults import RESIDUAL
 from properties.laws.sampled.evalue import law
-from properties.resolution import ACCEPTANCE, LIKELIEST, Gathered, Resolution
+from properties.resolution import ACCEPTANCE, LIKELIEST, Resolution, ResolutionSums
 from reference.trace import Array
 
 THETAS = np.array([sign * 0.1 * 2.0**k for k in range(7) for sign in (1.0, -1.0)])
@@ -115,7 +115,7 @@ class Links:
         }
         self._groups = {name: GroupSums(name, bets) for name, bets in (groups or {}).items()}
         self._violated = dict.fromkeys(self._sums, False)
-        self._seen = {"accept": Gathered(ACCEPTANCE), "token": Gathered(LIKELIEST)}
+        self._seen = {"accept": ResolutionSums(ACCEPTANCE), "token": ResolutionSums(LIKELIEST)}
         self.trials = 0
 
     def add(self, trial: Trial) -> None:
@@ -174,7 +174,7 @@ class Links:
         bounds = np.zeros((2, 3))
         bounds[0, kinds], bounds[1, kinds] = least, most
         self._tilt("accept", kinds if trial.accepted else (), *bounds)
-        self._seen["accept"].event(min(1.0, float(trial.p[x]) / claimed), least, most)
+        self._seen["accept"].add_event(min(1.0, float(trial.p[x]) / claimed), least, most)
 
     def _bet_on_acceptance(self, low: Array, high: Array, q: Array, trial: Trial) -> None:
         """Place the bets of the group ACCEPT: on any token of q, and on the one that was drafted.
@@ -219,7 +219,7 @@ class Links:
         role = 0 if forbidden[y] else 1 + _role(top, y, RANKS[:2])
         self._tilt("token", (role,), least_likely, most_likely)
         middle = (least_likely[1] + most_likely[1]) / 2.0
-        self._seen["token"].event(min(float(middle), 1.0), float(least_likely[1]), float(most_likely[1]))
+        self._seen["token"].add_event(min(float(middle), 1.0), float(least_likely[1]), float(most_likely[1]))
 
     def _tilt(self, link: str, hit: tuple[int, ...], low: Array, high: Array) -> None:
         """Multiply the e-processes [roles, thetas] of `link`; bounds of 0 leave a role that was not hit unchanged."""
@@ -239,7 +239,7 @@ class Links:
     @property
     def resolution(self) -> Resolution:
         """The shifts that bets on the likeliest token, or on acceptance if drafts are shown, would have seen."""
-        return max(self._seen.values(), key=lambda one: one.draws).told
+        return max(self._seen.values(), key=lambda one: one.draws).resolution
 
     @property
     def log_es(self) -> dict[str, float]:

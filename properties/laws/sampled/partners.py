@@ -9,7 +9,7 @@ from collections.abc import Hashable
 import numpy as np
 from scipy.special import logsumexp
 
-from properties.resolution import Gathered, Resolution
+from properties.resolution import Resolution, ResolutionSums
 from reference.trace import Array
 
 PARTNERS = 4
@@ -47,7 +47,7 @@ class Partners:
     def __init__(self) -> None:
         self._sums = np.zeros(PARTS)
         self._seen: dict[Hashable, tuple[Counter[int], Counter[int]]] = {}
-        self._gathered = Gathered()
+        self._gathered = ResolutionSums()
 
     def add(self, text: Hashable, token: int, partners: tuple[int, ...], best: int) -> None:
         """Take one token of the engine after `text`.
@@ -67,7 +67,7 @@ class Partners:
         learned = np.log([(mine[one] + 0.5) / (theirs[one] + 0.5) for one in beside])
         gains = (_gains(THETAS, likeliest), _gains(THETAS, common), _gains(LEARNED, learned))
         self._sums += np.concatenate(gains)
-        self._gathered.labels(int(likeliest.sum()), len(beside))
+        self._gathered.add_labels(int(likeliest.sum()), len(beside))
         mine.update((token,))
         theirs.update(partners)
 
@@ -89,7 +89,7 @@ class Partners:
     @property
     def resolution(self) -> Resolution:
         """The shifts that the bets on the likeliest token would have seen."""
-        return self._gathered.told
+        return self._gathered.resolution
 
 
 def _gains(thetas: Array, scores: Array) -> Array:

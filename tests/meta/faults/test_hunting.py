@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "strangers"))
 
 from properties.invariants import ALL
 from properties.shrinking.cases import STEPS, attempts
-from properties.shrinking.sessions import prunings, without
+from properties.shrinking.sessions import prunings, without_subtrees
 from properties.strategies.models import GALLERY
 from properties.verdict.finding import Verdict
 from properties.verdict.judge import judge
@@ -154,7 +154,7 @@ def test_a_fault_at_large_is_hunted_again_for_longer_and_clean_hunts_come_betwee
 
 def test_large_trees_lose_many_nodes_at_once_and_every_step_is_smaller() -> None:
     tree = Tree((0, *(at // 3 for at in range(39))), (0,) * 40)
-    sizes = [len(without(tree, *gone)) for gone in prunings(tree)]
+    sizes = [len(without_subtrees(tree, *gone)) for gone in prunings(tree)]
     assert sizes[0] <= 21
     assert max(sizes) == 39
     assert min(sizes) >= 1

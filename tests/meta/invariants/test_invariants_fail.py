@@ -14,7 +14,7 @@ from properties.invariants import ALL
 from properties.strategies.acceptance import continuation
 from properties.strategies.models import GALLERY, small
 from properties.tally import Tally
-from properties.tie_count import INFLATION, too_many, vacuous
+from properties.tie_count import INFLATION, excess_ties, vacuous
 from properties.tolerance.closeness import Noise, beyond, noise, rms
 from properties.tolerance.ties import TIE_SIGMA, decided, gaps, judge_tokens, near_and_predicted
 from properties.verdict.finding import Finding, Positions, Tie
@@ -347,12 +347,12 @@ def tally(judged_positions: int, near: int, predicted: float, ties: int) -> Tall
 
 
 def test_more_ties_than_the_noise_predicts_are_no_chance() -> None:
-    assert too_many(tally(1000, 0, 5.0, 0)) is None
-    assert too_many(tally(1000, 0, 5.0, 12)) is None
-    assert too_many(tally(1000, 0, 5.0, 60)) is not None
-    assert too_many(tally(1000, 0, 0.0, 1)) is not None
+    assert excess_ties(tally(1000, 0, 5.0, 0)) is None
+    assert excess_ties(tally(1000, 0, 5.0, 12)) is None
+    assert excess_ties(tally(1000, 0, 5.0, 60)) is not None
+    assert excess_ties(tally(1000, 0, 0.0, 1)) is not None
     # The border lies where the Poisson tail of 1.3 times the prediction falls below one in 10**9.
-    least = next(count for count in range(60) if too_many(tally(1000, 0, 5.0, count)))
+    least = next(count for count in range(60) if excess_ties(tally(1000, 0, 5.0, count)))
     rate, tail, term = INFLATION * 5.0, 1.0, float(np.exp(-INFLATION * 5.0))
     for count in range(least):
         tail, term = tail - term, term * rate / (count + 1)
@@ -364,11 +364,11 @@ def test_ties_of_drafted_nodes_are_counted_by_their_own_control() -> None:
     one = Tally("b")
     one.ties = [Tie("draft.fidelity", at, 1.0) for at in range(10)]
     one.predicted_ties = {"draft.fidelity": 9.0}
-    assert too_many(one) is None
+    assert excess_ties(one) is None
     one.predicted_ties = {"draft.fidelity": 0.2, "lossless.greedy-match": 900.0}
-    assert str(too_many(one)) == "10 ties of draft.fidelity where the noise of its control predicts 0.2"
+    assert str(excess_ties(one)) == "10 ties of draft.fidelity where the noise of its control predicts 0.2"
     one.ties = [Tie("pair.greedy-match", 0, 0.0)] * 10
-    assert too_many(one) is None, "no control predicts ties of two engines that show tokens alone"
+    assert excess_ties(one) is None, "no control predicts ties of two engines that show tokens alone"
 
 
 def test_a_run_of_near_ties_decides_nothing() -> None:

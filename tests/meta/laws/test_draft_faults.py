@@ -27,7 +27,7 @@ from properties.laws.sampled.links import Links, Trial
 from properties.laws.sampled.sights import sights
 from properties.strategies.models import GALLERY
 from properties.streams import run_evidence, stream_of, streams_of
-from properties.tally import Tally, condemned
+from properties.tally import Tally, excess_evidence
 from properties.verdict.finding import Evidence
 from reference.architecture import Seeded
 from reference.case import Case
@@ -153,11 +153,11 @@ def case_of(seed: int) -> Case:
 
 def evidence_of(open_box: Callable[[], Backend], cases: int, monkeypatch: pytest.MonkeyPatch) -> list[Evidence]:
     """The tests of whole generations of short texts on several cases."""
-    monkeypatch.setattr(generations, "LASTS", 4)
+    monkeypatch.setattr(generations, "MIN_ROOM", 4)
     tests = []
     for seed in range(cases):
         case = case_of(seed)
-        heard = generations.listen(case, ORACLE, subject_of(open_box()), generations.ALONE)
+        heard = generations.generation_evidence(case, ORACLE, subject_of(open_box()), generations.ALONE)
         name, parts, seen = "lossless.distribution", heard.parts, heard.links.resolution
         stream = stream_of(name, case)
         tests.append(Evidence(name, heard.log_e, heard.draws, None, None, stream, parts, seen, heard.links.groups))
@@ -169,11 +169,11 @@ def test_a_black_box_whose_draft_and_verifier_share_a_coin_is_condemned(
     box: str, cases: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tests = evidence_of(getattr(black_boxes, box), cases, monkeypatch)
-    told = condemned(Tally(box, evidence=tests))
+    told = excess_evidence(Tally(box, evidence=tests))
     assert told is not None
     assert f"lossless.distribution {COIN}" in told
     without = [replace(test, groups=tuple(group for group in test.groups if group.name == RESIDUAL)) for test in tests]
-    assert condemned(Tally(box, evidence=without)) is None, "the bets on a coin are what shows it"
+    assert excess_evidence(Tally(box, evidence=without)) is None, "the bets on a coin are what shows it"
 
 
 def test_the_same_black_box_on_coins_of_their_own_is_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,5 +222,5 @@ def test_a_fault_that_moves_more_or_reaches_more_draws_is_seen_sooner() -> None:
     assert {sight.tokens for sight in told if sight.shown} == {0}
     assert [sight.share for sight in told if sight.shown] == [0.1, 0.1]
     assert not any(sight.shown for sight in sights(group, 30.0))
-    twice = streams_of([Evidence("x", 0.0, 10, groups=(group,))] * 2).whole[0]
+    twice = streams_of([Evidence("x", 0.0, 10, groups=(group,))] * 2).over_settings[0]
     assert (twice.tests, twice.draws, twice.group) == (2, 20, group + group)
