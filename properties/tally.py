@@ -14,7 +14,7 @@ from properties.verdict.finding import (
     Evidence,
     Finding,
     Positions,
-    Routed,
+    RoutingCounts,
     RoutingTie,
     Tie,
     Verdict,
@@ -218,7 +218,7 @@ class Tally:
     routing_ties: list[RoutingTie] = field(default_factory=list)
     excused: Counter[str] = field(default_factory=Counter)
     excused_checked: Counter[str] = field(default_factory=Counter)
-    routed: Routed = field(default_factory=Routed)
+    routed: RoutingCounts = field(default_factory=RoutingCounts)
     positions: Positions = field(default_factory=Positions)
     predicted_ties: dict[str, float] = field(default_factory=dict)
     unsupported: dict[str, int] = field(default_factory=dict)

@@ -13,7 +13,7 @@ from properties.laws.sampled.links import Trial, residual_band
 from properties.laws.sampled.truncated import band
 from properties.laws.worlds import deterministic
 from properties.tolerance.bounds import UNIT
-from properties.tolerance.closeness import Noise, forced
+from properties.tolerance.closeness import Noise, forced_logits
 from properties.verdict.invariant import NotApplicable, Oracle
 from reference.case import Case
 from reference.draft import Scripted
@@ -62,7 +62,7 @@ def logit_bound(case: Case, control: Noise) -> float:
     Rule N bounds the rms distance of a row by `Noise.of_logits`; no entry of a row of V numbers exceeds sqrt(V) times
     its rms. The control of a backend that shows no logits is not measured: its largest admissible error is assumed.
     """
-    widest = control.of_logits()
+    widest = control.logits_limit()
     if control.measured == 0.0 and control.logits > 0.0:
         widest = max(widest, widest * control.ceiling / control.logits)
     return float(widest * np.sqrt(case.model.vocab_size))
@@ -87,7 +87,7 @@ def points(case: Case, oracle: Oracle, trace: Trace, bound: float) -> list[Point
         return []
     if not all(0 <= token < case.model.vocab_size for token in output):
         raise NotApplicable("a token outside the vocabulary has no law")
-    rows = forced(case, oracle, output)
+    rows = forced_logits(case, oracle, output)
     seen = _revealed(trace, len(output))
     if case.sampling.processors and any(row is None for row in seen):
         raise NotApplicable("what custom processors make of another's logits has no bound")
@@ -105,7 +105,7 @@ def draft_bets(case: Case, oracle: Oracle, output: tuple[int, ...], known: list[
     The draft's law q is the oracle's, of the draft as a target under the case's own settings.
     """
     assert case.draft.model is not None
-    rows = forced(replace(case, model=case.draft.model, draft=Scripted()), oracle, output) if output else ()
+    rows = forced_logits(replace(case, model=case.draft.model, draft=Scripted()), oracle, output) if output else ()
     bets: list[Mapping[str, Array]] = []
     for place, (row, point) in enumerate(zip(rows, known, strict=True)):
         q = processing.law(row, case.sampling, case.stops, case.prompt, output[:place])

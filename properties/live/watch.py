@@ -137,7 +137,7 @@ class Watch:
             raise Difference(
                 self._verdict(Crashed(None, "the trace does not say what each request of the session did"))
             )
-        self._told = trace
+        self._trace = trace
         self._follow(action, trace)
         self._count(action, living_before)
         self._look_at_pages(trace)
@@ -165,15 +165,15 @@ class Watch:
         for number in sorted(self.living | self.evicted):
             self.do(Action("cancel", (number,)))
         if thoroughly:
-            verdict = self._verdict(self._told)
+            verdict = self._verdict(self._trace)
             if verdict.findings:
                 raise Difference(verdict)
             if verdict.internal:
                 raise JudgeFailure(verdict)
             self._stats.judged += 1
         self._stats.sessions += 1
-        if self._told.shared is not None:
-            self._stats.events.update(one.kind for one in self._told.shared.events)
+        if self._trace.shared is not None:
+            self._stats.events.update(one.kind for one in self._trace.shared.events)
 
     # The state of each request after an action.
 

@@ -169,7 +169,7 @@ class Campaign:
 
     def _hear(self, at: int, message: object) -> None:
         place = self.places[at]
-        self.tally.log.heard(at, told_of(message))
+        self.tally.log.note(at, told_of(message))
         if isinstance(message, Opened):
             self._opened(message)
         elif isinstance(message, Estimated):

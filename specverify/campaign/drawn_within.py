@@ -7,7 +7,7 @@ from backends.base import Declaration
 from properties.planned_sampling import FOCUSED, expected_draws
 from properties.streams import ExpectedDraws
 from properties.verdict.invariant import Oracle
-from properties.verdict.peer import Peer, shared
+from properties.verdict.peer import Peer, shared_abilities
 from reference.abilities import Abilities
 from reference.trace import Stage
 from specverify.plan import Plan
@@ -25,7 +25,7 @@ def drawn_within(plan: Plan, declared: Declaration, oracle: Oracle) -> Abilities
         sides = f"{declared.name} and --against {plan.against}"
         if Stage.EMITTED not in declared.reveals:
             raise Unknown(f"{sides}: {declared.name} reveals no emitted tokens, so that there is nothing to compare")
-        within = shared(declared, oracle.abilities)
+        within = shared_abilities(declared, oracle.abilities)
         if within.families == ():
             raise Unknown(f"{sides} declare no family of models that both load")
     if plan.focus is not None and not within.max_temperature and plan.model is None:

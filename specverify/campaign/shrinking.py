@@ -190,7 +190,7 @@ class Shrinking:
         looking = tuple(one for one in invariants if one.looks_at_run)
         if any(one.name == located.invariant for one in looking):
             return whole
-        with self.subject.asked() as asked:
+        with self.subject.record_cases() as asked:
             self._judged(whole.case, self._concerned(located))
         for variant in asked:
             # The first entry of a size is the number of nodes of the largest tree.

@@ -74,7 +74,7 @@ def enumerated(
                 raise Unobserved(absent.outcome.why) from absent  # its own draws are not known
             raise
 
-    found = subject.noted(key, make)
+    found = subject.compute_once(key, make)
     assert isinstance(found, enumeration.Law)
     return found
 

@@ -25,7 +25,7 @@ from properties.strategies.models import GALLERY
 from properties.tally import Tally
 from properties.tie_count import INFLATION, excess_ties, vacuous
 from properties.tolerance.bounds import INNER, LOGITS, PAIR, UNIT
-from properties.tolerance.closeness import beyond, rms
+from properties.tolerance.closeness import rms, rows_beyond
 from properties.tolerance.ties import near_and_predicted
 from properties.verdict.finding import Compared, Finding, PredictedTies, Tie
 from properties.verdict.judge import judge
@@ -63,7 +63,7 @@ def test_every_bound_has_room_above_what_clean_runs_showed() -> None:
 def test_clean_runs_stay_where_the_bounds_say(name: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Measures the figures of `properties/tolerance/bounds.py` anew: 60 cases, each row in units of its own limit."""
     worst: dict[str, float] = defaultdict(float)
-    judged = beyond
+    judged = rows_beyond
 
     def noted(seen: Array, true: Array, limit: float) -> object:
         if seen.shape == true.shape and seen.size and limit > 0:

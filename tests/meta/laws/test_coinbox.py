@@ -286,11 +286,11 @@ def test_a_request_that_reads_its_neighbours_coin_is_a_stray(reports: bool) -> N
     found = law(toy, CHAIN_COINS)
     assert found.strays
     assert found.outcomes == {}
-    assert all(stray.outcome != stray.other for stray in found.strays)
+    assert all(stray.outcome != stray.other_outcome for stray in found.strays)
     # The coins told are those asked: alone, the request reads its own.
     stray = found.strays[0]
     blocks = toy(np.array([stray.tape]))
-    assert tuple(blocks.path[0][blocks.path[0] >= 0]) in (stray.outcome[0], stray.other[0])
+    assert tuple(blocks.path[0][blocks.path[0] >= 0]) in (stray.outcome[0], stray.other_outcome[0])
 
 
 def test_what_batches_round_differently_is_a_stray() -> None:

@@ -128,7 +128,7 @@ def test_a_log_counts_cases_and_tells_when_workers_did_what() -> None:
     assert log.drawn["tokens before the first step"] == Counter({"up to 1": 1, "17 to 64": 1})
     assert log.drawn["KV layout"] == Counter({"branch": 2})
     for kind in ("opened", None, "ended", "died"):
-        log.heard(0, kind)
+        log.note(0, kind)
     assert [event.kind for event in log.events] == ["opened", "ended"]
     log.events = [
         Event(0, "opened", 1.0),
