@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from properties.laws.draw_by_draw import draft_bets, high_of, logit_bound, points, trials
+from properties.laws.draw_by_draw import draft_bets, logit_bound, points, trials, upper_bounds
 from properties.laws.sampled.accept_bets import ACCEPT, FAULTS
 from properties.laws.sampled.draft_faults import GROUPS
 from properties.laws.sampled.gate import log_bar
 from properties.laws.sampled.links import Links
 from properties.laws.sampled.neighbours import Neighbours
-from properties.laws.worlds import promised, pruned
+from properties.laws.worlds import is_promised, prune_tree
 from properties.tolerance.closeness import noise
 from properties.verdict.invariant import NotApplicable, Oracle, Unobserved
 from properties.verdict.subject import Declined, NoTrace, Subject
@@ -134,7 +134,7 @@ def generation_evidence(case: Case, oracle: Oracle, subject: Subject, effort: Ef
     Raises:
         NotApplicable: The rule does not promise the target's law, or the engine's law has no bound.
     """
-    if not promised(case):
+    if not is_promised(case):
         raise NotApplicable("the rule does not promise the target's law here")
     single = isinstance(case.model, Checkpoint)
     knows_draft = _knows_draft(case, subject)
@@ -153,7 +153,7 @@ def generation_evidence(case: Case, oracle: Oracle, subject: Subject, effort: Ef
             temperature = alone.sampling.temperature
             # Only requests at one temperature have the same law, so only these are compared.
             if evidence.neighbours is not None and temperature in last_outputs:
-                evidence.neighbours.compare(trace.output, last_outputs[temperature], high_of(law_points))
+                evidence.neighbours.compare(trace.output, last_outputs[temperature], upper_bounds(law_points))
             last_outputs[temperature] = trace.output
             evidence.first = evidence.first or trace
             evidence.tokens += len(trace.output)
@@ -204,7 +204,7 @@ def _cut_trees(draft: Draft, nodes: int) -> Draft:
     """The draft with the first `nodes` nodes of each tree, level by level; scripts stay as they are."""
     if not nodes or draft.trees is not None:
         return draft
-    return draft.with_shapes(tuple(pruned(Shape(shape.parent), nodes) for shape in draft.shapes))
+    return draft.with_shapes(tuple(prune_tree(Shape(shape.parent), nodes) for shape in draft.shapes))
 
 
 def _requests(run: Case, subject: Subject, pairs: bool) -> Iterator[tuple[Case, Trace]]:

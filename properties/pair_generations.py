@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from properties.generations import DOUBT, LONGER, RUN_TESTS
 from properties.laws.sampled.gate import log_bar
 from properties.laws.sampled.partners import PARTNERS, Partners
-from properties.laws.worlds import promised
+from properties.laws.worlds import is_promised
 from properties.verdict.invariant import NotApplicable
 from properties.verdict.peer import Peer
 from properties.verdict.subject import Subject
@@ -55,11 +55,13 @@ def pair_evidence(case: Case, peer: Peer, subject: Subject) -> PairEvidence:
         NotApplicable: The rule does not promise the target's law, or the settings depend on where the prompt ends.
         NoReference: The reference declines a request or breaks on it.
     """
-    if not promised(case):
+    if not is_promised(case):
         raise NotApplicable("the rule does not promise the target's law here")
     if counts_from_prompt(case):
         raise NotApplicable("penalties, bans and processors count from the end of the prompt")
-    evidence, sampling, coins = PairEvidence(), case.sampling, dice(case, "pair")
+    evidence = PairEvidence()
+    sampling = case.sampling
+    coins = dice(case, "pair")
     best: dict[tuple[int, ...], int] = {}
     for run_number in range(1, LONGER * RUNS + 1):
         # Every request has a seed of its own: two sides on one seed would not be independent.

@@ -28,7 +28,8 @@ def by_cause(failures: list[Failure]) -> list[Failure]:
 
 def _show_same_defect(first: Failure, second: Failure) -> bool:
     """Whether two failures show the same defect."""
-    first_finding, second_finding = first.finding, second.finding
+    first_finding = first.finding
+    second_finding = second.finding
     if (first_finding.invariant, first_finding.stage) == (second_finding.invariant, second_finding.stage):
         return True
     return second_finding.invariant in _failing_invariants(first) or first_finding.invariant in _failing_invariants(

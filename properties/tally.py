@@ -340,7 +340,8 @@ class Tally:
 
 def nothing_fused(tally: Tally) -> str | None:
     """Why a backend with its own attention was not judged: every call fell back to another; None otherwise."""
-    calls, reasons = tally.attention_calls, tally.fallbacks
+    calls = tally.attention_calls
+    reasons = tally.fallbacks
     # An attention that chooses among ways tells each choice beside the fallbacks.
     num_fallbacks = sum(count for why, count in reasons.items() if not why.startswith(CHOSEN))
     if calls and num_fallbacks >= calls and num_fallbacks == reasons.total():
@@ -354,7 +355,8 @@ def nothing_fused(tally: Tally) -> str | None:
 
 def excess_evidence(tally: Tally) -> str | None:
     """Why the tests by sampling condemn the run, or None: together their evidence is 1 / ALPHA_RUN or more."""
-    log_e, streams = run_evidence(tally.evidence), streams_of(tally.evidence)
+    log_e = run_evidence(tally.evidence)
+    streams = streams_of(tally.evidence)
     if log_e < -np.log(ALPHA_RUN):
         return None
     # All together may reach the bar although no single test does.

@@ -59,7 +59,8 @@ def machine(
     Every session is checked after each action; one session in `judged` is also judged by every invariant at its end.
     A difference is raised as `Difference`. After the first one, only a difference in the same invariant at the same
     stage is raised, so that Hypothesis shrinks that session and does not slip to another fault. `ShrinkTimeout` ends
-    the shrinking after `shrink_s` seconds. `verdicts` receives the first verdict that differed, then the smallest one so far.
+    the shrinking after `shrink_s` seconds. `verdicts` receives the first verdict that differed, then the smallest so
+    far.
     """
     seen_verdicts: list[Verdict] = [] if verdicts is None else verdicts
     deadline = float("inf")

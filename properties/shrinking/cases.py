@@ -54,7 +54,9 @@ def size(case: Case) -> tuple[float, ...]:
     # Each distinct piece counts once: a vocabulary may repeat a piece many times.
     letters = sum(map(len, (*case.stops.stop_strings, *set(case.stops.pieces))))
     # The gallery is ordered from simple to complex models.
-    weight = 0 if arch is None else GALLERY.index(arch) if arch in GALLERY else len(GALLERY)
+    weight = 0
+    if arch is not None:
+        weight = GALLERY.index(arch) if arch in GALLERY else len(GALLERY)
     tokens = sum(sum(tree.token) for tree in trees if isinstance(tree, Tree)) + sum(case.prompt)
     learning = draft.trees is None
     return (
@@ -82,7 +84,8 @@ def size(case: Case) -> tuple[float, ...]:
 
 def _sampling_weight(case: Case) -> int:
     """The number of sampling settings that are not at their defaults."""
-    sampling, defaults = case.sampling, Sampling()
+    sampling = case.sampling
+    defaults = Sampling()
     return sum(getattr(sampling, name) != getattr(defaults, name) for name in Sampling.__dataclass_fields__)
 
 
@@ -192,8 +195,9 @@ def _translate_stops(stops: Stops, translation: dict[int, int], vocab: int) -> S
 
 def _shorten_prompt(case: Case, keep: int) -> Case:
     """`case` with the last `keep` tokens of its prompt; the room for output stays the same."""
-    stops, num_cut = case.stops, len(case.prompt) - keep
-    stops = replace(stops, max_length=stops.max_length - num_cut) if stops.max_length else stops
+    stops = case.stops
+    if stops.max_length:
+        stops = replace(stops, max_length=stops.max_length - len(case.prompt) + keep)
     return replace(case, prompt=case.prompt[-keep:], stops=stops)
 
 

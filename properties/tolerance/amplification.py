@@ -115,7 +115,8 @@ def excuses_row(
     if dtype == "float64" or not isinstance(oracle, HasNeighbours):
         return False
     try:
-        oracle_rows, neighbour_rows = ask(oracle), [ask(neighbour) for neighbour in oracle.neighbours()]
+        oracle_rows = ask(oracle)
+        neighbour_rows = [ask(neighbour) for neighbour in oracle.neighbours()]
     except Malformed:
         return False
     if oracle_rows is None or any(rows is None or rows.shape != oracle_rows.shape for rows in neighbour_rows):

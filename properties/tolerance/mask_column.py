@@ -85,7 +85,7 @@ def mask_column(
     residuals = np.array(
         [_residual(query, keys, values, _flip(visible, column), output, cap) for column in range(len(visible))]
     )
-    # `left` is the rms that remains with one cell flipped, `wrong` the rms under the mask as it must be.
+    # `residuals` remain with one cell flipped, `mask_residual` under the mask as it must be.
     mask_residual = _residual(query, keys, values, visible, output, cap)
     explaining = np.flatnonzero(residuals <= min(limit, float(np.sqrt(1 - EXPLAINED)) * mask_residual))
     if not len(explaining):
@@ -122,9 +122,9 @@ def _flip(visible: Array, column: int) -> Array:
 
 
 def _residual(query: Array, keys: Array, values: Array, visible: Array, output: Array, cap: float) -> float:
-    """Rms distance of `output` to attention over the columns `visible` with soft cap `cap`; infinite if none is visible.
+    """Rms distance of `output` to attention over the columns `visible` with soft cap `cap`.
 
-    `query` is scaled already.
+    It is infinite if no column is visible. `query` is scaled already.
     """
     if not visible.any():
         return float("inf")

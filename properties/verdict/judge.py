@@ -156,12 +156,14 @@ def _judge_run(
         subject.attention_calls,
         subject.fallbacks.copy(),
     )
-    commits_before, commit_fallbacks_before = subject.commits.copy(), subject.commit_fallbacks.copy()
+    commits_before = subject.commits.copy()
+    commit_fallbacks_before = subject.commit_fallbacks.copy()
     outcomes: dict[str, Outcome] = {}
     findings: list[Finding] = []
     ties: list[Tie] = []
     routing_ties: list[RoutingTie] = []
-    positions, routed = Positions(), RoutingCounts()
+    positions = Positions()
+    routed = RoutingCounts()
     predicted_ties: dict[str, float] = {}
     evidence: list[Evidence] = []
     control_errors: list[ControlError] = []

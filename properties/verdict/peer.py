@@ -60,8 +60,9 @@ class Peer:
         Raises:
             NoReference: The reference gave no token or several, declined the request, or broke on it.
         """
-        temperature, case_seed = (0.0, 0) if seed is None else (case.sampling.temperature, seed)
-        sampling = replace(case.sampling, temperature=temperature, tape=(), seed=case_seed)
+        sampling = replace(case.sampling, temperature=0.0, tape=(), seed=0)
+        if seed is not None:
+            sampling = replace(case.sampling, tape=(), seed=seed)
         short = replace(self._plain(case), prompt=case.prompt + tokens, sampling=sampling, stops=Stops(1))
         # Asked anew each time: requests differ in seed and text, and memory of them would be of no use.
         outcome = self._backend.fresh(short)

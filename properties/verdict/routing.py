@@ -110,7 +110,9 @@ class Exchanges:
     def _moves(self, reads: Reads) -> Iterator[tuple[int, int, float]]:
         """The rms change of the row by each exchange: (layer, row, change); those behind fewer exchanges come first."""
         last = (len(self._limits(reads)) if reads.before is None else reads.before) - 1
-        queue, num_tried, sites_left = deque[ExchangePath]([()]), 0, MOST_SITES
+        queue = deque[ExchangePath]([()])
+        num_tried = 0
+        sites_left = MOST_SITES
         while queue and num_tried <= MOST_BEHIND and sites_left:
             path = queue.popleft()
             num_tried += 1

@@ -44,7 +44,8 @@ def members(case: Case, trace: Trace) -> Iterator[Member]:
     """
     for number, run, steps in _stepping_requests(case, trace):
         alone = _alone(case, trace, number)
-        draft, complete = case.alone(number).draft, len(steps) == len(run.steps)
+        draft = case.alone(number).draft
+        complete = len(steps) == len(run.steps)
         # The sizes and the bare steps are known of all steps, or of none.
         asks = draft.dispatch is not None or _is_named(case, "first", number)
         bare = frozenset(index for index, step in enumerate(steps) if step.kind == "first") if complete else frozenset()
@@ -143,6 +144,8 @@ def view(subject: Subject, member: Member) -> Subject:
     member_subject = Subject(subject.name, run, subject.reveals, tables=subject.tables, takes_tape=subject.takes_tape)
     member_subject.notes = subject.notes
     member_subject.abilities = subject.abilities
-    member_subject.retold, member_subject.unknown, member_subject.bare = member.retold, member.unknown, member.bare
+    member_subject.retold = member.retold
+    member_subject.unknown = member.unknown
+    member_subject.bare = member.bare
     member_subject.remember(member.alone, member.trace)
     return member_subject

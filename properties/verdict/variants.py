@@ -119,7 +119,8 @@ def relabelled(case: Case) -> tuple[Case, tuple[int, ...]]:
         raise NotApplicable("a vocabulary of one token has one naming")
     # The seed depends on the root token and not on the case's digest, so that the renaming stays while a failing case
     # shrinks. Half of the permutations of two tokens are the identity: the next seed that changes a name is taken.
-    seed, identity = 1 + case.prompt[-1] % RENAMINGS, tuple(range(case.model.vocab_size))
+    seed = 1 + case.prompt[-1] % RENAMINGS
+    identity = tuple(range(case.model.vocab_size))
     new = identity
     while new == identity:
         new = tuple(int(token) for token in permutation(seed, case.model.vocab_size))

@@ -11,7 +11,7 @@ import numpy as np
 
 from properties.generations import ALONE, BESIDE, RUN_TESTS, Effort, GenerationEvidence, generation_evidence
 from properties.invariants.applies import sampled
-from properties.laws.draw_by_draw import walked
+from properties.laws.draw_by_draw import tried_siblings
 from properties.laws.sampled.blackbox import judge_blocks
 from properties.laws.sampled.gate import log_bar
 from properties.laws.worlds import world_of
@@ -105,7 +105,7 @@ def _by_generations(case: Case, oracle: Oracle, subject: Subject, effort: Effort
 def _stage(case: Case, heard: GenerationEvidence) -> Stage:
     """The stage to which wrong generations point: emission, unless the trace shows that acceptance chose the tokens."""
     assert heard.first is not None
-    if heard.worst == "draft" and walked(case, heard.first) is not None:
+    if heard.worst == "draft" and tried_siblings(case, heard.first) is not None:
         return Stage.DRAFTED
     # If emission passed on the chosen tokens in every step, the choice itself has the wrong law.
     chosen = all(

@@ -12,7 +12,7 @@ import numpy as np
 from properties.invariants.applies import greedy_only, sampled
 from properties.invariants.own_laws import close, laws, near_edge, output_before
 from properties.laws.draw_by_draw import logit_bound, points
-from properties.laws.worlds import promised
+from properties.laws.worlds import is_promised
 from properties.tolerance.bounds import UNIT
 from properties.tolerance.closeness import chain_step, forced_logits, noise
 from properties.verdict.finding import Compared, Finding, Reads
@@ -238,7 +238,7 @@ def support(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     Raises:
         NotApplicable: The rule does not promise the target's law, or no token is excluded anywhere.
     """
-    if not promised(case):
+    if not is_promised(case):
         raise NotApplicable("the rule does not promise the target's law here")
     trace = subject(case)
     known = points(case, oracle, trace, logit_bound(case, noise(case, oracle, subject)))

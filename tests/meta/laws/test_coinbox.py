@@ -5,7 +5,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from properties.laws.enumeration import Law, TooManyCells, decisions, law, used
+from properties.laws.enumeration import Law, TooManyCells, decisions, law, used_coins
 from reference.probability_world import Blocks
 from reference.tape import place, stride
 from reference.trace import Array
@@ -368,7 +368,7 @@ def test_the_coins_that_matter() -> None:
     for coin, wanted in ((1 - 2.0**-53, [first, bonus]), (0.0, [first, second, bonus])):
         tape = np.full(CHAIN_COINS, 0.5)
         tape[first] = coin
-        assert np.nonzero(used(toy, tape))[0].tolist() == wanted
+        assert np.nonzero(used_coins(toy, tape))[0].tolist() == wanted
 
 
 def test_another_seed_finds_the_same_law() -> None:
