@@ -9,7 +9,7 @@ from types import MappingProxyType
 from junitparser import Error, JUnitXml, Skipped, TestCase, TestSuite
 from junitparser import Failure as JUnitFailure
 
-from properties.tally import Counts, Failure, Tally, Unanswered
+from properties.tally import Counts, Failure, InternalFailure, Tally
 from reference.trace import Stage
 from reports.bundle import replay_command
 from reports.counts import unjudged_reason
@@ -138,7 +138,7 @@ def _failure_result(failure: Failure, revealed: frozenset[Stage] | None) -> JUni
     return result
 
 
-def _internal_result(unanswered: Unanswered) -> Error:
+def _internal_result(unanswered: InternalFailure) -> Error:
     """An exception inside the judge, with the last lines of its traceback and the command that replays its case."""
     result = Error(cut(unanswered.line, LONGEST_MESSAGE), "internal")
     command = None if unanswered.saved is None else replay_command(unanswered.saved)

@@ -17,7 +17,7 @@ from properties.accepted_ranks import RankCounts
 from properties.control_errors import exactness
 from properties.laws.sampled.gate import ALPHA_RUN
 from properties.streams import run_evidence, streams_of
-from properties.tally import Beside, Failure, Tally, Unanswered
+from properties.tally import EagerOutcome, Failure, InternalFailure, Tally
 from properties.verdict.finding import Finding, Verdict
 from properties.verdict.internal import InternalError
 from reference.case import Case
@@ -60,7 +60,7 @@ def internal_fact(error: InternalError) -> dict[str, Any]:
     return content
 
 
-def _unanswered_fact(unanswered: Unanswered) -> dict[str, Any]:
+def _unanswered_fact(unanswered: InternalFailure) -> dict[str, Any]:
     """An exception inside the judge over the run, with its first case and the command that replays it."""
     return {
         **internal_fact(unanswered.error),
@@ -226,7 +226,7 @@ def _nearest_fact(near: Case, case: Case) -> dict[str, Any]:
     return {"case": case_to_json(near), "differences": differences(near, case)}
 
 
-def _beside_fact(twin: Beside) -> dict[str, Any]:
+def _beside_fact(twin: EagerOutcome) -> dict[str, Any]:
     """The outcome of the same case on the eager backend of the device."""
     finding = None if twin.finding is None else finding_fact(twin.finding)
     return {"backend": twin.backend, "outcome": twin.outcome, "finding": finding}

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from properties.invariants import EVERY_INVARIANT
-from properties.tally import Beside, Failure
+from properties.tally import EagerOutcome, Failure
 from properties.verdict.finding import STAGE_UNKNOWN
 from reference.case import Case
 from reference.trace import Stage
@@ -207,7 +207,7 @@ def _fact_rows(failure: Failure) -> list[tuple[str, str]]:
     return rows
 
 
-def _twin_words(twin: Beside) -> str:
+def _twin_words(twin: EagerOutcome) -> str:
     """The outcome of the same case on the eager backend of the device."""
     name = cut(twin.backend, 80)
     if twin.finding is None:

@@ -8,7 +8,7 @@ from typing import Any
 from properties.laws.sampled.gate import stream_bar
 from properties.strategies.conditions import CONDITIONS
 from properties.streams import streams_of
-from properties.tally import Tally, Unanswered
+from properties.tally import InternalFailure, Tally
 from properties.verdict.run_log import RunLog
 from reference.architecture import Seeded
 from reports.bundle import replay_command
@@ -93,7 +93,7 @@ def judged_words(tally: Tally) -> str:
     )
 
 
-def _internal_words(unanswered: Unanswered) -> str:
+def _internal_words(unanswered: InternalFailure) -> str:
     """An exception inside the judge, with the last lines of its traceback and the command that replays its case."""
     command = None if unanswered.saved is None else replay_command(unanswered.saved)
     command_words = "" if command is None else f" Run it again: {command}"

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from properties.laws.sampled.sights import Sight
 from properties.resolution import ACCEPTANCE, LIKELIEST
-from properties.streams import Planned, Stream, Streams, streams_of
+from properties.streams import SamplingPlan, Stream, Streams, streams_of
 from properties.tally import Tally
 from reports.format import clean, number, plural
 from reports.record import sampling_tests
@@ -41,7 +41,7 @@ def power_rows(tally: Tally) -> list[tuple[str, str]]:
         facts.append(("power", f"before the run: {planned_line(tally.planned)}"))
     streams = streams_of(tally.evidence)
     grouped_streams = [stream for stream in streams.all if stream.group is not None]
-    for stream in [stream for stream in streams.whole if stream.group is None] or streams.settings:
+    for stream in [stream for stream in streams.over_settings if stream.group is None] or streams.settings:
         parts = [part for part in streams.settings if part is not stream and part.name.startswith(f"{stream.name} at ")]
         shifts = [f"{part.name.rsplit(' ', 1)[1]}: {percent(streams.smallest(part))}" for part in parts]
         shift_words = f"; at one temperature alone {', '.join(shifts)}" if shifts else ""
@@ -102,7 +102,7 @@ def _sight(sight: Sight) -> str:
     return f"{sight.fault}, moving {percent(sight.share)} of {where}"
 
 
-def planned_line(planned: Planned) -> str:
+def planned_line(planned: SamplingPlan) -> str:
     """The shifts that the sampling of a run is to see, in one sentence."""
     return (
         f"about {plural(planned.draws, 'draw')} of whole generations, in which a shift of about "

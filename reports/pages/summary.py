@@ -3,7 +3,7 @@
 from collections import Counter
 
 from properties.control_errors import exactness
-from properties.tally import Failure, Tally, Unanswered
+from properties.tally import Failure, InternalFailure, Tally
 from properties.verdict.finding import FINISHED, STAGE_UNKNOWN, Finding
 from reference.trace import Stage
 from reports.bundle import replay_command
@@ -117,7 +117,7 @@ def summary_page(tally: Tally, width: int = WIDTH, verbose: bool = False) -> str
     return "\n".join(part.strip("\n") + "\n" for part in parts)
 
 
-def _internal_lines(unanswered: Unanswered, width: int) -> str:
+def _internal_lines(unanswered: InternalFailure, width: int) -> str:
     """An exception inside the judge: the invariant, the last lines of the traceback, the case, and how to run it."""
     facts = [("internal", cut(unanswered.line, 600))]
     if unanswered.error.said:

@@ -4,7 +4,7 @@ import shlex
 
 from rich.cells import cell_len
 
-from properties.tally import Beside, Failure
+from properties.tally import EagerOutcome, Failure
 from properties.verdict.finding import STAGE_UNKNOWN
 from properties.verdict.internal import InternalError
 from reference.trace import Stage
@@ -113,7 +113,7 @@ def _facts(failure: Failure, revealed: frozenset[Stage], width: int) -> list[tup
     return facts
 
 
-def _twin_words(twin: Beside) -> str:
+def _twin_words(twin: EagerOutcome) -> str:
     """The outcome of the same case on the eager backend of the device."""
     if twin.finding is None:
         return f"the same case on {clean(twin.backend)}: {cut(twin.outcome)}"

@@ -56,7 +56,7 @@ def log_evalue(counts: Array, p: Array) -> Array:
     Rounding moves the value by up to about 1e-8 at n = 1e6 and 1e-6 at n = 1e8, whatever p.
 
     Raises:
-        ValueError: See `law` and `counted`.
+        ValueError: See `law` and `whole_counts`.
     """
     observed, weights = whole_counts(counts), law(p)
     if observed.shape[-1] != weights.shape[-1]:

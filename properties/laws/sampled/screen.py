@@ -30,7 +30,7 @@ def g_test(counts: Array, p: Array, least: float = LEAST_EXPECTED) -> Array:
     cell is left.
 
     Raises:
-        ValueError: See `law` and `counted`.
+        ValueError: See `law` and `whole_counts`.
     """
     weights = law(p)
     observed, weights = np.broadcast_arrays(whole_counts(counts), weights)

@@ -71,7 +71,7 @@ def test_clean_runs_stay_where_the_bounds_say(name: str, dtype: str, monkeypatch
             worst[asked] = max(worst[asked], float(np.sqrt(np.mean((seen - true) ** 2, axis=-1)).max() / limit))
         return judged(seen, true, limit)
 
-    monkeypatch.setattr(rows, "beyond", noted)
+    monkeypatch.setattr(rows, "rows_beyond", noted)
     subject = subject_of(open_planted(name, None))
     held = tuple(BY_NAME[one] for one in NUMERIC)
 
