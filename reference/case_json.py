@@ -6,6 +6,7 @@ A field that is unknown or malformed is refused, and the complaint names the pat
 import json
 from collections.abc import Callable, Iterator
 from copy import deepcopy
+from dataclasses import Field
 from functools import cache
 from importlib.resources import files
 from typing import Any, TypeVar
@@ -13,11 +14,14 @@ from typing import Any, TypeVar
 import jsonschema
 
 from reference import draft, layout
+from reference.adapters.low_rank import Adapter
+from reference.architecture import Architecture, Rope, Seeded
 from reference.case import SCHEMA, Case
-from reference.draft import Draft
+from reference.draft import Draft, Scripted
+from reference.draft.layer_head import HeadLayer
 from reference.family import FAMILIES
 from reference.files.json_parts import adapter_from_json, model_from_json
-from reference.files.json_words import plain
+from reference.files.json_words import is_younger, plain
 from reference.grammar import Grammar
 from reference.images.spans import images_from_json
 from reference.layout import KvLayout
@@ -27,6 +31,13 @@ from reference.sampling import Sampling, Stops
 from reference.session import Action, Mate, Session
 
 T = TypeVar("T")
+
+
+SHORTENED = (Case, Seeded, Architecture, Rope, HeadLayer, Adapter, KvLayout, Sampling, Rule, Stops, Mate)
+"""Dataclasses of which a file may lack every field that has a default.
+
+A draft is none of them: its kind may bring a schema of its own.
+"""
 
 
 def _is_integer(_: object, value: object) -> bool:
@@ -73,6 +84,15 @@ Validator = jsonschema.validators.extend(
 def case_to_json(case: Case) -> dict[str, Any]:
     """The case as a JSON object, with its schema version and id."""
     return {"schema": SCHEMA, "id": case.id, **plain(case)}
+
+
+def short_json(case: Case) -> dict[str, Any]:
+    """The same object without the fields of SHORTENED that hold their default; `case_from_json` fills them in."""
+
+    def may_omit(owner: type, field: "Field[Any]") -> bool:
+        return owner in SHORTENED or is_younger(owner, field)
+
+    return {"schema": SCHEMA, "id": case.id, **plain(case, may_omit)}
 
 
 @cache
@@ -158,7 +178,7 @@ def _sampling(content: dict[str, Any]) -> Sampling:
     rest: dict[str, Any] = {}
     for key, value in content.items():
         rest[key] = float(value) if isinstance(getattr(Sampling, key, None), float) else value
-    rest["tape"] = tuple(map(float, content["tape"]))
+    rest["tape"] = tuple(map(float, content.get("tape", ())))
     if "bad_words" in content:
         rest["bad_words"] = tuple(tuple(word) for word in content["bad_words"])
     if "processors" in content:
@@ -185,9 +205,9 @@ def _layout(content: dict[str, Any]) -> KvLayout:
 def _mate(content: dict[str, Any]) -> Mate:
     return Mate(
         tuple(content["prompt"]),
-        _draft(content["draft"]),
-        _sampling(content["sampling"]),
-        _stops(content["stops"]),
+        _draft(content["draft"]) if "draft" in content else Scripted(),
+        _sampling(content.get("sampling", {})),
+        _stops(content.get("stops", {})),
         adapter_from_json(content),
         images_from_json(content),
     )
@@ -209,12 +229,12 @@ def _case(content: dict[str, Any]) -> Case:
     return Case(
         model=_built("model", lambda: model_from_json(content["model"])),
         prompt=tuple(content["prompt"]),
-        draft=_draft(content["draft"]),
-        layout=_layout(content["layout"]),
-        sampling=_sampling(content["sampling"]),
-        stops=_stops(content["stops"]),
-        dtype=content["dtype"],
-        steps=content["steps"],
+        draft=_draft(content["draft"]) if "draft" in content else Scripted(),
+        layout=_layout(content.get("layout", {})),
+        sampling=_sampling(content.get("sampling", {})),
+        stops=_stops(content.get("stops", {})),
+        dtype=content.get("dtype", "float32"),
+        steps=content.get("steps", 0),
         session=_built("session", lambda: _session(content["session"])) if "session" in content else None,
         ranks=content.get("ranks", 1),
         spread=content.get("spread", False),

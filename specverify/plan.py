@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from backends.adapters import SHIPPED
 from backends.shipped import ROWS
-from properties.known import Known
+from properties.known import KnownFailure
 from reference.sampling import Sampling
 from specverify.agenda import Agenda
 from specverify.isolation.backend_spec import BackendSpec
@@ -104,7 +104,7 @@ class Plan:
     agenda: Agenda | None = None
 
     @property
-    def known(self) -> tuple[Known, ...]:
+    def known(self) -> tuple[KnownFailure, ...]:
         """The failures that are known."""
         return () if self.agenda is None else self.agenda.known
 

@@ -124,9 +124,9 @@ class BackendUnderTest:
     @property
     def left_behind(self) -> list[str]:
         """A line for each thing that runs left in the backend's process and that changes no answer."""
-        from reports.counts import left_behind
+        from reports.counts import residue_rows
 
-        return [f"{self.name} left behind: {what}" for _, what in left_behind(self._door.residue.values())]
+        return [f"{self.name} left behind: {what}" for _, what in residue_rows(self._door.residue.values())]
 
     def judge(self, case: Any, *globs: str) -> Any:
         """The verdict on `case` by the invariants that `globs` match; by all invariants without globs."""

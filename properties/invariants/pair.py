@@ -10,7 +10,7 @@ import numpy as np
 from properties.generations import RUN_TESTS
 from properties.invariants.applies import greedy_only, sampled
 from properties.laws.sampled.gate import log_bar
-from properties.pair_generations import counts_from_prompt, listen_to_both
+from properties.pair_generations import counts_from_prompt, pair_evidence
 from properties.streams import stream_of
 from properties.tolerance.bounds import UNIT
 from properties.tolerance.closeness import PRIOR, SANITY
@@ -138,12 +138,12 @@ def _step(trace: Trace, position: int) -> int:
 def same_law(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """Sampled tokens of both sides come from one law, whatever it is (`properties.pair_generations`)."""
     name, peer = "pair.same-law", peer_of(oracle)
-    heard = listen_to_both(case, peer, subject)
+    heard = pair_evidence(case, peer, subject)
     partners = heard.partners
     where: dict[str, int | str] = {"draws": partners.rounds, "tokens": heard.tokens}
-    if heard.beyond is not None:
+    if heard.invalid_token is not None:
         yield Compared()
-        yield Finding(name, Stage.EMITTED, 0, where, f"an id below {case.model.vocab_size}", heard.beyond)
+        yield Finding(name, Stage.EMITTED, 0, where, f"an id below {case.model.vocab_size}", heard.invalid_token)
         return
     yield Evidence(
         name,

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from properties.tolerance.amplification import MOST, ROWS, excuses_row
-from properties.tolerance.closeness import Noise, beyond, chain, kv_case
+from properties.tolerance.amplification import MAX_AMPLIFICATION, ROWS, excuses_row
+from properties.tolerance.closeness import Noise, chain, kv_case, rows_beyond
 from properties.tolerance.entries import entries_beyond, largest
 from properties.verdict.finding import Compared, Finding, Reads
 from properties.verdict.invariant import Fact, Oracle, Unobserved
@@ -63,8 +63,8 @@ def attended_beyond(name: str, number: int, step: Step, true: Array, error: Nois
     for layer in range(len(true)):
         if met:
             return
-        limit = error.of_inner("attended", layer)
-        for (head, node), measure in beyond(seen[layer], true[layer], limit):
+        limit = error.inner_limit("attended", layer)
+        for (head, node), measure in rows_beyond(seen[layer], true[layer], limit):
             if error.amplification.excuses_attended(step, (layer, head, node), measure, measure * limit):
                 continue
             where: dict[str, int | str] = {"layer": layer, "head": head, "node": node}
@@ -119,13 +119,13 @@ def logits_beyond(name: str, number: int, step: Step, true: Array, error: Noise)
         yield Finding(name, Stage.SCORED, number, {"side": "shape"}, str(true.shape), str(seen.shape))
         return
     wrong_nodes = set()
-    for (node,), measure in beyond(seen, true, error.of_logits()):
+    for (node,), measure in rows_beyond(seen, true, error.logits_limit()):
         if error.excuses(step, node, measure):
             continue
         wrong_nodes.add(node)
         token = int(np.nan_to_num(np.abs(seen[node] - true[node]), nan=np.inf).argmax())
         where: dict[str, int | str] = {"node": node, "token": token}
-        reads = _logits_reads(error, step, node, error.of_logits())
+        reads = _logits_reads(error, step, node, error.logits_limit())
         values = float(true[node, token]), float(seen[node, token])
         yield Finding(name, Stage.SCORED, number, where, *values, measure, reads=reads)
     for (node, token), measure in entries_beyond(seen, true, error.sigma_of("logits")):
@@ -156,8 +156,8 @@ def compared(
     if attended is not None and other.attended is not None:
         for layer, true in enumerate(attended):
             seen = other.attended.output[layer][:, others]
-            limit = 2 * error.of_inner("attended", layer)
-            for (head, at), measure in beyond(seen, true, limit):
+            limit = 2 * error.inner_limit("attended", layer)
+            for (head, at), measure in rows_beyond(seen, true, limit):
                 if error.amplification.excuses_attended(base, (layer, head, rows[at]), measure, measure * limit / 2):
                     continue
                 place: dict[str, int | str] = {"layer": layer, "head": head, "node": rows[at], **where}
@@ -183,14 +183,14 @@ def compared(
             if met:
                 return
     wrong_rows = set()
-    for (at,), measure in beyond(other.scored.logits[others], logits, error.of_logits(pair=True)):
+    for (at,), measure in rows_beyond(other.scored.logits[others], logits, error.logits_limit(pair=True)):
         if error.excuses(base, rows[at], measure):
             continue
         wrong_rows.add(at)
         token = int(np.abs(other.scored.logits[others[at]] - logits[at]).argmax())
         values_at = float(logits[at, token]), float(other.scored.logits[others[at], token])
         place_at: dict[str, int | str] = {"node": rows[at], "token": token, **where}
-        reads = _logits_reads(error, base, rows[at], error.of_logits(pair=True))
+        reads = _logits_reads(error, base, rows[at], error.logits_limit(pair=True))
         yield Finding(name, Stage.SCORED, 0, place_at, *values_at, measure, reads=reads)
     for (at, token), measure in entries_beyond(other.scored.logits[others], logits, 2 * error.sigma_of("logits")):
         values_at = float(logits[at, token]), float(other.scored.logits[others[at], token])
@@ -274,13 +274,17 @@ def kv_differs(
     met = False
     for layer in range(len(true.keys)):
         for kind in ("keys", "values"):
-            limit = slack * error.of_inner(kind, layer)
+            limit = slack * error.inner_limit(kind, layer)
             # A layer with a window may have dropped its first columns in one run and not in the other.
             first = max(kv.first[layer] if kv.first else 0 for kv in (seen, true))
             held, wanted = (getattr(kv, kind)[layer][:, first:] for kv in (seen, true))
-            for (head, at), measure in beyond(held, wanted, limit):
+            for (head, at), measure in rows_beyond(held, wanted, limit):
                 slot = at + first
-                if excuses is not None and measure <= MOST and excuses(kind, (layer, head, slot), measure * limit):
+                if (
+                    excuses is not None
+                    and measure <= MAX_AMPLIFICATION
+                    and excuses(kind, (layer, head, slot), measure * limit)
+                ):
                     continue
                 place: dict[str, int | str] = {"layer": layer, "head": head, "slot": slot, "kind": kind[:-1], **where}
                 values = brief(getattr(true, kind)[layer, head, slot]), brief(getattr(seen, kind)[layer, head, slot])

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from properties.tolerance.closeness import truth
+from properties.tolerance.closeness import true_step
 from properties.verdict.finding import Compared, Finding
 from properties.verdict.invariant import Fact, Invariant, Oracle, Unobserved, needing
 from properties.verdict.shown_tree import shown_tree, step_showing
@@ -78,7 +78,7 @@ def _steps(name: str, case: Case, oracle: Oracle, subject: Subject) -> Iterator[
             continue
         if step.drafted is None:
             tree = Tree(tree.parent, (0,) * len(tree))  # tokens that no stage vouches for may be no tokens at all
-        true = truth(case, oracle, step_showing(step, tree), number).lowered
+        true = true_step(case, oracle, step_showing(step, tree), number).lowered
         if true is not None:
             yield _Look(name, number, tree, len(step.context), step.lowered, true)
         absent = next((f"lowered.{one}" for one in MAIN[name] if getattr(step.lowered, one) is None), absent)

@@ -61,7 +61,7 @@ SEEDED_SIZES = {"heads": 256, "kv_heads": 256, "head_dim": 256, "intermediate_si
 LAYER_SCHEMA: Mapping[str, Any] = {
     "type": "object",
     "additionalProperties": False,
-    "required": ["heads", "kv_heads", "head_dim", "intermediate_size", "theta", "norm_eps"],
+    "required": ["heads", "kv_heads", "head_dim", "intermediate_size"],
     "properties": {
         **{name: {"type": "integer", "minimum": 1, "maximum": 4096} for name in ("heads", "kv_heads", "head_dim")},
         "intermediate_size": {"type": "integer", "minimum": 1, "maximum": 1048576},
@@ -101,8 +101,8 @@ class LayerHead(Head):
         """See `Draft`."""
         with under("layer"):
             # JSON has one kind of number: 10000 may stand where a fraction is meant.
-            fractions = {name: float(content["layer"][name]) for name in ("theta", "norm_eps")}
-            given = {**content["layer"], **fractions}
+            given = dict(content["layer"])
+            given |= {name: float(given[name]) for name in ("theta", "norm_eps") if name in given}
             if "rope" in given:
                 given["rope"] = rope_from_json(given["rope"])
             layer = HeadLayer(**given)

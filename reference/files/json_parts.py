@@ -28,8 +28,9 @@ def rope_from_json(content: dict[str, Any]) -> Rope:
     for key, value in content.items():
         # The default's type says which fields are fractions; JSON has one kind of number.
         rope[key] = float(value) if isinstance(getattr(Rope, key), float) else value
-    short, long = tuple(map(float, rope.pop("short_factor"))), tuple(map(float, rope.pop("long_factor")))
-    return Rope(**rope, short_factor=short, long_factor=long)
+    for name in ("short_factor", "long_factor"):
+        rope[name] = tuple(map(float, rope.get(name, ())))
+    return Rope(**rope)
 
 
 def adapter_from_json(content: dict[str, Any]) -> Adapter | None:
@@ -38,7 +39,7 @@ def adapter_from_json(content: dict[str, Any]) -> Adapter | None:
         return None
     told = content["adapter"]
     with under("adapter"):
-        return Adapter(told["rank"], float(told["alpha"]), tuple(told["projections"]), told["seed"])
+        return Adapter(told["rank"], float(told["alpha"]), tuple(told["projections"]), told.get("seed", 0))
 
 
 def model_from_json(content: dict[str, Any]) -> Model:
@@ -52,17 +53,16 @@ def model_from_json(content: dict[str, Any]) -> Model:
     rest["images"] = images_from_json(rest)
     fields = dict(rest.pop("architecture"))
     # JSON has one kind of number: 2 may stand where a fraction is meant.
-    fields["norm_eps"] = float(fields["norm_eps"])
     with under("architecture.rope"):
-        turned = rope_from_json(fields.pop("rope"))
+        rope = rope_from_json(fields.pop("rope", {}))
     for name in ("windows", "chunks", "unrotated"):
         if name in fields:
             fields[name] = tuple(fields[name])
-    for name in ("attn_scale", "score_cap"):
+    for name in ("norm_eps", "attn_scale", "score_cap"):
         if name in fields:
             fields[name] = float(fields[name])
     if "settings" in fields:
         fields["settings"] = tuple((name, float(value)) for name, value in fields["settings"])
     with under("architecture"):
-        architecture = Architecture(**fields, rope=turned)
+        architecture = Architecture(**fields, rope=rope)
     return Seeded(architecture=architecture, **rest)

@@ -5,7 +5,7 @@ from rich.table import Table
 from reference.draft_trees import told_tree
 from reference.tree import RankTree
 from reports.format import clean, number, plural
-from reports.layout80 import printed
+from reports.layout80 import plain_text
 
 
 def learned_page(draft: str, steps: int, rows: list[tuple[int, RankTree, float, float]]) -> str:
@@ -24,4 +24,4 @@ def learned_page(draft: str, steps: int, rows: list[tuple[int, RankTree, float, 
     table.add_column("tokens per time", justify="right", no_wrap=True)
     for batch, tree, tokens, rate in rows:
         table.add_row(str(batch), told_tree(tree), number(tokens), number(rate))
-    return printed(table).rstrip("\n")
+    return plain_text(table).rstrip("\n")

@@ -11,13 +11,13 @@ from typing import Any, Protocol
 
 from backends.flags import Mode
 from backends.shipped import ROWS
-from properties.control_errors import inexact
+from properties.control_errors import excess_error
 from properties.residue import Residue
 from properties.same_cause import by_cause
 from properties.shortfall import shortfalls
-from properties.streams import Expected
-from properties.tally import Counts, Failure, Tally, condemned, nothing_fused
-from properties.tie_count import too_many, too_many_experts, vacuous
+from properties.streams import ExpectedDraws
+from properties.tally import Counts, Failure, Tally, excess_evidence, nothing_fused
+from properties.tie_count import excess_expert_choices, excess_ties, vacuous
 from properties.verdict.finding import Verdict
 from reference.case import Case
 from specverify.campaign.crew import AnyCrew, Crew, Place
@@ -111,7 +111,7 @@ class Campaign:
         self._enough = False
         self.stopping = False
         self.code: int | None = None
-        self._sampling: Expected | None = None
+        self._sampling: ExpectedDraws | None = None
         ran = {**environment(), "seed": str(plan.seed), "jobs": str(plan.jobs)}
         self.tally = Tally(plan.backend, environment=ran, against=plan.against)
         self.tally.wanted = plan.drawn_and_saved
@@ -171,7 +171,7 @@ class Campaign:
 
     def _hear(self, number: int, message: object) -> None:
         place = self.places[number]
-        self.tally.log.heard(number, event_of(message))
+        self.tally.log.note(number, event_of(message))
         if isinstance(message, Opened):
             self._take_opened(message)
         elif isinstance(message, Estimated):
@@ -303,9 +303,9 @@ class Campaign:
         tally, interrupted = self.tally, ended.interrupted
         tally.seconds = ended.seconds
         tally.failures = by_cause([failure for place in self.places for failure in place.failures])
-        tally.excess_ties = too_many(tally) or too_many_experts(tally) or tally.excess_ties
-        tally.excess_evidence = condemned(tally)
-        tally.excess_error = inexact(tally.control_errors)
+        tally.excess_ties = excess_ties(tally) or excess_expert_choices(tally) or tally.excess_ties
+        tally.excess_evidence = excess_evidence(tally)
+        tally.excess_error = excess_error(tally.control_errors)
         if interrupted is not None:
             tally.stopped = f"interrupted ({interrupted})"
             tally.errors.append(f"interrupted after {tally.cases} cases: what did not run is not a pass")

@@ -53,9 +53,9 @@ def diff(
     try:
         report.mkdir(parents=True, exist_ok=True)
     except OSError as why:
-        raise writing.Unwritable.because(report, why) from None
+        raise writing.Unwritable.from_os_error(report, why) from None
     for file in filter(None, (junit_file, json_file, html_file)):
-        writing.check(file)
+        writing.check_writable(file)
     results_name = "the run's own results"
     check_apart({results_name: str(results), "--json": json_file, "--junit": junit_file, "--html": html_file})
     with Interrupts():  # an interrupt during the writing of reports waits until they are written
@@ -128,7 +128,7 @@ class Recorder:
 
     def backend_opened(self, message: Opened) -> None:
         """See `specverify.campaign.campaign.Listener`."""
-        self._progress.wanted = message.wanted if self._plan.model is not None else self._plan.drawn_and_saved
+        self._progress.num_wanted = message.wanted if self._plan.model is not None else self._plan.drawn_and_saved
         self._environment |= message.environment
         if self._plan.model is not None and Stage.ACCEPTED in message.reveals:
             begun = f"{message.wanted} cases; its weights are being read"
@@ -148,7 +148,7 @@ class Recorder:
             stream = self._streams.setdefault(test.invariant, Stream(test.invariant))
             stream.add(test)
             smallest = Streams((stream,)).smallest(stream)
-            self._progress.sees(f"{stream.draws} draws show shifts of {sampling.percent(smallest)}")
+            self._progress.show_power(f"{stream.draws} draws show shifts of {sampling.percent(smallest)}")
         self._progress.advance(1, failures=int(bool(verdict.findings)))
         try:
             self._lines.add(verdict)
@@ -209,7 +209,7 @@ class Recorder:
         """See `specverify.campaign.campaign.Listener`."""
         path = self._folder / f"{case.id}.json"
         with contextlib.suppress(writing.Unwritable):
-            writing.write_json(path, case_to_json(case))
+            bundle.save_case(path, case)
             return str(path)
         return None
 
@@ -219,7 +219,7 @@ def show(tally: Tally, out: TextIO, verbose: bool = False) -> None:
     screen = screen_of(out, os.environ)
 
     def put(page: str) -> None:
-        print(screen.painted(page), file=out)
+        print(screen.paint(page), file=out)
 
     if tally.failures:
         put(summary.opening(tally, screen.width))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from hypothesis.errors import Flaky
 
-from properties.known import recognised
+from properties.known import without_known_findings
 from properties.planned_sampling import FOCUSED
 from properties.strategies import cases
 from properties.strategies.settings import SEARCHING, explore
@@ -212,7 +212,7 @@ class Search:
 
     def _verdict_on(self, case: Case, invariants: tuple[Invariant, ...]) -> Verdict:
         """The verdict on `case`, without findings that the plan's ledger knows."""
-        return recognised(judge(case, invariants, self.oracle, self.subject), self.plan.known)
+        return without_known_findings(judge(case, invariants, self.oracle, self.subject), self.plan.known)
 
     def _is_new(self, verdict: Verdict) -> bool:
         """Whether the verdict's first finding has an invariant and a stage that were not reported before."""

@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from properties.known import recognised
-from properties.shrinking.cases import STEPS, Steps, apart, attempts, nearer, size
+from properties.known import without_known_findings
+from properties.shrinking.cases import STEPS, Steps, attempts, distance, nearer, size
 from properties.shrinking.without_draft import without_draft
 from properties.tally import Failure
 from properties.verdict.finding import TARGET_ALONE, Finding, Verdict, of_draft_numbers, of_target_alone
@@ -154,7 +154,7 @@ class Shrinking:
 
     def _verdict_on(self, case: Case, invariants: tuple[Invariant, ...]) -> Verdict:
         """The verdict on `case`, without findings that the plan's ledger knows."""
-        return recognised(judge(case, invariants, self.oracle, self.subject), self.plan.known)
+        return without_known_findings(judge(case, invariants, self.oracle, self.subject), self.plan.known)
 
     def _failure(self, verdict: Verdict, finding: Finding, nearest: Case | None = None) -> Failure:
         return Failure(
@@ -174,7 +174,7 @@ class Shrinking:
         if not _agrees(verdict):
             return
         differing = self.smallest.case
-        if self._agreeing_case is None or apart(verdict.case, differing) < apart(self._agreeing_case, differing):
+        if self._agreeing_case is None or distance(verdict.case, differing) < distance(self._agreeing_case, differing):
             self._agreeing_case = verdict.case
 
     def _invariant_of(self, located: Finding) -> tuple[Invariant, ...]:
@@ -191,7 +191,7 @@ class Shrinking:
         watchers = tuple(invariant for invariant in invariants if invariant.looks_at_run)
         if any(invariant.name == located.invariant for invariant in watchers):
             return verdict
-        with self.subject.asked() as variants:
+        with self.subject.record_cases() as variants:
             self._verdict_on(verdict.case, self._invariant_of(located))
         for variant in variants:
             # The first entry of a size is the number of nodes of the largest tree.

@@ -112,7 +112,7 @@ def bench(
     """
     # Imports stand in the function, so that other commands and `--help` do not pay for them.
     from reports.pages.tables import attention_table, figures_table, kv_table
-    from reports.writing import check, write_json, write_whole
+    from reports.writing import check_writable, write_json, write_whole
     from specverify.campaign.threads import for_checkpoint
     from specverify.setup.report_files import check_apart
 
@@ -142,7 +142,7 @@ def bench(
         raise click.UsageError(f"bench {what} needs --model")
     check_apart({"--json": json_file, "--html": html_file, "--table": table})
     for file in filter(None, (json_file, html_file, table)):
-        check(file)
+        check_writable(file)
     figures: dict[str, Any]
     code = 0
     if what in ("decode", "growth"):

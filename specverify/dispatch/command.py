@@ -33,7 +33,7 @@ def learn(results: tuple[Path, ...], costs: Path, kind: str | None, out: str) ->
     from specverify.dispatch.table import rows, table, table_json
     from specverify.setup.errors import MissingInput
 
-    writing.check(out)
+    writing.check_writable(out)
     counts_by_kind: dict[str, RankCounts] = {}
     for path in results:
         for tag, counts in counts_in(path, kind).items():
@@ -90,7 +90,7 @@ def costs(
     from specverify.plan import default_dtypes
     from specverify.setup.subjects import open_planted
 
-    writing.check(out)
+    writing.check_writable(out)
     click.get_current_context().with_resource(for_checkpoint())
     target, opened = open_checkpoint(model), open_planted(backend, None)
     if not isinstance(opened, Serving):

@@ -16,7 +16,7 @@ from reference.tree import Shape
 from reports import writing
 from reports.pages.law import (
     LawFacts,
-    WithoutLaw,
+    UnknownLaw,
     law_page,
     law_records,
     law_table,
@@ -83,11 +83,11 @@ def law(options: Options) -> int:
     """Enumerate the law, print it and write it; return exit code 1 if a promise is broken, else 0."""
     check_apart({"--json": options.json_file, "--html": options.html_file})
     for file in filter(None, (options.json_file, options.html_file)):
-        writing.check(file)
+        writing.check_writable(file)
     try:
         laws = laws_of(options)
     except DecidesTooOften as why:
-        return _without_law(options, WithoutLaw(options.torch or "", str(why), why.shared, options.claims_lossless))
+        return _without_law(options, UnknownLaw(options.torch or "", str(why), why.shared, options.claims_lossless))
     page = law_table(laws) if options.table else law_page(laws[0], options.picture)
     click.echo(page, nl=False, err="-" in (options.json_file, options.html_file))
     if options.json_file is not None:
@@ -96,10 +96,10 @@ def law(options: Options) -> int:
         from reports.html import law as html
 
         writing.write_whole(options.html_file, html.law_page(laws, __version__))
-    return 1 if any(facts.broken for facts in laws) else 0
+    return 1 if any(facts.is_broken for facts in laws) else 0
 
 
-def _without_law(options: Options, facts: WithoutLaw) -> int:
+def _without_law(options: Options, facts: UnknownLaw) -> int:
     """Print and write what a sampler without a law does wrong; return exit code 1."""
     click.echo(page_without_law(facts), nl=False, err="-" in (options.json_file, options.html_file))
     if options.json_file is not None:

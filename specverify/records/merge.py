@@ -89,7 +89,7 @@ def write(record: Record, folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as why:
-        raise writing.Unwritable.because(folder, why) from None
+        raise writing.Unwritable.from_os_error(folder, why) from None
     for name, lines in ((TURNS, record.turns.values()), (PROMPTS, record.prompts.values())):
         writing.write_whole(folder / name, "".join(map(writing.as_json, lines)).encode())
     # The manifest comes last: without it the folder holds no record.

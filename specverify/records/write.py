@@ -66,7 +66,7 @@ class Writer:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as why:
-            raise writing.Unwritable.because(folder, why) from None
+            raise writing.Unwritable.from_os_error(folder, why) from None
         if (folder / MANIFEST).exists():
             self.before = read(folder)
             _check_same(self.before, manifest)
@@ -103,7 +103,7 @@ class Writer:
         try:
             folder.mkdir(exist_ok=True)
         except OSError as why:
-            raise writing.Unwritable.because(folder, why) from None
+            raise writing.Unwritable.from_os_error(folder, why) from None
         path = folder / f"{name}.json"
         writing.write_json(path, {**fact, "environment": {**environment(), **fact.get("environment", {})}})
         return path

@@ -14,7 +14,7 @@ from multiprocessing.synchronize import Event
 from backends import faults
 from backends.base import Backend, Unavailable
 from properties.invariants import ALL
-from properties.shrinking.sessions import burden
+from properties.shrinking.sessions import session_size
 from properties.verdict.finding import Verdict
 from properties.verdict.invariant import Invariant, taking_turns
 from properties.verdict.subject import Subject
@@ -197,7 +197,7 @@ def hunt(task: HuntPlan) -> HuntResult:
 
 def nodes_of(case: Case) -> int:
     """The number of nodes, with the root, of the largest tree of any request."""
-    return max(largest(case.draft), burden(case)[0])
+    return max(largest(case.draft), session_size(case)[0])
 
 
 def _small(case: Case | None) -> bool:

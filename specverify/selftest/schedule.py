@@ -20,7 +20,7 @@ from backends import faults
 from backends.faults.fault import Fault
 from properties.invariants import ALL
 from reports import writing
-from reports.pages.selftest import Caught, Clean, SelfTest, facts, page
+from reports.pages.selftest import CleanRun, FaultHunt, SelfTest, facts, page
 from reports.progress import Progress
 from reports.record import Lines
 from specverify import __version__
@@ -93,12 +93,12 @@ def selftest(options: Options, folder: Path) -> int:
         check_seams(options.backend)
     check_apart({"--json": options.json_file, "--html": options.html_file})
     for file in filter(None, (options.json_file, options.html_file)):
-        writing.check(file)
+        writing.check_writable(file)
     chosen_faults = matching_faults(options.globs)
     names = [fault.name for fault in chosen_faults]
     began = time.time()
     report = SelfTest(
-        [Caught(fault.name, fault.id, fault.stage.word, dict(fault.harmless)) for fault in chosen_faults],
+        [FaultHunt(fault.name, fault.id, fault.stage.word, dict(fault.harmless)) for fault in chosen_faults],
         invariants=[invariant.name for invariant in ALL],
     )
     folder.mkdir(parents=True, exist_ok=True)
@@ -205,7 +205,7 @@ def _note(report: SelfTest, result: HuntResult) -> None:
     """Enter the result of one hunt into the report."""
     report.errors += [line for line in result.internal if line not in report.errors]
     if result.fault is None:
-        report.clean.append(Clean(result.backend, result.cases, result.by, result.case, result.missing))
+        report.clean_runs.append(CleanRun(result.backend, result.cases, result.by, result.case, result.missing))
         return
     row = next(row for row in report.faults if row.name == result.fault)
     if row.caught:

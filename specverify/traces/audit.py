@@ -14,7 +14,7 @@ from backends.admission.stages import admitted_step
 from backends.base import Declaration
 from properties.shortfall import DECLINED_FLOOR
 from properties.tally import Tally
-from properties.tie_count import too_many, too_many_experts, vacuous
+from properties.tie_count import excess_expert_choices, excess_ties, vacuous
 from properties.verdict.finding import Finding
 from properties.verdict.invariant import Invariant, Oracle
 from properties.verdict.judge import judge
@@ -130,7 +130,7 @@ def _why_cut_off(number: int, run: Recorded, trace: Trace, most: int) -> str | N
 def _note_doubts(result: Audit, runs: int, prefix: bool) -> None:
     """Note why the audit is no pass; with `prefix`, runs that were cut off are no reason."""
     tally = result.tally
-    tally.excess_ties = too_many(tally) or too_many_experts(tally)
+    tally.excess_ties = excess_ties(tally) or excess_expert_choices(tally)
     silent = runs - tally.judged
     if not runs:
         result.doubts.append("the file holds no run")

@@ -28,7 +28,7 @@ def check(file: str, model: str | None, invariants: tuple[str, ...], json_file: 
     from specverify.traces.audit import audit
 
     if json_file is not None:
-        writing.check(json_file)
+        writing.check_writable(json_file)
     result = audit(file, None if model is None else open_checkpoint(model), invariants, prefix)
     lines = [finding_line(file, located.line, located.run, located.finding) for located in result.findings]
     page = audit_page(file, result.tally, lines, result.unasked, result.doubts)
@@ -87,7 +87,7 @@ def show(folder: Path, json_file: str | None, html_file: str | None) -> int:
 
     check_apart({"--json": json_file, "--html": html_file})
     for file in filter(None, (json_file, html_file)):
-        writing.check(file)
+        writing.check_writable(file)
     is_single = (folder / MANIFEST).exists()
     shards = [] if is_single else [shard for shard in shards_in([folder]) if shard != folder]
     record = merge_records(shards) if shards else read(folder)
@@ -148,7 +148,7 @@ def compare(first: Path, second: Path, json_file: str | None) -> int:
     from specverify.records.read import read
 
     if json_file is not None:
-        writing.check(json_file)
+        writing.check_writable(json_file)
     comparison = compare_records(read(first), read(second))
     differ = [
         {**dict(zip(("prompt", "repeat", "way", "place"), key, strict=True)), "fields": names}

@@ -12,7 +12,7 @@ import numpy as np
 from properties.invariants.acceptance.coins import NEEDS, told_by
 from properties.invariants.applies import drawn, sampled
 from properties.laws import enumeration
-from properties.laws.worlds import pruned, world_of
+from properties.laws.worlds import prune_tree, world_of
 from properties.verdict.finding import Compared, Finding
 from properties.verdict.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
 from properties.verdict.subject import Declined, NoTrace, Subject, Tables
@@ -74,7 +74,7 @@ def enumerated(
                 raise Unobserved(absent.outcome.why) from absent  # its own draws are not known
             raise
 
-    found = subject.noted(key, make)
+    found = subject.compute_once(key, make)
     assert isinstance(found, enumeration.Law)
     return found
 
@@ -118,7 +118,7 @@ def _given(tree: Tree, target: Array, proposal: Array, case: Case) -> Given:
     """The step's tree pruned, level by level, to as many nodes as GIVEN_SIZE allows; rows sum to 1 in float64."""
     most = max(2, GIVEN_SIZE // target.shape[1])
     kept = sorted(sorted(range(len(tree)), key=lambda node: (tree.depth[node], node))[:most])
-    shape = pruned(Shape(tree.parent), most)
+    shape = prune_tree(Shape(tree.parent), most)
     part = Tree(shape.parent, tuple(tree.token[node] for node in kept))
     rows, told = target[kept], proposal[kept]
     laws = (rows / rows.sum(-1, keepdims=True), told / told.sum(-1, keepdims=True))

@@ -13,12 +13,12 @@ from properties.invariants.applies import greedy_only
 from properties.invariants.own_laws import laws
 from properties.invariants.rows import compared
 from properties.tolerance.closeness import Noise, chain, noise
-from properties.tolerance.ties import decided
+from properties.tolerance.ties import is_decided
 from properties.verdict.finding import Compared, Finding
 from properties.verdict.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
 from properties.verdict.shown_tree import names_tokens, shown_tree, step_showing
 from properties.verdict.subject import Subject
-from properties.verdict.variants import dice, first, focus, relabelled, tree_of, with_tree
+from properties.verdict.variants import dice, focus, relabelled, run_first_step, tree_of, with_tree
 from reference.architecture import Seeded
 from reference.case import Case
 from reference.oracle.acceptance import greedy_walk
@@ -125,10 +125,10 @@ def _settled(one: Case, subject: Subject, sigma: float) -> Step:
         Unobserved: The backend reveals neither logits nor acceptance.
         NotApplicable: A row of the accepted path is a near-tie, which a forward of another shape may decide otherwise.
     """
-    step = first(one, subject)
+    step = run_first_step(one, subject)
     if step.scored is None or step.accepted is None:
         raise Unobserved("the backend reveals neither logits nor acceptance")
-    if not all(decided(step.scored.logits[node], sigma) for node in step.accepted.path):
+    if not all(is_decided(step.scored.logits[node], sigma) for node in step.accepted.path):
         raise NotApplicable("a near-tie on the accepted path")
     return step
 
@@ -154,7 +154,7 @@ def superset_accepts_no_less(case: Case, oracle: Oracle, subject: Subject) -> It
     stray = int(rng.integers(len(tree)))
     other = int((bonus + 1 + rng.integers(max(1, case.model.vocab_size - 1))) % case.model.vocab_size)
     larger = Tree((*tree.parent, stray, path[-1]), (*tree.token, other, bonus))
-    grown = first(with_tree(one, larger), subject)
+    grown = run_first_step(with_tree(one, larger), subject)
     if grown.accepted is None:
         raise Unobserved("the backend does not reveal what it accepted of the larger tree")
     _check_experts(error, step, grown, list(path), list(path))
@@ -185,7 +185,7 @@ def chain_degenerate(case: Case, oracle: Oracle, subject: Subject) -> Iterator[F
     alone = replace(alone, layout=replace(alone.layout, commit="length"))
     if alone == one:
         raise NotApplicable("the tree is a chain already, and committed by length")
-    run = first(alone, subject)
+    run = run_first_step(alone, subject)
     name, variant = "acceptance.chain-degenerate", f"the chain of nodes {[*path, *deeper]}"
     if run.accepted is None or run.emitted is None or step.emitted is None:
         raise Unobserved("the backend reveals neither acceptance nor emission")
@@ -213,7 +213,7 @@ def vocabulary_permutation(case: Case, oracle: Oracle, subject: Subject) -> Iter
             continue
         if twin.accepted is None or twin.drafted is None:
             raise Unobserved("the backend reveals neither tree nor acceptance of the renamed case")
-        if not all(decided(step.scored.logits[node], sigma) for node in step.accepted.path):
+        if not all(is_decided(step.scored.logits[node], sigma) for node in step.accepted.path):
             raise NotApplicable("a near-tie on the accepted path")
         if twin.drafted.tree.parent != step.drafted.tree.parent:
             raise NotApplicable("the draft gave the renamed case a tree of another shape")

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from properties.invariants.rows import attended_beyond, committed_reads, compared, kv_differs, logits_beyond
-from properties.tolerance.closeness import Noise, noise, truth
-from properties.tolerance.mask_column import column
+from properties.tolerance.closeness import Noise, noise, true_step
+from properties.tolerance.mask_column import mask_column
 from properties.verdict.finding import CONTROL, Compared, Finding, Reads
 from properties.verdict.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, needing
 from properties.verdict.subject import Subject
-from properties.verdict.variants import dice, first, focus, pruned, shuffled, tree_of
+from properties.verdict.variants import dice, focus, run_first_step, shuffled_order, tree_of, without_subtree
 from reference.case import Case
 from reference.trace import Array, Stage, Step
 from reference.tree import Tree
@@ -37,7 +37,7 @@ def context_exact(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact
     for number, step in enumerate(subject(case).steps):
         if step.scored is None:
             continue
-        true = truth(case, oracle, step, number)
+        true = true_step(case, oracle, step, number)
         if step.attended is not None and true.attended is not None:
             for fact in attended_beyond(name, number, step, true.attended.output, error):
                 if isinstance(fact, Finding):
@@ -74,21 +74,21 @@ def _with_column(case: Case, oracle: Oracle, true: Step, seen: Array, finding: F
         return finding
     layer, head, node = (int(finding.where[name]) for name in ("layer", "head", "node"))
     # A column explains the finding only if it moves the row by more than the noise of this layer.
-    limit = error.of_inner("attended", layer)
-    cause = column(case, oracle, true, seen[layer, head, node], (layer, head, node), limit)
+    limit = error.inner_limit("attended", layer)
+    cause = mask_column(case, oracle, true, seen[layer, head, node], (layer, head, node), limit)
     return replace(finding, where={**finding.where, **cause})
 
 
 def order_equivariant(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """After the tree's rows are put in another order, each node keeps its numbers."""
     one = focus(case, subject)
-    order = shuffled(one)
+    order = shuffled_order(one)
     moved = one.rebased(one.prefix, tree_of(one).renumbered(order))
     error = noise(case, oracle, subject)
     yield from compared(
         "attention.order-equivariant",
-        first(one, subject),
-        first(moved, subject),
+        run_first_step(one, subject),
+        run_first_step(moved, subject),
         list(order),
         list(range(len(order))),
         error,
@@ -99,11 +99,11 @@ def order_equivariant(case: Case, oracle: Oracle, subject: Subject) -> Iterator[
 def subtree_removal(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """After a subtree is removed, the remaining nodes keep their numbers."""
     one = focus(case, subject)
-    smaller, kept = pruned(one)
+    smaller, kept = without_subtree(one)
     yield from compared(
         "attention.subtree-removal",
-        first(one, subject),
-        first(smaller, subject),
+        run_first_step(one, subject),
+        run_first_step(smaller, subject),
         list(kept),
         list(range(len(kept))),
         noise(case, oracle, subject),
@@ -144,12 +144,12 @@ def tree_equals_chain(case: Case, oracle: Oracle, subject: Subject) -> Iterator[
     if len(tree) < 2:
         raise NotApplicable("the bare root is decoded alone already")
     error = noise(case, oracle, subject)
-    step = first(one, subject)
+    step = run_first_step(one, subject)
     for node in tree.path(int(dice(one, "chain").integers(1, len(tree))))[-CHAIN_NODES:]:
         before = tuple(tree.token[up] for up in tree.path(node)[:-1])
         alone = one.rebased((*one.prefix, *before), Tree((0,), (tree.token[node],)))
         yield from compared(
-            "attention.tree-equals-chain", step, first(alone, subject), [node], [0], error, "decoded alone"
+            "attention.tree-equals-chain", step, run_first_step(alone, subject), [node], [0], error, "decoded alone"
         )
 
 
@@ -158,7 +158,7 @@ def _same_step(
 ) -> Iterator[Finding | Compared]:
     """Findings where two one-step cases with the same tree differ in numbers or in committed KV."""
     error = noise(case, oracle, subject)
-    base, changed = first(one, subject), first(other, subject)
+    base, changed = run_first_step(one, subject), run_first_step(other, subject)
     rows = list(range(len(tree_of(one))))
     if one == other:
         raise NotApplicable("the variant is the case itself")

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 from scipy.special import ndtr
 
-from properties.verdict.finding import Compared, Finding, Routed
+from properties.verdict.finding import Compared, Finding, RoutingCounts
 from properties.verdict.followed import (
     TIE_SIGMA,
     Follows,
@@ -95,7 +95,7 @@ def _counted(margins: Array, gaps: Array, units: Array, limits: Array, known: Ar
     predicted = float(ndtr(-(margins / units)[choices] / np.sqrt(2)).sum())
     tied = (gaps > 0) & (gaps <= limits)
     worst = float((gaps / units)[tied].max(initial=0.0))
-    yield Routed(int(choices.sum()), int((margins <= limits)[choices].sum()), predicted, int(tied.sum()), worst)
+    yield RoutingCounts(int(choices.sum()), int((margins <= limits)[choices].sum()), predicted, int(tied.sum()), worst)
 
 
 def _mixes(case: Case) -> bool:

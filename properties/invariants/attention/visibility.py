@@ -9,11 +9,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from properties.invariants.rows import attended_of, logits_of, read_by
-from properties.tolerance.closeness import Noise, beyond, noise
+from properties.tolerance.closeness import Noise, noise, rows_beyond
 from properties.verdict.finding import Compared, Finding, Reads
 from properties.verdict.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
 from properties.verdict.subject import Subject
-from properties.verdict.variants import changed_outside, first, first_step, focus, leak_designs, probes, tree_of
+from properties.verdict.variants import change_outside, first_step, focus, leak_designs, probes, run_first_step, tree_of
 from reference.architecture import Seeded
 from reference.case import Case
 from reference.trace import Array, Stage, Step
@@ -35,7 +35,7 @@ def visibility_exact(case: Case, oracle: Oracle, subject: Subject) -> Iterator[F
     arch = case.model.architecture
     for layer in sorted(set(range(arch.layers)) - set(arch.unattended)):  # without attention a layer sees no column
         for blank, columns in probes(one, layer):
-            seen, true = first(blank, subject), oracle(blank).steps[0]
+            seen, true = run_first_step(blank, subject), oracle(blank).steps[0]
             for stage, read in ((Stage.ATTENDED, _attended_codes), (Stage.SCORED, _scored_codes)):
                 observed, expected = read(seen, blank, layer, len(columns)), read(true, blank, layer, len(columns))
                 if observed is None or expected is None:
@@ -90,7 +90,7 @@ def no_leakage(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
         raise NotApplicable("a vocabulary of one token has no other to put in its place")
     mixing = case.model.mixes_rows
     one = focus(case, subject)
-    base, control = first(one, subject), first_step(subject.again(one))
+    base, control = run_first_step(one, subject), first_step(subject.again(one))
     if base.scored is None or control.scored is None:
         raise Unobserved("the backend does not reveal the logits of every run")
     if not _same_bits(base, control, range(len(tree_of(one)))):
@@ -99,7 +99,7 @@ def no_leakage(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     if not designs:
         raise NotApplicable("every node sees every other")
     for kept in designs:
-        changed = first(changed_outside(one, kept), subject)
+        changed = run_first_step(change_outside(one, kept), subject)
         if changed.scored is None:
             raise Unobserved("the backend does not reveal the logits of every run")
         # No noise means that bits are compared.
@@ -124,9 +124,9 @@ def no_leakage(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
 def _reads(error: Noise, base: Step, stage: Stage, layer: int, node: int) -> Reads | None:
     """Reads of a row that moved; any head of its attention output stands for all."""
     if stage is Stage.ATTENDED:
-        limit = 2 * error.of_inner("attended", layer)
+        limit = 2 * error.inner_limit("attended", layer)
         return read_by(error, base, node, limit, lambda true: attended_of(true, (layer, 0, node)), layer)
-    return read_by(error, base, node, error.of_logits(pair=True), lambda true: logits_of(true, node))
+    return read_by(error, base, node, error.logits_limit(pair=True), lambda true: logits_of(true, node))
 
 
 def _moved(
@@ -143,10 +143,10 @@ def _moved(
     attended, logits = error.expected(base, changed, kept, kept)
     if attended is not None and changed.attended is not None:
         for layer, (true, seen) in enumerate(zip(attended, changed.attended.output, strict=True)):
-            for (_, at), measure in beyond(seen[:, kept], true, 2 * error.of_inner("attended", layer)):
+            for (_, at), measure in rows_beyond(seen[:, kept], true, 2 * error.inner_limit("attended", layer)):
                 yield Stage.ATTENDED, layer, kept[at], measure
     assert changed.scored is not None
-    for (at,), measure in beyond(changed.scored.logits[kept], logits, error.of_logits(pair=True)):
+    for (at,), measure in rows_beyond(changed.scored.logits[kept], logits, error.logits_limit(pair=True)):
         yield Stage.SCORED, -1, kept[at], measure
 
 

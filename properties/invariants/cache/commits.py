@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from properties.commits import FASTER, admits, untrue
+from properties.commits import FASTER, admits, false_reason
 from properties.invariants.rows import columns_of, kv_differs, kv_excuses, kv_reads
 from properties.tolerance.closeness import Noise, draft_kv_case, kv_behind, kv_case, noise
 from properties.verdict.finding import Compared, Finding
@@ -254,7 +254,7 @@ def _both_ways(
     if None in ways:
         return
     if ways[1] != how:
-        why = untrue(how, twin)
+        why = false_reason(how, twin)
         if why is not None:
             expected = f"a commit by {how}" + (", which the step admits" if admits(how, twin) else ", or a reason")
             where: dict[str, int | str] = {"variant": how, "side": "way"}

@@ -7,7 +7,7 @@ import numpy as np
 
 from properties.invariants.cache.commits import commits
 from properties.invariants.rows import brief
-from properties.tolerance.amplification import MOST, excuses_row
+from properties.tolerance.amplification import MAX_AMPLIFICATION, excuses_row
 from properties.tolerance.bounds import INNER, UNIT
 from properties.tolerance.closeness import EXACT, PRIOR, chain, kv_case
 from properties.verdict.finding import Compared, Finding, Reads
@@ -88,7 +88,9 @@ def _excused(
     case: Case, oracle: Oracle, tokens: tuple[int, ...], field: str, layer: int, off: float, measure: float
 ) -> bool:
     """Whether the target's conditioning explains a state that is `off`, which is `measure` times its bound."""
-    return measure <= MOST and excuses_row(oracle, partial(_held, case, tokens, field, layer), (), off, case.dtype)
+    return measure <= MAX_AMPLIFICATION and excuses_row(
+        oracle, partial(_held, case, tokens, field, layer), (), off, case.dtype
+    )
 
 
 def _held(case: Case, tokens: tuple[int, ...], field: str, layer: int, oracle: Oracle) -> Array | None:

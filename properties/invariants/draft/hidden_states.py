@@ -11,9 +11,9 @@ from functools import partial
 import numpy as np
 
 from properties.invariants.rows import brief
-from properties.tolerance.amplification import MOST, excuses_row
+from properties.tolerance.amplification import MAX_AMPLIFICATION, excuses_row
 from properties.tolerance.bounds import UNIT
-from properties.tolerance.closeness import EXACT, beyond, chain
+from properties.tolerance.closeness import EXACT, chain, rows_beyond
 from properties.verdict.finding import Compared, Finding, Reads
 from properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
 from properties.verdict.subject import Subject
@@ -162,8 +162,10 @@ def _beyond(
     if not len(true):
         return
     limit = _limit(case, true)
-    for (row,), measure in beyond(seen, true, limit):
-        excused = measure <= MOST and excuses_row(oracle, rows_by, (first + row,), measure * limit, case.dtype)
+    for (row,), measure in rows_beyond(seen, true, limit):
+        excused = measure <= MAX_AMPLIFICATION and excuses_row(
+            oracle, rows_by, (first + row,), measure * limit, case.dtype
+        )
         if not excused:
             yield (row,), measure
 

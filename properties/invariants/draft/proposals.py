@@ -24,7 +24,7 @@ from properties.tolerance.ties import TIE_SIGMA
 from properties.verdict.finding import Compared, Finding, PredictedTies, Tie
 from properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
 from properties.verdict.subject import Subject
-from properties.verdict.variants import first, pending_root
+from properties.verdict.variants import pending_root, run_first_step
 from reference.case import Case
 from reference.draft import Scripted
 from reference.sampling import Sampling
@@ -202,7 +202,7 @@ def rollback(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     step = steps[number]
     if step.drafted is None:
         raise Unobserved("the backend does not reveal the tree of its last step")
-    fresh = first(restarted(case, (*step.context, step.drafted.tree.token[0]), number), subject).drafted
+    fresh = run_first_step(restarted(case, (*step.context, step.drafted.tree.token[0]), number), subject).drafted
     if fresh is None:
         raise Unobserved("the backend does not reveal the tree of a fresh start")
     if case.draft.expansion is not None and fresh.tree != step.drafted.tree:

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from properties.invariants.draft.hidden_states import from_scratch
-from properties.tolerance.amplification import MOST, excuses_row
+from properties.tolerance.amplification import MAX_AMPLIFICATION, excuses_row
 from properties.tolerance.bounds import UNIT
 from properties.tolerance.closeness import rms
 from properties.verdict.finding import Compared, Finding, Reads
@@ -102,7 +102,7 @@ def row_excused(
     case: Case, oracle: Oracle, context: tuple[int, ...], tree: Tree, node: int, distance: float, away: float
 ) -> bool:
     """Whether the models' conditioning explains a row of scores `distance` off, `away` times what it may be."""
-    return away <= MOST and excuses_row(
+    return away <= MAX_AMPLIFICATION and excuses_row(
         oracle, lambda one: scores_of(case, one, context, tree), (node,), distance, case.dtype
     )
 

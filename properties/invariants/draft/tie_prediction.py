@@ -25,7 +25,7 @@ RUNNERS_UP = 8
 
 def control_sigma(case: Case, oracle: Oracle, subject: Subject) -> float | None:
     """The error of the draft's scores at the root of the first step; None where the backend does not show them."""
-    sigma = subject.noted(("draft control", case), lambda: _measured(case, oracle, subject))
+    sigma = subject.compute_once(("draft control", case), lambda: _measured(case, oracle, subject))
     assert sigma is None or isinstance(sigma, float)
     return sigma
 

@@ -9,9 +9,9 @@ from contextlib import suppress
 
 import numpy as np
 
-from properties.generations import ALONE, BESIDE, RUN_TESTS, Effort, Heard, listen
+from properties.generations import ALONE, BESIDE, RUN_TESTS, Effort, GenerationEvidence, generation_evidence
 from properties.invariants.applies import sampled
-from properties.laws.draw_by_draw import walked
+from properties.laws.draw_by_draw import tried_siblings
 from properties.laws.sampled.blackbox import judge_blocks
 from properties.laws.sampled.gate import log_bar
 from properties.laws.worlds import world_of
@@ -90,7 +90,7 @@ def _by_rounds(case: Case, subject: Subject) -> Iterator[Fact]:
 
 def _by_generations(case: Case, oracle: Oracle, subject: Subject, effort: Effort) -> Iterator[Fact]:
     """Test the draws of several generations, and the independence of neighbours (`properties.generations`)."""
-    name, heard = "lossless.distribution", listen(case, oracle, subject, effort)
+    name, heard = "lossless.distribution", generation_evidence(case, oracle, subject, effort)
     assert heard.first is not None
     stream, seen = stream_of(name, case), heard.links.resolution
     yield Evidence(
@@ -102,10 +102,10 @@ def _by_generations(case: Case, oracle: Oracle, subject: Subject, effort: Effort
         yield Finding(name, _stage(case, heard), 0, where, "evidence below e^23", round(min(heard.log_e, 1e6), 1))
 
 
-def _stage(case: Case, heard: Heard) -> Stage:
+def _stage(case: Case, heard: GenerationEvidence) -> Stage:
     """The stage to which wrong generations point: emission, unless the trace shows that acceptance chose the tokens."""
     assert heard.first is not None
-    if heard.worst == "draft" and walked(case, heard.first) is not None:
+    if heard.worst == "draft" and tried_siblings(case, heard.first) is not None:
         return Stage.DRAFTED
     # If emission passed on the chosen tokens in every step, the choice itself has the wrong law.
     chosen = all(

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from properties.invariants.applies import check_seeded, greedy_only, repeatable
-from properties.tolerance.closeness import chain, forced, noise
+from properties.tolerance.closeness import chain, forced_logits, noise
 from properties.tolerance.ties import TIE_SIGMA, gaps, judge_tokens
 from properties.verdict.finding import Compared, Finding, Reads
 from properties.verdict.followed import follow
@@ -49,7 +49,7 @@ def greedy_match(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]
             where: dict[str, int | str] = {"position": position}
             yield Finding("lossless.greedy-match", Stage.EMITTED, 0, where, f"an id below {vocab}", token)
             return
-    logits = choices(case, forced(case, oracle, trace.output), trace.output)
+    logits = choices(case, forced_logits(case, oracle, trace.output), trace.output)
     yield Compared(len(trace.output))
     steps = _step_of_each(trace)
     for fact in judge_tokens("lossless.greedy-match", logits, trace.output, error.logits, steps, error.control_ties):
@@ -61,7 +61,7 @@ def _reading(finding: Finding, case: Case, output: tuple[int, ...], limit: float
     position, tree = int(finding.where["position"]), chain((case.prompt[-1], *output[:-1]))
 
     def row(oracle: Oracle) -> Array:
-        scored = choices(case, forced(case, oracle, output), output)
+        scored = choices(case, forced_logits(case, oracle, output), output)
         return gaps(scored, output)[position : position + 1]
 
     return replace(finding, reads=Reads(case, case.prefix, tree, position, None, limit, row))
@@ -93,7 +93,7 @@ def draft_independent(case: Case, oracle: Oracle, subject: Subject) -> Iterator[
             told = (*trace.output[:position], one[0])
             # Each token by the experts of its own run.
             sides = ((oracle, one), (follow(case, oracle, plain.steps), other))
-            rows = [choices(case, forced(case, own, told), told)[position : position + 1] for own, _ in sides]
+            rows = [choices(case, forced_logits(case, own, told), told)[position : position + 1] for own, _ in sides]
             if max(gaps(row, token)[0] for row, (_, token) in zip(rows, sides, strict=True)) <= TIE_SIGMA * sigma:
                 return  # both tokens are in the tie zone: greedy-match counts the tie, and later tokens may differ
         steps = _step_of_each(trace)

@@ -12,9 +12,9 @@ import numpy as np
 from properties.invariants.applies import greedy_only, sampled
 from properties.invariants.own_laws import close, laws, near_edge, output_before
 from properties.laws.draw_by_draw import logit_bound, points
-from properties.laws.worlds import promised
+from properties.laws.worlds import is_promised
 from properties.tolerance.bounds import UNIT
-from properties.tolerance.closeness import forced, in_a_chain, noise
+from properties.tolerance.closeness import chain_step, forced_logits, noise
 from properties.verdict.finding import Compared, Finding, Reads
 from properties.verdict.followed import follow
 from properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
@@ -86,7 +86,7 @@ def logprobs(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
         raise NotApplicable("a token outside the vocabulary has no log-probability")
     own = subject.abilities is not None and subject.abilities.logprobs == "processed"
     allowed = (_after_processing if own else _raw)(case, oracle, subject)
-    error, rows = noise(case, oracle, subject), in_a_chain(case.prefix, (case.prompt[-1], *trace.output[:-1]))
+    error, rows = noise(case, oracle, subject), chain_step(case.prefix, (case.prompt[-1], *trace.output[:-1]))
     position = 0
     for number, step in enumerate(trace.steps):
         if step.emitted is None or step.emitted.logprobs is None:
@@ -121,8 +121,8 @@ def _of_prompt(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
         yield Finding(name, Stage.EMITTED, 0, {"side": "prompt length"}, len(true), len(told))
         return
     yield Compared(len(true))
-    error, rows = noise(case, oracle, subject), in_a_chain((), case.prompt[:-1])
-    limit = LOGPROB * error.of_logits()
+    error, rows = noise(case, oracle, subject), chain_step((), case.prompt[:-1])
+    limit = LOGPROB * error.logits_limit()
     for place, (expected, value) in enumerate(zip(true, told, strict=True), 1):
         allowed = limit + rounded(expected, case.dtype)
         if not abs(value - expected) <= allowed:
@@ -152,8 +152,10 @@ def _logprob_reads(
 def _raw(case: Case, oracle: Oracle, subject: Subject) -> list[tuple[float, float, float]]:
     """The log-probability of each output token by the raw logits, with its least and its greatest value."""
     output = subject(case).output
-    limit = LOGPROB * noise(case, oracle, subject).of_logits()
-    trues = (processing.logprob(row, token) for row, token in zip(forced(case, oracle, output), output, strict=True))
+    limit = LOGPROB * noise(case, oracle, subject).logits_limit()
+    trues = (
+        processing.logprob(row, token) for row, token in zip(forced_logits(case, oracle, output), output, strict=True)
+    )
     bands = [(true, limit + rounded(true, case.dtype)) for true in trues]
     return [(true, true - width, true + width) for true, width in bands]
 
@@ -182,8 +184,8 @@ def logprobs_without_draft(case: Case, oracle: Oracle, subject: Subject) -> Iter
     if not one or not other:
         raise Unobserved("the backend reports no log-probabilities")
     error = noise(case, oracle, subject)
-    rows = in_a_chain(case.prefix, (case.prompt[-1], *(token for token, *_ in one[:-1])))
-    limit = 2 * LOGPROB * error.of_logits()
+    rows = chain_step(case.prefix, (case.prompt[-1], *(token for token, *_ in one[:-1])))
+    limit = 2 * LOGPROB * error.logits_limit()
     if subject.abilities is not None and subject.abilities.logprobs == "processed":
         # A repetition penalty stretches the noise of logits.
         limit *= max(case.sampling.repetition_penalty, 1.0 / case.sampling.repetition_penalty)
@@ -210,7 +212,7 @@ def _moved_by_experts(
     """How much the oracle's log-probability of a token gains by the experts of the run over those of plain decode."""
     output = tuple(token for token, *_ in told[: position + 1])
     with_draft, without = (
-        processing.logprob(forced(case, follow(case, oracle, run.steps), output)[position], output[position])
+        processing.logprob(forced_logits(case, follow(case, oracle, run.steps), output)[position], output[position])
         for run in (subject(case), subject(case.plain_decode()))
     )
     return with_draft - without
@@ -236,7 +238,7 @@ def support(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     Raises:
         NotApplicable: The rule does not promise the target's law, or no token is excluded anywhere.
     """
-    if not promised(case):
+    if not is_promised(case):
         raise NotApplicable("the rule does not promise the target's law here")
     trace = subject(case)
     known = points(case, oracle, trace, logit_bound(case, noise(case, oracle, subject)))

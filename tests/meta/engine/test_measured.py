@@ -32,7 +32,7 @@ from reference.layout import KINDS, KvLayout
 from reference.sampling import Stops
 from reference.trace import CHOSEN
 from reference.tree import Tree
-from reports.counts import chosen, fallen
+from reports.counts import fallback_counts, way_rows
 
 FORK = Tree((0, 0, 0, 1, 1), (6, 1, 2, 3, 1))
 MODEL = Seeded(next(one for one in GALLERY if one.layers > 1 and one.vocab_size > 16), 0)
@@ -112,7 +112,7 @@ def test_a_run_by_one_way_agrees_with_its_backend(
     one, other = backend.run(case), opened(twin).run(case)
     assert one.output == other.output
     assert one.fallbacks[f"{CHOSEN}{way}"] == one.attention_calls
-    assert not fallen(one.fallbacks)
+    assert not fallback_counts(one.fallbacks)
     for mine, theirs in zip(one.steps, other.steps, strict=True):
         assert mine.scored is not None
         assert theirs.scored is not None
@@ -217,9 +217,9 @@ def test_a_gpu_has_no_shipped_table() -> None:
 
 def test_choices_are_told_apart_from_fallbacks() -> None:
     counts = {f"{CHOSEN}sdpa": 3, f"{CHOSEN}eager": 5, "sdpa takes no sinks": 2}
-    assert chosen(counts) == [("ways", "chosen by measured times, with the calls of each: eager 5, sdpa 3")]
-    assert fallen(counts) == [("sdpa takes no sinks", 2)]
-    assert chosen({"sdpa takes no sinks": 2}) == []
+    assert way_rows(counts) == [("ways", "chosen by measured times, with the calls of each: eager 5, sdpa 3")]
+    assert fallback_counts(counts) == [("sdpa takes no sinks", 2)]
+    assert way_rows({"sdpa takes no sinks": 2}) == []
     tally = Tally("cpu-measured", attention_calls=8)
     tally.fallbacks.update(counts)
     assert nothing_fused(tally) is None

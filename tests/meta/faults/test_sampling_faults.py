@@ -17,7 +17,7 @@ from backends.faults.sampling.rejection import FAULTS as SAMPLED
 from backends.faults.sampling.shared_streams import FAULTS as SHARED
 from properties.laws import enumeration
 from properties.laws.sampled.blackbox import judge_blocks, run_is_red
-from properties.laws.worlds import laws_of
+from properties.laws.worlds import draw_laws
 from reference.oracle import acceptance, law
 from reference.probability_world import World
 from reference.rules import DRAWS
@@ -60,7 +60,7 @@ def worlds(draws: str) -> tuple[World, ...]:
     ]
     for number, (kind, shape, extra) in enumerate(settings):
         rows = sum(vocab**depth for depth in range(shape.height + 1))
-        target, drafts = laws_of(kind, rng, rows, vocab, 1)
+        target, drafts = draw_laws(kind, rng, rows, vocab, 1)
         made.append(_world(shape, target, drafts, temperature=(0.7, 1.6)[number % 2], draws=draws, **extra))
     rows = 13
     edge = np.array([0.42, 0.2795, 0.3005])

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from properties.tally import Also, Beside, Failure, Tally
+from properties.tally import EagerOutcome, Failure, SameDefect, Tally
 from properties.verdict.finding import Finding, Verdict
 from properties.verdict.invariant import taking_turns
 from properties.verdict.judge import judge
@@ -77,8 +77,8 @@ def test_a_failure_is_told_the_same_after_the_journal(verdicts: list[Verdict], t
     for verdict in found:
         assert verdict.first is not None
         failure = Failure(verdict, verdict.first, "aaaaaaaaaaaa", 3, near, fault="kv-truncated-not-gathered")
-        twin = Beside("cpu-eager", "differs", verdict.first)
-        failure = replace(failure, beside=twin, also=(Also("lossless.stops", Stage.EMITTED, "bbbbbbbbbbbb"),))
+        twin = EagerOutcome("cpu-eager", "differs", verdict.first)
+        failure = replace(failure, beside=twin, also=(SameDefect("lossless.stops", Stage.EMITTED, "bbbbbbbbbbbb"),))
         writer = Writer(tmp_path, HEAD)
         writer.add("mine", 2, Found(failure))
         writer.close()

@@ -13,8 +13,8 @@ from backends.compositions import open_cpu
 from properties.invariants import ALL
 from properties.strategies.models import small
 from properties.tally import Tally
-from properties.tie_count import too_many_experts
-from properties.verdict.finding import Routed
+from properties.tie_count import excess_expert_choices
+from properties.verdict.finding import RoutingCounts
 from properties.verdict.judge import judge
 from properties.verdict.subject import Subject
 from reference.architecture import Architecture, Seeded
@@ -212,7 +212,7 @@ def test_a_public_fault_of_commits_is_found_in_bfloat16(tmp_path: Path) -> None:
 
 def test_too_many_other_experts_are_no_chance() -> None:
     tally = Tally("own")
-    tally.routed = Routed(judged=1000, near=100, predicted=10.0, ties=30)
-    assert too_many_experts(tally) is None
-    tally.routed = Routed(judged=1000, near=100, predicted=10.0, ties=120)
-    assert too_many_experts(tally) == "120 rows took other experts, where the noise of their scores predicts 10"
+    tally.routed = RoutingCounts(judged=1000, near=100, predicted=10.0, ties=30)
+    assert excess_expert_choices(tally) is None
+    tally.routed = RoutingCounts(judged=1000, near=100, predicted=10.0, ties=120)
+    assert excess_expert_choices(tally) == "120 rows took other experts, where the noise of their scores predicts 10"

@@ -1,4 +1,4 @@
-"""Beside a failure of a fused backend stands the same case on the eager one; a fault names the backend it is for."""
+"""EagerOutcome a failure of a fused backend stands the same case on the eager one; a fault names the backend it is for."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +12,7 @@ from backends.registry import eager_beside
 from backends.shipped import ROWS
 from properties.invariants import ALL
 from properties.strategies.models import GALLERY
-from properties.tally import Beside, Failure
+from properties.tally import EagerOutcome, Failure
 from properties.verdict.judge import judge
 from reference.architecture import Seeded
 from reference.case import Case
@@ -59,7 +59,7 @@ def test_each_device_has_its_eager_backend() -> None:
 
 def test_the_same_case_on_the_eager_backend_is_told() -> None:
     found = with_eager(failure("cpu-fused"), ORACLE)
-    assert found.beside == Beside("cpu-eager", "agrees")
+    assert found.beside == EagerOutcome("cpu-eager", "agrees")
     assert "beside the same case on cpu-eager: agrees" in " ".join(failure_page(found).split())
     assert failure_fact(found)["beside"] == {"backend": "cpu-eager", "outcome": "agrees", "finding": None}
     alone = with_eager(failure("cpu-eager"), ORACLE)
@@ -84,14 +84,14 @@ def test_an_eager_backend_that_differs_too_or_cannot_judge_is_told_so(monkeypatc
         in_this_process(patch)
         patch.setattr(inprocess, "open_planted", lambda *_: clean)
         declined = with_eager(one, ORACLE).beside
-    assert declined == Beside("cpu-eager", "not judged: cpu-eager declares no dtype float32")
+    assert declined == EagerOutcome("cpu-eager", "not judged: cpu-eager declares no dtype float32")
 
     def absent(wanted: BackendSpec) -> None:
         raise Unavailable("no such device")
 
     with monkeypatch.context() as patch:
         patch.setattr(door, "open_backend", absent)
-        assert with_eager(one, ORACLE).beside == Beside("cpu-eager", "not run: no such device")
+        assert with_eager(one, ORACLE).beside == EagerOutcome("cpu-eager", "not run: no such device")
 
 
 def test_diff_plants_a_fault_where_it_belongs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from reference.session import Action, Mate, Session
 from reference.trace import Accepted, Drafted, Shared, Stage, Step, Trace
 from reference.tree import Tree
 from reports.html.pages import diff_page
-from reports.html.pictures.bars import shares
+from reports.html.pictures.bars import share_bars
 from reports.html.pictures.timeline import timeline
 from reports.tree_scene import scene_of
 from specverify.campaign import campaign
@@ -128,7 +128,7 @@ def test_a_log_counts_cases_and_tells_when_workers_did_what() -> None:
     assert log.drawn["tokens before the first step"] == Counter({"up to 1": 1, "17 to 64": 1})
     assert log.drawn["KV layout"] == Counter({"branch": 2})
     for kind in ("opened", None, "ended", "died"):
-        log.heard(0, kind)
+        log.note(0, kind)
     assert [event.kind for event in log.events] == ["opened", "ended"]
     log.events = [
         Event(0, "opened", 1.0),
@@ -157,11 +157,11 @@ def test_messages_of_workers_are_events() -> None:
 
 
 def test_shares_have_intervals_that_hold_them() -> None:
-    chart = shares("x", {"a": 3, "b": 1})
+    chart = share_bars("x", {"a": 3, "b": 1})
     assert chart is not None
     for _, (bar,) in chart.groups:
         assert 0 <= bar.low < bar.value < bar.high <= 1
-    assert shares("x", {}) is None
+    assert share_bars("x", {}) is None
 
 
 def test_a_failure_of_another_request_shows_that_requests_tree() -> None:
