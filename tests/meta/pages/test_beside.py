@@ -1,4 +1,4 @@
-"""EagerOutcome a failure of a fused backend stands the same case on the eager one; a fault names the backend it is for."""
+"""Beside a failure of a fused backend stands the same case on the eager one; a fault names the backend it is for."""
 
 from dataclasses import replace
 from pathlib import Path
