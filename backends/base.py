@@ -161,12 +161,12 @@ class Unavailable(EngineGone):
 
 
 class ProgramFailure(Exception):
-    """The engine's own process broke in a run; `said` holds the last lines that the process wrote."""
+    """The engine's own process broke in a run; `last_lines` holds the last lines that the process wrote."""
 
-    def __init__(self, why: str, said: tuple[str, ...] = ()) -> None:
+    def __init__(self, why: str, last_lines: tuple[str, ...] = ()) -> None:
         super().__init__(why)
         self.why = why
-        self.said = said
+        self.last_lines = last_lines
 
 
 class StageFailure(Exception):

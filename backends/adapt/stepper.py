@@ -13,7 +13,7 @@ import numpy as np
 
 from backends.adapt.blackbox import BlackBox, blackbox
 from backends.adapt.generated import tokens_of
-from backends.admission.arrays import read
+from backends.admission.arrays import read_array
 from backends.base import Declaration
 from reference.architecture import Seeded
 from reference.case import Case
@@ -173,8 +173,8 @@ class Stepper:
 
 def _masks(mask: Any, committed: int, layers: int) -> tuple[Any, ...]:
     """A mask for each layer, each with the committed columns, which every row sees where the mask lacks them."""
-    listed = list(mask) if isinstance(mask, (tuple, list)) and np.ndim(read(mask[0])) == 2 else None
-    held = [read(one) for one in (listed or [mask])]
+    listed = list(mask) if isinstance(mask, (tuple, list)) and np.ndim(read_array(mask[0])) == 2 else None
+    held = [read_array(one) for one in (listed or [mask])]
     wide = []
     for one in held:
         if not isinstance(one, np.ndarray) or one.ndim != 2:

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 # torch is imported by the functions that ask it: a list of backends on a machine without Ascend needs none.
 
 
-def missing() -> str | None:
+def why_no_npu() -> str | None:
     """The reason why the device cannot be used, in words; None where it can."""
     # find_spec looks for the package without importing it.
     if find_spec("torch_npu") is None:

@@ -8,9 +8,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from backends.admission import Misshapen, admitted
+from backends.admission import Misshapen, admit_trace
 from backends.admission.sizes import sizes_of
-from backends.admission.stages import admitted_step
+from backends.admission.stages import admit_step
 from backends.base import Declaration
 from properties.shortfall import DECLINED_FLOOR
 from properties.tally import Tally
@@ -176,14 +176,14 @@ def _admitted(run: Recorded, case: Case) -> Trace:
     at = 0
     try:
         for at, step in enumerate(trace.steps):  # noqa: B007 - the complaint names the step
-            admitted_step(step, sizes)
+            admit_step(step, sizes)
     except Misshapen as wrong:
         raise UnreadableLine(run.lines[at], f"step {at}, {wrong.why}") from None
     declared = Declaration(
         name="recorded", device="cpu", dtypes=(case.dtype,), reveals=frozenset(Stage), takes_tape=run.takes_tape
     )
     try:
-        return admitted(trace, case, declared)
+        return admit_trace(trace, case, declared)
     except Misshapen as wrong:
         raise UnreadableLine(run.end_line or run.line, f"end, {wrong.why}") from None
 

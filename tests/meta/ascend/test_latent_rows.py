@@ -14,7 +14,7 @@ from backends.ascend.operators.install import install
 from backends.ascend.operators.rules import AscendContractError, NotEmulated
 from backends.ascend.probe.calls import arguments
 from backends.ascend.probe.latent_examples import latent
-from backends.compositions import opened
+from backends.compositions import open_engine
 from backends.engine.columns import AttentionInputs, Paging
 from properties.invariants import ALL
 from properties.verdict.judge import judge
@@ -173,7 +173,7 @@ def test_what_is_not_emulated_is_not_guessed() -> None:
 
 @pytest.mark.parametrize("kind", gated(["branch", "paged", "static", "prefix"], lambda at: at < 2))
 def test_deepseeks_tree_runs_by_the_operator(kind: str) -> None:
-    backend, made = opened("ascend-fused-emulated"), list[LatentAsked]()
+    backend, made = open_engine("ascend-fused-emulated"), list[LatentAsked]()
     backend.seams = replace(backend.seams, attend=asking(made))
     # Without experts, whose ties would explain any difference in 16 bits.
     plain = listed("deepseek_v3")[0]

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from backends.compositions import opened
+from backends.compositions import open_engine
 from properties.strategies.models import GALLERY
 from reference.abilities import Abilities
 from reference.adapters.low_rank import ADAPTED, PROJECTIONS, Adapter
@@ -48,7 +48,7 @@ def test_the_engine_adds_what_the_oracle_merges_in_every_family(family: str) -> 
     if arch is None:
         arch = replace(ARCH, family=family)
     case = Case(Seeded(arch, 1, adapter=EVERY), (2, 0, 1), Scripted((TREE,)), stops=Stops(4), dtype="float64")
-    mine, true = opened("cpu-eager").run(case), Oracle()(case)
+    mine, true = open_engine("cpu-eager").run(case), Oracle()(case)
     assert mine.output == true.output
     plain = Oracle()(replace(case, model=case.model.bare))
     for step, wanted in zip(mine.steps, true.steps, strict=True):
@@ -67,7 +67,7 @@ def session(kind: str, *actions: Action) -> tuple[Case, Trace]:
     case = Case(
         Seeded(ARCH, 1), prompt, stops=Stops(3), dtype="float64", layout=layout, session=Session(mates, actions)
     )
-    return case, opened("cpu-eager").run(case)
+    return case, open_engine("cpu-eager").run(case)
 
 
 @pytest.mark.parametrize("kind", ["branch", "prefix"])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from backends import faults
-from backends.compositions import open_cpu, opened
+from backends.compositions import open_cpu, open_engine
 from properties.invariants import ALL
 from properties.shrinking.cases import nearer, size
 from properties.strategies.acceptance import ORACLE
@@ -80,7 +80,7 @@ def traces(case: Case, batch: int, name: str) -> list[Trace]:
     mates = tuple(Mate((5, 6, 7 + one), case.draft, case.sampling, Stops(30)) for one in range(batch - 1))
     every = tuple(range(batch))
     actions = *(Action("add", (one,)) for one in every), *(Action("step", every),) * 3
-    shared = opened(name).run(replace(case, stops=Stops(30), session=Session(mates, actions))).shared
+    shared = open_engine(name).run(replace(case, stops=Stops(30), session=Session(mates, actions))).shared
     assert shared is not None
     return [one for one in shared.requests if one is not None]
 
