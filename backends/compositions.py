@@ -98,7 +98,9 @@ COMPOSITIONS: dict[str, Callable[[], Seams]] = {
     # two thirds of all attention of a small case is prefill.
     "triton-interpreted": lambda: engine_over_pages(interpreted(), prefill_attend=Split()),
     "triton-words": lambda: engine_with_mask_words(engine_over_pages(compiled()), "cuda"),
-    "triton-interpreted-words": lambda: engine_with_mask_words(engine_over_pages(interpreted(), prefill_attend=Split()), "cpu"),
+    "triton-interpreted-words": lambda: engine_with_mask_words(
+        engine_over_pages(interpreted(), prefill_attend=Split()), "cpu"
+    ),
     "ascend-eager": lambda: engine_on_ascend(ascend_eager, CheckedPaged),
     "ascend-fused": lambda: engine_on_ascend(AscendFused(), ScatterPaged),
     "ascend-atb": splitfuse,

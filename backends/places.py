@@ -43,7 +43,11 @@ def raised_at(why: BaseException) -> str:
 
 def _is_strange(file: str) -> bool:
     """Whether a file of a frame is neither ours nor the import system's."""
-    return not file.startswith("<frozen") and "importlib" not in Path(file).parts and BACKENDS_FOLDER not in Path(file).parents
+    return (
+        not file.startswith("<frozen")
+        and "importlib" not in Path(file).parts
+        and BACKENDS_FOLDER not in Path(file).parents
+    )
 
 
 def function_at(function: object) -> str:

@@ -206,7 +206,9 @@ class PlainTransformers:
         reset_token = _recorded_calls.set(layers)
         try:
             with wide() as mode:
-                logits = self._network(**whole_inputs(self._axes, tokens), use_cache=False, **self._cap_options).logits[0]
+                logits = self._network(**whole_inputs(self._axes, tokens), use_cache=False, **self._cap_options).logits[
+                    0
+                ]
         finally:
             _recorded_calls.reset(reset_token)
         name = type(self._network).__name__
@@ -313,5 +315,7 @@ def _reaches(config: Any) -> tuple[tuple[int, int], ...]:
         return ((window, 0),) * int(config.num_hidden_layers)
     for kind in kinds:
         if kind not in reach_by_kind:
-            raise Unsupported(f"layers of kind {kind}: plain transformers is a reference for {', '.join(reach_by_kind)}")
+            raise Unsupported(
+                f"layers of kind {kind}: plain transformers is a reference for {', '.join(reach_by_kind)}"
+            )
     return tuple(reach_by_kind[kind] for kind in kinds)

@@ -16,7 +16,7 @@ from backends.adapt.blackbox import seed_all
 from backends.adapt.generated import tokens_of
 from backends.adapt.models import transformers_model
 from backends.base import Declaration, Unsupported
-from backends.interception.intercept import DecidesTooOften, NotInterceptable, TooManyRuns, intercepted
+from backends.interception.intercept import DecidesTooOften, NotInterceptable, TooManyRuns, exact_law
 from reference.case import Case
 from reference.probability_world import Blocks, Given, World
 from reference.trace import Array, Emitted, Stage, Step, Trace
@@ -137,9 +137,9 @@ class TableSampler:
             return lambda tokens=(): _tempered(table[world.row(_ids(tokens))], heat)
 
         try:
-            found = intercepted(lambda: self._round(law(rows[0]), law(rows[1])), most_runs=MOST_COURSES)
+            found = exact_law(lambda: self._round(law(rows[0]), law(rows[1])), most_runs=MOST_COURSES)
         except DecidesTooOften as why:
-            raise TypeError(f"{self.declaration.name}: {'; '.join([*why.shared, str(why)])}") from None
+            raise TypeError(f"{self.declaration.name}: {'; '.join([*why.shared_numbers, str(why)])}") from None
         except (NotInterceptable, TooManyRuns) as why:
             raise Unsupported(f"{self.declaration.name}: its draws cannot be enumerated: {why}") from None
         return _chosen(found, tape, world.shape.height + 1)

@@ -10,4 +10,4 @@ from backends.admission.declared import check_declaration
 from backends.admission.misshapen import Misshapen
 from backends.admission.traces import LiveAdmission, admit_trace
 
-__all__ = ["LiveDoor", "Misshapen", "admitted", "admitted_blocks", "check_declaration"]
+__all__ = ["LiveAdmission", "Misshapen", "admit_blocks", "admit_trace", "check_declaration"]

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from backends.admission.misshapen import describe, refusal, describe_shape
+from backends.admission.misshapen import describe, describe_shape, refusal
 from reference.trace import Array
 
 Axis = tuple[str, int | None]
@@ -170,7 +170,7 @@ def _convert(field: str, value: object, kind: str, axes: tuple[Axis, ...]) -> Ar
 
 
 def _describe_refused(value: object, array: Array) -> str:
-    """The refused value in words: a list by its array's dtype and shape, any other value as `described` gives it."""
+    """The refused value in words: a list by its array's dtype and shape, any other value as `describe` gives it."""
     if isinstance(value, (list, tuple)):
         return f"{type(value).__name__} of {array.dtype} {describe_shape(array.shape)}"
     return describe(value)

@@ -63,7 +63,11 @@ def _describe_tensor(value: object) -> str | None:
     """A tensor by its dtype and shape; None for a value without them, and for an object that raises when asked."""
     try:
         shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
-        return None if shape is None or dtype is None else f"{dtype} {type(value).__name__.lower()} {describe_shape(shape)}"
+        return (
+            None
+            if shape is None or dtype is None
+            else f"{dtype} {type(value).__name__.lower()} {describe_shape(shape)}"
+        )
     except Exception:
         return None
 

@@ -30,7 +30,10 @@ def admit_prompts(value: object, case: Case, traces: tuple[Trace | None, ...]) -
     if not isinstance(value, (tuple, list)) or len(value) != len(traces):
         description = f"{len(value)} prompts" if isinstance(value, (tuple, list)) else ""
         raise refusal("shared.prompts", value, f"a prompt for each of {len(traces)} requests", description)
-    return tuple(_admit_prompt(f"shared.prompts[{number}]", prompt, case, number, traces[number]) for number, prompt in enumerate(value))
+    return tuple(
+        _admit_prompt(f"shared.prompts[{number}]", prompt, case, number, traces[number])
+        for number, prompt in enumerate(value)
+    )
 
 
 def _admit_prompt(field: str, value: object, case: Case, number: int, trace: Trace | None) -> tuple[int, ...]:

@@ -76,7 +76,7 @@ def sizes_of(case: Case, takes_tape: bool, switched: tuple[Draft, ...] = ()) -> 
     """
     arch = _architecture(case.model)
     drafts = (case.draft, *switched)
-    cached_drafts = [one for one in drafts if one.model is not None or one.kv_sizes is not None]
+    cached_drafts = [draft for draft in drafts if draft.model is not None or draft.kv_sizes is not None]
     # A request that switches between models shows caches of different shapes in its steps; then none is checked.
     caches = {
         Cache(*draft.kv_sizes) if draft.model is None and draft.kv_sizes else _cache(draft.model, case.layout.latent)

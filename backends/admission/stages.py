@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from backends.admission.arrays import Axis, array, is_array_like, read_array, expected_array
+from backends.admission.arrays import Axis, array, expected_array, is_array_like, read_array
 from backends.admission.misshapen import Misshapen, refusal
 from backends.admission.numbers import TOKEN, reals, whole, wholes, word
 from backends.admission.sizes import Cache, Sizes
@@ -112,8 +112,12 @@ def _admit_drafted(value: object, sizes: Sizes) -> Drafted:
     proposal = _admit_optional("drafted.proposal", drafted.proposal, (nodes, ("vocabulary", sizes.vocabulary)))
     ids = None if drafted.draft_ids is None else wholes("drafted.draft_ids", drafted.draft_ids)
     if ids is not None and len(ids) != len(tree):
-        raise refusal("drafted.draft_ids", drafted.draft_ids, f"one id for each of {len(tree)} nodes", f"{len(ids)} ids")
-    return Drafted(tree, logits, ids, proposal, None if drafted.given is None else _admit_head_input(drafted.given, sizes))
+        raise refusal(
+            "drafted.draft_ids", drafted.draft_ids, f"one id for each of {len(tree)} nodes", f"{len(ids)} ids"
+        )
+    return Drafted(
+        tree, logits, ids, proposal, None if drafted.given is None else _admit_head_input(drafted.given, sizes)
+    )
 
 
 def _admit_head_input(value: object, sizes: Sizes) -> HeadInput:
@@ -143,23 +147,23 @@ def _admit_lowered(value: object, sizes: Sizes, nodes: int | None) -> Lowered:
     An array that is None stays unrevealed; R is the length of the first array that is there. Padding rows are the
     reason why there may be more rows than nodes.
     """
-    one = require_type("lowered", value, Lowered)
-    masks = None if one.visible is None else _admit_masks("lowered.visible", one.visible, sizes.target.layers)
+    lowered = require_type("lowered", value, Lowered)
+    masks = None if lowered.visible is None else _admit_masks("lowered.visible", lowered.visible, sizes.target.layers)
     rows: int | None = None
     index: dict[str, Array] = {}
-    for name, (field, kind, wide) in PER_ROW.items():
-        held = getattr(one, name)
-        if held is None:
+    for name, (field, kind, has_columns) in PER_ROW.items():
+        value_of_field = getattr(lowered, name)
+        if value_of_field is None:
             continue
-        axes: tuple[Axis, ...] = (("rows", rows), ("height + 1", None)) if wide else (("rows", rows),)
-        index[name] = array(field, held, kind, axes)
+        axes: tuple[Axis, ...] = (("rows", rows), ("height + 1", None)) if has_columns else (("rows", rows),)
+        index[name] = array(field, value_of_field, kind, axes)
         if rows is None:
             rows = len(index[name])
-            _check_rows(field, held, rows, nodes, kind)
+            _check_rows(field, value_of_field, rows, nodes, kind)
     if rows is None and masks:
-        _check_rows("lowered.visible", one.visible, len(masks[0]), nodes, "bool")
+        _check_rows("lowered.visible", lowered.visible, len(masks[0]), nodes, "bool")
     nodes_axis: tuple[Axis, ...] = (("nodes", nodes),)
-    order = one.retrieve_index
+    order = lowered.retrieve_index
     if not index and masks is None and order is None:
         raise refusal("lowered", value, "at least one of its arrays, or None for the stage", "every array None")
     return Lowered(
@@ -194,8 +198,8 @@ def _mask_list(value: Any) -> list[Any] | None:
     """The masks as a list: from a tuple or list, or from one array [layers, rows, columns]; otherwise None."""
     if isinstance(value, (tuple, list)):
         return list(value)
-    held = read_array(value) if is_array_like(value) else None
-    return list(held) if isinstance(held, np.ndarray) and held.ndim == 3 else None
+    array_of_masks = read_array(value) if is_array_like(value) else None
+    return list(array_of_masks) if isinstance(array_of_masks, np.ndarray) and array_of_masks.ndim == 3 else None
 
 
 def _admit_attended(value: object, sizes: Sizes, nodes: int | None) -> Attended:

@@ -54,7 +54,7 @@ class LiveAdmission:
             self._sizes.clear()
 
     def admit(self, trace: object) -> Trace:
-        """Admit a trace as `admitted` does; steps that were shown before, by identity, are not checked again."""
+        """Admit a trace as `admit_trace` does; steps that were shown before, by identity, are not checked again."""
         answer = require_type("what run returned", trace, Trace)
         request_trace = self._admit_request(answer, 0)
         shared = self._admit_shared(answer.shared)
@@ -113,7 +113,9 @@ class LiveAdmission:
         shared = require_type(f"shared, of a session of {requests} requests", value, Shared)
         if not isinstance(shared.requests, (tuple, list)) or len(shared.requests) != requests:
             description = f"{len(shared.requests)} traces" if isinstance(shared.requests, (tuple, list)) else ""
-            raise refusal("shared.requests", shared.requests, f"a trace or None for each of {requests} requests", description)
+            raise refusal(
+                "shared.requests", shared.requests, f"a trace or None for each of {requests} requests", description
+            )
         traces = tuple(self._admit_member(trace, number) for number, trace in enumerate(shared.requests))
         prompts = admit_prompts(shared.prompts, self._case, traces)
         events = admit_events(shared.events, self._case)
@@ -134,9 +136,13 @@ class LiveAdmission:
     def _sizes_of(self, number: int) -> Sizes:
         """The sizes of one request, with every draft that the request may have by now."""
         if number not in self._sizes:
-            drafts = (action.draft for action in self._actions if action.draft is not None and number in action.requests)
+            drafts = (
+                action.draft for action in self._actions if action.draft is not None and number in action.requests
+            )
             alone = self._case if self._case.session is None else self._case.alone(number)
-            self._sizes[number] = sizes_of(alone, self._takes_tape, tuple(draft for draft in drafts if draft is not None))
+            self._sizes[number] = sizes_of(
+                alone, self._takes_tape, tuple(draft for draft in drafts if draft is not None)
+            )
         return self._sizes[number]
 
 

@@ -33,7 +33,9 @@ class Recorder:
         self._open.enter_context(TorchHooks(self._record))
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         """Take the hooks away."""
         self._open.close()
 

@@ -253,7 +253,9 @@ def _count(content: Any) -> int | None:
 
 
 def _ids(values: list[Any], name: str) -> tuple[int, ...]:
-    wrong = next((index for index, value in enumerate(values) if not isinstance(value, int) or isinstance(value, bool)), None)
+    wrong = next(
+        (index for index, value in enumerate(values) if not isinstance(value, int) or isinstance(value, bool)), None
+    )
     if wrong is not None:
         raise WrongAnswer(f"answers JSON whose {name}[{wrong}] is no token id")
     return tuple(values)

@@ -177,7 +177,9 @@ class Web:
             hint = f"the key in {KEY} is refused" if self._key else f"it wants a key: put it into {KEY}"
             return RefusedRequest(why.code, f"{self._place(urlsplit(why.url).path)} {line}; {hint}")
         if 300 <= why.code < 400:
-            return RefusedRequest(why.code, f"{self._place(urlsplit(why.url).path)} {line}, a redirect: give the new address")
+            return RefusedRequest(
+                why.code, f"{self._place(urlsplit(why.url).path)} {line}, a redirect: give the new address"
+            )
         return RefusedRequest(why.code, f"{self._place(urlsplit(why.url).path)} {line}")
 
     def _message(self, raw: bytes, prompt: str) -> str:
@@ -194,7 +196,9 @@ class Web:
         if self._key is not None and self._key in content:
             return ""
         is_echoed = (
-            any(prompt[start : start + ECHO] in content for start in range(max(1, len(prompt) - ECHO + 1))) if prompt else False
+            any(prompt[start : start + ECHO] in content for start in range(max(1, len(prompt) - ECHO + 1)))
+            if prompt
+            else False
         )
         line = IDS.sub("[numbers]", " ".join(content.split()))[:LONGEST_MESSAGE]
         return "" if is_echoed else f": {line}"

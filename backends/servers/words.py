@@ -67,7 +67,12 @@ def ids_of_text(text: str, after: Sequence[int], checkpoint: str, counts: Sequen
         continuations = [candidate[len(after) :] for candidate in id_lists if candidate[: len(after)] == list(after)]
         if not continuations:
             raise WrongAnswer("answers a text whose first token merges with the prompt's last: ask for ids")
-        ids = tuple(int(token_id) for token_id in next((continuation for continuation in continuations if len(continuation) in counts), continuations[0]))
+        ids = tuple(
+            int(token_id)
+            for token_id in next(
+                (continuation for continuation in continuations if len(continuation) in counts), continuations[0]
+            )
+        )
     if not counts:
         raise WrongAnswer("answers a text and tells neither tokens nor their number: its tokens cannot be known")
     if len(ids) not in counts:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from backends import faults
-from backends.admission import LiveAdmission, Misshapen, admit_trace, admit_blocks
+from backends.admission import LiveAdmission, Misshapen, admit_blocks, admit_trace
 from backends.base import Backend, ExactLaw, ProgramFailure, Serving, StageFailure, Unavailable, Unsupported
 from backends.faults.fault import Fault
 from backends.flags import Mode, mode_of

@@ -21,7 +21,7 @@ from backends.base import Unsupported
 from backends.engine.sampling.coins import Coins
 from backends.engine.sampling.forest import Forest
 from backends.engine.seams import Seams
-from backends.interception.intercept import DecidesTooOften, NotInterceptable, TooManyRuns, intercepted
+from backends.interception.intercept import DecidesTooOften, NotInterceptable, TooManyRuns, exact_law
 from reference.trace import Stage
 
 SAMPLER = Contract(
@@ -144,9 +144,9 @@ class Sampler:
             if len(self._laws) >= MOST_LAWS:
                 self._laws.clear()
             try:
-                law = intercepted(lambda: self._asked(trees, target, proposal, request), most_runs=MOST_COURSES)
+                law = exact_law(lambda: self._asked(trees, target, proposal, request), most_runs=MOST_COURSES)
             except DecidesTooOften as why:
-                told = "; ".join([*why.shared, str(why)])
+                told = "; ".join([*why.shared_numbers, str(why)])
                 raise self._component.failed(f"{self._component.name}: {told}") from None
             except (NotInterceptable, TooManyRuns) as why:
                 raise Unsupported(f"{self._component.name}: its own draws cannot be enumerated: {why}") from None

@@ -261,7 +261,11 @@ def test_the_mode_is_an_option_a_flag_and_part_of_the_manifest(
 ) -> None:
     from specverify.setup.subjects import manifest
 
-    assert manifest(open_engine("ascend-fused-emulated")) == {"device": "cpu", "mode": "performance", "emulated": "true"}
+    assert manifest(open_engine("ascend-fused-emulated")) == {
+        "device": "cpu",
+        "mode": "performance",
+        "emulated": "true",
+    }
     asked = open_planted("ascend-fused-emulated", None, "reference")
     assert manifest(asked)["mode"] == "reference"
     monkeypatch.setenv(NO_FUSED_TREE, "1")

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import backends
-from backends.admission import LiveAdmission, Misshapen, admit_trace, admit_blocks
+from backends.admission import LiveAdmission, Misshapen, admit_blocks, admit_trace
 from backends.base import Declaration
 from backends.compositions import open_cpu
 from backends.registry import UnknownBackend, open_backend
