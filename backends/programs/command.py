@@ -152,8 +152,8 @@ class Program:
         if not isinstance(message, dict):
             excerpt = line.decode(errors="backslashreplace")[:SHOWN_CHARACTERS]
             raise ValueError(
-                f"wrote on its standard output what is no line of the protocol: {excerpt!r} (only answers belong there; "
-                "write anything else to standard error)"
+                f"wrote on its standard output what is no line of the protocol: {excerpt!r} (only answers belong "
+                "there; write anything else to standard error)"
             )
         if message.get("id") != number:
             raise ValueError(f"answered request {number} with the id {message.get('id')!r}")
