@@ -28,7 +28,7 @@ def without_nnal() -> str | None:
     import torch
 
     try:
-        found = hasattr(torch.ops.atb, "_npu_paged_attention_splitfuse")
+        has_operator = hasattr(torch.ops.atb, "_npu_paged_attention_splitfuse")
     except OSError as why:
         return f"NNAL is missing: {' '.join(str(why).split())[:120]}"
-    return None if found else "NNAL, which holds ATB's operators, is not installed"
+    return None if has_operator else "NNAL, which holds ATB's operators, is not installed"

@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from backends.ascend.fused import ALIGNED, AscendFused, Asked
+from backends.ascend.fused import ALIGNMENT, AscendFused, FusedCall
 from backends.ascend.operands import Operands
 from backends.base import Unsupported
 from backends.engine.columns import AttentionInputs
@@ -42,13 +42,13 @@ def encoded(encode: Callable[[Tensor], Tensor]) -> Callable[[Seams], Seams]:
     return plant
 
 
-def asked_with(change: Callable[[Asked], Asked]) -> Callable[[Seams], Seams]:
+def asked_with(change: Callable[[FusedCall], FusedCall]) -> Callable[[Seams], Seams]:
     """A fault whose calls are changed by `change`."""
 
     def plant(seams: Seams) -> Seams:
         right = fused(seams).ask
 
-        def ask(query: Tensor, operands: Operands, mask: Tensor | None, scaling: float) -> Asked:
+        def ask(query: Tensor, operands: Operands, mask: Tensor | None, scaling: float) -> FusedCall:
             return change(right(query, operands, mask, scaling))
 
         return replace(seams, attend=replace(fused(seams), ask=ask))
@@ -73,18 +73,18 @@ def placed(change: Callable[[Operands, AttentionInputs], Operands]) -> Callable[
     return plant
 
 
-def _scale_of_filled_head(asked: Asked) -> Asked:
+def _scale_of_filled_head(asked: FusedCall) -> FusedCall:
     """The scale of the head dimension after it was filled to a multiple of 16."""
-    filled = asked.query.shape[-1] + -asked.query.shape[-1] % ALIGNED
+    filled = asked.query.shape[-1] + -asked.query.shape[-1] % ALIGNMENT
     return replace(asked, scale=float(filled**-0.5))
 
 
-def _rows_before_heads(asked: Asked) -> Asked:
+def _rows_before_heads(asked: FusedCall) -> FusedCall:
     """The query's memory in the order [B, T, N, D] under the shape [B, N, T, D]."""
     return replace(asked, query=asked.query.transpose(1, 2).reshape(asked.query.shape))
 
 
-def _kv_heads_in_turn(asked: Asked) -> Asked:
+def _kv_heads_in_turn(asked: FusedCall) -> FusedCall:
     """Query head h reads KV head h % kv_heads instead of h // group."""
     held, axis = asked.operands, 1 if asked.operands.table is None else 2
     turn = torch.arange(asked.heads, device=held.key.device) % asked.kv_heads

@@ -8,21 +8,21 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from backends.ascend.encodings import compressed
-from backends.ascend.latent import LatentAsked
+from backends.ascend.encodings import compressed_mask
+from backends.ascend.latent import LatentCall
 from backends.ascend.operands import Operands
 from backends.ascend.operators.fused_infer.latent import LATENT_DIM, ROPE_DIM
 from backends.engine.seams import Seams
 from backends.faults.attention.ascend_calls import fault, fused
 
 
-def _asked_with(change: Callable[[LatentAsked], LatentAsked]) -> Callable[[Seams], Seams]:
+def _asked_with(change: Callable[[LatentCall], LatentCall]) -> Callable[[Seams], Seams]:
     """A fault whose calls over latent rows are changed by `change`."""
 
     def plant(seams: Seams) -> Seams:
         right = fused(seams).ask_latent
 
-        def ask(query: Tensor, held: Operands, mask: Tensor | None, scaling: float) -> LatentAsked:
+        def ask(query: Tensor, held: Operands, mask: Tensor | None, scaling: float) -> LatentCall:
             return change(right(query, held, mask, scaling))
 
         return replace(seams, attend=replace(fused(seams), ask_latent=ask))
@@ -30,22 +30,22 @@ def _asked_with(change: Callable[[LatentAsked], LatentAsked]) -> Callable[[Seams
     return plant
 
 
-def _mask_by_columns(asked: LatentAsked) -> LatentAsked:
+def _mask_by_columns(asked: LatentCall) -> LatentCall:
     """The mask with rows and columns exchanged: a node sees its descendants."""
     return asked if asked.mask is None else replace(asked, mask=asked.mask.transpose(1, 2).contiguous())
 
 
-def _chain(asked: LatentAsked) -> LatentAsked:
+def _chain(asked: LatentCall) -> LatentCall:
     """The compressed causal mask of sparse mode 3 in place of the tree's."""
-    return asked if asked.mask is None else replace(asked, mask=compressed(asked.query.device), sparse_mode=3)
+    return asked if asked.mask is None else replace(asked, mask=compressed_mask(asked.query.device), sparse_mode=3)
 
 
-def _parts_of_column_before(asked: LatentAsked) -> LatentAsked:
+def _parts_of_column_before(asked: LatentCall) -> LatentCall:
     """Each latent vector beside the rotated part of the column before, in its page where it lies in one."""
     return replace(asked, key_rope=asked.key_rope.roll(1, 2 if asked.table is None else 1))
 
 
-def _scale_of_row(asked: LatentAsked) -> LatentAsked:
+def _scale_of_row(asked: LatentCall) -> LatentCall:
     """The scale of a head as wide as a latent row."""
     return replace(asked, scale=float((LATENT_DIM + ROPE_DIM) ** -0.5))
 

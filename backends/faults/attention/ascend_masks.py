@@ -9,8 +9,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from backends.ascend.encodings import additive, compressed
-from backends.ascend.fused import Asked
+from backends.ascend.encodings import additive, compressed_mask
+from backends.ascend.fused import FusedCall
 from backends.ascend.operands import Operands
 from backends.engine.columns import AttentionInputs
 from backends.engine.seams import Seams
@@ -46,16 +46,16 @@ def first_tile(visible: Tensor) -> Tensor:
 def _causal(sparse_mode: int) -> Callable[[Seams], Seams]:
     """The compressed causal mask in place of the tree's, where there are several rows."""
 
-    def change(asked: Asked) -> Asked:
+    def change(asked: FusedCall) -> FusedCall:
         # The sparse mode has an effect with several rows only.
         if asked.mask is None or asked.query.shape[2] == 1:
             return asked
-        return replace(asked, mask=compressed(asked.query.device), sparse_mode=sparse_mode)
+        return replace(asked, mask=compressed_mask(asked.query.device), sparse_mode=sparse_mode)
 
     return asked_with(change)
 
 
-def _heads_step_over_lanes(asked: Asked) -> Asked:
+def _heads_step_over_lanes(asked: FusedCall) -> FusedCall:
     """A mask with a head axis, of which the kernel takes one Q x KV matrix after another as the lanes' masks."""
     if asked.mask is None:
         return asked
