@@ -223,4 +223,4 @@ def _posed(
 
 def grounds_of(names: list[str], backend: str | None) -> dict[str, str]:
     """The backend for each fault: `backend` if given, else the one that the fault names."""
-    return {name: backend or faults.named(name).on for name in names}
+    return {name: backend or faults.fault_named(name).on for name in names}

@@ -32,7 +32,7 @@ def fault_named(name: str) -> Fault:
         Unknown: There is no such fault.
     """
     try:
-        return faults.named(name)
+        return faults.fault_named(name)
     except KeyError as why:
         raise Unknown(str(why.args[0])) from None
 

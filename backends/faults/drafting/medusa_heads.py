@@ -55,11 +55,11 @@ def residual_dropped(seams: Seams) -> Seams:
 def bias_dropped(seams: Seams) -> Seams:
     """The block of a Medusa head leaves out the bias that its weights have."""
 
-    class Unbiased(MedusaDraft):
+    class WithoutBias(MedusaDraft):
         def block(self, state: Tensor, head: int) -> Tensor:
             return state + functional.silu(functional.linear(state, self.weights[f"{AT}.{head}.0.linear.weight"]))
 
-    return drafting(seams, Unbiased)
+    return drafting(seams, WithoutBias)
 
 
 @fault(

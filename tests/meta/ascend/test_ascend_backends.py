@@ -137,7 +137,7 @@ def test_leaks_are_seen_at_prefix_2048_bit_by_bit(dtype: torch.dtype) -> None:
         return not torch.equal(*outputs)
 
     for name, kind, rows in LEAKS:
-        faulty = faults.named(name).plant(right).attend
+        faulty = faults.fault_named(name).plant(right).attend
         assert not any(changed(right.attend, kind, rows, lane) for lane in (0, 1)), name
         assert any(changed(faulty, kind, rows, lane) for lane in (0, 1)), name
 

@@ -66,7 +66,7 @@ def session(draft: Draft, sampling: Sampling) -> Case:
 def judged(case: Case, fault: str = "") -> Verdict:
     backend = open_cpu()
     if fault:
-        faults.plant(backend, faults.named(fault))
+        faults.plant(backend, faults.fault_named(fault))
     return judge(case, ALL, ORACLE, subject_of(backend))
 
 

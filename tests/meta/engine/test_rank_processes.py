@@ -106,7 +106,7 @@ def test_requests_spread_over_processes_make_the_run_of_threads(
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_an_idle_process_that_skips_a_step_is_told(ranked: RankedBackend, ranks: int) -> None:
-    faults.plant(ranked, faults.named("rank-idle-skips-step"))
+    faults.plant(ranked, faults.fault_named("rank-idle-skips-step"))
     agree = [one for one in ALL if one.name == "lossless.ranks-agree"]
     verdict = judge(spread_over(ranks), agree, Oracle(), subject_of(ranked))
     assert verdict.findings or verdict.outcomes["lossless.completes"] == "failed"

@@ -29,4 +29,4 @@ def test_a_row_names_faults_or_the_reason() -> None:
     for row in rows:
         assert (row["state"] == "planted") == bool(row["faults"]) == (row["name"] in PLANTED)
         assert row["sentence"] == (", ".join(row["faults"]) or UNPLANTED[row["name"]])
-        assert all(faults.named(name).id == row["name"] for name in row["faults"])
+        assert all(faults.fault_named(name).id == row["name"] for name in row["faults"])

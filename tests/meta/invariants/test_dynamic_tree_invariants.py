@@ -53,7 +53,7 @@ def planted(name: str) -> EngineBackend:
         less = replace(trees, rerank=lambda scores, parents, most: trees.rerank(scores, parents, most - 1))
         backend.seams = replace(backend.seams, trees=less)
     elif name:
-        faults.plant(backend, faults.named(name))
+        faults.plant(backend, faults.fault_named(name))
     return backend
 
 

@@ -201,7 +201,7 @@ def test_a_public_fault_of_commits_is_found_in_bfloat16(tmp_path: Path) -> None:
     tree = Tree((0, 0, 0, 2, 3), (plain.prompt[-1], other, first, second, third))
     case = replace(plain, draft=Scripted((tree,)))
     backend = open_cpu()
-    faults.plant(backend, faults.named("kv-truncated-not-gathered"))
+    faults.plant(backend, faults.fault_named("kv-truncated-not-gathered"))
     verdict = judge(case, invariants(*CHOICE, *NUMBERS), Oracle(), subject_of(backend))  # type: ignore[arg-type]
     assert verdict.routing_ties == ()
     assert verdict.first is not None
