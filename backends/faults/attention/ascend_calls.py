@@ -98,7 +98,9 @@ def _short_of_tree(operands: Operands, columns: AttentionInputs) -> Operands:
     # A lane without a prefix would have no key at all.
     if not bool(operands.prefix.all()):
         return operands
-    lengths = [min(int(prefix_length), length) for prefix_length, length in zip(operands.prefix, operands.lengths, strict=True)]
+    lengths = [
+        min(int(prefix_length), length) for prefix_length, length in zip(operands.prefix, operands.lengths, strict=True)
+    ]
     if operands.table is not None:
         return replace(operands, lengths=lengths)
     end = max(lengths)

@@ -14,7 +14,13 @@ from backends.ascend.fused import FusedCall
 from backends.ascend.operands import Operands
 from backends.engine.columns import AttentionInputs
 from backends.engine.seams import Seams
-from backends.faults.attention.ascend_calls import with_changed_calls, with_encoding, fault, fused_attention, with_changed_operands
+from backends.faults.attention.ascend_calls import (
+    fault,
+    fused_attention,
+    with_changed_calls,
+    with_changed_operands,
+    with_encoding,
+)
 
 
 def keep_for_mask(visible: Tensor) -> Tensor:

@@ -294,7 +294,9 @@ def restored_by_lane(seams: Seams) -> Seams:
             cache.put_back(length)
         return why
 
-    return replace(seams, commit=commit, arena=NumberingArena, kv=replace(seams.kv, static=RestoresColumn, lanes=ByLane))
+    return replace(
+        seams, commit=commit, arena=NumberingArena, kv=replace(seams.kv, static=RestoresColumn, lanes=ByLane)
+    )
 
 
 FAULTS = faults_in(globals())

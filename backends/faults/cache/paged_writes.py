@@ -20,9 +20,9 @@ class Uniform(BatchCache):
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> Any:
         """Take the rows of lane b from index b * width on, among the packed rows of all lanes."""
-        return super().update(self._taken(key_states), self._taken(value_states), layer_idx)
+        return super().update(self._read_as_rectangle(key_states), self._read_as_rectangle(value_states), layer_idx)
 
-    def _taken(self, states: Tensor) -> Tensor:
+    def _read_as_rectangle(self, states: Tensor) -> Tensor:
         packed_rows = torch.cat([lane_states[:, :rows] for lane_states, rows in zip(states, self.rows, strict=True)], 1)
         moved_states = states.clone()
         for lane, rows in enumerate(self.rows):

@@ -63,7 +63,11 @@ def not_rolled_back(seams: Seams) -> Seams:
             last_states = _last(self)
             super().commit(path)
             if path:
-                mixed_states = {layer: (window, last_states[layer][1]) for layer, (window, _) in self.committed.items() if layer in last_states}
+                mixed_states = {
+                    layer: (window, last_states[layer][1])
+                    for layer, (window, _) in self.committed.items()
+                    if layer in last_states
+                }
                 self.kept[self.length] = mixed_states
 
     return _with_states(seams, KeepsMemory)
@@ -86,7 +90,11 @@ def window_of_last_row(seams: Seams) -> Seams:
             last_states = _last(self)
             super().commit(path)
             if path:
-                mixed_states = {layer: (last_states[layer][0], memory) for layer, (_, memory) in self.committed.items() if layer in last_states}
+                mixed_states = {
+                    layer: (last_states[layer][0], memory)
+                    for layer, (_, memory) in self.committed.items()
+                    if layer in last_states
+                }
                 self.kept[self.length] = mixed_states
 
     return _with_states(seams, Windows)
@@ -176,7 +184,11 @@ def slot_zero(seams: Seams) -> Seams:
 
         def close(self) -> None:
             rows = len(self.parents)
-            self.zero = {layer: states_by_row[0] for layer, states_by_row in self.rows.items() if 0 in states_by_row} if rows > 1 else {}
+            self.zero = (
+                {layer: states_by_row[0] for layer, states_by_row in self.rows.items() if 0 in states_by_row}
+                if rows > 1
+                else {}
+            )
             super().close()
 
         def above(self, layer: int, row: int) -> LayerState | None:

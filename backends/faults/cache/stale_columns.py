@@ -33,7 +33,9 @@ def ring_for_one_token(seams: Seams) -> Seams:
 
     class TrimmedForOneToken(seams.kv.lanes):  # type: ignore[misc,name-defined]
         def masks(self, layer: int, visible: list[Tensor]) -> Tensor:
-            opened_masks = [self._all(*cache_and_mask, layer) for cache_and_mask in zip(self.caches, visible, strict=True)]
+            opened_masks = [
+                self._all(*cache_and_mask, layer) for cache_and_mask in zip(self.caches, visible, strict=True)
+            ]
             masks: Tensor = super().masks(layer, opened_masks)
             return masks
 

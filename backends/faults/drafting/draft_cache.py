@@ -274,7 +274,9 @@ def key_one_short(seams: Seams) -> Seams:
             page = None if self.prefix is None else self._near(self.prefix, draft, tokens, lease.reused)
             if page is None or not isinstance(lease.draft, Paged):
                 return lease
-            copied_cells = [tuple(cells[page].transpose(0, 1).clone() for cells in pair) for pair in lease.draft.pool.layers]
+            copied_cells = [
+                tuple(cells[page].transpose(0, 1).clone() for cells in pair) for pair in lease.draft.pool.layers
+            ]
             lease.draft.open(self.layout.page_size)
             for layer, (keys, values) in enumerate(copied_cells):
                 lease.draft.write(layer, keys, values)

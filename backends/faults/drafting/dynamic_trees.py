@@ -47,7 +47,11 @@ def not_accumulated(seams: Seams) -> Seams:
     def rerank(scores: Tensor, parents: list[int], most: int) -> list[int]:
         held_nodes, worth = [0], scores.tolist()
         while len(held_nodes) <= most:
-            below = [candidate for candidate in range(1, len(worth)) if parents[candidate] in held_nodes and candidate not in held_nodes]
+            below = [
+                candidate
+                for candidate in range(1, len(worth))
+                if parents[candidate] in held_nodes and candidate not in held_nodes
+            ]
             held_nodes.append(max(below, key=worth.__getitem__))
         return sorted(held_nodes[1:])
 

@@ -152,8 +152,13 @@ def wrong_sibling(seams: Seams) -> Seams:
 
     class Sibling(Request):
         def accepted_states(self, verified: Tensor, tree: Tree, kept_nodes: list[int]) -> Tensor:
-            siblings = [[sibling for sibling in tree.children[tree.parent[node]] if sibling != node] for node in kept_nodes]
-            wrong_nodes = [node_siblings[0] if node and node_siblings else node for node, node_siblings in zip(kept_nodes, siblings, strict=True)]
+            siblings = [
+                [sibling for sibling in tree.children[tree.parent[node]] if sibling != node] for node in kept_nodes
+            ]
+            wrong_nodes = [
+                node_siblings[0] if node and node_siblings else node
+                for node, node_siblings in zip(kept_nodes, siblings, strict=True)
+            ]
             return super().accepted_states(verified, tree, wrong_nodes)
 
     return replace(seams, request=Sibling)

@@ -27,7 +27,9 @@ def own_states_kept(seams: Seams) -> Seams:
 
     class KeepsOwnStates(HeadDraft):
         def staying(self, kept_nodes: list[int]) -> list[int]:
-            return [self.slots[node] - self.cache.length for node in self.shape.path(kept_nodes[-1]) if node in self.slots]
+            return [
+                self.slots[node] - self.cache.length for node in self.shape.path(kept_nodes[-1]) if node in self.slots
+            ]
 
     return drafting(seams, KeepsOwnStates)
 

@@ -9,7 +9,9 @@ from backends.engine.request import Request
 from backends.engine.seams import Seams
 
 
-def drafting(seams: Seams, kind: type[TreeFilling], applies_to: Callable[[CacheLease], bool] = lambda lease: True) -> Seams:
+def drafting(
+    seams: Seams, kind: type[TreeFilling], applies_to: Callable[[CacheLease], bool] = lambda lease: True
+) -> Seams:
     """The seams with requests whose draft is of class `kind` in place of its base, where the lease meets `applies_to`."""
 
     class Drafting(Request):

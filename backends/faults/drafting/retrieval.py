@@ -126,12 +126,12 @@ def keeps_rejected(seams: Seams) -> Seams:
     """
 
     class Hopeful(AutomatonDraft):
-        taken = 0
+        num_taken = 0
 
         def grow(self, tokens: list[int]) -> None:
-            for token in tokens[self.taken :]:
+            for token in tokens[self.num_taken :]:
                 self.automaton.extend(token)
-            self.taken = len(tokens)
+            self.num_taken = len(tokens)
 
         def propose(
             self, tokens: list[int], chance: StepSampling | None = None, hidden: Tensor | None = None

@@ -186,8 +186,8 @@ def begin_at_dropped(seams: Seams) -> Seams:
                 replace(lane, first=(lane.first + cache.first(layer)).clamp(max=lane.committed))
                 for lane, cache in zip(words, self.caches, strict=True)
             ]
-            made: Tensor = super().word_masks(layer, late)
-            return made
+            masks: Tensor = super().word_masks(layer, late)
+            return masks
 
     return replace(seams, kv=replace(seams.kv, lanes=FromBeginning))
 

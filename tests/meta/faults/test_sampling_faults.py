@@ -158,7 +158,9 @@ UNSEEN = {"coin-at-threshold-accepts"}
 """A coin meets its threshold once in 2^24 rounds: only enumeration sees it."""
 
 
-HARMFUL = [pair for pair in KINDS if pair[0] not in UNSEEN | ALONE and pair[1] not in faults.fault_named(pair[0]).harmless]
+HARMFUL = [
+    pair for pair in KINDS if pair[0] not in UNSEEN | ALONE and pair[1] not in faults.fault_named(pair[0]).harmless
+]
 BY_SAMPLING = gated(HARMFUL, lambda at: HARMFUL[at][1] == _first(HARMFUL[at][0]) and at % 7 == 0)
 """Every fault is enumerated; sampling, which takes seconds for each, is tried on a few without `-m slow`."""
 
