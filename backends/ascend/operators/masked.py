@@ -95,8 +95,8 @@ def mode_mask(sparse_mode: int, rows: int, columns: int, before: int, after: int
     """The mask bool [rows, columns] that the sparse mode adds by itself; None for no mask.
 
     Modes 0 and 4 keep a band of `before` keys on the left and `after` keys on the right of the diagonal. The diagonal
-    begins at the top left in mode 0, where the band needs a `has_mask` mask, and ends at the bottom right in mode 4. Mode
-    2 is causal from the top left, so it ignores a cached prefix; mode 3 is causal to the bottom right.
+    begins at the top left in mode 0, where the band needs a mask in the call (`has_mask`), and ends at the bottom right
+    in mode 4. Mode 2 is causal from the top left, so it ignores a cached prefix; mode 3 is causal to the bottom right.
     """
     if sparse_mode == 1 or (sparse_mode == 0 and (not has_mask or min(before, after) >= max(rows, columns))):
         return None

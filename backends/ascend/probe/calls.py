@@ -43,7 +43,7 @@ class Example:
 
 
 def arguments(operator: str, named_values: Arguments) -> Arguments:
-    """`named_values` under the argument names of `operator`: version 2 of fused-infer attention has names of its own."""
+    """`named_values` under the argument names of `operator`; version 2 of fused-infer attention has its own names."""
     if operator == "npu_fused_infer_attention_score_v2":
         return {VERSION_2_NAMES.get(name, name): value for name, value in named_values.items()}
     return named_values

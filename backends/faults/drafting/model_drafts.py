@@ -12,7 +12,7 @@ from backends.engine.seams import Seams
 def drafting(
     seams: Seams, kind: type[TreeFilling], applies_to: Callable[[CacheLease], bool] = lambda lease: True
 ) -> Seams:
-    """The seams with requests whose draft is of class `kind` in place of its base, where the lease meets `applies_to`."""
+    """The seams with requests whose draft is of class `kind` in place of its base, where `applies_to` the lease."""
 
     class Drafting(Request):
         def prefill(self) -> None:

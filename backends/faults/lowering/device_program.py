@@ -31,7 +31,7 @@ def with_device_parts(seams: Seams, **parts: Any) -> Seams:
 
 
 def part(seams: Seams, name: str) -> Any:
-    """The part `name` of the lowering on a device; None for an engine without one, which `with_device_parts` refuses."""
+    """The part `name` of the lowering on a device; None for another engine, which `with_device_parts` refuses."""
     return getattr(seams.lower_tree, name, None)
 
 
