@@ -83,7 +83,7 @@ def torch_law(name: str, tables: Tables, claims: bool, most: int | None = None) 
         cells=len(law),
         evaluations=count,
         biases=tuple(where_from(law, tables.target_row, height)),
-        shared_draws=enumeration.shared,
+        shared_draws=enumeration.shared_numbers,
     )
 
 
