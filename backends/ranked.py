@@ -13,7 +13,7 @@ from backends.engine.seams import Seams
 from backends.engine.two_modes import in_mode
 from reference.case import Case
 from reference.parallel.ranks import SHARDED
-from reference.probability_world import Blocks, Given, World
+from reference.probability_world import Blocks, GivenTree, World
 from reference.trace import Array, Trace
 
 FAILURES: dict[str, Callable[[Any], Exception]] = {
@@ -47,7 +47,7 @@ class RankedBackend(EngineBackend):
             return spread(case, [trace for trace, _, _ in answers], [calls for _, calls, _ in answers])
         return merged([trace for trace, _, _ in answers], [calls for _, calls, _ in answers], answers[0][2])
 
-    def verify(self, given: Given, tape: Array) -> Blocks:
+    def verify(self, given: GivenTree, tape: Array) -> Blocks:
         """See `backends.base.ExactLaw`."""
         return self._blocks("verify", given, tape)
 
@@ -59,7 +59,7 @@ class RankedBackend(EngineBackend):
         """See `backends.base.ExactLaw`."""
         return self._blocks("samples", world, seeds)
 
-    def _blocks(self, word: str, tables: Given | World, coins: Array) -> Blocks:
+    def _blocks(self, word: str, tables: GivenTree | World, coins: Array) -> Blocks:
         """The blocks of rank 0."""
         if tables.ranks == 1:
             blocks: Blocks = getattr(super(), word)(tables, coins)

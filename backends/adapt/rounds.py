@@ -54,7 +54,7 @@ class Round:
     @property
     def tree(self) -> Tree:
         """The proposed tree in the order of the engine, by depth."""
-        return self.proposal.tree.renumbered(self.order)
+        return self.proposal.tree.renumber(self.order)
 
     def nodes(self, rows: Tensor | None) -> Array | None:
         """`rows` [rows, ...] of the engine in the order of the case's nodes."""

@@ -18,7 +18,7 @@ from backends.adapt.models import transformers_model
 from backends.base import Declaration, Unsupported
 from backends.interception.intercept import DecidesTooOften, NotInterceptable, TooManyRuns, exact_law
 from reference.case import Case
-from reference.probability_world import Blocks, Given, World
+from reference.probability_world import Blocks, GivenTree, World
 from reference.trace import Array, Emitted, Stage, Step, Trace
 
 MOST_COURSES = 20_000
@@ -116,7 +116,7 @@ class TableSampler:
             raise TypeError(f"{self.declaration.name} returned no token, expected the tokens of one round")
         return tokens
 
-    def verify(self, given: Given, tape: Array) -> Blocks:
+    def verify(self, given: GivenTree, tape: Array) -> Blocks:
         """See `backends.base.ExactLaw`; raises Unsupported, since the sampler drafts its own tokens."""
         raise Unsupported(f"{self.declaration.name} drafts its own tokens: it verifies no given tree")
 

@@ -79,7 +79,9 @@ def law(options: Options) -> int:
     try:
         found = laws_of(options)
     except DecidesTooOften as why:
-        return _without_law(options, UnknownLaw(options.torch or "", str(why), why.shared_numbers, options.claims_lossless))
+        return _without_law(
+            options, UnknownLaw(options.torch or "", str(why), why.shared_numbers, options.claims_lossless)
+        )
     page = law_table(found) if options.table else law_page(found[0], options.picture)
     click.echo(page, nl=False, err="-" in (options.json_file, options.html_file))
     if options.json_file is not None:

@@ -19,7 +19,7 @@ def step_fact(step: Step) -> Fact:
 
 
 def _lowered(lowered: Lowered) -> Fact:
-    found: Fact = {name: getattr(lowered, name) for name in lowered.shown}
+    found: Fact = {name: getattr(lowered, name) for name in lowered.array_names}
     if lowered.visible is not None:
         found["visible"] = list({id(mask): mask for mask in lowered.visible}.values())
     return found

@@ -19,7 +19,7 @@ from properties.verdict.finding import Verdict
 from properties.verdict.invariant import Invariant, taking_turns
 from properties.verdict.subject import Subject
 from reference.case import Case
-from reference.draft import largest
+from reference.draft import largest_tree_size
 from reference.oracle.decoder import Oracle
 from specverify.campaign.case_stream import stream
 from specverify.campaign.search import Search
@@ -195,7 +195,7 @@ def hunt(task: HuntPlan) -> HuntResult:
 
 def nodes_of(case: Case) -> int:
     """The number of nodes, with the root, of the largest tree of any request."""
-    return max(largest(case.draft), session_size(case)[0])
+    return max(largest_tree_size(case.draft), session_size(case)[0])
 
 
 def _small(case: Case | None) -> bool:

@@ -18,7 +18,7 @@ from backends.registry import open_backend
 from properties.verdict.subject import Crashed, Declined, Live, NoTrace, Subject
 from reference.case import Case
 from reference.draws import Draw
-from reference.probability_world import Blocks, Given, World
+from reference.probability_world import Blocks, GivenTree, World
 from reference.session import Action
 from reference.tape import stride
 from reference.trace import Array, Stage, Trace
@@ -201,7 +201,7 @@ class Guarded:
     def __init__(self, tables: ExactLaw) -> None:
         self._tables = tables
 
-    def verify(self, given: Given, tape: Array) -> Blocks:
+    def verify(self, given: GivenTree, tape: Array) -> Blocks:
         """As `ExactLaw.verify`; raises NoTrace."""
         size = len(tape), given.tree, given.target.shape[1], tape.shape[1]
         return self._guarded(lambda: admit_blocks(self._tables.verify(given, tape), *size))

@@ -20,10 +20,10 @@ from properties.verdict.invariant import Invariant, Oracle
 from properties.verdict.judge import judge
 from reference.architecture import Architecture, Checkpoint, Seeded
 from reference.case import Case
-from reference.files.regular import opened
+from reference.files.regular import open_regular
 from reference.malformed import Malformed
 from reference.oracle.decoder import Oracle as Definition
-from reference.recorded.lines import Recorded, UnreadableLine, read
+from reference.recorded.lines import FileRun, UnreadableLine, read_runs
 from reference.trace import Stage, Trace
 from specverify.setup.errors import UnusableInput
 from specverify.setup.selection import invariants_matching
@@ -95,8 +95,8 @@ def audit(file: str, model: Checkpoint | None, globs: tuple[str, ...] = (), pref
     asked = (*(one for one in wanted if one.name not in NOT_OF_A_FILE), *(() if globs else (CONTINUES,)))
     found = Audit(file)
     try:
-        with opened(file) as lines:
-            runs = read(lines)
+        with open_regular(file) as lines:
+            runs = read_runs(lines)
     except OSError as why:
         raise UnusableInput(f"{file}: cannot be read ({why.strerror or why})") from None
     except UnreadableLine as why:
@@ -111,7 +111,7 @@ def audit(file: str, model: Checkpoint | None, globs: tuple[str, ...] = (), pref
     return found
 
 
-def _cut_off(number: int, run: Recorded, trace: Trace, most: int) -> str | None:
+def _cut_off(number: int, run: FileRun, trace: Trace, most: int) -> str | None:
     """Why run `number` is the beginning of one, as a crash or a full disk leaves it; None for a whole run."""
     told = [run.end, *(step.get("emitted") for step in run.steps[-1:])]
     if run.end is None:
@@ -140,7 +140,7 @@ def _settle(found: Audit, runs: int, prefix: bool) -> None:
 
 
 def _judge(
-    found: Audit, number: int, run: Recorded, model: Checkpoint | None, asked: tuple[Invariant, ...], exact: Definition
+    found: Audit, number: int, run: FileRun, model: Checkpoint | None, asked: tuple[Invariant, ...], exact: Definition
 ) -> None:
     """Judge one run, and add it to `found`."""
     case = run.case(model)
@@ -150,7 +150,7 @@ def _judge(
     known = isinstance(case.model, Seeded) or model is not None
     architecture = _architecture(run, case, trace, exact if known else None)
     oracle: Oracle = exact if known else WithoutModel(architecture)
-    out = (*(NOT_OF_A_REQUEST if of_request else ()), *(() if run.padding_known else NEEDS_PADDING))
+    out = (*(NOT_OF_A_REQUEST if of_request else ()), *(() if run.is_padding_known else NEEDS_PADDING))
     invariants = tuple(one for one in asked if one.name not in out)
     subject = RecordedRun(run.engine or Path(found.file).name, case, trace, run.takes_tape, of_request)
     verdict = judge(case, invariants, oracle, subject)
@@ -165,7 +165,7 @@ def _judge(
             found.unasked.setdefault(one.name, Counter())[why_not] += 1
 
 
-def _admitted(run: Recorded, case: Case) -> Trace:
+def _admitted(run: FileRun, case: Case) -> Trace:
     """The trace of a run, with arrays of the types and shapes that the case gives them.
 
     Raises:
@@ -188,7 +188,7 @@ def _admitted(run: Recorded, case: Case) -> Trace:
         raise UnreadableLine(run.end_line or run.line, f"end, {wrong.why}") from None
 
 
-def _architecture(run: Recorded, case: Case, trace: Trace, exact: Definition | None) -> Architecture:
+def _architecture(run: FileRun, case: Case, trace: Trace, exact: Definition | None) -> Architecture:
     """The architecture by which trees are lowered: the model's, or a stand-in with the layers of the trace.
 
     Raises:
@@ -234,7 +234,7 @@ def _why(one: Invariant, case: Case, oracle: Oracle, subject: RecordedRun) -> Wh
     return ("evidence", "") if outcome == "unobserved" else ("nothing", "")
 
 
-def _line(run: Recorded, finding: Finding) -> int:
+def _line(run: FileRun, finding: Finding) -> int:
     """The line of the file on which the difference stands."""
     if finding.invariant == "lossless.accounting" and finding.where.get("side") != "tokens":
         return run.end_line or run.line

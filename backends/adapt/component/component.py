@@ -18,7 +18,7 @@ from backends.base import Declaration, Unsupported
 from backends.engine.backend import EngineBackend
 from backends.engine.seams import Seams
 from reference.case import Case
-from reference.probability_world import Blocks, Given, World
+from reference.probability_world import Blocks, GivenTree, World
 from reference.rules import DRAWS
 from reference.trace import Array, Lowered, Stage, Step, Trace
 
@@ -135,7 +135,7 @@ class ComponentBackend(EngineBackend):
             return replace(step, accepted=replace(step.accepted, coins=None))
         return step
 
-    def verify(self, given: Given, tape: Array) -> Blocks:
+    def verify(self, given: GivenTree, tape: Array) -> Blocks:
         """See `backends.base.ExactLaw`."""
         if self._sampler is None:
             return super().verify(given, tape)

@@ -132,7 +132,7 @@ def proposal_kept(seams: Seams) -> Seams:
             if old is None or old.tree.parent != block.proposal.tree.parent:
                 return
             nodes = block.nodes
-            self.lower(replace(old, tree=old.tree.rooted(block.proposal.tree.token[0])), block.chance)
+            self.lower(replace(old, tree=old.tree.with_root(block.proposal.tree.token[0])), block.chance)
             self.block.nodes = nodes
 
     return replace(seams, request=KeepingRequest)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from reference.draft.hidden import HiddenStates
-from reference.draft.medusa import AT
+from reference.draft.medusa import HEADS_PREFIX
 from specverify.training.heads.base import DECAY, Batch, Opened, TrainedHead, at_rows, soft_cross_entropy
 
 
@@ -67,9 +67,9 @@ class MedusaModule(TrainedHead):
     def _parameters_by_name(self) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
         for at, (block, out) in enumerate(self.pairs()):
-            found[f"{AT}.{at}.0.linear.weight"] = block.weight
-            found[f"{AT}.{at}.0.linear.bias"] = block.bias
-            found[f"{AT}.{at}.1.weight"] = out.weight
+            found[f"{HEADS_PREFIX}.{at}.0.linear.weight"] = block.weight
+            found[f"{HEADS_PREFIX}.{at}.0.linear.bias"] = block.bias
+            found[f"{HEADS_PREFIX}.{at}.1.weight"] = out.weight
         return found
 
     def published(self) -> dict[str, Tensor]:

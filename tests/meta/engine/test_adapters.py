@@ -20,7 +20,7 @@ from reference.sampling import Stops
 from reference.session import Action, Mate, Session
 from reference.trace import Trace
 from reference.tree import RankTree, Tree
-from reference.weights import seeded
+from reference.weights import seeded_weights
 from reference.weights.adapters import low_rank
 
 ARCH = next(one for one in GALLERY if one.family == "llama" and one.vocab_size > 8)
@@ -31,7 +31,7 @@ TREE = Tree((0, 0, 0, 1, 2, 1), (1, 3, 0, 2, 4, 1))
 
 def test_the_merged_weights_are_those_with_the_scaled_product() -> None:
     model = Seeded(ARCH, 1, adapter=OTHER)
-    bare, merged, parts = seeded(model.bare), load(model, "float64").state, low_rank(model)
+    bare, merged, parts = seeded_weights(model.bare), load(model, "float64").state, low_rank(model)
     assert len(parts) == 2 * ARCH.layers
     for name, weight in bare.items():
         down, up = parts.get(name, (np.zeros((1, 1)), np.zeros((1, 1))))

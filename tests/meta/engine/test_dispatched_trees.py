@@ -173,7 +173,7 @@ def test_a_table_is_read_from_a_case_file_told_and_shrunk() -> None:
     with pytest.raises(Malformed, match=r"^draft\.shape\.trees\[1\]: 'D0' is not"):
         case_from_json(content)
     told = "up to 1: 15 nodes (D3-BF2), up to 2: 4 nodes (D3), up to 4: 4 nodes (D1-BF3)"
-    assert case.draft.told == f"model draft of a tree by batch size ({told})"
+    assert case.draft.description == f"model draft of a tree by batch size ({told})"
     smaller = [one for one in nearer(case) if size(one) < size(case)]
     tables = [one.draft.dispatch for one in smaller]
     assert {(1, 2), (1, 4), (2, 4)} <= {one.up_to for one in tables if one is not None}

@@ -98,7 +98,7 @@ def test_a_replayed_forward_is_the_forward(at: int) -> None:
 def test_each_size_of_tree_is_recorded_once() -> None:
     trees = (Tree((0, 0, 0), (1, 2, 0)), Tree((0, 0), (0, 2)), Tree((0, 0, 1), (0, 1, 2)))
     case = replace(CASE, draft=Scripted(trees), steps=3)
-    case = replace(case, draft=Scripted((trees[0].rooted(1), *trees[1:])))
+    case = replace(case, draft=Scripted((trees[0].with_root(1), *trees[1:])))
     recorder = OperatorGraphs()
     same(run(case, recorder), open_cpu().run(case))
     assert (recorder.recorded, recorder.replayed) == (2, 3)

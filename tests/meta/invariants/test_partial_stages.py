@@ -77,7 +77,7 @@ def test_a_mask_alone_has_a_row_for_each_node() -> None:
     trace = shown(("visible",))
     lowered = trace.steps[0].lowered
     assert lowered is not None
-    assert lowered.shown == ("visible",)
+    assert lowered.array_names == ("visible",)
     assert lowered.rows == 4
     short = replace(lowered, visible=tuple(np.ones((2, 6), dtype=bool) for _ in lowered.visible or ()))
     with pytest.raises(Misshapen, match=r"lowered\.visible: .* a row for each of 4 nodes at least"):
