@@ -18,7 +18,7 @@ from reference.case import Case
 from reference.draft import Scripted
 from reference.layout import KvLayout
 from reference.oracle.decoder import Oracle
-from reference.recorded.lines import read, trace_lines
+from reference.recorded.lines import read_runs, trace_lines
 from reference.sampling import Sampling, Stops
 from reference.session import Action, Mate, Session
 from reference.trace import Stage, Trace
@@ -185,7 +185,7 @@ def test_an_engine_that_does_not_tell_them_gets_no_request_that_asks() -> None:
 def test_a_recorded_trace_holds_them() -> None:
     case = alone()
     trace = open_engine("cpu-eager").run(case)
-    (back,) = read(trace_lines(case, trace))
+    (back,) = read_runs(trace_lines(case, trace))
     assert back.trace(case).prompt_logprobs == trace.prompt_logprobs
-    (older,) = read(trace_lines(alone(sampling=Sampling()), replace(trace, prompt_logprobs=None)))
+    (older,) = read_runs(trace_lines(alone(sampling=Sampling()), replace(trace, prompt_logprobs=None)))
     assert older.trace(case).prompt_logprobs is None
