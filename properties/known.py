@@ -75,7 +75,7 @@ class KnownFailure:
 def without_numbers(text: str) -> str:
     """`text` on one line, without its numbers.
 
-    >>> unsized("IndexError: index 7 is out of bounds for size 5, 3"), unsized("rows [1, 2, 3]")
+    >>> without_numbers("IndexError: index 7 is out of bounds for size 5, 3"), without_numbers("rows [1, 2, 3]")
     ('IndexError: index # is out of bounds for size #', 'rows [#]')
     """
     return NUMBERS.sub("#", " ".join(text.split()))[:LONGEST]

@@ -12,7 +12,7 @@ from reference.case import Case
 from reference.draft_trees import TREE_KINDS
 from reference.family import FAMILIES
 from reference.layout import KvLayout
-from reference.parallel.ranks import unsharded
+from reference.parallel.ranks import sharding_refusal
 from reference.rules import DRAWS
 from reference.sampling import Sampling
 from reference.session import ACTIONS, EARLY
@@ -202,7 +202,7 @@ class Abilities:
             yield "requests spread over ranks"
         if (
             isinstance(case.model, Seeded)
-            and (alone := unsharded(case.model.architecture, 1 if case.spread else case.ranks)) is not None
+            and (alone := sharding_refusal(case.model.architecture, 1 if case.spread else case.ranks)) is not None
         ):
             yield alone
         if case.model.adapter is not None and (not self.adapters or case.ranks > 1):

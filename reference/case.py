@@ -9,14 +9,14 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from reference.architecture import Checkpoint, Model, Seeded
-from reference.draft import Draft, Scripted, largest
+from reference.draft import Draft, Scripted, largest_tree_size
 from reference.draft.head import Head
 from reference.files.json_words import plain
 from reference.images.spans import check_inside
 from reference.layout import KvLayout
 from reference.malformed import Malformed, under
 from reference.parallel.ranks import RANKS
-from reference.requests.models import of_request
+from reference.requests.models import model_of_request
 from reference.rules import OMIT_DEFAULT
 from reference.sampling import Sampling, Stops
 from reference.session import Session
@@ -149,13 +149,13 @@ class Case:
         """Request `number` of the session as a case of its own, with the tokens `before` in front of its prompt."""
         if number == 0 or self.session is None:
             text = before + self.prompt
-            model = of_request(self.model, self.model.adapter, self.model.images, text)
+            model = model_of_request(self.model, self.model.adapter, self.model.images, text)
             return replace(self, model=model, prompt=text, session=None)
         mate = self.session.mates[number - 1]
         text = before + mate.prompt
         return replace(
             self,
-            model=of_request(self.model, mate.adapter, mate.images, text),
+            model=model_of_request(self.model, mate.adapter, mate.images, text),
             prompt=text,
             draft=mate.draft,
             sampling=mate.sampling,
@@ -195,7 +195,7 @@ class Case:
     @property
     def most_nodes(self) -> int:
         """Number of nodes of the largest tree of any step."""
-        return largest(self.draft)
+        return largest_tree_size(self.draft)
 
     @property
     def checkpoints(self) -> tuple[Checkpoint, ...]:

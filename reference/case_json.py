@@ -96,7 +96,7 @@ def short_json(case: Case) -> dict[str, Any]:
 
 
 @cache
-def _shipped() -> dict[str, Any]:
+def _shipped_schema() -> dict[str, Any]:
     content: dict[str, Any] = json.loads((files("reference") / "case.schema.json").read_text())
     return content
 
@@ -107,14 +107,14 @@ def schema() -> dict[str, Any]:
     A kind of draft adds the schema of its object; a KV layout and a model family add their names.
     """
     own = tuple(tag for tag, kind in draft.KINDS.items() if kind.SCHEMA is not None)
-    return _completed(own, tuple(layout.KINDS), tuple(FAMILIES))
+    return _complete_schema(own, tuple(layout.KINDS), tuple(FAMILIES))
 
 
 @cache
-def _completed(drafts: tuple[str, ...], layouts: tuple[str, ...], families: tuple[str, ...]) -> dict[str, Any]:
+def _complete_schema(drafts: tuple[str, ...], layouts: tuple[str, ...], families: tuple[str, ...]) -> dict[str, Any]:
     """The shipped schema with these names; `drafts` are the tags of the kinds of draft that bring a schema."""
-    # `_shipped` is cached, so the copy is what may be changed.
-    content = deepcopy(_shipped())
+    # `_shipped_schema` is cached, so the copy is what may be changed.
+    content = deepcopy(_shipped_schema())
     content["properties"]["layout"]["properties"]["kind"]["enum"] = list(layouts)
     content["$defs"]["architecture"]["properties"]["family"]["enum"] = list(families)
     described = content["$defs"]["draft"]
@@ -125,7 +125,7 @@ def _completed(drafts: tuple[str, ...], layouts: tuple[str, ...], families: tupl
     return content
 
 
-def dotted(path: Any) -> str:
+def dotted_path(path: Any) -> str:
     """A JSON path in the notation of messages: `draft.trees[0].token[2]`."""
     text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
     return text.lstrip(".")
@@ -147,7 +147,7 @@ def case_from_json(content: Any) -> Case:
     validator = Validator(schema())
     complaint = jsonschema.exceptions.best_match(validator.iter_errors(content))
     if complaint is not None:
-        raise Malformed(dotted(complaint.absolute_path), brief(complaint.message))
+        raise Malformed(dotted_path(complaint.absolute_path), shorten(complaint.message))
     case = _case(content)
     if content["id"] != case.id:
         raise Malformed(
@@ -156,13 +156,13 @@ def case_from_json(content: Any) -> Case:
     return case
 
 
-def brief(message: str) -> str:
+def shorten(message: str) -> str:
     """A complaint of the validator on one line of at most 160 characters."""
     line = " ".join(message.split())
     return line if len(line) <= 160 else f"{line[:157]}..."
 
 
-def _built(path: str, make: Callable[[], T]) -> T:
+def _build(path: str, make: Callable[[], T]) -> T:
     try:
         return make()
     except Malformed as complaint:
@@ -185,21 +185,21 @@ def _sampling(content: dict[str, Any]) -> Sampling:
         rest["processors"] = tuple(content["processors"])
     if "grammar" in content:
         told: dict[str, Any] = {**content["grammar"], "words": tuple(content["grammar"]["words"])}
-        rest["grammar"] = _built("sampling.grammar", lambda: Grammar(**told))
+        rest["grammar"] = _build("sampling.grammar", lambda: Grammar(**told))
     if "rule" in content:
         named: dict[str, Any] = dict(content["rule"])
         named |= {key: float(value) for key, value in named.items() if key != "name"}
-        rest["rule"] = _built("sampling.rule", lambda: Rule(**named))
-    return _built("sampling", lambda: Sampling(**rest))
+        rest["rule"] = _build("sampling.rule", lambda: Rule(**named))
+    return _build("sampling", lambda: Sampling(**rest))
 
 
 def _stops(content: dict[str, Any]) -> Stops:
     fields: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in content.items()}
-    return _built("stops", lambda: Stops(**fields))
+    return _build("stops", lambda: Stops(**fields))
 
 
 def _layout(content: dict[str, Any]) -> KvLayout:
-    return _built("layout", lambda: KvLayout(**{**content, "pages": tuple(content.get("pages", ()))}))
+    return _build("layout", lambda: KvLayout(**{**content, "pages": tuple(content.get("pages", ()))}))
 
 
 def _mate(content: dict[str, Any]) -> Mate:
@@ -227,7 +227,7 @@ def _session(content: dict[str, Any]) -> Session:
 
 def _case(content: dict[str, Any]) -> Case:
     return Case(
-        model=_built("model", lambda: model_from_json(content["model"])),
+        model=_build("model", lambda: model_from_json(content["model"])),
         prompt=tuple(content["prompt"]),
         draft=_draft(content["draft"]) if "draft" in content else Scripted(),
         layout=_layout(content.get("layout", {})),
@@ -235,7 +235,7 @@ def _case(content: dict[str, Any]) -> Case:
         stops=_stops(content.get("stops", {})),
         dtype=content.get("dtype", "float32"),
         steps=content.get("steps", 0),
-        session=_built("session", lambda: _session(content["session"])) if "session" in content else None,
+        session=_build("session", lambda: _session(content["session"])) if "session" in content else None,
         ranks=content.get("ranks", 1),
         spread=content.get("spread", False),
     )

@@ -66,7 +66,7 @@ class Grammar:
             raise Malformed("words", "no token has any text")
 
     @property
-    def spelled(self) -> tuple[bytes, ...]:
+    def token_bytes(self) -> tuple[bytes, ...]:
         """The bytes of each token id."""
         return tuple(map(bytes.fromhex, self.words))
 

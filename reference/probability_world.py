@@ -81,7 +81,7 @@ class World:
 
 
 @dataclass(frozen=True, eq=False)
-class Given:
+class GivenTree:
     """One verification of a fixed tree whose laws are given, so that acceptance alone is left to decide.
 
     Attributes:

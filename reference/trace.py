@@ -98,7 +98,7 @@ class Lowered:
         return next((len(array) for array in (*arrays, *masks) if array is not None), None)
 
     @property
-    def shown(self) -> tuple[str, ...]:
+    def array_names(self) -> tuple[str, ...]:
         """The names of the arrays that are there."""
         return tuple(one.name for one in fields(self) if getattr(self, one.name) is not None)
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from reference.malformed import Malformed
 
-Own = TypeVar("Own", bound="Shape")
+ShapeT = TypeVar("ShapeT", bound="Shape")
 
 
 def check_parents(parent: tuple[int, ...]) -> None:
@@ -95,7 +95,7 @@ class Shape:
         """Depth of the deepest node."""
         return max(self.depth)
 
-    def part(self: Own, kept: list[int]) -> Own:
+    def subtree(self: ShapeT, kept: list[int]) -> ShapeT:
         """The subtree of the nodes `kept`, in that order, each with its own token or rank.
 
         `kept` begins with the root and holds the parent of each of its nodes.
@@ -130,7 +130,7 @@ class Tree(Shape):
             if token < 0:
                 raise Malformed(f"token[{node}]", f"{token} is not a token id")
 
-    def rooted(self, root: int) -> "Tree":
+    def with_root(self, root: int) -> "Tree":
         """The same tree with `root` as its pending token."""
         return Tree(self.parent, (root, *self.token[1:]))
 
@@ -138,7 +138,7 @@ class Tree(Shape):
         """Tokens from the root to `node`, both included."""
         return tuple(self.token[at] for at in self.path(node))
 
-    def renumbered(self, order: tuple[int, ...]) -> "Tree":
+    def renumber(self, order: tuple[int, ...]) -> "Tree":
         """The same tree with node `order[i]` in row i; `order[0]` must be 0."""
         row_of = {node: row for row, node in enumerate(order)}
         return Tree(tuple(row_of[self.parent[node]] for node in order), tuple(self.token[node] for node in order))

@@ -47,28 +47,28 @@ def admit(name: str, vocab: int = 64) -> None:
     Raises:
         Inadmissible: The processor cannot be found, cannot be replayed from its name, or fails when tried.
     """
-    found = _found(name)
+    found = _import_processor(name)
     _try_out(name, found, vocab)
     _ADMITTED[name] = found
 
 
-def admitted(name: str) -> Processor:
+def admitted_processor(name: str) -> Processor:
     """The processor of that name if the user has named it; raises Inadmissible otherwise."""
     if name not in _ADMITTED:
         raise Inadmissible(name, f"not admitted; name it with --processor {name}")
     return _ADMITTED[name]
 
 
-def applied(name: str, tokens: tuple[int, ...], logits: Array) -> Array:
+def apply(name: str, tokens: tuple[int, ...], logits: Array) -> Array:
     """The processor's answer to `logits`, which it may not change; raises Inadmissible for an unusable answer."""
-    return _answer(name, admitted(name), tokens, logits)
+    return _answer(name, admitted_processor(name), tokens, logits)
 
 
-def _line(error: BaseException) -> str:
+def _error_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
-def _found(name: str) -> Processor:
+def _import_processor(name: str) -> Processor:
     """The function of that name, if importing the name elsewhere yields the same function."""
     module_name, colon, attribute = name.partition(":")
     if not (colon and module_name and attribute.isidentifier()):
@@ -76,7 +76,7 @@ def _found(name: str) -> Processor:
     try:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:  # a stranger's code: whatever it raises becomes one line
-        raise Inadmissible(name, f"cannot import {module_name} ({_line(error)})") from error
+        raise Inadmissible(name, f"cannot import {module_name} ({_error_line(error)})") from error
     if not hasattr(module, attribute):
         raise Inadmissible(name, f"module {module_name} has no {attribute}")
     found = getattr(module, attribute)
@@ -109,7 +109,7 @@ def _answer(name: str, processor: Processor, tokens: tuple[int, ...], logits: Ar
     try:
         result = np.array(processor(tokens, given), dtype=np.float64)
     except (Exception, SystemExit) as error:
-        raise Inadmissible(name, f"raised {_line(error)}, on {len(logits)} logits") from error
+        raise Inadmissible(name, f"raised {_error_line(error)}, on {len(logits)} logits") from error
     if not np.array_equal(given, logits):
         raise Inadmissible(name, "changes the logits it is given; it must return new ones")
     if result.shape != given.shape:

@@ -49,7 +49,7 @@ NAMES = {
 
 def case_summary(case: Case) -> str:
     """The size and the settings of a case: `3 nodes, prompt of 2 tokens, 2 layers, greedy, float32, commit by path`."""
-    words = [case.draft.told, f"prompt of {plural(len(case.prompt), 'token')}", _model_words(case.model)]
+    words = [case.draft.description, f"prompt of {plural(len(case.prompt), 'token')}", _model_words(case.model)]
     words.append("greedy" if case.sampling.greedy else _sampling_words(case.sampling))
     if case.sampling.processes:
         words.append("logits processed")

@@ -87,7 +87,7 @@ def _scripted_tree(case: Case, index: int, steps: tuple[Step, ...]) -> Tree | No
         root = case.prompt[-1]
     if index < len(case.draft.trees):
         tree = case.draft.trees[index]
-        return tree if root is None else tree.rooted(root)
+        return tree if root is None else tree.with_root(root)
     # A step behind the last scripted tree has the bare root as its tree.
     return None if root is None else Tree((0,), (root,))
 

@@ -24,7 +24,7 @@ from reference.abilities import LAYOUT_SETTINGS
 from reference.case import Case
 from reference.draft_trees import TREE_KINDS
 from reference.layout import COMMITS, KINDS
-from reference.probability_world import Blocks, Given, World
+from reference.probability_world import Blocks, GivenTree, World
 from reference.rules import RULES
 from reference.session import ACTIONS
 from reference.trace import Array, Stage, Trace
@@ -128,7 +128,7 @@ class EngineBackend:
         serve_case = serve if case.ranks == 1 else serve_ranks
         return serve_case(case, self._model_cache, in_mode(self.seams, self.mode))
 
-    def verify(self, given: Given, tape: Array) -> Blocks:
+    def verify(self, given: GivenTree, tape: Array) -> Blocks:
         """See `backends.base.ExactLaw`."""
         return self._asked(given.ranks, lambda tables: tables.verify(given, tape))
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from properties.shrinking.images import fewer_images, weight_of
 from reference.case import Case
-from reference.draft import Draft, Scripted, largest
+from reference.draft import Draft, Scripted, largest_tree_size
 from reference.layout import PLAIN, KvLayout
 from reference.sampling import Sampling, Stops
 from reference.session import BATCHES, Action, Mate, Session
@@ -42,14 +42,14 @@ def session_size(case: Case) -> tuple[int, int, int]:
     drafts += [action.draft for action in case.session.actions if action.draft is not None]
     actions = sum(1 + len(action.requests) for action in case.session.actions)
     mates_weight = sum(_weight(mate) for mate in case.session.mates)
-    return max(map(largest, drafts), default=1), actions, mates_weight
+    return max(map(largest_tree_size, drafts), default=1), actions, mates_weight
 
 
 def _weight(mate: Mate) -> int:
     # Fixed weights make one mate less, and a greedy mate, count as smaller than a few tokens less.
     sampled = 0 if mate.sampling.greedy else 8
     extras = (mate.adapter is not None) + weight_of(mate.images)
-    return 16 + len(mate.prompt) + mate.stops.max_new_tokens + sampled + largest(mate.draft) + extras
+    return 16 + len(mate.prompt) + mate.stops.max_new_tokens + sampled + largest_tree_size(mate.draft) + extras
 
 
 def layout_weight(layout: KvLayout) -> int:
@@ -220,7 +220,7 @@ def prunings(shape: Shape) -> Iterator[tuple[int, ...]]:
 
 def without_subtrees(shape: Shape, *roots: int) -> Shape:
     """`shape` without the subtrees at `roots`."""
-    return shape.part([node for node in range(len(shape)) if not set(roots) & set(shape.path(node))])
+    return shape.subtree([node for node in range(len(shape)) if not set(roots) & set(shape.path(node))])
 
 
 def layouts(case: Case) -> Iterator[Attempt]:

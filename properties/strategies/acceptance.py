@@ -123,7 +123,7 @@ def retold(trees: tuple[Tree, ...], old: tuple[int, ...], new: tuple[int, ...], 
     """
     told = []
     for tree in trees:
-        path = accepted_path(tree.rooted(old[0]), old[1:])
+        path = accepted_path(tree.with_root(old[0]), old[1:])
         token = [one % vocab for one in tree.token]
         for depth, node in enumerate(path):
             token[node] = new[depth]

@@ -37,7 +37,7 @@ from reference.case import Case
 from reference.draft import Scripted, most_rows
 from reference.layout import KINDS, KvLayout
 from reference.malformed import Malformed
-from reference.parallel.ranks import RANKS, unsharded
+from reference.parallel.ranks import RANKS, sharding_refusal
 from reference.rules import RULES
 from reference.sampling import Stops
 
@@ -188,7 +188,7 @@ def over_ranks(draw: st.DrawFn, case: Case, within: Abilities | None) -> Case:
     if len(case.prompt) > MARKS[0] // 2:
         return case
     known = [ranks for ranks in among(RANKS, within, "ranks") if ranks > 1]
-    many = [ranks for ranks in known if unsharded(case.model.architecture, ranks) is None]
+    many = [ranks for ranks in known if sharding_refusal(case.model.architecture, ranks) is None]
     if case.session is not None and _spreads(case, within):
         ranks = draw(st.sampled_from(known))
         if ranks not in many or draw(st.booleans()):

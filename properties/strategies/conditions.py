@@ -6,7 +6,7 @@ from properties.strategies.far_conditions import FAR
 from properties.strategies.seen import Condition, Seen
 from reference.architecture import Seeded
 from reference.case import Case
-from reference.draft import largest
+from reference.draft import largest_tree_size
 from reference.tree import Shape
 
 
@@ -183,11 +183,11 @@ CONDITIONS = (
     Condition("session", "There are other requests.", lambda of: of.case.session is not None),
     Condition("batch", "One step of two requests.", lambda of: bool(of.batches)),
     Condition("ragged trees", "One step of two requests with trees of unequal size.",
-              lambda of: _unequal(of, lambda one: largest(one.draft))),
+              lambda of: _unequal(of, lambda one: largest_tree_size(one.draft))),
     Condition("ragged prefixes", "One step of two requests with prompts of unequal length.",
               lambda of: _unequal(of, lambda one: len(one.prompt))),
     Condition("ragged batch on pages", "One step of unequal trees over pages.",
-              lambda of: bool(_paged(of)) and _unequal(of, lambda one: largest(one.draft))),
+              lambda of: bool(_paged(of)) and _unequal(of, lambda one: largest_tree_size(one.draft))),
     Condition("batch that samples", "One step of two requests that sample.",
               lambda of: any(sum(not of.requests[one].sampling.greedy for one in batch) > 1 for batch in of.batches)),
     Condition("prefix hit", "A request enters whose first page another brought before it.", _hit),

@@ -15,7 +15,7 @@ from properties.strategies.within import fitted
 from reference.abilities import Abilities
 from reference.architecture import Seeded
 from reference.case import Case
-from reference.draft import Draft, Ngram, Scripted, largest, most_rows
+from reference.draft import Draft, Ngram, Scripted, largest_tree_size, most_rows
 from reference.layout import KvLayout
 from reference.malformed import Malformed
 from reference.sampling import Sampling, Stops
@@ -59,7 +59,7 @@ def alike(draw: st.DrawFn, case: Case) -> Draft:
 
     It reveals an engine that caches something by the number of rows although it depends on the shape.
     """
-    nodes = min(largest(case.draft), 12)
+    nodes = min(largest_tree_size(case.draft), 12)
     token = draw(st.lists(st.integers(0, case.model.vocab_size - 1), min_size=nodes, max_size=nodes))
     return Scripted((Tree(draw(as_many(nodes)), tuple(token)),))
 
@@ -104,7 +104,7 @@ def rivals(draw: st.DrawFn, case: Case) -> Draft | None:
         return None
     assert isinstance(target, Seeded)
     assert isinstance(taken, Seeded)
-    return case.draft.on(draw(other_drafts(target, taken)))
+    return case.draft.with_model(draw(other_drafts(target, taken)))
 
 
 @st.composite
@@ -138,7 +138,7 @@ def mates(
             assert isinstance(case.model, Seeded)
             old, new = ((*one[-1:], *continuation(case.model, one)) for one in (from_whom.prompt, prompt))
             trees = retold(trees, old, new, case.model.vocab_size)
-        draft = Scripted(tuple(tree.rooted(prompt[-1]) if not at else tree for at, tree in enumerate(trees)))
+        draft = Scripted(tuple(tree.with_root(prompt[-1]) if not at else tree for at, tree in enumerate(trees)))
     sampling = draw(st.sampled_from((Sampling(), case.sampling, stranger.sampling)))
     # A mate has coins of its own: no tape of another request, and another seed.
     sampling = replace(sampling, tape=(), seed=draw(st.integers(0, 99)) if not sampling.greedy else 0)

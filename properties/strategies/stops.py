@@ -39,7 +39,7 @@ def places(draft: Draft, root: int, ahead: tuple[int, ...]) -> tuple[int, ...]:
     for tree in draft.trees:
         if start == len(ahead):
             break
-        accepted = len(accepted_path(tree.rooted(root), ahead[start:])) - 1
+        accepted = len(accepted_path(tree.with_root(root), ahead[start:])) - 1
         block = range(start, min(start + accepted + 1, len(ahead)))
         longest = max(longest, block, key=len)
         root, start = ahead[block[-1]], block.stop

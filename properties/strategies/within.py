@@ -55,7 +55,7 @@ def _ordered(shape: Shape) -> Shape:
     """The shape with its nodes in the order of their depth, if a parent comes after its child."""
     if shape.ordered:
         return shape
-    return shape.part(sorted(range(len(shape)), key=lambda node: (shape.depth[node], node)))
+    return shape.subtree(sorted(range(len(shape)), key=lambda node: (shape.depth[node], node)))
 
 
 def fitted(prompt: tuple[int, ...], within: Abilities | None) -> tuple[int, ...]:

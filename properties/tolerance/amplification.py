@@ -133,7 +133,7 @@ class Amplification:
         control: The plain decode, as a case.
         tree: The tokens of that plain decode, as a tree without branches.
         oracle: The oracle; one that knows no amplification excuses nothing.
-        known: What the oracle said of the last few trees: a wrong run asks for each of its rows.
+        movements: What the oracle said of the last few trees: a wrong run asks for each of its rows.
     """
 
     control: Case
@@ -240,14 +240,14 @@ class Amplification:
         """What the oracle says of the rows of `tree` behind `context`; None where it knows nothing."""
         if not isinstance(self.oracle, Amplifies):
             return None
-        if (context, tree) not in self.known:
-            if len(self.known) >= TREES:
-                self.known.clear()
+        if (context, tree) not in self.movements:
+            if len(self.movements) >= TREES:
+                self.movements.clear()
             try:
-                self.known[context, tree] = self.oracle.amplification(self.control, context, tree)
+                self.movements[context, tree] = self.oracle.amplification(self.control, context, tree)
             except Malformed:
-                self.known[context, tree] = None
-        return self.known[context, tree]
+                self.movements[context, tree] = None
+        return self.movements[context, tree]
 
 
 def _moves_as_far(row: float, usual: Array, measure: float) -> bool:

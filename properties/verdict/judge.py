@@ -253,7 +253,7 @@ def _judge_run(
 
 @dataclass
 class _Answer:
-    """The answer of one invariant on one case; `silent` is its outcome where it made no comparison."""
+    """The answer of one invariant on one case; `silent_outcome` is its outcome where it made no comparison."""
 
     findings: list[Finding] = field(default_factory=list)
     ties: list[Tie] = field(default_factory=list)
@@ -273,7 +273,7 @@ class _Answer:
         """Take one fact that the check yielded, or the tie that explains a finding."""
         if isinstance(fact, Compared):
             self.compared += fact.count
-            self.silent = "not_applicable"
+            self.silent_outcome = "not_applicable"
         elif isinstance(fact, Tie):
             self.ties.append(fact)
         elif isinstance(fact, Positions):
@@ -302,7 +302,7 @@ class _Answer:
         """One of RANKED."""
         if self.errors and not self.findings:
             return "internal"
-        return "failed" if self.findings else "checked" if self.judged else self.silent
+        return "failed" if self.findings else "checked" if self.judged else self.silent_outcome
 
 
 def _ask(
@@ -329,20 +329,20 @@ def _ask(
             if len(answer.findings) == FINDINGS_PER_INVARIANT:
                 break
     except Unobserved:
-        answer.cut_off, answer.silent = True, "unobserved"
+        answer.cut_off, answer.silent_outcome = True, "unobserved"
     except (NotApplicable, Malformed) as error:
         # Malformed: the check asked for a variant that does not fit the model, such as one node too many for its
         # longest sequence.
         if isinstance(error, Inadmissible):
             _blame_processors(case, oracle)
-        answer.silent = "not_applicable"
+        answer.silent_outcome = "not_applicable"
         answer.unanswered = isinstance(error, NoReference)
     except NoTrace as no_trace:
         if isinstance(no_trace.outcome, Crashed) and trace is not None:
             answer.findings.append(crash(invariant.name, no_trace.outcome, len(trace.steps)))
-        answer.silent = "not_applicable" if trace is not None else "unobserved"
+        answer.silent_outcome = "not_applicable" if trace is not None else "unobserved"
     if excused_reads and not answer.findings and _saw_no_clear_row(excused_reads, exchanges, trace):
-        answer.cut_off, answer.silent = True, "unobserved"
+        answer.cut_off, answer.silent_outcome = True, "unobserved"
 
 
 def _saw_no_clear_row(excused: list[Reads], exchanges: Exchanges, trace: Trace | None) -> bool:

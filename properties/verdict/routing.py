@@ -148,7 +148,7 @@ class Exchanges:
             choices = Choices(chosen.shape[0], chosen.shape[2])
             choices.add(reads.context, reads.tree, chosen)
             assert isinstance(self.oracle, Follows)
-            self._others[key] = self.oracle.following(reads.case.model, choices)
+            self._exchanged_oracles[key] = self.oracle.following(reads.case.model, choices)
         return self._exchanged_oracles[key]
 
     def _routing(self, reads: Reads, path: ExchangePath = ()) -> Routing | None:

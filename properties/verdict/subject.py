@@ -12,7 +12,7 @@ from typing import Protocol
 from properties.commits import count_commits
 from reference.abilities import Abilities
 from reference.case import Case
-from reference.probability_world import Blocks, Given, World
+from reference.probability_world import Blocks, GivenTree, World
 from reference.session import Action
 from reference.trace import Array, Stage, Trace
 
@@ -60,7 +60,7 @@ class Tables(Protocol):
     `backends.base.ExactLaw` describes each method.
     """
 
-    def verify(self, given: Given, tape: Array) -> Blocks:
+    def verify(self, given: GivenTree, tape: Array) -> Blocks:
         """Accept a drafted tree whose laws are given."""
         ...
 

@@ -129,7 +129,7 @@ def relabelled(case: Case) -> tuple[Case, tuple[int, ...]]:
     def rename(tokens: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(new[token] for token in tokens)
 
-    draft = case.draft.renamed(rename, seed)
+    draft = case.draft.with_renamed_tokens(rename, seed)
     if draft is None:
         raise NotApplicable("the draft's own rule names tokens by their ids")
     old_stops = case.stops

@@ -20,7 +20,7 @@ from reference.quantisation.rows import QUANTISED, check_quantised
 from reference.rules import OMIT_DEFAULT
 from reference.tree import RankTree, Shape, Tree
 
-Own = TypeVar("Own", bound="Head")
+HeadT = TypeVar("HeadT", bound="Head")
 
 READS_SCHEMA: Mapping[str, Any] = {
     "type": "object",
@@ -101,10 +101,10 @@ class Head(Static):
                 f"{self.reads}: a row holds {beside}, so the shift is {self.SHIFT} in {self.WORD}",
             )
         if self.fixed and (self.tree_kind != "static" or len(self.fixed) != len(self.shapes[0])):
-            raise Malformed("fixed", f"{len(self.fixed)} tokens for {self.told}")
+            raise Malformed("fixed", f"{len(self.fixed)} tokens for {self.description}")
 
     @classmethod
-    def read(cls: type[Own], content: Mapping[str, Any]) -> Own:
+    def read(cls: type[HeadT], content: Mapping[str, Any]) -> HeadT:
         """See `Draft`."""
         given = {key: value for key, value in content.items() if key != "kind"}
         with under("shape"):
@@ -132,35 +132,35 @@ class Head(Static):
         """See `Draft`."""
         return self.quantised
 
-    def in_weights(self: Own, kind: str) -> Own:
+    def in_weights(self: HeadT, kind: str) -> HeadT:
         """The head with weights of `kind`, one of QUANTISED, or as they are if it is empty."""
         return replace(self, quantised=kind)
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         """See `Draft`."""
-        return f"{super().told}, weights in {self.quantised}" if self.quantised else super().told
+        return f"{super().description}, weights in {self.quantised}" if self.quantised else super().description
 
-    def simpler(self: Own) -> Iterator[Own]:
+    def simpler(self: HeadT) -> Iterator[HeadT]:
         """The head with a smaller dynamic tree, and without quantised weights."""
         yield from super().simpler()
         if self.quantised:
             yield self.in_weights("")
 
-    def with_shapes(self: Own, shapes: tuple[Shape, ...]) -> Own:
+    def with_shapes(self: HeadT, shapes: tuple[Shape, ...]) -> HeadT:
         """See `Draft`; tokens that were fixed for another tree are dropped."""
         return super(Head, replace(self, fixed=())).with_shapes(shapes)
 
-    def proposing(self: Own, tree: Tree) -> Own | None:
+    def with_fixed_tree(self: HeadT, tree: Tree) -> HeadT | None:
         """See `Draft`."""
         return replace(self.with_shapes((tree,)), fixed=tree.token)
 
-    def renamed(self: Own, renamed: Callable[[Tokens], Tokens], relabel: int) -> Own | None:
+    def with_renamed_tokens(self: HeadT, renamed: Callable[[Tokens], Tokens], relabel: int) -> HeadT | None:
         """See `Draft`; seeded weights follow the target's names of tokens, and stored ones keep their own."""
         return None if self.files is not None else replace(self, fixed=renamed(self.fixed))
 
     @property
-    def weights(self: Own) -> Own:
+    def weights(self: HeadT) -> HeadT:
         """The head with the bare root as its tree: heads with the same weights are equal in this form."""
         return self.with_shapes((RankTree((0,), (0,)),))
 

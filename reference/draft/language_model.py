@@ -46,12 +46,12 @@ class LanguageModel(Static):
         return cls(model, shape, tuple(content["vocabulary"]))
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         """See `Draft`."""
         kind = self.model.quantised
-        return f"{super().told}, weights in {kind}" if kind else super().told
+        return f"{super().description}, weights in {kind}" if kind else super().description
 
-    def renamed(self, renamed: Callable[[Tokens], Tokens], relabel: int) -> "LanguageModel":
+    def with_renamed_tokens(self, renamed: Callable[[Tokens], Tokens], relabel: int) -> "LanguageModel":
         """See `Draft`."""
         assert isinstance(self.model, Seeded), "the weights of a checkpoint have no other names"
         # Relabelling permutes embedding and head, so the draft proposes the same tokens under their new ids.

@@ -14,7 +14,7 @@ from reference.files.json_parts import rope_from_json
 from reference.malformed import Malformed, under
 from reference.rules import OMIT_DEFAULT
 
-Own = TypeVar("Own", bound="LayerHead")
+LayerHeadT = TypeVar("LayerHeadT", bound="LayerHead")
 
 
 ROPES = ("linear", "llama3")
@@ -97,7 +97,7 @@ class LayerHead(Head):
                 raise Malformed(f"layer.{name}", f"{getattr(self.layer, name)}; a seeded head has at most {most}")
 
     @classmethod
-    def read(cls: type[Own], content: Mapping[str, Any]) -> Own:
+    def read(cls: type[LayerHeadT], content: Mapping[str, Any]) -> LayerHeadT:
         """See `Draft`."""
         with under("layer"):
             # JSON has one kind of number: 10000 may stand where a fraction is meant.

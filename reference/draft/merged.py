@@ -97,7 +97,7 @@ class Merged(Draft):
         drafts = []
         for number, one in enumerate(self.drafts):
             kept = [node for node in range(len(shape)) if not node or shape.source[node] == number]
-            part = shape.part(kept)
+            part = shape.subtree(kept)
             drafts.append(one.with_shapes((RankTree(part.parent, part.rank),)))
         return replace(self, drafts=tuple(drafts))
 
@@ -106,9 +106,9 @@ class Merged(Draft):
         return replace(self, drafts=(self.drafts[0].as_chain(),))
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         """See `Draft`."""
-        return f"{' joined with '.join(one.told for one in self.drafts)}, {self.nodes} nodes at most"
+        return f"{' joined with '.join(one.description for one in self.drafts)}, {self.nodes} nodes at most"
 
     @property
     def height(self) -> int:

@@ -28,7 +28,7 @@ NORMS = ("enorm", "hnorm", "input_layernorm", "post_attention_layernorm", "share
 """The norms of a module: of the embedding, of the state, around attention, and of the output."""
 
 
-def module_at(layers: int, module: int) -> str:
+def module_prefix(layers: int, module: int) -> str:
     """The prefix of a module in published checkpoints, which count modules on from the target's `layers`."""
     return f"model.layers.{layers + module}"
 
@@ -72,7 +72,7 @@ class Mtp(LayerHead):
         hidden = target.hidden_size
         made: dict[str, tuple[int, ...]] = {}
         for module in range(self.count):
-            at = module_at(target.layers, module)
+            at = module_prefix(target.layers, module)
             made[f"{at}.eh_proj.weight"] = (hidden, 2 * hidden)
             made |= {f"{at}.{name}.weight": (hidden,) for name in NORMS}
             made |= decoder_layer(at, self.layer, hidden, hidden)

@@ -51,14 +51,14 @@ class Scripted(Draft):
         return Scripted(tuple(_deepest_path(tree) for tree in self.trees))
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         """See `Draft`."""
         sizes = [len(tree) for tree in self.trees]
         if len(sizes) < 2:
             return f"{sizes[0]} node{'s' * (sizes[0] > 1)}" if sizes else "no tree"
         return f"{len(sizes)} trees of {' + '.join(map(str, sizes[:6]))}{' + …' if len(sizes) > 6 else ''} nodes"
 
-    def renamed(self, renamed: Callable[[Tokens], Tokens], relabel: int) -> "Scripted":
+    def with_renamed_tokens(self, renamed: Callable[[Tokens], Tokens], relabel: int) -> "Scripted":
         """See `Draft`."""
         return Scripted(tuple(Tree(tree.parent, renamed(tree.token)) for tree in self.trees))
 

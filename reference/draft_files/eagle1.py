@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from reference.draft.eagle1 import AT, Eagle1
+from reference.draft.eagle1 import LAYER_PREFIX, Eagle1
 from reference.draft.hidden import HiddenStates
 from reference.draft_files.layer_fields import check_one_layer, head_layer, layer_weights, own_embedding
 from reference.draft_files.target_sizes import TargetSizes
@@ -10,7 +10,7 @@ from reference.draft_files.tensors import HeadTensors
 from reference.files.fields import Fields, UnreadableCheckpoint
 from reference.trace import Array
 
-FROM_SPECULATORS = {"fusion_fc.": "fc.", "transformer.": f"{AT}."}
+FROM_SPECULATORS = {"fusion_fc.": "fc.", "transformer.": f"{LAYER_PREFIX}."}
 """Prefixes of speculators, each with the prefix of SafeAILab."""
 
 
@@ -52,7 +52,7 @@ def read(fields: Fields, tensors: HeadTensors, target: TargetSizes) -> tuple[dic
     hidden = target.hidden_size
     state = own_embedding(tensors, fields, target)
     state |= tensors.linear("fc", hidden, 2 * hidden, bias, told)
-    state |= layer_weights(tensors, AT, layer, hidden, hidden, fields)
-    norm = f"{AT}.post_attention_layernorm.weight"
+    state |= layer_weights(tensors, LAYER_PREFIX, layer, hidden, hidden, fields)
+    norm = f"{LAYER_PREFIX}.post_attention_layernorm.weight"
     state[norm] = tensors.take(norm, (hidden,))
     return {"reads": HiddenStates(place="normed", shift=1), "layer": layer, "bias": bias}, state

@@ -7,16 +7,16 @@ in SGLang.
 
 from typing import Any
 
-from reference.draft.eagle3 import AT, MOST_LAYERS, Eagle3, layer_at
+from reference.draft.eagle3 import LAYER_PREFIX, MOST_LAYERS, Eagle3, layer_prefix
 from reference.draft.hidden import HiddenStates
 from reference.draft_files.layer_fields import check_one_layer, head_layer, layer_weights, own_embedding
 from reference.draft_files.target_sizes import TargetSizes
 from reference.draft_files.tensors import HeadTensors
 from reference.draft_files.vocabulary import vocabulary
-from reference.files.fields import Fields, UnreadableCheckpoint, shown
+from reference.files.fields import Fields, UnreadableCheckpoint, quote_value
 from reference.trace import Array
 
-THEIRS = "layers.0."
+VLLM_PREFIX = "layers.0."
 """The prefix of the decoder layer in vLLM and speculators."""
 
 IDS = "eagle_aux_hidden_state_layer_ids"
@@ -27,7 +27,7 @@ def place(name: str) -> str:
     name = name.removeprefix("model.")
     if name == "draft_id_to_target_id":
         return "d2t"
-    return f"{AT}.{name.removeprefix(THEIRS)}" if name.startswith(THEIRS) else name
+    return f"{LAYER_PREFIX}.{name.removeprefix(VLLM_PREFIX)}" if name.startswith(VLLM_PREFIX) else name
 
 
 def read(
@@ -55,15 +55,20 @@ def read(
     reads = _reads(fields, target, midlayer)
     ids = vocabulary(tensors, fields, target)
     state = own_embedding(tensors, fields, target)
-    state |= _fused(fields, tensors, reads, hidden, midlayer)
-    state |= layer_weights(tensors, AT, layer, 2 * hidden, hidden, fields)
-    for name in (f"{AT}.input_layernorm", f"{AT}.hidden_norm", f"{AT}.post_attention_layernorm", "norm"):
+    state |= _fusion_weights(fields, tensors, reads, hidden, midlayer)
+    state |= layer_weights(tensors, LAYER_PREFIX, layer, 2 * hidden, hidden, fields)
+    for name in (
+        f"{LAYER_PREFIX}.input_layernorm",
+        f"{LAYER_PREFIX}.hidden_norm",
+        f"{LAYER_PREFIX}.post_attention_layernorm",
+        "norm",
+    ):
         state[f"{name}.weight"] = tensors.take(f"{name}.weight", (hidden,))
-    for at in map(layer_at, range(1, layers)):
+    for at in map(layer_prefix, range(1, layers)):
         state |= layer_weights(tensors, at, layer, hidden, hidden, fields)
         for name in (f"{at}.input_layernorm", f"{at}.post_attention_layernorm"):
             state[f"{name}.weight"] = tensors.take(f"{name}.weight", (hidden,), f"num_hidden_layers is {layers}")
-    state |= _head(fields, tensors, len(ids) or target.vocab_size, hidden)
+    state |= _head_matrix(fields, tensors, len(ids) or target.vocab_size, hidden)
     words = {"reads": reads, "layer": layer, "vocabulary": ids}
     return {**words, "norm_before_residual": before, "norm_output": output, "layers": layers}, state
 
@@ -106,19 +111,21 @@ def _reads(fields: Fields, target: TargetSizes, midlayer: bool) -> HiddenStates:
             )
         return HiddenStates(after, shift=1)
     if not isinstance(given, list) or not given or any(type(one) is not int for one in given):
-        raise fields.refuse(f"{IDS} is {shown(given)}, not a list of layer numbers; correct it")
+        raise fields.refuse(f"{IDS} is {quote_value(given)}, not a list of layer numbers; correct it")
     # In SGLang j is the output of layer j, in vLLM its input, which is the output of layer j - 1.
     after = tuple(one if midlayer else one - 1 for one in given)
     meant = "outputs" if midlayer else "inputs"
     if len(set(after)) < len(after) or not all(-1 <= one < target.layers - (not midlayer) for one in after):
         raise fields.refuse(
-            f"{IDS} is {shown(given)}, and {target.name} has the layers 0 to {target.layers - 1}, of which the {meant} "
-            "are read, each once: the head of another target"
+            f"{IDS} is {quote_value(given)}, and {target.name} has the layers 0 to {target.layers - 1}, of which the "
+            f"{meant} are read, each once: the head of another target"
         )
     return HiddenStates(after, shift=1)
 
 
-def _fused(fields: Fields, tensors: HeadTensors, reads: HiddenStates, hidden: int, midlayer: bool) -> dict[str, Array]:
+def _fusion_weights(
+    fields: Fields, tensors: HeadTensors, reads: HiddenStates, hidden: int, midlayer: bool
+) -> dict[str, Array]:
     """`fc` with the norms before it, which speculators calls input_norm (one) and fc_norm (one for each state)."""
     whole, each = fields.flag("norm_before_fc"), fields.flag("fc_norm")
     if whole and each:
@@ -139,7 +146,7 @@ def _fused(fields: Fields, tensors: HeadTensors, reads: HiddenStates, hidden: in
     return state | tensors.linear("fc", hidden, reads.parts * hidden, bias, told)
 
 
-def _head(fields: Fields, tensors: HeadTensors, rows: int, hidden: int) -> dict[str, Array]:
+def _head_matrix(fields: Fields, tensors: HeadTensors, rows: int, hidden: int) -> dict[str, Array]:
     """`lm_head`; a head without one, and without a vocabulary of its own, scores with the target's."""
     if "lm_head.weight" in tensors:
         if fields.flag("tie_word_embeddings"):

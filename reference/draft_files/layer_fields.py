@@ -4,7 +4,7 @@ from reference.architecture import Rope
 from reference.draft.layer_head import ROPES, HeadLayer
 from reference.draft_files.target_sizes import TargetSizes
 from reference.draft_files.tensors import HeadTensors
-from reference.files.fields import Fields, shown
+from reference.files.fields import Fields, quote_value
 from reference.malformed import Malformed
 from reference.trace import Array
 
@@ -21,7 +21,7 @@ def check_plain(fields: Fields) -> None:
     if fields.get("quantization_config") is not None:
         raise fields.refuse("quantization_config asks for quantized weights; save the head dequantized")
     if (act := fields.content.get("hidden_act", "silu")) not in ("silu", "swish"):
-        raise fields.refuse(f"hidden_act is {shown(act)}; heads are computed with silu")
+        raise fields.refuse(f"hidden_act is {quote_value(act)}; heads are computed with silu")
     for name, plain in (("partial_rotary_factor", 1.0), ("logit_scale", 1.0)):
         if fields.number(name, plain) != plain:
             raise fields.refuse(f"{name} is {fields.number(name)}; heads are computed with {plain:g}")
@@ -73,11 +73,11 @@ def _rope(fields: Fields, word: str) -> Rope:
     """The rotary embedding, in `rope_scaling` (transformers 4) or `rope_parameters` (5), and the field `rope_theta`."""
     content = fields.get("rope_scaling") or fields.get("rope_parameters") or {}
     if not isinstance(content, dict):
-        raise fields.refuse(f"the rope dictionary is {shown(content)}, not an object; correct it")
+        raise fields.refuse(f"the rope dictionary is {quote_value(content)}, not an object; correct it")
     kind = content.get("rope_type", content.get("type"))
     if kind not in (*PLAIN_ROPE, *ROPES):
         raise fields.refuse(
-            f"rope_type is {shown(kind)}: {word} heads are computed with the plain rotary embedding, "
+            f"rope_type is {quote_value(kind)}: {word} heads are computed with the plain rotary embedding, "
             f"{' and '.join(ROPES)}"
         )
     given = Fields(fields.where, content, {})

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from reference.draft.hidden import HiddenStates
-from reference.draft.medusa import AT
+from reference.draft.medusa import HEADS_PREFIX
 from reference.draft_files.layer_fields import check_plain
 from reference.draft_files.target_sizes import TargetSizes
 from reference.draft_files.tensors import HeadTensors
@@ -23,7 +23,7 @@ BLOCK = re.compile(r"blocks\.(\d+)\.layers\.(\d+)\.(weight|bias)")
 SCORES = re.compile(r"lm_heads\.(\d+)\.weight")
 """The matrix of a head in vLLM."""
 
-OWN = re.compile(r"(medusa_heads?\.)?(\d+\.\d+\.|blocks\.\d+\.|lm_heads\.\d+\.)")
+MEDUSA_NAME = re.compile(r"(medusa_heads?\.)?(\d+\.\d+\.|blocks\.\d+\.|lm_heads\.\d+\.)")
 """The beginning of a tensor's name in either scheme."""
 
 MOST_HEADS = 64
@@ -32,11 +32,11 @@ MOST_HEADS = 64
 
 def place(name: str) -> str:
     """The name of a tensor in FasterDecoding's scheme, behind `medusa_head.`; vLLM's matrices keep `lm_heads.`."""
-    name = name.removeprefix("medusa_heads.").removeprefix(f"{AT}.")
+    name = name.removeprefix("medusa_heads.").removeprefix(f"{HEADS_PREFIX}.")
     if block := BLOCK.fullmatch(name):
-        return f"{AT}.{block[1]}.{block[2]}.linear.{block[3]}"
+        return f"{HEADS_PREFIX}.{block[1]}.{block[2]}.linear.{block[3]}"
     if name[:1].isdigit():
-        return f"{AT}.{name}"
+        return f"{HEADS_PREFIX}.{name}"
     return name
 
 
@@ -63,16 +63,16 @@ def read(fields: Fields, tensors: HeadTensors, target: TargetSizes) -> tuple[dic
     shared = fields.flag("original_lm_head")
     for head in range(heads):
         for layer in range(layers):
-            name = f"{AT}.{head}.{layer}.linear"
+            name = f"{HEADS_PREFIX}.{head}.{layer}.linear"
             if layer and not theirs and f"{name}.weight" not in tensors:
-                first = f"{AT}.{head}.0.linear"  # stored once, and run again
+                first = f"{HEADS_PREFIX}.{head}.0.linear"  # stored once, and run again
                 state |= {
                     f"{name}.{part}": state[f"{first}.{part}"] for part in ("weight", "bias") if bias or part != "bias"
                 }
                 continue
             state |= tensors.linear(name, hidden, hidden, bias, told)
             _check_same_block(fields, state, name, head, theirs)
-        state[f"{AT}.{head}.{layers}.weight"] = _matrix(tensors, state, head, layers, theirs, shared, target)
+        state[f"{HEADS_PREFIX}.{head}.{layers}.weight"] = _matrix(tensors, state, head, layers, theirs, shared, target)
     words = {"reads": HiddenStates(place="normed"), "heads": heads, "bias": bias, "layers": layers}
     return words, state
 
@@ -86,7 +86,7 @@ def _count(fields: Fields, name: str, default: int | None) -> int:
 
 def _check_same_block(fields: Fields, state: dict[str, Array], name: str, head: int, theirs: bool) -> None:
     """Refuse different blocks of one head under FasterDecoding's names, which stand for one block run again."""
-    first = f"{AT}.{head}.0.linear.weight"
+    first = f"{HEADS_PREFIX}.{head}.0.linear.weight"
     if not theirs and not np.array_equal(state[first], state[f"{name}.weight"]):
         raise fields.refuse(
             f"head {head} has different blocks: FasterDecoding runs one block medusa_num_layers times; use vLLM's names"
@@ -105,8 +105,8 @@ def _matrix(
     """The matrix of a head; `original_lm_head` of vLLM gives all heads that of head 0."""
     shape = (target.vocab_size, target.hidden_size)
     if not theirs:
-        return tensors.take(f"{AT}.{head}.{layers}.weight", shape)
+        return tensors.take(f"{HEADS_PREFIX}.{head}.{layers}.weight", shape)
     if shared and head:
-        return state[f"{AT}.0.{layers}.weight"]
+        return state[f"{HEADS_PREFIX}.0.{layers}.weight"]
     name = "lm_head.weight" if shared and "lm_head.weight" in tensors else f"lm_heads.{head}.weight"
     return tensors.take(name, shape)

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from reference.draft.hidden import HiddenStates
-from reference.draft.mtp import NORMS, Mtp, module_at
+from reference.draft.mtp import NORMS, Mtp, module_prefix
 from reference.draft_files.layer_fields import head_layer, layer_weights
 from reference.draft_files.target_sizes import TargetSizes
 from reference.draft_files.tensors import HeadTensors
 from reference.files.fields import Fields, UnreadableCheckpoint
-from reference.files.stored import Stored
+from reference.files.stored import StoredTensor
 from reference.trace import Array
 
 COUNT = "num_nextn_predict_layers"
@@ -39,14 +39,14 @@ def count(fields: Fields) -> int:
     return modules
 
 
-def of_module(name: str, layers: int, modules: int) -> bool:
+def belongs_to_module(name: str, layers: int, modules: int) -> bool:
     """Whether a tensor of a target of `layers` layers belongs to one of its MTP modules."""
     found = LAYER.match(name)
     return found is not None and layers <= int(found[1]) < layers + modules
 
 
 def read(
-    fields: Fields, tensors: HeadTensors, target: TargetSizes, beside: dict[str, Stored]
+    fields: Fields, tensors: HeadTensors, target: TargetSizes, beside: dict[str, StoredTensor]
 ) -> tuple[dict[str, Any], dict[str, Array]]:
     """The fields of `Mtp` and the weights of the modules, in the convention of transformers.
 
@@ -64,7 +64,7 @@ def read(
     layer, hidden, state = head_layer(fields, target, Mtp.WORD), target.hidden_size, dict[str, Array]()
     modules = count(fields)
     for module in range(modules):
-        at = module_at(target.layers, module)
+        at = module_prefix(target.layers, module)
         state |= tensors.linear(f"{at}.eh_proj", hidden, 2 * hidden, False, "no bias of eh_proj")
         for name in NORMS:
             state[f"{at}.{name}.weight"] = tensors.take(f"{at}.{name}.weight", (hidden,))
@@ -79,7 +79,9 @@ def read(
     return words, state
 
 
-def _check_shared(tensors: HeadTensors, name: str, own: str, beside: dict[str, Stored], target: TargetSizes) -> None:
+def _check_shared(
+    tensors: HeadTensors, name: str, own: str, beside: dict[str, StoredTensor], target: TargetSizes
+) -> None:
     """Refuse a matrix of a module that differs from the target's, which is used in its place."""
     if name not in tensors:
         return

@@ -10,16 +10,16 @@ import numpy as np
 
 from reference.architecture import Model
 from reference.draft.eagle1 import Eagle1
-from reference.draft.eagle3 import AT, Eagle3
+from reference.draft.eagle3 import LAYER_PREFIX, Eagle3
 from reference.draft.head import Head
 from reference.draft.medusa import Medusa
 from reference.draft.mtp import Mtp
 from reference.draft_files import eagle1, eagle3, medusa, mtp
 from reference.draft_files.target_sizes import TargetSizes, target_sizes
 from reference.draft_files.tensors import HeadTensors
-from reference.files.fields import Fields, UnreadableCheckpoint, read_json, shown
+from reference.files.fields import Fields, UnreadableCheckpoint, quote_value, read_json
 from reference.files.head_files import HeadFiles
-from reference.files.stored import FLOATS, WHOLE, Stored
+from reference.files.stored import FLOATS, INTEGERS, StoredTensor
 from reference.files.weight_files import digest, weight_files
 from reference.malformed import Malformed
 from reference.trace import Array
@@ -59,7 +59,7 @@ def open_head(directory: str | Path, target: Model) -> OpenedHead:
     Raises:
         UnreadableCheckpoint: with one line that says what is wrong; nothing was loaded.
     """
-    return _opened(Path(directory), target_sizes(target))
+    return _open(Path(directory), target_sizes(target))
 
 
 @lru_cache(maxsize=4)
@@ -83,15 +83,15 @@ def stored_head(head: Head, target: Model) -> dict[str, Array]:
     return found.weights
 
 
-def _opened(root: Path, target: TargetSizes) -> OpenedHead:
+def _open(root: Path, target: TargetSizes) -> OpenedHead:
     if not root.is_dir():
         what = "not a directory" if root.exists() else "no such directory"
         raise UnreadableCheckpoint(f"{root}: {what}; give the directory of a draft head")
     fields = _fields(root)
-    stored, files = weight_files(root, {**FLOATS, **WHOLE}, FILES, CONVERT)
+    stored, files = weight_files(root, {**FLOATS, **INTEGERS}, FILES, CONVERT)
     known = HeadFiles(str(root), digest([root / "config.json", *files]))
     try:
-        kind, given, state, tensors = _parts(root, fields, stored, target, known.digest)
+        kind, given, state, tensors = _read_parts(root, fields, stored, target, known.digest)
         tensors.check_empty(kind.WORD)
         words = kind(shape=RankTree((0,), (0,)), files=known, **given)
     except Malformed as complaint:
@@ -121,7 +121,7 @@ def _fields(root: Path) -> Fields:
     return Fields(where, content, merged)
 
 
-def _parts(root: Path, fields: Fields, stored: dict[str, Stored], target: TargetSizes, known: str) -> Parts:
+def _read_parts(root: Path, fields: Fields, stored: dict[str, StoredTensor], target: TargetSizes, known: str) -> Parts:
     """The kind of the head, the fields of its words, its weights, and the tensors that are left."""
 
     def reading(kind: type[Head], place: Callable[[str], str], read: Callable[..., Any], *further: Any) -> Parts:
@@ -130,7 +130,7 @@ def _parts(root: Path, fields: Fields, stored: dict[str, Stored], target: Target
 
     named = fields.get("speculators_model_type")
     if named is not None and (not isinstance(named, str) or named not in SPECULATORS):
-        raise fields.refuse(f"speculators_model_type is {shown(named)}; {', '.join(SPECULATORS)} are read")
+        raise fields.refuse(f"speculators_model_type is {quote_value(named)}; {', '.join(SPECULATORS)} are read")
     if any(name.endswith("eh_proj.weight") for name in stored) or mtp.count(fields):
         if known != target.digest:
             raise fields.refuse(
@@ -138,15 +138,17 @@ def _parts(root: Path, fields: Fields, stored: dict[str, Stored], target: Target
             )
         if not mtp.count(fields):
             raise fields.refuse(f"tensors of MTP modules are stored, and {mtp.COUNT} is missing; add it")
-        modules = {name: one for name, one in stored.items() if mtp.of_module(name, target.layers, mtp.count(fields))}
+        modules = {
+            name: one for name, one in stored.items() if mtp.belongs_to_module(name, target.layers, mtp.count(fields))
+        }
         beside = {name: one for name, one in stored.items() if name not in modules}
         tensors = HeadTensors(root, modules)
         return Mtp, *mtp.read(fields, tensors, target, beside), tensors
-    if any(medusa.OWN.match(name) for name in stored):
+    if any(medusa.MEDUSA_NAME.match(name) for name in stored):
         return reading(Medusa, medusa.place, medusa.read)
     bare = {name.removeprefix("model.") for name in stored}
-    midlayer, theirs = (any(name.startswith(at) for name in bare) for at in (f"{AT}.", eagle3.THEIRS))
-    if midlayer or f"{eagle3.THEIRS}hidden_norm.weight" in bare or named == "eagle3":
+    midlayer, theirs = (any(name.startswith(at) for name in bare) for at in (f"{LAYER_PREFIX}.", eagle3.VLLM_PREFIX))
+    if midlayer or f"{eagle3.VLLM_PREFIX}hidden_norm.weight" in bare or named == "eagle3":
         if midlayer and theirs:
             raise UnreadableCheckpoint(f"{root}: layers named midlayer and layers.0 in one head; keep one")
         return reading(Eagle3, eagle3.place, eagle3.read, midlayer)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from reference.files.fields import UnreadableCheckpoint
-from reference.files.stored import WHOLE, Stored, cut
+from reference.files.stored import INTEGERS, StoredTensor, cut
 from reference.trace import Array
 
 
@@ -15,14 +15,14 @@ class HeadTensors:
         root: The directory.
     """
 
-    def __init__(self, root: Path, stored: Mapping[str, Stored], named: Callable[[str], str] = str) -> None:
+    def __init__(self, root: Path, stored: Mapping[str, StoredTensor], named: Callable[[str], str] = str) -> None:
         """Rename each tensor by `named`.
 
         Raises:
             UnreadableCheckpoint: two tensors have the same place.
         """
         self.root = root
-        self._stored: dict[str, tuple[str, Stored]] = {}
+        self._stored: dict[str, tuple[str, StoredTensor]] = {}
         for name, tensor in stored.items():
             place = named(name)
             if place in self._stored:
@@ -52,13 +52,13 @@ class HeadTensors:
         Raises:
             UnreadableCheckpoint: it is missing, has another shape, or holds NaN, infinity or whole numbers.
         """
-        return self._taken(name, shape, why, whole=False)
+        return self._take(name, shape, why, whole=False)
 
     def take_whole(self, name: str, shape: tuple[int, ...]) -> Array:
         """The values of a map of the vocabulary, int64 of `shape`; raises as `take`, for fractions."""
-        return self._taken(name, shape, "", whole=True)
+        return self._take(name, shape, "", whole=True)
 
-    def _taken(self, name: str, shape: tuple[int, ...], why: str, whole: bool) -> Array:
+    def _take(self, name: str, shape: tuple[int, ...], why: str, whole: bool) -> Array:
         if name not in self._stored:
             raise UnreadableCheckpoint(f"{self.root}: tensor {name} is missing{f' ({why})' if why else ''}")
         original, tensor = self._stored.pop(name)
@@ -69,7 +69,7 @@ class HeadTensors:
                 f"{tensor.file}: tensor {cut(original)} has shape {list(tensor.shape)}, where config.json and the "
                 f"target ask for [{wanted}]{f' ({why})' if why else ''}: the head of another target, or another layout"
             )
-        if (tensor.dtype in WHOLE) != whole:
+        if (tensor.dtype in INTEGERS) != whole:
             kind = "whole numbers" if whole else "fractions"
             raise UnreadableCheckpoint(f"{tensor.file}: tensor {cut(original)} is {tensor.dtype}, and must hold {kind}")
         return tensor.values(original)

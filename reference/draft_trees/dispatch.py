@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from reference.draft_trees.names import told_tree
+from reference.draft_trees.names import tree_description
 from reference.malformed import Malformed
 from reference.rules import OMIT_DEFAULT
 from reference.tree import RankTree
@@ -44,9 +44,11 @@ class Dispatch:
             raise Malformed("batches", "at least one request takes each step")
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         """The table in a few words for a page."""
-        return ", ".join(f"up to {most}: {told_tree(tree)}" for most, tree in zip(self.up_to, self.trees, strict=True))
+        return ", ".join(
+            f"up to {most}: {tree_description(tree)}" for most, tree in zip(self.up_to, self.trees, strict=True)
+        )
 
     def with_trees(self, trees: tuple[RankTree, ...]) -> "Dispatch":
         """The first rows of the table, with `trees` in place of their own."""

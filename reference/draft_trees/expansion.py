@@ -92,7 +92,7 @@ class Expansion:
                         yield replace(self, top_k=top_k, depth=depth, total=total)
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         """The tree in a few words for a page."""
         way = "best" if self.rerank else "greedy"
         return f"{self.total} {way} nodes of the top {self.top_k} over {self.depth} level{'s' * (self.depth > 1)}"

@@ -49,15 +49,15 @@ def named_tree(name: str) -> RankTree:
         return tree_of_paths((*path, rank) for path, count in children.items() for rank in range(count))
     found = _NAME.fullmatch(name)
     if found is None:
-        near = _nearest(name)
+        near = _nearest_name(name)
         asked = f"; did you mean {near}?" if near else ""
         raise Malformed("", f"{name!r} is not Dm, Dm-BFn, Dm-BFn-Ni or one of {', '.join(CHOICES)}{asked}")
     levels, width, kept = (None if number is None else int(number) for number in found.groups())
     assert levels is not None
-    return _pruned(name, levels, width or 1, kept)
+    return _pruned_tree(name, levels, width or 1, kept)
 
 
-def _nearest(name: str) -> str | None:
+def _nearest_name(name: str) -> str | None:
     """The name most like `name`: a published list, or a name with the numbers that stand in `name`."""
     numbers = [str(int(number)) for number in re.findall(r"\d{1,4}", name)[:3]]
     marks = ("D", "-BF", "-N")
@@ -90,13 +90,13 @@ def _names_for(tree: RankTree) -> Iterator[str]:
     yield from (name for name in CHOICES if len(named_tree(name)) == nodes)
 
 
-def told_tree(tree: RankTree) -> str:
+def tree_description(tree: RankTree) -> str:
     """A static tree in a few words for a page: its size, and its name where it has one."""
     name = name_of(tree)
     return f"{len(tree)} node{'s' * (len(tree) > 1)}" + (f" ({name})" if name else "")
 
 
-def _pruned(name: str, levels: int, width: int, kept: int | None) -> RankTree:
+def _pruned_tree(name: str, levels: int, width: int, kept: int | None) -> RankTree:
     """The `kept` first nodes of the full tree, or all of them."""
     paths: list[Ranks] = []
     waiting: list[tuple[int, int, Ranks]] = [(0, 0, ())]

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 T = TypeVar("T")
 
 
-class Sizes(Protocol):
+class ArchitectureFields(Protocol):
     """The fields that a family reads of an architecture, which is a `reference.architecture.Architecture`."""
 
     @property
@@ -75,7 +75,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 """Names of tensors within one decoder layer, each with its shape."""
 
 
-def gated(arch: Sizes, layer: int) -> Shapes:
+def gated(arch: ArchitectureFields, layer: int) -> Shapes:
     """The gated feed-forward block of Llama (arXiv 2002.05202)."""
     return gated_block("mlp", arch.hidden_size, arch.intermediate_size, arch.mlp_bias)
 
@@ -91,7 +91,7 @@ def gated_block(at: str, hidden: int, inner: int, biased: bool = False) -> Shape
     return table
 
 
-def no_tensors(arch: Sizes, layer: int) -> Shapes:
+def no_tensors(arch: ArchitectureFields, layer: int) -> Shapes:
     """An empty table."""
     return {}
 
@@ -119,7 +119,7 @@ class LayerNorms:
         return tuple(name for name in every if name is not None)
 
 
-def attention_alone(arch: Sizes, layer: int) -> Shapes | None:
+def attention_alone(arch: ArchitectureFields, layer: int) -> Shapes | None:
     """None: the `recurrent` of a family whose layers all have attention."""
     return None
 
@@ -159,16 +159,16 @@ class Family:
     resting_gain: float = 1.0
     query_key_gains: bool = True
     whole_query_key_norms: bool = False
-    feed_forward: Callable[[Sizes, int], Shapes] = gated
-    attention_extras: Callable[[Sizes, int], Shapes] = no_tensors
-    projections: Callable[[Sizes, int], Shapes] | None = None
-    recurrent: Callable[[Sizes, int], Shapes | None] = attention_alone
+    feed_forward: Callable[[ArchitectureFields, int], Shapes] = gated
+    attention_extras: Callable[[ArchitectureFields, int], Shapes] = no_tensors
+    projections: Callable[[ArchitectureFields, int], Shapes] | None = None
+    recurrent: Callable[[ArchitectureFields, int], Shapes | None] = attention_alone
     beside_attention: bool = False
     gated_attention: bool = False
     probed: Callable[[dict[str, float], int], dict[str, float]] = lambda settings, width: settings
     mixes_rows: bool = False
     sinks: bool = False
-    check: Callable[[Sizes], None] = lambda arch: None
+    check: Callable[[ArchitectureFields], None] = lambda arch: None
     soft_caps: bool = False
     fixed: Mapping[str, float] = field(default_factory=dict)
     settings: Mapping[str, float] = field(default_factory=dict)

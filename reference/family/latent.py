@@ -7,12 +7,12 @@ Blocks after the first few layers are mixtures of experts with shared experts (`
 scores experts as GLM-4 MoE does; DeepSeek-V2 takes the softmax over all experts and scores a group by its best one.
 """
 
-from reference.family.base import Family, Shapes, Sizes
+from reference.family.base import ArchitectureFields, Family, Shapes
 from reference.family.experts import check_experts, mixture
 from reference.malformed import Malformed
 
 
-def _projections(arch: Sizes, layer: int) -> Shapes:
+def _projections(arch: ArchitectureFields, layer: int) -> Shapes:
     hidden, heads, wide = arch.hidden_size, arch.heads, arch.heads * arch.head_dim
     rank, latent, turned, values = (
         int(arch.setting(name)) for name in ("query_rank", "latent_rank", "rotary_dim", "value_dim")
@@ -36,7 +36,7 @@ def _projections(arch: Sizes, layer: int) -> Shapes:
     return {f"self_attn.{name}": shape for name, shape in table.items()}
 
 
-def _check(arch: Sizes) -> None:
+def _check(arch: ArchitectureFields) -> None:
     check_experts(arch)
     for name, least in (("query_rank", 0), ("latent_rank", 1), ("rotary_dim", 2), ("value_dim", 1)):
         value = arch.setting(name)

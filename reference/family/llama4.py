@@ -7,19 +7,19 @@ with the highest scores and through a shared expert. Tensors have the names of Q
 
 from collections.abc import Sequence
 
-from reference.family.base import Family, Shapes, Sizes, gated_block
+from reference.family.base import ArchitectureFields, Family, Shapes, gated_block
 from reference.malformed import Malformed
 
 LLAMA4 = Family("llama4", query_key_gains=False)
 
 
-def has_experts(arch: Sizes, layer: int) -> bool:
+def has_experts(arch: ArchitectureFields, layer: int) -> bool:
     """Whether `layer` has experts: each so many layers the last one, where the setting `sparse_step` is not 0."""
     step = int(arch.setting("sparse_step"))
     return bool(step) and (layer + 1) % step == 0
 
 
-def _blocks(arch: Sizes, layer: int) -> Shapes:
+def _blocks(arch: ArchitectureFields, layer: int) -> Shapes:
     hidden, inner = arch.hidden_size, int(arch.setting("expert_size"))
     if not has_experts(arch, layer):
         return gated_block("mlp", hidden, arch.intermediate_size)
@@ -30,7 +30,7 @@ def _blocks(arch: Sizes, layer: int) -> Shapes:
     return {**table, **gated_block("mlp.shared_expert", hidden, inner)}
 
 
-def _check(arch: Sizes) -> None:
+def _check(arch: ArchitectureFields) -> None:
     for name, least in (("experts", 1), ("experts_per_token", 1), ("expert_size", 1), ("sparse_step", 0)):
         value = arch.setting(name)
         if value != int(value) or not least <= value <= 65536:

@@ -10,7 +10,7 @@ working dtype: engines that round them to 8 bits (`activation_scheme` dynamic) c
 from pathlib import Path
 from typing import Any
 
-from reference.files.fields import Fields, UnreadableCheckpoint, shown
+from reference.files.fields import Fields, UnreadableCheckpoint, quote_value
 
 NUMBERS = "F8_E4M3"
 """The dtype of such matrices in safetensors files."""
@@ -47,16 +47,17 @@ def block_size(where: Path, content: dict[str, Any]) -> tuple[int, int] | None:
         held = UNREAD.get(method) if isinstance(method, str) else None
         stored = f" ({held})" if held else ""
         raise UnreadableCheckpoint(
-            f"{asks} of quant_method {shown(method)}{stored}, not of fp8; save the checkpoint dequantized"
+            f"{asks} of quant_method {quote_value(method)}{stored}, not of fp8; save the checkpoint dequantized"
         )
     size = own.get("weight_block_size")
     if not isinstance(size, list) or len(size) != 2 or any(type(one) is not int or one < 1 for one in size):
         raise UnreadableCheckpoint(
-            f"{asks} whose weight_block_size is {shown(size)}, not two sizes; save the checkpoint dequantized"
+            f"{asks} whose weight_block_size is {quote_value(size)}, not two sizes; save the checkpoint dequantized"
         )
     for name, computed in (("fmt", "e4m3"), ("activation_scheme", "dynamic")):
         if own.get(name) not in (None, computed):
             raise UnreadableCheckpoint(
-                f"{asks} whose {name} is {shown(own.get(name))}, not {computed!r}; save the checkpoint dequantized"
+                f"{asks} whose {name} is {quote_value(own.get(name))}, not {computed!r}; "
+                "save the checkpoint dequantized"
             )
     return size[0], size[1]

@@ -27,7 +27,7 @@ def irregular(mode: int) -> str | None:
     return next((words for holds, words in KINDS if holds(mode)), None)
 
 
-def opened(path: str | Path) -> BinaryIO:
+def open_regular(path: str | Path) -> BinaryIO:
     """The regular file `path`, links followed, open for reading; never blocks, whatever `path` is.
 
     Raises:
@@ -55,9 +55,9 @@ def read_whole(path: str | Path, most: int) -> bytes:
 
     Raises:
         TooLarge: for a longer file.
-        OSError: as `opened`.
+        OSError: as `open_regular`.
     """
-    with opened(path) as file:
+    with open_regular(path) as file:
         # One byte more than allowed tells a file that is too long.
         content = file.read(most + 1)
     if len(content) > most:

@@ -8,9 +8,9 @@ import os
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
-from reference.files.fields import LARGEST_INDEX, UnreadableCheckpoint, read_json, shown, unreadable
-from reference.files.regular import opened
-from reference.files.stored import FLOATS, MOST_TENSORS, Stored, cut, header
+from reference.files.fields import LARGEST_INDEX, UnreadableCheckpoint, quote_value, read_json, unreadable
+from reference.files.regular import open_regular
+from reference.files.stored import FLOATS, MOST_TENSORS, StoredTensor, cut, read_header
 
 MOST_SHARDS = 10_000
 """Most weight files that an index may name; the largest published checkpoints have some hundreds."""
@@ -34,7 +34,7 @@ def digest(files: Iterable[Path]) -> str:
 def _feed(fed: "hashlib._Hash", file: Path) -> None:
     """Feed `file` to the digest: its name, a zero byte, its size in decimal, a zero byte, its content."""
     try:
-        with opened(file) as stream:
+        with open_regular(file) as stream:
             # Name and size come first, so that no two different sets of files feed the same bytes.
             fed.update(f"{file.name}\0{os.fstat(stream.fileno()).st_size}\0".encode())
             while block := stream.read(1 << 20):
@@ -45,7 +45,7 @@ def _feed(fed: "hashlib._Hash", file: Path) -> None:
 
 def weight_files(
     root: Path, dtypes: Collection[str] = FLOATS, names: tuple[str, ...] = ("model.safetensors",), todo: str = ""
-) -> tuple[dict[str, Stored], list[Path]]:
+) -> tuple[dict[str, StoredTensor], list[Path]]:
     """Every stored tensor of the directory `root`, and the files they came from.
 
     Args:
@@ -59,7 +59,7 @@ def weight_files(
     """
     for single in (root / name for name in names):
         if single.exists():
-            return header(single, dtypes), [single]
+            return read_header(single, dtypes), [single]
     index = root / "model.safetensors.index.json"
     if not index.exists():
         pickled = sorted(name for name in os.listdir(root) if name.endswith(PICKLED))
@@ -78,14 +78,16 @@ def weight_files(
             f"{index}: {len(placed)} tensors in {len(shards)} files; at most {MOST_TENSORS} in {MOST_SHARDS} are read; "
             "save the checkpoint in larger shards"
         )
-    headers: dict[str, dict[str, Stored]] = {}
+    headers: dict[str, dict[str, StoredTensor]] = {}
     for shard in shards:
         # The index may come from a stranger: a name such as `../x` must not leave the directory.
         if Path(shard).name != shard:
-            raise UnreadableCheckpoint(f"{index}: shard {shown(shard)} lies outside the directory; correct weight_map")
+            raise UnreadableCheckpoint(
+                f"{index}: shard {quote_value(shard)} lies outside the directory; correct weight_map"
+            )
         if not os.path.exists(root / shard):
             raise UnreadableCheckpoint(f"{root}: shard {cut(shard)} is missing; download it (the index names it)")
-        headers[shard] = header(root / shard, dtypes)
+        headers[shard] = read_header(root / shard, dtypes)
     for name, shard in placed.items():
         if name not in headers[shard]:
             raise UnreadableCheckpoint(

@@ -36,7 +36,7 @@ UNWRITABLE = {"Infinity": np.inf, "-Infinity": -np.inf}
 
 
 @cache
-def hints(kind: type) -> dict[str, Any]:
+def field_types(kind: type) -> dict[str, Any]:
     """The type of each field of a dataclass."""
     return get_type_hints(kind)
 
@@ -69,22 +69,22 @@ def schema_of(hint: Any, found: dict[str, Any]) -> dict[str, Any]:
     name = hint.__name__
     if name not in found:
         found[name] = {}  # the place is kept, for a type that holds itself
-        found[name] = object_of(hint, tuple(fields(hint)), found)
+        found[name] = object_schema(hint, tuple(fields(hint)), found)
     return {"$ref": f"#/$defs/{name}"}
 
 
-def object_of(kind: type, held: tuple[Field[Any], ...], found: dict[str, Any]) -> dict[str, Any]:
+def object_schema(kind: type, held: tuple[Field[Any], ...], found: dict[str, Any]) -> dict[str, Any]:
     """The schema of an object with the fields `held` of the dataclass `kind`; fields with a default may be absent."""
     return {
         "description": inspect.getdoc(kind) or "",
         "type": "object",
-        "properties": {one.name: schema_of(hints(kind)[one.name], found) for one in held},
+        "properties": {one.name: schema_of(field_types(kind)[one.name], found) for one in held},
         "required": [one.name for one in held if one.default is MISSING and one.default_factory is MISSING],
         "additionalProperties": False,
     }
 
 
-def decoded(hint: Any, content: Any) -> Any:
+def decode(hint: Any, content: Any) -> Any:
     """The value of type `hint` that a JSON value stands for; the value must be valid under `schema_of`.
 
     An array becomes nested lists of Python numbers; its dtype and shape are not checked here.
@@ -94,50 +94,50 @@ def decoded(hint: Any, content: Any) -> Any:
     """
     origin, inside = get_origin(hint), get_args(hint)
     if origin is np.ndarray:
-        return numbers(content)
+        return decode_numbers(content)
     if origin in (Union, types.UnionType):
-        return None if content is None else decoded(next(one for one in inside if one is not type(None)), content)
+        return None if content is None else decode(next(one for one in inside if one is not type(None)), content)
     if origin is tuple:
-        return _entries(inside[0], content)
+        return _decode_entries(inside[0], content)
     if origin is not None and issubclass(origin, Mapping):
-        return {name: decoded(inside[1], one) for name, one in content.items()}
+        return {name: decode(inside[1], one) for name, one in content.items()}
     if is_dataclass(hint) and isinstance(hint, type):
-        return built(hint, content)
+        return build(hint, content)
     return float(content) if hint is float else content
 
 
-def _entries(hint: Any, content: list[Any]) -> tuple[Any, ...]:
+def _decode_entries(hint: Any, content: list[Any]) -> tuple[Any, ...]:
     """The entries of a tuple; a complaint inside one of them names its place."""
     if hint in PLAIN:
         return tuple(map(float, content)) if hint is float else tuple(content)
     made = []
     for at, one in enumerate(content):
         with under(f"[{at}]"):
-            made.append(decoded(hint, one))
+            made.append(decode(hint, one))
     return tuple(made)
 
 
-def built(kind: type, content: dict[str, Any]) -> Any:
+def build(kind: type, content: dict[str, Any]) -> Any:
     """The dataclass `kind` with the fields that `content` holds; the others keep their defaults.
 
     Raises:
-        Malformed: as `decoded`.
+        Malformed: as `decode`.
     """
     given = {}
     for name, one in content.items():
         with under(name):
-            given[name] = decoded(hints(kind)[name], one)
+            given[name] = decode(field_types(kind)[name], one)
     return kind(**given)
 
 
-def numbers(content: Any) -> Any:
+def decode_numbers(content: Any) -> Any:
     """Nested lists in which null and the words for infinity are numbers.
 
     Raises:
         Malformed: for a string, or an object, among the numbers.
     """
     if isinstance(content, list):
-        return [numbers(one) for one in content]
+        return [decode_numbers(one) for one in content]
     if content is None:
         return float("nan")
     if isinstance(content, str) and content in UNWRITABLE:
@@ -147,17 +147,17 @@ def numbers(content: Any) -> Any:
     raise Malformed("", f"{content!r:.40} stands among numbers")
 
 
-def encoded(value: Any) -> Any:
-    """`value` as JSON holds it: the opposite of `decoded`. Fields that hold their default None are left out."""
+def encode(value: Any) -> Any:
+    """`value` as JSON holds it: the opposite of `decode`. Fields that hold their default None are left out."""
     if is_dataclass(value) and not isinstance(value, type):
         held = [(one, getattr(value, one.name)) for one in fields(value)]
-        return {one.name: encoded(item) for one, item in held if not (item is None and one.default is None)}
+        return {one.name: encode(item) for one, item in held if not (item is None and one.default is None)}
     if isinstance(value, Mapping):
-        return {str(name): encoded(one) for name, one in value.items()}
+        return {str(name): encode(one) for name, one in value.items()}
     if isinstance(value, np.ndarray):
-        return encoded(value.tolist())
+        return encode(value.tolist())
     if isinstance(value, (tuple, list)):
-        return [encoded(one) for one in value]
+        return [encode(one) for one in value]
     plain = value.item() if isinstance(value, np.generic) else value
     if isinstance(plain, float) and not np.isfinite(plain):
         return None if np.isnan(plain) else "Infinity" if plain > 0 else "-Infinity"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any
 
-from reference.recorded.json_types import object_of
+from reference.recorded.json_types import object_schema
 from reference.sampling import Sampling, Stops
 from reference.trace import Step, Trace
 
@@ -63,19 +63,19 @@ CASE = {
 
 
 @cache
-def _parts() -> tuple[dict[str, Any], dict[str, Any]]:
+def _line_schemas() -> tuple[dict[str, Any], dict[str, Any]]:
     """The schema of each kind of line, and the definitions that they share."""
     found: dict[str, Any] = {}
-    step = object_of(Step, fields(Step), found)
+    step = object_schema(Step, fields(Step), found)
     step["required"] = []
     step["description"] += "\n\nA file may leave out `context`: the prompt and all tokens emitted before, but the last."
-    ending = object_of(Trace, tuple(one for one in fields(Trace) if one.name in ENDING), found)
+    ending = object_schema(Trace, tuple(one for one in fields(Trace) if one.name in ENDING), found)
     ending["required"] = []
     ending["description"] = (
         "The end of a run. `output`: every emitted token; left out, the tokens of the steps. `finish`: eos, stop, "
         "grammar, length or null; left out, it is not judged. A run without this line was cut off after its last step."
     )
-    request = object_of(Request, fields(Request), found)
+    request = object_schema(Request, fields(Request), found)
     found["Stops"]["required"] = ["max_new_tokens"]
     return {"run": request, "step": step, "end": ending}, found
 
@@ -87,13 +87,13 @@ def line_schema(kind: str, of_case: bool = False) -> dict[str, Any]:
         kind: One of KINDS.
         of_case: Whether the line is a `run` that holds a case.
     """
-    lines, found = _parts()
+    lines, found = _line_schemas()
     return {**(CASE if of_case else lines[kind]), "$defs": {**found, "Array": {"type": "array"}}}
 
 
 def schema() -> dict[str, Any]:
     """The schema of one line of a file, as `specverify trace schema` prints it; a copy that may be changed."""
-    lines, found = _parts()
+    lines, found = _line_schemas()
 
     def alone(kind: str, inside: dict[str, Any]) -> dict[str, Any]:
         return {"type": "object", "properties": {kind: inside}, "required": [kind], "additionalProperties": False}

@@ -15,7 +15,7 @@ from reference.weights.models import HEAD_GAIN, permutation, representable
 
 
 @lru_cache(maxsize=128)
-def _drawn(head: Head, target: Seeded) -> dict[str, Array]:
+def _draw_head(head: Head, target: Seeded) -> dict[str, Array]:
     # The seed of the target enters as well, so that two targets have unlike heads.
     draw = np.random.default_rng((head.seed, target.seed, len(head.TAG)))
     state = {}
@@ -48,7 +48,7 @@ def seeded_head(head: Head, target: Seeded) -> dict[str, Array]:
 
     The tree of the head changes no weight.
     """
-    return _drawn(head.weights, target)
+    return _draw_head(head.weights, target)
 
 
 def head_weights(head: Head, target: Model) -> dict[str, Array]:

@@ -40,9 +40,9 @@ def permutation(seed: int, size: int) -> Array:
 
 
 @lru_cache(maxsize=128)
-def seeded(model: Seeded) -> dict[str, Array]:
+def seeded_weights(model: Seeded) -> dict[str, Array]:
     """State dict of a built-in model: read-only float64 arrays, weight matrices as [out, in]."""
-    state = _transparent(model) if model.weights == "transparent" else _noisy(model)
+    state = _transparent_weights(model) if model.weights == "transparent" else _noisy_weights(model)
     if model.relabel:
         renamed = permutation(model.relabel, model.vocab_size)
         for name in ("model.embed_tokens.weight", "lm_head.weight"):
@@ -94,7 +94,7 @@ def shapes(arch: Architecture) -> dict[str, tuple[int, ...]]:
     return table
 
 
-def _margin(arch: Architecture, seed: int | list[int]) -> dict[str, Array]:
+def _margin_weights(arch: Architecture, seed: int | list[int]) -> dict[str, Array]:
     draw = np.random.default_rng(seed)
     state = {}
     for name, shape in shapes(arch).items():
@@ -119,12 +119,12 @@ def _margin(arch: Architecture, seed: int | list[int]) -> dict[str, Array]:
     return state
 
 
-def _noisy(model: Seeded) -> dict[str, Array]:
+def _noisy_weights(model: Seeded) -> dict[str, Array]:
     """The margin weights of the seed with the model's share of noise, of the same standard deviation; norms stay."""
-    state = _margin(model.architecture, model.seed)
+    state = _margin_weights(model.architecture, model.seed)
     if not model.noise:
         return state
-    other = _margin(model.architecture, [model.seed, 1])
+    other = _margin_weights(model.architecture, [model.seed, 1])
     kept = np.sqrt(1.0 - model.noise**2)
     return {
         name: held if name.endswith("norm.weight") else representable(kept * held + model.noise * other[name])
@@ -166,7 +166,7 @@ def probe_architecture(arch: Architecture) -> Architecture:
     )
 
 
-def _transparent(model: Seeded) -> dict[str, Array]:
+def _transparent_weights(model: Seeded) -> dict[str, Array]:
     """Weights of the transparent probe, for a `probe_architecture`.
 
     Token c in 1..head_dim embeds to the c-th unit vector of a block that only the value projection reads; token 0

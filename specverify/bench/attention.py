@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from backends.devices import missing
+from backends.devices import why_no_device
 from backends.engine.attention.measured.device import device_name
 from backends.engine.attention.measured.ways import TRITON, ways_on
 from backends.engine.columns import Attend, AttentionInputs
@@ -114,7 +114,7 @@ def measure(device: str, repetitions: int = REPETITIONS, setting: Setting | None
     Raises:
         MissingInput: The device, or a package that it needs, is missing.
     """
-    why = missing(device)
+    why = why_no_device(device)
     if why is not None:
         raise MissingInput(f"bench attention --device {device}: {why}")
     setting = setting or SETTINGS[device]

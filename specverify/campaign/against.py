@@ -224,7 +224,7 @@ class ByTransformers:
     @contextmanager
     def _weights(self) -> "Iterator[PlainTransformers]":
         """The network, inside the `with` with the weights of this evaluator."""
-        with nullcontext() if self._seed is None else self._plain.changed(self._seed, PERTURBED):
+        with nullcontext() if self._seed is None else self._plain.perturbed(self._seed, PERTURBED):
             yield self._plain
 
     def nodes(self, context: tuple[int, ...], tree: Tree) -> Nodes:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from properties.accepted_ranks import RankCounts, counts_of
 from reference.malformed import Malformed
-from reference.recorded.lines import UnreadableLine, read
+from reference.recorded.lines import UnreadableLine, read_runs
 from reference.tree import Tree
 from specverify.dispatch.table import Costs
 from specverify.setup.errors import UnusableInput
@@ -37,7 +37,7 @@ def counts_in(path: Path, kind: str | None) -> dict[str, RankCounts]:
 def _trace_counts(path: Path, lines: list[str]) -> dict[str, RankCounts]:
     steps = []
     try:
-        runs = read(lines)
+        runs = read_runs(lines)
     except UnreadableLine as why:
         raise UnusableInput(f"{path}: {why}") from None
     for run in runs:

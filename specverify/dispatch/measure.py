@@ -36,7 +36,7 @@ def forward_seconds(
     """
     prompt = tuple(position % model.vocab_size for position in range(prefix))
     tree = tree_of(nodes)
-    script = Scripted(tuple(tree.rooted(prompt[-1]) for _ in range(steps + 1)))
+    script = Scripted(tuple(tree.with_root(prompt[-1]) for _ in range(steps + 1)))
     stops = Stops((steps + 1) * (tree.height + 1))
     mates = tuple(Mate(prompt, script, stops=stops) for _ in range(batch - 1))
     live = backend.serve(Case(model, prompt, script, stops=stops, dtype=dtype, session=Session(mates)))

@@ -14,7 +14,7 @@ from backends.registry import UnknownBackend
 from properties.residue import Residue
 from properties.verdict.subject import Crashed, Declined, Live, NoTrace, Subject
 from reference.case import Case
-from reference.probability_world import Blocks, Given, World
+from reference.probability_world import Blocks, GivenTree, World
 from reference.session import Action
 from reference.trace import Array, Stage, Trace
 from specverify.isolation.backend_spec import BackendSpec
@@ -203,7 +203,7 @@ class RemoteTables:
     def __init__(self, backend: Isolated) -> None:
         self._backend = backend
 
-    def verify(self, given: Given, tape: Array) -> Blocks:
+    def verify(self, given: GivenTree, tape: Array) -> Blocks:
         """Run acceptance on a given tree with given probabilities, on coins from `tape`."""
         blocks: Blocks = self._ask_tables("verify", given, tape)
         return blocks

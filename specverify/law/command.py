@@ -87,7 +87,9 @@ def law(options: Options) -> int:
     try:
         laws = laws_of(options)
     except DecidesTooOften as why:
-        return _without_law(options, UnknownLaw(options.torch or "", str(why), why.shared, options.claims_lossless))
+        return _without_law(
+            options, UnknownLaw(options.torch or "", str(why), why.shared_numbers, options.claims_lossless)
+        )
     page = law_table(laws) if options.table else law_page(laws[0], options.picture)
     click.echo(page, nl=False, err="-" in (options.json_file, options.html_file))
     if options.json_file is not None:

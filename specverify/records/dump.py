@@ -19,7 +19,7 @@ def step_fact(step: Step) -> Fact:
 
 
 def _lowered_fact(lowered: Lowered) -> Fact:
-    fact: Fact = {name: getattr(lowered, name) for name in lowered.shown}
+    fact: Fact = {name: getattr(lowered, name) for name in lowered.array_names}
     if lowered.visible is not None:
         fact["visible"] = list({id(mask): mask for mask in lowered.visible}.values())
     return fact

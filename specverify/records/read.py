@@ -9,7 +9,7 @@ from typing import Any
 
 import jsonschema
 
-from reference.case_json import Validator, brief, dotted
+from reference.case_json import Validator, dotted_path, shorten
 from reference.files.regular import read_whole
 from reference.malformed import Malformed
 from specverify.setup.errors import UnusableInput
@@ -102,8 +102,8 @@ def check(part: str, fact: Any, where: str) -> None:
     """
     complaint = jsonschema.exceptions.best_match(_validator(part).iter_errors(fact))
     if complaint is not None:
-        field = dotted(complaint.absolute_path)
-        raise UnusableInput(f"{where}: {field + ': ' if field else ''}{brief(complaint.message)}")
+        field = dotted_path(complaint.absolute_path)
+        raise UnusableInput(f"{where}: {field + ': ' if field else ''}{shorten(complaint.message)}")
 
 
 def read(folder: Path) -> Record:
@@ -160,4 +160,4 @@ def _read_json(text: str, where: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as why:
-        raise UnusableInput(f"{where}: not JSON ({brief(str(why))})") from None
+        raise UnusableInput(f"{where}: not JSON ({shorten(str(why))})") from None

@@ -19,7 +19,7 @@ from properties.verdict.finding import Verdict
 from properties.verdict.invariant import Invariant, taking_turns
 from properties.verdict.subject import Subject
 from reference.case import Case
-from reference.draft import largest
+from reference.draft import largest_tree_size
 from reference.oracle.decoder import Oracle
 from specverify.campaign.case_stream import stream
 from specverify.campaign.search import Search
@@ -197,7 +197,7 @@ def hunt(task: HuntPlan) -> HuntResult:
 
 def nodes_of(case: Case) -> int:
     """The number of nodes, with the root, of the largest tree of any request."""
-    return max(largest(case.draft), session_size(case)[0])
+    return max(largest_tree_size(case.draft), session_size(case)[0])
 
 
 def _small(case: Case | None) -> bool:
@@ -228,4 +228,4 @@ def _cases_to_judge(
 
 def grounds_of(names: list[str], backend: str | None) -> dict[str, str]:
     """The backend for each fault: `backend` if given, else the one that the fault names."""
-    return {name: backend or faults.named(name).on for name in names}
+    return {name: backend or faults.fault_named(name).on for name in names}

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from backends import faults
-from backends.admission import LiveDoor, Misshapen, admitted, admitted_blocks
+from backends.admission import LiveAdmission, Misshapen, admit_blocks, admit_trace
 from backends.base import Backend, ExactLaw, ProgramFailure, Serving, StageFailure, Unavailable, Unsupported
 from backends.faults.fault import Fault
 from backends.flags import Mode, mode_of
@@ -18,7 +18,7 @@ from backends.registry import open_backend
 from properties.verdict.subject import Crashed, Declined, Live, NoTrace, Subject
 from reference.case import Case
 from reference.draws import Draw
-from reference.probability_world import Blocks, Given, World
+from reference.probability_world import Blocks, GivenTree, World
 from reference.session import Action
 from reference.tape import stride
 from reference.trace import Array, Stage, Trace
@@ -32,7 +32,7 @@ def fault_named(name: str) -> Fault:
         Unknown: There is no such fault.
     """
     try:
-        return faults.named(name)
+        return faults.fault_named(name)
     except KeyError as why:
         raise Unknown(str(why.args[0])) from None
 
@@ -87,7 +87,7 @@ def subject_of(backend: Backend, keep: int = 48) -> Subject:
         if reason is not None:
             return Declined(reason)
         try:
-            return admitted((ask or backend.run)(case), case, declared)
+            return admit_trace((ask or backend.run)(case), case, declared)
         except Unavailable:  # no outcome of this case: the engine is gone, and the run ends
             raise
         except Misshapen as why:
@@ -108,7 +108,7 @@ def subject_of(backend: Backend, keep: int = 48) -> Subject:
         reason = declared.outside(case)
         if reason is not None:
             raise NoTrace(Declined(reason))
-        return GuardedLive(backend, case, LiveDoor(case, declared))
+        return GuardedLive(backend, case, LiveAdmission(case, declared))
 
     tables = Guarded(backend) if isinstance(backend, ExactLaw) else None
     door = serve if declared.sessions and isinstance(backend, Serving) else None
@@ -129,7 +129,7 @@ def outcome_of(why: BaseException) -> Declined | Crashed:
     if isinstance(why, Misshapen):
         return Crashed(why.stage, why.why)  # no frames: they would be those of our admission code
     if isinstance(why, ProgramFailure):
-        return Crashed(None, why.why, why.said)  # no frames: the engine is another program
+        return Crashed(None, why.why, why.last_lines)  # no frames: the engine is another program
     if isinstance(why, StageFailure):
         return Crashed(why.stage, why.why, last_frames(why))
     return Crashed(None, in_words(why), last_frames(why))
@@ -175,7 +175,7 @@ def last_frames(why: BaseException) -> tuple[str, ...]:
 class GuardedLive:
     """A backend's live session, whose refusals and exceptions become `NoTrace`."""
 
-    def __init__(self, backend: Serving, case: Case, door: LiveDoor) -> None:
+    def __init__(self, backend: Serving, case: Case, door: LiveAdmission) -> None:
         self._door = door
         try:
             self._live = backend.serve(case)
@@ -205,21 +205,21 @@ class Guarded:
     def __init__(self, tables: ExactLaw) -> None:
         self._tables = tables
 
-    def verify(self, given: Given, tape: Array) -> Blocks:
+    def verify(self, given: GivenTree, tape: Array) -> Blocks:
         """As `ExactLaw.verify`; raises NoTrace."""
         size = len(tape), given.tree, given.target.shape[1], tape.shape[1]
-        return self._guarded(lambda: admitted_blocks(self._tables.verify(given, tape), *size))
+        return self._guarded(lambda: admit_blocks(self._tables.verify(given, tape), *size))
 
     def rounds(self, world: World, tape: Array) -> Blocks:
         """As `ExactLaw.rounds`; raises NoTrace."""
         size = len(tape), world.shape, world.vocab, tape.shape[1]
-        return self._guarded(lambda: admitted_blocks(self._tables.rounds(world, tape), *size))
+        return self._guarded(lambda: admit_blocks(self._tables.rounds(world, tape), *size))
 
     def samples(self, world: World, seeds: Array) -> Blocks:
         """As `ExactLaw.samples`; raises NoTrace."""
         # No tape is given here, so that its width follows from the tree.
         size = len(seeds), world.shape, world.vocab, stride(len(world.shape))
-        return self._guarded(lambda: admitted_blocks(self._tables.samples(world, seeds), *size))
+        return self._guarded(lambda: admit_blocks(self._tables.samples(world, seeds), *size))
 
     def batches(self, world: World, seeds: Sequence[Array]) -> tuple[Blocks, ...]:
         """As `Tables.batches`; raises NoTrace."""

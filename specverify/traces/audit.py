@@ -8,9 +8,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from backends.admission import Misshapen, admitted
+from backends.admission import Misshapen, admit_trace
 from backends.admission.sizes import sizes_of
-from backends.admission.stages import admitted_step
+from backends.admission.stages import admit_step
 from backends.base import Declaration
 from properties.shortfall import DECLINED_FLOOR
 from properties.tally import Tally
@@ -20,10 +20,10 @@ from properties.verdict.invariant import Invariant, Oracle
 from properties.verdict.judge import judge
 from reference.architecture import Architecture, Checkpoint, Seeded
 from reference.case import Case
-from reference.files.regular import opened
+from reference.files.regular import open_regular
 from reference.malformed import Malformed
 from reference.oracle.decoder import Oracle as Definition
-from reference.recorded.lines import Recorded, UnreadableLine, read
+from reference.recorded.lines import FileRun, UnreadableLine, read_runs
 from reference.trace import Stage, Trace
 from specverify.setup.errors import UnusableInput
 from specverify.setup.selection import invariants_matching
@@ -98,8 +98,8 @@ def audit(file: str, model: Checkpoint | None, globs: tuple[str, ...] = (), pref
     )
     result = Audit(file)
     try:
-        with opened(file) as lines:
-            runs = read(lines)
+        with open_regular(file) as lines:
+            runs = read_runs(lines)
     except OSError as why:
         raise UnusableInput(f"{file}: cannot be read ({why.strerror or why})") from None
     except UnreadableLine as why:
@@ -114,7 +114,7 @@ def audit(file: str, model: Checkpoint | None, globs: tuple[str, ...] = (), pref
     return result
 
 
-def _why_cut_off(number: int, run: Recorded, trace: Trace, most: int) -> str | None:
+def _why_cut_off(number: int, run: FileRun, trace: Trace, most: int) -> str | None:
     """Why run `number` is the beginning of one, as a crash or a full disk leaves it; None for a whole run."""
     ends = [run.end, *(step.get("emitted") for step in run.steps[-1:])]
     if run.end is None:
@@ -147,7 +147,7 @@ def _note_doubts(result: Audit, runs: int, prefix: bool) -> None:
 def _judge(
     result: Audit,
     number: int,
-    run: Recorded,
+    run: FileRun,
     model: Checkpoint | None,
     asked_invariants: tuple[Invariant, ...],
     exact: Definition,
@@ -160,7 +160,7 @@ def _judge(
     has_model = isinstance(case.model, Seeded) or model is not None
     architecture = _architecture(run, case, trace, exact if has_model else None)
     oracle: Oracle = exact if has_model else WithoutModel(architecture)
-    out = (*(NOT_OF_A_REQUEST if of_request else ()), *(() if run.padding_known else NEEDS_PADDING))
+    out = (*(NOT_OF_A_REQUEST if of_request else ()), *(() if run.is_padding_known else NEEDS_PADDING))
     invariants = tuple(invariant for invariant in asked_invariants if invariant.name not in out)
     subject = RecordedRun(run.engine or Path(result.file).name, case, trace, run.takes_tape, of_request)
     verdict = judge(case, invariants, oracle, subject)
@@ -175,7 +175,7 @@ def _judge(
             result.unasked.setdefault(invariant.name, Counter())[why_not] += 1
 
 
-def _admit_trace(run: Recorded, case: Case) -> Trace:
+def _admit_trace(run: FileRun, case: Case) -> Trace:
     """The trace of a run, with arrays of the types and shapes that the case gives them.
 
     Raises:
@@ -186,19 +186,19 @@ def _admit_trace(run: Recorded, case: Case) -> Trace:
     number = 0
     try:
         for number, step in enumerate(trace.steps):  # noqa: B007 - the complaint names the step
-            admitted_step(step, sizes)
+            admit_step(step, sizes)
     except Misshapen as wrong:
         raise UnreadableLine(run.lines[number], f"step {number}, {wrong.why}") from None
     declared = Declaration(
         name="recorded", device="cpu", dtypes=(case.dtype,), reveals=frozenset(Stage), takes_tape=run.takes_tape
     )
     try:
-        return admitted(trace, case, declared)
+        return admit_trace(trace, case, declared)
     except Misshapen as wrong:
         raise UnreadableLine(run.end_line or run.line, f"end, {wrong.why}") from None
 
 
-def _architecture(run: Recorded, case: Case, trace: Trace, exact: Definition | None) -> Architecture:
+def _architecture(run: FileRun, case: Case, trace: Trace, exact: Definition | None) -> Architecture:
     """The architecture by which trees are lowered: the model's, or a stand-in with the layers of the trace.
 
     Raises:
@@ -249,7 +249,7 @@ def _why_silent(invariant: Invariant, case: Case, oracle: Oracle, subject: Recor
     return ("evidence", "") if outcome == "unobserved" else ("nothing", "")
 
 
-def _line_of(run: Recorded, finding: Finding) -> int:
+def _line_of(run: FileRun, finding: Finding) -> int:
     """The line of the file on which the difference stands."""
     if finding.invariant == "lossless.accounting" and finding.where.get("side") != "tokens":
         return run.end_line or run.line

@@ -46,7 +46,7 @@ def test_faulty_engine_fails_where_it_was_planted(file: Path) -> None:
     verdict = judge(saved.case, asked, Oracle(), subject)
     assert not verdict.internal
     assert verdict.first is not None
-    assert verdict.first.stage is saved.stage is faults.named(saved.fault).stage
+    assert verdict.first.stage is saved.stage is faults.fault_named(saved.fault).stage
 
 
 def test_a_file_is_as_bundle_save_writes_it() -> None:
@@ -58,7 +58,7 @@ def test_a_file_is_as_bundle_save_writes_it() -> None:
 
 def test_a_case_is_kept_with_the_backend_in_which_its_fault_is_planted() -> None:
     kept = {file.stem: bundle.load(file).backend for file in CORPUS}
-    assert kept == {name: faults.named(name).on for name in kept}
+    assert kept == {name: faults.fault_named(name).on for name in kept}
 
 
 def test_every_fault_has_its_smallest_case() -> None:

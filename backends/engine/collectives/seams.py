@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from backends.engine.collectives.group import Group
-from reference.parallel.ranks import part
+from reference.parallel.ranks import rank_part
 
 
 def partial(group: Group, rows: Tensor, weight: Tensor, bias: Tensor | None, name: str) -> Tensor:
@@ -42,15 +42,15 @@ def embedded(group: Group, tokens: Tensor, weight: Tensor, first: int) -> Tensor
 
 def gathered(group: Group, logits: Tensor, vocab: int) -> Tensor:
     """The logits [B, T, vocab] of which this rank computed a part [B, T, its ids]; parts are padded to one width."""
-    held = part(vocab, 0, group.size)[1]
+    held = rank_part(vocab, 0, group.size)[1]
     parts = group.all_gather(torch.nn.functional.pad(logits, (0, held - logits.shape[-1])))
     return torch.cat(parts, -1)[..., :vocab]
 
 
 def own_part(group: Group, whole: Tensor, filler: float) -> tuple[Tensor, int]:
     """This rank's part of the last dimension of `whole`, padded to the width of all, and its first index."""
-    first, end = part(whole.shape[-1], group.rank, group.size)
-    width = part(whole.shape[-1], 0, group.size)[1]
+    first, end = rank_part(whole.shape[-1], group.rank, group.size)
+    width = rank_part(whole.shape[-1], 0, group.size)[1]
     return torch.nn.functional.pad(whole[..., first:end], (0, width - (end - first)), value=filler), first
 
 

@@ -32,7 +32,7 @@ class AutomatonDraft(LookedUp):
             following = automaton.text[begin : begin + shape.height]
         kept = [node for node in range(len(shape)) if shape.depth[node] <= len(following)]
         named = [tokens[-1], *following]
-        return Proposal(Tree(shape.part(kept).parent, tuple(named[shape.depth[node]] for node in kept)))
+        return Proposal(Tree(shape.subtree(kept).parent, tuple(named[shape.depth[node]] for node in kept)))
 
     def grow(self, tokens: list[int]) -> None:
         """Append the tokens that the automaton has not seen."""

@@ -10,13 +10,13 @@ from backends.engine.draft.head import HeadDraft, opened_on
 from backends.engine.model.causal_lm import CausalLm
 from backends.engine.model.head import HeadModel
 from reference.case import Case
-from reference.draft.eagle1 import AT, Eagle1
+from reference.draft.eagle1 import LAYER_PREFIX, Eagle1
 
 
 class Eagle1Head(HeadModel):
     """An EAGLE-1 head: `fc` mixes embedding and state, and the target's own head scores the output."""
 
-    at = AT
+    at = LAYER_PREFIX
 
     def of_target(self, hidden: Tensor) -> Tensor:
         """See `HeadModel`."""

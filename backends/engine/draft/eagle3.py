@@ -10,7 +10,7 @@ from backends.engine.draft.head import HeadDraft, opened_on
 from backends.engine.model.causal_lm import CausalLm
 from backends.engine.model.head import HeadModel
 from reference.case import Case
-from reference.draft.eagle3 import AT, Eagle3, layer_at
+from reference.draft.eagle3 import LAYER_PREFIX, Eagle3, layer_prefix
 
 
 class Eagle3Head(HeadModel):
@@ -21,7 +21,7 @@ class Eagle3Head(HeadModel):
         norm_output: Whether the normed output is fed back.
     """
 
-    at = AT
+    at = LAYER_PREFIX
     norm_before_residual = False
     norm_output = False
 
@@ -38,14 +38,14 @@ class Eagle3Head(HeadModel):
 
     def prefix(self, module: int) -> str:
         """See `HeadModel`."""
-        return layer_at(module)
+        return layer_prefix(module)
 
     def fuse(self, embedded: Tensor, held: Tensor, module: int = 0) -> tuple[Tensor, Tensor]:
         """See `HeadModel`; a layer after the first reads the output of the layer before alone."""
         if module:
-            return self.norm(held, f"{layer_at(module)}.input_layernorm"), held
-        normed = self.norm(held, f"{AT}.hidden_norm")
-        x = torch.cat([self.norm(embedded, f"{AT}.input_layernorm"), normed], -1)
+            return self.norm(held, f"{layer_prefix(module)}.input_layernorm"), held
+        normed = self.norm(held, f"{LAYER_PREFIX}.hidden_norm")
+        x = torch.cat([self.norm(embedded, f"{LAYER_PREFIX}.input_layernorm"), normed], -1)
         return x, normed if self.norm_before_residual else held
 
     def score(self, outputs: Tensor, module: int = 0) -> Tensor:

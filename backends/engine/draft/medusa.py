@@ -15,7 +15,7 @@ from backends.engine.model.models import weights_of_head
 from backends.engine.sampling.step import StepSampling
 from backends.engine.step_seams import StepSeams
 from reference.draft.hidden import HiddenStates
-from reference.draft.medusa import AT, Medusa
+from reference.draft.medusa import HEADS_PREFIX, Medusa
 from reference.tree import Tree
 
 
@@ -62,12 +62,12 @@ class MedusaDraft(TreeFilling):
     def block(self, state: Tensor, head: int) -> Tensor:
         """The residual blocks of a head on `state` [1, hidden]: [1, hidden]."""
         for layer in range(self.layers):
-            state = state + functional.silu(self._linear(state, f"{AT}.{head}.{layer}.linear"))
+            state = state + functional.silu(self._linear(state, f"{HEADS_PREFIX}.{head}.{layer}.linear"))
         return state
 
     def score(self, block: Tensor, head: int) -> Tensor:
         """The scores [1, vocabulary] of the output [1, hidden] of a head's block."""
-        name = f"{AT}.{head}.{self.layers}"
+        name = f"{HEADS_PREFIX}.{head}.{self.layers}"
         if f"{name}.weight" in self.weights:
             return self._linear(block, name)
         return functional.linear(block, self.target_head)

@@ -18,7 +18,7 @@ from backends.engine.model.causal_lm import CausalLm, causal
 from backends.engine.model.head import HeadModel, Held
 from backends.engine.reach import Reach
 from reference.case import Case
-from reference.draft.mtp import Mtp, module_at
+from reference.draft.mtp import Mtp, module_prefix
 
 
 class MtpHead(HeadModel):
@@ -170,7 +170,7 @@ def made(case: Case, target: CausalLm, weights: Mapping[str, Tensor]) -> MtpHead
     assert isinstance(draft, Mtp)
     head = MtpHead(draft.layer, draft.reads, weights, target, draft.count)
     head.settings = draft
-    head.names = tuple(module_at(target.layers, module) for module in range(draft.count))
+    head.names = tuple(module_prefix(target.layers, module) for module in range(draft.count))
     return head
 
 

@@ -27,7 +27,7 @@ class ScriptedDraft:
     def propose(self, tokens: list[int], chance: StepSampling | None = None, hidden: Tensor | None = None) -> Proposal:
         """Return the next tree of the script, with the engine's own pending token as its root."""
         tree = self._trees[self._at] if self._at < len(self._trees) else Tree((0,), (tokens[-1],))
-        return Proposal(tree.rooted(tokens[-1]))
+        return Proposal(tree.with_root(tokens[-1]))
 
     def settle(self, kept: list[int]) -> None:
         """Go on to the next tree, whatever was kept."""

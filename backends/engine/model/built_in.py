@@ -14,7 +14,7 @@ from backends.engine.model.family import FAMILIES
 from backends.engine.model.family.base import rope_of
 from backends.engine.model.quantised import Dequantise, dequantise, rounded
 from reference.architecture import Architecture, Seeded
-from reference.weights import seeded
+from reference.weights import seeded_weights
 
 DTYPES = {
     "float64": torch.float64,
@@ -84,7 +84,7 @@ def built_in(model: Seeded, dtype: str, product: Dequantise = dequantise) -> Any
     with torch.device("meta"), Uninitialised():
         network = family.model(config)
     rotary = type(network.model.rotary_emb)(config=config)  # its tables are in no state dict: made on a real device
-    state = {name: torch.tensor(values, dtype=DTYPES[dtype]) for name, values in seeded(model).items()}
+    state = {name: torch.tensor(values, dtype=DTYPES[dtype]) for name, values in seeded_weights(model).items()}
     if model.quantised:
         state = rounded(state, model.quantised, product)
     state = family.arranged({family.renamed(name): one for name, one in state.items()}, model.architecture)

@@ -18,7 +18,7 @@ from backends.engine.collectives.group import Group
 from backends.engine.collectives.seams import RankSeams
 from backends.engine.kv.base import CacheSpec
 from backends.engine.model.causal_lm import CausalLm
-from reference.parallel.ranks import kv_part, part
+from reference.parallel.ranks import kv_part, rank_part
 
 CLASSES = (
     "LlamaForCausalLM",
@@ -147,15 +147,15 @@ def _sharded(whole: Any, rank: int, ranks: int) -> Any:
     shared = {id(one): one for one in (*whole.parameters(), *whole.buffers())}
     model = copy.deepcopy(whole, shared)
     width = config.vocab_size
-    ids = slice(*part(width, rank, ranks))
+    ids = slice(*rank_part(width, rank, ranks))
     model.model.embed_tokens = ShardedEmbedding(whole.model.embed_tokens.weight[ids], ids.start)
     model.lm_head = ShardedOutput(whole.lm_head.weight[ids], None, width)
     for number, layer in enumerate(model.model.layers):
         attention, block = layer.self_attn, layer.mlp
         dim = attention.head_dim
-        queries = _times(dim, part(heads, rank, ranks))
+        queries = _times(dim, rank_part(heads, rank, ranks))
         keys = _times(dim, kv_part(kv_heads, rank, ranks))
-        inner = slice(*part(block.down_proj.in_features, rank, ranks))
+        inner = slice(*rank_part(block.down_proj.in_features, rank, ranks))
         for name, rows in (("q_proj", queries), ("k_proj", keys), ("v_proj", keys)):
             setattr(attention, name, _outputs(getattr(attention, name), rows))
         for name in ("gate_proj", "up_proj"):

@@ -125,7 +125,7 @@ def _custom(name: str, logits: Tensor, past: History) -> Tensor:
     rows = logits.detach().cpu().double().numpy()
     changed = [
         [
-            user_processors.applied(name, past.sequence(request, node), rows[request, node])
+            user_processors.apply(name, past.sequence(request, node), rows[request, node])
             for node in range(rows.shape[1])
         ]
         for request in range(rows.shape[0])

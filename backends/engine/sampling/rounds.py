@@ -18,7 +18,7 @@ from backends.engine.sampling.drawing import named
 from backends.engine.sampling.forest import Forest, forest
 from backends.engine.sampling.seams import SamplingSeams
 from backends.engine.sampling.verify import Accepted, verify
-from reference.probability_world import Blocks, Given, World
+from reference.probability_world import Blocks, GivenTree, World
 from reference.tape import stride
 from reference.trace import Array
 
@@ -38,7 +38,7 @@ class Tables:
         self._device = device
         self._seams = seams
 
-    def verify(self, given: Given, tape: Array) -> Blocks:
+    def verify(self, given: GivenTree, tape: Array) -> Blocks:
         """Run acceptance on `given`, one request per row of `tape` [B, stride(nodes)]; see `ExactLaw`."""
         dtype = torch.float64
         target = torch.tensor(given.target, dtype=dtype, device=self._device)

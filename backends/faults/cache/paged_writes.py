@@ -20,16 +20,16 @@ class Uniform(BatchCache):
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> Any:
         """Take the rows of lane b from index b * width on, among the packed rows of all lanes."""
-        return super().update(self._taken(key_states), self._taken(value_states), layer_idx)
+        return super().update(self._read_as_rectangle(key_states), self._read_as_rectangle(value_states), layer_idx)
 
-    def _taken(self, states: Tensor) -> Tensor:
-        packed = torch.cat([one[:, :rows] for one, rows in zip(states, self.rows, strict=True)], 1)
-        moved = states.clone()
+    def _read_as_rectangle(self, states: Tensor) -> Tensor:
+        packed_rows = torch.cat([lane_states[:, :rows] for lane_states, rows in zip(states, self.rows, strict=True)], 1)
+        moved_states = states.clone()
         for lane, rows in enumerate(self.rows):
             index = lane * self.width + torch.arange(rows, device=states.device)
             # Clamped, so that a wrong slot reads a wrong row and raises no index error.
-            moved[lane, :, :rows] = packed[:, index.clamp(max=packed.shape[1] - 1)]
-        return moved
+            moved_states[lane, :, :rows] = packed_rows[:, index.clamp(max=packed_rows.shape[1] - 1)]
+        return moved_states
 
 
 @fault(
@@ -76,17 +76,17 @@ def contiguous_slots(seams: Seams) -> Seams:
     Only verify forwards are affected; a prefill writes to its right slots.
     """
 
-    class Telling(seams.kv.lanes):  # type: ignore[misc,name-defined]
+    class MarkingLanes(seams.kv.lanes):  # type: ignore[misc,name-defined]
         def __init__(self, caches: list[KvCache], rows: list[int], filler: float = 0.0) -> None:
             super().__init__(caches, rows, filler)
             for cache in caches:
                 if isinstance(cache, Contiguous):
                     cache.verifying = True
 
-    return replace(seams, kv=replace(seams.kv, paged=Contiguous, lanes=Telling))
+    return replace(seams, kv=replace(seams.kv, paged=Contiguous, lanes=MarkingLanes))
 
 
-class Behind(Blocks):
+class BlocksBehindCommit(Blocks):
     """A block table that reserves pages without counting the columns of the last commit."""
 
     pending = 0
@@ -114,11 +114,11 @@ def reserved_one_round_behind(seams: Seams) -> Seams:
 
     def commit(cache: KvCache, path: list[int]) -> str | None:
         why = seams.commit(cache, path)
-        if isinstance(cache, Paged) and isinstance(cache.blocks, Behind):
+        if isinstance(cache, Paged) and isinstance(cache.blocks, BlocksBehindCommit):
             cache.blocks.pending = len(path)
         return why
 
-    return replace(seams, commit=commit, kv=replace(seams.kv, blocks=Behind))
+    return replace(seams, commit=commit, kv=replace(seams.kv, blocks=BlocksBehindCommit))
 
 
 class Apart(Paged):

@@ -80,7 +80,7 @@ def reused_one_more(seams: Seams) -> Seams:
     return replace(seams, arena=OneMore)
 
 
-class Misaligned(Arena):
+class MisalignedArena(Arena):
     """An arena whose fork takes the source's pages from the second one on, where the last page is full."""
 
     def fork(self, source: CacheLease, target: Model, draft: Model | None, capacity: int, rows: int) -> CacheLease:
@@ -107,10 +107,10 @@ def handed_over_from_tail(seams: Seams) -> Seams:
 
     Two tables are aligned at their ends, but one of them has a page for drafts behind its full last page.
     """
-    return replace(seams, arena=Misaligned)
+    return replace(seams, arena=MisalignedArena)
 
 
-class Shared(Blocks):
+class WritesSharedPages(Blocks):
     """A block table that writes to pages which other requests hold."""
 
     def own(self, begin: int, end: int) -> None:
@@ -128,7 +128,7 @@ def never_copied(seams: Seams) -> Seams:
 
     Copy on write is skipped, so every sharer writes to the same page.
     """
-    return replace(seams, kv=replace(seams.kv, blocks=Shared))
+    return replace(seams, kv=replace(seams.kv, blocks=WritesSharedPages))
 
 
 class TargetOnly(Blocks):
@@ -161,14 +161,14 @@ class ByPage(PrefixCache):
 
     def match(self, owner: object, tokens: tuple[int, ...]) -> list[int]:
         """See `PrefixCache.match`."""
-        found: list[int] = []
+        pages: list[int] = []
         for end in range(self.page_size, len(tokens) + 1, self.page_size):
             page = self.entries.get(self._key(owner, tokens, end))
             # A block table must not name one page twice.
-            if page is None or page in found:
+            if page is None or page in pages:
                 break
-            found.append(page)
-        return found
+            pages.append(page)
+        return pages
 
     def insert(self, owner: object, tokens: tuple[int, ...], table: list[int]) -> None:
         """See `PrefixCache.insert`."""

@@ -52,11 +52,11 @@ def continues_itself(seams: Seams) -> Seams:
 def missing_rows_seen(seams: Seams) -> Seams:
     """Later MTP modules attend to the columns of the first tokens, for which they have no row."""
 
-    class Seen(MtpDraft):
-        def shown(self, seen: Tensor, own: Tensor, rows: Tensor) -> Tensor:
-            return seen
+    class AllColumns(MtpDraft):
+        def shown(self, visible_columns: Tensor, own_columns: Tensor, rows: Tensor) -> Tensor:
+            return visible_columns
 
-    return drafting(seams, Seen)
+    return drafting(seams, AllColumns)
 
 
 @fault(
@@ -68,13 +68,13 @@ def missing_rows_seen(seams: Seams) -> Seams:
 def row_before_lost(seams: Seams) -> Seams:
     """The first row of a step or of a prefill chunk has no output of the row before it in later MTP modules."""
 
-    class Lost(MtpDraft):
+    class LosesRowBefore(MtpDraft):
         def append(self, rows: HeadRows) -> Tensor:
             if self.before is not None:
                 self.before = torch.zeros_like(self.before)
             return super().append(rows)
 
-    return drafting(seams, Lost)
+    return drafting(seams, LosesRowBefore)
 
 
 FAULTS = faults_in(globals())

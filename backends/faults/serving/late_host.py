@@ -26,7 +26,7 @@ def placeholders_in_lookup(seams: Seams) -> Seams:
     The other tokens of the block in flight stay numbers below 0, in the text that the draft reads.
     """
 
-    class Unfilled(seams.request):  # type: ignore[misc,name-defined]
+    class UnfilledRequest(seams.request):  # type: ignore[misc,name-defined]
         filled: Callable[[list[int]], list[int]]
 
         def propose(self) -> None:
@@ -34,14 +34,14 @@ def placeholders_in_lookup(seams: Seams) -> Seams:
                 self.filled = partial(root_alone, self.filled)
             super().propose()
 
-    def root_alone(filled: Callable[[list[int]], list[int]], tokens: list[int]) -> list[int]:
-        found: list[int] = []
+    def root_alone(fill: Callable[[list[int]], list[int]], tokens: list[int]) -> list[int]:
+        read_tokens: list[int] = []
         for token in tokens:
-            block = filled([token])
-            found += [token] * (len(block) - 1) + block[-1:]
-        return found
+            block = fill([token])
+            read_tokens += [token] * (len(block) - 1) + block[-1:]
+        return read_tokens
 
-    return replace(seams, request=Unfilled)
+    return replace(seams, request=UnfilledRequest)
 
 
 @fault(

@@ -92,8 +92,8 @@ def block_not_cut(seams: Seams) -> Seams:
     def read(request: Request, part: Launched) -> Emission:
         emission, verdict = right(request, part), part.verdict
         if len(emission.tokens) < len(verdict.accepted):
-            told = seams.logprobs(verdict.logits)[verdict.path, verdict.accepted].tolist()
-            part.emission = Emission(verdict.accepted, emission.finish, tuple(told))
+            logprobs = seams.logprobs(verdict.logits)[verdict.path, verdict.accepted].tolist()
+            part.emission = Emission(verdict.accepted, emission.finish, tuple(logprobs))
         return part.emission or emission
 
     return replace(seams, overlap=replace(seams.overlap, read=read))
@@ -129,9 +129,9 @@ def routed_by_row(seams: Seams) -> Seams:
     A row of the batch is taken for the request, though requests have joined, left or changed places since.
     """
 
-    def results(part: Launched, launched: Frame) -> list[int]:
-        row, right = part.place.row, seams.overlap.results(part, launched)
-        return right if row >= len(launched.parts) else launched.parts[row].verdict.accepted
+    def results(part: Launched, frame: Frame) -> list[int]:
+        row, right = part.place.row, seams.overlap.results(part, frame)
+        return right if row >= len(frame.parts) else frame.parts[row].verdict.accepted
 
     return replace(seams, overlap=replace(seams.overlap, results=results))
 
@@ -159,8 +159,8 @@ def futures_by_row(seams: Seams) -> Seams:
         @property
         def rows(self) -> dict[tuple[int, int], int]:
             """The row of each block."""
-            known: dict[tuple[int, int], int] = self.__dict__.setdefault("row_of", {})
-            return known
+            rows_by_key: dict[tuple[int, int], int] = self.__dict__.setdefault("row_of", {})
+            return rows_by_key
 
     return replace(seams, overlap=replace(seams.overlap, futures=ByRow))
 
@@ -207,9 +207,9 @@ def grammar_reads_twice(seams: Seams) -> Seams:
     right = seams.overlap.read
 
     def read(request: Request, part: Launched) -> Emission:
-        again = part.emission is not None
+        was_emitted = part.emission is not None
         emission = right(request, part)
-        if again and request.guide is not None:
+        if was_emitted and request.guide is not None:
             seams.sampling.guided.advance(request.guide, list(emission.tokens), None)
         return emission
 
@@ -229,31 +229,31 @@ def stale_penalties(seams: Seams) -> Seams:
     """
     right = seams.sampling
 
-    class Behind(seams.request):  # type: ignore[misc,name-defined]
+    class BehindRequest(seams.request):  # type: ignore[misc,name-defined]
         @property
         def told(self) -> tuple[int, ...]:
-            output, known = super().told, len(self.resolved) - len(self.case.prompt)
+            output, num_known = super().told, len(self.resolved) - len(self.case.prompt)
             if self.case.sampling.greedy:
                 return tuple(output)
             # A token below 0 is one that the host does not have: -1 - token.
-            return (*output[:known], *(-1 - token for token in output[known:]))
+            return (*output[:num_known], *(-1 - token for token in output[num_known:]))
 
     def history(
         trees: Forest, prompt: tuple[int, ...], output: tuple[int, ...], sampling: Sampling, vocab: int
     ) -> History:
-        whole = tuple(token if token >= 0 else -1 - token for token in output)
-        past = right.history(trees, prompt, whole, sampling, vocab)
-        if whole == output:
+        true_output = tuple(token if token >= 0 else -1 - token for token in output)
+        past = right.history(trees, prompt, true_output, sampling, vocab)
+        if true_output == output:
             return past
-        known = tuple(token for token in output if token >= 0)
-        return Hollow(**vars(past), patched=right.history(trees, prompt, known, sampling, vocab))
+        known_tokens = tuple(token for token in output if token >= 0)
+        return Hollow(**vars(past), patched=right.history(trees, prompt, known_tokens, sampling, vocab))
 
     def law(logits: Tensor, sampling: Sampling, stops: Stops, past: History | None) -> Tensor:
-        read = replace(past.patched, legal=past.legal) if isinstance(past, Hollow) else past
-        return right.target_law(logits, sampling, stops, read)
+        history = replace(past.patched, legal=past.legal) if isinstance(past, Hollow) else past
+        return right.target_law(logits, sampling, stops, history)
 
     sampling = replace(right, history=history, target_law=law, bonus_law=law)
-    return replace(seams, request=Behind, sampling=sampling)
+    return replace(seams, request=BehindRequest, sampling=sampling)
 
 
 FAULTS = faults_in(globals())

@@ -17,10 +17,10 @@ class Open(LeftPadded):
 
     def closed(self, mask: Tensor, dead: int) -> Tensor:
         """See `LeftPadded.closed`."""
-        padded = super().closed(mask, dead)
-        if all(one.length for one in self.caches):
-            padded[:, :dead] = True
-        return padded
+        padded_mask = super().closed(mask, dead)
+        if all(cache.length for cache in self.caches):
+            padded_mask[:, :dead] = True
+        return padded_mask
 
 
 class OfTheFirst(LeftPadded):
@@ -28,9 +28,9 @@ class OfTheFirst(LeftPadded):
 
     def dead(self, widths: list[int]) -> list[int]:
         """See `LeftPadded.dead`."""
-        told = super().dead(widths)
-        self._first = told[0]
-        return told
+        dead_columns = super().dead(widths)
+        self._first = dead_columns[0]
+        return dead_columns
 
     def closed(self, mask: Tensor, dead: int) -> Tensor:
         """See `LeftPadded.closed`."""

@@ -19,7 +19,7 @@ from properties.verdict.subject import Declined, NoTrace, Subject, Tables
 from reference import tape
 from reference.case import Case
 from reference.oracle import law
-from reference.probability_world import Blocks, Given, World
+from reference.probability_world import Blocks, GivenTree, World
 from reference.sampling import Sampling
 from reference.trace import Array, Stage
 from reference.tree import Shape, Tree
@@ -114,7 +114,7 @@ def _apart(block: Block, wanted: law.Law, found: dict[Block, float]) -> tuple[fl
     return abs(float(wanted.get(block, 0)) - found.get(block, 0.0)), block
 
 
-def _given(tree: Tree, target: Array, proposal: Array, case: Case) -> Given:
+def _given(tree: Tree, target: Array, proposal: Array, case: Case) -> GivenTree:
     """The step's tree pruned, level by level, to as many nodes as GIVEN_SIZE allows; rows sum to 1 in float64."""
     most = max(2, GIVEN_SIZE // target.shape[1])
     kept = sorted(sorted(range(len(tree)), key=lambda node: (tree.depth[node], node))[:most])
@@ -122,7 +122,7 @@ def _given(tree: Tree, target: Array, proposal: Array, case: Case) -> Given:
     part = Tree(shape.parent, tuple(tree.token[node] for node in kept))
     rows, told = target[kept], proposal[kept]
     laws = (rows / rows.sum(-1, keepdims=True), told / told.sum(-1, keepdims=True))
-    return Given(part, *laws, case.sampling, 1 if case.spread else case.ranks)
+    return GivenTree(part, *laws, case.sampling, 1 if case.spread else case.ranks)
 
 
 def law_joint(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:

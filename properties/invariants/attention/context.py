@@ -83,7 +83,7 @@ def order_equivariant(case: Case, oracle: Oracle, subject: Subject) -> Iterator[
     """After the tree's rows are put in another order, each node keeps its numbers."""
     one = focus(case, subject)
     order = shuffled_order(one)
-    moved = one.rebased(one.prefix, tree_of(one).renumbered(order))
+    moved = one.rebased(one.prefix, tree_of(one).renumber(order))
     error = noise(case, oracle, subject)
     yield from compared(
         "attention.order-equivariant",

@@ -9,7 +9,7 @@ from properties.verdict.session_members import members
 from properties.verdict.subject import Subject
 from reference.architecture import Seeded
 from reference.case import Case
-from reference.draft_trees import told_tree
+from reference.draft_trees import tree_description
 from reference.oracle.draft.chunk import in_chunk
 from reference.oracle.draft.level_by_level import chosen
 from reference.trace import Drafted, Stage, Trace
@@ -54,7 +54,9 @@ def _judged(case: Case, trace: Trace) -> Iterator[Fact]:
         if seen.parent != whole.parent:
             size = table.batches[min(number, len(table.batches) - 1)] if table.batches else 1
             where: dict[str, int | str] = {"side": f"batch of {size}"}
-            yield Finding(NAME, Stage.DRAFTED, number, where, f"{_told(whole)}, of {told_tree(wanted)}", _told(seen))
+            yield Finding(
+                NAME, Stage.DRAFTED, number, where, f"{_told(whole)}, of {tree_description(wanted)}", _told(seen)
+            )
             return
 
 

@@ -38,7 +38,7 @@ def from_scratch(case: Case, oracle: Oracle, context: tuple[int, ...], tree: Tre
 
     None for a draft that can score no tree but its own.
     """
-    draft = case.draft.proposing(tree)
+    draft = case.draft.with_fixed_tree(tree)
     if draft is None:
         return None
     stops = Stops(max_new_tokens=1)
@@ -54,7 +54,7 @@ def descriptor(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
             continue
         pending = pending_root(case, subject, number)
         # Of a root that is not the pending one draft.fidelity tells; here the true one stands above the same tree.
-        true = from_scratch(case, oracle, step.context, step.drafted.tree.rooted(pending))
+        true = from_scratch(case, oracle, step.context, step.drafted.tree.with_root(pending))
         if true is None:
             raise NotApplicable("the draft of this kind can score no tree but its own")
         assert true.drafted is not None
@@ -86,7 +86,7 @@ def descriptor(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
 def _asked(case: Case, step: Step, pending: int, where: str, oracle: Oracle) -> Array | None:
     """The hidden states of `step` by `oracle`: those `given` to the head, or those of the `scored` nodes."""
     assert step.drafted is not None
-    true = from_scratch(case, oracle, step.context, step.drafted.tree.rooted(pending))
+    true = from_scratch(case, oracle, step.context, step.drafted.tree.with_root(pending))
     if true is None or true.drafted is None or true.scored is None:
         return None
     if where == "scored":

@@ -91,7 +91,7 @@ def proposed(
         return
     script = case.draft.trees
     if script is not None:
-        wanted = (script[place] if place < len(script) else Tree((0,), (pending,))).rooted(pending)
+        wanted = (script[place] if place < len(script) else Tree((0,), (pending,))).with_root(pending)
         # The engine cuts trees at the end of an attention chunk; the oracle shows the cut tree.
         if case.layout.stay_in_chunk:
             alone = replace(case, draft=Scripted((wanted,)), sampling=Sampling())
@@ -110,9 +110,9 @@ def proposed(
             yield Finding(name, Stage.DRAFTED, number, {"side": "shape"}, str(size), str(logits.shape))
             return
     if drawn(case):
-        if case.draft.model is None and case.draft.proposing(step.drafted.tree) is None:
+        if case.draft.model is None and case.draft.with_fixed_tree(step.drafted.tree) is None:
             seen = line(step.drafted.tree)
-            yield tree_differs(name, number, f"a tree that {case.draft.told} admits", seen)
+            yield tree_differs(name, number, f"a tree that {case.draft.description} admits", seen)
             return
         yield from rows_differ(name, case, oracle, number, step.context, step.drafted)
         return

@@ -68,7 +68,7 @@ def rows_differ(
     if true is None:  # without a row, a head draws nothing
         yield Compared()
         if len(seen.tree) > 1:
-            yield tree_differs(name, number, line(seen.tree.part([0])), line(seen.tree))
+            yield tree_differs(name, number, line(seen.tree.subtree([0])), line(seen.tree))
         return
     if seen.logits is None:
         raise Unobserved("the backend does not reveal its draft's logits, which is all that can be compared of draws")

@@ -183,7 +183,7 @@ def _other_request(case: Case) -> Case:
     prompt = tuple(int(token) for token in rng.integers(0, case.model.vocab_size, size=1 + len(case.prompt) // 2))
     if case.draft.trees is None:
         return replace(case, prompt=prompt, steps=1)
-    trees = tuple(tree.rooted(prompt[-1]) for tree in reversed(case.draft.trees))
+    trees = tuple(tree.with_root(prompt[-1]) for tree in reversed(case.draft.trees))
     return replace(case, prompt=prompt, draft=case.draft.with_shapes(trees), steps=1)
 
 

@@ -131,5 +131,5 @@ def _on(draft: Draft, prompt: tuple[int, ...], old: Seeded, new: Seeded) -> Draf
     """`draft` for the target `new` in place of `old`: steered again, and a model of the old kind becomes a new one."""
     if isinstance(draft.model, Seeded):
         same = draft.model.architecture == old.architecture
-        return draft.on(replace(draft.model, architecture=new.architecture)) if same else draft
+        return draft.with_model(replace(draft.model, architecture=new.architecture)) if same else draft
     return steered(draft, prompt, old, new) if prompt else draft

@@ -93,7 +93,7 @@ def begun(case: Case, prompt: tuple[int, ...], happened: tuple[Action, ...]) -> 
     assert isinstance(model, Seeded)
     draft = case.draft
     if draft.trees:
-        draft = Scripted(tuple(one if at else one.rooted(prompt[-1]) for at, one in enumerate(draft.trees)))
+        draft = Scripted(tuple(one if at else one.with_root(prompt[-1]) for at, one in enumerate(draft.trees)))
     # A scored prompt takes no known pages.
     settings = replace(case.sampling, prompt_logprobs=False)
     mate = Mate(prompt, draft, replace(settings, tape=()), case.stops, adapter=model.adapter)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from reference.draft.eagle1 import AT
+from reference.draft.eagle1 import LAYER_PREFIX
 from reference.draft.hidden import HiddenStates
 from reference.draft.layer_head import HeadLayer
 from specverify.training.heads.base import Batch, at_rows, soft_cross_entropy
@@ -25,7 +25,7 @@ class Eagle1Module(LayerHeadModule):
     """
 
     kind = "eagle1"
-    prefix = AT
+    prefix = LAYER_PREFIX
 
     def __init__(self, sizes: HeadLayer, embedding: Tensor, target_head: Tensor) -> None:
         super().__init__(embedding, target_head)

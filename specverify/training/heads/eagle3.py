@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from reference.draft.eagle3 import AT
+from reference.draft.eagle3 import LAYER_PREFIX
 from reference.draft.hidden import HiddenStates
 from reference.draft.layer_head import HeadLayer
 from specverify.training.heads.base import DECAY, Batch, at_rows, soft_cross_entropy
@@ -30,7 +30,7 @@ class Eagle3Module(LayerHeadModule):
     """
 
     kind = "eagle3"
-    prefix = AT
+    prefix = LAYER_PREFIX
     named: Tensor
 
     def __init__(
@@ -88,14 +88,14 @@ class Eagle3Module(LayerHeadModule):
         return {
             "fc.weight": self.fc.weight,
             **self.layer_tensors(),
-            **{f"{AT}.{name}.weight": norm.weight for name, norm in norms.items()},
+            **{f"{LAYER_PREFIX}.{name}.weight": norm.weight for name, norm in norms.items()},
             "norm.weight": self.norm.weight,
             "lm_head.weight": self.lm_head.weight,
         }
 
     def stored_name(self, name: str) -> str:
         """See `LayerHeadModule`; only the layout that calls the first layer layers.0 has further ones."""
-        return name.replace(f"{AT}.", "layers.0.") if self.further else name
+        return name.replace(f"{LAYER_PREFIX}.", "layers.0.") if self.further else name
 
     def published_tensors(self) -> dict[str, Tensor]:
         """See `TrainedHead`; `d2t` holds offsets, and `t2d` is true for each target id that the head can name."""

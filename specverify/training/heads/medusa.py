@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from reference.draft.hidden import HiddenStates
-from reference.draft.medusa import AT
+from reference.draft.medusa import HEADS_PREFIX
 from specverify.training.heads.base import DECAY, Batch, OpenedHead, TrainedHead, at_rows, soft_cross_entropy
 
 
@@ -67,9 +67,9 @@ class MedusaModule(TrainedHead):
     def _parameters_by_name(self) -> dict[str, Tensor]:
         parameters: dict[str, Tensor] = {}
         for number, (block, out) in enumerate(self.pairs()):
-            parameters[f"{AT}.{number}.0.linear.weight"] = block.weight
-            parameters[f"{AT}.{number}.0.linear.bias"] = block.bias
-            parameters[f"{AT}.{number}.1.weight"] = out.weight
+            parameters[f"{HEADS_PREFIX}.{number}.0.linear.weight"] = block.weight
+            parameters[f"{HEADS_PREFIX}.{number}.0.linear.bias"] = block.bias
+            parameters[f"{HEADS_PREFIX}.{number}.1.weight"] = out.weight
         return parameters
 
     def published_tensors(self) -> dict[str, Tensor]:

@@ -16,7 +16,7 @@ from backends.engine.sampling.verify import verify
 from properties.laws import enumeration
 from properties.laws.worlds import draw_laws
 from reference.oracle import law
-from reference.probability_world import Given, World
+from reference.probability_world import GivenTree, World
 from reference.rules import DRAWS, RULES, Rule
 from reference.sampling import Sampling
 from reference.tape import stride
@@ -152,7 +152,7 @@ def test_a_given_tree_has_the_law_of_its_rule(name: str) -> None:
         proposal = soft if sampled else np.eye(vocab)[list(token)]
         draws = str(rng.choice(DRAWS[1:] if sampled else DRAWS))
         tree = Tree(shape.parent, token)
-        given = Given(tree, target, proposal, Sampling(1.0, rule=Rule(name), draws=draws))
+        given = GivenTree(tree, target, proposal, Sampling(1.0, rule=Rule(name), draws=draws))
         found = enumeration.law(partial(ENGINE.verify, given), stride(len(tree)))
         assert law.distance(dict(found.outcomes), law.given_law(given, sampled)) <= LIMIT["float64"]
 

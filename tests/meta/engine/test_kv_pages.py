@@ -359,7 +359,7 @@ def test_a_request_alone_that_waits_for_pages_is_an_error_with_a_sentence(overha
     case = Case(Seeded(GALLERY[1], 0), prompt, Scripted(trees), layout, stops=Stops(8))
     assert len(open_cpu().run(case).output) == 8
     starving = open_cpu()
-    faults.plant(starving, faults.named("reserve-counted-in-pages"))
+    faults.plant(starving, faults.fault_named("reserve-counted-in-pages"))
     words = f"the request waits for pages that can never come: {columns} columns and"
     with pytest.raises(StageFailure, match=words) as error:
         starving.run(case)

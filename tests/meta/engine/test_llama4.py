@@ -48,7 +48,7 @@ def test_transformers_own_temperature_is_right_for_a_chain_alone(
 
 def test_a_checkpoint_tempered_by_arrival_is_found_against_transformers(tmp_path: Path) -> None:
     backend = open_cpu()
-    faults.plant(backend, faults.named("query-temperature-by-arrival"))
+    faults.plant(backend, faults.fault_named("query-temperature-by-arrival"))
     found = judge(case_of(saved("llama4", tmp_path)), CONTEXT, TransformersOracle(), subject_of(backend)).first
     assert found is not None
     assert (found.invariant, found.stage) == ("attention.context-exact", Stage.ATTENDED)
@@ -59,7 +59,7 @@ def test_a_checkpoint_tempered_by_arrival_is_found_against_transformers(tmp_path
 )
 def test_faults_of_experts_and_temperatures_strike_here_too(fault: str) -> None:
     backend = open_cpu()
-    faults.plant(backend, faults.named(fault))
+    faults.plant(backend, faults.fault_named(fault))
     case = Case(
         Seeded(listed("llama4_text")[0], 1), (1, 2, 3, 4, 9, 8, 7, 1, 0, 2), TREE, stops=Stops(4), dtype="float32"
     )

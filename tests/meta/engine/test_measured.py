@@ -13,7 +13,7 @@ from torch import Tensor
 
 from backends import faults
 from backends.base import Unavailable, Unsupported, WrongFlag
-from backends.compositions import opened
+from backends.compositions import open_engine
 from backends.engine.attention.gathered import gathered
 from backends.engine.attention.measured.choosing import DRAWN, Measured, measured
 from backends.engine.attention.measured.device import device_name
@@ -54,7 +54,7 @@ def shape(model: Seeded, *scenes: tuple[int, int, int, dict[str, float]], dtype:
 def given(monkeypatch: pytest.MonkeyPatch, folder: Path, content: dict[str, Any]) -> EngineBackend:
     (folder / "table.json").write_text(json.dumps(content))
     monkeypatch.setenv(ATTENTION_TABLE, str(folder / "table.json"))
-    return opened("cpu-measured")
+    return open_engine("cpu-measured")
 
 
 def case_of(kind: str = "branch", model: Seeded = MODEL) -> Case:
@@ -109,7 +109,7 @@ def test_a_run_by_one_way_agrees_with_its_backend(
 ) -> None:
     case = case_of(kind)
     backend = given(monkeypatch, tmp_path, table(shape(MODEL, (1, 4, 4, {way: 1.0}))))
-    one, other = backend.run(case), opened(twin).run(case)
+    one, other = backend.run(case), open_engine(twin).run(case)
     assert one.output == other.output
     assert one.fallbacks[f"{CHOSEN}{way}"] == one.attention_calls
     assert not fallback_counts(one.fallbacks)
@@ -231,4 +231,4 @@ def test_choices_are_told_apart_from_fallbacks() -> None:
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_fault_needs_attention_that_chooses(fault: faults.fault.Fault) -> None:
     with pytest.raises(Unsupported, match="plant it in cpu-measured"):
-        faults.plant(opened("cpu-eager"), fault)
+        faults.plant(open_engine("cpu-eager"), fault)

@@ -11,7 +11,7 @@ import pytest
 
 from backends import faults
 from backends.base import Unavailable
-from backends.compositions import opened
+from backends.compositions import open_engine
 from backends.engine.composition import SEAMS
 from backends.engine.ranks.crew import Crew
 from backends.engine.ranks.member import Facts
@@ -35,7 +35,7 @@ LAWS = [one for one in ALL if one.name in ("acceptance.law-exact", "acceptance.l
 
 @pytest.fixture
 def ranked() -> Iterator[RankedBackend]:
-    made = opened("cpu-ranks")
+    made = open_engine("cpu-ranks")
     assert isinstance(made, RankedBackend)
     yield made
     made.close()
@@ -78,7 +78,7 @@ def test_the_law_of_processes_is_exact_by_coins(ranked: RankedBackend, ranks: in
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_processes_and_threads_make_the_same_run(ranked: RankedBackend, ranks: int) -> None:
     case = replace(drawn(1, ranks), stops=Stops(8), dtype="float64")
-    one, other = ranked.run(case), opened("cpu-eager").run(case)
+    one, other = ranked.run(case), open_engine("cpu-eager").run(case)
     assert one.output == other.output
     assert one.ranks == other.ranks
 
@@ -91,7 +91,7 @@ def test_requests_spread_over_processes_make_the_run_of_threads(
 ) -> None:
     """Idle ranks step along until the last request is over."""
     for case in (spread_over(ranks, temperature), replace(drawn(1, ranks), spread=True)):
-        one, other = ranked.run(case), opened("cpu-eager").run(case)
+        one, other = ranked.run(case), open_engine("cpu-eager").run(case)
         assert one.ranks is not None
         assert len({run.calls for run in one.ranks}) == 1
         assert one.ranks == other.ranks
@@ -106,7 +106,7 @@ def test_requests_spread_over_processes_make_the_run_of_threads(
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_an_idle_process_that_skips_a_step_is_told(ranked: RankedBackend, ranks: int) -> None:
-    faults.plant(ranked, faults.named("rank-idle-skips-step"))
+    faults.plant(ranked, faults.fault_named("rank-idle-skips-step"))
     agree = [one for one in ALL if one.name == "lossless.ranks-agree"]
     verdict = judge(spread_over(ranks), agree, Oracle(), subject_of(ranked))
     assert verdict.findings or verdict.outcomes["lossless.completes"] == "failed"

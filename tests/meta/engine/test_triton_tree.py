@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from backends.base import Unavailable
-from backends.compositions import opened
+from backends.compositions import open_engine
 from backends.engine.attention import triton_kernels
 from backends.engine.attention.compact import Compact
 from backends.engine.attention.triton_launch import Plan, TritonTree, interpreted, plan_for_cpu
@@ -237,7 +237,7 @@ def test_the_backend_gives_what_the_split_in_torch_gives() -> None:
         case = Case(
             Seeded(GALLERY[number], 0), (3, 1, 2, 2, 6), Scripted((tree,)), layout, stops=Stops(4), dtype="float32"
         )
-        assert opened("triton-interpreted").run(case).output == opened("cpu-split").run(case).output
+        assert open_engine("triton-interpreted").run(case).output == open_engine("cpu-split").run(case).output
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
@@ -257,4 +257,4 @@ def test_without_triton_the_line_says_how_to_get_it(monkeypatch: pytest.MonkeyPa
     with pytest.raises(
         Unavailable, match=r"triton-interpreted needs Triton \(pip install 'triton>=3.0', on Linux\): No"
     ):
-        opened("triton-interpreted")
+        open_engine("triton-interpreted")

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from backends.base import ProgramFailure, StageFailure, Unavailable, WrongFlag
-from backends.compositions import open_cpu, opened
+from backends.compositions import open_cpu, open_engine
 from backends.engine.composition import SEAMS
 from backends.engine.disaggregated.pair import Pair, SideLost
 from backends.engine.handover.items import PAGE, items_of, joined, letter_of
@@ -156,7 +156,7 @@ def test_items_of_a_case_that_failed_before_are_passed_over() -> None:
 
 @pytest.fixture
 def two() -> Iterator[HandedOverBackend]:
-    made = opened("cpu-handed-over")
+    made = open_engine("cpu-handed-over")
     assert isinstance(made, HandedOverBackend)
     yield made
     made.close()
@@ -176,7 +176,7 @@ def bits(trace: Trace) -> list[Any]:
 @pytest.mark.parametrize("by", ["shared-memory", "gloo"])
 def test_two_processes_make_the_bits_of_one(by: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPECVERIFY_HAND_OVER", by)
-    two = opened("cpu-handed-over")
+    two = open_engine("cpu-handed-over")
     assert isinstance(two, HandedOverBackend)
     try:
         for case in (asked(2), asked(3), in_session()):
@@ -310,7 +310,7 @@ def test_a_side_that_lags_is_named(side: str) -> None:
 
 def test_a_carrier_that_is_not_there_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPECVERIFY_HAND_OVER", "hccl")
-    two = opened("cpu-handed-over")
+    two = open_engine("cpu-handed-over")
     with pytest.raises(
         Unavailable, match=r"^cpu-handed-over: SPECVERIFY_HAND_OVER=hccl needs .*gloo or shared-memory$"
     ):

@@ -15,7 +15,7 @@ from reference.architecture import Seeded
 MODEL = Seeded(GALLERY[7], 0)
 PROMPT = [1, 0, 1, 1, 0, 1]
 WAYS: dict[str, tuple[Callable[..., Any], str]] = {
-    "assisted": (hf_generate.assisted, "AssistedCandidateGenerator"),
+    "assisted": (hf_generate.generate_assisted, "AssistedCandidateGenerator"),
     "lookup": (hf_generate.lookup, "PromptLookupCandidateGenerator"),
     "early exit": (hf_generate.early_exit, "EarlyExitCandidateGenerator"),
     "universal": (hf_generate_universal.universal, "AssistedCandidateGeneratorDifferentTokenizers"),

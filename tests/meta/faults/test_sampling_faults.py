@@ -88,7 +88,7 @@ def distance(world: World, found: enumeration.Law) -> tuple[float, bool]:
 
 def planted(name: str) -> EngineBackend:
     backend = open_cpu()
-    faults.plant(backend, faults.named(name))
+    faults.plant(backend, faults.fault_named(name))
     return backend
 
 
@@ -103,7 +103,7 @@ KINDS = list(_kinds())
 
 def _first(name: str) -> str:
     """The first kind of draw under which the fault changes something."""
-    return next(draws for draws in DRAWS if draws not in faults.named(name).harmless)
+    return next(draws for draws in DRAWS if draws not in faults.fault_named(name).harmless)
 
 
 ENUMERATED = gated(KINDS, lambda at: KINDS[at][1] == _first(KINDS[at][0]) or KINDS[at][0] in ALONE)
@@ -120,7 +120,7 @@ def test_the_clean_engine_passes_on_these_worlds(draws: str) -> None:
 
 @pytest.mark.parametrize(("name", "draws"), ENUMERATED)
 def test_enumeration_catches_it_unless_it_harms_nothing(name: str, draws: str) -> None:
-    backend, harmless = planted(name), draws in faults.named(name).harmless
+    backend, harmless = planted(name), draws in faults.fault_named(name).harmless
     for world in worlds(draws):
         found = enumerated(backend, world)
         if found.strays:
@@ -150,7 +150,7 @@ def test_why_some_faults_harm_nothing() -> None:
         others = {at for at in range(5) if at != x and rng.integers(2)}
         assert acceptance.normalised(acceptance.without(certain, others)) == certain
     for name in FAULTS:
-        for why in faults.named(name).harmless.values():
+        for why in faults.fault_named(name).harmless.values():
             assert why
 
 
@@ -158,7 +158,9 @@ UNSEEN = {"coin-at-threshold-accepts"}
 """A coin meets its threshold once in 2^24 rounds: only enumeration sees it."""
 
 
-HARMFUL = [pair for pair in KINDS if pair[0] not in UNSEEN | ALONE and pair[1] not in faults.named(pair[0]).harmless]
+HARMFUL = [
+    pair for pair in KINDS if pair[0] not in UNSEEN | ALONE and pair[1] not in faults.fault_named(pair[0]).harmless
+]
 BY_SAMPLING = gated(HARMFUL, lambda at: HARMFUL[at][1] == _first(HARMFUL[at][0]) and at % 7 == 0)
 """Every fault is enumerated; sampling, which takes seconds for each, is tried on a few without `-m slow`."""
 

@@ -24,7 +24,7 @@ def task(fault: str | None, backend: str = "cpu-eager", cases: int = 12) -> Hunt
 def test_a_hunt_finds_what_is_planted() -> None:
     result = hunt(task(EASY))
     assert result.caught
-    assert result.stage == faults.named(EASY).stage.word
+    assert result.stage == faults.fault_named(EASY).stage.word
     assert result.by is not None
     assert result.by in result.failed
     assert 1 <= result.cases <= 12

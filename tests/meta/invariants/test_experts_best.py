@@ -24,7 +24,7 @@ from reference.layout import KvLayout
 from reference.oracle.choices import Choices
 from reference.oracle.decoder import Oracle
 from reference.oracle.formulas.routers import UNKNOWN
-from reference.recorded.json_types import built, encoded
+from reference.recorded.json_types import build, encode
 from reference.sampling import Stops
 from reference.session import Action, Mate, Session
 from reference.trace import Array, Stage, Step, Trace
@@ -124,9 +124,9 @@ def test_committed_rows_have_the_experts_of_the_forward_that_wrote_them(kind: st
 
 def test_the_experts_of_a_trace_are_in_its_record() -> None:
     trace = open_cpu().run(case_on("mixtral"))
-    content = json.loads(json.dumps(encoded(trace.steps[0])))
+    content = json.loads(json.dumps(encode(trace.steps[0])))
     assert content["scored"]["routed"] == routed_of(trace.steps[0]).tolist()
-    assert built(Step, content).scored.routed == routed_of(trace.steps[0]).tolist()
+    assert build(Step, content).scored.routed == routed_of(trace.steps[0]).tolist()
 
 
 def worse(oracle: Oracle, case: Case) -> Callable[[Case], Trace]:
@@ -201,7 +201,7 @@ def test_a_public_fault_of_commits_is_found_in_bfloat16(tmp_path: Path) -> None:
     tree = Tree((0, 0, 0, 2, 3), (plain.prompt[-1], other, first, second, third))
     case = replace(plain, draft=Scripted((tree,)))
     backend = open_cpu()
-    faults.plant(backend, faults.named("kv-truncated-not-gathered"))
+    faults.plant(backend, faults.fault_named("kv-truncated-not-gathered"))
     verdict = judge(case, invariants(*CHOICE, *NUMBERS), Oracle(), subject_of(backend))  # type: ignore[arg-type]
     assert verdict.routing_ties == ()
     assert verdict.first is not None

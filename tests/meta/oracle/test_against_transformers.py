@@ -131,7 +131,7 @@ def test_a_model_without_an_oracle_agrees(family: str, tmp_path: Path) -> None:
 def test_a_dropped_soft_cap_is_found_on_gemma_2(tmp_path: Path) -> None:
     """It agreed with itself while both sides dropped it: the first logits were off by 0.70 of 1."""
     backend = open_cpu()
-    faults.plant(backend, faults.named("soft-cap-dropped"))
+    faults.plant(backend, faults.fault_named("soft-cap-dropped"))
     found = judge(case_of(saved("gemma2", tmp_path)), LOOKING, TransformersOracle(), subject_of(backend)).first
     assert found is not None
     assert (found.invariant, found.stage) == ("attention.context-exact", Stage.ATTENDED)
@@ -140,7 +140,7 @@ def test_a_dropped_soft_cap_is_found_on_gemma_2(tmp_path: Path) -> None:
 def test_experts_do_not_hide_a_leak(tmp_path: Path) -> None:
     """Where rows are computed together, no-leakage asks for a bound in place of the same bits, and says so."""
     backend = open_cpu()
-    faults.plant(backend, faults.named("tiles-below-diagonal-unmasked"))
+    faults.plant(backend, faults.fault_named("tiles-below-diagonal-unmasked"))
     case = case_of(saved("mixtral", tmp_path))
     assert isinstance(case.model, Checkpoint)
     (leakage,) = (one for one in LOOKING if one.name == "attention.no-leakage")
@@ -157,7 +157,7 @@ def test_experts_do_not_hide_a_leak(tmp_path: Path) -> None:
 
 def test_a_planted_fault_is_found(tmp_path: Path) -> None:
     backend = open_cpu()
-    faults.plant(backend, faults.named("kv-truncated-not-gathered"))
+    faults.plant(backend, faults.fault_named("kv-truncated-not-gathered"))
     case = replace(case_of(saved("mixtral", tmp_path)), layout=KvLayout("path"))
     # The tree's second branch holds what the model says, so that the accepted rows are not the first ones.
     oracle = TransformersOracle()

@@ -316,7 +316,7 @@ def test_a_backend_without_them_declines(stops: Stops, name: str) -> None:
 
 def planted(name: str) -> Subject:
     backend = open_cpu()
-    faults.plant(backend, faults.named(name))
+    faults.plant(backend, faults.fault_named(name))
     return subject_of(backend)
 
 
@@ -350,7 +350,7 @@ def test_faults_of_stopping_are_found_where_they_strike(name: str) -> None:
     assert judge(case, ALL, Oracle(), subject_of(open_cpu())).findings == ()
     first = judge(case, ALL, Oracle(), planted(name)).first
     assert first is not None
-    assert first.stage is faults.named(name).stage
+    assert first.stage is faults.fault_named(name).stage
 
 
 def always(shown: Trace, case: Case) -> Trace:

@@ -95,7 +95,7 @@ def test_an_eager_backend_that_differs_too_or_cannot_judge_is_told_so(monkeypatc
 
 
 def test_diff_plants_a_fault_where_it_belongs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fault = replace(faults.named(FAULT), on="cpu-fused")
+    fault = replace(faults.fault_named(FAULT), on="cpu-fused")
     changed = tuple(fault if one.name == FAULT else one for one in faults.ALL)
     monkeypatch.setattr(faults, "_every", lambda: changed)
     monkeypatch.chdir(tmp_path)  # no rows of the faults are kept here

@@ -97,7 +97,7 @@ def big_failure() -> Failure:
     """A 64-node tree in shuffled rows, under a finding of numbers."""
     parent = (0, *(max(0, node // 2 - 1) for node in range(1, 64)))
     order = (0, *np.random.default_rng(7).permutation(np.arange(1, 64)).tolist())
-    tree = Tree(parent, (5, *(node % 16 for node in range(1, 64)))).renumbered(order)
+    tree = Tree(parent, (5, *(node % 16 for node in range(1, 64)))).renumber(order)
     case = replace(CASE, draft=Scripted((tree,)), stops=Stops(9))
     deep = max(range(64), key=lambda node: tree.depth[node])
     finding = Finding(

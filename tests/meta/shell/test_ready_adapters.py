@@ -20,7 +20,7 @@ from specverify.plan import DEFAULT_CASES, default_cases
 
 ROOT = Path(__file__).resolve().parents[3]
 FILES = ROOT / FOLDER.replace(".", "/")
-HERE = [one.name for one in ADAPTERS if one.missing() is None]
+HERE = [one.name for one in ADAPTERS if one.why_not_installed() is None]
 
 
 def source(adapter: Adapter) -> ast.Module:

@@ -143,7 +143,7 @@ def test_another_fault_on_the_same_case_is_a_change(
     bundle: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     saved = json.loads(bundle.read_text())["finding"]
-    assert faults.named("softmax-twice").stage.word != saved["stage"]
+    assert faults.fault_named("softmax-twice").stage.word != saved["stage"]
     result = tmp_path / "result.json"
     code, out, _ = specverify(capfd, "replay", str(bundle), "--fault", "softmax-twice", "--json", str(result))
     assert (code, out.splitlines()[-1].split()[0]) == (1, "CHANGED")

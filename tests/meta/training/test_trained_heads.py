@@ -20,7 +20,7 @@ from reference.oracle.draft.medusa import guess
 from reference.oracle.draft.question import Question
 from reference.oracle.sampled_step import SampledStep
 from reference.tree import RankTree
-from reference.weights import seeded, seeded_head
+from reference.weights import seeded_head, seeded_weights
 from specverify.training.heads.base import Batch, TrainedHead
 from specverify.training.heads.eagle1 import Eagle1Module
 from specverify.training.heads.eagle3 import Eagle3Module
@@ -46,7 +46,7 @@ def _float64() -> Any:
 
 
 def matrices() -> tuple[torch.Tensor, torch.Tensor]:
-    shared = seeded(MODEL)
+    shared = seeded_weights(MODEL)
     head = "model.embed_tokens.weight" if MODEL.architecture.tied else "lm_head.weight"
     return torch.tensor(shared["model.embed_tokens.weight"]), torch.tensor(shared[head])
 

@@ -117,7 +117,7 @@ class Echo:
     def encode(self, texts: tuple[str, ...], most: int) -> list[list[int]]:
         return [[int(part) for part in text.split()] for text in texts]
 
-    def narrowed(self, dtype: torch.dtype) -> None: ...
+    def narrow(self, dtype: torch.dtype) -> None: ...
 
     def continue_prompts(self, prompts: list[list[int]], added: int, reads: Any, stopped: Any) -> list[ContinuedText]:
         if stopped():

@@ -15,7 +15,7 @@ from typing import Any
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import best_match
 
-from reference.case_json import brief, dotted
+from reference.case_json import dotted_path, shorten
 
 VERSION = 1
 """Version of the format; the field `attention_table` of a file holds it."""
@@ -139,8 +139,8 @@ def table_of(content: Any) -> Table:
         raise WrongTable(f"version {content['attention_table']!r} of the format; this program reads {VERSION}")
     complaint = best_match(Draft202012Validator(schema()).iter_errors(content))
     if complaint is not None:
-        place = dotted(complaint.absolute_path)
-        raise WrongTable(f"{place + ': ' if place else ''}{brief(complaint.message)}")
+        place = dotted_path(complaint.absolute_path)
+        raise WrongTable(f"{place + ': ' if place else ''}{shorten(complaint.message)}")
     shapes: dict[Shape, tuple[Scene, ...]] = {}
     for one in content["shapes"]:
         shape = Shape(one["dtype"], one["heads"], one["kv_heads"], one["head_dim"])
@@ -164,4 +164,4 @@ def read(file: str | Path) -> Table:
     except (ValueError, RecursionError) as why:
         if isinstance(why, WrongTable):
             raise
-        raise WrongTable(f"it is no JSON ({brief(str(why))})") from None
+        raise WrongTable(f"it is no JSON ({shorten(str(why))})") from None
