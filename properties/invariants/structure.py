@@ -35,7 +35,7 @@ OF_DRAFTED = ("structure.parent-range", "structure.validity-closed")
 """Invariants that compare rows with the drafted tree; the others take the tree of the rows where none is shown."""
 
 
-class _Look:
+class _LoweredStep:
     """One step as the backend lowered it (`seen`), beside the oracle's lowering of the same tree (`true`)."""
 
     def __init__(self, name: str, step: int, tree: Tree, context: int, seen: Lowered, true: Lowered) -> None:
@@ -51,12 +51,12 @@ class _Look:
         if getattr(self.seen, field) is None:
             return
         yield Compared(self.nodes)
-        seen, true = getattr(self.seen, field)[: self.nodes], getattr(self.true, field)[: self.nodes]
-        if seen.shape[0] < self.nodes:
-            yield self.finding(f"{self.nodes} rows", f"{seen.shape[0]} rows", side=field)
+        observed, true = getattr(self.seen, field)[: self.nodes], getattr(self.true, field)[: self.nodes]
+        if observed.shape[0] < self.nodes:
+            yield self.finding(f"{self.nodes} rows", f"{observed.shape[0]} rows", side=field)
             return
-        for row in np.flatnonzero(seen != true).tolist():
-            yield self.finding(int(true[row]), int(seen[row]), row=row, side=field)
+        for row in np.flatnonzero(observed != true).tolist():
+            yield self.finding(int(true[row]), int(observed[row]), row=row, side=field)
 
     def out_of_range(self, field: str, array: Array | None) -> Iterator[Finding]:
         """Findings for each entry of `array`, if it is shown, that is not the index of a row."""
@@ -66,24 +66,24 @@ class _Look:
             yield self.finding(f"0..{self.rows - 1}", int(array[tuple(index)]), row=index[0], side=field)
 
 
-def _steps(name: str, case: Case, oracle: Oracle, subject: Subject) -> Iterator[_Look]:
+def _steps(name: str, case: Case, oracle: Oracle, subject: Subject) -> Iterator[_LoweredStep]:
     """Each lowered step beside the oracle's; raises Unobserved at the end if a step did not show all that it takes."""
-    absent: str | None = None
+    hidden_field: str | None = None
     for number, step in enumerate(subject(case).steps):
         if step.lowered is None:
             continue
         tree = shown_tree(step)
         if tree is None or (step.drafted is None and name in OF_DRAFTED):
-            absent = "drafted.tree"
+            hidden_field = "drafted.tree"
             continue
         if step.drafted is None:
             tree = Tree(tree.parent, (0,) * len(tree))  # tokens that no stage vouches for may be no tokens at all
         true = true_step(case, oracle, step_showing(step, tree), number).lowered
         if true is not None:
-            yield _Look(name, number, tree, len(step.context), step.lowered, true)
-        absent = next((f"lowered.{one}" for one in MAIN[name] if getattr(step.lowered, one) is None), absent)
-    if absent is not None:
-        raise Unobserved(f"the backend does not reveal {absent}")
+            yield _LoweredStep(name, number, tree, len(step.context), step.lowered, true)
+        hidden_field = next((f"lowered.{field}" for field in MAIN[name] if getattr(step.lowered, field) is None), hidden_field)
+    if hidden_field is not None:
+        raise Unobserved(f"the backend does not reveal {hidden_field}")
 
 
 def parent_range(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
@@ -106,9 +106,9 @@ def validity_closed(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fa
         if look.seen.valid is None:
             continue
         yield Compared(look.rows)
-        wanted = np.arange(look.rows) < look.nodes
-        for row in np.flatnonzero(look.seen.valid != wanted).tolist():
-            yield look.finding(bool(wanted[row]), bool(look.seen.valid[row]), row=row)
+        expected_valid = np.arange(look.rows) < look.nodes
+        for row in np.flatnonzero(look.seen.valid != expected_valid).tolist():
+            yield look.finding(bool(expected_valid[row]), bool(look.seen.valid[row]), row=row)
         # A tree larger than the padding of the layout keeps its own size.
         padded = max(look.nodes, case.layout.padded_nodes)
         if look.rows != padded:
@@ -124,36 +124,36 @@ def ancestor_table(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fac
         yield from look.out_of_range("ancestor", look.seen.ancestor)
         for row in range(look.rows):
             path = look.tree.path(row) if row < look.nodes else ()
-            for depth, seen in enumerate(look.seen.ancestor[row].tolist()):
-                wanted = path[depth] if depth < len(path) else 0
-                if seen != wanted:
-                    yield look.finding(wanted, seen, row=row, depth=depth)
+            for depth, observed in enumerate(look.seen.ancestor[row].tolist()):
+                ancestor = path[depth] if depth < len(path) else 0
+                if observed != ancestor:
+                    yield look.finding(ancestor, observed, row=row, depth=depth)
 
 
 def mask_is_ancestry(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """In every layer's mask, a row sees the context and its own path inside the window, and no other column."""
     for look in _steps("structure.mask-is-ancestry", case, oracle, subject):
         # Layers with one kind of window may share a mask array; a shared pair of arrays is compared once.
-        done: dict[int, int] = {}
+        compared_layers: dict[int, int] = {}
         if look.seen.visible is None or look.true.visible is None:
             continue
-        for layer, (seen, true) in enumerate(zip(look.seen.visible, look.true.visible, strict=True)):
-            if id(seen) in done and look.true.visible[done[id(seen)]] is true:
+        for layer, (mask, true) in enumerate(zip(look.seen.visible, look.true.visible, strict=True)):
+            if id(mask) in compared_layers and look.true.visible[compared_layers[id(mask)]] is true:
                 continue
-            done[id(seen)] = layer
+            compared_layers[id(mask)] = layer
             yield Compared(look.nodes)
-            wanted = np.zeros((look.nodes, look.context + look.rows), dtype=bool)
+            expected_mask = np.zeros((look.nodes, look.context + look.rows), dtype=bool)
             # The reference may be another backend, whose mask has padding rows and columns of its own.
-            wanted[:, : look.context + look.nodes] = true[: look.nodes, : look.context + look.nodes]
-            if seen.shape != (look.rows, look.context + look.rows):
+            expected_mask[:, : look.context + look.nodes] = true[: look.nodes, : look.context + look.nodes]
+            if mask.shape != (look.rows, look.context + look.rows):
                 yield look.finding(
-                    str((look.rows, look.context + look.rows)), str(seen.shape), layer=layer, side="shape"
+                    str((look.rows, look.context + look.rows)), str(mask.shape), layer=layer, side="shape"
                 )
                 continue
-            for row, column in np.argwhere(seen[: look.nodes] != wanted).tolist():
+            for row, column in np.argwhere(mask[: look.nodes] != expected_mask).tolist():
                 yield look.finding(
-                    "visible" if wanted[row, column] else "hidden",
-                    "visible" if seen[row, column] else "hidden",
+                    "visible" if expected_mask[row, column] else "hidden",
+                    "visible" if mask[row, column] else "hidden",
                     layer=layer,
                     row=row,
                     column=column,
