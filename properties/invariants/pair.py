@@ -54,7 +54,8 @@ def greedy_match(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]
     both repeat theirs and show log-probabilities, rule T decides. Without those, the divergence is a tie only where the
     reference itself wavers between the two tokens: with the text before them in the prompt, it decodes the engine's.
     """
-    name, peer = "pair.greedy-match", peer_of(oracle)
+    name = "pair.greedy-match"
+    peer = peer_of(oracle)
     engine_trace, reference_trace = subject(case), peer(case)
     if not engine_trace.output and not reference_trace.output:
         raise NotApplicable("nothing was emitted")
@@ -62,7 +63,14 @@ def greedy_match(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]
     short, long = sorted((len(engine_trace.output), len(reference_trace.output)))
     compared = short if case.steps else long
     yield Compared(compared)
-    divergence = next((position for position in range(compared) if engine_trace.output[position : position + 1] != reference_trace.output[position : position + 1]), None)
+    divergence = next(
+        (
+            position
+            for position in range(compared)
+            if engine_trace.output[position : position + 1] != reference_trace.output[position : position + 1]
+        ),
+        None,
+    )
     engine_logprobs, reference_logprobs = logprobs_of(engine_trace), logprobs_of(reference_trace)
     sigma = None
     if engine_logprobs is not None and reference_logprobs is not None:
@@ -74,20 +82,39 @@ def greedy_match(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]
             position = int(np.argmax(differences))
             where: dict[str, int | str] = {"position": position, "side": "logprobs"}
             beyond = float(differences[position] / (TIE_SIGMA * limit))
-            yield Finding(name, Stage.EMITTED, _step(engine_trace, position), where, reference_logprobs[position], engine_logprobs[position], beyond)
+            yield Finding(
+                name,
+                Stage.EMITTED,
+                _step(engine_trace, position),
+                where,
+                reference_logprobs[position],
+                engine_logprobs[position],
+                beyond,
+            )
             return
     if divergence is None:
         return
-    if any(peer.again(case, time).output[: divergence + 1] != reference_trace.output[: divergence + 1] for time in REPETITIONS):
+    if any(
+        peer.again(case, time).output[: divergence + 1] != reference_trace.output[: divergence + 1]
+        for time in REPETITIONS
+    ):
         peer.waver(case)
     outputs = [subject.again(case, time).output for time in REPETITIONS]
-    repeated_output = next((output for output in outputs if output[: divergence + 1] != engine_trace.output[: divergence + 1]), None)
-    expected, observed = (output[divergence] if divergence < len(output) else "the end" for output in (reference_trace.output, engine_trace.output))
+    repeated_output = next(
+        (output for output in outputs if output[: divergence + 1] != engine_trace.output[: divergence + 1]), None
+    )
+    expected, observed = (
+        output[divergence] if divergence < len(output) else "the end"
+        for output in (reference_trace.output, engine_trace.output)
+    )
     where = {"position": divergence}
     if repeated_output is not None:
         where["side"] = "asked again"
         # The repetition may part from the first output before the place where that left the reference's.
-        repeated_token = next((token for token, first in zip(repeated_output, engine_trace.output, strict=False) if token != first), "the end")
+        repeated_token = next(
+            (token for token, first in zip(repeated_output, engine_trace.output, strict=False) if token != first),
+            "the end",
+        )
         yield Finding(name, Stage.EMITTED, _step(engine_trace, divergence), where, observed, repeated_token)
         return
     measure = None
@@ -119,7 +146,7 @@ def logprobs_of(trace: Trace) -> tuple[float, ...] | None:
 def noise_of(case: Case, numbers: Array, differences: Array) -> tuple[float, float]:
     """The sigma of a log-probability, and the largest that it may have.
 
-    It is the rms of `differences`, the differences on equal tokens, within its a-priori size in the case's dtype (rule N).
+    It is the rms of `differences`, those on equal tokens, within its a-priori size in the case's dtype (rule N).
     """
     layers = case.model.architecture.layers if isinstance(case.model, Seeded) else DEEPEST
     scale = max(1.0, float(np.sqrt(np.mean(np.square(numbers)))))
@@ -137,7 +164,8 @@ def _step(trace: Trace, position: int) -> int:
 
 def same_law(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """Sampled tokens of both sides come from one law, whatever it is (`properties.pair_generations`)."""
-    name, peer = "pair.same-law", peer_of(oracle)
+    name = "pair.same-law"
+    peer = peer_of(oracle)
     evidence = pair_evidence(case, peer, subject)
     partners = evidence.partners
     where: dict[str, int | str] = {"draws": partners.rounds, "tokens": evidence.tokens}

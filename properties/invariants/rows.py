@@ -35,7 +35,9 @@ def read_by(
     """What a difference at `node` of `step` reads, of the oracle's step that `pick` is asked of."""
     if step.drafted is None:
         return None
-    control, context, tree = error.amplification.control, step.context, step.drafted.tree
+    control = error.amplification.control
+    context = step.context
+    tree = step.drafted.tree
     rebased = control.rebased(context, tree)
     return Reads(control, context, tree, node, before, limit, lambda oracle: pick(oracle(rebased).steps[0]))
 
@@ -82,9 +84,12 @@ def attended_beyond(name: str, number: int, step: Step, true: Array, error: Nois
             if not error.mixing:  # where experts may explain the worst row, the others of the layer are shown too
                 return
         sigma = error.sigma_of("attended", layer)
-        for (head, node, channel), measure in () if has_finding else entries_beyond(observed[layer], true[layer], sigma):
+        for (head, node, channel), measure in (
+            () if has_finding else entries_beyond(observed[layer], true[layer], sigma)
+        ):
             values = float(true[layer, head, node, channel]), float(observed[layer, head, node, channel])
-            distance, place = abs(values[1] - values[0]), (layer, head, node)
+            distance = abs(values[1] - values[0])
+            place = (layer, head, node)
             if error.amplification.excuses_entry(step, place, distance, true.shape[-1]):
                 continue
             where = {"layer": layer, "head": head, "node": node, "channel": channel}
@@ -151,7 +156,9 @@ def compare_rows(
         raise Unobserved("the backend does not reveal the logits of both runs")
     where: dict[str, int | str] = {"variant": variant}
     # If the variant is the case itself, the subject returns the same trace: only rows that moved are compared.
-    yield Compared(sum(base is not variant_step or row != variant_row for row, variant_row in zip(rows, variant_rows, strict=True)))
+    yield Compared(
+        sum(base is not variant_step or row != variant_row for row, variant_row in zip(rows, variant_rows, strict=True))
+    )
     (attended, logits), has_finding = error.expected(base, variant_step, rows, variant_rows), False
     if attended is not None and variant_step.attended is not None:
         for layer, true in enumerate(attended):
@@ -170,7 +177,8 @@ def compare_rows(
             sigma = 2 * error.sigma_of("attended", layer)
             for (head, index, channel), measure in () if has_finding else entries_beyond(observed, true, sigma):
                 values_of = float(true[head, index, channel]), float(observed[head, index, channel])
-                distance, spot = abs(values_of[1] - values_of[0]), (layer, head, rows[index])
+                distance = abs(values_of[1] - values_of[0])
+                spot = (layer, head, rows[index])
                 # Each of the two runs may be half as far off.
                 if error.amplification.excuses_entry(base, spot, distance / 2, true.shape[-1]):
                     continue
@@ -183,7 +191,9 @@ def compare_rows(
             if has_finding:
                 return
     wrong_rows = set()
-    for (index,), measure in rows_beyond(variant_step.scored.logits[variant_rows], logits, error.logits_limit(pair=True)):
+    for (index,), measure in rows_beyond(
+        variant_step.scored.logits[variant_rows], logits, error.logits_limit(pair=True)
+    ):
         if error.excuses(base, rows[index], measure):
             continue
         wrong_rows.add(index)
@@ -192,10 +202,14 @@ def compare_rows(
         place_at: dict[str, int | str] = {"node": rows[index], "token": token, **where}
         reads = _logits_reads(error, base, rows[index], error.logits_limit(pair=True))
         yield Finding(name, Stage.SCORED, 0, place_at, *values_at, measure, reads=reads)
-    for (index, token), measure in entries_beyond(variant_step.scored.logits[variant_rows], logits, 2 * error.sigma_of("logits")):
+    for (index, token), measure in entries_beyond(
+        variant_step.scored.logits[variant_rows], logits, 2 * error.sigma_of("logits")
+    ):
         values_at = float(logits[index, token]), float(variant_step.scored.logits[variant_rows[index], token])
         distance = abs(values_at[1] - values_at[0])
-        if index in wrong_rows or error.amplification.excuses_entry(base, (rows[index],), distance / 2, logits.shape[-1]):
+        if index in wrong_rows or error.amplification.excuses_entry(
+            base, (rows[index],), distance / 2, logits.shape[-1]
+        ):
             continue
         place_at = {"node": rows[index], "token": token, **where}
         reads = _logits_reads(error, base, rows[index], distance / measure, token)
@@ -207,7 +221,7 @@ KvExcuses = Callable[[str, tuple[int, int, int], float], bool]
 
 
 def kv_excuses(oracle: Oracle, source_case: Case, dtype: str) -> KvExcuses:
-    """Excuses of rows by the conditioning of the model whose KV the oracle reveals as `before` on the case `source_case`."""
+    """Excuses of rows by the conditioning of the model whose KV the oracle reveals as `before` on `source_case`."""
 
     def excuses(kind: str, place: tuple[int, int, int], distance: float) -> bool:
         def ask(reference: Oracle) -> Array | None:
@@ -224,7 +238,7 @@ KvReads = Callable[[str, tuple[int, int, int], float], Reads]
 
 
 def kv_reads(source_case: Case, tokens: tuple[int, ...]) -> KvReads:
-    """What differences of the columns of `tokens` read, which the oracle reveals as `before` on the case `source_case`."""
+    """What differences of the columns of `tokens` read, which the oracle reveals as `before` on `source_case`."""
 
     def reads(kind: str, place: tuple[int, int, int], limit: float) -> Reads:
         def row(oracle: Oracle) -> Array | None:
@@ -261,14 +275,21 @@ def compare_kv(
 
     `slack` multiplies the bound; columns that one of the two caches has let go are left out. `excuses` says of a row,
     by its kind, its place (layer, head, slot) and its distance, whether it may lie so far off all the same; no row
-    beyond MOST bounds may. `reads` says what a row reads.
+    beyond MAX_AMPLIFICATION bounds may. `reads` says what a row reads.
     """
     if true is None or observed is None:
         return
     for expected_rows, observed_rows in ((true.keys, observed.keys), (true.values, observed.values)):
         if expected_rows.shape != observed_rows.shape:
             yield Compared()
-            yield Finding(name, Stage.COMMITTED, step, {"side": "shape", **where}, str(expected_rows.shape), str(observed_rows.shape))
+            yield Finding(
+                name,
+                Stage.COMMITTED,
+                step,
+                {"side": "shape", **where},
+                str(expected_rows.shape),
+                str(observed_rows.shape),
+            )
             return
     yield Compared(common_columns(true, observed))
     has_finding = False
@@ -287,19 +308,26 @@ def compare_kv(
                 ):
                     continue
                 place: dict[str, int | str] = {"layer": layer, "head": head, "slot": slot, "kind": kind[:-1], **where}
-                values = brief(getattr(true, kind)[layer, head, slot]), brief(getattr(observed, kind)[layer, head, slot])
+                values = (
+                    brief(getattr(true, kind)[layer, head, slot]),
+                    brief(getattr(observed, kind)[layer, head, slot]),
+                )
                 read = None if reads is None else reads(kind, (layer, head, slot), limit)
                 yield Finding(name, Stage.COMMITTED, step, place, *values, measure, reads=read)
                 has_finding = True
                 if not error.mixing or reads is None:
                     return
             sigma = slack * error.sigma_of(kind, layer)
-            for (head, index, channel), measure in () if has_finding else entries_beyond(observed_rows, expected_rows, sigma):
+            for (head, index, channel), measure in (
+                () if has_finding else entries_beyond(observed_rows, expected_rows, sigma)
+            ):
                 spot = layer, head, index + first
                 values_of = float(expected_rows[head, index, channel]), float(observed_rows[head, index, channel])
                 distance = abs(values_of[1] - values_of[0])
                 # The row may move ROWS times as far as the unit roundoff moves it, its largest entry so much farther.
-                if excuses is not None and excuses(kind, spot, distance * ROWS / (slack * largest(observed_rows.shape[-1]))):
+                if excuses is not None and excuses(
+                    kind, spot, distance * ROWS / (slack * largest(observed_rows.shape[-1]))
+                ):
                     continue
                 place = {
                     "layer": layer,

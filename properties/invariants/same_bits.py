@@ -22,7 +22,8 @@ def requests(trace: Trace) -> list[tuple[dict[str, int | str], Trace]]:
 
 def same_bits(name: str, case: Case, subject: Subject, layout: KvLayout, variant: str) -> Iterator[Finding | Compared]:
     """Findings where attention, logits, caches or output of the variant differ in a bit from those of the case."""
-    base, variant_trace = subject(case), subject(replace(case, layout=layout))
+    base = subject(case)
+    variant_trace = subject(replace(case, layout=layout))
     # Not strict: runs of different lengths are a finding about the output, below.
     for (place, base_request), (_, twin) in zip(requests(base), requests(variant_trace), strict=False):
         has_finding = False

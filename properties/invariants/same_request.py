@@ -18,7 +18,9 @@ from reference.session import Account
 from reference.trace import Stage, Trace
 
 
-def compare_request(name: str, member: Member, twin_trace: Trace, oracle: Oracle, subject: Subject, variant: str) -> Iterator[Fact]:
+def compare_request(
+    name: str, member: Member, twin_trace: Trace, oracle: Oracle, subject: Subject, variant: str
+) -> Iterator[Fact]:
     """Findings where the trace of request `member` differs from `twin_trace` by more than the noise of a pair of runs.
 
     Steps are compared as long as both runs have the same context and tree. The texts may part, without a finding,

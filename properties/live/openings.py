@@ -82,7 +82,8 @@ def openings(draw: st.DrawFn, kind: str | None = None, dtype: str = "float32", d
         opening = replace(opening, stops=draw(_long_stops(case.stops)))
     # A fork's prompt includes another request's tokens, so that the sum of all lengths is the upper bound.
     requests = [opening.alone(number) for number in range(1 + len(company))]
-    longest, most = sum(request.longest for request in requests), max(most_rows(request.draft) for request in requests)
+    longest = sum(request.longest for request in requests)
+    most = max(most_rows(request.draft) for request in requests)
     opening = replace(opening, layout=draw(layouts(longest, most, len(case.prompt), kind, len(requests))))
     for draw_layout in (with_tiers, with_branch_caches):
         candidate = draw(draw_layout(opening, None))

@@ -98,7 +98,8 @@ def single_cases(
     positions = places(draft, prompt[-1], ahead) if draft.shapes else tuple(range(len(ahead)))
     stops, least = draw(stops_for(model, prompt, positions, within))
     if company and draw(st.integers(0, 2)):
-        stops, least = LASTING_STOPS, 0
+        stops = LASTING_STOPS
+        least = 0
     # Under min_tokens greedy decoding goes on with other tokens, so that the trees are steered again.
     if least and draft.trees is not None:
         banned = output_under_min_tokens(model, prompt, stops, least)

@@ -96,7 +96,8 @@ def _requests_after(run: CaseRun, *kinds: str) -> Iterator[tuple[int, ...]]:
 
 def _entries_after_departures(run: CaseRun) -> Iterator[tuple[int, int]]:
     """Pairs over a prefix cache: a request that enters, and a request whose pages were given back before."""
-    entered, departed = set(), []
+    entered = set()
+    departed = []
     for action in run.actions if run.case.layout.traits.keeps_prefixes else ():
         request = action.requests[0]
         if action.kind in ("cancel", "evict") and request in entered:
@@ -116,13 +117,12 @@ def _common_prefix(run: CaseRun, first: int, second: int) -> int:
 
 
 def _reuses(run: CaseRun) -> Iterator[tuple[int, int]]:
-    """The pairs of `_kept` whose prompts share at least the first page."""
+    """The pairs of `_entries_after_departures` whose prompts share at least the first page."""
     return (pair for pair in _entries_after_departures(run) if _common_prefix(run, *pair) >= run.case.layout.page_size)
 
 
 def _parted_at_edge(run: CaseRun) -> bool:
     """Over a prefix cache, prompts of two requests with one draft model first differ at an edge of a page."""
-    size = run.case.layout.page_size
     return any(
         run.drafts(first) is not None and run.drafts(first) == run.drafts(second) and _parts_at_edge(run, first, second)
         for first, second in _entries_after_departures(run)

@@ -60,7 +60,10 @@ def layouts(
         # Whole pages are reused or shared only where prompts are longer than a page.
         small = st.sampled_from((1, 2, 3, 4, 3, 1))
         any_size = st.one_of(small, st.sampled_from(SIZES), st.integers(1, LARGEST_PAGE))
-        size = draw(st.sampled_from(FAR_SIZES) if far else small if requests > 1 else any_size)
+        sizes = small if requests > 1 else any_size
+        if far:
+            sizes = st.sampled_from(FAR_SIZES)
+        size = draw(sizes)
         overhang = draw(st.sampled_from((0, 0, 1, size, 2 * size + 1)))
         # One column more than the engine's largest block, whichever is larger.
         beyond = max(nodes, padded) + 2 + overhang

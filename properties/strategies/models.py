@@ -232,7 +232,8 @@ def small_draft(vocab: int, number: int, positions: int = MAX_POSITIONS, width: 
 
 def candidates(target: Seeded) -> tuple[Seeded, ...]:
     """Draft models for `target`: two small unrelated models, and the target itself, which always guesses right."""
-    vocab, positions = target.vocab_size, target.architecture.max_positions
+    vocab = target.vocab_size
+    positions = target.architecture.max_positions
     width = target.architecture.head_dim if target.architecture in WIDE else 4
     return small_draft(vocab, 0, positions, width), small_draft(vocab, 1, positions, width), target
 

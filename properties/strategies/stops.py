@@ -35,14 +35,16 @@ def places(draft: Draft, root: int, ahead: tuple[int, ...]) -> tuple[int, ...]:
     """
     if draft.trees is None:
         return tuple(range(len(ahead)))
-    start, longest = 0, range(1)
+    start = 0
+    longest = range(1)
     for tree in draft.trees:
         if start == len(ahead):
             break
         accepted = len(accepted_path(tree.with_root(root), ahead[start:])) - 1
         block = range(start, min(start + accepted + 1, len(ahead)))
         longest = max(longest, block, key=len)
-        root, start = ahead[block[-1]], block.stop
+        root = ahead[block[-1]]
+        start = block.stop
     return (*longest[:4], *longest[4:][-1:])
 
 

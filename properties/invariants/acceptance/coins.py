@@ -39,7 +39,7 @@ def walk(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """
     if not subject.takes_tape:
         raise Unobserved("the backend takes no tape")
-    steps = [(number, told) for number, step in enumerate(subject(case).steps) if (told := acceptance_inputs(step)) is not None]
+    steps = judgeable_steps(case, subject)
     if not steps:
         raise Unobserved("the backend does not reveal laws and proposals")
     for number, inputs in steps:
@@ -83,6 +83,12 @@ def acceptance_inputs(step: Step) -> tuple[Tree, Array, Array] | None:
     return step.drafted.tree, step.scored.law.astype(np.float64), step.drafted.proposal.astype(np.float64)
 
 
+def judgeable_steps(case: Case, subject: Subject) -> list[tuple[int, tuple[Tree, Array, Array]]]:
+    """The number and the acceptance inputs of each step that shows them."""
+    inputs = [acceptance_inputs(step) for step in subject(case).steps]
+    return [(number, step_inputs) for number, step_inputs in enumerate(inputs) if step_inputs is not None]
+
+
 def _coins(case: Case, number: int) -> Taped:
     """The coins of step `number`, as the working dtype holds them."""
     coins = tape.coins(case.sampling, number, case.most_nodes)
@@ -94,7 +100,8 @@ def _coins(case: Case, number: int) -> Taped:
 
 def proposal_consistent(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """The proposal of each node is the law that its token was drawn from; it is one-hot for a token not drawn."""
-    name, is_revealed = "acceptance.proposal-consistent", False
+    name = "acceptance.proposal-consistent"
+    is_revealed = False
     for number, step in enumerate(subject(case).steps):
         if step.drafted is None or step.drafted.proposal is None:
             continue
@@ -104,7 +111,8 @@ def proposal_consistent(case: Case, oracle: Oracle, subject: Subject) -> Iterato
         if proposal.shape != size:
             yield Finding(name, Stage.DRAFTED, number, {"side": "shape"}, str(size), str(proposal.shape))
             return
-        expected_laws, edges = one_hot(tree.token, proposal.shape[1]), [False] * len(tree)
+        expected_laws = one_hot(tree.token, proposal.shape[1])
+        edges = [False] * len(tree)
         if is_drawn(case):
             if step.drafted.logits is None:
                 raise Unobserved("the backend does not reveal its draft's logits")
@@ -139,7 +147,8 @@ def _expected_proposals(case: Case, step: Step) -> tuple[Array, list[bool]]:
     assert step.drafted is not None
     assert step.drafted.logits is not None
     assert step.drafted.proposal is not None
-    tree, output = step.drafted.tree, output_before(case, step)
+    tree = step.drafted.tree
+    output = output_before(case, step)
     token_ids = np.array(case.draft.vocabulary or range(case.model.vocab_size))
     laws = np.full(step.drafted.proposal.shape, 1.0 / case.model.vocab_size)
     edges = [False] * len(tree)
@@ -165,16 +174,23 @@ def _draw_again(case: Case, number: int, step: Step) -> dict[int, tuple[int, flo
     """For each node that a coin drew: the token that its coin draws from the proposal, and the coin's margin."""
     assert step.drafted is not None
     assert step.drafted.proposal is not None
-    tree, proposals, drawn_tokens = step.drafted.tree, step.drafted.proposal.astype(np.float64), {}
+    tree = step.drafted.tree
+    proposals = step.drafted.proposal.astype(np.float64)
+    drawn_tokens = {}
     uncut_numbers = _uncut_numbers(case, number, step)
     for node in range(len(tree)):
         for rank, child in enumerate(tree.children[node]):
             earlier_tokens = {tree.token[sibling] for sibling in tree.children[node][:rank]}
             row = proposals[child].tolist()
             remaining = acceptance.without(row, earlier_tokens) if case.sampling.draws == "without-replacement" else row
-            if not np.isfinite(np.array(remaining, dtype=np.float64)).all() or max(remaining) >= 1.0 or not any(remaining):
+            if (
+                not np.isfinite(np.array(remaining, dtype=np.float64)).all()
+                or max(remaining) >= 1.0
+                or not any(remaining)
+            ):
                 continue  # certain, or a law that the comparison above has already refused
-            chance, place = _coins(case, number), uncut_numbers[child]
+            chance = _coins(case, number)
+            place = uncut_numbers[child]
             drawn_tokens[child] = (
                 tree_growth.siblings(chance, "with-replacement", [remaining], [place])[place],
                 chance.margin,
@@ -192,7 +208,8 @@ def _uncut_numbers(case: Case, number: int, step: Step) -> list[int]:
     assert step.drafted is not None
     table = case.draft.dispatch
     shape = case.draft.shapes[0] if table is None else chosen(table, number)
-    count, root = len(step.drafted.tree), len(step.context)
+    count = len(step.drafted.tree)
+    root = len(step.context)
     arch = case.model.architecture if isinstance(case.model, Seeded) else None
     chunks = [chunk for _, chunk in arch.reaches if chunk] if arch is not None else []
     if len(shape) == count or not chunks:
@@ -205,7 +222,8 @@ def _uncut_numbers(case: Case, number: int, step: Step) -> list[int]:
 
 def coins_once(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """No coin decides twice, and the run stays the same whatever values the unused coins have."""
-    trace, name = subject(case), "acceptance.coins-once"
+    trace = subject(case)
+    name = "acceptance.coins-once"
     used_coins: set[int] = set()
     # Places of coins repeat from step to step; over the whole tape, step n begins at n times the stride.
     stride = tape.stride(case.most_nodes)
@@ -223,13 +241,17 @@ def coins_once(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
         used_coins |= {number * stride + place for place in coins}
     if not subject.takes_tape or not trace.steps:
         return
-    tape_coins = np.concatenate([tape.coins(case.sampling, number, case.most_nodes) for number in range(len(trace.steps))])
+    tape_coins = np.concatenate(
+        [tape.coins(case.sampling, number, case.most_nodes) for number in range(len(trace.steps))]
+    )
     if len(used_coins) == len(tape_coins):
         return
     for turn in range(UNUSED_TRIES):
         yield Compared(len(trace.output))
         # Multiples of the resolution, as seeded coins are: float32 and float64 engines read the same value.
-        new_coins = np.floor(np.random.default_rng([int(case.id, 16), turn]).random(len(tape_coins)) * 2**24) * tape.RESOLUTION
+        new_coins = (
+            np.floor(np.random.default_rng([int(case.id, 16), turn]).random(len(tape_coins)) * 2**24) * tape.RESOLUTION
+        )
         new_coins[sorted(used_coins)] = tape_coins[sorted(used_coins)]
         rerun = subject(replace(case, sampling=replace(case.sampling, tape=tuple(new_coins.tolist()))))
         if rerun.output != trace.output:

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from properties.invariants.acceptance.coins import NEEDS, acceptance_inputs
+from properties.invariants.acceptance.coins import NEEDS, judgeable_steps
 from properties.invariants.applies import is_drawn, is_sampled
 from properties.laws import enumeration
 from properties.laws.worlds import prune_tree, world_of
@@ -63,7 +63,8 @@ def enumerate_law(
         # chooses from a law known in fractions is as fine as can be.
         grid = 2**53 if dtype == "float64" or not subject.takes_tape else 2**24
         # A wide tape costs more for each cell, so that fewer cells fit into the same time.
-        order, coins = enumeration.decisions(shape), tape.stride(len(shape))
+        order = enumeration.decisions(shape)
+        coins = tape.stride(len(shape))
         max_cells = min(MOST_CELLS, MOST_COINS // coins)
         try:
             return enumeration.law(evaluate, coins, grid=grid, most_cells=max_cells, order=order)
@@ -82,7 +83,7 @@ def enumerate_law(
 def law_exact(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """Given a step's own tree, laws and proposals, the emitted blocks have exactly the law of the rule."""
     tables = tables_of(subject)
-    steps = [(number, told) for number, step in enumerate(subject(case).steps) if (told := acceptance_inputs(step)) is not None]
+    steps = judgeable_steps(case, subject)
     if not steps:
         raise Unobserved("the backend does not reveal laws and proposals")
     number, (tree, target, proposal) = max(steps, key=lambda item: len(item[1][0]))  # it has the most decisions
@@ -102,9 +103,13 @@ def law_exact(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
         return
     distance = float(law.distance(dict(enumerated.outcomes), expected_law))
     if distance > LIMIT[dtype]:
-        worst = max(expected_law.keys() | enumerated.outcomes.keys(), key=lambda block: _block_error(block, expected_law, enumerated.outcomes))
+        worst = max(
+            expected_law.keys() | enumerated.outcomes.keys(),
+            key=lambda block: _block_error(block, expected_law, enumerated.outcomes),
+        )
         where: dict[str, int | str] = {"block": " ".join(map(str, worst))}
-        expected, observed = float(expected_law.get(worst, 0)), enumerated.outcomes.get(worst, 0.0)
+        expected = float(expected_law.get(worst, 0))
+        observed = enumerated.outcomes.get(worst, 0.0)
         name = "acceptance.law-exact"
         yield Finding(name, Stage.ACCEPTED, number, where, expected, observed, distance / LIMIT[dtype])
 
@@ -137,7 +142,8 @@ def law_joint(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     yield from _stray_findings(name, enumerated, 0)
     if enumerated.strays:
         return
-    continuation, height = law.target_rows(world), world.shape.height + 1
+    continuation = law.target_rows(world)
+    height = world.shape.height + 1
     emitted: law.Law = dict(enumerated.outcomes)
     sampling = world.sampling
     # A lossless rule must reproduce the target's law; only a lossy one needs the law of its own program.
@@ -150,9 +156,13 @@ def law_joint(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     expected_law = law.world_law(world, whole_tree_first=False)
     distance = float(law.distance(emitted, expected_law))
     if distance > LIMIT[world.dtype]:
-        worst_block = max(expected_law.keys() | emitted.keys(), key=lambda block: _block_error(block, expected_law, enumerated.outcomes))
+        worst_block = max(
+            expected_law.keys() | emitted.keys(),
+            key=lambda block: _block_error(block, expected_law, enumerated.outcomes),
+        )
         where: dict[str, int | str] = {"block": " ".join(map(str, worst_block))}
-        expected, observed = float(expected_law.get(worst_block, 0)), enumerated.outcomes.get(worst_block, 0.0)
+        expected = float(expected_law.get(worst_block, 0))
+        observed = enumerated.outcomes.get(worst_block, 0.0)
         yield Finding(name, Stage.ACCEPTED, 0, where, expected, observed, distance / LIMIT[world.dtype])
 
 
@@ -198,7 +208,11 @@ def edge_coins(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
         yield Compared(len(tokens))
         for position, token in enumerate(tokens):
             if np.isneginf(target[world.row(tokens[:position]), token]):
-                where: dict[str, int | str] = {"position": position, "token": token, "side": "a coin at the end of its range"}
+                where: dict[str, int | str] = {
+                    "position": position,
+                    "token": token,
+                    "side": "a coin at the end of its range",
+                }
                 yield Finding("acceptance.support-at-edges", Stage.ACCEPTED, 0, where, "probability 0", "emitted")
                 return
 
@@ -224,15 +238,19 @@ def renamed_law(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     if world.sampling.draws == "top-k" and _ranks_tie(world):
         raise NotApplicable("equal draft scores are ranked by id")
     yield Compared(base_law.cells)
-    expected_law: law.Law = {tuple(int(new[token]) for token in block): mass for block, mass in base_law.outcomes.items()}
+    expected_law: law.Law = {
+        tuple(int(new[token]) for token in block): mass for block, mass in base_law.outcomes.items()
+    }
     distance = float(law.distance(expected_law, dict(twin_law.outcomes)))
     # Twice the limit, since both laws are enumerated and each has an error of its own.
     if distance > 2 * LIMIT[world.dtype]:
         worst = max(
-            expected_law.keys() | twin_law.outcomes.keys(), key=lambda block: _block_error(block, dict(expected_law), twin_law.outcomes)
+            expected_law.keys() | twin_law.outcomes.keys(),
+            key=lambda block: _block_error(block, dict(expected_law), twin_law.outcomes),
         )
         where: dict[str, int | str] = {"block": " ".join(map(str, worst))}
-        expected, observed = float(expected_law.get(worst, 0.0)), twin_law.outcomes.get(worst, 0.0)
+        expected = float(expected_law.get(worst, 0.0))
+        observed = twin_law.outcomes.get(worst, 0.0)
         name = "acceptance.renamed-law"
         yield Finding(name, Stage.ACCEPTED, 0, where, expected, observed, distance / LIMIT[world.dtype])
 
@@ -249,7 +267,8 @@ def _rename_world(world: World, new: tuple[int, ...]) -> World:
     Raises:
         NotApplicable: Several contexts share one row of the tables, or a setting depends on token ids.
     """
-    height, vocab = world.shape.height, world.vocab
+    height = world.shape.height
+    vocab = world.vocab
     if len(world.target) < sum(vocab**depth for depth in range(height + 1)):
         raise NotApplicable("contexts share rows")
     if world.sampling.bad_words or world.sampling.grammar or world.sampling.min_tokens or world.sampling.top_p < 1:
@@ -259,7 +278,8 @@ def _rename_world(world: World, new: tuple[int, ...]) -> World:
     contexts: list[tuple[int, ...]] = [()]
     for _ in range(height + 1):
         for path in contexts:
-            row, twin = world.row(path), world.row(tuple(new[token] for token in path))
+            row = world.row(path)
+            twin = world.row(tuple(new[token] for token in path))
             target[twin], drafts[:, twin] = world.target[row][old_of], world.drafts[:, row][:, old_of]
         contexts = [(*path, token) for path in contexts for token in range(vocab)]
     return replace(world, target=target, drafts=drafts, prompt=tuple(new[token] for token in world.prompt))

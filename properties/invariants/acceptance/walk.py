@@ -47,11 +47,18 @@ def greedy(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
         yield Compared(len(expected_walk.path) + 1)
         if expected_walk.path != step.accepted.path:
             yield Finding(
-                "acceptance.greedy-walk", Stage.ACCEPTED, number, {"side": "path"}, expected_walk.path, step.accepted.path
+                "acceptance.greedy-walk",
+                Stage.ACCEPTED,
+                number,
+                {"side": "path"},
+                expected_walk.path,
+                step.accepted.path,
             )
         elif expected_walk.bonus != step.accepted.bonus:
             where: dict[str, int | str] = {"side": "bonus", "node": expected_walk.path[-1]}
-            yield Finding("acceptance.greedy-walk", Stage.ACCEPTED, number, where, expected_walk.bonus, step.accepted.bonus)
+            yield Finding(
+                "acceptance.greedy-walk", Stage.ACCEPTED, number, where, expected_walk.bonus, step.accepted.bonus
+            )
     if hidden:
         raise Unobserved("the backend does not reveal its trees")
 
@@ -76,7 +83,8 @@ def processed_scores(case: Case, step: Step) -> Array:
     assert step.drafted is not None
     if not case.sampling.processes:
         return step.scored.logits
-    tree, output = step.drafted.tree, (*step.context, step.drafted.tree.token[0])[len(case.prompt) :]
+    tree = step.drafted.tree
+    output = (*step.context, step.drafted.tree.token[0])[len(case.prompt) :]
     rows = [
         scores(row, case.sampling, case.stops, case.prompt, output + tree.tokens_to(node)[1:])
         for node, row in enumerate(step.scored.logits)
@@ -148,7 +156,9 @@ def superset_accepts_no_less(case: Case, oracle: Oracle, subject: Subject) -> It
     error = noise(case, oracle, subject)
     step = _clear_step(step_case, subject, error.logits)
     assert step.accepted is not None
-    tree, path, bonus = tree_of(step_case), step.accepted.path, step.accepted.bonus
+    tree = tree_of(step_case)
+    path = step.accepted.path
+    bonus = step.accepted.bonus
     rng = dice(step_case, "superset")
     # The first new node hangs anywhere, with any token but the bonus, and comes before the node with the bonus.
     parent = int(rng.integers(len(tree)))
@@ -176,7 +186,8 @@ def chain_degenerate(case: Case, oracle: Oracle, subject: Subject) -> Iterator[F
     error = noise(case, oracle, subject)
     step = _clear_step(step_case, subject, error.logits)
     assert step.accepted is not None
-    tree, path = tree_of(step_case), step.accepted.path
+    tree = tree_of(step_case)
+    path = step.accepted.path
     # One rejected child, where there is one, so that the chain too has a node to reject.
     deeper = tree.children[path[-1]][:1]
     line = chain(tuple(tree.token[node] for node in (*path, *deeper)))
@@ -186,7 +197,8 @@ def chain_degenerate(case: Case, oracle: Oracle, subject: Subject) -> Iterator[F
     if chain_case == step_case:
         raise NotApplicable("the tree is a chain already, and committed by length")
     chain_step = run_first_step(chain_case, subject)
-    name, variant = "acceptance.chain-degenerate", f"the chain of nodes {[*path, *deeper]}"
+    name = "acceptance.chain-degenerate"
+    variant = f"the chain of nodes {[*path, *deeper]}"
     if chain_step.accepted is None or chain_step.emitted is None or step.emitted is None:
         raise Unobserved("the backend reveals neither acceptance nor emission")
     _check_experts(error, step, chain_step, list(path), list(range(len(path))))
@@ -237,14 +249,18 @@ def vocabulary_permutation(case: Case, oracle: Oracle, subject: Subject) -> Iter
         if (twin.accepted.path, twin.accepted.bonus) != expected_pair:
             observed_pair = (twin.accepted.path, twin.accepted.bonus)
             where: dict[str, int | str] = {"side": "path and bonus"}
-            yield Finding("acceptance.vocabulary-permutation", Stage.ACCEPTED, number, where, expected_pair, observed_pair)
+            yield Finding(
+                "acceptance.vocabulary-permutation", Stage.ACCEPTED, number, where, expected_pair, observed_pair
+            )
             return
     yield Compared(len(trace.output))
     expected_output = tuple(new_ids[token] for token in trace.output)
     if renamed_trace.output != expected_output:
         last = max(len(trace.steps) - 1, 0)
         where = {"side": "output"}
-        yield Finding("acceptance.vocabulary-permutation", Stage.EMITTED, last, where, expected_output, renamed_trace.output)
+        yield Finding(
+            "acceptance.vocabulary-permutation", Stage.EMITTED, last, where, expected_output, renamed_trace.output
+        )
 
 
 def _draft_is_near_tie(logits: Array | None) -> bool:

@@ -8,7 +8,7 @@ the prefill, a path decoded as a chain.
 from collections.abc import Iterator
 from dataclasses import replace
 
-from properties.invariants.rows import attended_beyond, committed_reads, compare_rows, compare_kv, logits_beyond
+from properties.invariants.rows import attended_beyond, committed_reads, compare_kv, compare_rows, logits_beyond
 from properties.tolerance.closeness import Noise, noise, true_step
 from properties.tolerance.mask_column import mask_column
 from properties.verdict.finding import CONTROL, Compared, Finding, Reads
@@ -41,7 +41,8 @@ def context_exact(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact
         if step.attended is not None and true.attended is not None:
             for fact in attended_beyond(name, number, step, true.attended.output, error):
                 if isinstance(fact, Finding):
-                    has_finding, fact = True, _with_column(case, oracle, true, step.attended.output, fact, error)
+                    has_finding = True
+                    fact = _with_column(case, oracle, true, step.attended.output, fact, error)
                 yield fact
         assert true.scored is not None
         for fact in logits_beyond(name, number, step, true.scored.logits, error):
@@ -169,7 +170,8 @@ def _same_step(
     if differs or base.committed is None or variant_step.committed is None or base.accepted != variant_step.accepted:
         return
     # Slack 2: each of the two runs has an error of its own.
-    true, reads = error.expected_kv(base, variant_step), committed_reads(error, base)
+    true = error.expected_kv(base, variant_step)
+    reads = committed_reads(error, base)
     yield from compare_kv(name, 0, true, variant_step.committed.after, error, {"variant": variant}, 2.0, reads=reads)
 
 

@@ -63,7 +63,8 @@ def experts(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
         limits = TIE_SIGMA * units
         movement = tie_units(case, follower, step.context, step.drafted.tree) if gaps.any() else None
         if movement is not None:
-            units, limits = np.maximum(units, movement), tie_limits(case.dtype, movement)
+            units = np.maximum(units, movement)
+            limits = tie_limits(case.dtype, movement)
         arrays = (routing.margins(), gaps, units, limits, ~unknown)
         yield from _count_choices(*(array[:, new_rows] for array in arrays))
         for layer, place in np.argwhere(~(gaps <= limits)[:, new_rows]).tolist():
@@ -78,7 +79,8 @@ def experts(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
 def _texts(step: Step) -> list[tuple[int, ...]]:
     """The tokens up to each row of context and tree."""
     assert step.drafted is not None
-    tree, context = step.drafted.tree, step.context
+    tree = step.drafted.tree
+    context = step.context
     above = [context[: row + 1] for row in range(len(context))]
     return [*above, *((*context, *tree.tokens_to(node)) for node in range(len(tree)))]
 

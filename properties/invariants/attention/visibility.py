@@ -35,9 +35,13 @@ def visibility_exact(case: Case, oracle: Oracle, subject: Subject) -> Iterator[F
     arch = case.model.architecture
     for layer in sorted(set(range(arch.layers)) - set(arch.unattended)):  # without attention a layer sees no column
         for blank, columns in probes(step_case, layer):
-            engine_step, oracle_step = run_first_step(blank, subject), oracle(blank).steps[0]
+            engine_step = run_first_step(blank, subject)
+            oracle_step = oracle(blank).steps[0]
             for stage, read in ((Stage.ATTENDED, _attended_codes), (Stage.SCORED, _scored_codes)):
-                observed, expected = read(engine_step, blank, layer, len(columns)), read(oracle_step, blank, layer, len(columns))
+                observed, expected = (
+                    read(engine_step, blank, layer, len(columns)),
+                    read(oracle_step, blank, layer, len(columns)),
+                )
                 if observed is None or expected is None:
                     continue
                 yield Compared(observed.size // max(1, observed.shape[-1]))
@@ -90,7 +94,8 @@ def no_leakage(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
         raise NotApplicable("a vocabulary of one token has no other to put in its place")
     mixing = case.model.mixes_rows
     step_case = focus(case, subject)
-    base, control = run_first_step(step_case, subject), first_step(subject.again(step_case))
+    base = run_first_step(step_case, subject)
+    control = first_step(subject.again(step_case))
     if base.scored is None or control.scored is None:
         raise Unobserved("the backend does not reveal the logits of every run")
     if not _same_bits(base, control, range(len(tree_of(step_case)))):

@@ -46,13 +46,21 @@ def _unequal_bits(observed: Array, true: Array, first: list[int]) -> tuple[int, 
 def _compare_bits(
     name: str, step: int, observed: Kv, true: Kv, words: str, stage: Stage = Stage.COMMITTED
 ) -> Iterator[Finding | Compared]:
-    """A finding at the first slot of `true` whose bits in `observed` differ; `observed` may hold more slots behind them."""
+    """A finding at the first slot of `true` whose bits in `observed` differ; `observed` may hold more slots."""
     begins = [kv.first or (0,) * len(true.keys) for kv in (observed, true)]
     first = [max(pair) for pair in zip(*begins, strict=True)]
     for kind in ("keys", "values"):
-        observed_slots, expected_slots = getattr(observed, kind)[:, :, : true.length], getattr(true, kind)
+        observed_slots = getattr(observed, kind)[:, :, : true.length]
+        expected_slots = getattr(true, kind)
         if observed_slots.shape != expected_slots.shape:
-            yield Finding(name, stage, step, {"side": "shape", "kind": kind[:-1]}, str(expected_slots.shape), str(observed_slots.shape))
+            yield Finding(
+                name,
+                stage,
+                step,
+                {"side": "shape", "kind": kind[:-1]},
+                str(expected_slots.shape),
+                str(observed_slots.shape),
+            )
             return
         if kind == "keys":
             yield Compared(common_columns(observed, true))
@@ -60,7 +68,9 @@ def _compare_bits(
         if place is not None:
             layer, head, slot = place
             where: dict[str, int | str] = {"layer": layer, "head": head, "slot": slot, "kind": kind[:-1]}
-            expected_values, observed_values = ([float(value) for value in getattr(kv, kind)[place][:4]] for kv in (true, observed))
+            expected_values, observed_values = (
+                [float(value) for value in getattr(kv, kind)[place][:4]] for kv in (true, observed)
+            )
             yield Finding(name, stage, step, {**where, "side": words}, expected_values, observed_values)
             return
 
@@ -116,8 +126,11 @@ def commit_equivalence(case: Case, oracle: Oracle, subject: Subject) -> Iterator
     last_commit: tuple[tuple[int, ...], Kv | None] = ((), None)
     for number, tokens, record in commits(case, subject):
         if last_commit[1] is not None and record.before is not None and not _same_bits(record.before, last_commit[1]):
-            source_case, true = kv_case(case, last_commit[0]), kv_behind(case, oracle, last_commit[0], number)
-            yield from _compare_with_oracle("target", number - 1, record.before, true, source_case, oracle, error, side="between")
+            source_case = kv_case(case, last_commit[0])
+            true = kv_behind(case, oracle, last_commit[0], number)
+            yield from _compare_with_oracle(
+                "target", number - 1, record.before, true, source_case, oracle, error, side="between"
+            )
         last_commit = (tokens, record.after)
         if record.after is not None and isinstance(case.model, Seeded):
             yield from _lost_columns(number, record.after, case.model.architecture)
@@ -127,7 +140,8 @@ def commit_equivalence(case: Case, oracle: Oracle, subject: Subject) -> Iterator
         if record.after is not None:
             looked = looked or bool(tokens)
             follower = follow_step(case, oracle, subject(case).steps[number])
-            source_case, true = kv_case(case, tokens), kv_behind(case, follower, tokens, number + 1)
+            source_case = kv_case(case, tokens)
+            true = kv_behind(case, follower, tokens, number + 1)
             yield from _compare_with_oracle("target", number, record.after, true, source_case, follower, error)
         if record.draft is not None and case.draft.model is not None:
             # A draft cache that is refilled at each step must hold the step's context and the root alone.
@@ -150,8 +164,13 @@ def _lost_columns(number: int, cache: Kv, arch: Architecture) -> Iterator[Findin
     """Findings where a layer has let go of a column that a future row can still see."""
     for layer, first in enumerate(cache.first):
         # The next row is at position `length`: a window reaches `window - 1` columns back, a chunk to its first column.
-        window, chunk = arch.windows[layer], arch.chunks[layer] if arch.chunks else 0
-        needed = max(0, cache.length - window + 1) if window else cache.length // chunk * chunk if chunk else 0
+        window = arch.windows[layer]
+        chunk = arch.chunks[layer] if arch.chunks else 0
+        needed = 0
+        if window:
+            needed = max(0, cache.length - window + 1)
+        elif chunk:
+            needed = cache.length // chunk * chunk
         if first > needed:
             where: dict[str, int | str] = {"cache": "target", "layer": layer, "side": "held"}
             yield Finding("cache.commit-equivalence", Stage.COMMITTED, number, where, needed, first)
@@ -171,7 +190,9 @@ def _compare_draft_cache(
         return
     source_case = draft_kv_case(case, tokens[: cache.length])
     record = oracle(source_case).steps[0].committed
-    yield from _compare_with_oracle("draft", number, cache, None if record is None else record.before, source_case, oracle, error)
+    yield from _compare_with_oracle(
+        "draft", number, cache, None if record is None else record.before, source_case, oracle, error
+    )
 
 
 def _compare_with_oracle(
@@ -191,7 +212,9 @@ def _compare_with_oracle(
     words: dict[str, int | str] = {"cache": cache, **side}
     excuses = kv_excuses(oracle, source_case, error.dtype)
     reads = kv_reads(source_case, source_case.prefix)
-    yield from compare_kv("cache.commit-equivalence", number, true, kv, cache_noise, words, excuses=excuses, reads=reads)
+    yield from compare_kv(
+        "cache.commit-equivalence", number, true, kv, cache_noise, words, excuses=excuses, reads=reads
+    )
 
 
 def _draft_noise(error: Noise, true: Kv) -> Noise:
@@ -219,7 +242,8 @@ def fast_equals_full(case: Case, oracle: Oracle, subject: Subject) -> Iterator[F
     """
     name = "cache.fast-equals-full"
     full = subject(replace(case, layout=replace(case.layout, commit="path")))
-    looked, silent = 0, set[str]()
+    looked = 0
+    silent = set[str]()
     for way in FASTER:
         variant = subject(replace(case, layout=replace(case.layout, commit=way)))
         for number, (full_step, twin) in enumerate(zip(full.steps, variant.steps, strict=False)):

@@ -7,7 +7,7 @@ itself.
 from collections.abc import Iterator
 from dataclasses import replace
 
-from properties.invariants.rows import committed_reads, compare_rows, compare_kv, with_place
+from properties.invariants.rows import committed_reads, compare_kv, compare_rows, with_place
 from properties.invariants.same_bits import same_bits
 from properties.tolerance.closeness import noise
 from properties.verdict.finding import Finding
@@ -62,7 +62,8 @@ def layout_equivalent(case: Case, oracle: Oracle, subject: Subject) -> Iterator[
     if case.layout.traits.bitwise:
         yield from same_bits(name, case, subject, plain, "branch and commit by path")
         return
-    base, plain_trace = subject(case), subject(replace(case, layout=plain))
+    base = subject(case)
+    plain_trace = subject(replace(case, layout=plain))
     error = noise(case, oracle, subject)
     for number, (step, twin) in enumerate(zip(base.steps, plain_trace.steps, strict=False)):
         if step.drafted is None or twin.drafted is None:
@@ -77,7 +78,8 @@ def layout_equivalent(case: Case, oracle: Oracle, subject: Subject) -> Iterator[
         if step.committed is not None and twin.committed is not None and step.accepted == twin.accepted:
             where: dict[str, int | str] = {"variant": "branch and commit by path"}
             # Slack 2: each of the two runs has an error of its own.
-            true, reads = error.expected_kv(twin, step), committed_reads(error, twin)
+            true = error.expected_kv(twin, step)
+            reads = committed_reads(error, twin)
             yield from compare_kv(name, number, true, step.committed.after, error, where, 2.0, reads=reads)
 
 

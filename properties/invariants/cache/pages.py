@@ -30,7 +30,10 @@ def allocator_conserves(case: Case, oracle: Oracle, subject: Subject) -> Iterato
     ahead = largest_block(case) * (2 if case.session.overlapped else 1)
     for number, account in enumerate(accounts_of(subject(case))):
         yield Compared(account.total)
-        for error, expected, observed in (*_account_errors(account, case.layout), *_beyond_reserve(account, case.layout, ahead)):
+        for error, expected, observed in (
+            *_account_errors(account, case.layout),
+            *_beyond_reserve(account, case.layout, ahead),
+        ):
             # The number of batches that ran before the action, since findings of requests count steps too.
             step = sum(action.kind == "step" for action in case.session.actions[:number])
             where: dict[str, int | str] = {"action": number, "side": error}

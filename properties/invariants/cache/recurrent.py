@@ -34,7 +34,9 @@ def recurrent_equivalence(case: Case, oracle: Oracle, subject: Subject) -> Itera
     for number, tokens, record in commits(case, subject):
         committed_tokens = tokens or committed_tokens
         if last_commit[1] is not None and record.recurrent_before is not None:
-            yield from _compare_state(case, oracle, number - 1, last_commit[0], record.recurrent_before, {"side": "between"})
+            yield from _compare_state(
+                case, oracle, number - 1, last_commit[0], record.recurrent_before, {"side": "between"}
+            )
         last_commit = (tokens, record.recurrent)
         if record.recurrent is not None and tokens:
             looked = True
@@ -54,7 +56,12 @@ def _oracle_state(case: Case, oracle: Oracle, tokens: tuple[int, ...]) -> Recurr
 
 
 def _compare_state(
-    case: Case, oracle: Oracle, number: int, tokens: tuple[int, ...], observed: RecurrentState, where: dict[str, int | str]
+    case: Case,
+    oracle: Oracle,
+    number: int,
+    tokens: tuple[int, ...],
+    observed: RecurrentState,
+    where: dict[str, int | str],
 ) -> Iterator[Fact]:
     """A finding at the first layer whose window or memory after `tokens` is not the oracle's."""
     true = _oracle_state(case, oracle, tokens)
@@ -74,7 +81,12 @@ def _compare_state(
             if measure > 1 and not _is_excused(case, oracle, tokens, field, layer, rms_distance, measure):
                 # A checkpoint's case names no layers: those with a recurrent state are counted among themselves.
                 layer_number = case.model.architecture.recurrent[layer] if isinstance(case.model, Seeded) else layer
-                row = int(np.nan_to_num(np.abs(observed_rows - expected_rows), nan=np.inf).reshape(len(expected_rows), -1).max(1).argmax())
+                row = int(
+                    np.nan_to_num(np.abs(observed_rows - expected_rows), nan=np.inf)
+                    .reshape(len(expected_rows), -1)
+                    .max(1)
+                    .argmax()
+                )
                 values = brief(expected_rows[row].ravel()), brief(observed_rows[row].ravel())
                 place = {"layer": layer_number, "kind": kind, **where}
                 limit = bound(case.dtype, len(true.windows), expected_rows)

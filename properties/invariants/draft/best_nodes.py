@@ -105,7 +105,9 @@ def _disorder(plan: Expansion, tree: Tree, ids: tuple[int, ...], levels: int) ->
 
 def _missing_candidate(plan: Expansion, tree: Tree, node: int, missing: float, scores: Array) -> Iterator[Breach]:
     """The breach where the best child of `node` that the tree lacks, of score `missing`, is better than a held node."""
-    candidates = [candidate for candidate in range(1, len(tree)) if plan.rerank or tree.depth[candidate] == tree.depth[node] + 1]
+    candidates = [
+        candidate for candidate in range(1, len(tree)) if plan.rerank or tree.depth[candidate] == tree.depth[node] + 1
+    ]
     scored = [candidate for candidate in candidates if not np.isnan(scores[candidate])]
     if scored:
         worst = min(scored, key=lambda candidate: float(scores[candidate]))

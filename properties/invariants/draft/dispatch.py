@@ -48,14 +48,20 @@ def _compare_trees(case: Case, trace: Trace) -> Iterator[Fact]:
         if case.draft.reads is not None and not step.context:
             yield Compared(0)
             continue
-        shape, tree = chosen(table, number), step.drafted.tree
+        shape = chosen(table, number)
+        tree = step.drafted.tree
         expected: Shape = _cut_to_chunk(case, shape, len(step.context))
         yield Compared(len(expected))
         if tree.parent != expected.parent:
             size = table.batches[min(number, len(table.batches) - 1)] if table.batches else 1
             where: dict[str, int | str] = {"side": f"batch of {size}"}
             yield Finding(
-                NAME, Stage.DRAFTED, number, where, f"{_parents_line(expected)}, of {tree_description(shape)}", _parents_line(tree)
+                NAME,
+                Stage.DRAFTED,
+                number,
+                where,
+                f"{_parents_line(expected)}, of {tree_description(shape)}",
+                _parents_line(tree),
             )
             return
 

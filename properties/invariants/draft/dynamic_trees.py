@@ -12,9 +12,9 @@ from properties.invariants.draft import tie_prediction
 from properties.invariants.draft.best_nodes import Breach, breaches
 from properties.invariants.draft.scores import (
     DRAFT_K,
+    compare_score_rows,
     draft_sigma,
     line,
-    compare_score_rows,
     scores_below,
     scores_finding,
     tree_finding,
@@ -51,8 +51,10 @@ def tree_top_m(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     for number, step in enumerate(subject(case).steps):
         if step.drafted is None or number in subject.bare:
             continue
-        tree, levels = step.drafted.tree, _levels(case, len(step.context))
-        true, ids = _true_scores(case, oracle, step), _ids(case, step.drafted)
+        tree = step.drafted.tree
+        levels = _levels(case, len(step.context))
+        true = _true_scores(case, oracle, step)
+        ids = _ids(case, step.drafted)
         if ids is None:
             continue  # draft.vocabulary-map and draft.fidelity name the token
         yield Compared(len(tree))
@@ -87,7 +89,8 @@ def compare_dynamic_trees(
         true: The oracle's tree.
         sigma: The noise of the draft's scores, by its control; None for the a-priori one.
     """
-    plan, drafted = _plan(case), step.drafted
+    plan = _plan(case)
+    drafted = step.drafted
     assert drafted is not None
     yield Compared(len(true.tree))
     ids = _ids(case, drafted)
@@ -144,7 +147,9 @@ def _worst(
     number: int, tree: Tree, plan: Expansion, ids: tuple[int, ...], logits: Array, noise: float, levels: int
 ) -> Finding | None:
     """The finding at the breach that lies furthest beyond the noise; None where all lie within it."""
-    beyond_noise: list[Breach] = [breach for breach in breaches(plan, tree, ids, logits, noise, levels) if breach.away > noise]
+    beyond_noise: list[Breach] = [
+        breach for breach in breaches(plan, tree, ids, logits, noise, levels) if breach.away > noise
+    ]
     if not beyond_noise:
         return None
     worst = max(beyond_noise, key=lambda breach: breach.away)

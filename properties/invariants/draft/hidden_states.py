@@ -42,13 +42,16 @@ def from_scratch(case: Case, oracle: Oracle, context: tuple[int, ...], tree: Tre
     if draft is None:
         return None
     stops = Stops(max_new_tokens=1)
-    scratch_case = replace(case, draft=draft, prompt=(*context, tree.token[0]), sampling=Sampling(), stops=stops, steps=1)
+    scratch_case = replace(
+        case, draft=draft, prompt=(*context, tree.token[0]), sampling=Sampling(), stops=stops, steps=1
+    )
     return oracle(scratch_case).steps[0]
 
 
 def descriptor(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """Each row of a draft's head holds the next token beside the target's state that the descriptor names."""
-    next_row, looked = 0, False
+    next_row = 0
+    looked = False
     for number, step in enumerate(subject(case).steps):
         if step.drafted is None:
             continue
@@ -67,7 +70,8 @@ def descriptor(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
             rows = partial(_states_by, case, step, pending, "given")
             yield from _compare_inputs(case, oracle, number, next_row, head_input, expected_input, rows, step.context)
             next_row = head_input.first + len(head_input.tokens)
-        scored, states = step.scored, true.scored.hidden
+        scored = step.scored
+        states = true.scored.hidden
         if scored is not None and scored.hidden is not None and states is not None:
             looked = True
             yield Compared(len(states))
@@ -75,7 +79,8 @@ def descriptor(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
             for (node,), measure in _states_beyond(case, oracle, scored.hidden, states, rows):
                 where: dict[str, int | str] = {"node": node, "side": "scored"}
                 values = brief(states[node]), brief(scored.hidden[node])
-                tree, limit = step.drafted.tree, _limit(case, states)
+                tree = step.drafted.tree
+                limit = _limit(case, states)
                 reads = Reads(case, step.context, tree, node, None, limit, partial(_row, rows, node))
                 yield Finding(NAME, Stage.SCORED, number, where, *values, measure, reads=reads)
                 break
@@ -113,24 +118,35 @@ def _compare_inputs(
     if head_input.reads != expected.reads:
         yield _finding(number, {"side": "descriptor"}, str(expected.reads), str(head_input.reads))
         return
-    next_row, last = max(next_row, expected.first), expected.first + len(expected.tokens)
+    next_row = max(next_row, expected.first)
+    last = expected.first + len(expected.tokens)
     if not expected.first <= head_input.first <= next_row or head_input.first + len(head_input.tokens) != last:
-        rows = f"rows {next_row} to {last - 1}", f"rows {head_input.first} to {head_input.first + len(head_input.tokens) - 1}"
+        rows = (
+            f"rows {next_row} to {last - 1}",
+            f"rows {head_input.first} to {head_input.first + len(head_input.tokens) - 1}",
+        )
         yield _finding(number, {"side": "rows"}, *rows)
         return
     rows_held = slice(head_input.first - expected.first, len(expected.tokens))
-    for row, (token, right) in enumerate(zip(head_input.tokens, expected.tokens[rows_held], strict=True), head_input.first):
+    for row, (token, right) in enumerate(
+        zip(head_input.tokens, expected.tokens[rows_held], strict=True), head_input.first
+    ):
         if token != right:
             yield _finding(number, {"position": row, "side": "beside"}, right, token)
             return
     states = expected.hidden[rows_held]
-    worst = [(row, measure) for (row,), measure in _states_beyond(case, oracle, head_input.hidden, states, rows_by, rows_held.start)]
+    worst = [
+        (row, measure)
+        for (row,), measure in _states_beyond(case, oracle, head_input.hidden, states, rows_by, rows_held.start)
+    ]
     # A state that was computed from wrong rows above is wrong as well: the first one tells where it began.
     if worst:
         row, measure = min(worst)
         where: dict[str, int | str] = {"position": head_input.first + row, "side": "state"}
-        place, text = head_input.first + row, (*context, head_input.tokens[-1])
-        limit, ask_row = _limit(case, states), partial(_row, rows_by, rows_held.start + row)
+        place = head_input.first + row
+        text = (*context, head_input.tokens[-1])
+        limit = _limit(case, states)
+        ask_row = partial(_row, rows_by, rows_held.start + row)
         reads = Reads(case, (), chain(text), place, None, limit, ask_row)
         yield replace(_finding(number, where, brief(states[row]), brief(head_input.hidden[row]), measure), reads=reads)
 

@@ -10,12 +10,12 @@ from properties.invariants.draft import tie_prediction
 from properties.invariants.draft.dynamic_trees import common_paths, compare_dynamic_trees
 from properties.invariants.draft.scores import (
     DRAFT_K,
+    compare_score_rows,
     draft_sigma,
     line,
     reading_scores,
     restarted_case,
     row_excused,
-    compare_score_rows,
     scores_finding,
     tree_finding,
 )
@@ -53,7 +53,9 @@ def fidelity(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
             yield from compare_bare_step("draft.fidelity", number, step.drafted.tree, pending)
         else:
             sigma = None if drafts_itself else _control_sigma(case, oracle, subject)
-            yield from compare_proposal("draft.fidelity", case, oracle, number, step, number, pending, drafts_itself, sigma)
+            yield from compare_proposal(
+                "draft.fidelity", case, oracle, number, step, number, pending, drafts_itself, sigma
+            )
     if subject.unknown:
         raise Unobserved("the trace does not tell which steps asked the draft, or the sizes of its batches")
     if subject.retold and not subject.roots_alone:
@@ -75,13 +77,20 @@ def compare_bare_step(name: str, number: int, tree: Tree, pending: int) -> Itera
 
 
 def compare_proposal(
-    name: str, case: Case, oracle: Oracle, number: int, step: Step, place: int, pending: int, drafts_itself: bool = False,
+    name: str,
+    case: Case,
+    oracle: Oracle,
+    number: int,
+    step: Step,
+    place: int,
+    pending: int,
+    drafts_itself: bool = False,
     sigma: float | None = None,
-) -> Iterator[Fact]:  # fmt: skip
+) -> Iterator[Fact]:
     """Findings where the tree of `step` is not what the draft of `case` gives; a script gives its tree `place`.
 
-    If the engine drafts in its `drafts_itself` way, only the root is compared. `sigma` is the noise of the draft's scores, by its
-    control; None where no control was run.
+    If the engine `drafts_itself`, in its own way, only the root is compared. `sigma` is the noise of the draft's
+    scores, by its control; None where no control was run.
     """
     assert step.drafted is not None
     yield Compared()
@@ -164,7 +173,9 @@ def _compare_drafted(
             gap = _gap(case, true, drafted, node)
             if gap is None or gap > TIE_SIGMA:
                 expected_token, drafted_token = true.tree.token[node], drafted.tree.token[node]
-                yield Finding(name, Stage.DRAFTED, number, {"node": node, "side": "token"}, expected_token, drafted_token, gap)
+                yield Finding(
+                    name, Stage.DRAFTED, number, {"node": node, "side": "token"}, expected_token, drafted_token, gap
+                )
             else:
                 yield Tie(name, node, gap)
             return

@@ -27,7 +27,8 @@ DRAFT_K = 6.0
 
 def restarted_case(case: Case, tokens: tuple[int, ...], number: int = 0) -> Case:
     """`case` as one step with `tokens` as its prompt, so that its draft starts fresh at this point, step `number`."""
-    draft, table = case.draft, case.draft.dispatch
+    draft = case.draft
+    table = case.draft.dispatch
     if table is not None:  # the batch of that step, which is the last known one after the end of the list
         draft = draft.in_batches(table.batches[number : number + 1] or table.batches[-1:])
     return replace(case, prompt=tokens, draft=draft, steps=1, stops=Stops(max_new_tokens=1))

@@ -84,12 +84,17 @@ def _events(case: Case, shared: Shared) -> Iterator[Event]:
             sharing -= set(action.requests) & set(account.committed)
         elif action.kind == "step":
             # A request that waited for pages has as many columns as before; one that met a stop has none.
-            batch = [request for request in action.requests if request in living and account.committed.get(request, -1) != living[request]]
+            batch = [
+                request
+                for request in action.requests
+                if request in living and account.committed.get(request, -1) != living[request]
+            ]
             taken_steps = {request: _step(shared, request, steps[request]) for request in batch}
             for request in (request for request in batch if request in sharing):
                 yield Event(request, texts[request], 0, taken_steps[request], steps[request])
             for request in batch:
-                emitted, num_entered = taken_steps[request].emitted, len(texts[request])
+                emitted = taken_steps[request].emitted
+                num_entered = len(texts[request])
                 if emitted is None:
                     raise Unobserved("the backend does not reveal what each step emitted")
                 texts[request] += emitted.tokens

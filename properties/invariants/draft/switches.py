@@ -27,7 +27,8 @@ def switched_drafts(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fa
     if shared is None or not shared.accounts:
         raise Unobserved("the trace does not say what the requests of the session did")
     if not any(
-        action.draft is not None and set(action.requests) & set(account.committed) for action, account in actions_with_accounts(case, shared)
+        action.draft is not None and set(action.requests) & set(account.committed)
+        for action, account in actions_with_accounts(case, shared)
     ):
         raise NotApplicable("no request was there to switch its draft")
     steps_by_request = taken_steps(case, shared)
@@ -45,9 +46,12 @@ def switched_drafts(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fa
         changes.insert(0, (0, case.alone(request).draft))
         steps = steps_by_request.get(request, ())
         is_complete = len(steps) == len(trace.steps)
-        if not is_complete and any(action.kind == "first" and request in action.requests for action in case.session.actions):
+        if not is_complete and any(
+            action.kind == "first" and request in action.requests for action in case.session.actions
+        ):
             raise Unobserved("the trace does not tell which steps of a request asked its draft")
-        place, last = 0, 0
+        place = 0
+        last = 0
         for number, step in enumerate(trace.steps):
             current = max(index for index, (length, _) in enumerate(changes) if length <= len(step.context))
             place, last = (place, last) if current == last else (0, current)

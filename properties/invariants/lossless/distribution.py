@@ -67,7 +67,8 @@ def _by_rounds(case: Case, subject: Subject) -> Iterator[Fact]:
 
     Partitions are joint cells over two and more tokens, given rejection at each depth or given full acceptance.
     """
-    tables, world = sampling_tables(subject), world_of(case, "distribution")
+    tables = sampling_tables(subject)
+    world = world_of(case, "distribution")
     exact_law = law.world_law(world, whole_tree_first=False)
     expected = {block: float(mass) for block, mass in exact_law.items()}
     rng = dice(case, "rounds")
@@ -90,15 +91,27 @@ def _by_rounds(case: Case, subject: Subject) -> Iterator[Fact]:
 
 def _by_generations(case: Case, oracle: Oracle, subject: Subject, effort: Effort) -> Iterator[Fact]:
     """Test the draws of several generations, and the independence of neighbours (`properties.generations`)."""
-    name, evidence = "lossless.distribution", generation_evidence(case, oracle, subject, effort)
+    name = "lossless.distribution"
+    evidence = generation_evidence(case, oracle, subject, effort)
     assert evidence.first is not None
-    stream, resolution = stream_of(name, case), evidence.links.resolution
+    stream = stream_of(name, case)
+    resolution = evidence.links.resolution
     yield Evidence(
-        name, evidence.log_e, evidence.draws, stream=stream, parts=evidence.parts, resolution=resolution, groups=evidence.links.groups
+        name,
+        evidence.log_e,
+        evidence.draws,
+        stream=stream,
+        parts=evidence.parts,
+        resolution=resolution,
+        groups=evidence.links.groups,
     )
     yield Compared(evidence.draws)
     if evidence.log_e >= log_bar(RUN_TESTS):
-        where: dict[str, int | str] = {"draws": evidence.draws, "tokens": evidence.tokens, "side": f"link {evidence.worst}"}
+        where: dict[str, int | str] = {
+            "draws": evidence.draws,
+            "tokens": evidence.tokens,
+            "side": f"link {evidence.worst}",
+        }
         yield Finding(name, _stage(case, evidence), 0, where, "evidence below e^23", round(min(evidence.log_e, 1e6), 1))
 
 
@@ -120,16 +133,19 @@ def _emits_block(step: Step) -> bool:
     assert step.drafted is not None
     assert step.accepted is not None
     assert step.emitted is not None
-    tree, accepted = step.drafted.tree, step.accepted
+    tree = step.drafted.tree
+    accepted = step.accepted
     block = (*(tree.token[node] for node in accepted.path[1:] if node < len(tree)), accepted.bonus)
     return block[: len(step.emitted.tokens)] == step.emitted.tokens
 
 
 def own_seed(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """A request's output depends on its own seed, not on its place in the batch or on its neighbours."""
-    tables, world = sampling_tables(subject), world_of(case, "seeds")
+    tables = sampling_tables(subject)
+    world = world_of(case, "seeds")
     rng = dice(case, "mates")
-    seeds, order = rng.integers(0, 2**62, size=MATES), rng.permutation(MATES)
+    seeds = rng.integers(0, 2**62, size=MATES)
+    order = rng.permutation(MATES)
     # The same seeds in another order of the batch, then one of them in a batch of its own.
     in_order, shuffled, alone = tables.batches(world, (seeds, seeds[order], seeds[:1]))
     yield Compared(MATES + 1)
@@ -143,7 +159,9 @@ def own_seed(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
 
 def _seed_finding(request: int, expected_block: Array, observed_block: Array) -> Finding:
     where: dict[str, int | str] = {"request": request, "side": "seed"}
-    expected, observed = (tuple(int(token) for token in block if token >= 0) for block in (expected_block, observed_block))
+    expected, observed = (
+        tuple(int(token) for token in block if token >= 0) for block in (expected_block, observed_block)
+    )
     return Finding("lossless.seeded", Stage.ACCEPTED, 0, where, expected, observed)
 
 

@@ -55,10 +55,12 @@ def grammar_per_node(case: Case, oracle: Oracle, subject: Subject) -> Iterator[F
 def _nodes(case: Case, step: Step, scored: Scored, number: int) -> Iterator[tuple[int, Finding | None]]:
     """For each node, how many numbers were compared, and what is wrong."""
     assert step.drafted is not None
-    tree, output = step.drafted.tree, output_before(case, step)
+    tree = step.drafted.tree
+    output = output_before(case, step)
     for node in range(len(tree)):
         true = _legal(case, output + tree.tokens_to(node)[1:])
-        compared, finding = 0, None
+        compared = 0
+        finding = None
         if scored.refused is not None:
             compared += 1
             if bool(scored.refused[node]) != true.refused:
@@ -77,7 +79,8 @@ def _nodes(case: Case, step: Step, scored: Scored, number: int) -> Iterator[tupl
                     token = int(wrong.argmax())
                     where: dict[str, int | str] = {"node": node, "token": token, "side": side}
                     words = ["not legal", "legal"]
-                    expected, observed = words[bool(true.tokens[token])], words[bool(allowed[token])]
+                    expected = words[bool(true.tokens[token])]
+                    observed = words[bool(allowed[token])]
                     finding = Finding(NAME, Stage.SCORED, number, where, expected, observed)
         yield compared, finding
 

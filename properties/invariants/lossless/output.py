@@ -58,7 +58,8 @@ def greedy_match(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]
 
 def _with_reads(finding: Finding, case: Case, output: tuple[int, ...], limit: float) -> Finding:
     """`finding` with what it reads: how far its token's score lies below the best."""
-    position, tree = int(finding.where["position"]), chain((case.prompt[-1], *output[:-1]))
+    position = int(finding.where["position"])
+    tree = chain((case.prompt[-1], *output[:-1]))
 
     def row(oracle: Oracle) -> Array:
         scored = choices(case, forced_logits(case, oracle, output), output)
@@ -71,7 +72,9 @@ def choices(case: Case, rows: Array, output: tuple[int, ...]) -> Array:
     """The processed `rows` [len(output), V]: the scores that greedy decoding compares before each output token."""
     if not case.sampling.processes:
         return rows
-    processed_rows = [scores(row, case.sampling, case.stops, case.prompt, output[:position]) for position, row in enumerate(rows)]
+    processed_rows = [
+        scores(row, case.sampling, case.stops, case.prompt, output[:position]) for position, row in enumerate(rows)
+    ]
     return np.stack(processed_rows)
 
 
@@ -93,12 +96,18 @@ def draft_independent(case: Case, oracle: Oracle, subject: Subject) -> Iterator[
             text = (*trace.output[:position], drafted_token[0])
             # Each token by the experts of its own run.
             sides = ((oracle, drafted_token), (follow(case, oracle, plain.steps), plain_token))
-            rows = [choices(case, forced_logits(case, side_oracle, text), text)[position : position + 1] for side_oracle, _ in sides]
+            rows = [
+                choices(case, forced_logits(case, side_oracle, text), text)[position : position + 1]
+                for side_oracle, _ in sides
+            ]
             if max(gaps(row, token)[0] for row, (_, token) in zip(rows, sides, strict=True)) <= TIE_SIGMA * sigma:
                 return  # both tokens are in the tie zone: greedy-match counts the tie, and later tokens may differ
         steps = _emitting_steps(trace)
         step = steps[position] if position < len(steps) else max(len(trace.steps) - 1, 0)
-        expected, observed = plain_token[0] if plain_token else "the end", drafted_token[0] if drafted_token else "the end"
+        expected, observed = (
+            plain_token[0] if plain_token else "the end",
+            drafted_token[0] if drafted_token else "the end",
+        )
         yield Finding("lossless.draft-independent", Stage.EMITTED, step, {"position": position}, expected, observed)
         return
     if not case.steps and plain.finish != trace.finish:
@@ -108,7 +117,9 @@ def draft_independent(case: Case, oracle: Oracle, subject: Subject) -> Iterator[
 
 def stops(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """Each block is cut where the output ends: no token after the end is emitted or cached, and no step follows."""
-    trace, prompt, least = subject(case), len(case.prompt), case.sampling.min_tokens
+    trace = subject(case)
+    prompt = len(case.prompt)
+    least = case.sampling.min_tokens
     grammar = case.sampling.grammar
     text: tuple[int, ...] = ()
     for number, step in enumerate(trace.steps):
@@ -135,7 +146,9 @@ def stops(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     if text and text != trace.output:
         yield _stops_finding(last, text, trace.output)
     out = trace.output
-    end = next((length for length in range(1, len(out)) if ending(out[:length], case.stops, prompt, least, grammar)), None)
+    end = next(
+        (length for length in range(1, len(out)) if ending(out[:length], case.stops, prompt, least, grammar)), None
+    )
     if end is not None:
         yield _stops_finding(last, f"an end after {end} tokens", f"{len(trace.output)} tokens")
     finish = ending(trace.output, case.stops, prompt, least, grammar)
@@ -152,14 +165,17 @@ def _leftovers(number: int, step: Step, emitted: int) -> Iterator[Finding]:
         yield Finding("lossless.stops", Stage.EMITTED, number, {"side": "logprobs"}, emitted, len(logprobs))
     if step.committed is None:
         return
-    length, record = len(step.context) + emitted, step.committed
+    length = len(step.context) + emitted
+    record = step.committed
     lengths = {"target": record.length, "draft": record.draft.length if record.draft is not None else 0}
     if record.after is not None:
         lengths["target"] = max(record.length, record.after.length)
     for cache, held_length in lengths.items():
         if held_length > length:
             where: dict[str, int | str] = {"cache": cache, "side": "length"}
-            yield Finding("lossless.stops", Stage.COMMITTED, number, where, f"at most {length} slots", f"{held_length} slots")
+            yield Finding(
+                "lossless.stops", Stage.COMMITTED, number, where, f"at most {length} slots", f"{held_length} slots"
+            )
 
 
 def _stops_finding(step: int, expected: object, observed: object) -> Finding:
@@ -190,7 +206,8 @@ def _other_request(case: Case) -> Case:
 def deterministic(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """The same case twice gives bit-identical traces."""
     check_seeded(case, subject)
-    first, second = repeatable(subject(case), subject), repeatable(subject.again(case), subject)
+    first = repeatable(subject(case), subject)
+    second = repeatable(subject.again(case), subject)
     yield from _same_run("lossless.deterministic", first, second)
 
 
@@ -212,7 +229,9 @@ def _first_difference(step: Step, twin: Step) -> Stage | None:
     """The first stage whose records are not identical."""
     if step.context != twin.context:
         return Stage.COMMITTED
-    return next((stage for stage in Stage if not _identical(getattr(step, stage.word), getattr(twin, stage.word))), None)
+    return next(
+        (stage for stage in Stage if not _identical(getattr(step, stage.word), getattr(twin, stage.word))), None
+    )
 
 
 def _identical(first: object, second: object) -> bool:
@@ -255,7 +274,9 @@ def accounting(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     num_levels = sum(step.drafted.tree.height for step in shown_steps if step.drafted)
     if case.draft.model is not None and counters.draft_calls < num_levels:
         expected = f"at least {num_levels}"
-        yield Finding("lossless.accounting", Stage.COMMITTED, 0, {"side": "draft_calls"}, expected, counters.draft_calls)
+        yield Finding(
+            "lossless.accounting", Stage.COMMITTED, 0, {"side": "draft_calls"}, expected, counters.draft_calls
+        )
     for number, step in enumerate(shown_steps):
         assert step.accepted is not None
         if step.emitted is not None and len(step.emitted.tokens) > len(step.accepted.path):

@@ -51,7 +51,8 @@ def processors_per_node(case: Case, oracle: Oracle, subject: Subject) -> Iterato
         if step.scored is None or step.scored.law is None or step.drafted is None:
             continue
         is_revealed = True
-        tree, output = step.drafted.tree, output_before(case, step)
+        tree = step.drafted.tree
+        output = output_before(case, step)
         expected_laws = laws(case, step)
         for node, (true, used) in enumerate(zip(expected_laws, step.scored.law, strict=True)):
             away = np.abs(true - used)
@@ -78,7 +79,8 @@ def logprobs(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     or after processing, within the band of every law that logits within rule N can give.
     """
     yield from _of_prompt(case, oracle, subject)
-    trace, name = subject(case), "lossless.logprobs"
+    trace = subject(case)
+    name = "lossless.logprobs"
     if not trace.output or all(step.emitted is None or step.emitted.logprobs is None for step in trace.steps):
         raise Unobserved("the backend reports no log-probabilities")
     vocab = case.model.vocab_size
@@ -86,7 +88,8 @@ def logprobs(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
         raise NotApplicable("a token outside the vocabulary has no log-probability")
     is_processed = subject.abilities is not None and subject.abilities.logprobs == "processed"
     allowed = (_after_processing if is_processed else _raw)(case, oracle, subject)
-    error, rows = noise(case, oracle, subject), chain_step(case.prefix, (case.prompt[-1], *trace.output[:-1]))
+    error = noise(case, oracle, subject)
+    rows = chain_step(case.prefix, (case.prompt[-1], *trace.output[:-1]))
     position = 0
     for number, step in enumerate(trace.steps):
         if step.emitted is None or step.emitted.logprobs is None:
@@ -112,16 +115,19 @@ def logprobs(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
 
 def _of_prompt(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """Where the request asks for them, the same of each token of its prompt but the first, by the raw logits."""
-    reported, able = subject(case).prompt_logprobs, subject.abilities is not None and subject.abilities.prompt_logprobs
+    reported = subject(case).prompt_logprobs
+    able = subject.abilities is not None and subject.abilities.prompt_logprobs
     true = oracle(case).prompt_logprobs
     if true is None or (reported is None and not able):
         return
-    name, reported = "lossless.logprobs", reported or ()
+    name = "lossless.logprobs"
+    reported = reported or ()
     if len(reported) != len(true):
         yield Finding(name, Stage.EMITTED, 0, {"side": "prompt length"}, len(true), len(reported))
         return
     yield Compared(len(true))
-    error, rows = noise(case, oracle, subject), chain_step((), case.prompt[:-1])
+    error = noise(case, oracle, subject)
+    rows = chain_step((), case.prompt[:-1])
     limit = LOGPROB * error.logits_limit()
     for place, (expected, value) in enumerate(zip(true, reported, strict=True), 1):
         allowed = limit + rounding_error(expected, case.dtype)
@@ -189,7 +195,9 @@ def logprobs_without_draft(case: Case, oracle: Oracle, subject: Subject) -> Iter
     if subject.abilities is not None and subject.abilities.logprobs == "processed":
         # A repetition penalty stretches the noise of logits.
         limit *= max(case.sampling.repetition_penalty, 1.0 / case.sampling.repetition_penalty)
-    for position, ((token, value, step), (twin, plain, _)) in enumerate(zip(own_logprobs, plain_logprobs, strict=False)):
+    for position, ((token, value, step), (twin, plain, _)) in enumerate(
+        zip(own_logprobs, plain_logprobs, strict=False)
+    ):
         if token != twin:
             return
         yield Compared()

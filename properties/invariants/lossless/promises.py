@@ -48,11 +48,16 @@ def same_seed(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
 
 def _divergence(case: Case, subject: Subject) -> tuple[int, int | str, int | str] | None:
     """The first place where draft and no draft differ, with the token of each; None where they do not."""
-    with_draft, plain = subject(case).output, subject(case.plain_decode()).output
+    with_draft = subject(case).output
+    plain = subject(case.plain_decode()).output
     for position in range(max(len(with_draft), len(plain))):
         drafted_token, plain_token = with_draft[position : position + 1], plain[position : position + 1]
         if drafted_token != plain_token:
-            return position, plain_token[0] if plain_token else "the end", drafted_token[0] if drafted_token else "the end"
+            return (
+                position,
+                plain_token[0] if plain_token else "the end",
+                drafted_token[0] if drafted_token else "the end",
+            )
     return None
 
 
@@ -62,7 +67,8 @@ def interruption(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]
     Raises:
         NotApplicable: The run has one step, so that nothing can interrupt it.
     """
-    full_run, name = subject(case), "lossless.interrupted"
+    full_run = subject(case)
+    name = "lossless.interrupted"
     if len(full_run.steps) < 2:
         raise NotApplicable("a run of one step has no middle")
     steps = int(dice(case, "interrupted").integers(1, len(full_run.steps)))

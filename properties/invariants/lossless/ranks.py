@@ -45,14 +45,21 @@ def _divergence(first: RankRun, run: RankRun) -> tuple[int, Stage, str, object, 
             expected, observed = getattr(first, side)[step : step + 1], getattr(run, side)[step : step + 1]
             if expected != observed:
                 # A rank without the step broke off on the way to it, and its collectives say where.
-                return (step, Stage.ACCEPTED, side, expected[0], observed[0]) if expected and observed else _calls(first, run, step)
+                return (
+                    (step, Stage.ACCEPTED, side, expected[0], observed[0])
+                    if expected and observed
+                    else _calls(first, run, step)
+                )
     return _calls(first, run, len(first.lengths)) if first.calls != run.calls else None
 
 
 def _calls(first: RankRun, run: RankRun, step: int) -> tuple[int, Stage, str, object, object]:
     """The first collective that differs, assigned to the step that the ranks had not all done."""
     pairs = zip((*first.calls, "none"), (*run.calls, "none"), strict=False)
-    expected, observed = next(((first_call, second_call) for first_call, second_call in pairs if first_call != second_call), ("a step", "none"))
+    expected, observed = next(
+        ((first_call, second_call) for first_call, second_call in pairs if first_call != second_call),
+        ("a step", "none"),
+    )
     return step, Stage.ATTENDED, "collectives", expected, observed
 
 

@@ -17,14 +17,16 @@ def schedule_independent(case: Case, oracle: Oracle, subject: Subject) -> Iterat
     """With every batch in reverse order, each request keeps its numbers and tokens."""
     assert case.session is not None
     reversed_actions = tuple(
-        replace(action, requests=action.requests[::-1]) if action.kind in BATCHES else action for action in case.session.actions
+        replace(action, requests=action.requests[::-1]) if action.kind in BATCHES else action
+        for action in case.session.actions
     )
     accounts = accounts_of(subject(case))
     positions = [
         position
         # Without accounts every reversed action counts; with them, only one that finds two requests present.
         for position, action in enumerate(reversed_actions)
-        if action != case.session.actions[position] and (not accounts or len(present_requests(accounts, position) & set(action.requests)) > 1)
+        if action != case.session.actions[position]
+        and (not accounts or len(present_requests(accounts, position) & set(action.requests)) > 1)
     ]
     if not positions:
         raise NotApplicable("no action finds two requests")
@@ -43,7 +45,11 @@ def interruption_isolated(case: Case, oracle: Oracle, subject: Subject) -> Itera
     places = [position for position, action in enumerate(case.session.actions) if action.kind in kinds]
     accounts = accounts_of(subject(case))
     if accounts:  # an interruption that met no living request changes nothing, so its removal proves nothing
-        places = [position for position in places if present_requests(accounts, position) & set(case.session.actions[position].requests)]
+        places = [
+            position
+            for position in places
+            if present_requests(accounts, position) & set(case.session.actions[position].requests)
+        ]
     stepped = {member.number for member in members(case, subject(case))}
     places = [position for position in places if stepped - set(case.session.actions[position].requests)]
     if not places:

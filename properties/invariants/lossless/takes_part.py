@@ -72,7 +72,12 @@ def takes_part(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
         num_steps = 0 if run is None else len(run.steps)
         if run is None or num_steps > due + launched[number] or (num_steps < due and run.finish is None):
             yield Finding(
-                name, Stage.DRAFTED, num_steps, {"request": number}, due, "it is not there" if run is None else num_steps
+                name,
+                Stage.DRAFTED,
+                num_steps,
+                {"request": number},
+                due,
+                "it is not there" if run is None else num_steps,
             )
 
 
@@ -86,9 +91,12 @@ def _waiting_findings(case: Case, shared: Shared) -> Iterator[Finding | Compared
     assert case.session is not None
     plans = [case.alone(number) for number in range(1 + len(case.session.mates))]
     block = largest_block(case)
-    account, known_requests, evicted_lengths = Account((), 0, {}, (), {}, {}), set[int](), dict[int, int]()
+    account = Account((), 0, {}, (), {}, {})
+    known_requests = set[int]()
+    evicted_lengths = dict[int, int]()
     for index, (action, after) in enumerate(zip(case.session.actions, shared.accounts, strict=False)):
-        committed, number = account.committed, action.requests[0]
+        committed = account.committed
+        number = action.requests[0]
         tokens = None  # tokens of the request that must be served now; None if no request must be
         if action.kind == "step" and len(committed) == 1 and set(committed) <= set(action.requests):
             (number,) = committed

@@ -28,10 +28,14 @@ def stays(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     changes which pages are free, hence which tokens are prefilled or wait: there numbers agree within noise.
     """
     assert case.session is not None
-    trace, actions, layout = subject(case), case.session.actions, case.layout
+    trace = subject(case)
+    actions = case.session.actions
+    layout = case.layout
     accounts = accounts_of(trace)
     places = [position for position, action in enumerate(actions) if action.kind == "hand-over"]
-    if accounts and not any(present_requests(accounts, position) & set(actions[position].requests) for position in places):
+    if accounts and not any(
+        present_requests(accounts, position) & set(actions[position].requests) for position in places
+    ):
         raise NotApplicable("no request was there to be handed over")
     remaining_actions = tuple(action for action in actions if action.kind != "hand-over")
     if not remaining_actions:

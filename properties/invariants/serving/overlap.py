@@ -34,7 +34,10 @@ def _shared_part(case: Case, subject: Subject) -> Shared:
     if not shared.events:
         assert case.session is not None
         launches = [position for position, action in enumerate(case.session.actions) if action.kind == "launch"]
-        if any(present_requests(shared.accounts, position) & set(case.session.actions[position].requests) for position in launches):
+        if any(
+            present_requests(shared.accounts, position) & set(case.session.actions[position].requests)
+            for position in launches
+        ):
             raise Unobserved("the trace does not show the events of launched steps")
         raise NotApplicable("no request that a launch names was there")
     return shared
@@ -50,7 +53,8 @@ def frames_in_epoch(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fa
     shared = _shared_part(case, subject)
     launched = {(event.request, event.frame): event for event in shared.events if event.kind == "launched"}
     emitted = _emitted(shared)
-    ended, settled = set[int](), set[tuple[int, int]]()
+    ended = set[int]()
+    settled = set[tuple[int, int]]()
     next_steps = dict.fromkeys(emitted, 0)
     for event in shared.events:
         key = (event.request, event.frame)
@@ -61,7 +65,9 @@ def frames_in_epoch(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fa
             yield Finding(name, Stage.EMITTED, 0, where, "results of a launch of this request, once", event.kind)
             return
         settled.add(key)
-        reason = _loss_reason(case, shared, launched[key], event) or ("it had ended" if event.request in ended else None)
+        reason = _loss_reason(case, shared, launched[key], event) or (
+            "it had ended" if event.request in ended else None
+        )
         yield Compared()
         if (event.kind == "counted") == (reason is not None):
             expected = "they count" if reason is None else f"they do not count: {reason}"
@@ -150,7 +156,8 @@ def steps_after_finish(case: Case, oracle: Oracle, subject: Subject) -> Iterator
             yield Compared()
             if event.kind == "launched" or num_after[request] > MOST_AFTER_END:
                 where: Where = {"request": request, "frame": event.frame, "action": event.action}
-                name, most = "serving.steps-after-finish", f"at most {MOST_AFTER_END} step, launched before"
+                name = "serving.steps-after-finish"
+                most = f"at most {MOST_AFTER_END} step, launched before"
                 observed = "launched after" if event.kind == "launched" else num_after[request]
                 yield Finding(name, Stage.EMITTED, last_counted[request], where, most, observed)
                 return

@@ -49,7 +49,8 @@ def image_targets(case: Case, within: Abilities | None) -> list[Architecture]:
 
 def _stays(case: Case) -> bool:
     """Whether `case` needs the target that it has."""
-    model, session = case.model, case.session or Session()
+    model = case.model
+    session = case.session or Session()
     assert isinstance(model, Seeded)
     drafts = [case.draft, *(mate.draft for mate in session.mates)]
     drafts += [action.draft for action in session.actions if action.draft is not None]

@@ -114,7 +114,8 @@ def with_first_mate(case: Case, prompt: tuple[int, ...], first_actions: tuple[Ac
 def _enough_pages(case: Case) -> tuple[int, ...]:
     """The free list of `case`, longer where its pages are too few for all requests; a fork begins with its source."""
     assert case.session is not None
-    pages, layout = case.layout.pages, case.layout
+    pages = case.layout.pages
+    layout = case.layout
     requests = [case.alone(number) for number in range(1 + len(case.session.mates))]
     rows = max(layout.padded_nodes, *(most_rows(request.draft) for request in requests)) + 2
     # The columns of a twin are those of its source and its own.
