@@ -195,7 +195,8 @@ CONDITIONS = (
     Condition("ragged prefixes", "One step of two requests with prompts of unequal length.",
               lambda run: _unequal_in_batch(run, lambda request: len(request.prompt))),
     Condition("ragged batch on pages", "One step of unequal trees over pages.",
-              lambda run: bool(_page_size(run)) and _unequal_in_batch(run, lambda request: largest_tree_size(request.draft))),
+              lambda run: bool(_page_size(run))
+              and _unequal_in_batch(run, lambda request: largest_tree_size(request.draft))),
     Condition("batch that samples", "One step of two requests that sample.",
               lambda run: any(
                   sum(not run.requests[request].sampling.greedy for request in batch) > 1 for batch in run.batches
