@@ -143,11 +143,13 @@ def hidden_states_stale(seams: Seams) -> Seams:
 
     class Stale(Buffers):
         def put(self, place: int, lane: LaneRows, number: int) -> None:
-            states_before = None if self.held is None or int(self.slots[place]) != number else self.held[place].clone()
+            states_before = (
+                None if self.hidden_states is None or int(self.slots[place]) != number else self.hidden_states[place].clone()
+            )
             super().put(place, lane, number)
-            if states_before is not None and self.held is not None:
+            if states_before is not None and self.hidden_states is not None:
                 rows = states_before.isnan().flatten(1).any(1)
-                self.held[place][~rows] = states_before[~rows]
+                self.hidden_states[place][~rows] = states_before[~rows]
 
     return with_parts(seams, buffers=Stale)
 

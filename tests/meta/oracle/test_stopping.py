@@ -115,7 +115,7 @@ def test_the_engine_ends_where_the_oracle_does() -> None:
             sampling=Sampling(min_tokens=least),
         )
         limits = replace(engine.limits(case), eos=frozenset(stops.eos), stop=frozenset(stops.stop_tokens))
-        written, why = engine.Written(), None
+        written, why = engine.OutputTail(), None
         output: Block = ()
         while why is None:
             block = tuple(rng.choices(range(vocab), k=rng.randint(1, 6)))
