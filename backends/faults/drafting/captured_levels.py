@@ -144,7 +144,9 @@ def hidden_states_stale(seams: Seams) -> Seams:
     class Stale(Buffers):
         def put(self, place: int, lane: LaneRows, number: int) -> None:
             states_before = (
-                None if self.hidden_states is None or int(self.slots[place]) != number else self.hidden_states[place].clone()
+                None
+                if self.hidden_states is None or int(self.slots[place]) != number
+                else self.hidden_states[place].clone()
             )
             super().put(place, lane, number)
             if states_before is not None and self.hidden_states is not None:
