@@ -112,20 +112,14 @@ class Branch:
         A buffer of another shape or dtype, or one that is too short, is replaced; the columns before `begin` are kept.
         """
         old, end = self._buffers[layer], begin + new[0].shape[-2]
-        if any(
-            _unlike(old_columns, new_columns) or old_columns.shape[-2] < end
-            for old_columns, new_columns in zip(old, new, strict=True)
-        ):
+        if any(_unlike(cells, tensor) or cells.shape[-2] < end for cells, tensor in zip(old, new, strict=True)):
             columns = max(end, old[0].shape[-2])
-            keys, values = (
-                columns_given.new_zeros((*columns_given.shape[:-2], columns, columns_given.shape[-1]))
-                for columns_given in new
-            )
+            keys, values = (tensor.new_zeros((*tensor.shape[:-2], columns, tensor.shape[-1])) for tensor in new)
             self._buffers[layer] = keys, values
             if begin:
                 self.put(layer, 0, _columns(old, 0, begin))
-        for buffer, written in zip(self._buffers[layer], new, strict=True):
-            buffer[..., begin:end, :] = written
+        for buffer, tensor in zip(self._buffers[layer], new, strict=True):
+            buffer[..., begin:end, :] = tensor
 
     def way_of(self, path: list[int]) -> tuple[str, str | None]:
         """The way of this commit, and the reason if it is not the way asked for."""

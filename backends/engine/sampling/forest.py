@@ -38,10 +38,12 @@ class Forest:
             absent = absent | absent.gather(1, self.parent)
         present = self.present & ~absent
         flat = present.gather(1, self.children.flatten(1)).view_as(self.children)
-        children = torch.where(flat, self.children, 0)
+        present_children = torch.where(flat, self.children, 0)
         # Children move up over the absent ones, so that the k-th child is always the k-th present child.
-        order = torch.sort((children == 0).long(), dim=-1, stable=True).indices
-        return Forest(self.token, self.parent, children.gather(-1, order), self.depth * present, present, self.height)
+        order = torch.sort((present_children == 0).long(), dim=-1, stable=True).indices
+        return Forest(
+            self.token, self.parent, present_children.gather(-1, order), self.depth * present, present, self.height
+        )
 
 
 def forest(shape: Shape, token: Tensor) -> Forest:

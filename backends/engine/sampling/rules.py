@@ -73,7 +73,7 @@ class Trials:
 
     @classmethod
     def below(cls, row: Tensor, nodes: Tensor) -> "Trials":
-        """The trials of a new level: the nodes `nodes` have the laws `row`, and no child of them is tried yet."""
+        """The trials of a new level: `nodes` have the laws `row`, and no child of them is tried yet."""
         return cls(row, row, torch.zeros_like(nodes), torch.zeros_like(nodes))
 
     def ask(
@@ -84,12 +84,12 @@ class Trials:
         child: Tensor,
         threshold: Tensor,
         offered: Tensor,
-        requests: Tensor,
+        active: Tensor,
     ) -> Tensor:
-        """Try `child` [B], drawn from `offered` [B, V], for `requests` bool [B]; return where it is rejected."""
+        """Try `child` [B], drawn from `offered` [B, V], for the requests `active`; return where it is rejected."""
         token = trees.token[trees.requests(), child]
-        hit = seams.accepts(dice, trees, child, threshold, requests) & requests
-        rejected_here = requests & ~hit
+        hit = seams.accepts(dice, trees, child, threshold, active) & active
+        rejected_here = active & ~hit
         self.accepted = torch.where(hit, child, self.accepted)
         self.law = torch.where(rejected_here[:, None], seams.residual(self.law, offered, token, self.row), self.law)
         self.rejected = torch.where(rejected_here, child, self.rejected)
