@@ -44,7 +44,7 @@ def inputs_not_asked(seams: Seams) -> Seams:
         inputs = columns_for(way, columns)
         return replace(inputs, cap=inputs.cap if way.caps else 0.0, sinks=inputs.sinks if way.sinks else None)
 
-    return with_parts(seams, lacks=lambda way, query, columns: None, ready=strip_inputs)
+    return with_parts(seams, lacks=lambda way, query, columns: None, columns_for=strip_inputs)
 
 
 @fault(
@@ -63,7 +63,7 @@ def gathered_to_first(seams: Seams) -> Seams:
         lengths = columns.paging.lengths
         return columns_for(way, replace(columns, paging=replace(columns.paging, lengths=lengths.clamp(max=lengths[0]))))
 
-    return with_parts(seams, ready=cut_to_first_lane)
+    return with_parts(seams, columns_for=cut_to_first_lane)
 
 
 @fault(
@@ -85,7 +85,7 @@ def gathered_once(seams: Seams) -> Seams:
             first_gathered[:] = [(columns.paging.table, columns_for(way, columns))]
         return replace(columns, key=first_gathered[0][1].key, value=first_gathered[0][1].value)
 
-    return with_parts(seams, ready=once)
+    return with_parts(seams, columns_for=once)
 
 
 @fault(
@@ -108,7 +108,7 @@ def causal_for_one_lane(seams: Seams) -> Seams:
         causal = inputs.visible.new_ones(rows, width).tril(width - rows)
         return replace(inputs, visible=causal.expand_as(inputs.visible).contiguous())
 
-    return with_parts(seams, ready=masked)
+    return with_parts(seams, columns_for=masked)
 
 
 FAULTS = faults_in(globals())

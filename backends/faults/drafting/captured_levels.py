@@ -49,7 +49,7 @@ def padded_lanes_write(seams: Seams) -> Seams:
                 cells[:, -rows:] = new[:, :rows]
             first.amend(layer, *columns)
 
-    return with_parts(seams, trash=Live)
+    return with_parts(seams, padding_cache=Live)
 
 
 @fault(

@@ -89,7 +89,7 @@ def doubled_too_few(seams: Seams) -> Seams:
         lift: Tensor = right(parent, levels)
         return torch.cat([lift[:2], torch.zeros_like(lift[2:])])
 
-    return with_device_parts(seams, climbed=climb)
+    return with_device_parts(seams, climb=climb)
 
 
 @fault(

@@ -48,7 +48,7 @@ def last_page(seams: Seams) -> Seams:
             parts.append(copies)
         return replace(state, target=_with_tensors(columns, *parts))
 
-    return _with_hand_over(seams, leaves=outgoing)
+    return _with_hand_over(seams, outgoing=outgoing)
 
 
 @fault(
@@ -64,7 +64,7 @@ def hidden_late(seams: Seams) -> Seams:
         states = state.hidden
         return state if states is None else replace(state, hidden=torch.cat([states[:1], states[:-1]]))
 
-    return _with_hand_over(seams, leaves=outgoing)
+    return _with_hand_over(seams, outgoing=outgoing)
 
 
 @fault(
@@ -83,7 +83,7 @@ def draft_early(seams: Seams) -> Seams:
         empty = [[torch.zeros_like(tensor) for tensor in kind] for kind in (columns.keys, columns.values)]
         return replace(state, draft=_with_tensors(columns, *empty))
 
-    return _with_hand_over(seams, leaves=outgoing)
+    return _with_hand_over(seams, outgoing=outgoing)
 
 
 @fault(
@@ -108,7 +108,7 @@ def window_early(seams: Seams) -> Seams:
         ]
         return replace(state, target=replace(_with_tensors(columns, *moved_columns), first=(0,) * len(columns.first)))
 
-    return _with_hand_over(seams, leaves=outgoing)
+    return _with_hand_over(seams, outgoing=outgoing)
 
 
 @fault(

@@ -70,7 +70,7 @@ def own_seed(seams: Seams) -> Seams:
     def own_coins(group: Group, uniforms: Tensor) -> Tensor:
         return (uniforms + 0.37 * group.rank) % 1.0
 
-    return _ranks(seams, own_coins=own_coins, agreed=_alone)
+    return _ranks(seams, own_coins=own_coins, agree=_alone)
 
 
 @fault(
@@ -85,7 +85,7 @@ def extra_draw(seams: Seams) -> Seams:
     def own_coins(group: Group, uniforms: Tensor) -> Tensor:
         return uniforms.roll(-1, -1) if group.rank == group.size - 1 else uniforms
 
-    return _ranks(seams, own_coins=own_coins, agreed=_alone)
+    return _ranks(seams, own_coins=own_coins, agree=_alone)
 
 
 @fault(
@@ -102,7 +102,7 @@ def own_argmax(seams: Seams) -> Seams:
         part, first = own_part(group, scores, -torch.inf)
         return first + part.argmax(-1)
 
-    return _ranks(seams, best=argmax)
+    return _ranks(seams, argmax=argmax)
 
 
 @fault(
@@ -129,7 +129,7 @@ def greedy_not_broadcast(seams: Seams) -> Seams:
     def agree(group: Group, decision: Tensor, greedy: bool) -> Tensor:
         return _alone(group, decision, greedy) if greedy else ranks.agree(group, decision, greedy)
 
-    return _ranks(seams, gathered=gather_logits, best=argmax, agreed=agree)
+    return _ranks(seams, gather_logits=gather_logits, argmax=argmax, agree=agree)
 
 
 @fault(
@@ -182,7 +182,7 @@ def unmasked_embedding(seams: Seams) -> Seams:
         rows = weight if len(weight) else weight.new_zeros(1, weight.shape[-1])
         return group.all_reduce(rows[(tokens - first).clamp(0, len(rows) - 1)])
 
-    return _ranks(seams, embedded=embed_tokens)
+    return _ranks(seams, embed_tokens=embed_tokens)
 
 
 @fault(
