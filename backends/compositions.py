@@ -16,12 +16,12 @@ from backends.ascend.operators.install import install
 from backends.ascend.writes import AtbPaged, CheckedPaged, ScatterPaged
 from backends.base import Unavailable
 from backends.devices import why_no_device
-from backends.engine.attention.flashinfer import installed
+from backends.engine.attention.flashinfer import installed_kernel
 from backends.engine.attention.flex import Flex
-from backends.engine.attention.measured.choosing import measured
+from backends.engine.attention.measured.choosing import measured_attention
 from backends.engine.attention.sdpa import Sdpa
 from backends.engine.attention.split import Split
-from backends.engine.attention.triton_launch import compiled, interpreted
+from backends.engine.attention.triton_launch import compiled_kernel, interpreted_kernel
 from backends.engine.backend import EngineBackend
 from backends.engine.captured.runner import CapturedDrafts
 from backends.engine.columns import Attend
@@ -63,7 +63,7 @@ def engine_with_mask_words(seams: Seams, device: str) -> Seams:
 
 def engine_by_measured_times(device: str) -> Seams:
     """The engine with attention chosen by measured times; the shape of a draft that was not measured runs eager."""
-    attend = measured(device, attention_table())
+    attend = measured_attention(device, attention_table())
     return replace(engine_over_pages(attend), draft_attend=replace(attend, strict=False))
 
 
@@ -88,18 +88,18 @@ COMPOSITIONS: dict[str, Callable[[], Seams]] = {
     "sdpa": lambda: everywhere(Sdpa()),
     "flex": lambda: everywhere(Flex()),
     "flex-compiled": lambda: everywhere(Flex(compiled=True)),
-    "flashinfer": lambda: engine_over_pages(installed("cuda")),
+    "flashinfer": lambda: engine_over_pages(installed_kernel("cuda")),
     "split": lambda: engine_over_pages(Split()),
     "split-words": lambda: engine_with_mask_words(engine_over_pages(Split()), "cpu"),
     "measured": lambda: engine_by_measured_times("cpu"),
     "measured-cuda": lambda: engine_by_measured_times("cuda"),
-    "triton": lambda: engine_over_pages(compiled()),
+    "triton": lambda: engine_over_pages(compiled_kernel()),
     # Drafts and prefills take the split in torch: to the interpreter a tile costs milliseconds whatever its size, and
     # two thirds of all attention of a small case is prefill.
-    "triton-interpreted": lambda: engine_over_pages(interpreted(), prefill_attend=Split()),
-    "triton-words": lambda: engine_with_mask_words(engine_over_pages(compiled()), "cuda"),
+    "triton-interpreted": lambda: engine_over_pages(interpreted_kernel(), prefill_attend=Split()),
+    "triton-words": lambda: engine_with_mask_words(engine_over_pages(compiled_kernel()), "cuda"),
     "triton-interpreted-words": lambda: engine_with_mask_words(
-        engine_over_pages(interpreted(), prefill_attend=Split()), "cpu"
+        engine_over_pages(interpreted_kernel(), prefill_attend=Split()), "cpu"
     ),
     "ascend-eager": lambda: engine_on_ascend(ascend_eager, CheckedPaged),
     "ascend-fused": lambda: engine_on_ascend(AscendFused(), ScatterPaged),

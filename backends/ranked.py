@@ -7,8 +7,8 @@ from typing import Any
 from backends.base import StageFailure, Unavailable, Unsupported
 from backends.engine.backend import EngineBackend
 from backends.engine.ranks.crew import Crew
-from backends.engine.ranks.merged import merged
-from backends.engine.ranks.spread import spread
+from backends.engine.ranks.merged import merge_traces
+from backends.engine.ranks.spread import merge_spread
 from backends.engine.seams import Seams
 from backends.engine.two_modes import in_mode
 from reference.case import Case
@@ -44,8 +44,8 @@ class RankedBackend(EngineBackend):
         self._refuse_dtype(case)
         answers = self._ask_all(case.ranks, "run", case)
         if case.spread:
-            return spread(case, [trace for trace, _, _ in answers], [calls for _, calls, _ in answers])
-        return merged([trace for trace, _, _ in answers], [calls for _, calls, _ in answers], answers[0][2])
+            return merge_spread(case, [trace for trace, _, _ in answers], [calls for _, calls, _ in answers])
+        return merge_traces([trace for trace, _, _ in answers], [calls for _, calls, _ in answers], answers[0][2])
 
     def verify(self, given: GivenTree, tape: Array) -> Blocks:
         """See `backends.base.ExactLaw`."""

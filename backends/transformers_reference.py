@@ -24,7 +24,7 @@ from backends.engine.model.axes import axes_of, whole_inputs
 from backends.engine.model.built_in import DTYPES, built_in
 from backends.engine.model.hidden import last_norm
 from backends.engine.model.models import from_disk
-from backends.engine.reach import BESIDE, RECURRENT
+from backends.engine.reach import HYBRID, RECURRENT
 from reference.architecture import Model, Seeded
 from reference.family.recurrent import RecurrentState
 from reference.trace import Array
@@ -263,7 +263,7 @@ class PlainTransformers:
     def recurrent(self, tokens: tuple[int, ...]) -> RecurrentState | None:
         """The recurrent state that transformers' own cache holds behind `tokens`; None for a model without any."""
         kinds = getattr(self.config, "layer_types", None) or []
-        layers = [layer for layer, kind in enumerate(kinds) if kind in (*RECURRENT, *BESIDE)]
+        layers = [layer for layer, kind in enumerate(kinds) if kind in (*RECURRENT, *HYBRID)]
         if not layers or not tokens:
             return None
         cache = DynamicCache(config=self.config)
@@ -308,7 +308,7 @@ def _reaches(config: Any) -> tuple[tuple[int, int], ...]:
     """
     window: int = getattr(config, "sliding_window", None) or 0
     chunk: int = getattr(config, "attention_chunk_size", None) or 0
-    unlimited = dict.fromkeys(("full_attention", *RECURRENT, *BESIDE), (0, 0))
+    unlimited = dict.fromkeys(("full_attention", *RECURRENT, *HYBRID), (0, 0))
     reach_by_kind = {**unlimited, "sliding_attention": (window, 0), "chunked_attention": (0, chunk)}
     kinds = getattr(config, "layer_types", None)
     if not kinds:

@@ -64,7 +64,8 @@ def _exactness(errors: Iterable[ControlError]) -> Iterator[Exactness]:
             by_kind[error.dtype, error.quantity][error.target].append(_deviations(error))
     for (dtype, quantity), by_target in by_kind.items():
         means = [sum(values) / len(values) for values in by_target.values()]
-        mean, prompts = sum(means) / len(means), sum(map(len, by_target.values()))
+        mean = sum(means) / len(means)
+        prompts = sum(map(len, by_target.values()))
         yield Exactness(dtype, quantity, len(means), prompts, exp(mean * DEVIATION), mean * sqrt(len(means)))
 
 

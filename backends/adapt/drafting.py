@@ -13,7 +13,7 @@ from torch import Tensor
 from backends.adapt.models import transformers_model
 from backends.base import Unsupported
 from backends.engine.composition import SEAMS
-from backends.engine.draft import Opening, opened
+from backends.engine.draft import Opening, open_draft
 from reference.case import Case
 from reference.tree import RankTree, Tree
 
@@ -58,7 +58,7 @@ class TreeDraft:
         if case.draft.TAG not in DRAFTS:
             raise Unsupported(f"a {case.draft.TAG} draft; known are {', '.join(DRAFTS)}")
         self._case, self._law = case, law
-        self._without_model = opened(Opening(case, None, None, SEAMS)) if case.draft.model is None else None
+        self._without_model = open_draft(Opening(case, None, None, SEAMS)) if case.draft.model is None else None
 
     @property
     def most_nodes(self) -> int:

@@ -163,7 +163,8 @@ class BlackBox:
         with np.errstate(invalid="ignore"):
             low, high = (np.ceil(side[:, self._order] * self.grid) for side in (blocks.low, blocks.high))
         # A bound that is NaN becomes an empty cell, which does not hold its place and is disputed.
-        low, high = np.nan_to_num(low, nan=self.grid), np.nan_to_num(high, nan=0.0)
+        low = np.nan_to_num(low, nan=self.grid)
+        high = np.nan_to_num(high, nan=0.0)
         return labels, *(np.clip(side, 0, self.grid).astype(np.int64) for side in (low, high))
 
 

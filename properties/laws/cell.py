@@ -43,7 +43,8 @@ def bisect_intervals(black_box: BlackBox, low: Array, high: Array, point: Array,
         point: A place inside each.
         settled: Number of leading axes, int64 [boxes], that are known to be narrow enough.
     """
-    first, last = low.copy(), high - 1
+    first = low.copy()
+    last = high - 1
     box, axis = np.nonzero((np.arange(low.shape[1]) >= settled[:, None]) & (high - low > 1))
     if not len(box):
         return first, last + 1

@@ -59,8 +59,9 @@ class Point:
 def logit_bound(case: Case, control: Noise) -> float:
     """How far one logit of the engine may lie from the oracle's, wherever rule N holds.
 
-    Rule N bounds the rms distance of a row by `Noise.logits_limit`; no entry of a row of V numbers exceeds sqrt(V) times
-    its rms. The control of a backend that shows no logits is not measured: its largest admissible error is assumed.
+    Rule N bounds the rms distance of a row by `Noise.logits_limit`; no entry of a row of V numbers exceeds sqrt(V)
+    times its rms. The control of a backend that shows no logits is not measured: its largest admissible error is
+    assumed.
     """
     widest = control.logits_limit()
     if control.measured == 0.0 and control.logits > 0.0:

@@ -230,7 +230,8 @@ class _Enumeration:
         for label in set(black_box.first) - {int(label) for label in np.unique(labels)}:
             point = black_box.first[label]
             cells_around = np.nonzero(((low <= point) & (point < high)).all(axis=1))[0]
-            place, cell = np.concatenate([place, point[None]]), np.concatenate([cell, cells_around])
+            place = np.concatenate([place, point[None]])
+            cell = np.concatenate([cell, cells_around])
             answers = np.append(answers, label)
         cell, first_index = np.unique(cell, return_index=True)
         is_kept = np.ones(len(low), dtype=bool)

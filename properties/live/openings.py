@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from properties.strategies.cases import single_cases
 from properties.strategies.layouts import layouts
-from properties.strategies.serving.branch_caches import in_branches
-from properties.strategies.serving.second_tier import in_tiers
+from properties.strategies.serving.branch_caches import with_branch_caches
+from properties.strategies.serving.second_tier import with_tiers
 from properties.strategies.sessions import mates
 from reference.architecture import Seeded
 from reference.case import Case
@@ -82,9 +82,10 @@ def openings(draw: st.DrawFn, kind: str | None = None, dtype: str = "float32", d
         opening = replace(opening, stops=draw(_long_stops(case.stops)))
     # A fork's prompt includes another request's tokens, so that the sum of all lengths is the upper bound.
     requests = [opening.alone(number) for number in range(1 + len(company))]
-    longest, most = sum(request.longest for request in requests), max(most_rows(request.draft) for request in requests)
+    longest = sum(request.longest for request in requests)
+    most = max(most_rows(request.draft) for request in requests)
     opening = replace(opening, layout=draw(layouts(longest, most, len(case.prompt), kind, len(requests))))
-    for draw_layout in (in_tiers, in_branches):
+    for draw_layout in (with_tiers, with_branch_caches):
         candidate = draw(draw_layout(opening, None))
         opening = opening if declines(candidate) else candidate
     return opening

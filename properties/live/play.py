@@ -77,7 +77,9 @@ def _failure(live_verdict: Verdict, oracle: Oracle, subject: Subject, name: str,
     """
     invariant, stage = locate(live_verdict)
     invariants = [candidate for candidate in ALL if candidate.name == invariant]
-    best, until, progress = live_verdict.case, time.monotonic() + SHRINK_S, True
+    best = live_verdict.case
+    until = time.monotonic() + SHRINK_S
+    progress = True
     while progress and time.monotonic() < until:  # without the machine: fewer mates, actions, nodes
         progress = False
         for case in nearer(best):
@@ -86,7 +88,8 @@ def _failure(live_verdict: Verdict, oracle: Oracle, subject: Subject, name: str,
             # Only the invariant that failed live is judged here; all of them judge the result at the end.
             finding = judge(case, invariants, oracle, subject).first if size(case) < size(best) else None
             if finding is not None and finding.stage is stage:
-                best, progress = case, True
+                best = case
+                progress = True
                 break
     verdict = judge(best, ALL, oracle, subject)
     verdict = verdict if verdict.first is not None else live_verdict

@@ -25,7 +25,7 @@ from properties.shrinking.sessions import (
     single_requests,
     without_subtrees,
 )
-from properties.strategies.acceptance import ORACLE, continuation, retold
+from properties.strategies.acceptance import ORACLE, continuation, steer_again
 from properties.strategies.models import GALLERY
 from reference.architecture import Seeded
 from reference.case import Case
@@ -172,8 +172,9 @@ def steered_again(case: Case, model: Seeded, prompt: tuple[int, ...]) -> Case:
     """
     if case.draft.trees is None or not isinstance(case.model, Seeded):
         raise Malformed("draft", "only scripted trees can be steered")
-    old_tokens, new_tokens = continuation(case.model, case.prompt), continuation(model, prompt)
-    trees = retold(case.draft.trees, (case.prompt[-1], *old_tokens), (prompt[-1], *new_tokens), model.vocab_size)
+    old_tokens = continuation(case.model, case.prompt)
+    new_tokens = continuation(model, prompt)
+    trees = steer_again(case.draft.trees, (case.prompt[-1], *old_tokens), (prompt[-1], *new_tokens), model.vocab_size)
     # Reversed: where a token occurs twice, its first occurrence decides its new name.
     stops = _translate_stops(case.stops, dict(reversed([*zip(old_tokens, new_tokens, strict=False)])), model.vocab_size)
     if stops.max_length:

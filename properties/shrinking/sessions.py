@@ -225,7 +225,8 @@ def without_subtrees(shape: Shape, *roots: int) -> Shape:
 
 def layouts(case: Case) -> Iterator[Attempt]:
     """The case in the plain layout, then with settings at their defaults one by one, then with smaller pages."""
-    layout, plain = case.layout, KvLayout()
+    layout = case.layout
+    plain = KvLayout()
     if layout.kind != PLAIN:
         # Padding is kept here, and tried apart below, since it matters in every layout.
         yield partial(replace, case, layout=KvLayout(padded_nodes=layout.padded_nodes))

@@ -4,14 +4,14 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from properties.strategies.acceptance import continuation, retold
+from properties.strategies.acceptance import continuation, steer_again
 from properties.strategies.layouts import layouts
 from properties.strategies.models import other_drafts
 from properties.strategies.prompts import LONGEST
 from properties.strategies.serving.ahead import AHEAD, ahead, first_early, guided_ahead, takes_ahead
 from properties.strategies.serving.turns import PREFIX, prefers_pages
 from properties.strategies.trees import as_many
-from properties.strategies.within import fitted
+from properties.strategies.within import fit_prompt
 from reference.abilities import Abilities
 from reference.architecture import Seeded
 from reference.case import Case
@@ -122,7 +122,7 @@ def mates(
     most servers; with a `rival`, half of the mates draft with it. Scripted trees are mostly steered again for the
     mate's prompt, so that as many tokens are accepted.
     """
-    prompt = fitted(prompt or draw(related(case)), within)
+    prompt = fit_prompt(prompt or draw(related(case)), within)
     scripted = within is None or Scripted.TAG in within.drafts
     kind = "same" if stranger is None else draw(st.sampled_from(("same", "alike", "other", "same", "alike")))
     stranger = stranger or case
@@ -137,7 +137,7 @@ def mates(
         if draft is from_whom.draft and trees and draw(st.integers(0, 3)):
             assert isinstance(case.model, Seeded)
             old, new = ((*one[-1:], *continuation(case.model, one)) for one in (from_whom.prompt, prompt))
-            trees = retold(trees, old, new, case.model.vocab_size)
+            trees = steer_again(trees, old, new, case.model.vocab_size)
         draft = Scripted(tuple(tree.with_root(prompt[-1]) if not at else tree for at, tree in enumerate(trees)))
     sampling = draw(st.sampled_from((Sampling(), case.sampling, stranger.sampling)))
     # A mate has coins of its own: no tape of another request, and another seed.

@@ -165,7 +165,8 @@ class Amplification:
         pair = self._movement_pair(step, measure)
         if pair is None:
             return False
-        row, usual = float(pair[0].attended[place]), pair[1].attended[place[0]]
+        row = float(pair[0].attended[place])
+        usual = pair[1].attended[place[0]]
         unit = UNIT.get(self.control.dtype, 0.0)
         return _moves_as_far(row, usual, measure) or distance <= ROWS * unit * max(row, _rms(usual))
 
@@ -178,7 +179,8 @@ class Amplification:
         dtype = self.control.dtype
         if dtype not in CONTROL or step.drafted is None or not np.isfinite(distance):
             return False
-        rows, usual = self._movement(step.context, step.drafted.tree), self.control_movement()
+        rows = self._movement(step.context, step.drafted.tree)
+        usual = self.control_movement()
         if rows is None or usual is None:
             return False
         if len(place) == 1:
@@ -233,7 +235,8 @@ class Amplification:
         # NaN is compared so that it is excused by nothing.
         if step.drafted is None or not measure <= MAX_AMPLIFICATION:
             return None
-        rows, usual = self._movement(step.context, step.drafted.tree), self._movement(self.control.prefix, self.tree)
+        rows = self._movement(step.context, step.drafted.tree)
+        usual = self._movement(self.control.prefix, self.tree)
         return None if rows is None or usual is None else (rows, usual)
 
     def _movement(self, context: tuple[int, ...], tree: Tree) -> Movement | None:

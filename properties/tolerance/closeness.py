@@ -142,10 +142,8 @@ class Noise:
     def expected_kv(self, base: Step, variant: Step) -> Kv | None:
         """What the committed columns behind `variant` must be, by those behind `base`; see `expected`."""
         assert base.committed is not None
-        columns, pair = (
-            base.committed.after,
-            kv_shift(self.amplification.control, self.amplification.oracle, base, variant),
-        )
+        columns = base.committed.after
+        pair = kv_shift(self.amplification.control, self.amplification.oracle, base, variant)
         if columns is None or pair is None or columns.keys.shape != pair[0].keys.shape:
             return columns
         movement = [getattr(pair[1], kind) - getattr(pair[0], kind) for kind in ("keys", "values")]

@@ -198,7 +198,8 @@ def _committed_experts(step: Step) -> tuple[tuple[int, ...], Array] | None:
     routed = routed_of(step)
     if routed is None or step.drafted is None or step.accepted is None or step.committed is None:
         return None
-    tree, context = step.drafted.tree, len(step.context)
+    tree = step.drafted.tree
+    context = len(step.context)
     if any(not 0 <= node < len(tree) for node in step.accepted.path):
         return None
     rows = [*range(context), *(context + node for node in step.accepted.path)][: step.committed.length]

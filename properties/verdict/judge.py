@@ -151,11 +151,9 @@ def _judge_run(
     case: Case, invariants: Sequence[Invariant], oracle: Oracle, subject: Subject, other_scope: str = "session"
 ) -> Verdict:
     """The verdict on one run; invariants with `speaks_of` equal to `other_scope` do not apply to it."""
-    forward_s_before, calls_before, fallbacks_before = (
-        subject.forward_s,
-        subject.attention_calls,
-        subject.fallbacks.copy(),
-    )
+    forward_s_before = subject.forward_s
+    calls_before = subject.attention_calls
+    fallbacks_before = subject.fallbacks.copy()
     commits_before = subject.commits.copy()
     commit_fallbacks_before = subject.commit_fallbacks.copy()
     outcomes: dict[str, Outcome] = {}
@@ -302,7 +300,9 @@ class _Answer:
         """One of RANKED."""
         if self.errors and not self.findings:
             return "internal"
-        return "failed" if self.findings else "checked" if self.judged else self.silent_outcome
+        if self.findings:
+            return "failed"
+        return "checked" if self.judged else self.silent_outcome
 
 
 def _ask(
@@ -329,7 +329,8 @@ def _ask(
             if len(answer.findings) == FINDINGS_PER_INVARIANT:
                 break
     except Unobserved:
-        answer.cut_off, answer.silent_outcome = True, "unobserved"
+        answer.cut_off = True
+        answer.silent_outcome = "unobserved"
     except (NotApplicable, Malformed) as error:
         # Malformed: the check asked for a variant that does not fit the model, such as one node too many for its
         # longest sequence.
@@ -342,7 +343,8 @@ def _ask(
             answer.findings.append(crash(invariant.name, no_trace.outcome, len(trace.steps)))
         answer.silent_outcome = "not_applicable" if trace is not None else "unobserved"
     if excused_reads and not answer.findings and _saw_no_clear_row(excused_reads, exchanges, trace):
-        answer.cut_off, answer.silent_outcome = True, "unobserved"
+        answer.cut_off = True
+        answer.silent_outcome = "unobserved"
 
 
 def _saw_no_clear_row(excused: list[Reads], exchanges: Exchanges, trace: Trace | None) -> bool:

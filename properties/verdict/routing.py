@@ -85,7 +85,8 @@ class Exchanges:
         routing = self._routing(reads, path)
         if routing is None:
             return []
-        margins, limits = routing.margins(), self._limits(reads, path)
+        margins = routing.margins()
+        limits = self._limits(reads, path)
         near = margins / sigma(reads.case.dtype, len(margins))
         unknown = (self._shown_experts(reads) == UNKNOWN).any(axis=-1)
         above = len(reads.context)
@@ -172,7 +173,8 @@ class Exchanges:
 
     def _shown_experts(self, reads: Reads) -> Array:
         """The experts of the rows that the backend shows, [layers, rows, taken]; UNKNOWN for the others."""
-        routing, choices = self._routing(reads), getattr(self.oracle, "choices", None)
+        routing = self._routing(reads)
+        choices = getattr(self.oracle, "choices", None)
         assert routing is not None
         on_target = reads.case.model == getattr(self.oracle, "target", None)
         if isinstance(choices, Choices) and on_target:

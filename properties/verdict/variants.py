@@ -164,7 +164,8 @@ def probes(case: Case, layer: int) -> list[tuple[Case, tuple[int, ...]]]:
     columns around the edges of every window and chunk and of the first and the last page, and others drawn by the case.
     """
     assert isinstance(case.model, Seeded)
-    tree, context = tree_of(case), len(case.prefix)
+    tree = tree_of(case)
+    context = len(case.prefix)
     rows = context + len(tree)
     architecture = probe_architecture(case.model.architecture)
     model = Seeded(architecture, 0, "transparent", layer)

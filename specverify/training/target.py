@@ -144,8 +144,8 @@ class Target:
                     use_cache=True,
                     logits_to_keep=1,
                 ).logits
-            states.append(tap.taken[reads])
-            last.append(tap.taken[NORMED])
+            states.append(tap.states[reads])
+            last.append(tap.states[NORMED])
             if turn < added:
                 inputs = logits[:, -1].argmax(-1, keepdim=True)
                 parts.append(inputs)

@@ -131,6 +131,18 @@ def mutants(
     return _told(figures, mutants_page(figures), json_file, html)
 
 
+@cli.command()
+@click.option("--slow", is_flag=True, help="Run the commands of slow blocks too (minutes).")
+@click.option("--page", "names", multiple=True, metavar="PATH", help="Only this page; repeatable.")
+def docs(slow: bool, names: tuple[str, ...]) -> int:
+    """Write the pages of docs/reference anew, and into all pages the files that they show and what commands print."""
+    from tests.measure.documents.writing import write_pages
+
+    for name in write_pages(names, slow):
+        click.echo(f"wrote {name}")
+    return 0
+
+
 def _told(figures: dict[str, Any], page: str, json_file: str | None, html: str | None) -> int:
     from reports.html.selftest import figures_page
     from reports.writing import write_json, write_whole

@@ -50,7 +50,7 @@ class _ShiftedCache:
         self.cache = cache
 
     def update(self, latent: Tensor, rotated: Tensor, layer: int, *_: Any, **__: Any) -> Any:
-        """See `backends.engine.model.family.latent.Handed`."""
+        """See `backends.engine.model.family.latent.LatentRowsCache`."""
         return self.cache.update(latent, torch.cat([rotated[:, :, :1], rotated[:, :, :-1]], 2), layer)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from backends.base import Unsupported
-from backends.engine.attention.measured.choosing import Measured, ready
+from backends.engine.attention.measured.choosing import MeasuredAttention, columns_for
 from backends.engine.attention.measured.ways import SDPA, Way
 from backends.engine.columns import AttentionInputs
 from backends.engine.seams import Seams
@@ -25,7 +25,7 @@ def with_parts(seams: Seams, **parts: Any) -> Seams:
     Raises:
         Unsupported: if attention has one way.
     """
-    if not isinstance(seams.attend, Measured):
+    if not isinstance(seams.attend, MeasuredAttention):
         raise Unsupported(f"a fault of attention that chooses its way: plant it in {MEASURED_BACKEND}")
     return replace(seams, attend=replace(seams.attend, **parts))
 
@@ -41,10 +41,10 @@ def inputs_not_asked(seams: Seams) -> Seams:
     """The fastest way runs whatever it takes: sinks and soft caps that it does not compute are dropped."""
 
     def strip_inputs(way: Way, columns: AttentionInputs) -> AttentionInputs:
-        inputs = ready(way, columns)
+        inputs = columns_for(way, columns)
         return replace(inputs, cap=inputs.cap if way.caps else 0.0, sinks=inputs.sinks if way.sinks else None)
 
-    return with_parts(seams, lacks=lambda way, query, columns: None, ready=strip_inputs)
+    return with_parts(seams, lacks=lambda way, query, columns: None, columns_for=strip_inputs)
 
 
 @fault(
@@ -59,11 +59,11 @@ def gathered_to_first(seams: Seams) -> Seams:
 
     def cut_to_first_lane(way: Way, columns: AttentionInputs) -> AttentionInputs:
         if way.in_pages or columns.paging is None:
-            return ready(way, columns)
+            return columns_for(way, columns)
         lengths = columns.paging.lengths
-        return ready(way, replace(columns, paging=replace(columns.paging, lengths=lengths.clamp(max=lengths[0]))))
+        return columns_for(way, replace(columns, paging=replace(columns.paging, lengths=lengths.clamp(max=lengths[0]))))
 
-    return with_parts(seams, ready=cut_to_first_lane)
+    return with_parts(seams, columns_for=cut_to_first_lane)
 
 
 @fault(
@@ -79,13 +79,13 @@ def gathered_once(seams: Seams) -> Seams:
 
     def once(way: Way, columns: AttentionInputs) -> AttentionInputs:
         if way.in_pages or columns.paging is None:
-            return ready(way, columns)
+            return columns_for(way, columns)
         # A forward makes one block table for all of its layers.
         if not first_gathered or first_gathered[0][0] is not columns.paging.table:
-            first_gathered[:] = [(columns.paging.table, ready(way, columns))]
+            first_gathered[:] = [(columns.paging.table, columns_for(way, columns))]
         return replace(columns, key=first_gathered[0][1].key, value=first_gathered[0][1].value)
 
-    return with_parts(seams, ready=once)
+    return with_parts(seams, columns_for=once)
 
 
 @fault(
@@ -100,7 +100,7 @@ def causal_for_one_lane(seams: Seams) -> Seams:
     """SDPA over one lane runs as causal attention: a node sees all nodes before it, whatever the tree."""
 
     def masked(way: Way, columns: AttentionInputs) -> AttentionInputs:
-        inputs = ready(way, columns)
+        inputs = columns_for(way, columns)
         if way.name != SDPA or len(inputs.visible) > 1:
             return inputs
         rows, width = inputs.visible.shape[-2:]
@@ -108,7 +108,7 @@ def causal_for_one_lane(seams: Seams) -> Seams:
         causal = inputs.visible.new_ones(rows, width).tril(width - rows)
         return replace(inputs, visible=causal.expand_as(inputs.visible).contiguous())
 
-    return with_parts(seams, ready=masked)
+    return with_parts(seams, columns_for=masked)
 
 
 FAULTS = faults_in(globals())

@@ -32,13 +32,13 @@ def tables_of_first_lane(seams: Seams) -> Seams:
     """Every lane reads its columns through the block table of lane 0."""
 
     def change(attend: TritonTree) -> TritonTree:
-        right = attend.paged
+        right = attend.pages_of
 
         def first_lane_pages(columns: AttentionInputs) -> Paging:
             pages = right(columns)
             return replace(pages, table=pages.table[:1].expand_as(pages.table).contiguous())
 
-        return replace(attend, paged=first_lane_pages)
+        return replace(attend, pages_of=first_lane_pages)
 
     return in_kernel(seams, change)
 
@@ -47,14 +47,14 @@ def value_strides_exchanged(seams: Seams) -> Seams:
     """Values are read with the strides of heads and cells exchanged."""
 
     def change(attend: TritonTree) -> TritonTree:
-        right = attend.paged
+        right = attend.pages_of
 
         def exchanged_pages(columns: AttentionInputs) -> Paging:
             pages = right(columns)
             count, size, heads, dim = pages.value_cells.shape
             return replace(pages, value_cells=pages.value_cells.reshape(count, heads, size, dim).transpose(1, 2))
 
-        return replace(attend, paged=exchanged_pages)
+        return replace(attend, pages_of=exchanged_pages)
 
     return in_kernel(seams, change)
 

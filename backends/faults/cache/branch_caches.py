@@ -14,14 +14,14 @@ from reference.trace import Stage
 class CommitsSibling(Branches):
     """Branches whose commit replays another branch than the one that was accepted."""
 
-    def replayed(self, layer: int, path: list[int]) -> list[Pair]:
-        """See `Branches.replayed`; rows at the same places of the next branch."""
+    def replay_rows(self, layer: int, path: list[int]) -> list[Pair]:
+        """See `Branches.replay_rows`; rows at the same places of the next branch."""
         if not path:
-            return super().replayed(layer, path)
+            return super().replay_rows(layer, path)
         next_branch = (self.home(path[-1]) + 1) % len(self.paths)
         wrong = self.paths[next_branch]
         rows = [wrong[index] if index < len(wrong) else row for index, row in enumerate(path)]
-        return super().replayed(layer, rows)
+        return super().replay_rows(layer, rows)
 
 
 @fault(
@@ -67,7 +67,7 @@ class IntoThePrefix(Branches):
         super().write(layer, keys, values)
         if len(self.paths) > 1 and self.length:
             row = self.paths[-1][-1]
-            for stored, cell in zip(self.kept[layer], self.cells[-1][layer][row], strict=True):
+            for stored, cell in zip(self.committed_pairs[layer], self.cells[-1][layer][row], strict=True):
                 stored[:, -1] = cell
 
 

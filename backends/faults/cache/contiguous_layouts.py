@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from backends.engine.kv.arena import Arena, CacheLease, Model
-from backends.engine.kv.base import KvCache, Pair, picked
+from backends.engine.kv.base import KvCache, Pair, pick_columns
 from backends.engine.kv.branch import Branch
 from backends.engine.kv.scratch import Scratch
 from backends.engine.kv.sliding import Sliding
@@ -31,7 +31,7 @@ def last_layer_in_place(seams: Seams) -> Seams:
     def commit(cache: KvCache, path: list[int]) -> str | None:
         for layer in range(max(1, cache.layers - 1)):
             block = cache.block(layer)
-            for cells, accepted_rows in zip(block, picked(block, path), strict=True):
+            for cells, accepted_rows in zip(block, pick_columns(block, path), strict=True):
                 cells[..., : len(path), :] = accepted_rows
             cache.amend(layer, *block)
         return seams.commit(cache, list(range(len(path))))
@@ -63,7 +63,7 @@ def fast_without_offset(seams: Seams) -> Seams:
         if isinstance(cache, Fast) and cache.is_fast(path):
             for layer in range(cache.layers):
                 block = cache.block(layer)
-                for cells, wrong_rows in zip(block, picked(cache.read(layer), path), strict=True):
+                for cells, wrong_rows in zip(block, pick_columns(cache.read(layer), path), strict=True):
                     cells[..., path, :] = wrong_rows
                 cache.amend(layer, *block)
         return seams.commit(cache, path)
@@ -95,7 +95,7 @@ class Flat(Scratch):
         """Copy the accepted rows, with as many columns of offset as rows were rejected before."""
         begin = self.length + self.rejected
         for buffers, rows in zip(self.buffers, self.scratch, strict=True):
-            for buffer, new in zip(buffers, picked(rows, path), strict=True):
+            for buffer, new in zip(buffers, pick_columns(rows, path), strict=True):
                 room = max(0, min(len(path), buffer.shape[-2] - begin))
                 buffer[..., begin : begin + room, :] = new[..., :room, :]
         self.rejected += self.rows - len(path)

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from backends.engine.kv.base import KvCache, in_order, picked
+from backends.engine.kv.base import KvCache, is_in_order, pick_columns
 from backends.engine.kv.lanes import BatchCache
 from backends.engine.kv.paged import Paged
 from backends.engine.kv.pages import Blocks
@@ -95,9 +95,9 @@ class BlocksBehindCommit(Blocks):
         """Reserve as the host would whose view is one round behind."""
         super().reserve(columns - self.pending)
 
-    def own(self, begin: int, end: int) -> None:
+    def copy_on_write(self, begin: int, end: int) -> None:
         """Own the pages that the table has, which may be too few."""
-        super().own(begin, min(end, self.allocated))
+        super().copy_on_write(begin, min(end, self.allocated))
 
 
 @fault(
@@ -128,7 +128,7 @@ class Apart(Paged):
         """Commit the rows `path`; a token's number is taken for its slot in the buffer of values."""
         for layer, (_, cells) in enumerate(self.pool.layers):
             block = self.block(layer)
-            keys, values = picked(block, path)
+            keys, values = pick_columns(block, path)
             self.put(layer, self.length, (keys, block[1][..., : len(path), :]))
             flat = cells.flatten(0, 1)
             # Rows behind the buffer's last cell are lost.
@@ -150,7 +150,7 @@ def values_by_token(seams: Seams) -> Seams:
     """
 
     def commit(cache: KvCache, path: list[int]) -> str | None:
-        if not isinstance(cache, Apart) or in_order(path):
+        if not isinstance(cache, Apart) or is_in_order(path):
             return seams.commit(cache, path)
         cache.commit_apart(path)
         return None

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from backends.engine.kv.arena import Arena, CacheLease
-from backends.engine.kv.recurrent import Held, LayerState, RecurrentStates, states_of
+from backends.engine.kv.recurrent import LayerState, LayerStates, RecurrentStates, states_of
 from backends.engine.request import Request
 from backends.engine.seams import Seams
 from backends.faults.fault import fault, faults_in
@@ -21,7 +21,7 @@ def _with_states(seams: Seams, states: type[RecurrentStates]) -> Seams:
     return replace(seams, kv=replace(seams.kv, states=states))
 
 
-def _last(states: RecurrentStates) -> Held:
+def _last(states: RecurrentStates) -> LayerStates:
     """The states after the last open row; empty if no row is open."""
     row = len(states.parents) - 1
     return {layer: states_by_row[row] for layer, states_by_row in states.rows.items() if row in states_by_row}
@@ -68,7 +68,7 @@ def not_rolled_back(seams: Seams) -> Seams:
                     for layer, (window, _) in self.committed.items()
                     if layer in last_states
                 }
-                self.kept[self.length] = mixed_states
+                self.states_by_length[self.length] = mixed_states
 
     return _with_states(seams, KeepsMemory)
 
@@ -95,7 +95,7 @@ def window_of_last_row(seams: Seams) -> Seams:
                     for layer, (_, memory) in self.committed.items()
                     if layer in last_states
                 }
-                self.kept[self.length] = mixed_states
+                self.states_by_length[self.length] = mixed_states
 
     return _with_states(seams, Windows)
 
@@ -117,7 +117,7 @@ def of_last_row(seams: Seams) -> Seams:
             last_states = _last(self)
             super().commit(path)
             if path and last_states:
-                self.kept[self.length] = last_states
+                self.states_by_length[self.length] = last_states
 
     return _with_states(seams, Last)
 
@@ -180,7 +180,7 @@ def slot_zero(seams: Seams) -> Seams:
     class Slots(RecurrentStates):
         def __init__(self, border: int = 0) -> None:
             super().__init__(border)
-            self.zero: Held = {}
+            self.zero: LayerStates = {}
 
         def close(self) -> None:
             rows = len(self.parents)
@@ -237,7 +237,7 @@ def lost_by_eviction(seams: Seams) -> Seams:
             super().prefill()
             states = states_of(self.lease.target)
             if self.steps and states is not None:
-                states.kept[states.length] = {
+                states.states_by_length[states.length] = {
                     layer: (torch.zeros_like(window), torch.zeros_like(memory))
                     for layer, (window, memory) in states.committed.items()
                 }
@@ -269,7 +269,7 @@ def shared_by_fork(seams: Seams) -> Seams:
             if isinstance(source, SharedSlot):
                 source.shared = True
 
-        def keep(self, states: Held) -> None:
+        def keep(self, states: LayerStates) -> None:
             slot: Any = self.committed
             if self.shared and slot:
                 for layer, state in states.items():
@@ -298,8 +298,8 @@ def prefix_advanced(seams: Seams) -> Seams:
             end = len(tokens) // self.layout.page_size * self.layout.page_size
             for cache in lease.caches:
                 states = states_of(cache)
-                if states is not None and end in states.kept:
-                    states.kept[end] = states.committed
+                if states is not None and end in states.states_by_length:
+                    states.states_by_length[end] = states.committed
             super().keep_states(lease, tokens)
 
     arena: type[Arena] = AdvancedStates

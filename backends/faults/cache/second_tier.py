@@ -92,7 +92,7 @@ class IntoHeldPage(SecondTier):
 
     def destination(self, pages: Pages) -> int:
         """A page with a holder where there is any; it becomes shared."""
-        for page in sorted(pages.held):
+        for page in sorted(pages.holder_counts):
             pages.share(page)
             return page
         return super().destination(pages)

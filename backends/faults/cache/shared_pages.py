@@ -113,7 +113,7 @@ def handed_over_from_tail(seams: Seams) -> Seams:
 class WritesSharedPages(Blocks):
     """A block table that writes to pages which other requests hold."""
 
-    def own(self, begin: int, end: int) -> None:
+    def copy_on_write(self, begin: int, end: int) -> None:
         """Copy no page."""
 
 
@@ -134,11 +134,11 @@ def never_copied(seams: Seams) -> Seams:
 class TargetOnly(Blocks):
     """A block table whose copy on write copies only the target's pool."""
 
-    def own(self, begin: int, end: int) -> None:
+    def copy_on_write(self, begin: int, end: int) -> None:
         """Copy pages in the target's pool only."""
         # The draft's pool registers its copy function first, the target's last.
         every, self.copy = self.copy, self.copy[-1:]
-        super().own(begin, end)
+        super().copy_on_write(begin, end)
         self.copy = every
 
 

@@ -66,9 +66,9 @@ class MarkedStatic(Static):
 class Tail(MarkedStatic):
     """A cache that shows the columns which rejected rows left behind the open rows."""
 
-    def shown(self, layer: int, visible: Tensor) -> Tensor:
+    def cell_mask(self, layer: int, visible: Tensor) -> Tensor:
         """The mask of `Static`, with the stale tail visible in a verify forward."""
-        mask: Tensor = super().shown(layer, visible)
+        mask: Tensor = super().cell_mask(layer, visible)
         if self.verifying:
             mask[..., self.length + self.rows : self.stale] = True
         return mask

@@ -49,7 +49,7 @@ def padded_lanes_write(seams: Seams) -> Seams:
                 cells[:, -rows:] = new[:, :rows]
             first.amend(layer, *columns)
 
-    return with_parts(seams, trash=Live)
+    return with_parts(seams, padding_cache=Live)
 
 
 @fault(
@@ -143,11 +143,15 @@ def hidden_states_stale(seams: Seams) -> Seams:
 
     class Stale(Buffers):
         def put(self, place: int, lane: LaneRows, number: int) -> None:
-            states_before = None if self.held is None or int(self.slots[place]) != number else self.held[place].clone()
+            states_before = (
+                None
+                if self.hidden_states is None or int(self.slots[place]) != number
+                else self.hidden_states[place].clone()
+            )
             super().put(place, lane, number)
-            if states_before is not None and self.held is not None:
+            if states_before is not None and self.hidden_states is not None:
                 rows = states_before.isnan().flatten(1).any(1)
-                self.held[place][~rows] = states_before[~rows]
+                self.hidden_states[place][~rows] = states_before[~rows]
 
     return with_parts(seams, buffers=Stale)
 

@@ -26,7 +26,7 @@ def own_states_kept(seams: Seams) -> Seams:
     """
 
     class KeepsOwnStates(HeadDraft):
-        def staying(self, kept_nodes: list[int]) -> list[int]:
+        def rows_to_keep(self, kept_nodes: list[int]) -> list[int]:
             return [
                 self.slots[node] - self.cache.length for node in self.shape.path(kept_nodes[-1]) if node in self.slots
             ]
@@ -44,7 +44,7 @@ def rejected_kept(seams: Seams) -> Seams:
     """The row of a rejected node stays in the head's cache, in the place of the first accepted token."""
 
     class KeepsRejectedRow(HeadDraft):
-        def staying(self, kept_nodes: list[int]) -> list[int]:
+        def rows_to_keep(self, kept_nodes: list[int]) -> list[int]:
             rejected_nodes = [node for node in sorted(self.slots) if node not in kept_nodes]
             # With the bare root accepted the next step would have no row to run.
             return [self.slots[rejected_nodes[0]] - self.cache.length] if rejected_nodes and len(kept_nodes) > 1 else []

@@ -21,8 +21,8 @@ def first_module_everywhere(seams: Seams) -> Seams:
     """The children of every node are named by MTP module 0, whatever the depth of the node."""
 
     class First(MtpDraft):
-        def scored(self, outputs: Tensor, depth: int) -> Tensor:
-            return super().scored(outputs, 0)
+        def child_scores(self, outputs: Tensor, depth: int) -> Tensor:
+            return super().child_scores(outputs, 0)
 
     return drafting(seams, First)
 
@@ -53,7 +53,7 @@ def missing_rows_seen(seams: Seams) -> Seams:
     """Later MTP modules attend to the columns of the first tokens, for which they have no row."""
 
     class AllColumns(MtpDraft):
-        def shown(self, visible_columns: Tensor, own_columns: Tensor, rows: Tensor) -> Tensor:
+        def module_mask(self, visible_columns: Tensor, own_columns: Tensor, rows: Tensor) -> Tensor:
             return visible_columns
 
     return drafting(seams, AllColumns)

@@ -161,7 +161,7 @@ def candidates_twice(seams: Seams) -> Seams:
     """
 
     class Twice(MergedDraft):
-        def same(self, below: dict[tuple[int, int], int], parent: int, token: int) -> int | None:
+        def find_child(self, below: dict[tuple[int, int], int], parent: int, token: int) -> int | None:
             return None
 
     def change(draft: Draft) -> None:

@@ -51,7 +51,7 @@ def coins_of_each_rank(seams: Seams) -> Seams:
             # Without the tape, whose coins would be the same on both ranks.
             sampling = replace(self.case.sampling, tape=(), seed=self.case.sampling.seed + 1)
             case = replace(self.case, sampling=sampling)
-            return StepSampling(case, self.told, self.coined, self.target.device, self.seams.sampling)
+            return StepSampling(case, self.device_output, self.coined_steps, self.target.device, self.seams.sampling)
 
     def apart(cache: KvCache, path: list[int], path_of_second_rank: list[int]) -> str | None:
         # As long as `kept`: the lengths are those of the first rank.

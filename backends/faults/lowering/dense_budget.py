@@ -80,7 +80,7 @@ def wide_as_first(seams: Seams) -> Seams:
     def word_masks(lanes: WordLanes, layer: int, words: list[RowWords]) -> Tensor:
         mask: Tensor = right.word_masks(lanes, layer, words)
         first = lanes.caches[0]
-        num_shown = first.shown(layer, torch.zeros(1, first.length + first.rows, dtype=torch.bool)).shape[1]
+        num_shown = first.cell_mask(layer, torch.zeros(1, first.length + first.rows, dtype=torch.bool)).shape[1]
         if is_dense(mask):
             mask[..., num_shown + lanes.width - lanes.rows[0] :] = False
         return mask

@@ -83,13 +83,13 @@ def doubled_too_few(seams: Seams) -> Seams:
 
     The depth of a row, which is counted from its ancestors, is then two at most.
     """
-    right = part(seams, "climbed")
+    right = part(seams, "climb")
 
-    def climbed(parent: Tensor, levels: int) -> Tensor:
+    def climb(parent: Tensor, levels: int) -> Tensor:
         lift: Tensor = right(parent, levels)
         return torch.cat([lift[:2], torch.zeros_like(lift[2:])])
 
-    return with_device_parts(seams, climbed=climbed)
+    return with_device_parts(seams, climb=climb)
 
 
 @fault(

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from backends.engine.seams import Seams
-from backends.engine.stops import Limits, Written
+from backends.engine.stops import Limits, OutputTail
 from backends.faults.fault import fault, faults_in
 from reference.trace import Stage
 
@@ -25,7 +25,7 @@ def stop_seen_at_the_end(seams: Seams) -> Seams:
     Only the last token of the block is compared with the end tokens.
     """
 
-    def clip(block: list[int], written: Written, ends: Limits) -> ClippedBlock:
+    def clip(block: list[int], written: OutputTail, ends: Limits) -> ClippedBlock:
         kept_tokens, why = seams.clip(block, written, replace(ends, eos=frozenset(), stop=frozenset()))
         if kept_tokens[-1] in ends.eos:
             return kept_tokens, "eos"
@@ -46,7 +46,7 @@ def budget_checked_per_block(seams: Seams) -> Seams:
     The budget is checked after the block, and does not cut it.
     """
 
-    def clip(block: list[int], written: Written, ends: Limits) -> ClippedBlock:
+    def clip(block: list[int], written: OutputTail, ends: Limits) -> ClippedBlock:
         kept_tokens, why = seams.clip(block, written, replace(ends, most=written.tokens + len(block) + 1))
         return kept_tokens, why or ("length" if written.tokens + len(kept_tokens) >= ends.most else None)
 
@@ -65,7 +65,7 @@ def placeholder_zeros(seams: Seams) -> Seams:
     A block of the bonus alone is returned with its padding, one placeholder of id 0.
     """
 
-    def clip(block: list[int], written: Written, ends: Limits) -> ClippedBlock:
+    def clip(block: list[int], written: OutputTail, ends: Limits) -> ClippedBlock:
         kept_tokens, why = seams.clip(block, written, ends)
         # An output that ends returns no further slots.
         return ([*kept_tokens, 0], why) if len(block) == 1 and why is None else (kept_tokens, why)

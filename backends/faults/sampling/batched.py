@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from backends.base import Unsupported
-from backends.engine.sampling.batched import BatchedVerify, Padded
+from backends.engine.sampling.batched import BatchedVerify, PaddedBatch
 from backends.engine.sampling.question import Question
 from backends.engine.seams import Seams
 from backends.faults.fault import fault, faults_in
@@ -13,7 +13,7 @@ from reference.trace import Stage
 CAPTURED_BACKEND = "cpu-captured-sampling"
 
 
-def padded_as(seams: Seams, wrong: Callable[[Padded], Padded]) -> Seams:
+def padded_as(seams: Seams, wrong: Callable[[PaddedBatch], PaddedBatch]) -> Seams:
     """`seams` whose batches of questions are changed by `wrong` before the captured call.
 
     Raises:
@@ -22,12 +22,12 @@ def padded_as(seams: Seams, wrong: Callable[[Padded], Padded]) -> Seams:
     batched = seams.sampling.batched
     if not isinstance(batched, BatchedVerify):
         raise Unsupported("a fault of acceptance for many requests in one call: this backend verifies them one by one")
-    right = batched.padded
+    right = batched.pad_questions
 
-    def padded(questions: list[Question]) -> Padded:
+    def pad_questions(questions: list[Question]) -> PaddedBatch:
         return wrong(right(questions))
 
-    return replace(seams, sampling=replace(seams.sampling, batched=replace(batched, padded=padded)))
+    return replace(seams, sampling=replace(seams.sampling, batched=replace(batched, pad_questions=pad_questions)))
 
 
 @fault(
@@ -52,7 +52,7 @@ def laws_of_neighbour(seams: Seams) -> Seams:
 def levels_rounded_down(seams: Seams) -> Seams:
     """The levels that a captured call walks are rounded down to a power of two: deeper nodes are never tried."""
 
-    def wrong(batch: Padded) -> Padded:
+    def wrong(batch: PaddedBatch) -> PaddedBatch:
         deepest = int(batch.depth.max())
         return replace(batch, height=max(1, 1 << deepest.bit_length() - 1 if deepest else 1))
 
@@ -81,7 +81,7 @@ def widest_tape(seams: Seams) -> Seams:
 def siblings_rounded_down(seams: Seams) -> Seams:
     """The siblings that a captured call tries are rounded down to a power of two: the last ones are never tried."""
 
-    def wrong(batch: Padded) -> Padded:
+    def wrong(batch: PaddedBatch) -> PaddedBatch:
         most = int((batch.children > 0).sum(2).max())
         num_kept = 1 << most.bit_length() - 1 if most else 1
         return replace(batch, children=batch.children[:, :, :num_kept])
@@ -98,7 +98,7 @@ def siblings_rounded_down(seams: Seams) -> Seams:
 )
 def proposals_of_neighbour(seams: Seams) -> Seams:
     """Each request is verified against the draft's laws of the request before it in the batch."""
-    return padded_as(seams, lambda batch: replace(batch, told=batch.told.roll(1, 0)))
+    return padded_as(seams, lambda batch: replace(batch, proposal=batch.proposal.roll(1, 0)))
 
 
 FAULTS = faults_in(globals())

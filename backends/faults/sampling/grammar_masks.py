@@ -10,9 +10,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from backends.engine.guided.guide import Guide, GuidedSeams, Masks, opened
+from backends.engine.guided.guide import Guide, GuidedSeams, Masks, open_guide
 from backends.engine.request import Request
-from backends.engine.sampling.processing import History, truncated
+from backends.engine.sampling.processing import History, truncate
 from backends.engine.sampling.seams import SamplingSeams
 from backends.engine.seams import Seams
 from backends.faults.fault import fault, faults_in
@@ -50,7 +50,7 @@ def advanced_twice(seams: Seams) -> Seams:
         def advance(guide: Guide, emitted: list[int], finish: str | None) -> tuple[list[int], str | None]:
             kept_tokens, why = guided.advance(guide, emitted, finish)
             if why is None and bool(guide.row()[kept_tokens[-1]]):
-                guide.goes_on(kept_tokens[-1])
+                guide.accept_token(kept_tokens[-1])
             return kept_tokens, why
 
         return replace(guided, advance=advance)
@@ -225,10 +225,10 @@ def raw_claim(seams: Seams) -> Seams:
     def change(sampling: SamplingSeams) -> SamplingSeams:
         def claimed_law(drawn_from: Tensor, logits: Tensor, settings: Sampling) -> Tensor:
             if settings.grammar is None:
-                return sampling.handed_over(drawn_from, logits, settings)
-            return truncated(logits / settings.temperature, settings)
+                return sampling.hand_over(drawn_from, logits, settings)
+            return truncate(logits / settings.temperature, settings)
 
-        return replace(sampling, handed_over=claimed_law)
+        return replace(sampling, hand_over=claimed_law)
 
     return _sampling(seams, change)
 
@@ -247,7 +247,7 @@ def forgotten(seams: Seams) -> Seams:
             super().prefill()
             grammar = self.case.sampling.grammar
             if grammar is not None and self.steps:  # no first prefill: the request was restored
-                self.guide = opened(grammar, self.case.stops.eos)
+                self.guide = open_guide(grammar, self.case.stops.eos)
 
     return replace(seams, request=Forgetful)
 

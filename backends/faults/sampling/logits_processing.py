@@ -34,7 +34,7 @@ Settings = Callable[[Sampling], Sampling]
 
 def proposing(law: Callable[[Tensor, Sampling], Tensor]) -> Plant:
     """A fault that hands over `law` of the draft's logits, whatever law the token was drawn from."""
-    return lambda seams: replace(seams, handed_over=lambda drawn_from, logits, sampling: law(logits, sampling))
+    return lambda seams: replace(seams, hand_over=lambda drawn_from, logits, sampling: law(logits, sampling))
 
 
 def judging(settings: Settings) -> Plant:
@@ -80,11 +80,11 @@ def path_one_late(seams: SamplingSeams) -> SamplingSeams:
             return seams.target_law(logits, sampling, stops, past)
         late = torch.cat([past.tail[..., :1], past.tail[..., :-1]], -1)
         # Row 0 has no row before it and keeps its own history.
-        shifted_history = [torch.cat([rows[:, :1], rows[:, :-1]], 1) for rows in (past.seen, past.counts)]
+        shifted_history = [torch.cat([rows[:, :1], rows[:, :-1]], 1) for rows in (past.seen_tokens, past.counts)]
         # The node's history is the one before it: seen tokens, counts, the tail and the whole sequence.
         history = replace(
             past,
-            seen=shifted_history[0],
+            seen_tokens=shifted_history[0],
             counts=shifted_history[1],
             tail=late,
             sequence=lambda request, node: past.sequence(request, max(node - 1, 0)),

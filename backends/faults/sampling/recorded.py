@@ -4,7 +4,7 @@ from collections import OrderedDict
 from dataclasses import replace
 
 from backends.base import Unsupported
-from backends.engine.sampling.batched import TENSORS, Padded
+from backends.engine.sampling.batched import TENSORS, PaddedBatch
 from backends.engine.sampling.recorded import RecordedBatch, RecordedVerify
 from backends.engine.seams import Seams
 from backends.faults.fault import fault, faults_in
@@ -22,7 +22,7 @@ def recorded_by(seams: Seams, wrong: type[RecordedVerify]) -> Seams:
     right = seams.sampling.batched
     if not isinstance(right, RecordedVerify):
         raise Unsupported("a fault of recorded acceptance: this backend records none")
-    verify = wrong(recorder=right.recorder, kept=OrderedDict())
+    verify = wrong(recorder=right.recorder, recordings=OrderedDict())
     return replace(seams, sampling=replace(seams.sampling, batched=verify))
 
 
@@ -30,7 +30,7 @@ def without(seams: Seams, *forgotten: str) -> Seams:
     """`seams` whose replays of acceptance read the tensors `forgotten` as they were recorded."""
 
     class Forgetful(RecordedVerify):
-        def refill(self, recording: RecordedBatch, batch: Padded) -> None:
+        def refill(self, recording: RecordedBatch, batch: PaddedBatch) -> None:
             for recorded_tensor, name in zip(recording.inputs, TENSORS, strict=True):
                 if name not in forgotten:
                     recorded_tensor.copy_(getattr(batch, name))

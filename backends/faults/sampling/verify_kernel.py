@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from backends.engine.sampling.processing import History, widened
+from backends.engine.sampling.processing import History, widen
 from backends.engine.sampling.seams import SamplingSeams
 from backends.faults.fault import Fault
 from backends.faults.sampling.rejection import in_sampling
@@ -20,7 +20,7 @@ def logits_for_probabilities(seams: SamplingSeams) -> SamplingSeams:
     """Logits divided by the temperature are handed over as probabilities."""
 
     def target_law(logits: Tensor, sampling: Sampling, stops: Stops, past: History | None) -> Tensor:
-        scores = widened(logits) if past is None else seams.scores(logits, sampling, stops, past)
+        scores = widen(logits) if past is None else seams.scores(logits, sampling, stops, past)
         return scores / sampling.temperature
 
     return replace(seams, target_law=target_law)

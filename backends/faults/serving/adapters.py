@@ -78,9 +78,9 @@ def prefill_alone(seams: Seams) -> Seams:
 class RootAlone(LowRank):
     """An adapter that is added to the first row of a block."""
 
-    def added(self, module: str, rows: Tensor) -> Tensor | None:
-        """See `LowRank.added`."""
-        more = super().added(module, rows)
+    def added_output(self, module: str, rows: Tensor) -> Tensor | None:
+        """See `LowRank.added_output`."""
+        more = super().added_output(module, rows)
         return None if more is None else torch.cat([more[:1], torch.zeros_like(more[1:])])
 
 

@@ -69,15 +69,15 @@ def tokens_skipped(seams: Seams) -> Seams:
 
         def commit(self, verdict: Verification, rows: list[int]) -> Committed:
             if verdict.block.bare and self.case.draft.model is not None and self.case.draft.reads is None:
-                begin = len(verdict.shown.context)
+                begin = len(verdict.step.context)
                 self.missed_places += tuple(range(begin, begin + len(rows)))
             committed: Committed = super().commit(verdict, rows)
             return committed
 
-        def asked(
+        def begin_drafting(
             self,
         ) -> tuple[StepSampling | None, tuple[list[int], StepSampling | None, Tensor | None]]:
-            chance, (tokens, draft_sampling, hidden) = super().asked()
+            chance, (tokens, draft_sampling, hidden) = super().begin_drafting()
             fed_tokens = [token for place, token in enumerate(tokens) if place not in self.missed_places]
             return chance, (fed_tokens, draft_sampling, hidden)
 
@@ -152,7 +152,7 @@ def state_of_launch_before(seams: Seams) -> Seams:
 
     def is_ahead(request: Any, bare: bool) -> bool:
         # A step without its draft counts as the last one with it did.
-        return bool(request.is_changed) if bare else len(request.tokens) > len(request.resolved)
+        return bool(request.is_changed) if bare else len(request.tokens) > len(request.resolved_tokens)
 
     def with_last_state_before(states: Tensor, before: Tensor | None) -> Tensor:
         return states if before is None else torch.cat([states[:-1], before[-1:]])

@@ -42,7 +42,7 @@ def tree_size_of_first(seams: Seams) -> Seams:
                 # The mask of a padding row: its own column and no other.
                 alone = torch.zeros(rows, cache.length + cache.rows, dtype=torch.bool)
                 alone[torch.arange(rows), cache.length + torch.arange(rows)] = True
-                shown_columns = cache.shown(layer, alone)
+                shown_columns = cache.cell_mask(layer, alone)
                 right[lane, 0, first_rows:rows] = False
                 right[lane, 0, first_rows:rows, : shown_columns.shape[1]] = shown_columns[first_rows:]
             return right
@@ -168,7 +168,7 @@ def filler_seen(seams: Seams) -> Seams:
         def masks(self, layer: int, visible: list[Tensor]) -> Tensor:
             right = super().masks(layer, visible)
             for lane, (cache, rows) in enumerate(zip(self.caches, self.rows, strict=True)):
-                own_columns = cache.shown(layer, visible[lane]).shape[1] + self.width - rows
+                own_columns = cache.cell_mask(layer, visible[lane]).shape[1] + self.width - rows
                 right[lane, :, :, own_columns:] = True
             return right
 
@@ -191,7 +191,7 @@ def padding_seen(seams: Seams) -> Seams:
         def masks(self, layer: int, visible: list[Tensor]) -> Tensor:
             right = super().masks(layer, visible)
             for lane, (cache, rows) in enumerate(zip(self.caches, self.rows, strict=True)):
-                begin = cache.shown(layer, visible[lane]).shape[1]
+                begin = cache.cell_mask(layer, visible[lane]).shape[1]
                 right[lane, :, :, begin : begin + self.width - rows] = True
             return right
 

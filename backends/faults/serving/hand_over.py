@@ -11,7 +11,7 @@ from torch import Tensor
 from backends.engine import stops
 from backends.engine.guided.guide import Guide
 from backends.engine.handover.seams import HandOverSeams
-from backends.engine.handover.state import Carried, Columns
+from backends.engine.handover.state import Columns, RequestState
 from backends.engine.request import Request
 from backends.engine.seams import Seams
 from backends.faults.fault import fault, faults_in
@@ -38,7 +38,7 @@ def _with_tensors(columns: Columns, keys: list[Tensor], values: list[Tensor]) ->
 def last_page(seams: Seams) -> Seams:
     """Full pages of the target travel; the columns of the page that is filled in part arrive as zeros."""
 
-    def leaves(state: Carried) -> Carried:
+    def outgoing(state: RequestState) -> RequestState:
         columns, full = state.target, state.target.length // PAGE * PAGE
         parts = []
         for kind in (columns.keys, columns.values):
@@ -48,7 +48,7 @@ def last_page(seams: Seams) -> Seams:
             parts.append(copies)
         return replace(state, target=_with_tensors(columns, *parts))
 
-    return _with_hand_over(seams, leaves=leaves)
+    return _with_hand_over(seams, outgoing=outgoing)
 
 
 @fault(
@@ -60,11 +60,11 @@ def last_page(seams: Seams) -> Seams:
 def hidden_late(seams: Seams) -> Seams:
     """Each hidden state arrives beside the token after its own: the last one is lost, the first one stands twice."""
 
-    def leaves(state: Carried) -> Carried:
+    def outgoing(state: RequestState) -> RequestState:
         states = state.hidden
         return state if states is None else replace(state, hidden=torch.cat([states[:1], states[:-1]]))
 
-    return _with_hand_over(seams, leaves=leaves)
+    return _with_hand_over(seams, outgoing=outgoing)
 
 
 @fault(
@@ -76,14 +76,14 @@ def hidden_late(seams: Seams) -> Seams:
 def draft_early(seams: Seams) -> Seams:
     """The columns of the draft model's cache are sent as they were allocated: zeros."""
 
-    def leaves(state: Carried) -> Carried:
+    def outgoing(state: RequestState) -> RequestState:
         columns = state.draft
         if columns is None:
             return state
         empty = [[torch.zeros_like(tensor) for tensor in kind] for kind in (columns.keys, columns.values)]
         return replace(state, draft=_with_tensors(columns, *empty))
 
-    return _with_hand_over(seams, leaves=leaves)
+    return _with_hand_over(seams, outgoing=outgoing)
 
 
 @fault(
@@ -95,7 +95,7 @@ def draft_early(seams: Seams) -> Seams:
 def window_early(seams: Seams) -> Seams:
     """A layer that has dropped its first columns puts the others at the beginning of the request."""
 
-    def leaves(state: Carried) -> Carried:
+    def outgoing(state: RequestState) -> RequestState:
         columns = state.target
         moved_columns = [
             [
@@ -108,7 +108,7 @@ def window_early(seams: Seams) -> Seams:
         ]
         return replace(state, target=replace(_with_tensors(columns, *moved_columns), first=(0,) * len(columns.first)))
 
-    return _with_hand_over(seams, leaves=leaves)
+    return _with_hand_over(seams, outgoing=outgoing)
 
 
 @fault(
@@ -144,13 +144,13 @@ def coins_again(seams: Seams) -> Seams:
     class CoinsAnew(seams.request):  # type: ignore[name-defined,misc]
         spent = 0
 
-        def carry_on(self, state: Carried, steps: list[Step], over: HandOverSeams) -> None:
+        def carry_on(self, state: RequestState, steps: list[Step], over: HandOverSeams) -> None:
             super().carry_on(state, steps, over)
             self.spent = len(state.lengths)
 
         @property
-        def coined(self) -> int:
-            return int(super().coined) - self.spent
+        def coined_steps(self) -> int:
+            return int(super().coined_steps) - self.spent
 
     return _arriving(seams, CoinsAnew)
 
@@ -165,7 +165,7 @@ def position_early(seams: Seams) -> Seams:
     """The root that follows stands at the position of the prompt's last token."""
 
     class Early(seams.request):  # type: ignore[name-defined,misc]
-        def carry_on(self, state: Carried, steps: list[Step], over: HandOverSeams) -> None:
+        def carry_on(self, state: RequestState, steps: list[Step], over: HandOverSeams) -> None:
             super().carry_on(state, steps, over)
             self.position = len(self.case.prompt) - 1
 
@@ -182,9 +182,9 @@ def stops_anew(seams: Seams) -> Seams:
     """The receiver counts output tokens, and the text in which a stop string may begin, from the hand-over on."""
 
     class Anew(seams.request):  # type: ignore[name-defined,misc]
-        def carry_on(self, state: Carried, steps: list[Step], over: HandOverSeams) -> None:
+        def carry_on(self, state: RequestState, steps: list[Step], over: HandOverSeams) -> None:
             super().carry_on(state, steps, over)
-            self._written = stops.Written()
+            self._written = stops.OutputTail()
 
     return _arriving(seams, Anew)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from backends.engine.draft import Draft
 from backends.engine.handover.seams import HandOverSeams
-from backends.engine.handover.state import Carried
+from backends.engine.handover.state import RequestState
 from backends.engine.kv.arena import Arena, CacheLease, Model
 from backends.engine.model.axes import Axes
 from backends.engine.model.causal_lm import CausalLm, Rows
@@ -123,7 +123,7 @@ def lost_on_restore(seams: Seams) -> Seams:
 
         def prefill(self) -> None:
             if self.entered and self.axes is not None:
-                self.axes = Axes(self.axes.known, 0)
+                self.axes = Axes(self.axes.image_positions, 0)
             self.entered = True
             super().prefill()
 
@@ -142,7 +142,7 @@ def not_handed_over(seams: Seams) -> Seams:
     class ArrivedRequest(seams.request):  # type: ignore[misc,name-defined]
         axes: Axes | None
 
-        def carry_on(self, state: Carried, steps: list[Step], over: HandOverSeams) -> None:
+        def carry_on(self, state: RequestState, steps: list[Step], over: HandOverSeams) -> None:
             super().carry_on(state, steps, over)
             self.axes = None
 
@@ -174,7 +174,7 @@ def from_the_start(seams: Seams) -> Seams:
         ) -> None:
             super().__init__(case, target, lease, draft, step_seams)
             if self.axes is not None:
-                self.axes = AlwaysFromTheStart(self.axes.known, self.axes.delta)
+                self.axes = AlwaysFromTheStart(self.axes.image_positions, self.axes.delta)
 
     return replace(seams, request=ChunkedRequest)
 

@@ -136,9 +136,9 @@ def absent_nodes_draw(seams: Seams) -> Seams:
 
     class Drawing(Request):
         @property
-        def coined(self) -> int:
+        def coined_steps(self) -> int:
             bare = sum(step.drafted is not None and len(step.drafted.tree) == 1 for step in self.steps)
-            return super().coined + bare
+            return super().coined_steps + bare
 
     return replace(seams, request=Drawing)
 

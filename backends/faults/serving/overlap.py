@@ -44,8 +44,8 @@ def last_slot_patched(seams: Seams) -> Seams:
 
     class PatchedRequest(Request):
         @property
-        def told(self) -> tuple[int, ...]:
-            output = super().told
+        def device_output(self) -> tuple[int, ...]:
+            output = super().device_output
             if self.case.sampling.greedy:
                 return output
             # A token below 0 is one that the scheduler does not have: -1 - token.
@@ -71,7 +71,7 @@ def last_slot_patched(seams: Seams) -> Seams:
             return tuple(PLACEHOLDER if token == vocab else token for token in partial.sequence(request, node))
 
         patched_history = replace(
-            partial, seen=partial.seen[..., :vocab], counts=partial.counts[..., :vocab], sequence=sequence
+            partial, seen_tokens=partial.seen_tokens[..., :vocab], counts=partial.counts[..., :vocab], sequence=sequence
         )
         return Hollow(**vars(past), patched=patched_history)
 

@@ -42,7 +42,7 @@ def of_known_pages(seams: Seams) -> Seams:
 
     class KnownPages(seams.request):  # type: ignore[misc,name-defined]
         @staticmethod
-        def takes_known(case: Case) -> bool:
+        def can_share_columns(case: Case) -> bool:
             return case.draft.reads is None
 
         def scored_prompt(self, scores: list[Tensor], first: int) -> list[float]:

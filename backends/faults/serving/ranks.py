@@ -70,7 +70,7 @@ def own_seed(seams: Seams) -> Seams:
     def own_coins(group: Group, uniforms: Tensor) -> Tensor:
         return (uniforms + 0.37 * group.rank) % 1.0
 
-    return _ranks(seams, own_coins=own_coins, agreed=_alone)
+    return _ranks(seams, own_coins=own_coins, agree=_alone)
 
 
 @fault(
@@ -85,7 +85,7 @@ def extra_draw(seams: Seams) -> Seams:
     def own_coins(group: Group, uniforms: Tensor) -> Tensor:
         return uniforms.roll(-1, -1) if group.rank == group.size - 1 else uniforms
 
-    return _ranks(seams, own_coins=own_coins, agreed=_alone)
+    return _ranks(seams, own_coins=own_coins, agree=_alone)
 
 
 @fault(
@@ -97,12 +97,12 @@ def extra_draw(seams: Seams) -> Seams:
 def own_argmax(seams: Seams) -> Seams:
     """The best token of a rank's own part of the vocabulary is taken for the best of all."""
 
-    def best(group: Group, scores: Tensor) -> Tensor:
-        seams.sampling.ranks.best(group, scores)
+    def argmax(group: Group, scores: Tensor) -> Tensor:
+        seams.sampling.ranks.argmax(group, scores)
         part, first = own_part(group, scores, -torch.inf)
         return first + part.argmax(-1)
 
-    return _ranks(seams, best=best)
+    return _ranks(seams, argmax=argmax)
 
 
 @fault(
@@ -115,21 +115,21 @@ def greedy_not_broadcast(seams: Seams) -> Seams:
     """Greedy decisions are not broadcast, and the last rank's logits are rounded otherwise than the others'."""
     ranks = seams.sampling.ranks
 
-    def gathered(group: Group, logits: Tensor, vocab: int) -> Tensor:
-        logits_of_all = ranks.gathered(group, logits, vocab)
+    def gather_logits(group: Group, logits: Tensor, vocab: int) -> Tensor:
+        logits_of_all = ranks.gather_logits(group, logits, vocab)
         if group.rank < group.size - 1:
             return logits_of_all
         grid = NOISE * logits_of_all.abs().max(-1, keepdim=True).values
         return (logits_of_all / grid).round() * grid
 
-    def best(group: Group, scores: Tensor) -> Tensor:
-        ranks.best(group, scores)
+    def argmax(group: Group, scores: Tensor) -> Tensor:
+        ranks.argmax(group, scores)
         return scores.argmax(-1)
 
-    def agreed(group: Group, decision: Tensor, greedy: bool) -> Tensor:
-        return _alone(group, decision, greedy) if greedy else ranks.agreed(group, decision, greedy)
+    def agree(group: Group, decision: Tensor, greedy: bool) -> Tensor:
+        return _alone(group, decision, greedy) if greedy else ranks.agree(group, decision, greedy)
 
-    return _ranks(seams, gathered=gathered, best=best, agreed=agreed)
+    return _ranks(seams, gather_logits=gather_logits, argmax=argmax, agree=agree)
 
 
 @fault(
@@ -178,11 +178,11 @@ def bias_everywhere(seams: Seams) -> Seams:
 def unmasked_embedding(seams: Seams) -> Seams:
     """A rank without a token's embedding adds that of its last id instead of nothing."""
 
-    def embedded(group: Group, tokens: Tensor, weight: Tensor, first: int) -> Tensor:
+    def embed_tokens(group: Group, tokens: Tensor, weight: Tensor, first: int) -> Tensor:
         rows = weight if len(weight) else weight.new_zeros(1, weight.shape[-1])
         return group.all_reduce(rows[(tokens - first).clamp(0, len(rows) - 1)])
 
-    return _ranks(seams, embedded=embedded)
+    return _ranks(seams, embed_tokens=embed_tokens)
 
 
 @fault(

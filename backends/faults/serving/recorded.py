@@ -10,7 +10,7 @@ from backends.base import Unsupported
 from backends.engine.columns import Attend
 from backends.engine.model.causal_lm import CausalLm
 from backends.engine.model.graphs import Graphs, Key, Recording
-from backends.engine.model.recording.lanes import Still
+from backends.engine.model.recording.lanes import RecordedLanes
 from backends.engine.seams import Seams
 from backends.faults.fault import fault, faults_in
 from reference.trace import Stage
@@ -120,7 +120,7 @@ def keyed_without_addresses(seams: Seams) -> Seams:
     """A recording is looked up by shapes alone: the forward of one request runs over the KV cache of another."""
 
     class KeyedWithoutAddresses(Graphs):
-        def key(self, attend: Attend, fresh: dict[str, Tensor], lanes: Still) -> Key:
+        def key(self, attend: Attend, fresh: dict[str, Tensor], lanes: RecordedLanes) -> Key:
             return replace(super().key(attend, fresh, lanes), addresses=())
 
     return recorded_by(seams, KeyedWithoutAddresses)
@@ -143,7 +143,7 @@ def keyed_without_sizes(seams: Seams) -> Seams:
     class KeyedWithoutSizes(Graphs):
         rows = 0
 
-        def key(self, attend: Attend, fresh: dict[str, Tensor], lanes: Still) -> Key:
+        def key(self, attend: Attend, fresh: dict[str, Tensor], lanes: RecordedLanes) -> Key:
             self.rows = fresh["input_ids"].shape[1]
             return replace(super().key(attend, fresh, lanes), shapes=())
 

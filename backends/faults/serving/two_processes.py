@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import torch
 
-from backends.engine.handover.items import Item, page_of, together
-from backends.engine.handover.packet import Expected
+from backends.engine.handover.items import Item, join_in_order, page_of
+from backends.engine.handover.packet import ExpectedRequest
 from backends.engine.handover.seams import HandOverSeams
-from backends.engine.handover.state import Carried
+from backends.engine.handover.state import RequestState
 from backends.engine.seams import Seams
 from backends.faults.fault import fault, faults_in
 from reference.trace import Stage
@@ -38,16 +38,16 @@ def before_last(seams: Seams) -> Seams:
     """The decode begins when all items but one KV page are there; the columns of that page are zeros."""
     over = seams.hand_over
 
-    def arrived(arrived_names: Collection[str], names: Collection[str]) -> bool:
+    def is_complete(arrived_names: Collection[str], names: Collection[str]) -> bool:
         lacking = set(names) - set(arrived_names)
         pages = [name for name in arrived_names if page_of(name) >= 0]
         return not lacking or (len(lacking) == 1 and page_of(*lacking) >= 0 and bool(pages))
 
-    def joined(items: Sequence[Item]) -> bytes:
+    def join(items: Sequence[Item]) -> bytes:
         lacking = set(items[0].names) - {item.name for item in items}
-        return over.joined([*items, *(_empty(name, items) for name in lacking)])
+        return over.join([*items, *(_empty(name, items) for name in lacking)])
 
-    return _with_hand_over(seams, replace(over, arrived=arrived, joined=joined))
+    return _with_hand_over(seams, replace(over, is_complete=is_complete, join=join))
 
 
 def _empty(name: str, items: Sequence[Item]) -> Item:
@@ -73,7 +73,7 @@ def _empty(name: str, items: Sequence[Item]) -> Item:
 )
 def as_they_come(seams: Seams) -> Seams:
     """The columns of KV pages are joined in the order in which the pages arrive, which no transport promises."""
-    return _with_hand_over(seams, replace(seams.hand_over, joined=together))
+    return _with_hand_over(seams, replace(seams.hand_over, join=join_in_order))
 
 
 @fault(
@@ -87,15 +87,15 @@ def taken_twice(seams: Seams) -> Seams:
     """When a request comes again, the receiver takes the packet that it had from it before: older text and columns."""
     over, packets = seams.hand_over, dict[tuple[object, int], tuple[bytes, int]]()
 
-    def unpacked(data: bytes, expected: Expected) -> Carried:
+    def unpack(data: bytes, expected: ExpectedRequest) -> RequestState:
         key = (expected.case, expected.room)
         if expected.hop and key in packets:
             before, hop = packets[key]
-            return over.unpacked(before, replace(expected, hop=hop))
+            return over.unpack(before, replace(expected, hop=hop))
         packets[key] = (data, expected.hop)
-        return over.unpacked(data, expected)
+        return over.unpack(data, expected)
 
-    return _with_hand_over(seams, replace(over, unpacked=unpacked))
+    return _with_hand_over(seams, replace(over, unpack=unpack))
 
 
 FAULTS = faults_in(globals())

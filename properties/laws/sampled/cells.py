@@ -142,7 +142,8 @@ def tally(blocks: Array) -> dict[Block, int]:
     if not len(rows):
         return {}
     # `rows.min()` may be -1, the padding, or less in a broken block.
-    low, base = int(rows.min()), int(rows.max() - rows.min()) + 1
+    low = int(rows.min())
+    base = int(rows.max() - rows.min()) + 1
     if base ** rows.shape[1] < 2**62:
         # Each row as one number in base `base`: sorting numbers is 10 times faster than sorting rows.
         code = (rows - low) @ (base ** np.arange(rows.shape[1], dtype=np.int64))

@@ -179,7 +179,8 @@ class Links:
         assert trial.drafted is not None
         if ACCEPT not in self._groups or q[trial.drafted] == 0.0:
             return
-        p, first = law(trial.p, SUMS_TO), 0
+        p = law(trial.p, SUMS_TO)
+        first = 0
         for event in (overall(p, q, low, high), by_token(p, q, low, high, trial.drafted)):
             self._groups[ACCEPT].add(event.pays, event.p, event.high, int(not trial.accepted), first)
             first += len(event.pays)

@@ -100,7 +100,7 @@ class DialogueRun(Run):
         """One turn of one way; without a server every token of it is prefilled."""
         case = replace(base, draft=self._drafts[way]) if way in self._drafts else base
         turn, trace = self.time_turn(way, case, self._backend.run if server is None else server.turn, prompt, repeat)
-        return replace(turn, place=place, kept=0 if server is None else server.kept), trace
+        return replace(turn, place=place, kept=0 if server is None else server.num_shared), trace
 
     def _compare_turns(self, traces: dict[str, tuple[Turn, Trace | None]]) -> list[Agreement]:
         """The comparisons of the texts of the ways with that of the target alone, by rule T."""

@@ -52,7 +52,11 @@ class Watched(Buffers):
 
     def fill(self, lanes: list[LaneRows], numbers: list[int], size: int) -> None:
         super().fill(lanes, numbers, size)
-        held = [one for one in (self.tokens, self.positions, self.lengths, self.slots, self.held) if one is not None]
+        held = [
+            one
+            for one in (self.tokens, self.positions, self.lengths, self.slots, self.hidden_states)
+            if one is not None
+        ]
         self.addresses.append((id(self), *(one.data_ptr() for one in held)))
         self.forwards.append((len(lanes), size))
         assert not self.slots[len(lanes) : size].any(), "padded lanes have the slot that no request has"

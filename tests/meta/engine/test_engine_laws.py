@@ -8,7 +8,7 @@ import torch
 
 from backends.compositions import open_cpu
 from backends.engine.sampling import stream
-from backends.engine.sampling.coins import Coins, inverse, rounded
+from backends.engine.sampling.coins import Coins, inverse, round_coins
 from backends.engine.sampling.forest import forest
 from backends.engine.sampling.rules import PROGRAMS
 from backends.engine.sampling.seams import SamplingSeams
@@ -197,7 +197,7 @@ def test_inverse_cdf_at_its_edges() -> None:
 
 
 def test_coins_rounded_to_float32_stay_below_one() -> None:
-    assert float(rounded(torch.tensor([1 - 2.0**-53], dtype=torch.float64), torch.float32)[0]) == 1 - 2.0**-24
+    assert float(round_coins(torch.tensor([1 - 2.0**-53], dtype=torch.float64), torch.float32)[0]) == 1 - 2.0**-24
 
 
 def test_the_stream_of_a_request_is_its_own() -> None:

@@ -1,6 +1,6 @@
 """One case under every KV layout: the same tokens, the same bits where the same operations ran, else within the bound.
 
-The table is in DESIGN.md, "Layouts, and where bits agree".
+The table is in `docs/explanation/layouts.md`.
 """
 
 from collections.abc import Callable, Iterator

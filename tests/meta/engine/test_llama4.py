@@ -40,7 +40,7 @@ def test_transformers_own_temperature_is_right_for_a_chain_alone(
     case = Case(Seeded(arch, 1), (1, 2, 3, 4, 9, 8, 7, 1, 0, 2), draft, stops=Stops(4))
     assert judge(case, CONTEXT, TransformersOracle(), subject_of(open_cpu())).findings == ()
     for name in ("llama4", "llama4_text"):  # what the engine mends stays as transformers has it
-        monkeypatch.setitem(FAMILIES, name, replace(FAMILIES[name], prepared=lambda network: None))
+        monkeypatch.setitem(FAMILIES, name, replace(FAMILIES[name], prepare=lambda network: None))
     found = judge(case, CONTEXT, TransformersOracle(), subject_of(open_cpu())).first
     assert (found is None) == right
     assert found is None or (found.stage, found.step) == (Stage.ATTENDED, 0)

@@ -17,7 +17,7 @@ from backends.engine.ranks.crew import Crew
 from backends.engine.ranks.member import Facts
 from backends.ranked import RankedBackend
 from properties.invariants import ALL
-from properties.strategies.models import GALLERY, small
+from properties.strategies.models import GALLERY, small_draft
 from properties.verdict.judge import judge
 from reference.architecture import Seeded
 from reference.case import Case
@@ -46,7 +46,7 @@ def drawn(number: int, ranks: int) -> Case:
     rng = np.random.default_rng(number)
     model = Seeded(MODELS[number % len(MODELS)], number % 2)
     shape = RankTree((0, 0, 0, 1), (0, 0, 1, 0))
-    draft = LanguageModel(small(model.vocab_size, 0), shape) if number % 3 else Scripted()
+    draft = LanguageModel(small_draft(model.vocab_size, 0), shape) if number % 3 else Scripted()
     prompt = tuple(int(one) for one in rng.integers(0, model.vocab_size, 4))
     sampling = Sampling(float(number % 2), seed=number)
     return Case(model, prompt, draft, sampling=sampling, stops=Stops(60), ranks=ranks)

@@ -55,7 +55,7 @@ def test_a_coin_draws_over_all_parts_what_it_draws_from_the_whole(ranks: int, vo
 def test_of_equal_scores_the_lowest_id_wins_across_parts(ranks: int) -> None:
     scores = torch.tensor(np.random.default_rng(1).integers(0, 3, (200, 7)), dtype=torch.float32)
     wanted = (scores == scores.max(-1, keepdim=True).values).long().argmax(-1)
-    assert torch.equal(same_on_all(ranks, lambda group: seams.best(group, scores)), wanted)
+    assert torch.equal(same_on_all(ranks, lambda group: seams.argmax(group, scores)), wanted)
 
 
 @pytest.mark.parametrize("ranks", MANY)

@@ -27,7 +27,7 @@ from specverify.isolation.limits import Patience
 from tests.inprocess import in_this_process
 
 PROGRAMS = Path(__file__).resolve().parents[2] / "strangers" / "programs"
-README = (Path(__file__).resolve().parents[3] / "README.md").read_text()
+PAGE = (Path(__file__).resolve().parents[3] / "docs" / "how_to" / "program.md").read_text()
 SCHEMA = json.loads(command.SCHEMA.read_text())
 CASE = Case(Seeded(GALLERY[1], 0), (3, 1, 4), stops=Stops(6))
 NODE = f"command:node {PROGRAMS / 'greedy_llama.mjs'}"
@@ -170,8 +170,8 @@ def test_all_that_a_program_takes_is_sent_and_fits_the_schema(program: Callable[
     assert set(taken) == set(every), "the schema names the parameters of a black box that are no Python objects"
 
 
-def test_the_lines_in_readme_are_lines_of_the_protocol() -> None:
-    (block,) = [one for one in README.split("```") if one.startswith("json\n") and '"ask"' in one]
+def test_the_lines_in_the_docs_are_lines_of_the_protocol() -> None:
+    (block,) = [one for one in PAGE.split("```") if one.startswith("json\n") and '"ask"' in one]
     lines_of = [json.loads(line) for line in block.splitlines()[1:] if line]
     kinds = ["declare", "declared", "generate", "generated", "unsupported", "error"]
     for kind, line in zip(kinds, lines_of, strict=True):

@@ -99,13 +99,13 @@ def test_the_dialects_of_an_address_are_those_that_there_are() -> None:
     assert set(DIALECTS) == set(BY_NAME)
 
 
-def test_readme_names_every_dialect_with_its_route_and_the_bounds() -> None:
-    readme = (Path(__file__).resolve().parents[3] / "README.md").read_text()
-    rows = dict(re.findall(r"^\| `([\w.]+)` \| `(/[\w/]+)`", readme, re.MULTILINE))
+def test_the_tutorial_names_every_dialect_with_its_route_and_the_bounds() -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs" / "tutorials" / "server.md").read_text()
+    rows = dict(re.findall(r"^\| `([\w.]+)` \| `(/[\w/]+)`", page, re.MULTILINE))
     assert rows == {name: dialect.PATH for name, dialect in BY_NAME.items()}
     address = address_of("openai:http://127.0.0.1:1")
-    assert f"`timeout=SECONDS` ({address.timeout:g}), `tries=N` ({address.tries})" in readme
-    assert KEY in readme
+    assert f"`timeout=SECONDS` ({address.timeout:g}), `tries=N` ({address.tries})" in page
+    assert KEY in page
 
 
 def test_a_server_that_takes_texts_alone_is_asked_in_texts(tiny: Path, diff: Diff) -> None:

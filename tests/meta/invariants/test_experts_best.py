@@ -11,7 +11,7 @@ import pytest
 from backends import faults
 from backends.compositions import open_cpu
 from properties.invariants import ALL
-from properties.strategies.models import small
+from properties.strategies.models import small_draft
 from properties.tally import Tally
 from properties.tie_count import excess_expert_choices
 from properties.verdict.finding import RoutingCounts
@@ -57,7 +57,9 @@ def with_experts(family: str) -> Architecture:
 def case_on(family: str, dtype: str = "float64", **changes: object) -> Case:
     arch = with_experts(family)
     prompt = tuple(token % arch.vocab_size for token in (1, 2, 3, 4, 9, 8, 7, 1))
-    case = Case(Seeded(arch, 1), prompt, LanguageModel(small(arch.vocab_size, 0), TREE), stops=Stops(5), dtype=dtype)
+    case = Case(
+        Seeded(arch, 1), prompt, LanguageModel(small_draft(arch.vocab_size, 0), TREE), stops=Stops(5), dtype=dtype
+    )
     return replace(case, **changes)  # type: ignore[arg-type]
 
 

@@ -12,7 +12,7 @@ import pytest
 from backends.compositions import open_cpu
 from properties.invariants import ALL
 from properties.strategies.acceptance import continuation
-from properties.strategies.models import GALLERY, small
+from properties.strategies.models import GALLERY, small_draft
 from properties.tally import Tally
 from properties.tie_count import INFLATION, excess_ties, vacuous
 from properties.tolerance.closeness import Noise, noise, rms, rows_beyond
@@ -65,7 +65,9 @@ def fixed_cases() -> dict[str, Case]:
         "hopeless": Case(wide, prompt, Scripted((hopeless, hopeless)), KvLayout("fast"), stops=Stops(3)),
         "window": Case(windowed, short, Scripted((through,)), KvLayout("path", 9, 2), stops=Stops(4)),
         "own draft": Case(middle, (9, 8, 7), LanguageModel(middle, forks), stops=Stops(8)),
-        "reduced": Case(middle, (9, 8, 7), LanguageModel(small(64, 0), forks, (0, *range(1, 64, 2))), stops=Stops(4)),
+        "reduced": Case(
+            middle, (9, 8, 7), LanguageModel(small_draft(64, 0), forks, (0, *range(1, 64, 2))), stops=Stops(4)
+        ),
         "echo": Case(wide, (5, 6, 7) * 3, Ngram(RankTree((0, 0, 0, 1), (0, 1, 0, 0))), stops=Stops(4)),
         "zero": Case(tiny, zero, Scripted((Tree((0, 0, 0), (zero[-1], 1, 0)),)), stops=Stops(3), dtype="float64"),
     }

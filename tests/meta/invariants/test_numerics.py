@@ -235,11 +235,11 @@ def test_a_tie_in_the_draft_is_no_drift_of_what_comes_after_it() -> None:
     other[0, 7], other[0, 8] = scores[0, 8], scores[0, 7]
     other[1] = -scores[1]
     by_tie = Drafted(Tree((0, 0, 1), (5, 8, 9)), other, (0, 8, 9))
-    assert [type(fact) for fact in drafts._same("draft.fidelity", case, 0, by_tie, true, None)] == [
+    assert [type(fact) for fact in drafts._compare_drafted("draft.fidelity", case, 0, by_tie, true, None)] == [
         Compared,
         PredictedTies,
         Tie,
     ]
-    *_, drift = drafts._same("draft.fidelity", case, 0, replace(by_tie, tree=true.tree), true, None)
+    *_, drift = drafts._compare_drafted("draft.fidelity", case, 0, replace(by_tie, tree=true.tree), true, None)
     assert isinstance(drift, Finding)
     assert {**drift.where, "token": 0} == {"node": 1, "side": "logits", "token": 0}

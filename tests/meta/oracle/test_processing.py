@@ -323,7 +323,7 @@ def test_half_precision_logits_are_widened_before_penalties() -> None:
     """In bfloat16 a penalty would round two different logits to one, and greedy decoding would take the other token."""
     logits = torch.tensor([[[0.5, 0.50390625, -1.0]]], dtype=torch.bfloat16)
     past = engine.History(
-        seen=torch.tensor([[[True, True, False]]]),
+        seen_tokens=torch.tensor([[[True, True, False]]]),
         counts=torch.tensor([[[1, 1, 0]]]),
         tail=torch.full((1, 1, 1), -1),
         emitted=torch.zeros(1, 1, dtype=torch.long),

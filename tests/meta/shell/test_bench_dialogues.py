@@ -73,7 +73,7 @@ def served(case: Case, backend: EngineBackend) -> tuple[DialogueServer, list[tup
             if twin.drafted.logits is not None:
                 assert step.drafted.logits is not None
                 np.testing.assert_allclose(step.drafted.logits, twin.drafted.logits, rtol=0, atol=1e-9)
-        turns.append((turn, server.kept))
+        turns.append((turn, server.num_shared))
         history = turn.prompt + kept.output
     return server, turns
 
@@ -136,7 +136,7 @@ def test_a_head_whose_history_is_another_text_begins_with_empty_caches() -> None
     server, turns = served(case, backend)
     other = replace(case, prompt=(2, *turns[-1][0].prompt[1:]))
     assert server.turn(other).output == backend.run(other).output
-    assert server.kept == 0
+    assert server.num_shared == 0
 
 
 def test_a_turn_whose_history_is_another_text_begins_with_empty_caches() -> None:
@@ -144,7 +144,7 @@ def test_a_turn_whose_history_is_another_text_begins_with_empty_caches() -> None
     server, turns = served(case, backend)
     other = replace(case, prompt=(2, *turns[-1][0].prompt[1:]))
     assert server.turn(other).output == backend.run(other).output
-    assert server.kept == 0
+    assert server.num_shared == 0
 
 
 def readable(family: str, place: Path) -> Path:
