@@ -59,7 +59,7 @@ class Agenda:
 
     def own_saved(self) -> list[Saved]:
         """The saved cases of this part, by their ids: shards whose memories differ still share no case."""
-        return [one for one in self.saved if int(one.case.id, 16) % self.parts == self.part]
+        return [saved for saved in self.saved if int(saved.case.id, 16) % self.parts == self.part]
 
     def own(self, items: Sequence[Item]) -> Sequence[Item]:
         """The items at the places of this part."""

@@ -38,7 +38,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config, parser: pytest.Pa
 
     pytest calls this after it has loaded the project's own conftest files.
     """
-    if any(one.split("::")[0].startswith(CONFORMANCE) for one in args):
+    if any(argument.split("::")[0].startswith(CONFORMANCE) for argument in args):
         with suppress(ValueError, argparse.ArgumentError):  # the name is taken: `--specverify-backend` does the same
             SELECTION.add_plain_option(parser)
 
@@ -147,9 +147,9 @@ class BackendUnderTest:
             page = failure_page(Failure(verdict, verdict.first, case.id, backend=self.name))
             pytest.fail(f"\n{page}", pytrace=False)
         if verdict.internal:
-            told = "".join(internal_lines(error) for error in verdict.internal)
+            pages = "".join(internal_lines(error) for error in verdict.internal)
             case_line = f"case {case.id}: the judge has no answer\n{as_json(case_to_json(case))}"
-            pytest.fail(f"\n{told}{case_line}", pytrace=False)
+            pytest.fail(f"\n{pages}{case_line}", pytrace=False)
         return verdict
 
 

@@ -143,7 +143,7 @@ class Selection:
         reasons: dict[str, str | None] = {}
         # One item may belong to several tiers; the last match is counted.
         tiers: Counter[str] = Counter()
-        kept, left = [], []
+        selected, deselected = [], []
         for item in items:
             slow, emulated = self.mark("slow"), self.mark("emulated")
             if item.get_closest_marker(self.mark("npu")) and item.get_closest_marker(emulated):
@@ -162,13 +162,13 @@ class Selection:
             if item.get_closest_marker(slow) and slow not in expression:
                 tier = f"{slow} (-m {slow})"
             if tier is None:
-                kept.append(item)
+                selected.append(item)
             else:
                 tiers[tier] += 1
-                left.append(item)
-        if left:
-            items[:] = kept
-            config.hook.pytest_deselected(items=left)
+                deselected.append(item)
+        if deselected:
+            items[:] = selected
+            config.hook.pytest_deselected(items=deselected)
         # Kept for the summary line, and for the main process of pytest-xdist.
         config.stash[self._tiers] = tiers
 
@@ -185,24 +185,24 @@ class Selection:
         if hasattr(config, "workeroutput"):
             config.workeroutput[f"tiers {self.word}"] = dict(self._counted(config))
 
-    def take_over(self, config: pytest.Config, told: dict[str, Any]) -> None:
+    def take_over(self, config: pytest.Config, worker_output: dict[str, Any]) -> None:
         """Keep the counts of one worker; they replace another worker's, since all workers collect the same tests."""
-        config.stash[self._tiers] = Counter(told.get(f"tiers {self.word}", {}))
+        config.stash[self._tiers] = Counter(worker_output.get(f"tiers {self.word}", {}))
 
     def summary(self, config: pytest.Config) -> str | None:
         """One line with the number of tests in each tier that this run left out; None if there are none."""
         tiers = self._counted(config)
-        told = "; ".join(f"{count} {tier}" for tier, count in sorted(tiers.items()))
-        return f"left to other tiers: {told}" if told else None
+        counts = "; ".join(f"{count} {tier}" for tier, count in sorted(tiers.items()))
+        return f"left to other tiers: {counts}" if counts else None
 
     def header(self, config: pytest.Config) -> list[str]:
         """The line of pytest's header with the backends under test and the versions of packages."""
         from specverify.setup.environment import environment
 
-        found = environment()
+        facts = environment()
         names = ", ".join(self.named(config)) or "every backend shipped"
-        versions = ", ".join(f"{name} {found[name]}" for name in ("torch", "transformers", "numpy") if name in found)
-        return [f"specverify {found['specverify']}: {names}; {versions}"]
+        versions = ", ".join(f"{name} {facts[name]}" for name in ("torch", "transformers", "numpy") if name in facts)
+        return [f"specverify {facts['specverify']}: {names}; {versions}"]
 
 
 def _expression(config: pytest.Config) -> str:

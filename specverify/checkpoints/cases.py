@@ -113,36 +113,39 @@ def prepare(plan: Plan, subject: Subject, invariants: tuple[Invariant, ...]) -> 
     prompts = prompts_of(plan, checkpoint)
     sampled = not plan.sampling.greedy
     long = TOKEN_LEVEL if sampled else tuple(name for name in TOKEN_LEVEL if name not in LONG_IF_SAMPLED)
-    close = tuple(one for one in invariants if one.name not in long)
-    tokens = tuple(one for one in invariants if one.name in long)
+    close = tuple(invariant for invariant in invariants if invariant.name not in long)
+    tokens = tuple(invariant for invariant in invariants if invariant.name in long)
     within = subject.abilities
     if plan.grammar is not None:
         check_guides(within)
         plan = replace(plan, sampling=guided(plan.sampling, plan.grammar, checkpoint))
     ends = ends_of(checkpoint) if within is None or "eos" in within.stops else ()
     bases = [base_case(checkpoint, prompt, number, plan, ends) for number, prompt in enumerate(prompts)]
-    given = (
+    draft_of_plan = (
         None
         if plan.draft is None
         else given_draft(plan.draft, checkpoint, within, plan.draft_weights, plan.draft_trees)
     )
     if plan.draft is None and within is not None and not {Ngram.TAG, Scripted.TAG} & set(within.drafts):
-        found = [case for number, base in enumerate(bases) for case in own_way(base, plan, number, within)]
+        cases_of_engine = [case for number, base in enumerate(bases) for case in own_way(base, plan, number, within)]
         return Prepared(
-            len(found), checkpoint.vocab_size, lambda oracle: ((case, invariants) for case in found), found[0]
+            len(cases_of_engine),
+            checkpoint.vocab_size,
+            lambda oracle: ((case, invariants) for case in cases_of_engine),
+            cases_of_engine[0],
         )
 
     if plan.batch or plan.draft not in (None, Scripted.TAG):
-        draft = Ngram(LOOKUP, LOOKUP_ORDER) if given is None else given
+        draft = Ngram(LOOKUP, LOOKUP_ORDER) if draft_of_plan is None else draft_of_plan
         for number, base in enumerate(bases):
             _check_fits(plan, base, draft, number)
         drafted = [_with(base, draft, plan, number) for number, base in enumerate(bases)]
         if plan.batch:
-            together = tuple(one for one in invariants if one.name in (*long, *SESSION_LEVEL))
-            rest = tuple(one for one in invariants if one not in together)
-            begun = [_begun(case) for case in drafted] if rest else []
+            together = tuple(invariant for invariant in invariants if invariant.name in (*long, *SESSION_LEVEL))
+            others_invariants = tuple(invariant for invariant in invariants if invariant not in together)
+            begun = [_begun(case) for case in drafted] if others_invariants else []
             judged = [(case, together) for case in side_by_side(drafted, plan.batch)]
-            judged += [(case, rest) for case in side_by_side(begun, plan.batch)]
+            judged += [(case, others_invariants) for case in side_by_side(begun, plan.batch)]
             if within is not None:
                 for case, _ in judged:
                     check_admitted(case, within, plan.batch)
@@ -150,7 +153,7 @@ def prepare(plan: Plan, subject: Subject, invariants: tuple[Invariant, ...]) -> 
         return Prepared(
             len(bases) * (bool(tokens) + bool(close)),
             checkpoint.vocab_size,
-            lambda oracle: (one for case in drafted for one in _long_and_close(case, tokens, close)),
+            lambda oracle: (judged_case for case in drafted for judged_case in _long_and_close(case, tokens, close)),
             drafted[0],
         )
 
@@ -167,11 +170,11 @@ def prepare(plan: Plan, subject: Subject, invariants: tuple[Invariant, ...]) -> 
             every = tokens if plan.draft is None else ()
             if every:
                 yield lookup, tokens
-            first, *rest = _long_and_close(scripted, tokens, close)
+            first, *later = _long_and_close(scripted, tokens, close)
             yield first
             if every and sampled:
                 yield _with(base, LanguageModel(checkpoint, OWN, _named(checkpoint)), plan, 3 * number + 2), tokens
-            yield from rest
+            yield from later
 
     total = len(bases) * ((1 + (1 + sampled) * (plan.draft is None)) * bool(tokens) + bool(close))
     return Prepared(total, checkpoint.vocab_size, cases, bases[0])
@@ -214,8 +217,8 @@ def own_way(base: Case, plan: Plan, number: int, within: Abilities) -> Iterator[
     plain = replace(base.plain_decode(), layout=KvLayout())
     yield _with(plain, plain.draft, plan, 3 * number)
     if LanguageModel.TAG in within.drafts:
-        own = LanguageModel(base.model, OWN)
-        yield _with(replace(plain, draft=own), own, plan, 3 * number + 1)
+        draft = LanguageModel(base.model, OWN)
+        yield _with(replace(plain, draft=draft), draft, plan, 3 * number + 1)
 
 
 def _with(base: Case, draft: Draft, plan: Plan, turn: int) -> Case:

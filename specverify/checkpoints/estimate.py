@@ -31,9 +31,9 @@ def estimate(first: Case, total: int, new_tokens: int, oracle: Oracle, subject: 
     except NoTrace:
         return ""
     step = [max(0.0, long - short) / (MORE - FEW) for short, long in zip(few, more, strict=True)]
-    whole = total * (sum(few) + max(0, new_tokens - FEW) * sum(step))
+    total_s = total * (sum(few) + max(0, new_tokens - FEW) * sum(step))
     return (
-        f"{total} cases of up to {new_tokens} tokens: about {_told(whole)}; reading the weights and the first step "
+        f"{total} cases of up to {new_tokens} tokens: about {_told(total_s)}; reading the weights and the first step "
         f"took {reading:.1f} s, a step takes {step[0]:.2f} s in the oracle and {step[1]:.2f} s in the backend"
     )
 

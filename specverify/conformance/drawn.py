@@ -53,7 +53,7 @@ OF_ANY_RUN = ("lossless.completes", "lossless.takes-part")
 
 def invariant_named(name: str) -> Invariant:
     """The invariant called `name`."""
-    return next(one for one in ALL if one.name == name)
+    return next(invariant for invariant in ALL if invariant.name == name)
 
 
 def outcomes_of(
@@ -81,11 +81,11 @@ def outcomes_of(
         within = replace(within, **narrowed)  # type: ignore[arg-type]  # of words and numbers
     drawn = kind(backend.dtypes, layout=LAYOUTS.get(name), within=within)
 
-    def holds(case: Case) -> None:
+    def check_case(case: Case) -> None:
         outcomes.add(backend.check(case, name).outcomes[name])
 
     for times in rounds:
-        settings(how, max_examples=times * how.max_examples)(given(drawn)(holds))()
+        settings(how, max_examples=times * how.max_examples)(given(drawn)(check_case))()
         if "checked" in outcomes:
             break
     return outcomes
@@ -98,8 +98,8 @@ def undeclared(name: str, declared: Abilities) -> str:
     several, so that a declaration may lack them.
     """
     for field, few in NARROWED.get(name, {}).items():
-        known = getattr(declared, field)  # None, of families alone, is all of them
-        if field != "drafts" and known is not None and not {*few} & {*known}:
+        declared_values = getattr(declared, field)  # None, of families alone, is all of them
+        if field != "drafts" and declared_values is not None and not {*few} & {*declared_values}:
             return f"declares no {field} of {', '.join(map(str, few))}, of which {name} speaks"
     return ""
 
@@ -109,10 +109,10 @@ def hold_in(backend: BackendUnderTest, dtype: str, how: settings = EXAMPLES) -> 
     if dtype not in backend.declaration.dtypes:
         pytest.skip(f"{backend.name} declares no {dtype}")
 
-    def holds(case: Case) -> None:
+    def check_case(case: Case) -> None:
         backend.check(case)
 
-    settings(how)(given(cases((dtype,), within=backend.declaration))(holds))()
+    settings(how)(given(cases((dtype,), within=backend.declaration))(check_case))()
 
 
 def judge_all(backend: BackendUnderTest, count: int, seed: int = 0) -> list[Verdict]:
@@ -130,9 +130,9 @@ def judge_all(backend: BackendUnderTest, count: int, seed: int = 0) -> list[Verd
 
     explore(seed, count, cases(backend.dtypes, within=backend.declaration), collect)
     verdicts = [backend.check(case) for case in drawn]
-    silent = [one for one in verdicts if not compared(one)]
+    silent = [verdict for verdict in verdicts if not compared(verdict)]
     if silent or not verdicts:
-        why = next((f": {one.unsupported}" for one in silent if one.unsupported), "")
+        why = next((f": {verdict.unsupported}" for verdict in silent if verdict.unsupported), "")
         pytest.fail(
             f"{backend.name}: {len(silent)} of {len(verdicts)} drawn cases were not compared with anything{why}",
             pytrace=False,

@@ -40,13 +40,13 @@ class Cluster:
 
     def judged(self, before: Told | None, plan: Plan, listener: Listener) -> tuple[Tally, int | None]:
         """Judge `plan`, behind the messages of an earlier run that was killed; the tally, and the exit code if any."""
-        made = FleetCampaign(replace(plan, jobs=self.slices(plan)), listener, self._ray, self._device(plan))
+        campaign = FleetCampaign(replace(plan, jobs=self.slices(plan)), listener, self._ray, self._device(plan))
         if before is not None:
             # A place that could not start tries again.
-            made.recall((at, message) for at, message in before.messages if not isinstance(message, Broken))
+            campaign.recall((place, message) for place, message in before.messages if not isinstance(message, Broken))
         with redirect_stdout(sys.stderr):  # Ray prints there what it has to say of lost workers
-            made.run()
-        return made.tally, made.code
+            campaign.run()
+        return campaign.tally, campaign.code
 
     def close(self) -> None:
         """Leave the cluster."""
@@ -61,9 +61,9 @@ class Cluster:
         return named if named in ("cuda", "npu") and not emulated else "cpu"
 
 
-def retold(told: Told, plan: Plan, listener: Listener) -> tuple[Tally, int | None]:
+def retold(run: Told, plan: Plan, listener: Listener) -> tuple[Tally, int | None]:
     """The tally and the exit code of runs that are over."""
-    made = Campaign(plan, listener)
-    assert told.ended is not None
-    made.retell(told.messages, told.ended)
-    return made.tally, made.code
+    campaign = Campaign(plan, listener)
+    assert run.ended is not None
+    campaign.retell(run.messages, run.ended)
+    return campaign.tally, campaign.code

@@ -178,8 +178,8 @@ def unfinished(folder: Path) -> Journal | None:
 
 def _whole_lines(text: str) -> Iterator[str]:
     """The lines that end; a killed writer leaves a part of one, which may stand in the middle if it went on later."""
-    *whole, last = text.split("\n")
-    for line in whole:
+    *ended_lines, last = text.split("\n")
+    for line in ended_lines:
         if line.startswith("{") and line.endswith("}"):
             yield line
     if last.startswith("{") and last.endswith("}"):
@@ -210,18 +210,21 @@ def _drawn(failure: Failure) -> Failure:
     trace = failure.verdict.trace
     if trace is None:
         return failure
-    at, mine = failure.finding.step, failure.finding.where.get("request", 0)
-    light, shared = _lighter(trace, -1 if mine else at), trace.shared
-    if mine and shared is not None:  # pages draw the tree of the finding's request
-        every = [_lighter(one, at) if one and number == mine else None for number, one in enumerate(shared.requests)]
+    step, request = failure.finding.step, failure.finding.where.get("request", 0)
+    light, shared = _lighter(trace, -1 if request else step), trace.shared
+    if request and shared is not None:  # pages draw the tree of the finding's request
+        every = [
+            _lighter(trace_of_request, step) if trace_of_request and number == request else None
+            for number, trace_of_request in enumerate(shared.requests)
+        ]
         light = replace(light, shared=replace(shared, requests=tuple(every)))
     return replace(failure, verdict=replace(failure.verdict, trace=light))
 
 
-def _lighter(trace: Trace, at: int) -> Trace:
-    """The trace with hidden states, logits and caches of step `at` alone, and of no other request."""
+def _lighter(trace: Trace, step_number: int) -> Trace:
+    """The trace with hidden states, logits and caches of step `step_number` alone, and of no other request."""
     steps = tuple(
-        step if number == at and _entries(step) <= MOST_ENTRIES else _light(step)
+        step if number == step_number and _entries(step) <= MOST_ENTRIES else _light(step)
         for number, step in enumerate(trace.steps)
     )
     return Trace(steps, trace.output, trace.finish, trace.accounting, fallbacks=trace.fallbacks)

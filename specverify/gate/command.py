@@ -83,8 +83,8 @@ def gate(
             click.echo(line)
         return 0
     profile = profiles.load(file if file is not None else profiles.find(Path.cwd().relative_to(Path.cwd())))
-    asked = {"cases": cases, "time_budget": time_budget, "jobs": jobs}
-    profile = replace(profile, **{name: value for name, value in asked.items() if value is not None})  # type: ignore[arg-type]
+    changes = {"cases": cases, "time_budget": time_budget, "jobs": jobs}
+    profile = replace(profile, **{name: value for name, value in changes.items() if value is not None})  # type: ignore[arg-type]
     check_names(profile, fault)
     check_apart({"--json": json_file, "--html": html_file})
     for written in filter(None, (json_file, html_file)):
@@ -120,12 +120,12 @@ def check_names(profile: "Profile", fault: str | None) -> None:
     check_globs((*profile.invariants, *profile.floors.reached))
     for layout in profile.layouts:
         check_layout(layout, profile.backends if len(profile.layouts) == 1 else ())
-    for one in (*profile.backends, *filter(None, (profile.against,))):
-        if one == profile.against == TRANSFORMERS:
+    for name in (*profile.backends, *filter(None, (profile.against,))):
+        if name == profile.against == TRANSFORMERS:
             continue
-        check_address(one)
-        if ":" not in one and one not in shipped_names():
-            raise UnknownBackend(unknown(one))
+        check_address(name)
+        if ":" not in name and name not in shipped_names():
+            raise UnknownBackend(unknown(name))
     admit(profile.processors)
     if fault is not None:
         from specverify.setup.subjects import fault_named  # brings torch, which this process needs for nothing else

@@ -32,13 +32,13 @@ class KnownStates:
 
     def _state(self, entry: Entry) -> KnownState:
         """The state of a known failure after all runs."""
-        seen = sum(run.tally.known[entry.name] for run in self.result.runs if run.backend == entry.backend)
-        state, why = self._told(entry, seen)
+        num_seen = sum(run.tally.known[entry.name] for run in self.result.runs if run.backend == entry.backend)
+        state, why = self._told(entry, num_seen)
         until = "" if entry.until is None else entry.until.isoformat()
-        return KnownState(entry.known, entry.backend, state, seen, entry.reason, entry.issue, until, why)
+        return KnownState(entry.known, entry.backend, state, num_seen, entry.reason, entry.issue, until, why)
 
-    def _told(self, entry: Entry, seen: int) -> tuple[str, str]:
-        """State and sentence of a known failure that `seen` cases of the run showed."""
+    def _told(self, entry: Entry, num_seen: int) -> tuple[str, str]:
+        """State and sentence of a known failure that `num_seen` cases of the run showed."""
         if entry.backend not in self.backends:
             return ELSEWHERE, f"{entry.backend} is not among the backends of this run"
         if entry.expired():
@@ -46,7 +46,7 @@ class KnownStates:
         verdict = self.watched.get((entry.backend, self.saved.entries[entry.name].case.id))
         name = entry.known.main.invariant
         if verdict is None:
-            return (SEEN, "") if seen else self._untried(entry)
+            return (SEEN, "") if num_seen else self._untried(entry)
         if entry.name in verdict.known:
             return SEEN, ""
         outcome = verdict.outcomes.get(name)

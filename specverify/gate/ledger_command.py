@@ -54,7 +54,7 @@ def add(
         facts: dict[str, Any] = {"reason": reason, "issue": issue, "until": until.date() if until else None}
         allowed = profile.backends if profile is not None else ()
         entry = entry_from(bundle, place, backend, allowed, narrow, facts)
-        entries = [one for one in entries if one.name != entry.name] + [entry]
+        entries = [other_entry for other_entry in entries if other_entry.name != entry.name] + [entry]
         ledgers.save(place, entries)
         click.echo(f"{place}: {_line(entry)}")
     return 0
@@ -84,20 +84,20 @@ def prune(dry_run: bool, file: Path | None) -> int:
     from specverify.gate.adding import FIXED, UNJUDGED, tried
 
     profile, place = _places(file)
-    kept, unknown = [], False
+    kept_entries, unknown = [], False
     for entry in ledgers.load(place):
         bundle = ledgers.bundle_file(place, entry)
         word, why = tried(bundle, entry, profile.backends if profile is not None else ())
         unknown |= word == UNJUDGED
         if word != FIXED:
-            kept.append(entry)
+            kept_entries.append(entry)
             click.echo(f"kept     {_line(entry)}: {why}")
             continue
         click.echo(f"{'fixed' if dry_run else 'removed':8} {_line(entry)}")
         if not dry_run:
             bundle.unlink(missing_ok=True)
     if not dry_run:
-        ledgers.save(place, kept)
+        ledgers.save(place, kept_entries)
     return 3 if unknown else 0
 
 

@@ -62,9 +62,9 @@ def carried_out(
         if merged:
             result = Gate(profile, replace(wishes, seed=one_head(merged).fresh), folder).merge(merged)
         else:
-            made = Gate(profile, wishes, folder)
-            print(f"specverify gate: {page.seeds_line(made.result)}", file=sys.stderr)  # noqa: T201
-            result = made.run()
+            gate = Gate(profile, wishes, folder)
+            print(f"specverify gate: {page.seeds_line(gate.result)}", file=sys.stderr)  # noqa: T201
+            result = gate.run()
         screen = screen_of(out, variables)
         text = screen.paint(page.gate_output(result, screen.width, verbose))
         # Words of engines must not be taken for commands of the workflow.

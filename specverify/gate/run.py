@@ -67,16 +67,16 @@ class Gate:
     """
 
     def __init__(self, profile: Profile, wishes: Wishes, folder: Path) -> None:
-        asked, before = wishes, None if wishes.ray is None else unfinished(folder)
+        first_wishes, before = wishes, None if wishes.ray is None else unfinished(folder)
         if before is not None and wishes.seed is None:
             wishes = replace(wishes, seed=before.head.fresh)  # the killed gate's new seed, with which it goes on
         self._profile, self._wishes, self._folder = profile, wishes, folder
         self._backends = chosen(profile, wishes)
         check_models(profile, self._backends)
         self.ledger: list[Entry] = [] if profile.ledger_file is None else ledger_of(profile.ledger_file)
-        own = [] if profile.memory is None else [opened(profile.memory, profile.folder)]
+        own_memories = [] if profile.memory is None else [opened(profile.memory, profile.folder)]
         sources = [ReadOnly(opened(name, profile.folder)) for name in profile.memory_sources]
-        self._remembered = Remembered([*own, *sources], folder / "memory")
+        self._remembered = Remembered([*own_memories, *sources], folder / "memory")
         self._saved: SavedCases = saved_cases(profile, self.ledger, self._remembered)
         self.result = GateResult(shard=wishes.shard)
         self._seeds()
@@ -90,7 +90,7 @@ class Gate:
         if self._before is not None:
             self._goes_on(self._before)
         elif before is not None:  # of another gate: this one has a new seed of its own
-            self._wishes = asked
+            self._wishes = first_wishes
             self._seeds()
         self._devices: set[str] = set()
         self._watched: dict[tuple[str, str], Verdict] = {}
@@ -104,8 +104,8 @@ class Gate:
 
     def _goes_on(self, before: Journal) -> None:
         """Take the saved cases that the killed gate had: what the memory got since then is tried by the next one."""
-        self._saved.shared = [one for one in self._saved.shared if one.case.id in before.head.saved]
-        judged = sum(len(told.verdicts) for told in before.runs.values())
+        self._saved.shared = [saved for saved in self._saved.shared if saved.case.id in before.head.saved]
+        judged = sum(len(run.verdicts) for run in before.runs.values())
         self.result.notes.append(f"went on behind {judged} cases of a gate that was killed: {before.path}")
 
     def _seeds(self) -> None:
@@ -152,12 +152,12 @@ class Gate:
                     self.result.complaints.append(f"{backend} did not run: interrupted")
                     continue
                 plan = self._plan(backend, model)
-                told = earlier.get(name)
-                if told is not None and told.ended is not None and told.ended.interrupted is None:
+                earlier_run = earlier.get(name)
+                if earlier_run is not None and earlier_run.ended is not None and earlier_run.ended.interrupted is None:
                     plan = replace(plan, jobs=1 if self._cluster is None else self._cluster.slices(plan))
-                    self.result.runs.append(self._judge(plan, model, partial(retold, told)))
+                    self.result.runs.append(self._judge(plan, model, partial(retold, earlier_run)))
                     continue
-                run_plan = campaign.run if self._cluster is None else partial(self._cluster.judged, told)
+                run_plan = campaign.run if self._cluster is None else partial(self._cluster.judged, earlier_run)
                 self.result.runs.append(self._judge(plan, model, run_plan, partial(journal.add, name)))
             self.result.seconds = time.monotonic() - began
             if not self._interrupted:
@@ -182,9 +182,9 @@ class Gate:
             )
         self.result.complaints += missing(journals)
         for name, backend, model in self._pairs:
-            told, places = one_run(journals, name)
+            run, places = one_run(journals, name)
             plan = replace(self._plan(backend, model), jobs=places)
-            self.result.runs.append(self._judge(plan, model, partial(retold, told)))
+            self.result.runs.append(self._judge(plan, model, partial(retold, run)))
             self.result.seconds = max(self.result.seconds, self.result.runs[-1].tally.seconds)
         return self._concluded()
 
@@ -192,18 +192,21 @@ class Gate:
     def head(self) -> Head:
         """The first line of the gate's journal."""
         profile = self._profile
-        deciding = [self._backends, self._wishes.fault, [self._cases(one) for one in self._backends]]
+        deciding = [self._backends, self._wishes.fault, [self._cases(backend) for backend in self._backends]]
         deciding += [getattr(profile, name) for name in DECIDING]
         digest = hashlib.sha256(as_json(to_json(deciding)).encode()).hexdigest()[:12]
         result = self.result
         slices = [] if self._cluster is None else [self._cluster.slices(self._plan(*pair[1:])) for pair in self._pairs]
-        saved = tuple(one.case.id for one in self._saved.shared)
+        saved = tuple(saved.case.id for saved in self._saved.shared)
         return Head(__version__, result.seeds, result.fresh, self._wishes.shard, digest, tuple(slices), saved)
 
     @property
     def _pairs(self) -> list[tuple[str, str, OnModel | None]]:
         """Every backend, alone and on each checkpoint of the profile, with the name of its run in the journal."""
-        models = [("", None), *((f" on {at}: {one.model}", one) for at, one in enumerate(self._profile.models, 1))]
+        models = [
+            ("", None),
+            *((f" on {number}: {model.model}", model) for number, model in enumerate(self._profile.models, 1)),
+        ]
         return [(f"{backend}{name}", backend, model) for backend in self._backends for name, model in models]
 
     def _concluded(self) -> GateResult:
@@ -229,19 +232,19 @@ class Gate:
             MissingInput: There is such a device.
         """
         devices = {row.name: row.device for row in ROWS if not row.emulated}
-        ours = {devices.get(backend) for backend in self._backends}
+        our_devices = {devices.get(backend) for backend in self._backends}
         unknown = any(backend not in {row.name for row in ROWS} for backend in self._backends)
-        missing = next((one for one in self._profile.devices if one not in ours and not unknown), None)
+        missing = next((device for device in self._profile.devices if device not in our_devices and not unknown), None)
         if missing is not None:
             raise MissingInput(f"required device {missing}: none of {', '.join(self._backends)} runs on it")
 
     def _plan(self, backend: str, model: OnModel | None) -> Plan:
         profile = self._profile
-        known = tuple(entry.known for entry in self.ledger if entry.backend == backend)
+        known_failures = tuple(entry.known for entry in self.ledger if entry.backend == backend)
         number, count = self._wishes.shard
         saved = self._saved.of(backend, self.ledger) if model is None else ()
         layouts = profile.layouts
-        agenda = Agenda(saved, self.result.seeds, layouts, known, number - 1, count)
+        agenda = Agenda(saved, self.result.seeds, layouts, known_failures, number - 1, count)
         plan = Plan(
             backend=backend,
             against=profile.against,
@@ -278,7 +281,7 @@ class Gate:
         )
 
     def _judge(
-        self, plan: Plan, model: OnModel | None, run_plan: RunPlan, keep: Keep = lambda at, said: None
+        self, plan: Plan, model: OnModel | None, run_plan: RunPlan, keep: Keep = lambda place, message: None
     ) -> GateRun:
         """Have `run_plan` judge one run, record it, and hand each message to `keep`."""
         backend = plan.backend
@@ -289,7 +292,7 @@ class Gate:
             listener = Listener(plan, self._folder, lines, progress, self._remembered, ids, keep)
             tally, code = run_plan(plan, listener)
         self._devices |= listener.devices
-        self._watched |= {(backend, at): verdict for at, verdict in listener.watched.items()}
+        self._watched |= {(backend, case_id): verdict for case_id, verdict in listener.watched.items()}
         drawn = hashlib.sha256("\n".join(sorted(listener.ids)).encode()).hexdigest()[:12]
         run = GateRun(backend, plan.model, tally, code, drawn=drawn)
         if model is None and self._wishes.shard[1] == 1:

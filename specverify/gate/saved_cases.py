@@ -26,9 +26,9 @@ class SavedCases:
 
     def of(self, backend: str, ledger: list[Entry]) -> tuple[Saved, ...]:
         """The cases of `backend`, each once: its known failures first."""
-        own = [self.entries[entry.name] for entry in ledger if entry.backend == backend]
+        known = [self.entries[entry.name] for entry in ledger if entry.backend == backend]
         first: dict[str, Saved] = {}
-        for saved in (*own, *self.shared):
+        for saved in (*known, *self.shared):
             first.setdefault(saved.case.id, saved)
         return tuple(first.values())
 
@@ -39,17 +39,17 @@ def saved_cases(profile: Profile, ledger: list[Entry], remembered: Remembered) -
     Raises:
         UnusableInput: A bundle of the ledger or a file of the corpus cannot be read or judged, or a folder is absent.
     """
-    made = SavedCases()
+    cases = SavedCases()
     for entry in ledger:
         assert profile.ledger_file is not None
         saved = _read(bundle_file(profile.ledger_file, entry))
         if isinstance(saved.case.model, Checkpoint):
             raise UnusableInput(f"known failure {entry.name}: its bundle stands on a checkpoint; built-in models only")
-        made.entries[entry.name] = Saved(saved.case, entry.known.main.invariant)
-    made.shared += [Saved(saved.case, saved.invariant) for _, saved in remembered.found]
+        cases.entries[entry.name] = Saved(saved.case, entry.known.main.invariant)
+    cases.shared += [Saved(saved.case, saved.invariant) for _, saved in remembered.found]
     for name in profile.corpus:
-        made.shared += [Saved(saved.case, saved.invariant) for saved in map(_read, _files(profile, name))]
-    return made
+        cases.shared += [Saved(saved.case, saved.invariant) for saved in map(_read, _files(profile, name))]
+    return cases
 
 
 def _read(file: Path) -> bundle.Bundle:
@@ -64,7 +64,7 @@ def _files(profile: Profile, name: str) -> list[Path]:
     place = profile.folder / name
     if place.is_file():
         return [place]
-    found = sorted(place.rglob("*.json")) if place.is_dir() else []
-    if not found:
+    files = sorted(place.rglob("*.json")) if place.is_dir() else []
+    if not files:
         raise UnusableInput(f"{profile.file}: corpus: {name} holds no case file (*.json)")
-    return found
+    return files
