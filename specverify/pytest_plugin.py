@@ -153,7 +153,7 @@ class BackendUnderTest:
         return verdict
 
 
-def opened(request: pytest.FixtureRequest) -> Iterator[BackendUnderTest]:
+def yield_backend(request: pytest.FixtureRequest) -> Iterator[BackendUnderTest]:
     """The backend named by `request.param`; if it is unavailable, the test is skipped with the reason."""
     from backends.base import Unavailable
 
@@ -169,4 +169,4 @@ def opened(request: pytest.FixtureRequest) -> Iterator[BackendUnderTest]:
 @pytest.fixture(scope="session")
 def specverify_backend(request: pytest.FixtureRequest) -> Iterator[BackendUnderTest]:
     """Each backend in turn; see `BackendUnderTest`."""
-    yield from opened(request)
+    yield from yield_backend(request)

@@ -46,22 +46,22 @@ class Shadow:
 
     Attributes:
         name: The name of the package.
-        found: The file that Python finds first, or None if it finds nothing.
-        entry: The entry of `sys.path` that holds `found`, or None.
+        found_file: The file that Python finds first, or None if it finds nothing.
+        entry: The entry of `sys.path` that holds `found_file`, or None.
         meant: The folder or file of the right package.
     """
 
     name: str
-    found: Path | None
+    found_file: Path | None
     entry: Path | None
     meant: Path
 
     @property
     def line(self) -> str:
         """One line that names the hidden package, the file that hides it, and the remedy."""
-        if self.found is None or self.entry is None:
+        if self.found_file is None or self.entry is None:
             return f"`{self.name}` is missing: {self.meant} is not on Python's path; install specverify again"
-        return f"`{self.name}` is {self.found}, which hides {self.meant}: {self._remedy(self.entry)}"
+        return f"`{self.name}` is {self.found_file}, which hides {self.meant}: {self._remedy(self.entry)}"
 
     def _remedy(self, entry: Path) -> str:
         # In site-packages another distribution has installed a package of our name.

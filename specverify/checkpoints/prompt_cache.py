@@ -41,7 +41,9 @@ def digest(texts: list[str], directory: Path) -> str:
     return digest.hexdigest()
 
 
-def cached(texts: list[str], directory: Path, encode: Callable[[list[str]], Prompts], folder: Path = FOLDER) -> Prompts:
+def load_or_encode(
+    texts: list[str], directory: Path, encode: Callable[[list[str]], Prompts], folder: Path = FOLDER
+) -> Prompts:
     """The token ids of `texts`: read where the file of their digest is whole, otherwise encoded and written.
 
     Args:

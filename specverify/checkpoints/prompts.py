@@ -39,7 +39,7 @@ def prompts_of(plan: Plan, checkpoint: Checkpoint, uses_cache: bool = False) -> 
         tokenizer = tokenizer_of(directory)
         return [tuple(tokenizer(text).input_ids) for text in texts]
 
-    encoded = prompt_cache.cached(texts, directory, encode) if uses_cache else encode(texts)
+    encoded = prompt_cache.load_or_encode(texts, directory, encode) if uses_cache else encode(texts)
     for number, prompt in enumerate(encoded):
         if not prompt:
             raise UnusableInput(f"{plan.prompts}: prompt {number + 1} holds no token")
@@ -69,12 +69,12 @@ def read_prompts(source: str) -> list[str]:
     # No `splitlines`, which would also split at Unicode line separators inside JSON strings.
     lines = [(f"{source}:{number}", line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     if path.suffix == ".json":
-        content = _decoded(text, source) if text.strip() else []
+        content = _read_json(text, source) if text.strip() else []
         if not isinstance(content, list):
             raise UnusableInput(f"--prompts {source}: a .json file holds a list of prompts")
         prompts = [_prompt(entry, f"{source}[{number}]") for number, entry in enumerate(content)]
     elif path.suffix == ".jsonl":
-        prompts = [_prompt(_decoded(line, where), where) for where, line in lines]
+        prompts = [_prompt(_read_json(line, where), where) for where, line in lines]
     else:
         prompts = [line for _, line in lines]
     if not prompts:
@@ -82,7 +82,7 @@ def read_prompts(source: str) -> list[str]:
     return prompts
 
 
-def _decoded(text: str, where: str) -> Any:
+def _read_json(text: str, where: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError, MemoryError) as why:

@@ -17,10 +17,13 @@ def own_top_tokens(plain: Trace, root: int, seed: int) -> Scripted:
     rng = np.random.default_rng(seed)
     rows = [step.scored.logits[0] for step in plain.steps if step.scored is not None]
     output = (root, *plain.output)
-    trees, position = [], 0
+    trees = []
+    position = 0
     while position < len(rows):
         depth = int(rng.integers(1, 6))
-        parent, token, spine = [0], [output[position]], 0
+        parent = [0]
+        token = [output[position]]
+        spine = 0
         # From this level on the spine holds the second-best token; mostly it lies beyond the tree.
         wrong_from = int(rng.integers(1, 3 * depth + 2))
         for level in range(1, min(depth, len(rows) - position) + 1):

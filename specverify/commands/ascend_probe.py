@@ -8,7 +8,7 @@ from typing import Any
 from backends.base import Unavailable
 
 
-def probed() -> list[dict[str, Any]]:
+def probe_rows() -> list[dict[str, Any]]:
     """One row per rule and operator: name, state (ok, struck, absent), detail.
 
     Raises:

@@ -17,9 +17,9 @@ def doctor(probe: str | None, opening: bool, as_json: bool) -> int:
     from specverify.commands.doctor_checks import examine, healthy
 
     if probe is not None:
-        from specverify.commands.ascend_probe import probed
+        from specverify.commands.ascend_probe import probe_rows
 
-        rule_rows = probed()
+        rule_rows = probe_rows()
         if as_json:
             write_json("-", {"probe": probe, "rules": rule_rows})
         else:

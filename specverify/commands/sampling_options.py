@@ -121,8 +121,9 @@ def _rule_of(typed: dict[str, Any]) -> tuple[Rule, str]:
         lossless_draws = [
             draws_name for draws_name in DRAWS if rule.lossless(draws_name, draws_name != "with-replacement")
         ]
+        choices = " or ".join(lossless_draws)
         raise click.UsageError(
-            f"rule {rule.name} is lossy for siblings drawn {draws}: use --draws {' or '.join(lossless_draws)}, or --lossy"
+            f"rule {rule.name} is lossy for siblings drawn {draws}: use --draws {choices}, or --lossy"
         )
     return rule, draws
 

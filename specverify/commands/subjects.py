@@ -29,7 +29,7 @@ def rows_of(subject: str) -> list[dict[str, Any]]:
         "backends": backends,
         "layouts": layouts,
         "invariants": invariants,
-        "faults": plantable,
+        "faults": plantable_faults,
         "catalogue": catalogue,
         "models": models,
         "families": _families,
@@ -98,7 +98,7 @@ def _families() -> list[dict[str, Any]]:
     return families()
 
 
-def plantable() -> list[dict[str, Any]]:
+def plantable_faults() -> list[dict[str, Any]]:
     """Every fault that can be planted.
 
     Faults are patches of the engine, and to import them takes seconds. The rows are kept under the digest of the files
@@ -112,14 +112,14 @@ def plantable() -> list[dict[str, Any]]:
     with suppress(OSError, ValueError):  # no such file yet, or a damaged one: the rows are made again
         rows: list[dict[str, Any]] = json.loads(cached_file.read_text())
         return rows
-    fault_rows = _planted()
+    fault_rows = _fault_rows()
     with suppress(OSError):  # a place that takes no files costs the same seconds again, no more
         LISTS.mkdir(parents=True, exist_ok=True)
         write_whole(cached_file, json.dumps(fault_rows).encode())
     return fault_rows
 
 
-def _planted() -> list[dict[str, Any]]:
+def _fault_rows() -> list[dict[str, Any]]:
     from backends import faults
 
     return [
@@ -140,7 +140,7 @@ def catalogue() -> list[dict[str, Any]]:
     """Every report of the catalogue, with the faults planted for it, or the reason why no fault can be planted."""
     from backends.faults.unplanted import REASONS_UNPLANTED, reports
 
-    faults, rows = plantable(), []
+    faults, rows = plantable_faults(), []
     for report in reports():
         # Several faults may reproduce one report.
         planted = [fault["name"] for fault in faults if fault["id"] == report.id]
@@ -162,7 +162,7 @@ def models() -> list[dict[str, Any]]:
     from properties.strategies.models import GALLERY
     from specverify.checkpoints.opening import BUILT_IN
 
-    drawn = [{"name": f"gallery:{number}", "sentence": _described(arch)} for number, arch in enumerate(GALLERY)]
+    drawn = [{"name": f"gallery:{number}", "sentence": _describe(arch)} for number, arch in enumerate(GALLERY)]
     shipped = [
         {"name": f"builtin:{name}", "sentence": shipped_checkpoint.words}
         for name, shipped_checkpoint in BUILT_IN.items()
@@ -170,7 +170,7 @@ def models() -> list[dict[str, Any]]:
     return [*shipped, *drawn]
 
 
-def _described(arch: "Architecture") -> str:
+def _describe(arch: "Architecture") -> str:
     windows = f", windows {'/'.join(map(str, arch.windows))}" if any(arch.windows) else ""
     tied = ", tied" if arch.tied else ""
     return (
@@ -210,7 +210,11 @@ def trees() -> list[dict[str, Any]]:
     from reference.rules import DRAWS
 
     return [
-        {"name": tree_law.name, "state": "any draws" if tree_law.draws == DRAWS else ", ".join(tree_law.draws), "draws": tree_law.draws,
-         "sentence": tree_law.proposal}
-        for tree_law in TREE_LAWS
-    ]  # fmt: skip
+        {
+            "name": law.name,
+            "state": "any draws" if law.draws == DRAWS else ", ".join(law.draws),
+            "draws": law.draws,
+            "sentence": law.proposal,
+        }
+        for law in TREE_LAWS
+    ]

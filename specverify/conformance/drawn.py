@@ -40,7 +40,7 @@ NARROWED: dict[str, dict[str, tuple[str | int, ...]]] = {
     "draft.dispatch": {"drafts": ("model",), "tree_kinds": ("dispatched",)},
     "draft.tree-top-m": {"drafts": ("model",), "tree_kinds": ("dynamic",)},
     "lossless.ranks-agree": {"ranks": (2,)},
-    "cache.recurrent-equivalence": {"families": tuple({GALLERY[at].family: None for at in RECURRENT})},
+    "cache.recurrent-equivalence": {"families": tuple({GALLERY[number].family: None for number in RECURRENT})},
 }
 """Invariants that speak of few cases: what alone is drawn of the declaration's fields, where the engine has it."""
 
@@ -69,7 +69,7 @@ def outcomes_of(
     invariant = invariant_named(name)
     if invariant.promise and not getattr(backend.declaration, invariant.promise):
         pytest.skip(f"{backend.name} does not promise {invariant.promise}")
-    why = undeclared(name, backend.declaration)
+    why = why_undeclared(name, backend.declaration)
     if why:
         pytest.skip(f"{backend.name} {why}")
     alone = invariant.speaks_of == "request" and not invariant.looks_at_run  # it says nothing of sessions
@@ -91,7 +91,7 @@ def outcomes_of(
     return outcomes
 
 
-def undeclared(name: str, declared: Abilities) -> str:
+def why_undeclared(name: str, declared: Abilities) -> str:
     """The field of the declaration that admits none of the values of which the invariant `name` speaks, as a reason.
 
     Empty for an invariant that speaks of cases which the engine declares. The drafts of NARROWED are one choice of
@@ -130,7 +130,7 @@ def judge_all(backend: BackendUnderTest, count: int, seed: int = 0) -> list[Verd
 
     explore(seed, count, cases(backend.dtypes, within=backend.declaration), collect)
     verdicts = [backend.check(case) for case in drawn]
-    silent = [verdict for verdict in verdicts if not compared(verdict)]
+    silent = [verdict for verdict in verdicts if not was_compared(verdict)]
     if silent or not verdicts:
         why = next((f": {verdict.unsupported}" for verdict in silent if verdict.unsupported), "")
         pytest.fail(
@@ -140,7 +140,7 @@ def judge_all(backend: BackendUnderTest, count: int, seed: int = 0) -> list[Verd
     return verdicts
 
 
-def compared(verdict: Verdict) -> bool:
+def was_compared(verdict: Verdict) -> bool:
     """Whether an invariant that reads what the run shows was checked."""
     judged = {name for name, outcome in verdict.outcomes.items() if outcome in ("checked", "failed")}
     return not judged <= set(OF_ANY_RUN)

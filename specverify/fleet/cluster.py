@@ -10,9 +10,9 @@ from properties.tally import Tally
 from specverify.agenda import lanes_of
 from specverify.campaign.campaign import Campaign, Listener
 from specverify.campaign.messages import Broken
-from specverify.fleet.journal import Told
+from specverify.fleet.journal import RunMessages
 from specverify.fleet.ray_campaign import FleetCampaign
-from specverify.fleet.ray_crew import connected, room
+from specverify.fleet.ray_crew import connect, room
 from specverify.plan import Plan
 
 
@@ -30,7 +30,9 @@ class Cluster:
     """
 
     def __init__(self, address: str, folder: Path, slices: int | None, required: tuple[str, ...]) -> None:
-        self._ray, self._slices, self._required = connected(address, folder), slices, required
+        self._ray = connect(address, folder)
+        self._slices = slices
+        self._required = required
 
     def slices(self, plan: Plan) -> int:
         """The number of slices of `plan`: a checkpoint's cases are one."""
@@ -38,7 +40,7 @@ class Cluster:
             return 1
         return min(self._slices or room(self._ray, self._device(plan)), lanes_of(plan.cases))
 
-    def judged(self, before: Told | None, plan: Plan, listener: Listener) -> tuple[Tally, int | None]:
+    def judge(self, before: RunMessages | None, plan: Plan, listener: Listener) -> tuple[Tally, int | None]:
         """Judge `plan`, behind the messages of an earlier run that was killed; the tally, and the exit code if any."""
         campaign = FleetCampaign(replace(plan, jobs=self.slices(plan)), listener, self._ray, self._device(plan))
         if before is not None:
@@ -61,7 +63,7 @@ class Cluster:
         return named if named in ("cuda", "npu") and not emulated else "cpu"
 
 
-def retold(run: Told, plan: Plan, listener: Listener) -> tuple[Tally, int | None]:
+def retell(run: RunMessages, plan: Plan, listener: Listener) -> tuple[Tally, int | None]:
     """The tally and the exit code of runs that are over."""
     campaign = Campaign(plan, listener)
     assert run.ended is not None

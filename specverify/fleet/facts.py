@@ -25,7 +25,11 @@ def to_json(value: Any) -> Any:
     if isinstance(value, Case):
         return case_to_json(value)
     if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: to_json(getattr(value, field.name)) for field in fields(value) if _told(value, field)}
+        return {
+            field.name: to_json(getattr(value, field.name))
+            for field in fields(value)
+            if _differs_from_default(value, field)
+        }
     if isinstance(value, Enum):
         return int(value.value)
     if isinstance(value, np.ndarray):
@@ -52,7 +56,7 @@ def to_json(value: Any) -> Any:
     return str(value).encode("utf-8", "backslashreplace").decode()
 
 
-def _told(value: Any, field: Any) -> bool:
+def _differs_from_default(value: Any, field: Any) -> bool:
     """Whether a field differs from its default, as most fields of most verdicts do not."""
     here = getattr(value, field.name)
     plain = here is None or isinstance(here, (bool, int, float, str, tuple, frozenset))

@@ -27,7 +27,8 @@ class FleetCampaign(Campaign):
 
     def __init__(self, plan: Plan, listener: Listener, ray: Any, device: str) -> None:
         super().__init__(plan, listener)
-        self._ray, self._device = ray, device
+        self._ray = ray
+        self._device = device
         self._falls: Counter[tuple[int, str]] = Counter()
 
     def start_crew(self, deadline: float) -> AnyCrew:
@@ -37,7 +38,8 @@ class FleetCampaign(Campaign):
 
     def bury(self, number: int, place: Place, how: str) -> None:
         """A task was lost: start another one in its place, which goes on behind the last verdict."""
-        case, place.case = place.case, None
+        case = place.case
+        place.case = None
         # A failure that was being made smaller stays as it was drawn.
         place.provisional = False
         if self.stopping:

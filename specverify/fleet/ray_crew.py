@@ -75,7 +75,7 @@ def own_folder() -> Iterator[Path]:
             os.chdir(job_folder if job_folder.is_dir() else Path(temporary).parent)
 
 
-def connected(address: str, folder: Path) -> Any:
+def connect(address: str, folder: Path) -> Any:
     """The module `ray`, connected to the cluster at `address`; workers see the files of `folder`.
 
     Raises:
@@ -114,7 +114,9 @@ class RayCrew:
     def __init__(
         self, ray: Any, plan: Plan, deadline: float, device: str, judged: list[tuple[str, ...] | None]
     ) -> None:
-        self._ray, self._plan, self._deadline = ray, plan, deadline
+        self._ray = ray
+        self._plan = plan
+        self._deadline = deadline
         # Ray starts no task of ours again by itself: the cases that are judged need not be judged twice.
         self._task = ray.remote(max_retries=0, num_returns="streaming", **SHARES[device])(slice_messages)
         self._streams: dict[Any, int] = {}

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from reports.format import cut
 from specverify.campaign.messages import Ended
-from specverify.fleet.journal import Head, Journal, Told
+from specverify.fleet.journal import Head, Journal, RunMessages
 from specverify.setup.errors import UnusableInput
 
 
@@ -14,13 +14,14 @@ def one_head(journals: list[Journal]) -> Head:
     Raises:
         UnusableInput: Two journals belong to different gates, or hold the same shard.
     """
-    first, journal_of_shard = journals[0], dict[int, Journal]()
+    first = journals[0]
+    journal_of_shard = dict[int, Journal]()
     for journal in journals:
         number, count = journal.head.shard
         if number in journal_of_shard:
             raise UnusableInput(f"{journal_of_shard[number].path} and {journal.path} are both shard {number}/{count}")
         journal_of_shard[number] = journal
-        strange = next((name for name in DECIDING if _of(journal.head, name) != _of(first.head, name)), None)
+        strange = next((name for name in DECIDING if _fact_of(journal.head, name) != _fact_of(first.head, name)), None)
         if strange is not None:
             raise UnusableInput(
                 f"{first.path} and {journal.path} are parts of different gates: their {DECIDING[strange]} differ"
@@ -38,7 +39,7 @@ DECIDING = {
 """The facts that the shards of one gate have in common, in words."""
 
 
-def _of(head: Head, name: str) -> object:
+def _fact_of(head: Head, name: str) -> object:
     return head.shard[1] if name == "shards" else getattr(head, name)
 
 
@@ -48,9 +49,10 @@ def missing(journals: list[Journal]) -> list[str]:
     return [f"shard {number}/{count} is missing" for number in range(1, count + 1) if number not in there]
 
 
-def one_run(journals: list[Journal], name: str) -> tuple[Told, int]:
+def one_run(journals: list[Journal], name: str) -> tuple[RunMessages, int]:
     """The messages on the run `name` of all journals, each worker at a place of its own, and the number of places."""
-    united, places = Told(), 0
+    united = RunMessages()
+    places = 0
     ends: list[Ended] = []
     for journal in journals:
         shard = "/".join(map(str, journal.head.shard))

@@ -43,7 +43,7 @@ def entry_from(
     name = backend or saved.backend
     if saved.invariant is None or name is None:
         raise UnusableInput(f"{file}: holds a case and no finding: give a bundle that `specverify gate` wrote")
-    again = replay(str(file), _opened(name, backend, allowed), None)
+    again = replay(str(file), _allowed_backend(name, backend, allowed), None)
     if again.word == "UNJUDGED":
         raise MissingInput(f"{file}: {again.why}: a failure that cannot be seen cannot be known")
     if again.failure is None:
@@ -65,18 +65,18 @@ def entry_from(
     return Entry(name, known_failure, bundle=f"{ledger.stem}/{file.name}", **facts)
 
 
-def tried(file: Path, entry: Entry, allowed: tuple[str, ...]) -> tuple[str, str]:
+def try_entry(file: Path, entry: Entry, allowed: tuple[str, ...]) -> tuple[str, str]:
     """FIXED, FAILS or UNJUDGED for a known failure, whose bundle is `file`, with the reason."""
-    again: ReplayResult = replay(str(file), _opened(entry.backend, None, allowed), None)
+    again: ReplayResult = replay(str(file), _allowed_backend(entry.backend, None, allowed), None)
     if again.word == "UNJUDGED":
         return UNJUDGED, again.why
     if again.failure is None:
         return FIXED, again.why
-    known_names = without_known_findings(again.failure.verdict, (entry.known,)).known
+    known_names = without_known_findings(again.failure.verdict, (entry.known_failure,)).known
     return FAILS, "it fails as before" if known_names else f"its bundle fails otherwise now: {again.why}"
 
 
-def _opened(name: str, option_backend: str | None, allowed: tuple[str, ...]) -> str:
+def _allowed_backend(name: str, option_backend: str | None, allowed: tuple[str, ...]) -> str:
     """The backend `name`, if the user named it: by an option, by the profile, or as one that is ours.
 
     Raises:

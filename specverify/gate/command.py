@@ -89,7 +89,7 @@ def gate(
     check_apart({"--json": json_file, "--html": html_file})
     for written in filter(None, (json_file, html_file)):
         check_writable(written)
-    from specverify.gate.reporting import carried_out
+    from specverify.gate.reporting import run_and_report
 
     if merge != bool(folders):
         raise click.UsageError(
@@ -103,7 +103,7 @@ def gate(
     wishes = Wishes(backends, seed, _shard(shard), changed_since, fault, ray, shards)
     folder = report if report is not None else profile.folder / profile.reports
     out = sys.stderr if "-" in (json_file, html_file) else sys.stdout
-    return carried_out(profile, wishes, folder, json_file, out, os.environ, html_file, verbose, merged)
+    return run_and_report(profile, wishes, folder, json_file, out, os.environ, html_file, verbose, merged)
 
 
 def check_names(profile: "Profile", fault: str | None) -> None:

@@ -15,7 +15,7 @@ from reference.trace import Stage
 from reports.format import cut
 from reports.writing import write_whole
 from specverify.gate.profile import nearest
-from specverify.gate.toml_file import quoted, read_toml
+from specverify.gate.toml_file import quote, read_toml
 from specverify.setup.errors import UnusableInput
 
 HEAD = """\
@@ -47,7 +47,7 @@ class Entry:
     """
 
     backend: str
-    known: KnownFailure
+    known_failure: KnownFailure
     reason: str
     bundle: str
     issue: str = ""
@@ -56,9 +56,9 @@ class Entry:
     @property
     def name(self) -> str:
         """The name of the entry: its bundle's file name without the ending."""
-        return self.known.name
+        return self.known_failure.name
 
-    def expired(self, today: date | None = None) -> bool:
+    def is_expired(self, today: date | None = None) -> bool:
         """Whether the entry's last day has passed, in UTC."""
         return self.until is not None and (today or datetime.now(timezone.utc).date()) > self.until
 
@@ -138,25 +138,28 @@ def _signature(place: str, table: dict[str, Any]) -> Signature:
 
 def _table(entry: Entry) -> str:
     """An entry as a table of TOML."""
-    main = entry.known.main
-    rows: dict[str, str] = {"backend": quoted(entry.backend), **_signed(main)}
-    rows |= {name: quoted(value) for name in NARROW if (value := getattr(entry.known, name)) is not None}
-    rows["reason"] = quoted(entry.reason)
-    rows |= {"issue": quoted(entry.issue)} if entry.issue else {}
+    main = entry.known_failure.main
+    rows: dict[str, str] = {"backend": quote(entry.backend), **_signature_rows(main)}
+    rows |= {name: quote(value) for name in NARROW if (value := getattr(entry.known_failure, name)) is not None}
+    rows["reason"] = quote(entry.reason)
+    rows |= {"issue": quote(entry.issue)} if entry.issue else {}
     rows |= {"until": entry.until.isoformat()} if entry.until is not None else {}
-    rows["bundle"] = quoted(entry.bundle)
+    rows["bundle"] = quote(entry.bundle)
     text = "[[known]]\n" + "".join(f"{name} = {value}\n" for name, value in rows.items())
-    if entry.known.also:
+    if entry.known_failure.also:
         text += "also = [  # further findings on the case of the bundle\n"
-        text += "".join(f"  {{ {_inline(_signed(other))} }},\n" for other in entry.known.also) + "]\n"
+        text += (
+            "".join(f"  {{ {_inline(_signature_rows(signature))} }},\n" for signature in entry.known_failure.also)
+            + "]\n"
+        )
     return text
 
 
-def _signed(signature: Signature) -> dict[str, str]:
-    rows = {"invariant": quoted(signature.invariant), "stage": quoted(signature.stage)}
+def _signature_rows(signature: Signature) -> dict[str, str]:
+    rows = {"invariant": quote(signature.invariant), "stage": quote(signature.stage)}
     if signature.where:
-        rows["where"] = f"{{ {_inline({name: quoted(value) for name, value in signature.where})} }}"
-    return rows | ({"broke": quoted(signature.broke)} if signature.broke else {})
+        rows["where"] = f"{{ {_inline({name: quote(value) for name, value in signature.where})} }}"
+    return rows | ({"broke": quote(signature.broke)} if signature.broke else {})
 
 
 def _inline(rows: dict[str, str]) -> str:

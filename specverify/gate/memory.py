@@ -130,7 +130,7 @@ class Redis:
             raise OSError(f"{self._address}: {cut(str(why), 160)}") from None
 
 
-def opened(place: str, folder: Path) -> Memory:
+def open_memory(place: str, folder: Path) -> Memory:
     """The memory at `place`: a Redis server, or a folder, which is relative to `folder`.
 
     Raises:
@@ -139,7 +139,7 @@ def opened(place: str, folder: Path) -> Memory:
     return Redis(place) if place.startswith(REDIS) else Folder(folder / place)
 
 
-class Remembered:
+class RememberedBundles:
     """The bundles of several memories, each case once, as files that a replay can name.
 
     Attributes:
@@ -150,7 +150,7 @@ class Remembered:
     def __init__(self, memories: list[Memory], folder: Path) -> None:
         self._memories = memories
         self._folder = folder
-        self.found: list[tuple[Path, bundle.Bundle]] = []
+        self.saved_bundles: list[tuple[Path, bundle.Bundle]] = []
         self.notes: list[str] = []
         case_ids: set[str] = set()
         for memory in memories:
@@ -165,7 +165,7 @@ class Remembered:
 
     def _take(self, name: str, content: Path | bytes, case_ids: set[str]) -> None:
         try:
-            file = content if isinstance(content, Path) else self._fetched(name, content)
+            file = content if isinstance(content, Path) else self._fetch(name, content)
             saved = bundle.load(file)
         except (bundle.Unreadable, Unwritable) as why:
             self.notes.append(f"bundle not tried: {why}")
@@ -175,9 +175,9 @@ class Remembered:
         case_ids.add(saved.case.id)
         # A planted fault is no fault of the engine: its bundle would only be told as fixed.
         if saved.fault is None:
-            self.found.append((file, saved))
+            self.saved_bundles.append((file, saved))
 
-    def _fetched(self, name: str, content: bytes) -> Path:
+    def _fetch(self, name: str, content: bytes) -> Path:
         """The content of a remote bundle as a file of the reports' folder."""
         self._folder.mkdir(parents=True, exist_ok=True)
         stem = re.sub(r"[^0-9a-f]", "", name.rpartition(":")[2])[:12] or "unnamed"

@@ -127,7 +127,7 @@ class Wishes:
     slices: int | None = None
 
 
-def chosen(profile: Profile, wishes: Wishes) -> tuple[str, ...]:
+def chosen_backends(profile: Profile, wishes: Wishes) -> tuple[str, ...]:
     """The backends to run, in the order of the profile."""
     strange = next((name for name in wishes.backends if name not in profile.backends), None)
     if strange is not None:
@@ -186,8 +186,8 @@ def load(file: Path) -> Profile:
         iter(sorted(_complaints(content), key=lambda complaint: list(map(str, complaint.absolute_path)))), None
     )
     if complaint is not None:
-        raise UnusableInput(f"{file}: {_told(complaint)}")
-    settings = {_word(key): _frozen(value) for key, value in content.items()}
+        raise UnusableInput(f"{file}: {_complaint_line(complaint)}")
+    settings = {_word(key): _freeze(value) for key, value in content.items()}
     settings["floors"] = Floors(**_settings(content.get("floors", {})))
     settings["models"] = tuple(OnModel(**_settings(table)) for table in content.get("models", []))
     profile = Profile(file=file, **settings)
@@ -208,7 +208,7 @@ def _complaints(content: Any) -> Iterable[ValidationError]:
     return complaints
 
 
-def _told(complaint: ValidationError) -> str:
+def _complaint_line(complaint: ValidationError) -> str:
     """One complaint of the schema in words: the key, and the nearest name for an unknown one."""
     place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in complaint.absolute_path).lstrip(
         "."
@@ -237,12 +237,12 @@ def nearest(name: str, known_names: list[str]) -> str:
 
 
 def _settings(table: dict[str, Any]) -> dict[str, Any]:
-    return {_word(key): _frozen(value) for key, value in table.items()}
+    return {_word(key): _freeze(value) for key, value in table.items()}
 
 
 def _word(key: str) -> str:
     return key.replace("-", "_")
 
 
-def _frozen(value: Any) -> Any:
+def _freeze(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value

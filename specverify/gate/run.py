@@ -20,7 +20,7 @@ from specverify import __version__
 from specverify.agenda import Agenda, lanes_of
 from specverify.campaign import campaign
 from specverify.campaign.messages import Ended
-from specverify.fleet.cluster import Cluster, retold
+from specverify.fleet.cluster import Cluster, retell
 from specverify.fleet.facts import to_json
 from specverify.fleet.journal import GATE, Head, Journal, Writer, unfinished
 from specverify.fleet.shards import missing, one_head, one_run
@@ -30,8 +30,8 @@ from specverify.gate.known_states import KnownStates
 from specverify.gate.ledger import Entry
 from specverify.gate.ledger import load as ledger_of
 from specverify.gate.listener import Listener
-from specverify.gate.memory import ReadOnly, Remembered, opened
-from specverify.gate.profile import Floors, OnModel, Profile, Wishes, check_models, chosen
+from specverify.gate.memory import ReadOnly, RememberedBundles, open_memory
+from specverify.gate.profile import Floors, OnModel, Profile, Wishes, check_models, chosen_backends
 from specverify.gate.saved_cases import SavedCases, saved_cases
 from specverify.plan import Plan, default_cases, default_dtypes, default_jobs
 from specverify.setup.errors import MissingInput, UnusableInput
@@ -67,16 +67,19 @@ class Gate:
     """
 
     def __init__(self, profile: Profile, wishes: Wishes, folder: Path) -> None:
-        first_wishes, before = wishes, None if wishes.ray is None else unfinished(folder)
+        first_wishes = wishes
+        before = None if wishes.ray is None else unfinished(folder)
         if before is not None and wishes.seed is None:
             wishes = replace(wishes, seed=before.head.fresh)  # the killed gate's new seed, with which it goes on
-        self._profile, self._wishes, self._folder = profile, wishes, folder
-        self._backends = chosen(profile, wishes)
+        self._profile = profile
+        self._wishes = wishes
+        self._folder = folder
+        self._backends = chosen_backends(profile, wishes)
         check_models(profile, self._backends)
         self.ledger: list[Entry] = [] if profile.ledger_file is None else ledger_of(profile.ledger_file)
-        own_memories = [] if profile.memory is None else [opened(profile.memory, profile.folder)]
-        sources = [ReadOnly(opened(name, profile.folder)) for name in profile.memory_sources]
-        self._remembered = Remembered([*own_memories, *sources], folder / "memory")
+        own_memories = [] if profile.memory is None else [open_memory(profile.memory, profile.folder)]
+        sources = [ReadOnly(open_memory(name, profile.folder)) for name in profile.memory_sources]
+        self._remembered = RememberedBundles([*own_memories, *sources], folder / "memory")
         self._saved: SavedCases = saved_cases(profile, self.ledger, self._remembered)
         self.result = GateResult(shard=wishes.shard)
         self._seeds()
@@ -85,24 +88,24 @@ class Gate:
             if wishes.shard[1] > lanes_of(self._cases(backend)):
                 count = lanes_of(self._cases(backend))
                 raise UnusableInput(f"--shard: {self._cases(backend)} cases of {backend} make at most {count} shards")
-        self._cluster = None if wishes.ray is None else self._opened_cluster(wishes.ray, before)
+        self._cluster = None if wishes.ray is None else self._open_cluster(wishes.ray, before)
         self._before = before if before is not None and before.head == self.head else None
         if self._before is not None:
-            self._goes_on(self._before)
+            self._resume(self._before)
         elif before is not None:  # of another gate: this one has a new seed of its own
             self._wishes = first_wishes
             self._seeds()
         self._devices: set[str] = set()
         self._watched: dict[tuple[str, str], Verdict] = {}
 
-    def _opened_cluster(self, address: str, before: Journal | None) -> Cluster:
+    def _open_cluster(self, address: str, before: Journal | None) -> Cluster:
         """The cluster that judges the cases, in as many slices as before unless told otherwise."""
         slices = self._wishes.slices
         if slices is None and before is not None:
             slices = max(before.head.slices, default=None)
         return Cluster(address, self._profile.folder, slices, self._profile.devices)
 
-    def _goes_on(self, before: Journal) -> None:
+    def _resume(self, before: Journal) -> None:
         """Take the saved cases that the killed gate had: what the memory got since then is tried by the next one."""
         self._saved.shared = [saved for saved in self._saved.shared if saved.case.id in before.head.saved]
         judged = sum(len(run.verdicts) for run in before.runs.values())
@@ -148,19 +151,19 @@ class Gate:
         journal = Writer(self._folder, self.head, goes_on=self._before is not None)
         try:
             for name, backend, model in self._pairs:
-                if self._interrupted:
+                if self._is_interrupted:
                     self.result.complaints.append(f"{backend} did not run: interrupted")
                     continue
                 plan = self._plan(backend, model)
                 earlier_run = earlier.get(name)
                 if earlier_run is not None and earlier_run.ended is not None and earlier_run.ended.interrupted is None:
                     plan = replace(plan, jobs=1 if self._cluster is None else self._cluster.slices(plan))
-                    self.result.runs.append(self._judge(plan, model, partial(retold, earlier_run)))
+                    self.result.runs.append(self._judge(plan, model, partial(retell, earlier_run)))
                     continue
-                run_plan = campaign.run if self._cluster is None else partial(self._cluster.judged, earlier_run)
+                run_plan = campaign.run if self._cluster is None else partial(self._cluster.judge, earlier_run)
                 self.result.runs.append(self._judge(plan, model, run_plan, partial(journal.add, name)))
             self.result.seconds = time.monotonic() - began
-            if not self._interrupted:
+            if not self._is_interrupted:
                 journal.add(GATE, 0, Ended(self.result.seconds, 0))
         except Unwritable as why:
             self.result.complaints.append(str(why))
@@ -168,7 +171,7 @@ class Gate:
             journal.close()
             if self._cluster is not None:
                 self._cluster.close()
-        return self._concluded()
+        return self._conclude()
 
     def merge(self, journals: list[Journal]) -> GateResult:
         """Make the result that the shards of `journals` have together.
@@ -184,9 +187,9 @@ class Gate:
         for name, backend, model in self._pairs:
             run, places = one_run(journals, name)
             plan = replace(self._plan(backend, model), jobs=places)
-            self.result.runs.append(self._judge(plan, model, partial(retold, run)))
+            self.result.runs.append(self._judge(plan, model, partial(retell, run)))
             self.result.seconds = max(self.result.seconds, self.result.runs[-1].tally.seconds)
-        return self._concluded()
+        return self._conclude()
 
     @property
     def head(self) -> Head:
@@ -209,7 +212,7 @@ class Gate:
         ]
         return [(f"{backend}{name}", backend, model) for backend in self._backends for name, model in models]
 
-    def _concluded(self) -> GateResult:
+    def _conclude(self) -> GateResult:
         """Add what only all runs show: the known failures, required devices, notes."""
         if self._wishes.shard[1] > 1 and self._profile.floors != Floors():
             self.result.notes.append("floors hold for all shards together: `specverify gate --merge` applies them")
@@ -222,7 +225,7 @@ class Gate:
         return self.result
 
     @property
-    def _interrupted(self) -> bool:
+    def _is_interrupted(self) -> bool:
         return any((run.tally.stopped or "").startswith("interrupted") for run in self.result.runs)
 
     def _require_devices(self) -> None:
@@ -240,9 +243,9 @@ class Gate:
 
     def _plan(self, backend: str, model: OnModel | None) -> Plan:
         profile = self._profile
-        known_failures = tuple(entry.known for entry in self.ledger if entry.backend == backend)
+        known_failures = tuple(entry.known_failure for entry in self.ledger if entry.backend == backend)
         number, count = self._wishes.shard
-        saved = self._saved.of(backend, self.ledger) if model is None else ()
+        saved = self._saved.cases_of(backend, self.ledger) if model is None else ()
         layouts = profile.layouts
         agenda = Agenda(saved, self.result.seeds, layouts, known_failures, number - 1, count)
         plan = Plan(

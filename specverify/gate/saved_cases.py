@@ -7,7 +7,7 @@ from reference.architecture import Checkpoint
 from reports import bundle
 from specverify.agenda import Saved
 from specverify.gate.ledger import Entry, bundle_file
-from specverify.gate.memory import Remembered
+from specverify.gate.memory import RememberedBundles
 from specverify.gate.profile import Profile
 from specverify.setup.errors import UnusableInput
 
@@ -24,16 +24,16 @@ class SavedCases:
     shared: list[Saved] = field(default_factory=list)
     entries: dict[str, Saved] = field(default_factory=dict)
 
-    def of(self, backend: str, ledger: list[Entry]) -> tuple[Saved, ...]:
+    def cases_of(self, backend: str, ledger: list[Entry]) -> tuple[Saved, ...]:
         """The cases of `backend`, each once: its known failures first."""
-        known = [self.entries[entry.name] for entry in ledger if entry.backend == backend]
+        known_cases = [self.entries[entry.name] for entry in ledger if entry.backend == backend]
         first: dict[str, Saved] = {}
-        for saved in (*known, *self.shared):
+        for saved in (*known_cases, *self.shared):
             first.setdefault(saved.case.id, saved)
         return tuple(first.values())
 
 
-def saved_cases(profile: Profile, ledger: list[Entry], remembered: Remembered) -> SavedCases:
+def saved_cases(profile: Profile, ledger: list[Entry], remembered: RememberedBundles) -> SavedCases:
     """Read every saved case of a profile.
 
     Raises:
@@ -45,8 +45,8 @@ def saved_cases(profile: Profile, ledger: list[Entry], remembered: Remembered) -
         saved = _read(bundle_file(profile.ledger_file, entry))
         if isinstance(saved.case.model, Checkpoint):
             raise UnusableInput(f"known failure {entry.name}: its bundle stands on a checkpoint; built-in models only")
-        cases.entries[entry.name] = Saved(saved.case, entry.known.main.invariant)
-    cases.shared += [Saved(saved.case, saved.invariant) for _, saved in remembered.found]
+        cases.entries[entry.name] = Saved(saved.case, entry.known_failure.main.invariant)
+    cases.shared += [Saved(saved.case, saved.invariant) for _, saved in remembered.saved_bundles]
     for name in profile.corpus:
         cases.shared += [Saved(saved.case, saved.invariant) for saved in map(_read, _files(profile, name))]
     return cases
