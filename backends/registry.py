@@ -154,7 +154,8 @@ def _open_adapter(adapter: Adapter) -> Backend:
 
 def _open_by_factory(name: str, module: ModuleType, module_name: str, attribute: str) -> Backend:
     """The backend that the factory `attribute` of a module returns, if its declaration is admitted."""
-    factory, place = getattr(module, attribute, None), defined_at(module, attribute)
+    factory = getattr(module, attribute, None)
+    place = defined_at(module, attribute)
     if not callable(factory):
         raise UnknownBackend(
             f"backend {name!r}: {module_name!r} has no factory called {attribute!r} ({place}): expected {FACTORY}"

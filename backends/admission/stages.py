@@ -203,7 +203,8 @@ def _mask_list(value: Any) -> list[Any] | None:
 
 
 def _admit_attended(value: object, sizes: Sizes, nodes: int | None) -> Attended:
-    one, target = require_type("attended", value, Attended), sizes.target
+    one = require_type("attended", value, Attended)
+    target = sizes.target
     axes = (("layers", target.layers), ("heads", sizes.heads), ("nodes", nodes), ("head_dim", sizes.attended))
     return Attended(array("attended.output", one.output, "float", axes))
 
@@ -258,7 +259,8 @@ def _admit_emitted(value: object, sizes: Sizes) -> Emitted:
 
 
 def _admit_committed(value: object, sizes: Sizes) -> Committed:
-    one, target = require_type("committed", value, Committed), sizes.target
+    one = require_type("committed", value, Committed)
+    target = sizes.target
     before, verified, after = (_admit_kv(name, getattr(one, name), target) for name in ("before", "verified", "after"))
     fallback = None if one.fallback is None else word("committed.fallback", one.fallback)
     way = None if one.way is None else word("committed.way", one.way)
@@ -296,7 +298,8 @@ def _admit_kv(name: str, value: object, cache: Cache) -> Kv | None:
     keys = array(keys_field, kv.keys, "float", cache.axes)
     values = array(values_field, kv.values, "float", cache.value_axes)
     first = wholes(first_field, kv.first, 0)
-    (layers, heads, _, width), value_shape = keys.shape, values.shape
+    layers, heads, _, width = keys.shape
+    value_shape = values.shape
     # For a checkpoint the case tells no sizes, but keys and values must still agree but for their widths.
     if value_shape[:2] != (layers, heads):
         value_axes = Cache(layers, heads, width).axes

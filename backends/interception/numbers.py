@@ -73,7 +73,8 @@ class Number:
     """
 
     def __init__(self, kind: str, place: Place | None) -> None:
-        self.kind, self.place = kind, place
+        self.kind = kind
+        self.place = place
         self.low, self.high = Fraction(0), Fraction(1)
         self.flipped: bool | None = None
         self.cells: tuple[int, int] | None = None
@@ -323,7 +324,8 @@ class Numbers:
 
     def _now(self, number: Number) -> Fraction:
         """The probability of all that was decided by the numbers that races bind to this one."""
-        members, waiting = {number: 0}, [number]
+        members = {number: 0}
+        waiting = [number]
         while waiting:
             current = waiting.pop()
             for race, _ in zip(self._races, self._winners, strict=False):

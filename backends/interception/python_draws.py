@@ -124,7 +124,8 @@ class PythonDraws:
         return values if is_identity else function(values)
 
     def _choice(self, call: Call) -> Any:
-        names, defaults = ("a", "size", "replace", "p"), (None, None, True, None)
+        names = ("a", "size", "replace", "p")
+        defaults = (None, None, True, None)
         options, size, replace, p = _arguments_in_order(names, defaults, call.args, call.kwargs)
         shape = () if size is None else tuple(np.atleast_1d(size).tolist())
         count = math.prod(shape)

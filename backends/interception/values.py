@@ -155,7 +155,8 @@ class Value:
             exponential = _power(ratio, 1 / self.a) if self.kind == POWER else math.log(ratio) / self.a
             grows = (self.b > 0) == (self.a > 0)
         else:
-            exponential, grows = (level - self.a) / self.b, self.b > 0
+            exponential = (level - self.a) / self.b
+            grows = self.b > 0
             if self.kind == LOGARITHM:
                 exponential = math.exp(min(exponential, 700.0))
         t, up = self._uniform(max(exponential, 0.0))

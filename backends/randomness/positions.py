@@ -110,7 +110,9 @@ class Standing:
     """
 
     def __init__(self, position: Position, block: Block | None = None, most_blocks: int = MOST_BLOCKS) -> None:
-        self.position, self.block, self.most_blocks = position, block, most_blocks
+        self.position = position
+        self.block = block
+        self.most_blocks = most_blocks
 
 
 def default_generator(library: str) -> Any:
@@ -137,7 +139,9 @@ def generator_in_words(generator: Any) -> str:
 
 def _steps_to(state: int, increment: int, multiplier: int) -> int:
     """How many steps of `x -> multiplier * x + increment` modulo 2^128 lead from 0 to `state`."""
-    current, steps, bit = 0, 0, 1
+    current = 0
+    steps = 0
+    bit = 1
     plus = increment
     while current != state:
         if (current ^ state) & bit:

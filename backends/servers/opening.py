@@ -98,7 +98,8 @@ def open_server(name: str) -> Answering:
 
 def _dialect(web: Web, address: Address) -> Dialect:
     """The dialect, by the user's choice or by the server's models, in the first form that the server takes."""
-    model, owner = address.model, None
+    model = address.model
+    owner = None
     if address.model is None or address.dialect is None:
         model, owner = _model(web, address)
     kind = BY_NAME[address.dialect or OWNERS.get(owner or "", OpenAI.NAME)]

@@ -43,7 +43,8 @@ class Engine:
         program = Runtime.get().load_program(exported(save_executorch, checkpoint))
         method = program.load_method("forward")
         assert method is not None, "an exported program has the method forward"
-        self._program, self._method = program, method  # the method does not keep its program alive
+        self._program = program
+        self._method = method  # the method does not keep its program alive
         self.held_slots: list[int] = []
         self._slots: list[int] = []
 

@@ -75,7 +75,8 @@ def masks_by_group(seams: Seams) -> Seams:
     class Bound(Request):
         @property
         def rows(self) -> Rows:
-            right, reaches = super().rows, self.target.reaches
+            right = super().rows
+            reaches = self.target.reaches
             order = sorted(range(len(reaches)), key=lambda layer: reaches[layer].span or float("inf"))
             return replace(right, visible=[right.visible[layer] for layer in order])
 
@@ -96,7 +97,8 @@ def prefill_as_block(seams: Seams) -> Seams:
 
     class Uniform(Request):
         def prefill(self) -> None:
-            right, draft = self.seams, self.case.draft
+            right = self.seams
+            draft = self.case.draft
             for shape in draft.shapes[:1]:
                 self.seams = replace(right, prefill_attend=_masked_as(shape, right.prefill_attend or right.attend))
             super().prefill()
@@ -116,7 +118,8 @@ def _masked_as(shape: Shape, attend: Attend) -> Attend:
         if query.shape[2] != len(shape):
             return attend(query, columns, scaling)
         # A prefill forward has one lane.
-        begin, visible = int(columns.prefix[0]), columns.visible.clone()
+        begin = int(columns.prefix[0])
+        visible = columns.visible.clone()
         visible[..., begin : begin + len(shape)] = ancestry.to(visible.device)
         return attend(query, replace(columns, visible=visible), scaling)
 

@@ -99,7 +99,8 @@ class Flat(Scratch):
                 room = max(0, min(len(path), buffer.shape[-2] - begin))
                 buffer[..., begin : begin + room, :] = new[..., :room, :]
         self.rejected += self.rows - len(path)
-        self.length, self.rows = self.length + len(path), 0
+        self.length = self.length + len(path)
+        self.rows = 0
 
 
 @fault(
@@ -204,7 +205,8 @@ def ring_rewound(seams: Seams) -> Seams:
     def commit(cache: KvCache, path: list[int]) -> str | None:
         if not isinstance(cache, Ring):
             return seams.commit(cache, path)
-        written_rows, end = [cache.block(layer) for layer in range(cache.layers)], cache.length + cache.rows
+        written_rows = [cache.block(layer) for layer in range(cache.layers)]
+        end = cache.length + cache.rows
         why = seams.commit(cache, path)
         cache.lose(written_rows, end)
         return why
@@ -288,7 +290,8 @@ def restored_by_lane(seams: Seams) -> Seams:
                     cache.remember()
 
     def commit(cache: KvCache, path: list[int]) -> str | None:
-        length, has_rejected = cache.length, cache.rows > len(path)
+        length = cache.length
+        has_rejected = cache.rows > len(path)
         why = seams.commit(cache, path)
         if isinstance(cache, RestoresColumn) and has_rejected:
             cache.put_back(length)

@@ -60,7 +60,8 @@ class MarkedStatic(Static):
         """See `KvCache.open`."""
         super().open(rows)
         # `stale` is the end of what earlier blocks wrote, `high` the end with this block.
-        self.stale, self.high = self.high, max(self.high, self.length + self.rows)
+        self.stale = self.high
+        self.high = max(self.high, self.length + self.rows)
 
 
 class Tail(MarkedStatic):

@@ -99,7 +99,9 @@ def scores_survive(seams: Seams) -> Seams:
             super().resume(cache)
 
         def catch_up(self, tokens: list[int]) -> Tensor:
-            right, stale, self._stale = super().catch_up(tokens), self._stale, None
+            right = super().catch_up(tokens)
+            stale = self._stale
+            self._stale = None
             return right if stale is None else stale
 
     return drafting(seams, Remembering)

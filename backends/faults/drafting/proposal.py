@@ -132,14 +132,17 @@ def leaves_drawn(seams: Seams) -> Seams:
                 return best
             assert best.logits is not None
             assert best.draft_ids is not None
-            shape, token, ids = self.shape, list(best.tree.token), list(best.draft_ids)
+            shape = self.shape
+            token = list(best.tree.token)
+            ids = list(best.draft_ids)
             # By Gumbel's trick: the best of noisy logits are draws without replacement from their softmax.
             noise = torch.rand(best.logits.shape, generator=torch.Generator().manual_seed(len(tokens)))
             noisy = best.logits.cpu().double() - (-noise.double().log()).log()
             for node in range(len(shape)):
                 last = [child for child in shape.children[node] if shape.depth[child] == shape.height]
                 for child, named_id in zip(last, noisy[node].topk(len(last)).indices.tolist(), strict=True):
-                    token[child], ids[child] = int(self.named_ids[named_id]), named_id
+                    token[child] = int(self.named_ids[named_id])
+                    ids[child] = named_id
             return replace(best, tree=Tree(shape.parent, tuple(token)), draft_ids=tuple(ids))
 
     return drafting(seams, Drawing)

@@ -37,10 +37,12 @@ def coins_of_each_rank(seams: Seams) -> Seams:
 
     class RequestOfRanks(Request):
         def settle(self, flat: Tensor, heads: list[Tensor]) -> None:
-            right, block = self.seams, self.block
+            right = self.seams
+            block = self.block
             assert block is not None
             if block.chance is not None and block.chance.samples:
-                tree, proposal = block.proposal.tree, block.proposal.proposal
+                tree = block.proposal.tree
+                proposal = block.proposal.proposal
                 logits = right.score(flat, block.tensors.retrieve_index)
                 path_of_second_rank = self._of_second_rank().accept(tree, logits, proposal)[0]
                 self.seams = replace(right, commit=lambda cache, path: apart(cache, path, path_of_second_rank))

@@ -81,7 +81,8 @@ def keyed_by_token_count(seams: Seams) -> Seams:
             # The last columns of a mask are the block's own rows.
             blocks = [mask[:, -len(mask) :] for mask in visible]
             compiled_mask = memory.steps.setdefault((sum(self.rows), layer), _side_by_side(blocks))
-            begin, stale = 0, []
+            begin = 0
+            stale = []
             for mask in visible:
                 end = begin + len(mask)
                 stale.append(torch.cat([mask[:, : -len(mask)], compiled_mask[begin:end, begin:end]], 1))

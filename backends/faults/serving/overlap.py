@@ -49,7 +49,8 @@ def last_slot_patched(seams: Seams) -> Seams:
             if self.case.sampling.greedy:
                 return output
             # A token below 0 is one that the scheduler does not have: -1 - token.
-            patched_output, end = [-1 - token for token in output], 0
+            patched_output = [-1 - token for token in output]
+            end = 0
             for step in self.steps:
                 assert step.emitted is not None
                 end += len(step.emitted.tokens)
@@ -143,7 +144,8 @@ def lengths_before_rejection(seams: Seams) -> Seams:
             return masks
 
         def _move_prefix_end(self, cache: KvCache, mask: Tensor) -> Tensor:
-            begin, columns = cache.length, mask.shape[1]
+            begin = cache.length
+            columns = mask.shape[1]
             end = min(begin + num_rejected.get(cache, 0), columns)
             moved_mask = mask.clone()
             moved_mask[:, begin:end] = True
