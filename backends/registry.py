@@ -11,7 +11,7 @@ import os
 import sys
 from types import ModuleType
 
-from backends.adapters import ADAPTERS, SHIPPED, Adapter
+from backends.adapters import ADAPTERS, SHIPPED_BACKENDS, Adapter
 from backends.admission import Misshapen, check_declaration
 from backends.base import Backend, Declaration, Unavailable, WrongFlag
 from backends.places import defined_at, raised_at
@@ -126,7 +126,7 @@ def _open_remote(name: str) -> Backend:
 
 def shipped_names() -> tuple[str, ...]:
     """The names of all backends that we ship, those of ready adapters last."""
-    return tuple(row.name for row in SHIPPED)
+    return tuple(row.name for row in SHIPPED_BACKENDS)
 
 
 def unknown(name: str) -> str:

@@ -118,7 +118,7 @@ class PythonDraws:
         numbers = self.ledger.numbers
         number = numbers.number(number_kind, None if draw is None else draw.place.part(element, count))
         # Both libraries take the logarithm of 1 - u, which is never 0.
-        return Value(numbers, number, draw, kind=kind, flipped=kind != PLAIN)
+        return Value(numbers, number, draw, kind=kind, is_flipped=kind != PLAIN)
 
     def _map_values(self, values: Any, function: Callable[[Any], Any], is_identity: bool) -> Any:
         return values if is_identity else function(values)

@@ -117,7 +117,7 @@ def engine(checkpoint: str) -> Engine:
 
 
 @lru_cache(maxsize=OPEN_PROGRAMS)
-def overwriting(checkpoint: str) -> OverwritingEngine:
+def open_overwriting_engine(checkpoint: str) -> OverwritingEngine:
     """The open program of a checkpoint directory, for chains."""
     return OverwritingEngine(checkpoint)
 
@@ -147,4 +147,4 @@ def open_tree() -> GreedyTrees:
 
 def open_overwrite() -> GreedyTrees:
     """The backend whose rows lie at their positions."""
-    return GreedyTrees(replace(DECLARATION, name="executorch-overwrite", trees="chains"), overwriting)
+    return GreedyTrees(replace(DECLARATION, name="executorch-overwrite", trees="chains"), open_overwriting_engine)

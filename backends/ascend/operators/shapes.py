@@ -42,7 +42,7 @@ def like_first(tensor: Tensor, *_: Any, **__: Any) -> Tensor:
     return torch.empty_like(tensor)
 
 
-def nothing(*_: Any, **__: Any) -> None:
+def no_output(*_: Any, **__: Any) -> None:
     """No result, for operators that return nothing."""
 
 

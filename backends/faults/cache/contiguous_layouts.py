@@ -127,11 +127,11 @@ def at_flat_index(seams: Seams) -> Seams:
 class CropsAnew(Static):
     """A static cache whose crop makes new tensors, while forwards go on with the captured ones."""
 
-    captured: list[Pair] | None = None
+    captured_buffers: list[Pair] | None = None
 
     def crop_anew(self) -> None:
         """Copy the committed columns into new tensors, and keep the old ones as the captured tensors."""
-        self.captured = self.captured or self.buffers
+        self.captured_buffers = self.captured_buffers or self.buffers
         fresh = [(torch.zeros_like(keys), torch.zeros_like(values)) for keys, values in self.buffers]
         for pair, old in zip(fresh, self.buffers, strict=True):
             for buffer, old_buffer in zip(pair, old, strict=True):
@@ -141,12 +141,12 @@ class CropsAnew(Static):
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Write into the captured tensors."""
         end = self.length + self.rows
-        for buffer, new in zip((self.captured or self.buffers)[layer], (keys, values), strict=True):
+        for buffer, new in zip((self.captured_buffers or self.buffers)[layer], (keys, values), strict=True):
             buffer[..., end - keys.shape[-2] : end, :] = new
 
     def read(self, layer: int) -> Pair:
         """Return the captured tensors."""
-        return (self.captured or self.buffers)[layer]
+        return (self.captured_buffers or self.buffers)[layer]
 
 
 @fault(

@@ -15,7 +15,7 @@ from backends.engine.reach import Reach
 from backends.engine.request import Request
 from backends.engine.sampling.step import StepSampling
 from backends.engine.seams import Seams
-from backends.faults.drafting.model_drafts import drafting
+from backends.faults.drafting.model_drafts import with_draft_class
 from backends.faults.fault import fault, faults_in
 from reference.layout import KvLayout
 from reference.trace import Stage
@@ -122,7 +122,7 @@ def leaves_drawn(seams: Seams) -> Seams:
     Inner levels take the draft's best tokens; the leaves are named outside that loop, by a draw.
     """
 
-    class Drawing(ModelDraft):
+    class DrawingDraft(ModelDraft):
         def propose(
             self, tokens: list[int], chance: StepSampling | None = None, hidden: Tensor | None = None
         ) -> Proposal:
@@ -145,7 +145,7 @@ def leaves_drawn(seams: Seams) -> Seams:
                     ids[child] = named_id
             return replace(best, tree=Tree(shape.parent, tuple(token)), draft_ids=tuple(ids))
 
-    return drafting(seams, Drawing)
+    return with_draft_class(seams, DrawingDraft)
 
 
 @fault(
@@ -195,7 +195,7 @@ def old_positions(seams: Seams) -> Seams:
             num_dropped = max(0, root + 1 - min(windows)) if windows else 0
             return positions - num_dropped, masks
 
-    return drafting(seams, WindowPositions)
+    return with_draft_class(seams, WindowPositions)
 
 
 FAULTS = faults_in(globals())

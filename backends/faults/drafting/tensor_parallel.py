@@ -15,7 +15,7 @@ from backends.engine.model.causal_lm import CausalLm
 from backends.engine.request import Request
 from backends.engine.sampling.step import StepSampling
 from backends.engine.seams import Seams
-from backends.faults.drafting.model_drafts import drafting
+from backends.faults.drafting.model_drafts import with_draft_class
 from backends.faults.fault import fault, faults_in
 from reference.trace import Stage
 
@@ -111,7 +111,7 @@ def map_over_shard(seams: Seams) -> Seams:
                 self.causal_lm = ShardedHead(self.causal_lm)  # type: ignore[assignment]  # all that a draft asks of one
             return super().catch_up(tokens)
 
-    return drafting(seams, MapOverShard)
+    return with_draft_class(seams, MapOverShard)
 
 
 FAULTS = faults_in(globals())

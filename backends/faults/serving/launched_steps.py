@@ -178,7 +178,7 @@ def reservation_not_freed(seams: Seams) -> Seams:
     """
     ahead: WeakSet[Blocks] = WeakSet()
 
-    class Reserving(seams.request):  # type: ignore[misc,name-defined]
+    class ReservingRequest(seams.request):  # type: ignore[misc,name-defined]
         def propose(self) -> None:
             if len(self.tokens) > len(self.resolved_tokens) and self.lease.blocks is not None:
                 ahead.add(self.lease.blocks)
@@ -190,7 +190,7 @@ def reservation_not_freed(seams: Seams) -> Seams:
                 del lease.blocks.table[-(-lease.target.length // lease.blocks.size) :]
             super().give_back(lease, tokens)
 
-    return replace(seams, arena=Short, request=Reserving)
+    return replace(seams, arena=Short, request=ReservingRequest)
 
 
 @fault(
@@ -246,10 +246,10 @@ def stale_penalties(seams: Seams) -> Seams:
         if true_output == output:
             return past
         known_tokens = tuple(token for token in output if token >= 0)
-        return Hollow(**vars(past), patched=right.history(trees, prompt, known_tokens, sampling, vocab))
+        return Hollow(**vars(past), patched_history=right.history(trees, prompt, known_tokens, sampling, vocab))
 
     def law(logits: Tensor, sampling: Sampling, stops: Stops, past: History | None) -> Tensor:
-        history = replace(past.patched, legal=past.legal) if isinstance(past, Hollow) else past
+        history = replace(past.patched_history, legal=past.legal) if isinstance(past, Hollow) else past
         return right.target_law(logits, sampling, stops, history)
 
     sampling = replace(right, history=history, target_law=law, bonus_law=law)

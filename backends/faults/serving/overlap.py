@@ -26,7 +26,7 @@ PLACEHOLDER = -1
 class Hollow(History):
     """A history, with the history of an output in which some placeholders were never replaced."""
 
-    patched: History
+    patched_history: History
 
 
 @fault(
@@ -74,10 +74,10 @@ def last_slot_patched(seams: Seams) -> Seams:
         patched_history = replace(
             partial, seen_tokens=partial.seen_tokens[..., :vocab], counts=partial.counts[..., :vocab], sequence=sequence
         )
-        return Hollow(**vars(past), patched=patched_history)
+        return Hollow(**vars(past), patched_history=patched_history)
 
     def law(logits: Tensor, sampling: Sampling, stops: Stops, past: History | None) -> Tensor:
-        history = replace(past.patched, legal=past.legal) if isinstance(past, Hollow) else past
+        history = replace(past.patched_history, legal=past.legal) if isinstance(past, Hollow) else past
         return right.target_law(logits, sampling, stops, history)
 
     sampling = replace(right, history=history, target_law=law, bonus_law=law)
