@@ -250,7 +250,7 @@ class Draws(TorchFunctionMode):
             row_weights = [Fraction(weight) for weight in row]
             if race:
                 runners = [(value.number, weight) for value, weight in zip(noise, row_weights, strict=True)]
-                outcomes += numbers.ranking(runners, count, noise[0].flipped, draw, "multinomial")
+                outcomes += numbers.ranking(runners, count, noise[0].is_flipped, draw, "multinomial")
             else:
                 outcomes += [numbers.choose(value.number, draw, row_weights, "multinomial") for value in noise]
         return torch.tensor(outcomes, device=weights.device).reshape(tuple(result.shape))

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from backends.interception.intercept import DecidesTooOften, NotInterceptable, TooManyRuns, enumerate_law
-from backends.randomness.hooks import names_replaced, hooked_names
+from backends.randomness.hooks import hooked_names, names_replaced
 from reference.oracle.law import expected_length, total_variation, where_from
 from reports.pages.law import LawFacts
 from specverify.law.user_rule import brief, function_named
