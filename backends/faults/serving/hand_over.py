@@ -39,7 +39,8 @@ def last_page(seams: Seams) -> Seams:
     """Full pages of the target travel; the columns of the page that is filled in part arrive as zeros."""
 
     def outgoing(state: RequestState) -> RequestState:
-        columns, full = state.target, state.target.length // PAGE * PAGE
+        columns = state.target
+        full = state.target.length // PAGE * PAGE
         parts = []
         for kind in (columns.keys, columns.values):
             copies = [tensor.clone() for tensor in kind]

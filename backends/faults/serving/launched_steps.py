@@ -90,7 +90,8 @@ def block_not_cut(seams: Seams) -> Seams:
     right = seams.overlap.read
 
     def read(request: Request, part: LaunchedRow) -> Emission:
-        emission, verdict = right(request, part), part.verdict
+        emission = right(request, part)
+        verdict = part.verdict
         if len(emission.tokens) < len(verdict.accepted):
             logprobs = seams.logprobs(verdict.logits)[verdict.path, verdict.accepted].tolist()
             part.emission = Emission(verdict.accepted, emission.finish, tuple(logprobs))
@@ -130,7 +131,8 @@ def routed_by_row(seams: Seams) -> Seams:
     """
 
     def results(part: LaunchedRow, frame: Frame) -> list[int]:
-        row, right = part.place.row, seams.overlap.results(part, frame)
+        row = part.place.row
+        right = seams.overlap.results(part, frame)
         return right if row >= len(frame.parts) else frame.parts[row].verdict.accepted
 
     return replace(seams, overlap=replace(seams.overlap, results=results))
@@ -232,7 +234,8 @@ def stale_penalties(seams: Seams) -> Seams:
     class BehindRequest(seams.request):  # type: ignore[misc,name-defined]
         @property
         def device_output(self) -> tuple[int, ...]:
-            output, num_known = super().device_output, len(self.resolved_tokens) - len(self.case.prompt)
+            output = super().device_output
+            num_known = len(self.resolved_tokens) - len(self.case.prompt)
             if self.case.sampling.greedy:
                 return tuple(output)
             # A token below 0 is one that the host does not have: -1 - token.
