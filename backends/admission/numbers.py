@@ -15,7 +15,7 @@ from reference.trace import Array
 
 Number = TypeVar("Number", int, float)
 
-WHOLE, REAL = frozenset({int}), frozenset({float})
+INT_TYPES, FLOAT_TYPES = frozenset({int}), frozenset({float})
 """The types of tuple entries that need no conversion."""
 
 Nouns = tuple[str, str]
@@ -48,7 +48,7 @@ def admit_ints(
         Misshapen: for everything else; an entry that is refused is named by its index.
     """
     # A tuple of Python ints, the common case, is checked without a call for each entry.
-    if type(value) is not tuple or not WHOLE.issuperset(map(type, value)):
+    if type(value) is not tuple or not INT_TYPES.issuperset(map(type, value)):
         expected = _range(nouns[1], low, high)
         return _convert_each(
             field, value, "iu", expected, lambda place, entry: admit_int(place, entry, low, high, nouns)
@@ -77,7 +77,7 @@ def admit_floats(field: str, value: object) -> tuple[float, ...]:
     Raises:
         Misshapen: for everything else; an entry that is refused is named by its index.
     """
-    if type(value) is tuple and REAL.issuperset(map(type, value)):
+    if type(value) is tuple and FLOAT_TYPES.issuperset(map(type, value)):
         return value
     return _convert_each(field, value, "fiu", "numbers", lambda place, entry: admit_float(place, entry))
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from backends.admission.misshapen import refusal
-from backends.admission.numbers import TOKEN, WHOLE, admit_int, admit_ints
+from backends.admission.numbers import INT_TYPES, TOKEN, admit_int, admit_ints
 from reference.case import Case
 from reference.malformed import Malformed
 from reference.session import Account, Event
@@ -129,7 +129,7 @@ def _admit_event(field: str, value: object, mates: int) -> Event:
 
 def _is_tuple(value: object) -> bool:
     """Whether `value` is a tuple of Python ints, which needs no conversion."""
-    return type(value) is tuple and WHOLE.issuperset(map(type, value))
+    return type(value) is tuple and INT_TYPES.issuperset(map(type, value))
 
 
 def _is_int(value: object) -> bool:
@@ -144,7 +144,7 @@ def _admit_by_request(
     if not isinstance(value, Mapping):
         raise refusal(field, value, "a dict by request number")
     # The fast path: an exact dict of entries that need no conversion.
-    exact = type(value) is dict and WHOLE.issuperset(map(type, value)) and all(map(ready, value.values()))
+    exact = type(value) is dict and INT_TYPES.issuperset(map(type, value)) and all(map(ready, value.values()))
     if exact and (not value or 0 <= min(value) <= max(value) < requests):
         return dict(value)
     entries = {}

@@ -97,10 +97,10 @@ def subject_of(backend: Backend, keep: int = 48) -> Subject:
             return outcome_of(why)
 
     def watch(case: Case) -> Trace | Declined | Crashed:
-        from backends.run_draws import recording  # brings torch
+        from backends.run_draws import recording_run  # brings torch
 
         draws: list[Draw] = []
-        outcome = run(case, recording(backend.run, draws))
+        outcome = run(case, recording_run(backend.run, draws))
         return replace(outcome, draws=tuple(draws)) if isinstance(outcome, Trace) else outcome
 
     def serve(case: Case) -> Live:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from backends.run_draws import recording
+from backends.run_draws import recording_run
 from properties.invariants.acceptance.streams import first_reread
 from properties.strategies.draft.language_model import CHAIN
 from properties.strategies.models import GALLERY
@@ -259,7 +259,7 @@ def test_a_sampler_in_our_engine_has_draws_of_its_own() -> None:
 def test_recording_leaves_nothing_behind_and_changes_no_token() -> None:
     box, draws = black_boxes.right(), list[Draw]()
     before = (np.random.default_rng, np.random.Generator, random.Random.random, torch.rand)
-    assert recording(box.run, draws)(CASE) == box.run(CASE)
+    assert recording_run(box.run, draws)(CASE) == box.run(CASE)
     assert draws
     assert before == (np.random.default_rng, np.random.Generator, random.Random.random, torch.rand)
 
