@@ -12,7 +12,7 @@ from properties.invariants import ALL
 from properties.strategies.models import GALLERY, small_draft
 from properties.verdict.invariant import Invariant
 from properties.verdict.judge import judge
-from properties.verdict.subject import Crashed, Declined, NoTrace, Subject
+from properties.verdict.subject import Crash, NoTrace, Refusal, Subject
 from reference.architecture import Seeded
 from reference.case import Case
 from reference.draft import LanguageModel, Scripted
@@ -208,7 +208,7 @@ def engine() -> Subject:
 def less(strip: Callable[[Trace], Trace], own_run_too: bool = True, of: Case | None = None) -> Subject:
     """The clean engine, whose traces are `strip`ped, all of them or all but that of the case `of` itself."""
 
-    def run(case: Case) -> Trace | Declined | Crashed:
+    def run(case: Case) -> Trace | Refusal | Crash:
         try:
             trace = engine()(case)
         except NoTrace as absent:

@@ -27,7 +27,7 @@ from properties.tie_count import INFLATION, excess_ties, vacuous
 from properties.tolerance.bounds import INNER, LOGITS, PAIR, UNIT
 from properties.tolerance.closeness import rms, rows_beyond
 from properties.tolerance.ties import near_and_predicted
-from properties.verdict.finding import Compared, Finding, PredictedTies, Tie
+from properties.verdict.finding import Comparisons, Finding, PredictedTies, Tie
 from properties.verdict.judge import judge
 from properties.verdict.subject import Subject
 from reference.architecture import Seeded
@@ -236,7 +236,7 @@ def test_a_tie_in_the_draft_is_no_drift_of_what_comes_after_it() -> None:
     other[1] = -scores[1]
     by_tie = Drafted(Tree((0, 0, 1), (5, 8, 9)), other, (0, 8, 9))
     assert [type(fact) for fact in drafts._compare_drafted("draft.fidelity", case, 0, by_tie, true, None)] == [
-        Compared,
+        Comparisons,
         PredictedTies,
         Tie,
     ]

@@ -16,7 +16,7 @@ from properties.verdict.finding import Finding, Verdict
 from properties.verdict.judge import judge
 from properties.verdict.session_members import members, view
 from properties.verdict.subject import Subject
-from properties.verdict.variants import relabelled
+from properties.verdict.variants import with_new_ids
 from reference.case import Case
 from reference.draft import Scripted
 from reference.layout import FAST_SWITCH, NO_PREFIX, NOT_IN_ORDER, KvLayout
@@ -91,7 +91,7 @@ def test_two_tokens_change_their_names() -> None:
     for last in (0, 1):
         for first in range(8):
             case = Case(small_draft(2, first), (0, last), stops=Stops(2))
-            assert relabelled(case)[1] == (1, 0)
+            assert with_new_ids(case)[1] == (1, 0)
 
 
 # --- commits that fall back ------------------------------------------------------------------------------------------

@@ -10,8 +10,8 @@ from backends.compositions import open_cpu
 from backends.engine.kv.prefix import PrefixCache
 from backends.faults.fault import Fault
 from properties.strategies.models import GALLERY, small_draft
-from properties.verdict.finding import Compared, Finding
-from properties.verdict.subject import Crashed, Declined, Subject
+from properties.verdict.finding import Comparisons, Finding
+from properties.verdict.subject import Crash, Refusal, Subject
 from reference.architecture import Seeded
 from reference.case import Case
 from reference.draft import Draft, LanguageModel, Ngram, Scripted
@@ -59,7 +59,7 @@ def otherwise(change: Callable[[Case], Case]) -> Subject:
     """The clean engine, which runs another case than it was asked for."""
     engine = clean()
 
-    def run(case: Case) -> Trace | Declined | Crashed:
+    def run(case: Case) -> Trace | Refusal | Crash:
         return engine(change(case))
 
     return Subject("otherwise", run, engine.reveals)
@@ -213,4 +213,4 @@ def test_counters_that_cannot_be_are_named() -> None:
     assert one.where["side"] == "fallback: a reason"
     uncounted = replace(clean()(case), attention_calls=0, fallbacks={"a reason": 3})
     silent = Subject("silent", lambda _: uncounted, clean().reveals)
-    assert list(BY_NAME["lossless.accounting"].check(case, ORACLE, silent)) == [Compared(5)]
+    assert list(BY_NAME["lossless.accounting"].check(case, ORACLE, silent)) == [Comparisons(5)]

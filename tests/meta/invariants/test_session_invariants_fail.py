@@ -13,7 +13,7 @@ from properties.invariants import ALL
 from properties.strategies.acceptance import continuation
 from properties.strategies.models import GALLERY
 from properties.verdict.judge import judge
-from properties.verdict.subject import Crashed, Declined, Subject
+from properties.verdict.subject import Crash, Refusal, Subject
 from reference.architecture import Seeded
 from reference.case import Case
 from reference.draft import Draft, LanguageModel, Scripted
@@ -158,9 +158,9 @@ def test_fault_is_named_where_it_was_planted(fault: Fault) -> None:
 def test_a_session_that_breaks_off_is_a_finding() -> None:
     clean = subject_of(open_cpu())
 
-    def run(case: Case) -> Trace | Declined | Crashed:
+    def run(case: Case) -> Trace | Refusal | Crash:
         broken = case.session is not None and len(case.session.actions) == 3
-        return Crashed(Stage.ATTENDED, "out of range") if broken else clean(case)
+        return Crash(Stage.ATTENDED, "out of range") if broken else clean(case)
 
     subject = Subject("broken", run, clean.reveals)
     verdict = judge(fixed_cases()["filler-of-batch-seen"], ALL, ORACLE, subject)

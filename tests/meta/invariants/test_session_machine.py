@@ -11,7 +11,7 @@ from properties.live.play import play
 from properties.live.watch import Difference, SessionStats, Watch
 from properties.strategies.models import GALLERY
 from properties.tally import Failure
-from properties.verdict.subject import Crashed, NoTrace
+from properties.verdict.subject import Crash, NoTrace
 from reference.architecture import Seeded
 from reference.case import Case
 from reference.layout import KvLayout
@@ -98,7 +98,7 @@ def test_a_session_that_breaks_is_a_finding_of_its_own() -> None:
         trace = None
 
         def do(self, action: Action) -> None:
-            raise NoTrace(Crashed(Stage.COMMITTED, "no slot"))
+            raise NoTrace(Crash(Stage.COMMITTED, "no slot"))
 
     watch._live = Breaking()  # type: ignore[assignment]
     with pytest.raises(Difference, match=r"lossless\.completes at COMMITTED") as caught:

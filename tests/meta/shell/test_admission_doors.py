@@ -22,7 +22,7 @@ from properties.invariants import ALL
 from properties.strategies.models import GALLERY
 from properties.tally import Failure
 from properties.verdict.judge import judge
-from properties.verdict.subject import Crashed, NoTrace
+from properties.verdict.subject import Crash, NoTrace
 from reference.architecture import Seeded
 from reference.case import Case
 from reference.draft import LanguageModel, Scripted
@@ -230,7 +230,7 @@ def test_a_live_session_that_shows_something_else_has_no_trace() -> None:
     live = serve(CASE)
     with pytest.raises(NoTrace, match="what run returned: tuple of 3") as met:
         _ = live.trace
-    assert isinstance(met.value.outcome, Crashed)
+    assert isinstance(met.value.outcome, Crash)
 
 
 def test_steps_of_a_live_session_are_looked_at_once() -> None:
@@ -316,7 +316,7 @@ def test_tables_that_answer_something_else_break_at_acceptance(change: Callable[
     for ask, drawn_by in ((tables.rounds, TAPE), (tables.samples, np.arange(5))):
         with pytest.raises(NoTrace) as met:
             ask(WORLD, drawn_by)
-        assert isinstance(met.value.outcome, Crashed)
+        assert isinstance(met.value.outcome, Crash)
         assert met.value.outcome.stage is Stage.ACCEPTED
         assert met.value.outcome.why.startswith(line)
 

@@ -210,7 +210,7 @@ def test_the_page_says_in_a_few_lines_what_further_stages_would_buy(
 
 
 def test_counts_of_speculation_say_what_was_not_tested() -> None:
-    assert Speculation(4, 0, 0, 0).untested() is None, "nothing is told"
-    assert "none of 9 drafted tokens" in str(Speculation(4, 4, 9, 0).untested())
-    assert "no token was drafted" in str(Speculation(4, 4, 0, 0).untested())
-    assert Speculation(4, 4, 9, 1).untested() is None
+    assert Speculation(4, 0, 0, 0).why_untested() is None, "nothing is told"
+    assert "none of 9 drafted tokens" in str(Speculation(4, 4, 9, 0).why_untested())
+    assert "no token was drafted" in str(Speculation(4, 4, 0, 0).why_untested())
+    assert Speculation(4, 4, 9, 1).why_untested() is None

@@ -21,7 +21,7 @@ from properties.strategies.models import FAR_POSITIONS, GALLERY, small_draft
 from properties.strategies.prompts import LONGEST, MARKS, far_lengths, far_prompts
 from properties.strategies.settings import drawing_settings
 from properties.verdict.finding import Verdict
-from properties.verdict.subject import Declined, Subject
+from properties.verdict.subject import Refusal, Subject
 from reference.architecture import Seeded
 from reference.case import Case
 from reference.draft import LanguageModel, Scripted
@@ -83,7 +83,7 @@ def test_a_search_draws_long_prompts_and_shorter_ones_for_a_slow_backend(monkeyp
     longest = {}
     for variant_interval in (1, 4):
         lengths: list[int] = []
-        subject = Subject("nothing", lambda case: Declined("it is not there"), frozenset())
+        subject = Subject("nothing", lambda case: Refusal("it is not there"), frozenset())
         subject.variant_interval = variant_interval
 
         def emit(verdict: Verdict, lengths: list[int] = lengths) -> None:
@@ -205,5 +205,5 @@ TREE = Scripted((Tree((0,), (tokens(1025)[-1],)),))
 )  # fmt: skip
 def test_a_condition_holds_where_it_should_and_nowhere_else(name: str, example: Case, other: Case) -> None:
     (condition,) = [one for one in FAR if one.name == name]
-    assert condition.holds(example)
-    assert not condition.holds(other)
+    assert condition.is_met(example)
+    assert not condition.is_met(other)

@@ -29,7 +29,7 @@ TOGETHER = (Action("add", (0,)), Action("add", (1,)), Action("step", (1, 0)))
 
 
 def names(case: Case) -> set[str]:
-    return {one.name for one in CONDITIONS if one.holds(case)}
+    return {one.name for one in CONDITIONS if one.is_met(case)}
 
 
 def session(*actions: Action, prompt: tuple[int, ...] = (3, 1, 4, 1), **fields: object) -> Case:
@@ -77,7 +77,7 @@ def test_ordinary_cases_meet_conditions_and_the_figures_are_theirs() -> None:
     drawn = [case for turn in range(2) for _, case in zip(range(12), stream(turn, dtypes), strict=False)]
     for row in figures["rows"]:
         (condition,) = [one for one in CONDITIONS if one.name == row["name"]]
-        met = [condition.holds(case) for case in drawn]
+        met = [condition.is_met(case) for case in drawn]
         assert row["share"] == sum(met) / 24
         earliest = sorted(part.index(True) + 1 if any(part) else 99 for part in (met[:12], met[12:]))[0]
         assert row["first"] == (None if earliest == 99 else earliest)

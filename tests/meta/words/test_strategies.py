@@ -352,7 +352,7 @@ def test_every_architecture_and_every_edge_of_it() -> None:
 
 def test_long_lanes_stand_side_by_side_and_unlike_draft_models_share_pages() -> None:
     """Conditions that no case met before prompts ended beyond 300 tokens, and mates drafted with another model."""
-    met = Counter(one.name for case in drawn() for one in FAR if one.holds(case))
+    met = Counter(one.name for case in drawn() for one in FAR if one.is_met(case))
     assert met["prefix of 512 columns"] >= RARE * len(drawn())
     assert met["two lanes split"] > 0  # 8 of 1,800 draws
     assert met["fork across draft models"] + met["prefix hit across draft models"] > 0
