@@ -45,9 +45,9 @@ def judge(case: Case, invariants: Sequence[Invariant], oracle: Oracle, subject: 
     """Check `case` against every invariant that applies to it.
 
     An invariant is `checked` where it compared something (`Comparisons`). It is unobserved where its evidence is
-    missing, and not applicable where it has nothing to say or asks for a run that the backend declines. A run that breaks is a
-    finding of `lossless.completes` and leaves the other invariants unobserved; the steps before the break are judged as
-    a shorter case, whose findings come first.
+    missing, and not applicable where it has nothing to say or asks for a run that the backend declines. A run that
+    breaks is a finding of `lossless.completes` and leaves the other invariants unobserved; the steps before the break
+    are judged as a shorter case, whose findings come first.
 
     In a session, each request is judged as the case that it would be alone, by the invariants that read a run as it
     was. The session as a whole is judged by those that speak of sessions.
