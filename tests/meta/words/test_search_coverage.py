@@ -10,6 +10,7 @@ from properties.strategies.models import GALLERY
 from reference.architecture import Seeded
 from reference.case import Case
 from reference.draft import LanguageModel, Scripted
+from reference.draft_trees import Dispatch, Expansion
 from reference.layout import KvLayout
 from reference.sampling import Sampling, Stops
 from reference.session import Action, Mate, Session
@@ -24,7 +25,8 @@ from tests.measure.search_coverage import measure
 MODEL = Seeded(GALLERY[1], 0)
 PLAIN = Case(MODEL, (3, 1, 4), Scripted((Tree((0, 0, 1), (4, 2, 5)),)), stops=Stops(4))
 PAGES = KvLayout(kind="prefix", page_size=2)
-DRAFT = LanguageModel(MODEL, RankTree((0, 0, 0, 1, 2), (0, 1, 0, 0, 0)))
+SHAPE = RankTree((0, 0, 0, 1, 2), (0, 1, 0, 0, 0))
+DRAFT = LanguageModel(MODEL, SHAPE)
 TOGETHER = (Action("add", (0,)), Action("add", (1,)), Action("step", (1, 0)))
 
 
@@ -53,6 +55,10 @@ def session(*actions: Action, prompt: tuple[int, ...] = (3, 1, 4, 1), **fields: 
         ("model draft", replace(PLAIN, draft=DRAFT), PLAIN),
         ("model draft, two parents", replace(PLAIN, draft=DRAFT), replace(
             PLAIN, draft=LanguageModel(MODEL, RankTree((0, 0, 1), (0, 0, 0))))),
+        ("dynamic tree", replace(PLAIN, draft=LanguageModel(MODEL, Expansion(2, 2, 4))), replace(PLAIN, draft=DRAFT)),
+        ("table of trees", replace(PLAIN, draft=LanguageModel(MODEL, Dispatch((1,), (SHAPE,)))), replace(
+            PLAIN, draft=DRAFT)),
+        ("16 bits", replace(PLAIN, dtype="bfloat16"), PLAIN),
         ("samples, without replacement, siblings",
          replace(PLAIN, draft=DRAFT, sampling=Sampling(1.0, draws="without-replacement")),
          replace(PLAIN, draft=DRAFT, sampling=Sampling(1.0))),
