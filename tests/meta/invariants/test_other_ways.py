@@ -27,7 +27,8 @@ from reports.pages.summary import summary_page
 from reports.record import summary, verdict_line
 from specverify.setup.subjects import subject_of
 from tests.corruption import BY_NAME, ORACLE, planted
-from tests.meta.invariants.test_nothing_judged import CASES, MODEL, OWN, PROMPT, actions, engine
+from tests.meta.invariants.test_nothing_judged import CASES, OWN, PROMPT, actions, engine
+from tests.models import LLAMA
 
 NAME = "cache.fast-equals-full"
 
@@ -44,8 +45,8 @@ def outcome(name: str, case: Case, subject: Subject | None = None) -> str:
 
 # --- a variant that is the case itself ------------------------------------------------------------------------------
 
-PLAIN = Case(MODEL, PROMPT, Scripted(), stops=Stops(3), dtype="float64")
-CHAIN = Case(MODEL, PROMPT, Scripted((Tree((0, 0), (6, 1)),)), KvLayout("length"), stops=Stops(1), dtype="float64")
+PLAIN = Case(LLAMA, PROMPT, Scripted(), stops=Stops(3), dtype="float64")
+CHAIN = Case(LLAMA, PROMPT, Scripted((Tree((0, 0), (6, 1)),)), KvLayout("length"), stops=Stops(1), dtype="float64")
 COMPANY = CASES["company"]
 ALONE = Session((Mate(PROMPT),), actions("add 0", "step 0 1", "step 0 1", "cancel 1"))
 
@@ -187,7 +188,7 @@ def _only(way: str) -> Subject:
 
 def test_a_session_counts_each_commit_once() -> None:
     layout = KvLayout("fast")
-    case = Case(MODEL, PROMPT, OWN, layout, stops=Stops(3), session=Session((), actions("add 0", "step 0", "step 0")))
+    case = Case(LLAMA, PROMPT, OWN, layout, stops=Stops(3), session=Session((), actions("add 0", "step 0", "step 0")))
     trace = engine()(case)
     assert trace.shared is not None
     assert trace.shared.requests[0] is not None

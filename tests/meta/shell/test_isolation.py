@@ -35,6 +35,7 @@ from specverify.isolation.lifeline import children
 from specverify.isolation.limits import AFTER_A_HANG_S, Patience, default_memory, size_of, size_words
 from specverify.isolation.process import how_ended, last_words
 from specverify.isolation.watch import Watch
+from tests.models import LLAMA
 from tests.strangers import hostile
 from tests.tiers import first
 
@@ -258,7 +259,7 @@ def test_a_machine_that_starts_no_further_process_is_no_fault_of_the_backend(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The folder of this process is deleted: the next engine cannot be started in it."""
-    case = Case(Seeded(GALLERY[1], 0), (3, 1), stops=Stops(2))
+    case = Case(LLAMA, (3, 1), stops=Stops(2))
     gone = tmp_path / "gone"
     gone.mkdir()
     monkeypatch.chdir(gone)

@@ -6,8 +6,6 @@ from dataclasses import replace
 import pytest
 
 from properties.strategies.conditions import CONDITIONS
-from properties.strategies.models import GALLERY
-from reference.architecture import Seeded
 from reference.case import Case
 from reference.draft import LanguageModel, Scripted
 from reference.draft_trees import Dispatch, Expansion
@@ -21,12 +19,12 @@ from tests.measure import search_coverage
 from tests.measure.__main__ import main
 from tests.measure.pages import search_table
 from tests.measure.search_coverage import measure
+from tests.models import LLAMA
 
-MODEL = Seeded(GALLERY[1], 0)
-PLAIN = Case(MODEL, (3, 1, 4), Scripted((Tree((0, 0, 1), (4, 2, 5)),)), stops=Stops(4))
+PLAIN = Case(LLAMA, (3, 1, 4), Scripted((Tree((0, 0, 1), (4, 2, 5)),)), stops=Stops(4))
 PAGES = KvLayout(kind="prefix", page_size=2)
 SHAPE = RankTree((0, 0, 0, 1, 2), (0, 1, 0, 0, 0))
-DRAFT = LanguageModel(MODEL, SHAPE)
+DRAFT = LanguageModel(LLAMA, SHAPE)
 TOGETHER = (Action("add", (0,)), Action("add", (1,)), Action("step", (1, 0)))
 
 
@@ -54,9 +52,9 @@ def session(*actions: Action, prompt: tuple[int, ...] = (3, 1, 4, 1), **fields: 
         ("fork", session(TOGETHER[0], Action("fork", (0, 1))), session(*TOGETHER, Action("fork", (0, 1)))),
         ("model draft", replace(PLAIN, draft=DRAFT), PLAIN),
         ("model draft, two parents", replace(PLAIN, draft=DRAFT), replace(
-            PLAIN, draft=LanguageModel(MODEL, RankTree((0, 0, 1), (0, 0, 0))))),
-        ("dynamic tree", replace(PLAIN, draft=LanguageModel(MODEL, Expansion(2, 2, 4))), replace(PLAIN, draft=DRAFT)),
-        ("table of trees", replace(PLAIN, draft=LanguageModel(MODEL, Dispatch((1,), (SHAPE,)))), replace(
+            PLAIN, draft=LanguageModel(LLAMA, RankTree((0, 0, 1), (0, 0, 0))))),
+        ("dynamic tree", replace(PLAIN, draft=LanguageModel(LLAMA, Expansion(2, 2, 4))), replace(PLAIN, draft=DRAFT)),
+        ("table of trees", replace(PLAIN, draft=LanguageModel(LLAMA, Dispatch((1,), (SHAPE,)))), replace(
             PLAIN, draft=DRAFT)),
         ("16 bits", replace(PLAIN, dtype="bfloat16"), PLAIN),
         ("samples, without replacement, siblings",

@@ -25,6 +25,7 @@ from reference.trace import Trace
 from reference.tree import Shape, Tree
 from specverify.campaign.case_stream import Stream
 from specverify.plan import DEFAULT_DTYPES
+from tests.models import LARGE_LLAMA
 
 MOST = 2000
 """Cases that may be drawn until each kind was met once; a kind that none of them is an example of is absent.
@@ -398,7 +399,7 @@ def test_shrinks_to_something_small(predicate: Callable[[Case], bool], nodes: in
 
 
 def test_a_slow_backend_is_asked_for_variants_more_rarely_and_for_the_rest_always() -> None:
-    some = tuple(Case(Seeded(GALLERY[7], 0), (token, other)) for token in range(20) for other in range(10))
+    some = tuple(Case(LARGE_LLAMA, (token, other)) for token in range(20) for other in range(10))
     often, seldom = ([taking_turns(case, ALL, variant_interval) for case in some] for variant_interval in (1, 4))
     always = {one.name for one in ALL if one.every == 1}
     for one, other in zip(often, seldom, strict=True):
