@@ -8,7 +8,7 @@ import pytest
 
 from backends.base import Declaration
 from backends.compositions import open_cpu
-from backends.faults import named
+from backends.faults import fault_named
 from properties.generations import FULL_EFFORT, RUN_TESTS, SMALL_EFFORT, generation_evidence
 from properties.invariants.lossless import distribution as module
 from properties.invariants.lossless.distribution import distribution
@@ -137,7 +137,7 @@ def test_little_is_asked_unless_the_evidence_grows() -> None:
 
 def test_the_fault_leaves_the_tables_right() -> None:
     clean, wrong = open_cpu(), open_cpu()
-    assert named(FAULT).plant(wrong.seams).sampling == clean.seams.sampling
+    assert fault_named(FAULT).plant(wrong.seams).sampling == clean.seams.sampling
 
 
 def test_a_bet_on_a_neighbour_has_mean_one_at_most() -> None:
