@@ -221,5 +221,5 @@ ADAPTERS: tuple[Adapter, ...] = (
 )
 """The ready adapters; their engines may be absent from a machine."""
 
-SHIPPED: tuple[Row | Adapter, ...] = (*ROWS, *ADAPTERS)
+SHIPPED_BACKENDS: tuple[Row | Adapter, ...] = (*ROWS, *ADAPTERS)
 """All that is opened by a name of ours."""

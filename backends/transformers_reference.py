@@ -286,14 +286,14 @@ class PlainTransformers:
             return
         window, chunk = reach
         row, column = torch.arange(length)[:, None], torch.arange(length)
-        shown = column <= row
+        visible = column <= row
         if window:
-            shown &= column > row - window
+            visible &= column > row - window
         if chunk:
-            shown &= column // chunk == row // chunk
+            visible &= column // chunk == row // chunk
         mask = layer.mask
         # An additive mask: 0 where visible, and where hidden the lowest float or minus infinity.
-        if mask is None or not bool((mask[shown] == 0).all()) or not bool((mask[~shown] < -1e30).all()):
+        if mask is None or not bool((mask[visible] == 0).all()) or not bool((mask[~visible] < -1e30).all()):
             raise Unsupported(
                 f"{type(self._network).__name__}: the mask that transformers makes for layer {layer.index} is not "
                 f"causal with window {window or None} and chunk {chunk or None}, as config.json says"

@@ -59,11 +59,11 @@ def _items(validator: Any, items: Any, content: Any, within: Any) -> Iterator[An
     # Items with any other keyword go to the validator one by one.
     types = PLAIN.get(items.get("type")) if set(items) <= {"type", "minimum", "maximum"} else None
     least, most = items.get("minimum"), items.get("maximum")
-    for at, value in enumerate(content):
+    for i, value in enumerate(content):
         if types is None:
-            yield from validator.descend(value, items, path=at)
+            yield from validator.descend(value, items, path=i)
         elif type(value) not in types or (least is not None and value < least) or (most is not None and value > most):
-            yield from validator.descend(value, items, path=at)
+            yield from validator.descend(value, items, path=i)
             return
 
 
@@ -106,8 +106,8 @@ def schema() -> dict[str, Any]:
 
     A kind of draft adds the schema of its object; a KV layout and a model family add their names.
     """
-    own = tuple(tag for tag, kind in draft.KINDS.items() if kind.SCHEMA is not None)
-    return _complete_schema(own, tuple(layout.KINDS), tuple(FAMILIES))
+    tags = tuple(tag for tag, kind in draft.KINDS.items() if kind.SCHEMA is not None)
+    return _complete_schema(tags, tuple(layout.KINDS), tuple(FAMILIES))
 
 
 @cache
@@ -117,9 +117,9 @@ def _complete_schema(drafts: tuple[str, ...], layouts: tuple[str, ...], families
     content = deepcopy(_shipped_schema())
     content["properties"]["layout"]["properties"]["kind"]["enum"] = list(layouts)
     content["$defs"]["architecture"]["properties"]["family"]["enum"] = list(families)
-    described = content["$defs"]["draft"]
-    described["properties"]["kind"]["enum"] += drafts
-    described["allOf"] += [
+    draft_schema = content["$defs"]["draft"]
+    draft_schema["properties"]["kind"]["enum"] += drafts
+    draft_schema["allOf"] += [
         {"if": {"properties": {"kind": {"const": tag}}}, "then": draft.KINDS[tag].SCHEMA} for tag in drafts
     ]
     return content
@@ -175,22 +175,22 @@ def _draft(content: dict[str, Any]) -> Draft:
 
 
 def _sampling(content: dict[str, Any]) -> Sampling:
-    rest: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for key, value in content.items():
-        rest[key] = float(value) if isinstance(getattr(Sampling, key, None), float) else value
-    rest["tape"] = tuple(map(float, content.get("tape", ())))
+        fields[key] = float(value) if isinstance(getattr(Sampling, key, None), float) else value
+    fields["tape"] = tuple(map(float, content.get("tape", ())))
     if "bad_words" in content:
-        rest["bad_words"] = tuple(tuple(word) for word in content["bad_words"])
+        fields["bad_words"] = tuple(tuple(word) for word in content["bad_words"])
     if "processors" in content:
-        rest["processors"] = tuple(content["processors"])
+        fields["processors"] = tuple(content["processors"])
     if "grammar" in content:
-        told: dict[str, Any] = {**content["grammar"], "words": tuple(content["grammar"]["words"])}
-        rest["grammar"] = _build("sampling.grammar", lambda: Grammar(**told))
+        grammar: dict[str, Any] = {**content["grammar"], "words": tuple(content["grammar"]["words"])}
+        fields["grammar"] = _build("sampling.grammar", lambda: Grammar(**grammar))
     if "rule" in content:
-        named: dict[str, Any] = dict(content["rule"])
-        named |= {key: float(value) for key, value in named.items() if key != "name"}
-        rest["rule"] = _build("sampling.rule", lambda: Rule(**named))
-    return _build("sampling", lambda: Sampling(**rest))
+        rule: dict[str, Any] = dict(content["rule"])
+        rule |= {key: float(value) for key, value in rule.items() if key != "name"}
+        fields["rule"] = _build("sampling.rule", lambda: Rule(**rule))
+    return _build("sampling", lambda: Sampling(**fields))
 
 
 def _stops(content: dict[str, Any]) -> Stops:
@@ -215,11 +215,11 @@ def _mate(content: dict[str, Any]) -> Mate:
 
 def _session(content: dict[str, Any]) -> Session:
     mates, actions = [], []
-    for at, mate in enumerate(content["mates"]):
-        with under(f"mates[{at}]"):
+    for i, mate in enumerate(content["mates"]):
+        with under(f"mates[{i}]"):
             mates.append(_mate(mate))
-    for at, action in enumerate(content["actions"]):
-        with under(f"actions[{at}]"):
+    for i, action in enumerate(content["actions"]):
+        with under(f"actions[{i}]"):
             draft = _draft(action["draft"]) if "draft" in action else None
             actions.append(Action(action["kind"], tuple(action["requests"]), draft))
     return Session(tuple(mates), tuple(actions))

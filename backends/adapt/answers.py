@@ -32,7 +32,7 @@ class Answer:
     speculated: Speculated | None = None
 
 
-class Answering:
+class AnsweringBackend:
     """A backend that asks somebody else for each case.
 
     Attributes:

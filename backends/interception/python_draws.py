@@ -118,13 +118,14 @@ class PythonDraws:
         numbers = self.ledger.numbers
         number = numbers.number(number_kind, None if draw is None else draw.place.part(element, count))
         # Both libraries take the logarithm of 1 - u, which is never 0.
-        return Value(numbers, number, draw, kind=kind, flipped=kind != PLAIN)
+        return Value(numbers, number, draw, kind=kind, is_flipped=kind != PLAIN)
 
     def _map_values(self, values: Any, function: Callable[[Any], Any], is_identity: bool) -> Any:
         return values if is_identity else function(values)
 
     def _choice(self, call: Call) -> Any:
-        names, defaults = ("a", "size", "replace", "p"), (None, None, True, None)
+        names = ("a", "size", "replace", "p")
+        defaults = (None, None, True, None)
         options, size, replace, p = _arguments_in_order(names, defaults, call.args, call.kwargs)
         shape = () if size is None else tuple(np.atleast_1d(size).tolist())
         count = math.prod(shape)

@@ -229,7 +229,9 @@ class Draws(TorchFunctionMode):
         """Torch draws one, or several without replacement, by a race; with replacement by inverse CDFs."""
         names = ("input", "num_samples", "replacement")
         arguments = {**dict(zip(names, args, strict=False)), **kwargs}
-        weights, count, replacement = arguments["input"], arguments["num_samples"], arguments.get("replacement", False)
+        weights = arguments["input"]
+        count = arguments["num_samples"]
+        replacement = arguments.get("replacement", False)
         # float64 holds every float32 and 16-bit weight exactly.
         rows = weights.detach().to("cpu", torch.float64).reshape(-1, weights.shape[-1]).tolist()
         result, draw = self.ledger.draw("torch.multinomial", generator, lambda: func(*args, **kwargs))
@@ -248,7 +250,7 @@ class Draws(TorchFunctionMode):
             row_weights = [Fraction(weight) for weight in row]
             if race:
                 runners = [(value.number, weight) for value, weight in zip(noise, row_weights, strict=True)]
-                outcomes += numbers.ranking(runners, count, noise[0].flipped, draw, "multinomial")
+                outcomes += numbers.ranking(runners, count, noise[0].is_flipped, draw, "multinomial")
             else:
                 outcomes += [numbers.choose(value.number, draw, row_weights, "multinomial") for value in noise]
         return torch.tensor(outcomes, device=weights.device).reshape(tuple(result.shape))

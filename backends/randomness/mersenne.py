@@ -26,10 +26,12 @@ def next_block(block: Block) -> Block:
     new = np.concatenate([block, block[:1]])
 
     # Each word needs the word 397 behind it, which from number 227 on is a new one.
-    def twist(begin: int, end: int, behind: Block) -> None:
+    def twist(begin: int, end: int, words_behind: Block) -> None:
         mixed_words = (new[begin:end] & np.uint32(0x80000000)) | (new[begin + 1 : end + 1] & np.uint32(0x7FFFFFFF))
         odd = (mixed_words & np.uint32(1)).astype(bool)
-        new[begin:end] = behind ^ (mixed_words >> np.uint32(1)) ^ np.where(odd, np.uint32(0x9908B0DF), np.uint32(0))
+        new[begin:end] = (
+            words_behind ^ (mixed_words >> np.uint32(1)) ^ np.where(odd, np.uint32(0x9908B0DF), np.uint32(0))
+        )
 
     twist(0, 227, block[397:624])
     twist(227, 454, new[0:227].copy())

@@ -96,6 +96,6 @@ class Condition:
     sentence: str
     predicate: Callable[[CaseRun], bool]
 
-    def holds(self, case: Case) -> bool:
+    def is_met(self, case: Case) -> bool:
         """Whether `case` meets the condition."""
         return self.predicate(case_run(case))

@@ -50,10 +50,10 @@ class Draft(ABC):
     def __init_subclass__(cls) -> None:
         """Enter the kind under its tag; a class without a tag is a base of kinds."""
         if "TAG" in vars(cls):
-            taken = KINDS.setdefault(cls.TAG, cls)
+            registered = KINDS.setdefault(cls.TAG, cls)
             # Not `is not`: a dataclass with slots makes a second class under the same name.
-            if taken.__qualname__ != cls.__qualname__:
-                raise TypeError(f"{cls.__qualname__}: the tag {cls.TAG!r} is that of {taken.__qualname__}")
+            if registered.__qualname__ != cls.__qualname__:
+                raise TypeError(f"{cls.__qualname__}: the tag {cls.TAG!r} is that of {registered.__qualname__}")
             KINDS[cls.TAG] = cls
 
     @classmethod
@@ -69,7 +69,7 @@ class Draft(ABC):
     @property
     def branches(self) -> bool:
         """Whether a node of a tree that the draft proposes may have more than one child."""
-        return any(one.branches for one in self.shapes)
+        return any(shape.branches for shape in self.shapes)
 
     @abstractmethod
     def with_shapes(self: DraftT, shapes: tuple[Shape, ...]) -> DraftT:
@@ -84,7 +84,7 @@ class Draft(ABC):
     def description(self) -> str:
         """The draft in a few words for a page: `n-gram draft of 5 nodes`."""
 
-    def with_renamed_tokens(self: DraftT, renamed: Callable[[Tokens], Tokens], relabel: int) -> DraftT | None:
+    def with_renamed_tokens(self: DraftT, rename: Callable[[Tokens], Tokens], relabel: int) -> DraftT | None:
         """The draft after every token id was renamed; its model is relabelled by the seed `relabel`.
 
         None where the draft names tokens by a rule that depends on their ids.

@@ -85,20 +85,20 @@ class Eagle3(LayerHead):
 
     def _layer_shapes(self, number: int, hidden: int) -> Iterator[tuple[str, tuple[int, ...]]]:
         """The shapes of the decoder layer `number`, whose attention reads the normed output of the layer before."""
-        at = layer_prefix(number)
-        yield from decoder_layer(at, self.layer, hidden, hidden).items()
-        yield f"{at}.input_layernorm.weight", (hidden,)
-        yield f"{at}.post_attention_layernorm.weight", (hidden,)
+        prefix = layer_prefix(number)
+        yield from decoder_layer(prefix, self.layer, hidden, hidden).items()
+        yield f"{prefix}.input_layernorm.weight", (hidden,)
+        yield f"{prefix}.post_attention_layernorm.weight", (hidden,)
 
     @property
     def by_token(self) -> tuple[str, ...]:
         """See `Head`."""
         return ("lm_head.weight",)
 
-    def with_renamed_tokens(self, renamed: Callable[[Tokens], Tokens], relabel: int) -> "Eagle3 | None":
+    def with_renamed_tokens(self, rename: Callable[[Tokens], Tokens], relabel: int) -> "Eagle3 | None":
         """See `Draft`; the vocabulary must ascend, whatever order the new ids have."""
-        head = super().with_renamed_tokens(renamed, relabel)
-        return None if head is None else replace(head, vocabulary=tuple(sorted(renamed(self.vocabulary))))
+        head = super().with_renamed_tokens(rename, relabel)
+        return None if head is None else replace(head, vocabulary=tuple(sorted(rename(self.vocabulary))))
 
     def simpler(self) -> Iterator["Eagle3"]:
         """The head with a smaller dynamic tree, with one layer, without a reduced vocabulary, and without each flag."""

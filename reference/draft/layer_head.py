@@ -73,9 +73,11 @@ LAYER_SCHEMA: Mapping[str, Any] = {
 """The JSON Schema of HeadLayer."""
 
 
-def layer_head_schema(further: Mapping[str, Any] = NOTHING, **own: Mapping[str, Any]) -> Mapping[str, Any]:
+def layer_head_schema(
+    optional_fields: Mapping[str, Any] = NOTHING, **fields_of_kind: Mapping[str, Any]
+) -> Mapping[str, Any]:
     """The JSON Schema of a kind of head with a decoder layer; see `head_schema`."""
-    return head_schema(further, layer=LAYER_SCHEMA, **own)
+    return head_schema(optional_fields, layer=LAYER_SCHEMA, **fields_of_kind)
 
 
 @dataclass(frozen=True)
@@ -101,11 +103,11 @@ class LayerHead(Head):
         """See `Draft`."""
         with under("layer"):
             # JSON has one kind of number: 10000 may stand where a fraction is meant.
-            given = dict(content["layer"])
-            given |= {name: float(given[name]) for name in ("theta", "norm_eps") if name in given}
-            if "rope" in given:
-                given["rope"] = rope_from_json(given["rope"])
-            layer = HeadLayer(**given)
+            values = dict(content["layer"])
+            values |= {name: float(values[name]) for name in ("theta", "norm_eps") if name in values}
+            if "rope" in values:
+                values["rope"] = rope_from_json(values["rope"])
+            layer = HeadLayer(**values)
         return super().read({**content, "layer": layer})
 
     @property
@@ -119,15 +121,17 @@ class LayerHead(Head):
         return self.modules, self.layer.kv_heads, self.layer.head_dim
 
 
-def decoder_layer(at: str, layer: HeadLayer, width: int, hidden: int) -> dict[str, tuple[int, ...]]:
-    """The shapes of a Llama layer's projections under the prefix `at`, whose attention reads rows of `width`."""
-    wide, narrow, inner = layer.heads * layer.head_dim, layer.kv_heads * layer.head_dim, layer.intermediate_size
+def decoder_layer(prefix: str, layer: HeadLayer, width: int, hidden: int) -> dict[str, tuple[int, ...]]:
+    """The shapes of a Llama layer's projections under `prefix`, whose attention reads rows of `width`."""
+    query_width = layer.heads * layer.head_dim
+    kv_width = layer.kv_heads * layer.head_dim
+    inner_width = layer.intermediate_size
     return {
-        f"{at}.self_attn.q_proj.weight": (wide, width),
-        f"{at}.self_attn.k_proj.weight": (narrow, width),
-        f"{at}.self_attn.v_proj.weight": (narrow, width),
-        f"{at}.self_attn.o_proj.weight": (hidden, wide),
-        f"{at}.mlp.gate_proj.weight": (inner, hidden),
-        f"{at}.mlp.up_proj.weight": (inner, hidden),
-        f"{at}.mlp.down_proj.weight": (hidden, inner),
+        f"{prefix}.self_attn.q_proj.weight": (query_width, width),
+        f"{prefix}.self_attn.k_proj.weight": (kv_width, width),
+        f"{prefix}.self_attn.v_proj.weight": (kv_width, width),
+        f"{prefix}.self_attn.o_proj.weight": (hidden, query_width),
+        f"{prefix}.mlp.gate_proj.weight": (inner_width, hidden),
+        f"{prefix}.mlp.up_proj.weight": (inner_width, hidden),
+        f"{prefix}.mlp.down_proj.weight": (hidden, inner_width),
     }

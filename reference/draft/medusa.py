@@ -66,22 +66,22 @@ class Medusa(Head):
     def tensors(self, target: Architecture) -> dict[str, tuple[int, ...]]:
         """See `Head`."""
         hidden = target.hidden_size
-        made: dict[str, tuple[int, ...]] = {}
-        for at in range(self.heads):
+        shapes: dict[str, tuple[int, ...]] = {}
+        for head in range(self.heads):
             for layer in range(self.layers):
-                made[f"{HEADS_PREFIX}.{at}.{layer}.linear.weight"] = (hidden, hidden)
+                shapes[f"{HEADS_PREFIX}.{head}.{layer}.linear.weight"] = (hidden, hidden)
                 if self.bias:
-                    made[f"{HEADS_PREFIX}.{at}.{layer}.linear.bias"] = (hidden,)
+                    shapes[f"{HEADS_PREFIX}.{head}.{layer}.linear.bias"] = (hidden,)
             if not self.shared_head:
-                made[f"{HEADS_PREFIX}.{at}.{self.layers}.weight"] = (target.vocab_size, hidden)
-        return made
+                shapes[f"{HEADS_PREFIX}.{head}.{self.layers}.weight"] = (target.vocab_size, hidden)
+        return shapes
 
     @property
     def by_token(self) -> tuple[str, ...]:
         """See `Head`."""
-        return (
-            () if self.shared_head else tuple(f"{HEADS_PREFIX}.{at}.{self.layers}.weight" for at in range(self.heads))
-        )
+        if self.shared_head:
+            return ()
+        return tuple(f"{HEADS_PREFIX}.{head}.{self.layers}.weight" for head in range(self.heads))
 
     def as_chain(self) -> "Medusa":
         """See `Static`; the chain is no deeper than there are heads."""

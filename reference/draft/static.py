@@ -72,24 +72,24 @@ class Static(Draft):
         """See `Draft`."""
         return open_rows(self.shape)
 
-    def check_rank(self, named: int) -> None:
-        """Raise Malformed where the tree asks for a rank beyond the `named` tokens that the draft can name."""
+    def check_rank(self, num_tokens: int) -> None:
+        """Raise Malformed where the tree asks for a rank beyond the `num_tokens` tokens that the draft can name."""
         field = {"dynamic": "shape.top_k", "dispatched": "shape.trees"}.get(self.tree_kind, "shape.rank")
         rank = most_rank(self.shape)
-        if rank >= named:
-            raise Malformed(field, f"rank {rank} needs more than the {named} tokens it can name")
+        if rank >= num_tokens:
+            raise Malformed(field, f"rank {rank} needs more than the {num_tokens} tokens it can name")
 
     def with_shapes(self: StaticT, shapes: tuple[Shape, ...]) -> StaticT:
         """See `Draft`; a shape without ranks gets the best children, in the order of its rows.
 
         One shape makes the tree static. Several are the trees of the first rows of the draft's table.
         """
-        ranked = tuple(shape if isinstance(shape, RankTree) else best_first(shape) for shape in shapes)
+        trees = tuple(shape if isinstance(shape, RankTree) else best_first(shape) for shape in shapes)
         table = self.dispatch
-        if table is not None and len(ranked) > 1:
-            return replace(self, shape=table.with_trees(ranked))  # type: ignore[type-var]
-        single_shape(ranked)
-        return replace(self, shape=ranked[0])  # type: ignore[type-var]
+        if table is not None and len(trees) > 1:
+            return replace(self, shape=table.with_trees(trees))  # type: ignore[type-var]
+        single_shape(trees)
+        return replace(self, shape=trees[0])  # type: ignore[type-var]
 
     def as_chain(self: StaticT) -> StaticT:
         """A chain of best tokens with at least two levels: on one level, all rules for chains are the same."""

@@ -80,37 +80,41 @@ def _rope(fields: Fields, word: str) -> Rope:
             f"rope_type is {quote_value(kind)}: {word} heads are computed with the plain rotary embedding, "
             f"{' and '.join(ROPES)}"
         )
-    given = Fields(fields.where, content, {})
-    theta = float(given.number("rope_theta", fields.number("rope_theta", 10000.0)))
+    rope_fields = Fields(fields.where, content, {})
+    theta = float(rope_fields.number("rope_theta", fields.number("rope_theta", 10000.0)))
     if kind in PLAIN_ROPE:
         return Rope(theta)
     if kind == "linear":
-        return Rope(theta, kind, float(given.number("factor")))
-    low, high = (float(given.number(f"{name}_freq_factor")) for name in ("low", "high"))
-    original = given.integer("original_max_position_embeddings")
-    factor = float(given.number("factor"))
+        return Rope(theta, kind, float(rope_fields.number("factor")))
+    low, high = (float(rope_fields.number(f"{name}_freq_factor")) for name in ("low", "high"))
+    original = rope_fields.integer("original_max_position_embeddings")
+    factor = float(rope_fields.number("factor"))
     return Rope(theta, "llama3", factor, original, low_freq_factor=low, high_freq_factor=high)
 
 
 def layer_weights(
-    tensors: HeadTensors, at: str, layer: HeadLayer, width: int, hidden: int, fields: Fields
+    tensors: HeadTensors, prefix: str, layer: HeadLayer, width: int, hidden: int, fields: Fields
 ) -> dict[str, Array]:
-    """The projections of the decoder layer under the prefix `at`, whose attention reads rows of `width`.
+    """The projections of the decoder layer under `prefix`, whose attention reads rows of `width`.
 
     `attention_bias` asks for biases of all four projections, `qkv_bias` for those of queries, keys and values.
 
     Raises:
         UnreadableCheckpoint: as `HeadTensors.linear`.
     """
-    every, three = fields.flag("attention_bias"), fields.flag("qkv_bias")
-    wide, narrow, inner = layer.heads * layer.head_dim, layer.kv_heads * layer.head_dim, layer.intermediate_size
-    told = f"attention_bias {str(every).lower()}" + (" and qkv_bias true" if three else "")
+    all_biased = fields.flag("attention_bias")
+    qkv_biased = fields.flag("qkv_bias")
+    query_width = layer.heads * layer.head_dim
+    kv_width = layer.kv_heads * layer.head_dim
+    inner_width = layer.intermediate_size
+    bias_words = f"attention_bias {str(all_biased).lower()}" + (" and qkv_bias true" if qkv_biased else "")
     state: dict[str, Array] = {}
-    for name, out in (("q", wide), ("k", narrow), ("v", narrow)):
-        state |= tensors.linear(f"{at}.self_attn.{name}_proj", out, width, every or three, told)
-    state |= tensors.linear(f"{at}.self_attn.o_proj", hidden, wide, every, told)
-    for name, (out, into) in {"gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner)}.items():
-        state |= tensors.linear(f"{at}.mlp.{name}_proj", out, into, False, "mlp_bias false")
+    for name, out in (("q", query_width), ("k", kv_width), ("v", kv_width)):
+        state |= tensors.linear(f"{prefix}.self_attn.{name}_proj", out, width, all_biased or qkv_biased, bias_words)
+    state |= tensors.linear(f"{prefix}.self_attn.o_proj", hidden, query_width, all_biased, bias_words)
+    mlp_shapes = {"gate": (inner_width, hidden), "up": (inner_width, hidden), "down": (hidden, inner_width)}
+    for name, (out, into) in mlp_shapes.items():
+        state |= tensors.linear(f"{prefix}.mlp.{name}_proj", out, into, False, "mlp_bias false")
     return state
 
 

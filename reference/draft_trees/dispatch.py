@@ -56,12 +56,13 @@ class Dispatch:
 
     def simpler(self) -> Iterator["Dispatch"]:
         """Tables with a row less, and with fewer or smaller batches."""
-        for gone in range(len(self.up_to)) if len(self.up_to) > 1 else ():
-            kept = [at for at in range(len(self.up_to)) if at != gone]
-            up_to, trees = tuple(self.up_to[at] for at in kept), tuple(self.trees[at] for at in kept)
+        for dropped_row in range(len(self.up_to)) if len(self.up_to) > 1 else ():
+            kept_rows = [row for row in range(len(self.up_to)) if row != dropped_row]
+            up_to = tuple(self.up_to[row] for row in kept_rows)
+            trees = tuple(self.trees[row] for row in kept_rows)
             yield replace(self, up_to=up_to, trees=trees)
-        for at in range(len(self.batches)):
-            yield replace(self, batches=self.batches[:at] + self.batches[at + 1 :])
-        for at, size in enumerate(self.batches):
+        for i in range(len(self.batches)):
+            yield replace(self, batches=self.batches[:i] + self.batches[i + 1 :])
+        for i, size in enumerate(self.batches):
             if size > 1:
-                yield replace(self, batches=(*self.batches[:at], size - 1, *self.batches[at + 1 :]))
+                yield replace(self, batches=(*self.batches[:i], size - 1, *self.batches[i + 1 :]))

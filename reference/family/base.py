@@ -80,14 +80,14 @@ def gated(arch: ArchitectureFields, layer: int) -> Shapes:
     return gated_block("mlp", arch.hidden_size, arch.intermediate_size, arch.mlp_bias)
 
 
-def gated_block(at: str, hidden: int, inner: int, biased: bool = False) -> Shapes:
-    """A gated feed-forward block with the names `at`.gate_proj, `at`.up_proj and `at`.down_proj."""
+def gated_block(prefix: str, hidden: int, inner: int, biased: bool = False) -> Shapes:
+    """A gated feed-forward block with the names `prefix`.gate_proj, `prefix`.up_proj and `prefix`.down_proj."""
     weights = {"gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner)}
     table: dict[str, tuple[int, ...]] = {}
     for name, shape in weights.items():
-        table[f"{at}.{name}_proj.weight"] = shape
+        table[f"{prefix}.{name}_proj.weight"] = shape
         if biased:
-            table[f"{at}.{name}_proj.bias"] = shape[:1]
+            table[f"{prefix}.{name}_proj.bias"] = shape[:1]
     return table
 
 
@@ -115,8 +115,8 @@ class LayerNorms:
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the norms that the family has."""
-        every = (self.before_attention, self.before_feed_forward, self.after_attention, self.after_feed_forward)
-        return tuple(name for name in every if name is not None)
+        all_names = (self.before_attention, self.before_feed_forward, self.after_attention, self.after_feed_forward)
+        return tuple(name for name in all_names if name is not None)
 
 
 def attention_alone(arch: ArchitectureFields, layer: int) -> Shapes | None:
@@ -195,5 +195,5 @@ def members(package: str, path: Iterable[str], kind: type[T]) -> list[T]:
         kind: The class.
     """
     modules = sorted(iter_modules(path), key=lambda each: each.name)
-    names = [vars(import_module(f"{package}.{module.name}")) for module in modules]
-    return [value for held in names for value in held.values() if isinstance(value, kind)]
+    namespaces = [vars(import_module(f"{package}.{module.name}")) for module in modules]
+    return [value for namespace in namespaces for value in namespace.values() if isinstance(value, kind)]

@@ -18,9 +18,13 @@ def _blocks(arch: ArchitectureFields, layer: int) -> Shapes:
 
 
 def _check(arch: ArchitectureFields) -> None:
-    experts, taken = arch.setting("experts"), arch.setting("experts_per_token")
-    if experts != int(experts) or taken != int(taken) or not 1 <= taken <= experts <= 4096:
-        raise Malformed("settings", f"experts_per_token of {taken:g} with {experts:g} experts")
+    experts, experts_per_token = arch.setting("experts"), arch.setting("experts_per_token")
+    if (
+        experts != int(experts)
+        or experts_per_token != int(experts_per_token)
+        or not 1 <= experts_per_token <= experts <= 4096
+    ):
+        raise Malformed("settings", f"experts_per_token of {experts_per_token:g} with {experts:g} experts")
     for name in ("gate_alpha", "gate_limit"):
         if not arch.setting(name) > 0:
             raise Malformed("settings", f"{name} of {arch.setting(name)} is not positive")

@@ -13,18 +13,18 @@ from reference.malformed import Malformed
 
 
 def _projections(arch: ArchitectureFields, layer: int) -> Shapes:
-    hidden, heads, wide = arch.hidden_size, arch.heads, arch.heads * arch.head_dim
+    hidden, heads, query_width = arch.hidden_size, arch.heads, arch.heads * arch.head_dim
     rank, latent, turned, values = (
         int(arch.setting(name)) for name in ("query_rank", "latent_rank", "rotary_dim", "value_dim")
     )
     table: dict[str, tuple[int, ...]] = {}
-    compressed = {"kv_a_proj_with_mqa": latent + turned}
+    widths = {"kv_a_proj_with_mqa": latent + turned}
     if rank:
-        compressed = {"q_a_proj": rank, **compressed}
-        table |= {"q_a_layernorm.weight": (rank,), "q_b_proj.weight": (wide, rank)}
+        widths = {"q_a_proj": rank, **widths}
+        table |= {"q_a_layernorm.weight": (rank,), "q_b_proj.weight": (query_width, rank)}
     else:
-        table["q_proj.weight"] = (wide, hidden)
-    for name, width in compressed.items():
+        table["q_proj.weight"] = (query_width, hidden)
+    for name, width in widths.items():
         table[f"{name}.weight"] = (width, hidden)
         if arch.qkv_bias:
             table[f"{name}.bias"] = (width,)

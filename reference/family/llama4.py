@@ -79,7 +79,7 @@ def check_irope(
         if window and chunk:
             raise Malformed(f"chunks[{layer}]", "a layer has a window or a chunk, not both")
     # Comparing with the sorted set refuses wrong order, repetition and layers that do not exist at once.
-    if list(unrotated) != sorted({one for one in unrotated if 0 <= one < layers}):
+    if list(unrotated) != sorted({layer for layer in unrotated if 0 <= layer < layers}):
         raise Malformed("unrotated", f"layers 0..{layers - 1} in ascending order, each once")
     if floor_scale < 0:
         raise Malformed("floor_scale", f"{floor_scale} is negative (0 leaves the temperature alone)")

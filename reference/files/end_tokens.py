@@ -21,13 +21,13 @@ def end_tokens(checkpoint: str | Path) -> tuple[int, ...]:
         if not where.is_file():
             continue
         fields = Fields(where, read_json(where), {})
-        named = fields.get("eos_token_id")
-        if named is None:
+        stated = fields.get("eos_token_id")
+        if stated is None:
             continue
-        ids = named if isinstance(named, list) else [named]
-        if any(isinstance(one, bool) or not isinstance(one, int) for one in ids):
+        ids = stated if isinstance(stated, list) else [stated]
+        if any(isinstance(token, bool) or not isinstance(token, int) for token in ids):
             raise fields.refuse(
-                f"field eos_token_id is {quote_value(named)}, not a token id or a list of them; correct it"
+                f"field eos_token_id is {quote_value(stated)}, not a token id or a list of them; correct it"
             )
         return tuple(sorted(set(ids)))
     return ()

@@ -29,7 +29,7 @@ class UnreadableCheckpoint(ValueError):
 
 def quote_value(value: Any) -> str:
     """`value`, decoded JSON, for a message: its kind and length, or Python's notation cut to SHOWN letters."""
-    if isinstance(value, list) and len(value) <= 4 and not any(isinstance(one, (list, dict)) for one in value):
+    if isinstance(value, list) and len(value) <= 4 and not any(isinstance(entry, (list, dict)) for entry in value):
         return f"[{', '.join(map(quote_value, value))}]"
     if isinstance(value, (list, dict)):
         return f"{'a list' if isinstance(value, list) else 'an object'} of {len(value)} entries"

@@ -83,11 +83,11 @@ def numbers_of_e4m3(bits: NDArray[Any]) -> NDArray[Any]:
     >>> numbers_of_e4m3(np.array([0x38, 0xB9, 0x01, 0x7E])).tolist()
     [1.0, -1.125, 0.001953125, 448.0]
     """
-    whole = bits.astype(np.int64)
-    exponent, mantissa = (whole >> 3) & 15, whole & 7
+    integers = bits.astype(np.int64)
+    exponent, mantissa = (integers >> 3) & 15, integers & 7
     size = np.where(exponent, np.ldexp(1 + mantissa / 8, exponent - 7), np.ldexp(mantissa / 8, -6))
-    size = np.where(whole & 127 == 127, np.nan, size)
-    signed: NDArray[Any] = np.where(whole >> 7, -size, size)
+    size = np.where(integers & 127 == 127, np.nan, size)
+    signed: NDArray[Any] = np.where(integers >> 7, -size, size)
     return signed
 
 
@@ -128,13 +128,13 @@ def read_header(file: Path, dtypes: Collection[str] = FLOATS) -> dict[str, Store
         stored[name] = StoredTensor(file, dtype, shape, 8 + length + begin)
         spans.append((begin, end))
     # The data must be tiled without holes: the format demands it, and a file cut short shows here.
-    at = 0
+    position = 0
     for begin, end in sorted(spans):
-        if begin != at:
+        if begin != position:
             raise damaged(file, "its tensors overlap or leave holes")
-        at = end
-    if at != size - 8 - length:
-        raise damaged(file, f"its header promises {at} bytes of weights, it holds {size - 8 - length}")
+        position = end
+    if position != size - 8 - length:
+        raise damaged(file, f"its header promises {position} bytes of weights, it holds {size - 8 - length}")
     return stored
 
 

@@ -36,8 +36,8 @@ def rank_part(size: int, rank: int, ranks: int) -> tuple[int, int]:
 
     All parts but the last ones have ceil(size / ranks) entries; the last may have fewer, or none.
     """
-    held = -(-size // ranks)
-    return min(rank * held, size), min((rank + 1) * held, size)
+    size_per_rank = -(-size // ranks)
+    return min(rank * size_per_rank, size), min((rank + 1) * size_per_rank, size)
 
 
 def kv_part(kv_heads: int, rank: int, ranks: int) -> tuple[int, int]:

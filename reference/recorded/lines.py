@@ -111,8 +111,8 @@ class FileRun:
         """Rows to which trees are padded; None where padded trees have different numbers of rows."""
         if request.padded_nodes is not None:
             return request.padded_nodes
-        shown = [one for one in self.steps if one.get("drafted") and one.get("lowered")]
-        sizes = [(len(one["lowered"]["parent"]), len(one["drafted"]["tree"]["parent"])) for one in shown]
+        tree_steps = [step for step in self.steps if step.get("drafted") and step.get("lowered")]
+        sizes = [(len(step["lowered"]["parent"]), len(step["drafted"]["tree"]["parent"])) for step in tree_steps]
         padded = {rows for rows, nodes in sizes if rows > nodes}
         return None if len(padded) > 1 else max(padded, default=0)
 
@@ -127,52 +127,55 @@ class FileRun:
         Raises:
             UnreadableLine: A field that follows from others is left out, and those are left out too.
         """
-        told = dict(self.end or {})
+        end = dict(self.end or {})
         steps = [self._step(number, case) for number in range(len(self.steps))]
-        shown = [step.emitted for step in steps if step.emitted is not None]
-        if "output" not in told:
-            if shown and len(shown) < len(steps):
+        emissions = [step.emitted for step in steps if step.emitted is not None]
+        if "output" not in end:
+            if emissions and len(emissions) < len(steps):
                 line = self.end_line or self.line
                 raise UnreadableLine(line, "end.output: missing, and some steps do not say what they emitted")
-            told["output"] = tuple(token for one in shown for token in one.tokens)
-        output = tuple(told["output"])
-        strange = next((one for one in output if not 0 <= one < case.model.vocab_size), None)
-        if strange is not None:
-            why = f"end.output: {strange} is not in the vocabulary of {case.model.vocab_size}"
+            end["output"] = tuple(token for emitted in emissions for token in emitted.tokens)
+        output = tuple(end["output"])
+        unknown_token = next((token for token in output if not 0 <= token < case.model.vocab_size), None)
+        if unknown_token is not None:
+            why = f"end.output: {unknown_token} is not in the vocabulary of {case.model.vocab_size}"
             raise UnreadableLine(self.end_line or self.lines[-1], why)
-        if "finish" not in told:
+        if "finish" not in end:
             least, grammar = case.sampling.min_tokens, case.sampling.grammar
-            told["finish"] = ending(output, case.stops, len(case.prompt), least, grammar)
+            end["finish"] = ending(output, case.stops, len(case.prompt), least, grammar)
         if not steps and output:
             # Tokens alone: one step that emits them all.
             self.lines = [self.end_line]
-            steps = [Step(case.prefix, emitted=Emitted(output, told["finish"]))]
+            steps = [Step(case.prefix, emitted=Emitted(output, end["finish"]))]
         elif steps and steps[-1].emitted is not None and "finish" not in self.steps[-1]["emitted"]:
-            last = replace(steps[-1].emitted, finish=told["finish"])
+            last = replace(steps[-1].emitted, finish=end["finish"])
             steps[-1] = replace(steps[-1], emitted=last)
         try:
             with under("end"):
-                made: Trace = build(Trace, {**told, "output": output, "steps": []})
+                trace: Trace = build(Trace, {**end, "output": output, "steps": []})
         except Malformed as why:
             raise UnreadableLine(self.end_line, str(why)) from None
-        return replace(made, steps=tuple(steps))
+        return replace(trace, steps=tuple(steps))
 
     def _step(self, number: int, case: Case) -> Step:
         """The step as a file shows it; a context that is left out follows from the steps before."""
         content = dict(self.steps[number])
         if "context" not in content:
-            before = [one.get("emitted") for one in self.steps[:number]]
-            if None in before:
-                why = f"step.context: missing, and step {before.index(None)} does not say what it emitted"
+            earlier_emissions = [step.get("emitted") for step in self.steps[:number]]
+            if None in earlier_emissions:
+                why = f"step.context: missing, and step {earlier_emissions.index(None)} does not say what it emitted"
                 raise UnreadableLine(self.lines[number], why)
-            tokens = (*case.prompt, *(token for one in before if one is not None for token in one["tokens"]))
+            tokens = (
+                *case.prompt,
+                *(token for emitted in earlier_emissions if emitted is not None for token in emitted["tokens"]),
+            )
             content["context"] = list(tokens[:-1])
         try:
             with under("step"):
-                made: Step = build(Step, content)
+                step: Step = build(Step, content)
         except Malformed as why:
             raise UnreadableLine(self.lines[number], str(why)) from None
-        return made
+        return step
 
 
 def read_runs(lines: Iterable[bytes | str]) -> list[FileRun]:
@@ -181,23 +184,23 @@ def read_runs(lines: Iterable[bytes | str]) -> list[FileRun]:
     Raises:
         UnreadableLine: A line is no JSON, no line of the schema, or at the wrong place.
     """
-    found: list[FileRun] = []
+    runs: list[FileRun] = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         kind, content = _parse_line(number, line)
         if kind == "run":
-            found.append(_read_run(number, content))
+            runs.append(_read_run(number, content))
             continue
-        if not found or found[-1].end is not None:
+        if not runs or runs[-1].end is not None:
             raise UnreadableLine(number, f"{kind}: a line `run` comes before it")
         _validate(number, kind, content)
         if kind == "step":
-            found[-1].steps.append(content)
-            found[-1].lines.append(number)
+            runs[-1].steps.append(content)
+            runs[-1].lines.append(number)
         else:
-            found[-1].end, found[-1].end_line = content, number
-    return found
+            runs[-1].end, runs[-1].end_line = content, number
+    return runs
 
 
 def _parse_line(number: int, line: bytes | str) -> tuple[str, dict[str, Any]]:

@@ -13,7 +13,7 @@ def model_of_request(model: Model, adapter: Adapter | None, images: Images, text
 
     A fork's twin has a text that begins with its source's: its images are told by their places in that text.
     """
-    images = tuple(one for one in images if one.end < len(text))
+    images = tuple(image for image in images if image.end < len(text))
     if (model.adapter, model.images) == (adapter, images):
         return model
     if not isinstance(model, Seeded):

@@ -60,7 +60,8 @@ def _modules_for(model: Any) -> Any:
     config.num_mtp_layers = MODULES
     if getattr(config, "layer_types", None) is not None:
         config.mtp_layer_types = [config.layer_types[-1]] * MODULES
-    body, width = model.get_decoder(), config.hidden_size
+    body = model.get_decoder()
+    width = config.hidden_size
     rms = model.get_input_embeddings().weight.square().mean(-1).sqrt().mean()
     # The draws of a request stay as its seed made them.
     with torch.random.fork_rng(devices=[]), torch.no_grad():

@@ -17,7 +17,9 @@ from backends.ascend.operators.rules import demand
 
 def ragged_attention(call: Call) -> tuple[Tensor, Tensor]:
     """The output [T, N, D], and the log-sum-exp, float32 [T, N, 1]."""
-    query, table, mode = call.query, call.block_table, call.sparse_mode
+    query = call.query
+    table = call.block_table
+    mode = call.sparse_mode
     total, heads, dim = query.shape
     demand(heads == call.num_heads, "fia.heads", f"num_heads({call.num_heads}) != N({heads}) of the query")
     lengths, key_ends = call.actual_seq_lengths, call.actual_seq_lengths_kv
@@ -51,7 +53,8 @@ def ragged_attention(call: Call) -> tuple[Tensor, Tensor]:
     lse = torch.full((total, heads, 1), float("inf"))
     for lane, (begin, end) in enumerate(zip(begins, ends, strict=True)):
         key, value = columns[lane]
-        rows, width = end - begin, key.shape[1]
+        rows = end - begin
+        width = key.shape[1]
         if not rows or not width:
             continue
         message = f"When layout is TND and sparse = 3 ,Batch[{lane}], need s1[{rows}] <= s2[{width}]."
