@@ -125,7 +125,7 @@ def _open_remote(name: str) -> Backend:
 
 
 def shipped_names() -> tuple[str, ...]:
-    """The names of all backends that we ship, those of ready adapters last."""
+    """The names of all backends that we ship, ready adapters last."""
     return tuple(row.name for row in SHIPPED_BACKENDS)
 
 
