@@ -131,11 +131,11 @@ def _first_children(parent: tuple[int, ...]) -> list[int]:
 def _next_siblings(parent: tuple[int, ...]) -> list[int]:
     sibling = [0] * len(parent)
     latest: dict[int, int] = {}
-    for row, up in enumerate(parent):
+    for row, parent_row in enumerate(parent):
         if row:
-            if up in latest:
-                sibling[latest[up]] = row
-            latest[up] = row
+            if parent_row in latest:
+                sibling[latest[parent_row]] = row
+            latest[parent_row] = row
     return sibling
 
 

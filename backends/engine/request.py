@@ -97,13 +97,13 @@ class Request(Prefilling):
         if layout.stay_in_chunk:
             nodes = self.seams.inside_chunk(proposal.tree, self.position, reaches)
             proposal = truncate_proposal(proposal, nodes)
-        cache, before = self.lease.target, self._reveal.kv(self.lease.target)
+        cache, kv_before = self.lease.target, self._reveal.kv(self.lease.target)
         self.stage = Stage.LOWERED
         tensors = self.seams.lower_tree(proposal.tree, cache.length, self.position, reaches, layout.padded_nodes)
         broken = broken_rules(tensors, cache.length, self.case.max_positions)
         if tensors.words is None:
             refuse_broken(broken)
-        self.block = Block(proposal, nodes, chance, tensors, before, self._reveal.recurrent(cache), bare, broken)
+        self.block = Block(proposal, nodes, chance, tensors, kv_before, self._reveal.recurrent(cache), bare, broken)
         self.stage = Stage.ATTENDED
 
     def abandon(self) -> None:
@@ -300,9 +300,9 @@ class Request(Prefilling):
     def _committed(self, block: Block, verified: Kv | None, fallback: str | None) -> Committed:
         reveal, cache = self._reveal, self.lease.target
         way = cache.way if isinstance(cache, Branch) else None  # other layouts have one way to commit
-        after, draft = reveal.kv(cache), reveal.kv(self.draft.cache)
+        kv_after, draft = reveal.kv(cache), reveal.kv(self.draft.cache)
         recurrent = block.recurrent, reveal.recurrent(cache)
-        return Committed(cache.length, block.before, verified, after, draft, fallback, way, None, *recurrent)
+        return Committed(cache.length, block.before, verified, kv_after, draft, fallback, way, None, *recurrent)
 
     @property
     def trace(self) -> Trace:

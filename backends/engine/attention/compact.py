@@ -123,12 +123,12 @@ def pack(visible: Tensor, prefix: Tensor, ends: Tensor | None = None) -> Compact
         if bool((ends < lengths).any()):
             raise ValueError(f"prefixes of {prefix.tolist()} columns in pages that hold {ends.tolist()}")
         mask = mask & (column < ends[:, None])[:, None]
-    before = column < lengths[:, None]
-    run = mask & before[:, None]
+    in_prefix = column < lengths[:, None]
+    run = mask & in_prefix[:, None]
     # If the visible columns are one run up to the prefix's end, their number says where the run begins.
     first = lengths[:, None] - run.sum(-1)
-    broken = (run != (before[:, None] & (column >= first[..., None]))).any(-1)
-    last = torch.where(mask.any(1) & ~before, column + 1, 0).amax(-1)
+    broken = (run != (in_prefix[:, None] & (column >= first[..., None]))).any(-1)
+    last = torch.where(mask.any(1) & ~in_prefix, column + 1, 0).amax(-1)
     widths = (last - lengths).clamp(min=0)
     part = (first > 0).any(-1)
     # One transfer to the host for all facts of all lanes: each would wait for the device.

@@ -61,9 +61,9 @@ def plan_for_gpu(query: Tensor, kv_heads: int, packed: Compact) -> Plan:
     # Wide heads get smaller tiles: a tile of keys holds tile * head_dim numbers.
     lanes, heads, rows, dim = query.shape
     flat = heads // kv_heads * rows
-    small = query.dtype == torch.float32
-    tile = (32 if dim <= 128 else 16) if small else (64 if dim <= 128 else 32)
-    height = min(power_of_two(flat), 32 if small else 128 if dim <= 128 else 64)
+    is_float32 = query.dtype == torch.float32
+    tile = (32 if dim <= 128 else 16) if is_float32 else (64 if dim <= 128 else 32)
+    height = min(power_of_two(flat), 32 if is_float32 else 128 if dim <= 128 else 64)
     programs = lanes * kv_heads * -(-flat // height)
     busy = 2 * torch.cuda.get_device_properties(query.device).multi_processor_count
     splits = min(busy // programs, packed.longest // (8 * tile), 64)

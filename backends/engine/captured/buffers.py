@@ -24,12 +24,14 @@ class Buffers:
         outputs: [lanes, rows, ...]; None before the first forward.
     """
 
-    def __init__(self, lanes: int, rows: int, like: LaneRows) -> None:
+    def __init__(self, lanes: int, rows: int, example: LaneRows) -> None:
         self.tokens, self.positions = (torch.full((lanes, rows), POISON) for _ in range(2))
         self.lengths, self.slots = (torch.full((lanes,), POISON) for _ in range(2))
         self.hidden_states: Tensor | None = None
-        if like.hidden_states is not None:
-            self.hidden_states = like.hidden_states.new_full((lanes, rows, *like.hidden_states.shape[1:]), torch.nan)
+        if example.hidden_states is not None:
+            self.hidden_states = example.hidden_states.new_full(
+                (lanes, rows, *example.hidden_states.shape[1:]), torch.nan
+            )
         self.outputs: Tensor | None = None
 
     def fill(self, lanes: list[LaneRows], numbers: list[int], size: int) -> None:

@@ -85,9 +85,9 @@ class LevelRunner:
             for number, lane in zip(numbers, lanes_by_request, strict=True)
         }
 
-    def _buffers(self, model: LaneModel, like: LaneRows) -> Buffers:
+    def _buffers(self, model: LaneModel, example: LaneRows) -> Buffers:
         if id(model) not in self.buffers:
-            self.buffers[id(model)] = self.parts.buffers(self.parts.sizes[-1], self.rows, like)
+            self.buffers[id(model)] = self.parts.buffers(self.parts.sizes[-1], self.rows, example)
         return self.buffers[id(model)]
 
     def _read(self, buffers: Buffers, lanes: dict[int, LaneRows], rows: list[LaneRows], size: int) -> list[LaneRows]:

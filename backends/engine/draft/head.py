@@ -126,8 +126,8 @@ class HeadDraft(CachedTreeFilling):
         """The open rows that stay once the nodes `rows` were accepted: none, since they hold states of the head."""
         return []
 
-    def follow(self, before: "HeadDraft") -> None:
-        """Go on where `before` ended, a draft of the same head with the same cache."""
+    def follow(self, predecessor: "HeadDraft") -> None:
+        """Go on where `predecessor` ended, a draft of the same head with the same cache."""
 
     def resume(self, cache: KvCache | None) -> None:
         """Continue with `cache`; the next `propose` runs all rows that it lacks."""

@@ -118,8 +118,8 @@ class ModelDraft(CachedTreeFilling):
         inputs = torch.tensor([level.token[node] for node in level.nodes])
         self.calls += 1
         length = self.cache.length
-        above = [self.slots.get(self.shape.parent[node], length - 1) - length for node in level.nodes]
-        return LaneRows(inputs, positions, masks, self.cache, above)
+        parents = [self.slots.get(self.shape.parent[node], length - 1) - length for node in level.nodes]
+        return LaneRows(inputs, positions, masks, self.cache, parents)
 
     def level_scores(self, level: Level, outputs: Tensor) -> Tensor:
         """See `CachedTreeFilling`."""

@@ -62,10 +62,10 @@ class LlguidanceMatcher(Matcher):
         # `consume_token` would leave the matcher in an error for good.
         if self._matcher.is_stopped():
             return False
-        before = self._matcher.deep_copy()
+        matcher_before = self._matcher.deep_copy()
         is_legal = bool(self._matcher.try_consume_tokens([token]) == 1)
         if is_legal:
-            self._before.append(before)
+            self._before.append(matcher_before)
         return is_legal
 
     def pop(self) -> None:

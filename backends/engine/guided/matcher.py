@@ -59,10 +59,10 @@ class PlainMatcher(Matcher):
 
     def _mark(self, row: Tensor, state: State, below: Trie, head: bytes) -> None:
         for byte, further in below.items():
-            after, word = self._program.after(state, byte), head + bytes([byte])
-            if after:
+            next_state, word = self._program.after(state, byte), head + bytes([byte])
+            if next_state:
                 row[self._ends.get(word, [])] = True
-                self._mark(row, after, further, word)
+                self._mark(row, next_state, further, word)
 
     def complete(self) -> bool:
         """See `Matcher`."""

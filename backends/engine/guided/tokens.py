@@ -132,8 +132,8 @@ def schema_tokens(content: Any) -> list[Token]:
 
 
 def _any(options: list[list[Token]]) -> list[Token]:
-    joined = [token for option in options for token in (BAR, *option)][1:]
-    return [OPEN, *joined, CLOSE]
+    alternatives = [token for option in options for token in (BAR, *option)][1:]
+    return [OPEN, *alternatives, CLOSE]
 
 
 def _array(content: Any) -> list[Token]:
@@ -141,8 +141,14 @@ def _array(content: Any) -> list[Token]:
     item = schema_tokens(content["items"])
     if most == 0:
         return text_tokens("[]")
-    more = [OPEN, *text_tokens(","), *item, CLOSE, Token("count", least=max(least - 1, 0), most=max(most - 1, -1))]
-    items = [OPEN, *item, *more, CLOSE, *([] if least else [OPTIONAL])]
+    further_items = [
+        OPEN,
+        *text_tokens(","),
+        *item,
+        CLOSE,
+        Token("count", least=max(least - 1, 0), most=max(most - 1, -1)),
+    ]
+    items = [OPEN, *item, *further_items, CLOSE, *([] if least else [OPTIONAL])]
     return [*text_tokens("["), *items, *text_tokens("]")]
 
 

@@ -99,11 +99,11 @@ class Carrying:
             hidden=torch.cat(self._hidden) if self._hidden and self.hidden_width else None,
         )
 
-    def follow(self, before: "Carrying") -> None:
-        """Begin with the hidden states of `before`, whose caches this request has and whose text its prompt goes on."""
-        self._hidden = [torch.cat(before._hidden)] if before._hidden else []
-        if isinstance(self.draft, HeadDraft) and isinstance(before.draft, HeadDraft):
-            self.draft.follow(before.draft)
+    def follow(self, predecessor: "Carrying") -> None:
+        """Begin with the hidden states of `predecessor`: this request has its caches, and the prompt goes on its text."""
+        self._hidden = [torch.cat(predecessor._hidden)] if predecessor._hidden else []
+        if isinstance(self.draft, HeadDraft) and isinstance(predecessor.draft, HeadDraft):
+            self.draft.follow(predecessor.draft)
 
     def _show_routed(self, last: Step) -> None:
         """Put the experts of the committed columns, as the sender's `last` step shows them, beside the cache.

@@ -65,12 +65,12 @@ def digests(case: Case) -> dict[str, str]:
     return {name: hashlib.sha256(text.encode()).hexdigest()[:12] for name, text in parts.items()}
 
 
-def pack(carried: RequestState, case: Case, room: int, hop: int) -> bytes:
-    """The packet of the request of `case` in the state `carried`; `room` and `hop` as in `ExpectedRequest`."""
+def pack(state: RequestState, case: Case, room: int, hop: int) -> bytes:
+    """The packet of the request of `case` in the state `state`; `room` and `hop` as in `ExpectedRequest`."""
     facts: dict[str, Any] = {"format": FORMAT, "room": room, "hop": hop, "case": digests(case)}
-    facts |= {name: getattr(carried, name) for name in (*NUMBERS, "tokens", "lengths", "matched", "logprob")}
-    tensors: dict[str, Tensor] = {} if carried.hidden is None else {"hidden": carried.hidden}
-    for role, columns in (("target", carried.target), ("draft", carried.draft)):
+    facts |= {name: getattr(state, name) for name in (*NUMBERS, "tokens", "lengths", "matched", "logprob")}
+    tensors: dict[str, Tensor] = {} if state.hidden is None else {"hidden": state.hidden}
+    for role, columns in (("target", state.target), ("draft", state.draft)):
         facts[role] = None if columns is None else {"length": columns.length, "first": columns.first}
         for kind in ("keys", "values") if columns is not None else ():
             tensors |= {

@@ -36,8 +36,8 @@ class Buffered:
     def begin_as(self, source: KvCache) -> None:
         """See `KvCache.begin_as`."""
         for layer, pair in enumerate(self.buffers):
-            for buffer, old in zip(pair, source.committed_columns(layer)[1:], strict=True):
-                buffer[..., : source.length, :] = old
+            for buffer, columns in zip(pair, source.committed_columns(layer)[1:], strict=True):
+                buffer[..., : source.length, :] = columns
         self.length = source.length
 
     def committed_columns(self, layer: int) -> tuple[int, Tensor, Tensor]:

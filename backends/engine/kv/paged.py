@@ -65,8 +65,8 @@ class Paged:
     def put(self, layer: int, begin: int, pair: Pair) -> None:
         """Write keys and values [kv_heads, rows, D] into the slots of columns `begin` on, through the block table."""
         slots = self.slots(begin, begin + pair[0].shape[-2])
-        for cells, new in zip(self.pool.layers[layer], pair, strict=True):
-            cells.flatten(0, 1)[slots] = new.transpose(0, 1)
+        for cells, rows in zip(self.pool.layers[layer], pair, strict=True):
+            cells.flatten(0, 1)[slots] = rows.transpose(0, 1)
 
     def open(self, rows: int) -> None:
         """Reserve pages for the rows, and replace shared pages that the rows will be written to by own copies."""

@@ -77,9 +77,9 @@ class RecurrentStates:
         """Commit one token, after which the states are `states`."""
         self.length += 1
         self.states_by_length[self.length] = states
-        old = self.length - 2
-        if old > 0 and not (self.border and old % self.border == 0):
-            self.states_by_length.pop(old, None)
+        stale_length = self.length - 2
+        if stale_length > 0 and not (self.border and stale_length % self.border == 0):
+            self.states_by_length.pop(stale_length, None)
 
     def close(self) -> None:
         """Close all open rows."""

@@ -50,8 +50,8 @@ class Sliding:
     def put(self, layer: int, begin: int, pair: Pair) -> None:
         """Write keys and values into the ring cells of columns `begin` on."""
         cells = self._cells(layer, begin, begin + pair[0].shape[-2])
-        for buffer, new in zip(self.buffers[layer], pair, strict=True):
-            buffer.index_copy_(-2, cells, new)
+        for buffer, rows in zip(self.buffers[layer], pair, strict=True):
+            buffer.index_copy_(-2, cells, rows)
         size = self.buffers[layer][0].shape[-2]
         self._intact[layer] = max(self._intact[layer], begin + pair[0].shape[-2] - size)
 

@@ -234,8 +234,8 @@ class CausalLm:
         if self.unattended:
             room, shape = self.room(0, 0), (len(lanes.caches), lanes.width)
             keys, values = (
-                torch.zeros(shape[0], room.kv_heads, shape[1], wide, dtype=self.dtype, device=self.device)
-                for wide in room.widths
+                torch.zeros(shape[0], room.kv_heads, shape[1], width, dtype=self.dtype, device=self.device)
+                for width in room.widths
             )
             for layer in self.unattended:
                 lanes.update(keys, values, layer)

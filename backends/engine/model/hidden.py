@@ -45,8 +45,10 @@ class HiddenTap:
                     hooks.enter_context(_removing(norm.register_forward_hook(_storing_hook(states, place))))
                     continue
                 if place >= len(layers):
-                    named = ", ".join(str(descriptor) for descriptor in self._descriptors)
-                    raise Unsupported(f"the draft reads the {named}; the target has layers 0 to {len(layers) - 1}")
+                    descriptor_names = ", ".join(str(descriptor) for descriptor in self._descriptors)
+                    raise Unsupported(
+                        f"the draft reads the {descriptor_names}; the target has layers 0 to {len(layers) - 1}"
+                    )
                 hooks.enter_context(_layer_hook(layers, place, states))
             yield
         for descriptor, descriptor_places in places.items():
@@ -71,18 +73,18 @@ def _layer_hook(layers: Any, place: int, states: dict[int | str, Tensor]) -> Any
     if place >= 0:
         return _removing(layers[place].register_forward_hook(_storing_hook(states, place)))
 
-    def before(_: Any, arguments: tuple[Any, ...], named_arguments: dict[str, Any]) -> None:
+    def store_input(_: Any, arguments: tuple[Any, ...], named_arguments: dict[str, Any]) -> None:
         states[-1] = arguments[0] if arguments else named_arguments["hidden_states"]
 
-    return _removing(layers[0].register_forward_pre_hook(before, with_kwargs=True))
+    return _removing(layers[0].register_forward_pre_hook(store_input, with_kwargs=True))
 
 
 def _storing_hook(states: dict[int | str, Tensor], place: int | str) -> Any:
-    def after(_: Any, __: Any, output: Any) -> None:
+    def store_output(_: Any, __: Any, output: Any) -> None:
         # Layers of transformers 5 return the residual stream itself, other layers a tuple that begins with it.
         states[place] = output[0] if isinstance(output, tuple) else output
 
-    return after
+    return store_output
 
 
 @contextmanager

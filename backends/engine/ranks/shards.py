@@ -36,11 +36,11 @@ _HERE: ContextVar[tuple[Group, RankSeams]] = ContextVar("_HERE")
 
 @contextmanager
 def _as_rank(group: Group, seams: RankSeams) -> Iterator[None]:
-    before = _HERE.set((group, seams))
+    token = _HERE.set((group, seams))
     try:
         yield
     finally:
-        _HERE.reset(before)
+        _HERE.reset(token)
 
 
 class ShardedEmbedding(nn.Module):

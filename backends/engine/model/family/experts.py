@@ -56,8 +56,8 @@ class ExactRouter(nn.Module):
     def forward(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The products [T, experts], and the weights and indices [T, k] of the chosen experts of `hidden` [..., H]."""
         products = hidden.reshape(-1, hidden.shape[-1]) @ self.weight.T
-        weights, chosen = products.softmax(-1).topk(self.top_k, dim=-1)
-        return products, weights / weights.sum(-1, keepdim=True) if self.normed else weights, chosen
+        weights, experts = products.softmax(-1).topk(self.top_k, dim=-1)
+        return products, weights / weights.sum(-1, keepdim=True) if self.normed else weights, experts
 
 
 class ExactGroupRouter(nn.Module):
@@ -75,13 +75,13 @@ class ExactGroupRouter(nn.Module):
         products = hidden.reshape(-1, hidden.shape[-1]) @ self.weight.T
         scores = products.sigmoid()
         grouped = (scores + self.bias).unflatten(-1, (self.groups, -1))
-        best = grouped.topk(2, dim=-1)[0].sum(-1).topk(self.open, dim=-1)[1]
-        shut = torch.ones_like(grouped[..., 0], dtype=torch.bool).scatter(-1, best, False)
-        chosen = grouped.masked_fill(shut[..., None], float("-inf")).flatten(-2).topk(self.top_k, dim=-1)[1]
-        weights = scores.gather(-1, chosen)
+        best_groups = grouped.topk(2, dim=-1)[0].sum(-1).topk(self.open, dim=-1)[1]
+        is_closed = torch.ones_like(grouped[..., 0], dtype=torch.bool).scatter(-1, best_groups, False)
+        experts = grouped.masked_fill(is_closed[..., None], float("-inf")).flatten(-2).topk(self.top_k, dim=-1)[1]
+        weights = scores.gather(-1, experts)
         if self.normed:
             weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
-        return products, weights * self.factor, chosen
+        return products, weights * self.factor, experts
 
 
 def expert_counts(arch: Architecture) -> dict[str, Any]:

@@ -62,8 +62,8 @@ class RecordedLanes(BatchCache):
     def _write(self, lane: int, layer: int, keys: Tensor, values: Tensor) -> None:
         cache = self.caches[lane]
         assert isinstance(cache, Static)
-        for buffer, new in zip(cache.buffers[layer], (keys, values), strict=True):
-            buffer.index_copy_(-2, self.places[f"slots {lane}"], new)
+        for buffer, rows in zip(cache.buffers[layer], (keys, values), strict=True):
+            buffer.index_copy_(-2, self.places[f"slots {lane}"], rows)
 
 
 class RecordedPages(RecordedLanes):
@@ -119,12 +119,12 @@ class RecordedPages(RecordedLanes):
 
     def widen_mask(self, mask: Tensor) -> Tensor:
         """See `RecordedLanes`; the columns of padding rows lie behind those that are read."""
-        ends = [wide + self.width - rows for wide, rows in zip(self._widths, self.rows, strict=True)]
-        wider = mask.new_zeros((*mask.shape[:-1], max(ends)))
-        for lane, (columns, wide, end) in enumerate(zip(self._columns, self._widths, ends, strict=True)):
-            wider[lane, ..., :columns] = mask[lane, ..., :columns]
-            wider[lane, ..., wide:end] = mask[lane, ..., columns : columns + end - wide]
-        return wider
+        ends = [width + self.width - rows for width, rows in zip(self._widths, self.rows, strict=True)]
+        wide_mask = mask.new_zeros((*mask.shape[:-1], max(ends)))
+        for lane, (columns, width, end) in enumerate(zip(self._columns, self._widths, ends, strict=True)):
+            wide_mask[lane, ..., :columns] = mask[lane, ..., :columns]
+            wide_mask[lane, ..., width:end] = mask[lane, ..., columns : columns + end - width]
+        return wide_mask
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: object, **__: object) -> Pair:
         """See `BatchCache`; columns are gathered through the tensors."""
@@ -132,12 +132,12 @@ class RecordedPages(RecordedLanes):
         values: list[Tensor] = []
         for lane, rows in enumerate(self.rows):
             self._write(lane, layer_idx, key_states[lane, :, :rows], value_states[lane, :, :rows])
-            for lanes_read, cells, new in zip(
+            for lanes_read, cells, new_rows in zip(
                 (keys, values), self.pool.layers[layer_idx], (key_states, value_states), strict=True
             ):
                 lane_columns = self._gathered(lane, cells)
                 lanes_read.append(
-                    torch.cat([lane_columns, new[lane, :, rows:]], 1) if rows < self.width else lane_columns
+                    torch.cat([lane_columns, new_rows[lane, :, rows:]], 1) if rows < self.width else lane_columns
                 )
         return self._stack(keys), self._stack(values)
 
@@ -148,8 +148,8 @@ class RecordedPages(RecordedLanes):
         return columns.masked_fill(beyond_end[None, :, None], 0.0).contiguous()
 
     def _write(self, lane: int, layer: int, keys: Tensor, values: Tensor) -> None:
-        for cells, new in zip(self.pool.layers[layer], (keys, values), strict=True):
-            cells.flatten(0, 1).index_copy_(0, self.places[f"slots {lane}"], new.transpose(0, 1))
+        for cells, rows in zip(self.pool.layers[layer], (keys, values), strict=True):
+            cells.flatten(0, 1).index_copy_(0, self.places[f"slots {lane}"], rows.transpose(0, 1))
 
     def _paging(self, layer: int) -> Paging | None:
         """None: a table in Python's numbers would be frozen in the recording."""

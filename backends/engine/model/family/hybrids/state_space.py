@@ -66,11 +66,11 @@ class ExactGroupNorm(nn.Module):
 
     def forward(self, hidden: Tensor, gate: Tensor) -> Tensor:
         """Return `hidden` [..., width], normed by group, times weight, and times silu of `gate` [..., width]."""
-        opened = nn.functional.silu(gate)
-        rows = hidden if self.first else hidden * opened
+        gate_values = nn.functional.silu(gate)
+        rows = hidden if self.first else hidden * gate_values
         rows = rows.reshape(*rows.shape[:-1], self.groups, -1)
         normed: Tensor = (rows * (rows.pow(2).mean(-1, keepdim=True) + self.eps).rsqrt()).flatten(-2) * self.weight
-        return normed * opened if self.first else normed
+        return normed * gate_values if self.first else normed
 
 
 FALCON_H1 = ModelFamily(
