@@ -100,7 +100,7 @@ class Carrying:
         )
 
     def follow(self, predecessor: "Carrying") -> None:
-        """Begin with the hidden states of `predecessor`: this request has its caches, and the prompt goes on its text."""
+        """Begin with the hidden states of `predecessor`: this request has its caches and goes on with its text."""
         self._hidden = [torch.cat(predecessor._hidden)] if predecessor._hidden else []
         if isinstance(self.draft, HeadDraft) and isinstance(predecessor.draft, HeadDraft):
             self.draft.follow(predecessor.draft)
