@@ -152,7 +152,8 @@ def check_structure(tensors: TreeTensors, committed: int, max_positions: int) ->
 
 def broken_rules(tensors: TreeTensors, committed: int, max_positions: int) -> Tensor:
     """Whether each row breaks each rule of STRUCTURE, bool [rules, R], on the device of the tensors."""
-    rows, device = len(tensors.parent), tensors.parent.device
+    rows = len(tensors.parent)
+    device = tensors.parent.device
     row_numbers = torch.arange(rows, device=device)
     below_root = tensors.valid & (row_numbers > 0)
     table = tensors.ancestor

@@ -191,7 +191,8 @@ class Server:
         if model is not request.lease.owner:
             request.lease = self._arena.with_draft(request.lease, model, self._capacity, self._rows)
         calls = request.draft.calls
-        request.case, request.draft = case, self._draft(case, request.lease)
+        request.draft = self._draft(case, request.lease)
+        request.case = case
         request.draft_since = request.drafted_steps
         request.draft.calls += calls  # the request's count of draft forwards goes on across drafts
 
@@ -299,7 +300,8 @@ class Server:
         return self._arena.lease(self._target, draft, self._capacity, self._rows, shared_tokens, marks(case.model))
 
     def _draft(self, case: Case, lease: CacheLease, draft_steps: int = 0) -> Draft:
-        model, trie = self._models.draft(case, self._seams), self._tries.trie_of(case.draft)
+        model = self._models.draft(case, self._seams)
+        trie = self._tries.trie_of(case.draft)
         draft = open_draft(
             Opening(case, model, lease.draft, self._seams, self._target, lambda: self._batch_size, trie, draft_steps)
         )

@@ -90,5 +90,6 @@ def _completes_stop(token: int, written: OutputTail, ends: Limits) -> bool:
     """Whether `token` completes a stop string; a match must end in the text of `token`, not before it."""
     if not ends.strings:
         return False
-    text, length_before = written.tail + ends.pieces[token], len(written.tail)
+    text = written.tail + ends.pieces[token]
+    length_before = len(written.tail)
     return any(text.find(string, max(0, length_before - len(string) + 1)) >= 0 for string in ends.strings)

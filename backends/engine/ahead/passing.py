@@ -23,7 +23,8 @@ class HandOverServer(Server):
 
     def _hand_over(self, number: int) -> None:
         """Send the request as a packet, from which it enters again; it stays where no page is free for it twice."""
-        departing, hand_over = self.requests[number], self._seams.hand_over
+        departing = self.requests[number]
+        hand_over = self._seams.hand_over
         lease = self._lease(departing.case, ())
         if not self._room(lease, len(departing.tokens)):
             self._arena.give_back(lease)

@@ -117,7 +117,8 @@ def pack(visible: Tensor, prefix: Tensor, ends: Tensor | None = None) -> Compact
     Raises:
         ValueError: if a row does not see an unbroken run up to the end of the prefix, or a block is too wide.
     """
-    mask, lengths = visible[:, 0], prefix.to(visible.device)
+    mask = visible[:, 0]
+    lengths = prefix.to(visible.device)
     column = torch.arange(mask.shape[-1], device=mask.device)
     if ends is not None:
         if bool((ends < lengths).any()):
@@ -163,7 +164,8 @@ def check(query: Tensor, columns: AttentionInputs) -> None:
         ValueError: naming the first error.
     """
     lanes, heads, rows, dim = query.shape
-    visible, prefix = columns.visible, columns.prefix
+    visible = columns.visible
+    prefix = columns.prefix
     key, value = columns.key, columns.value
     if columns.paging is not None:
         key, value = columns.paging.key_cells, columns.paging.value_cells
@@ -197,7 +199,9 @@ def check(query: Tensor, columns: AttentionInputs) -> None:
 
 
 def _check_table(paging: Paging, lanes: int) -> None:
-    table, lengths, pages = paging.table, paging.lengths, paging.key_cells.shape[0]
+    table = paging.table
+    lengths = paging.lengths
+    pages = paging.key_cells.shape[0]
     for name, tensor, dims in (("block table", table, 2), ("lengths", lengths, 1)):
         if tensor.dtype != torch.int32 or tensor.dim() != dims or tensor.shape[0] != lanes:
             raise ValueError(f"the {name} is {tensor.dtype} {list(tensor.shape)}, not int32 with {lanes} lanes")

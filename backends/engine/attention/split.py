@@ -130,7 +130,8 @@ class Split:
         return out
 
     def _lane(self, query: Tensor, columns: AttentionInputs, lane: int, packed: Compact, scaling: float) -> Tensor:
-        prefix, block = self.prefix_keys(columns, lane, packed), self.block_keys(columns, lane, packed)
+        prefix = self.prefix_keys(columns, lane, packed)
+        block = self.block_keys(columns, lane, packed)
         kv_heads = prefix[0].shape[0]
         groups = query.shape[0] // kv_heads
         wide_query = query.to(torch.promote_types(query.dtype, torch.float32))

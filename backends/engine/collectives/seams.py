@@ -88,7 +88,8 @@ def draw(group: Group, coin: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, T
     mass_before = [torch.zeros_like(running[:, :1])]
     for mass in group.all_gather(running[:, -1:]):
         mass_before.append(mass_before[-1] + mass)
-    total, below = mass_before[-1], mass_before[group.rank]
+    total = mass_before[-1]
+    below = mass_before[group.rank]
     # Edge 0 at ids of weight 0 becomes the edge before them in the running maximum: an empty interval.
     edges = torch.where(local_weights > 0, (below + running) / total, below / total).cummax(-1).values
     last = group.all_reduce(edges.max(-1, keepdim=True).values, "max")

@@ -58,7 +58,8 @@ class DialogueServer(Server):
 
     def _lease_turn(self, case: Case) -> CacheLease:
         """The caches with which the turn `case` begins; the request of the turn before is gone."""
-        last_turn, self._before = self.requests.pop(0, None), None
+        last_turn = self.requests.pop(0, None)
+        self._before = None
         if last_turn is None:
             return self._lease(case, case.prefix)
         tokens = tuple(last_turn.resolved_tokens)

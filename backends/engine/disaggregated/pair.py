@@ -46,7 +46,8 @@ class Pair:
         context = multiprocessing.get_context("fork")
         memory = MEMORY if MEMORY.is_dir() else None
         self._folder = Path(tempfile.mkdtemp(prefix="specverify-hand-over-", dir=memory))
-        self._patience, self._run = patience, 0
+        self._patience = patience
+        self._run = 0
         self._beats: Any = context.RawArray("q", len(SIDES) + 1)
         semaphores = {side: context.Semaphore(0) for side in SIDES}
         terms = Terms(seams, by, self._folder, patience, semaphores, self._beats)
@@ -105,7 +106,8 @@ class Pair:
         return word, answer
 
     def _answer(self) -> tuple[str, Any]:
-        beats, since = list(self._beats), time.monotonic()
+        beats = list(self._beats)
+        since = time.monotonic()
         while True:
             try:
                 if wait([self._decode_end], timeout=min(1.0, self._patience)):
@@ -114,7 +116,8 @@ class Pair:
             except (EOFError, OSError):
                 self._fail(self._death() or "the decode side has closed its wire")
             if beats[:-1] != list(self._beats)[:-1]:
-                beats, since = list(self._beats), time.monotonic()
+                beats = list(self._beats)
+                since = time.monotonic()
             # The decode side itself tells that the other one lags; a little more time is for its line to arrive.
             if time.monotonic() - since > self._patience + (GRACE if self._beats[len(SIDES)] else 0):
                 late_side = SIDES[0] if self._beats[len(SIDES)] else SIDES[1]

@@ -103,10 +103,12 @@ class TreeFilling(ABC):
         self.batches.append(self.batch_size())
         shape = self.seams.trees.dispatch(self.plan, self.batches) if isinstance(self.plan, Dispatch) else self.plan
         self.shape = shape
-        token, draft_id = [tokens[-1]] * len(shape), [0] * len(shape)
+        token = [tokens[-1]] * len(shape)
+        draft_id = [0] * len(shape)
         logits = torch.full((len(shape), scores.shape[1]), torch.nan, dtype=scores.dtype, device=scores.device)
         proposal: dict[int, Tensor] = {}
-        level, rows = [0], scores
+        level = [0]
+        rows = scores
         while level:
             logits[torch.tensor(level, device=logits.device)] = rows
             for node in level:
@@ -124,7 +126,8 @@ class TreeFilling(ABC):
                     ranks = [shape.rank[child] for child in below]
                     ids, child_tokens = self.seams.name_children(logits[node], ranks, self.named_ids)
                 for child, child_id, child_token in zip(below, ids, child_tokens, strict=True):
-                    draft_id[child], token[child] = child_id, child_token
+                    draft_id[child] = child_id
+                    token[child] = child_token
                 if chance is not None and not chance.draws and below:
                     certain_laws = chance.proposals(shape, token, node, self._over_target(logits[node]))
                     proposal |= dict(zip(below, certain_laws, strict=True))
@@ -140,10 +143,13 @@ class TreeFilling(ABC):
         self, plan: Expansion, tokens: list[int], scores: Tensor, root: int, chance: StepSampling | None
     ) -> Levels:
         """Propose the dynamic tree `plan` under `tokens[-1]`; the other arguments are those of `filling`."""
-        names, trees = self.seams.name_children, self.seams.trees
+        names = self.seams.name_children
+        trees = self.seams.trees
         zero = scores.new_zeros((), dtype=torch.float64 if scores.dtype == torch.float64 else torch.float32)
         candidates = Candidates([0], [tokens[-1]], [0], [zero], {})
-        level, rows, numbers = [0], scores, [0]
+        level = [0]
+        rows = scores
+        numbers = [0]
         for depth in range(1, plan.depth + 1):
             first = len(candidates.parent)
             for node, row in zip(level, rows, strict=True):

@@ -67,7 +67,8 @@ class ModelDraft(CachedTreeFilling):
     def resume(self, cache: KvCache | None) -> None:
         """Continue with `cache`; the next `propose` feeds all tokens that it lacks."""
         assert cache is not None
-        self.cache, self.root_scores = cache, None
+        self.cache = cache
+        self.root_scores = None
 
     def abandon(self) -> None:
         """Close the open rows; the KV of the root stays, and so do its scores, for the next `propose`."""

@@ -86,7 +86,8 @@ class MtpDraft(HeadDraft):
 
     def append(self, rows: HeadRows) -> Tensor:
         """See `HeadDraft`; a row of a later module holds the output of the module before in the row before."""
-        count, positions = len(rows.tokens), torch.arange(rows.first, rows.first + len(rows.tokens))
+        count = len(rows.tokens)
+        positions = torch.arange(rows.first, rows.first + len(rows.tokens))
         # The first row of all has no row before; its later modules are no rows, and are hidden.
         outputs_before = (
             torch.zeros_like(rows.hidden[:1]).expand(self.modules, -1) if self.before is None else self.before
@@ -119,7 +120,8 @@ class MtpDraft(HeadDraft):
         self, tokens: Tensor, states_beside: StatesBeside, positions: Tensor, visible: list[Tensor]
     ) -> list[Tensor]:
         """The outputs of each module, [R, hidden]; see `HeadModel.through`."""
-        attend, lanes = self.seams.draft_attend, self.seams.kv.single
+        attend = self.seams.draft_attend
+        lanes = self.seams.kv.single
         return self.head.through(tokens, states_beside, positions, visible, self.cache, attend, lanes)
 
     def node_states(self, level: list[int]) -> Tensor:
@@ -130,7 +132,8 @@ class MtpDraft(HeadDraft):
 
     def lane(self, level: Level) -> LaneRows:
         """See `CachedTreeFilling`."""
-        nodes, root = level.nodes, level.root
+        nodes = level.nodes
+        root = level.root
         positions, (branch_mask,) = self.branch(nodes, root, [Reach()])
         own_columns = torch.tensor([self.slots[node] for node in nodes])
         visible = [

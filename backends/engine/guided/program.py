@@ -189,7 +189,8 @@ def _any(options: list[Code]) -> Code:
     if not options:  # a set without characters: no thread goes on
         return [Instruction("go")]
     end = 1 + sum(len(option) + 1 for option in options)
-    code, starts = [Instruction("go")], []
+    code = [Instruction("go")]
+    starts = []
     for option in options:
         starts.append(len(code))
         code += [*_shift(option, len(code)), Instruction("go", targets=(end,))]

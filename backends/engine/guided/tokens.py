@@ -52,7 +52,8 @@ def text_tokens(text: str) -> list[Token]:
 
 def regex_tokens(text: str) -> list[Token]:
     """The tokens of a regular expression."""
-    tokens, position = [], 0
+    tokens = []
+    position = 0
     while position < len(text):
         match = SCAN.match(text, position)
         if match is None:
@@ -95,7 +96,9 @@ def _token_of(match: re.Match[str]) -> Token:
         return Token("set", ((code, code),))
     if match["count"]:
         least, comma, most = match["count"][1:-1].partition(",")
-        return Token("count", least=int(least), most=int(most) if most else -1 if comma else int(least))
+        if most:
+            return Token("count", least=int(least), most=int(most))
+        return Token("count", least=int(least), most=-1 if comma else int(least))
     inside = match["class"][1:-1]
     spans = [(_code(first), _code(last or first)) for first, last in IN_CLASS.findall(inside.removeprefix("^"))]
     return Token("set", _complement(spans) if inside.startswith("^") else tuple(spans))
@@ -154,7 +157,8 @@ def _array(content: Any) -> list[Token]:
 
 def _object(content: Any) -> list[Token]:
     """The members in order: one option for each member that may come first, the optional ones behind it with commas."""
-    parts, needed = content.get("properties", {}), set(content.get("required", ()))
+    parts = content.get("properties", {})
+    needed = set(content.get("required", ()))
     members = [(name, text_tokens(f"{json.dumps(name)}:") + schema_tokens(part)) for name, part in parts.items()]
     options = []
     for i, (name, member) in enumerate(members):

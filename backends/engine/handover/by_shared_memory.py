@@ -41,8 +41,12 @@ class SharedMemoryMailbox:
         peer_letters: Semaphore,
         is_gone: Callable[[], bool],
     ) -> None:
-        self._folder, self._side, self._other_side = folder, side, other_side
-        self._here, self._there, self._is_peer_gone = own_letters, peer_letters, is_gone
+        self._folder = folder
+        self._side = side
+        self._other_side = other_side
+        self._here = own_letters
+        self._there = peer_letters
+        self._is_peer_gone = is_gone
         self._num_posted = self._num_taken = 0
 
     def post(self, letter: bytes) -> None:

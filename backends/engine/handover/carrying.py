@@ -82,7 +82,8 @@ class Carrying:
 
         A draft model may have read the root already, for a tree that was thrown away: its cache is rewound by one.
         """
-        text, cache = tuple(self.tokens), self.lease.draft
+        text = tuple(self.tokens)
+        cache = self.lease.draft
         emitted = self.steps[-1].emitted if self.steps else None
         return RequestState(
             tokens=text,
@@ -110,7 +111,8 @@ class Carrying:
 
         No decode needs them, so that they travel with the steps and not in the packet.
         """
-        scored, accepted = last.scored, last.accepted
+        scored = last.scored
+        accepted = last.accepted
         if scored is None or scored.routed is None or accepted is None:
             return
         context = len(last.context)
@@ -129,8 +131,11 @@ class Carrying:
         Raises:
             BadHandOver: The grammar reads the text otherwise than the sender says.
         """
-        self.tokens, self.position, self.steps = list(state.tokens), state.position, steps
-        self.counters.proposed, self.counters.lengths = state.proposed, list(state.lengths)
+        self.tokens = list(state.tokens)
+        self.position = state.position
+        self.steps = steps
+        self.counters.proposed = state.proposed
+        self.counters.lengths = list(state.lengths)
         self._hidden = [] if state.hidden is None else [state.hidden.to(self.target.device)]
         output = self.tokens[len(self.case.prompt) :]
         self._written = stops.follow(stops.OutputTail(), output, self._limits)

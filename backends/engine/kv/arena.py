@@ -211,7 +211,9 @@ class Arena:
         self.fork_states(source.target, lease.target)
         if same_draft and lease.draft is not None and source.draft is not None:
             self.fork_states(source.draft, lease.draft)
-        lease.owner, lease.reused, lease.adapter = draft, columns, source.adapter
+        lease.owner = draft
+        lease.reused = columns
+        lease.adapter = source.adapter
         return lease
 
     def fork_states(self, source: KvCache, twin: KvCache) -> None:
@@ -273,7 +275,8 @@ class Arena:
     def _keep_routed(self, lease: CacheLease, tokens: tuple[int, ...]) -> None:
         """Keep the experts of the columns of each full page of `tokens`, which a trace shows where the page is met."""
         assert self.prefix is not None
-        columns, size = routed_columns_of(lease.target).columns, self.layout.page_size
+        columns = routed_columns_of(lease.target).columns
+        size = self.layout.page_size
         for end in range(size, len(tokens) + 1, size) if columns else ():
             page = {column: columns[column] for column in range(end - size, end) if column in columns}
             self._routed.setdefault((lease.key, tokens[:end]), page)

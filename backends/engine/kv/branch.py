@@ -103,7 +103,9 @@ class Branch:
             else:
                 self.way = "path"
                 self.put(layer, 0, pick_columns(pair, [*range(self.length), *rows]))
-        self.length, self.branch, self.rows = end, [], 0
+        self.length = end
+        self.branch = []
+        self.rows = 0
         self.committed_pairs = [_columns(buffer, 0, end) for buffer in self._buffers]
 
     def put(self, layer: int, begin: int, pair: Pair) -> None:
@@ -111,7 +113,8 @@ class Branch:
 
         A buffer of another shape or dtype, or one that is too short, is replaced; the columns before `begin` are kept.
         """
-        old_buffer, end = self._buffers[layer], begin + pair[0].shape[-2]
+        old_buffer = self._buffers[layer]
+        end = begin + pair[0].shape[-2]
         if any(_unlike(cells, tensor) or cells.shape[-2] < end for cells, tensor in zip(old_buffer, pair, strict=True)):
             columns = max(end, old_buffer[0].shape[-2])
             keys, values = (tensor.new_zeros((*tensor.shape[:-2], columns, tensor.shape[-1])) for tensor in pair)
@@ -147,7 +150,9 @@ class Branch:
     def crop(self, length: int) -> None:
         """See `KvCache.crop`."""
         self.committed_pairs = [_columns(pair, 0, length) for pair in self.committed_pairs]
-        self.length, self.rows, self.branch = length, 0, []
+        self.length = length
+        self.rows = 0
+        self.branch = []
 
     def begin_as(self, source: KvCache) -> None:
         """See `KvCache.begin_as`."""

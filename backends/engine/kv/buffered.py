@@ -31,7 +31,8 @@ class Buffered:
 
     def crop(self, length: int) -> None:
         """See `KvCache.crop`."""
-        self.length, self.rows = length, 0
+        self.length = length
+        self.rows = 0
 
     def begin_as(self, source: KvCache) -> None:
         """See `KvCache.begin_as`."""

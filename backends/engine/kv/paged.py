@@ -106,12 +106,14 @@ class Paged:
         for layer in range(len(self.pool.layers)):
             # `block` and `pick_columns` copy, since source and destination may overlap.
             self.put(layer, self.length, pick_columns(self.block(layer), path))
-        self.length, self.rows = self.length + len(path), 0
+        self.length = self.length + len(path)
+        self.rows = 0
         return None
 
     def crop(self, length: int) -> None:
         """See `KvCache.crop`; pages stay allocated."""
-        self.length, self.rows = length, 0
+        self.length = length
+        self.rows = 0
 
     def begin_as(self, source: KvCache) -> None:
         """See `KvCache.begin_as`; the arena forks paged caches by sharing pages, without this copy."""

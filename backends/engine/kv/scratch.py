@@ -25,7 +25,8 @@ class Scratch(Buffered):
 
     def read(self, layer: int) -> Pair:
         """The committed columns, then the open rows of the scratch buffer."""
-        committed, rows = self.buffers[layer], self.scratch[layer]
+        committed = self.buffers[layer]
+        rows = self.scratch[layer]
         keys, values = (
             torch.cat([committed_buffer[..., : self.length, :], scratch_buffer[..., : self.rows, :]], -2)
             for committed_buffer, scratch_buffer in zip(committed, rows, strict=True)
@@ -52,7 +53,8 @@ class Scratch(Buffered):
         for committed, rows in zip(self.buffers, self.scratch, strict=True):
             for buffer, accepted_rows in zip(committed, pick_columns(rows, path), strict=True):
                 buffer[..., self.length : end, :] = accepted_rows
-        self.length, self.rows = end, 0
+        self.length = end
+        self.rows = 0
         return None
 
     def poison(self, number: Poison) -> None:

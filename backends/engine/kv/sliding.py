@@ -90,7 +90,8 @@ class Sliding:
         """Move the accepted rows up behind the committed columns; columns out of reach are overwritten later."""
         for layer in range(len(self.buffers)):
             self.put(layer, self.length, pick_columns(self.block(layer), path))
-        self.length, self.rows = self.length + len(path), 0
+        self.length = self.length + len(path)
+        self.rows = 0
         return None
 
     def crop(self, length: int) -> None:
@@ -104,7 +105,8 @@ class Sliding:
             if first < min(length, intact):  # rejected rows have overwritten columns too
                 raise ValueError(f"layer {layer}: a ring without column {first} cannot be rewound to {length} columns")
         self._intact = [min(length, intact) for intact in self._intact]
-        self.length, self.rows = length, 0
+        self.length = length
+        self.rows = 0
 
     def begin_as(self, source: KvCache) -> None:
         """See `KvCache.begin_as`."""

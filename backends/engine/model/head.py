@@ -52,7 +52,8 @@ class HeadModel(ABC):
     ) -> None:
         self.layer = layer
         self.reads = reads
-        self.device, self.dtype = target.device, target.dtype
+        self.device = target.device
+        self.dtype = target.dtype
         self._counts = target.graphs is None
         self.d2t = weights["d2t"].to(self.device) if "d2t" in weights else None
         vocabulary_maps = ("d2t", "t2d")
@@ -277,7 +278,8 @@ class HeadModel(ABC):
 
     def _table(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosine and sine [R, head_dim] of the rotary angles at `positions`."""
-        rope, width = self.layer.rope, self.layer.head_dim
+        rope = self.layer.rope
+        width = self.layer.head_dim
         if rope is None:
             turns = self.layer.theta ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
         else:

@@ -34,7 +34,8 @@ class HiddenTap:
         """
         # The base of a text model of several modalities (Llama 4) is the model with its head.
         body = body if hasattr(body, "layers") else getattr(body, "model", body)
-        layers, norm = getattr(body, "layers", None), last_norm(body)
+        layers = getattr(body, "layers", None)
+        norm = last_norm(body)
         if layers is None or norm is None:
             raise Unsupported(f"{type(body).__name__} has no layers and norm whose hidden states a draft could read")
         states: dict[int | str, Tensor] = {}

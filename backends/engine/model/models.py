@@ -117,7 +117,8 @@ def _of_few_bits(network: Any, kind: str, product: Dequantise) -> None:
         Unsupported: for a model that keeps the projections of several experts in one tensor.
     """
     state = network.state_dict()
-    if stacked := [name for name, tensor in state.items() if name.endswith("_proj") and tensor.dim() == 3]:
+    stacked = [name for name, tensor in state.items() if name.endswith("_proj") and tensor.dim() == 3]
+    if stacked:
         raise Unsupported(
             f"{kind} weights of {stacked[0]}: matrices of experts are not quantised; choose another draft"
         )

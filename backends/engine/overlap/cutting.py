@@ -12,7 +12,8 @@ def cut_commit(committed: Committed, length: int) -> Committed:
     """`committed` with the first `length` columns; recurrent states, and caches that let columns go, are not shown."""
     if committed.length <= length:
         return committed
-    cache_after, draft = _cut_kv(committed.after, length), _cut_kv(committed.draft, length)
+    cache_after = _cut_kv(committed.after, length)
+    draft = _cut_kv(committed.draft, length)
     return replace(committed, length=length, after=cache_after, draft=draft, recurrent=None)
 
 

@@ -45,7 +45,8 @@ class Crew:
         if sys.platform != "linux":
             raise Unavailable(f"{name} forks its ranks, which is known to be safe on Linux alone")
         context = multiprocessing.get_context("fork")
-        self._name, self._patience = name, patience
+        self._name = name
+        self._patience = patience
         self._folder = Path(tempfile.mkdtemp(prefix="specverify-ranks-"))
         self._entered: Any = context.RawArray("q", size)
         self._wires: list[Connection] = []
@@ -94,7 +95,8 @@ class Crew:
 
     def _answers(self) -> list[tuple[str, Any]]:
         answers: dict[int, tuple[str, Any]] = {}
-        calls_entered, since = list(self._entered), time.monotonic()
+        calls_entered = list(self._entered)
+        since = time.monotonic()
         while len(answers) < len(self._wires):
             ranks_by_wire = {wire: rank for rank, wire in enumerate(self._wires) if rank not in answers}
             for ready in wait(list(ranks_by_wire), timeout=min(1.0, self._patience)):
@@ -105,7 +107,8 @@ class Crew:
                     self._fail(self._death() or f"rank {ranks_by_wire[ready]} has closed its wire")
                 since = time.monotonic()
             if calls_entered != list(self._entered):
-                calls_entered, since = list(self._entered), time.monotonic()
+                calls_entered = list(self._entered)
+                since = time.monotonic()
             if time.monotonic() - since > self._patience:
                 late_rank = min(
                     (rank for rank in range(len(self._wires)) if rank not in answers), key=calls_entered.__getitem__

@@ -61,8 +61,10 @@ class SuffixAutomaton:
 
     def _grow(self, token: int) -> None:
         """Add the suffixes of the longer text to the automaton."""
-        states, end = self.states, len(self.text)
-        new_state, state = len(states), self._last
+        states = self.states
+        end = len(self.text)
+        new_state = len(states)
+        state = self._last
         states.append(State(end, first=end, latest=end))
         while state >= 0 and token not in states[state].following:
             states[state].following[token] = new_state
@@ -84,7 +86,8 @@ class SuffixAutomaton:
         longer = states[state].following[token]
         if states[longer].length == states[state].length + 1:
             return longer
-        longer_state, copy = states[longer], len(states)
+        longer_state = states[longer]
+        copy = len(states)
         states.append(
             State(
                 states[state].length + 1,

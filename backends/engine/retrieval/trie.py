@@ -48,7 +48,8 @@ class NgramTrie:
 
     def insert(self, window: list[int]) -> None:
         """Count `window` once, and use its n-gram and those that begin it, the longest first."""
-        node, is_known = self.root, True
+        node = self.root
+        is_known = True
         for token in window:
             is_known = token in node.children
             node = node.children[token] if is_known else self.add_node(node, token)

@@ -131,10 +131,12 @@ class BatchedVerify:
 
         All questions are of one kind (`Question.kind`).
         """
-        batch, first = self.pad_questions(questions), questions[0]
+        batch = self.pad_questions(questions)
+        first = questions[0]
         path, token, places, activities = self.ask((first.rule, first.removed, seams), batch)
         # One transfer for the rows of all requests.
-        rows, last = path.tolist(), token.tolist()
+        rows = path.tolist()
+        last = token.tolist()
         for lane, question in enumerate(questions):
             question.dice.spent += [
                 (place[lane : lane + 1], active[lane : lane + 1])

@@ -52,7 +52,8 @@ def history(trees: Forest, prompt: tuple[int, ...], output: tuple[int, ...], sam
     seen_tokens = torch.zeros(vocab, dtype=torch.bool, device=device)
     seen_tokens[text[tail_length:]] = True
     counts = torch.bincount(torch.tensor(output, dtype=torch.long, device=device), minlength=vocab)
-    seen_tokens, counts = seen_tokens.expand(batch, nodes, vocab), counts.expand(batch, nodes, vocab)
+    seen_tokens = seen_tokens.expand(batch, nodes, vocab)
+    counts = counts.expand(batch, nodes, vocab)
     tail = text[-tail_length:].expand(batch, nodes, tail_length)
     own_token = torch.nn.functional.one_hot(trees.token, vocab)
     parents = trees.parent[..., None]

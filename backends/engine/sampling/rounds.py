@@ -58,7 +58,8 @@ class Tables:
 
     def rounds(self, world: World, tape: Array) -> Blocks:
         """Draft and accept in `world`, one request per row of `tape` [B, stride(nodes)]; see `ExactLaw`."""
-        seams, dtype = self._seams(), DTYPES[world.dtype]
+        seams = self._seams()
+        dtype = DTYPES[world.dtype]
         tables = self._tables(world, dtype)
 
         def run(uniforms: Tensor) -> tuple[Acceptance, Coins]:
@@ -74,7 +75,8 @@ class Tables:
         """
         num_coins = stride(len(world.shape))
         tape = stream.uniforms(torch.tensor(seeds.astype(np.int64), device=self._device), 0, num_coins)
-        seams, dtype = self._seams(), DTYPES[world.dtype]
+        seams = self._seams()
+        dtype = DTYPES[world.dtype]
         tables = self._tables(world, dtype)
 
         def run(uniforms: Tensor) -> tuple[Acceptance, Coins]:
@@ -119,14 +121,17 @@ class Tables:
 def one_round(world: World, tables: tuple[Tensor, Tensor], dice: Coins, seams: SamplingSeams) -> Acceptance:
     """Draft level by level from the draft tables, look up the target's logits at every node, and run acceptance."""
     target_table, draft_tables = tables
-    sampling, batch, nodes = world.sampling, len(dice.uniforms), len(world.shape)
+    sampling = world.sampling
+    batch = len(dice.uniforms)
+    nodes = len(world.shape)
     device = target_table.device
     root = torch.full((batch, nodes), world.prompt[-1], dtype=torch.long, device=device)
     if world.tokens is not None:
         root = torch.tensor(world.tokens, device=device).expand(batch, nodes)
     trees = forest(world.shape, root)
     rows = torch.zeros(batch, nodes, dtype=torch.long, device=device)
-    vocab, num_rows = world.vocab, len(target_table)
+    vocab = world.vocab
+    num_rows = len(target_table)
     # Rows that no child fills keep a uniform law; results computed from them are masked out.
     proposal = torch.full((batch, nodes, vocab), 1.0 / vocab, dtype=target_table.dtype, device=device)
     for level in range(world.shape.height):
@@ -163,7 +168,9 @@ def _children(
     laws = [seams.draft_law(rows, world.sampling, world.stops, past)[:, node] for rows in spread]
     verifier_laws = [seams.hand_over(law, raw, world.sampling) for law, raw in zip(laws, logits, strict=True)]
     tried_tokens = torch.zeros_like(laws[0], dtype=torch.bool)
-    token, nameless, offered = trees.token.clone(), torch.zeros_like(trees.present), []
+    token = trees.token.clone()
+    nameless = torch.zeros_like(trees.present)
+    offered = []
     is_present = trees.present[:, node]
     for rank, child in enumerate(below):
         if rank >= world.vocab and world.sampling.draws == "top-k":  # more children than tokens to rank
@@ -191,6 +198,7 @@ def _past(world: World, trees: Forest, seams: SamplingSeams) -> processing.Histo
         return past
     # One walk for each tree that differs: of many requests few do.
     distinct, distinct_of = torch.unique(trees.token, dim=0, return_inverse=True)
-    guide, guided = open_guide(grammar, world.stops.eos), seams.guided
+    guide = open_guide(grammar, world.stops.eos)
+    guided = seams.guided
     rows = [guided.masks(guide, world.shape, tokens, guided.take_back).legal for tokens in distinct.tolist()]
     return replace(past, legal=torch.stack(rows).to(trees.token.device)[distinct_of])

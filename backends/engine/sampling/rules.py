@@ -103,7 +103,8 @@ def multi_round(
     trees: Forest, target: Tensor, proposal: Tensor, dice: Coins, seams: SamplingSeams, rule: Rule, removed: bool
 ) -> Walk:
     """Try siblings in row order, each against the residual of earlier rejections; a chain has one child a level."""
-    lanes, walk = trees.requests(), Walk.begin(target)
+    lanes = trees.requests()
+    walk = Walk.begin(target)
     for _ in range(trees.height):
         level = Trials.below(target[lanes, walk.node], walk.node)
         below = trees.children[lanes, walk.node]
@@ -124,7 +125,8 @@ def specinfer(
     trees: Forest, target: Tensor, proposal: Tensor, dice: Coins, seams: SamplingSeams, rule: Rule, removed: bool
 ) -> Walk:
     """Try siblings in random order, each against the law of the draft that proposed it."""
-    lanes, walk = trees.requests(), Walk.begin(target)
+    lanes = trees.requests()
+    walk = Walk.begin(target)
     for _ in range(trees.height):
         level = Trials.below(target[lanes, walk.node], walk.node)
         below = trees.children[lanes, walk.node]
@@ -152,7 +154,8 @@ def eagle(
 
     A rejected token is set to zero in the law.
     """
-    lanes, walk = trees.requests(), Walk.begin(target)
+    lanes = trees.requests()
+    walk = Walk.begin(target)
     nodes = trees.token.shape[1]
     # All nodes whose path has the accepted tokens: children of every twin of an accepted node are tried.
     on_path = torch.zeros_like(trees.present)
@@ -165,7 +168,8 @@ def eagle(
             token = trees.token[:, node]
             active = candidates[:, node] & (level.accepted == 0) & ~tried_tokens.gather(1, token[:, None])[:, 0]
             marked = _mark(token, tried_tokens)
-            share, child = level.law.gather(1, token[:, None])[:, 0], torch.full_like(walk.node, node)
+            share = level.law.gather(1, token[:, None])[:, 0]
+            child = torch.full_like(walk.node, node)
             is_rejected = level.ask(dice, trees, seams, child, share, level.law * marked, active)
             tried_tokens = tried_tokens | (is_rejected[:, None] & marked)
         accepted = level.accepted
@@ -181,7 +185,8 @@ def target_only(
 
     A sibling with at least the probability threshold_single is accepted whatever the coin.
     """
-    lanes, walk = trees.requests(), Walk.begin(target)
+    lanes = trees.requests()
+    walk = Walk.begin(target)
     for _ in range(trees.height):
         law = target[lanes, walk.node]
         below = trees.children[lanes, walk.node]
@@ -212,7 +217,8 @@ def typical(
     trees: Forest, target: Tensor, proposal: Tensor, dice: Coins, seams: SamplingSeams, rule: Rule, removed: bool
 ) -> Walk:
     """Accept, without a coin, the longest path of typical tokens; among equals the likeliest, then the first."""
-    lanes, walk = trees.requests(), Walk.begin(target)
+    lanes = trees.requests()
+    walk = Walk.begin(target)
     entropy = -torch.special.xlogy(target, target).sum(-1)
     # The threshold of a node follows from the target's law at its parent.
     bar = (rule.delta * (-entropy).exp()).clamp(max=rule.epsilon).gather(1, trees.parent)
@@ -238,7 +244,8 @@ def typical(
     steps = torch.arange(trees.height + 1, device=end.device)[None]
     shifted = (steps + trees.height - depth[:, None]).clamp(max=trees.height)
     path = torch.where(steps <= depth[:, None], rows.gather(1, shifted), -1)
-    walk.node, walk.path = end, list(path.unbind(1))
+    walk.node = end
+    walk.path = list(path.unbind(1))
     walk.residual = target[lanes, end]
     return walk
 
@@ -247,33 +254,43 @@ def block(
     trees: Forest, target: Tensor, proposal: Tensor, dice: Coins, seams: SamplingSeams, rule: Rule, removed: bool
 ) -> Walk:
     """Accept a chain up to the last node whose coin is below its block ratio h (Sun et al. 2024)."""
-    lanes, walk = trees.requests(), Walk.begin(target)
-    node, pi = walk.node, torch.ones_like(target[:, 0, 0])
+    lanes = trees.requests()
+    walk = Walk.begin(target)
+    node = walk.node
+    pi = torch.ones_like(target[:, 0, 0])
     alive = walk.alive
-    tau, depth = walk.node, torch.zeros_like(walk.node)
-    residual, is_ended = walk.residual, torch.zeros_like(alive)
+    tau = walk.node
+    depth = torch.zeros_like(walk.node)
+    residual = walk.residual
+    is_ended = torch.zeros_like(alive)
     chain = [node]
     for level in range(trees.height + 1):
         child = trees.children[lanes, node, 0]
         has_child = alive & (child > 0)
-        row, offered = target[lanes, node], seams.of_node(proposal, child)
+        row = target[lanes, node]
+        offered = seams.of_node(proposal, child)
         excess = seams.block_residual(row, offered, pi)
         mass = excess.sum(-1)
         ratio = torch.where(
             has_child, seams.block_ratio(row, offered, pi), pi
         )  # at the last node the ratio is pi itself
         hit = (seams.accepts(dice, trees, node, ratio, alive) & alive) if level else alive
-        tau, depth = torch.where(hit, node, tau), torch.where(hit, level, depth)
+        tau = torch.where(hit, node, tau)
+        depth = torch.where(hit, level, depth)
         node_residual = torch.where(mass[:, None] > 0, excess / mass[:, None], row)
-        residual, is_ended = torch.where(hit[:, None], node_residual, residual), torch.where(hit, has_child, is_ended)
+        residual = torch.where(hit[:, None], node_residual, residual)
+        is_ended = torch.where(hit, has_child, is_ended)
         token = trees.token[lanes, child]
         pi = torch.where(has_child, (pi * _ratio(row, offered, token)).clamp(max=1.0), pi)
-        node, alive = torch.where(has_child, child, node), has_child
+        node = torch.where(has_child, child, node)
+        alive = has_child
         chain.append(torch.where(has_child, child, -1))
     steps = torch.arange(trees.height + 1, device=node.device)[None]
     path = torch.where(steps <= depth[:, None], torch.stack(chain[: trees.height + 1], 1), -1)
-    walk.node, walk.path = tau, list(path.unbind(1))
-    walk.residual, walk.stopped = residual, is_ended
+    walk.node = tau
+    walk.path = list(path.unbind(1))
+    walk.residual = residual
+    walk.stopped = is_ended
     walk.rejected = torch.where(is_ended, trees.children[lanes, tau, 0], 0)
     return walk
 

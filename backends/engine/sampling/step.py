@@ -91,7 +91,8 @@ class StepSampling:
         Returns:
             The tokens of the children, and the proposal [V] of each.
         """
-        sampling, seams = self.case.sampling, self._seams
+        sampling = self.case.sampling
+        seams = self._seams
         law = self._draft_law(shape, token, node, logits)
         claimed = seams.hand_over(law, logits[None].to(law.dtype), sampling)
         tried_tokens = torch.zeros_like(law, dtype=torch.bool)
@@ -148,7 +149,9 @@ class StepSampling:
 
     def pose(self, tree: Tree, logits: Tensor, proposal: Tensor | None) -> Question:
         """The laws of `accept` before anything is decided, kept as `question`; arguments as of `accept`."""
-        sampling, seams, stops = self.case.sampling, self._seams, self.case.stops
+        sampling = self.case.sampling
+        seams = self._seams
+        stops = self.case.stops
         past = self._past(tree, list(tree.token), logits)
         law = seams.target_law(logits[None], sampling, stops, past)
         # The fault-free engine has one law for both, which is computed once.

@@ -47,7 +47,8 @@ class Branches(Branch):
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Write each of the rows opened last to every branch that holds it."""
         if self._above is not None:
-            parents, self._above = self._above, None
+            parents = self._above
+            self._above = None
             self.assign(dict(zip(range(self._first, self.rows), parents, strict=True)))
         for branch, row in self.holders(self._first):
             i = row - self._first
@@ -131,7 +132,8 @@ class Branches(Branch):
 
     def drop(self) -> None:
         """Forget every branch."""
-        self.paths, self.cells = [], []
+        self.paths = []
+        self.cells = []
 
     def crop(self, length: int) -> None:
         """See `KvCache.crop`."""

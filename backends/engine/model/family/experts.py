@@ -30,7 +30,8 @@ EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
 
 def stack_experts(state: dict[str, Tensor], _: Architecture) -> dict[str, Tensor]:
     """The state dict with the matrices of all experts of a layer as one tensor, [experts, ...]."""
-    arranged, experts = dict[str, Tensor](), dict[str, dict[tuple[str, int], Tensor]]()
+    arranged = dict[str, Tensor]()
+    experts = dict[str, dict[tuple[str, int], Tensor]]()
     for name, tensor in state.items():
         expert = EXPERT.fullmatch(name)
         if expert is None:
@@ -50,7 +51,8 @@ class ExactRouter(nn.Module):
 
     def __init__(self, module: Any, config: Any) -> None:
         super().__init__()
-        self.weight, self.top_k = module.weight, module.top_k
+        self.weight = module.weight
+        self.top_k = module.top_k
         self.normed = getattr(module, "norm_topk_prob", True)  # Mixtral's class has no such choice
 
     def forward(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -67,8 +69,11 @@ class ExactGroupRouter(nn.Module):
         super().__init__()
         self.weight = module.weight
         self.register_buffer("bias", module.e_score_correction_bias)
-        self.top_k, self.groups, self.open = module.top_k, module.num_group, module.topk_group
-        self.normed, self.factor = module.norm_topk_prob, module.routed_scaling_factor
+        self.top_k = module.top_k
+        self.groups = module.num_group
+        self.open = module.topk_group
+        self.normed = module.norm_topk_prob
+        self.factor = module.routed_scaling_factor
 
     def forward(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """See `ExactRouter.forward`."""

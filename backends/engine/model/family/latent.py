@@ -101,7 +101,9 @@ class ExactSoftmaxRouter(nn.Module):
 
     def __init__(self, module: Any, _: Any) -> None:
         super().__init__()
-        self.weight, self.top_k, self.factor = module.weight, module.top_k, module.routed_scaling_factor
+        self.weight = module.weight
+        self.top_k = module.top_k
+        self.factor = module.routed_scaling_factor
         grouped = module.topk_method == "group_limited_greedy"
         self.groups: int = module.num_group if grouped else 1
         self.open: int = module.topk_group if grouped else 1

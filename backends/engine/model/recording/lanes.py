@@ -108,7 +108,8 @@ class RecordedPages(RecordedLanes):
 
     def current_places(self) -> dict[str, Tensor]:
         """See `RecordedLanes`."""
-        device, places = self.pool.layers[0][0].device, {}
+        device = self.pool.layers[0][0].device
+        places = {}
         for lane, cache in enumerate(self.paged):
             live = cache.blocks.table[: self._used[lane]]
             padded = live + live[-1:] * (self._counts[lane] - len(live))
@@ -160,7 +161,9 @@ def recorded_lanes(batch: BatchCache) -> RecordedLanes | None:
     """The lanes of a recorded forward over a batch; None if attention reads other tensors in every step."""
     if type(batch) is not BatchCache:  # lanes padded on the left, say, hold other columns than their caches
         return None
-    caches, rows, filler = batch.caches, batch.rows, batch.filler
+    caches = batch.caches
+    rows = batch.rows
+    filler = batch.filler
     if all(isinstance(cache, Static) and not isinstance(cache, Overwrite) for cache in caches):
         return RecordedLanes(caches, rows, filler)
     # A cache of another class may write and read in another way, which the tensors would pass over.

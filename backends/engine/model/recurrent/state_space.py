@@ -82,7 +82,8 @@ def with_factors(network: Any) -> None:
     """Give every mixer of `network` the factors of its projection, in float64: they are in no state dict."""
     for module in network.modules():
         if isinstance(module, FalconH1Mixer):
-            inner, shared = module.intermediate_size, module.groups_time_state_size
+            inner = module.intermediate_size
+            shared = module.groups_time_state_size
             factors = torch.tensor(network.config.ssm_multipliers, dtype=torch.float64)
             sizes = torch.tensor([inner, inner, shared, shared, module.num_heads])
             module.mup_vector = factors.repeat_interleave(sizes)

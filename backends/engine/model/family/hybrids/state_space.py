@@ -61,8 +61,10 @@ class ExactGroupNorm(nn.Module):
 
     def __init__(self, module: Any, _: Any) -> None:
         super().__init__()
-        self.weight, self.eps = module.weight, module.variance_epsilon
-        self.groups, self.first = module.n_groups, module.norm_before_gate
+        self.weight = module.weight
+        self.eps = module.variance_epsilon
+        self.groups = module.n_groups
+        self.first = module.norm_before_gate
 
     def forward(self, hidden: Tensor, gate: Tensor) -> Tensor:
         """Return `hidden` [..., width], normed by group, times weight, and times silu of `gate` [..., width]."""
