@@ -125,7 +125,7 @@ def _open_remote(name: str) -> Backend:
 
 
 def shipped_names() -> tuple[str, ...]:
-    """The names of all backends that we ship, those of ready adapters last."""
+    """The names of all backends that we ship, ready adapters last."""
     return tuple(row.name for row in SHIPPED_BACKENDS)
 
 
@@ -165,8 +165,9 @@ def _open_by_factory(name: str, module: ModuleType, module_name: str, attribute:
     except (Unavailable, WrongFlag):  # part of the contract: callers tell them apart from a broken factory
         raise
     except (Exception, SystemExit) as why:
+        where = error_place(why) or f" ({place})"
         raise UnknownBackend(
-            f"backend {name!r}: {attribute!r} raised {_brief(why)}{error_place(why) or f' ({place})'}; expected {FACTORY}"
+            f"backend {name!r}: {attribute!r} raised {_brief(why)}{where}; expected {FACTORY}"
         ) from why
     if not isinstance(backend, Backend) or not isinstance(backend.declaration, Declaration):
         raise UnknownBackend(

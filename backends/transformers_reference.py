@@ -1,7 +1,7 @@
 """Plain transformers in float64 as a reference evaluator of whole sequences.
 
 A model runs its own transformers code and its own eager attention, on one sequence at a time and without a KV cache.
-`--against transformers` uses it in place of the NumPy model; rules, commits and stops stay those of the oracle.
+`--against transformers` uses it in place of the NumPy model; rules, commits and stops stay the oracle's.
 """
 
 import sys
@@ -280,7 +280,7 @@ class PlainTransformers:
         return RecurrentState(windows, tuple((blank if memory is None else memory)[0].numpy() for memory in memories))
 
     def _check_mask(self, layer: _Layer, reach: tuple[int, int]) -> None:
-        """Raise Unsupported unless the mask hides exactly the columns after a row and those out of its reach."""
+        """Raise Unsupported unless the mask hides exactly the columns after a row and the columns out of its reach."""
         length = layer.query.shape[1]
         if layer.mask is None and length == 1:  # a single row sees itself: no mask is needed
             return

@@ -218,5 +218,5 @@ def _step(
 
 
 def _committed_cache(parts: Mapping[str, Any]) -> Committed:
-    """The cache after the step; its length is that of the keys."""
+    """The cache after the step, as long as its keys."""
     return Committed(int(parts["keys"].shape[2]), after=Kv(parts["keys"], parts["values"]))

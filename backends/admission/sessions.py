@@ -1,6 +1,6 @@
 """Admission of sessions: the prompts of requests, and the page accounts.
 
-The prompts are those with which requests entered the session; an account of pages follows each action.
+A prompt is the one with which a request entered the session; an account of pages follows each action.
 """
 
 from collections.abc import Callable, Mapping
@@ -109,7 +109,7 @@ def admit_events(value: object, case: Case) -> tuple[Event, ...]:
 
 
 def _admit_event(field: str, value: object, mates: int) -> Event:
-    """An event; its action may lie behind those of the case, since a live session goes on."""
+    """An event; its action may lie behind the actions of the case, since a live session goes on."""
     if not isinstance(value, Event):
         raise refusal(field, value, "reference.session.Event")
     if value.kind not in EVENTS:

@@ -72,7 +72,7 @@ def finish_word(field: str, value: object) -> str | None:
 def admit_step(step: Step, sizes: Sizes) -> Step:
     """A step with every stage that the backend reveals.
 
-    The number of nodes is that of the drafted tree, otherwise that of the first revealed stage.
+    The drafted tree tells the number of nodes, or else the first revealed stage does.
 
     Raises:
         Misshapen: with the stage, and with the path of the field in the step.

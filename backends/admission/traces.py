@@ -47,7 +47,7 @@ class LiveAdmission:
         self._step_by_identity: dict[tuple[int, int], tuple[object, Step]] = {}
 
     def do(self, action: Action) -> None:
-        """Note an action beyond those of the case; an action that switches drafts admits the sizes of the new draft."""
+        """Note an action beyond the actions of the case; a switch of drafts admits the sizes of the new draft."""
         if action.draft is not None:
             self._actions = (*self._actions, action)
             # Sizes depend on the drafts that a request may have by now.

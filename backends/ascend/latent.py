@@ -26,7 +26,7 @@ class LatentCall:
         lengths: The key length of each lane.
         table: int32 [B, most pages of a lane], or None for gathered columns.
         scale: The factor of the scores; the operator's own default is 1.
-        sparse_mode: 9 with a mask, which is that of a tree, and 0 without.
+        sparse_mode: 9 with the mask of a tree, and 0 without a mask.
     """
 
     query: Tensor

@@ -1,4 +1,4 @@
-"""The ledger of one run: every draw is made for its place, and its numbers are those of that place."""
+"""The ledger of one run: a draw has a place, and the place has the numbers."""
 
 from collections.abc import Callable
 from fractions import Fraction

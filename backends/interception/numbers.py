@@ -150,7 +150,7 @@ class Numbers:
         return False
 
     def race(self, runners: Sequence[tuple[Number, Fraction]], flipped: bool, draw: Draw | None, decision: str) -> int:
-        """Decide which runner has the smallest exponential number over its weight; the first of those that are one.
+        """Decide which runner has the smallest exponential number over its weight; of equal runners the first.
 
         Raises:
             DecidesTooOften: The joint law with what the numbers decided before is not known.
@@ -346,6 +346,6 @@ class Numbers:
 
 
 def _without_noise(parts: Sequence[Fraction]) -> list[Fraction]:
-    """Probabilities without those that are nothing but the rounding of an integral."""
+    """The probabilities, with 0 for each that is nothing but the rounding of an integral."""
     total = sum(parts)
     return [part if part > total * Fraction(1, 10**13) else Fraction(0) for part in parts]

@@ -18,7 +18,7 @@ MOST_BITS = 10
 
 
 class ValueArray(np.ndarray[Any, Any]):
-    """An array of values, whose arithmetic is that of its elements and whose arg-max decides."""
+    """An array of values, which computes by element and whose arg-max decides."""
 
     def argmax(self, axis: Any = None, out: Any = None, **kwargs: Any) -> Any:
         """The place of the largest element of each row."""

@@ -456,7 +456,7 @@ class Draws(TorchFunctionMode):
         return torch.tensor(counts.tolist(), dtype=torch.long, device=edges.device)
 
     def _move(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """A move of elements: a view shows its memory's values, and a copy gets those of the places it is made of."""
+        """A move of elements: a view shows its memory's values, and a copy gets the values of its sources."""
         result = func(*args, **kwargs)
         tensors = [part for part in tree_leaves(result) if isinstance(part, torch.Tensor)]
         if all(part.untyped_storage().data_ptr() in self.memory for part in tensors if part.numel()):
@@ -484,7 +484,7 @@ class Draws(TorchFunctionMode):
 
 
 def _leaves(operand: Any) -> Iterator[Any]:
-    """The operands of a call, those in lists, tuples and dicts included."""
+    """The operands of a call, also in lists, tuples and dicts."""
     if isinstance(operand, (list, tuple)):
         for part in operand:
             yield from _leaves(part)

@@ -4,7 +4,7 @@
 take none: the names `default_rng`, `Generator` and `RandomState` give subclasses with hooks while a hook is set, and
 their objects stay so. A name that a module imported before, and a generator of NumPy that it made, are replaced in the
 module while a hook is set. An older generator of NumPy that stands elsewhere, such as in an object, is not watched.
-torch's calls pass through a `TorchFunctionMode`, which sees those of its own thread.
+torch's calls pass through a `TorchFunctionMode`, which sees the calls of its own thread.
 """
 
 import random

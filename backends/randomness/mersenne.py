@@ -60,7 +60,7 @@ class Blocks:
         return Position(stream, LENGTH * number + words_read)
 
     def _follow(self, block: Block, target_bytes: bytes, most_blocks: int) -> None:
-        """Note the blocks from `block` up to that of bytes `target_bytes`, where it is one of the next."""
+        """Note the blocks from `block` up to the block of bytes `target_bytes`, where it is one of the next."""
         stream, number = self._places[block.tobytes()]
         steps: dict[bytes, tuple[str, int]] = {}
         for step in range(1, most_blocks + 1):

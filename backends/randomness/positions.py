@@ -90,7 +90,7 @@ class Positions:
         return self._opaque(repr(state).encode(), 0, before)
 
     def _opaque(self, state: bytes, count: int, before: "StreamPosition | None", half: bytes = b"") -> "StreamPosition":
-        """The position of a state that tells no stream: that of the state before it, or of equal bytes."""
+        """The position of a state that tells no stream: the position of the state before it, or of equal bytes."""
         key = state + half
         if key not in self._states:
             if before is not None:

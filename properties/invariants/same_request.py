@@ -1,6 +1,7 @@
 """Comparison of one request of a session with the same request in another run.
 
-The invariants of batches, sessions and prefix reuse call `alike`; the other functions read a session's accounts.
+The invariants of batches, sessions and prefix reuse call `compare_request`; the other functions read a session's
+accounts.
 """
 
 from collections.abc import Iterator

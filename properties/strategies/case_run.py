@@ -78,7 +78,7 @@ class CaseRun:
 
 @lru_cache(maxsize=8)
 def case_run(case: Case) -> CaseRun:
-    """The `Seen` of a case, shared by the predicates."""
+    """The `CaseRun` of a case, shared by the predicates."""
     return CaseRun(case)
 
 

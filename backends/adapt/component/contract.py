@@ -41,7 +41,7 @@ class Contract:
 
 
 class Component:
-    """A function under test, called with those arguments that it takes.
+    """A function under test, called with the arguments that it takes.
 
     Attributes:
         contract: Its kind.

@@ -72,7 +72,7 @@ def _modules_for(model: Any) -> Any:
         for module in modules.layers:
             module.mtp_block.load_state_dict(body.layers[-1].state_dict())
             module.post_norm.load_state_dict(body.norm.state_dict())
-            # Columns of the normed embedding, of scale 1, before those of the state.
+            # Columns of the normed embedding, of scale 1, before the columns of the state.
             module.eh_proj.weight[:, :width] = rms * torch.eye(width)
             module.eh_proj.weight[:, width:] = FROM_STATE * rms * torch.randn(width, width) / width**0.5
     return modules

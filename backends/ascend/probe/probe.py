@@ -22,7 +22,7 @@ ON_THE_HOST = ("context_lens", "seq_len")
 """Tensor arguments that ATB reads on the host."""
 
 LATENT = "npu_fused_infer_attention_score_v2"
-"""The operator whose numbers are those of latent rows."""
+"""The operator that computes latent rows."""
 
 COMPARED_OPERATORS = ("npu_fused_infer_attention_score", LATENT, "npu_fusion_attention")
 """The operators whose attention of a tree is compared with float64."""

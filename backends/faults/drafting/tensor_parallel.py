@@ -56,7 +56,7 @@ def coins_of_each_rank(seams: Seams) -> Seams:
             return StepSampling(case, self.device_output, self.coined_steps, self.target.device, self.seams.sampling)
 
     def apart(cache: KvCache, path: list[int], path_of_second_rank: list[int]) -> str | None:
-        # As long as `kept`: the lengths are those of the first rank.
+        # As long as `path`: the lengths are those of the first rank.
         rows = [*path_of_second_rank[: len(path)], *path[len(path_of_second_rank) :]]
         for layer in range(cache.layers):
             block = cache.block(layer)

@@ -8,7 +8,7 @@ from pkgutil import iter_modules
 
 from hypothesis import strategies as st
 
-from properties.strategies.draft.drawing import DRAWN, Given
+from properties.strategies.draft.drawing import DRAWN, DraftSetting
 from properties.strategies.draft.side_branch import side_branches
 from properties.strategies.within import among
 from reference.abilities import Abilities
@@ -51,15 +51,16 @@ def any_draft(
         return draw(side_branches(prompt[-1], ahead, model.vocab_size))
     # Heads are dear, and each fault of a further kind shows in most of its cases: one draft in five is enough for all.
     further = among(sorted(set(DRAWN) - set(PLAIN)), within, "drafts")
-    often = among((LEARNING if learning else PLAIN) * 2, within, "drafts") + (further[:1] * FURTHER)
-    if not often:
+    kinds = among((LEARNING if learning else PLAIN) * 2, within, "drafts") + (further[:1] * FURTHER)
+    if not kinds:
         return Scripted()
-    kind = draw(st.sampled_from(often))
+    kind = draw(st.sampled_from(kinds))
     if kind in further:
         # Tries show that they are kept apart only in some sessions, so that they are drawn more often there.
         kind = draw(st.sampled_from(further + among((Trie.TAG,) * (2 if learning else 1), within, "drafts")))
-    fills, trees = within is None or within.draft_trees, among(TREE_KINDS, within, "tree_kinds")
+    fills = within is None or within.draft_trees
+    trees = among(TREE_KINDS, within, "tree_kinds")
     quantises = within is None or within.quantised
-    given = Given(model, prompt, ahead, fills, "dynamic" in trees, "dispatched" in trees, quantises)
-    drawn: Draft = draw(DRAWN[kind](given))
-    return drawn
+    setting = DraftSetting(model, prompt, ahead, fills, "dynamic" in trees, "dispatched" in trees, quantises)
+    draft: Draft = draw(DRAWN[kind](setting))
+    return draft

@@ -14,7 +14,7 @@ from backends.engine.draft.head import HeadDraft
 from backends.registry import open_backend
 from properties.invariants import ALL
 from properties.strategies.acceptance import continuation
-from properties.strategies.draft.drawing import DRAWN, Given
+from properties.strategies.draft.drawing import DRAWN, DraftSetting
 from properties.strategies.models import GALLERY, targets
 from properties.verdict.judge import judge
 from reference.architecture import Architecture, Checkpoint, Seeded
@@ -95,7 +95,7 @@ def compared(case: Case, kept: Trace) -> int:
 def head_cases(draw: st.DrawFn, kind: str) -> Case:
     model = draw(targets())
     prompt = tuple(draw(st.lists(st.integers(0, model.vocab_size - 1), min_size=2, max_size=9)))
-    draft = draw(DRAWN[kind](Given(model, prompt, continuation(model, prompt))))
+    draft = draw(DRAWN[kind](DraftSetting(model, prompt, continuation(model, prompt))))
     layout = draw(st.sampled_from(sorted(set(KINDS) - {"overwrite"})))
     size = draw(st.sampled_from((1, 2, 4))) if KINDS[layout].pages else KvLayout().page_size
     held = KvLayout(kind=layout, prefill_chunk=draw(st.sampled_from((0, 1, 2, 3))), page_size=size)

@@ -80,7 +80,7 @@ def _check_cumulative(ends: list[int], total: int, symbol: str, suffix: str) -> 
 
 
 def _check_table(table: Tensor, batch: int, size: int, key_ends: list[int]) -> None:
-    """Check the block table of a call in layout TND, whose block sizes differ from those of other layouts."""
+    """Check the block table of a call in layout TND, which has block sizes of its own."""
     demand(table.dtype == torch.int32, "fia.table-int32", f"blockTable only support int32, got {table.dtype}")
     message = f"the block table must be (B = {batch}, blocks), but is {list(table.shape)}"
     demand(table.dim() == 2 and table.shape[0] == batch, "fia.table-shape", message)
