@@ -1,225 +1,382 @@
-"""The command `bench`: ratios of times that are measured side by side in one run."""
+"""The command `bench`: ratios of times that are measured side by side in one run, a subcommand for each bench."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 
 from reference.case import DTYPES
+from specverify.commands import shared_options
 from specverify.plan import Plan
 
-DECODING = (
-    "model",
-    "prompts",
-    "draft",
-    "nodes",
-    "depth",
-    "sweep",
-    "draft-window",
-    "prompt-length",
-    "dialogues",
-    "new-tokens",
-    "dtype",
-    "repeat",
-    "threads",
-    "trace",
-    "dist-backend",
-)
-"""Options of `bench decode` alone."""
+DEFAULT = "throughput"
+"""The bench that runs where none is named."""
 
 
-KINDS = ("throughput", "kv", "attention", "isolation", "decode", "growth", "oracle")
-"""The benches."""
+class Bench(click.Command):
+    """One bench; for an option of other benches it says which have it."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As click's own; raises UsageError with the benches that have the option."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as why:
+            owners = [name for name, other in bench.commands.items() if why.option_name in _spellings(other)]
+            if not owners:
+                raise
+            raise click.UsageError(f"{why.option_name} is for bench {' and '.join(owners)}", ctx) from None
 
 
-@click.command()
-@click.argument("what", default="throughput", type=click.Choice(KINDS))
-@click.option("--backend", help="throughput, isolation, decode, growth: backend name or pkg.module:factory.")
-@click.option(
-    "--cases", type=click.IntRange(min=1), help="throughput, isolation: cases (default 200); decode: prompts."
+class Benches(click.Group):
+    """The benches, of which DEFAULT runs where the command line begins with an option, or is empty."""
+
+    command_class = Bench
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As click's own, after the name of the default bench is put where none stands."""
+        is_named = bool(args) and (not args[0].startswith("-") or args[0] in self.get_help_option_names(ctx))
+        return super().parse_args(ctx, args if is_named else [DEFAULT, *args])
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click's own; raises UsageError with the names of all benches for an unknown one."""
+        if args[0] not in self.commands:
+            raise click.UsageError(f"{args[0]!r} is not one of {', '.join(map(repr, self.commands))}", ctx)
+        return super().resolve_command(ctx, args)
+
+
+def _spellings(command: click.Command) -> list[str]:
+    """Every spelling of every option of a command."""
+    return [spelling for parameter in command.params for spelling in parameter.opts]
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """The files that a bench is asked to write, each checked before anything is measured.
+
+    Attributes:
+        json_file: A file for the figures as JSON, `-` for standard output, or None.
+        html_file: A file for the page, or None.
+        table: A file for the table of attention times, or None.
+    """
+
+    json_file: str | None
+    html_file: str | None
+    table: str | None = None
+
+    def __post_init__(self) -> None:
+        from reports.writing import check_writable
+        from specverify.setup.report_files import check_apart
+
+        check_apart({"--json": self.json_file, "--html": self.html_file, "--table": self.table})
+        for file in filter(None, (self.json_file, self.html_file, self.table)):
+            check_writable(file)
+
+    def write(self, figures: dict[str, Any], page: str, html_page: Callable[[], bytes]) -> None:
+        """Print the page, and write the figures and the HTML page where they are asked for."""
+        from reports.writing import write_json, write_whole
+
+        click.echo(page, err="-" in (self.json_file, self.html_file))
+        if self.json_file is not None:
+            write_json(self.json_file, figures)
+        if self.html_file is not None:
+            write_whole(self.html_file, html_page())
+
+
+def _with_outputs(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add `--json` and `--html` to a bench."""
+    html = shared_options.html_file("Write the figures as one HTML page.")
+    return shared_options.json_file("Write the figures as one JSON object.")(html(command))
+
+
+def _plots(kind: str, figures: dict[str, Any]) -> Callable[[], bytes]:
+    """The maker of the HTML page of a bench whose figures are plotted."""
+
+    def page() -> bytes:
+        from reports.html.bench import bench_page  # Jinja is imported only for a page
+        from specverify import __version__
+
+        return bench_page(kind, figures, __version__)
+
+    return page
+
+
+def _figures(kind: str, figures: dict[str, Any]) -> Callable[[], bytes]:
+    """The maker of the HTML page of a bench whose figures are listed."""
+
+    def page() -> bytes:
+        from reports.html.selftest import figures_page
+        from specverify import __version__
+
+        sentence = "What checking costs. Times are ratios of what was measured side by side in this run."
+        return figures_page(f"Bench: {kind}", sentence, figures, __version__)
+
+    return page
+
+
+BACKEND = click.option("--backend", default="cpu-eager", show_default=True, help="Backend name or pkg.module:factory.")
+CASES = click.option("--cases", type=click.IntRange(min=1), default=200, show_default=True, help="Cases to judge.")
+SEED = click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the draws.")
+MODEL = click.option("--model", required=True, help="Checkpoint directory, hub id, or builtin:NAME.")
+THREADS = click.option("--threads", type=click.IntRange(min=1), help="Threads of torch (default: all cores).")
+DTYPE = click.option("--dtype", type=click.Choice(DTYPES), default="float32", show_default=True, help="Working dtype.")
+NODES = click.option(
+    "--nodes", multiple=True, type=click.IntRange(1, 512), help="Nodes of the trees; repeatable (default: a series)."
 )
-@click.option("--device", type=click.Choice(["cpu", "cuda"]), help="attention: where (default cpu).")
-@click.option("--layout", metavar="NAME", help="kv: only this KV layout (default: each); decode: this one.")
+
+
+@click.group(cls=Benches)
+def bench() -> None:
+    """Measure what checking costs: cases per second (throughput, which runs where no bench is named), or one part."""
+
+
+@bench.command()
+@BACKEND
+@CASES
+@SEED
+@_with_outputs
+def throughput(*, backend: str, cases: int, seed: int, json_file: str | None, html_file: str | None) -> int:
+    """Time cases per second, and wall time over time in the backend's forwards."""
+    # Imports stand in the function, so that other commands and `--help` do not pay for them.
+    from reports.pages.tables import figures_table
+    from specverify.bench.throughput import throughput as measure
+
+    outputs = Outputs(json_file, html_file)
+    figures = measure(backend, cases, seed)
+    outputs.write(figures, figures_table(figures), _figures("throughput", figures))
+    return 0
+
+
+@bench.command()
+@click.option("--layout", metavar="NAME", help="Only this KV layout (default: each).")
+@_with_outputs
+def kv(*, layout: str | None, json_file: str | None, html_file: str | None) -> int:
+    """Time verify and commit of each KV layout, against prefix length, page size and rows kept.
+
+    Verify is one block written and read; no model runs.
+    """
+    from reports.pages.tables import kv_table
+    from specverify.bench.kv import REPETITIONS, measure
+    from specverify.setup.selection import check_layout
+
+    outputs = Outputs(json_file, html_file)
+    if layout is not None:
+        check_layout(layout, ())
+    figures = measure(layout, REPETITIONS)
+    outputs.write(figures, kv_table(figures), _figures("kv", figures))
+    return 0
+
+
+@bench.command()
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True, help="Where it runs.")
+@click.option("--model", help="A checkpoint whose heads are timed; `drawn` for those of all models that cases draw.")
+@click.option("--dtype", type=click.Choice(DTYPES), help="Working dtype (default: the device's own).")
+@click.option("--table", metavar="FILE", help="Write the times by which cpu-measured chooses its attention.")
+@_with_outputs
+def attention(
+    *,
+    device: str,
+    model: str | None,
+    dtype: str | None,
+    table: str | None,
+    json_file: str | None,
+    html_file: str | None,
+) -> int:
+    """Time our split of prefix and tree (and our kernel, on a GPU) beside other ways to compute attention.
+
+    The others are SDPA under a dense mask, FlexAttention, written-out attention and one reading of KV.
+    """
+    from reports.pages.tables import attention_table
+    from specverify.bench.ways import table as ways
+
+    outputs = Outputs(json_file, html_file, table)
+    figures_of_shapes = ways.measure_settings(device, ways.settings(device, model, dtype))
+    table_content = ways.table(device, figures_of_shapes)
+    # Figures of one shape are shown with their ratios, those of many by the table.
+    if len(figures_of_shapes) == 1:
+        figures = figures_of_shapes[0]
+        page = attention_table(figures)
+    else:
+        figures = table_content
+        page = ways.summary(table_content)
+    if table is not None:
+        ways.write(table, table_content)
+    outputs.write(figures, page, _figures("attention", figures))
+    return 0
+
+
+@bench.command()
+@BACKEND
+@CASES
+@SEED
+@_with_outputs
+def isolation(*, backend: str, cases: int, seed: int, json_file: str | None, html_file: str | None) -> int:
+    """Time what a process of its own costs a backend.
+
+    As many workers as `diff` has judge each case both ways, in turn.
+    """
+    from reports.pages.tables import figures_table
+    from specverify.bench.isolation import measure
+
+    outputs = Outputs(json_file, html_file)
+    figures = measure(backend, cases, seed)
+    outputs.write(figures, figures_table(figures), _figures("isolation", figures))
+    return 0
+
+
+@bench.command()
+@MODEL
+@BACKEND
+@click.option("--prompts", help="Prompt file, or builtin:humaneval (default: random token ids).")
+@click.option("--cases", type=click.IntRange(min=1), default=4, show_default=True, help="Prompts, or dialogues.")
+@click.option("--dialogues", metavar="FILE", help="JSON lines with `turns`, each on the caches of the last.")
+@click.option("--prompt-length", "lengths", multiple=True, type=click.IntRange(min=1), help="Repeatable.")
 @click.option(
-    "--model", help="decode, growth, oracle: checkpoint directory, hub id, or builtin:NAME; attention: heads."
-)
-@click.option("--table", metavar="FILE", help="attention: write the times by which cpu-measured chooses its attention.")
-@click.option("--prompts", help="decode: prompt file, or builtin:humaneval.")
-@click.option(
-    "--draft", "drafts", multiple=True, metavar="DIR|ngram|model:DIR", help="decode: repeatable (default ngram)."
-)
-@click.option(
-    "--nodes",
+    "--draft",
+    "drafts",
     multiple=True,
-    type=click.IntRange(1, 512),
-    help="decode: budget of drafted nodes; growth, oracle: sizes of trees.",
+    metavar="DIR|ngram|model:DIR",
+    default=["ngram"],
+    show_default=True,
+    help="Repeatable.",
 )
-@click.option("--depth", "depths", multiple=True, type=click.IntRange(1, 64), help="decode: tree levels; repeatable.")
-@click.option("--sweep", is_flag=True, help="decode: a grid of budgets, where --nodes or --depth does not give them.")
-@click.option("--draft-window", "windows", multiple=True, type=click.IntRange(min=1), help="decode: tokens it sees.")
-@click.option("--prompt-length", "lengths", multiple=True, type=click.IntRange(min=1), help="decode: repeatable.")
-@click.option("--dialogues", metavar="FILE", help="decode: JSON lines with `turns`, each on the caches of the last.")
-@click.option("--new-tokens", type=click.IntRange(min=2), help="decode: tokens per prompt (default 64).")
-@click.option("--dtype", type=click.Choice(DTYPES), help="decode, growth, attention: working dtype.")
-@click.option("--repeat", type=click.IntRange(min=1), help="decode: rounds of every prompt (default 1).")
-@click.option("--threads", type=click.IntRange(min=1), help="decode, growth: threads of torch (default: all cores).")
-@click.option("--trace", metavar="DIR", help="decode: record the run, and go on after what DIR holds of it.")
+@click.option("--nodes", multiple=True, type=click.IntRange(1, 512), help="Budget of drafted nodes; repeatable.")
+@click.option("--depth", "depths", multiple=True, type=click.IntRange(1, 64), help="Tree levels; repeatable.")
+@click.option("--sweep", is_flag=True, help="A grid of budgets, where --nodes or --depth does not give them.")
+@click.option(
+    "--draft-window", "windows", multiple=True, type=click.IntRange(min=1), help="Tokens it sees; repeatable."
+)
+@click.option("--new-tokens", type=click.IntRange(min=2), default=64, show_default=True, help="Tokens per prompt.")
+@click.option("--repeat", type=click.IntRange(min=1), default=1, show_default=True, help="Rounds of every prompt.")
+@click.option("--layout", metavar="NAME", help="This KV layout (default: branch).")
+@DTYPE
+@SEED
+@THREADS
+@click.option("--trace", metavar="DIR", help="Record the run, and go on after what DIR holds of it.")
 @click.option(
     "--dist-backend",
     type=click.Choice(["gloo", "nccl", "hccl"]),
-    help="decode under torchrun: how its processes meet (default gloo).",
+    default="gloo",
+    show_default=True,
+    help="Under torchrun: how its processes meet.",
 )
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
-@click.option("--json", "json_file", metavar="FILE|-", help="Write the figures as one JSON object.")
-@click.option("--html", "html_file", metavar="FILE", help="Write the figures as one HTML page.")
-def bench(
-    what: str,
-    backend: str | None,
-    cases: int | None,
-    device: str | None,
-    layout: str | None,
-    model: str | None,
-    table: str | None,
+@_with_outputs
+def decode(
+    *,
+    model: str,
+    backend: str,
     prompts: str | None,
+    cases: int,
+    dialogues: str | None,
+    lengths: tuple[int, ...],
     drafts: tuple[str, ...],
     nodes: tuple[int, ...],
     depths: tuple[int, ...],
     sweep: bool,
     windows: tuple[int, ...],
-    lengths: tuple[int, ...],
-    dialogues: str | None,
-    new_tokens: int | None,
-    dtype: str | None,
-    repeat: int | None,
+    new_tokens: int,
+    repeat: int,
+    layout: str | None,
+    dtype: str,
+    seed: int,
     threads: int | None,
     trace: str | None,
-    dist_backend: str | None,
-    seed: int,
+    dist_backend: str,
     json_file: str | None,
     html_file: str | None,
 ) -> int:
-    """Measure what checking costs.
+    """Time greedy generation by the target alone, by each draft and tree, and by transformers.
 
-    throughput: cases per second, and wall time over time in the backend's forwards. kv: verify (one block written and
-    read, no model) and commit of each KV layout, against prefix length, page size and rows kept. attention: our split
-    of prefix and tree (and our kernel, on a GPU) beside SDPA under a dense mask, FlexAttention, written-out attention
-    and one reading of KV, with the heads of --model if given (`drawn`: of all models that cases draw).
-    isolation: what a process of its own costs a backend: as many workers as `diff` has judge each case both ways, in
-    turn. decode: greedy generation on a checkpoint by the target alone, by each draft and tree, and by transformers:
-    speed, times of tokens, accepted tokens by depth, stages; exit 1 if a text of ours is not the target's own.
-    growth: the target's verify forward by nodes, batch and prefix, its head by vocabulary and scored rows.
-    oracle: trees of the NumPy oracle beside transformers' float64 forward of the same trees.
+    Figures are speed, times of tokens, accepted tokens by depth, and stages. Exit 1 if a text of ours is not the
+    target's own.
     """
-    # Imports stand in the function, so that other commands and `--help` do not pay for them.
-    from reports.pages.tables import attention_table, figures_table, kv_table
-    from reports.writing import check_writable, write_json, write_whole
+    from specverify.bench.budgets import SWEPT_DEPTHS, SWEPT_NODES
+    from specverify.bench.decode import DecodeOrder
+    from specverify.bench.decode_command import run_decode
     from specverify.campaign.threads import for_checkpoint
-    from specverify.setup.report_files import check_apart
+    from specverify.records.ranks import ranks_of
 
-    of = {
-        "throughput": ("backend", "cases"),
-        "isolation": ("backend", "cases"),
-        "attention": ("device", "model", "dtype", "table"),
-        "kv": ("layout",),
-        "growth": ("backend", "model", "dtype", "nodes", "threads"),
-        "oracle": ("model", "nodes"),
-        "decode": ("backend", "cases", "layout", *DECODING),
-    }
-    given = {
-        "backend": backend, "cases": cases, "device": device, "layout": layout, "model": model, "prompts": prompts,
-        "draft": drafts, "nodes": nodes, "depth": depths, "sweep": sweep or None,
-        "draft-window": windows, "prompt-length": lengths, "dialogues": dialogues, "new-tokens": new_tokens,
-        "dtype": dtype, "repeat": repeat, "table": table, "threads": threads,
-        "trace": trace, "dist-backend": dist_backend,
-    }  # fmt: skip
-    for name, value in given.items():
-        if value not in (None, ()) and name not in of[what]:
-            wants = " and ".join(one for one, names in of.items() if name in names)
-            raise click.UsageError(f"--{name} is for bench {wants}")
     if dialogues is not None and (prompts is not None or lengths):
         raise click.UsageError("--dialogues stands in place of --prompts and --prompt-length")
-    if what in ("decode", "growth") and model is None:
-        raise click.UsageError(f"bench {what} needs --model")
-    check_apart({"--json": json_file, "--html": html_file, "--table": table})
-    for file in filter(None, (json_file, html_file, table)):
-        check_writable(file)
-    figures: dict[str, Any]
-    code = 0
-    if what in ("decode", "growth"):
-        click.get_current_context().with_resource(for_checkpoint(threads or 0))
-    if what == "decode":
-        from specverify.bench.budgets import SWEPT_DEPTHS, SWEPT_NODES
-        from specverify.bench.decode import DecodeOrder
-        from specverify.bench.decode_command import run_decode
-        from specverify.records.ranks import ranks_of
-
-        plan = Plan(
-            backend or "cpu-eager", model=model, prompts=prompts, cases=cases or 4, new_tokens=new_tokens or 64,
-            dtypes=(dtype or "float32",), seed=seed, layout=layout,
-        )  # fmt: skip
-        if sweep:
-            nodes, depths = nodes or SWEPT_NODES, depths or SWEPT_DEPTHS
-        folder, ranks = None if trace is None else Path(trace), ranks_of(backend=dist_backend or "gloo")
-        wanted = DecodeOrder(
-            plan, drafts or ("ngram",), nodes, depths, repeat or 1, windows, lengths, dialogues, folder
-        )
-        figures, page, code = run_decode(wanted, ranks)
-        if ranks.rank:  # the first rank alone writes files
-            click.echo(page, err=True)
-            return code
-    elif what == "growth":
-        from reports.pages.growth import growth_page
-        from specverify.bench.growth import forwards
-
-        assert model is not None
-        sizes = forwards.Sizes(nodes) if nodes else forwards.Sizes()
-        figures = forwards.measure(backend or "cpu-eager", model, dtype or "float32", sizes)
-        page = growth_page(figures)
-    elif what == "oracle":
-        from reports.pages.growth import oracle_page
-        from specverify.bench.growth import oracle
-
-        figures = oracle.measure(model, nodes or oracle.NODES)
-        page, code = oracle_page(figures), int(not figures["same"])
-    elif what == "kv":
-        from specverify.bench.kv import REPETITIONS, measure
-        from specverify.setup.selection import check_layout
-
-        if layout is not None:
-            check_layout(layout, ())
-        figures = measure(layout, REPETITIONS)
-        page = kv_table(figures)
-    elif what == "attention":
-        from specverify.bench.ways import table as ways
-
-        every = ways.measure_settings(device or "cpu", ways.settings(device or "cpu", model, dtype))
-        found = ways.table(device or "cpu", every)
-        # Figures of one shape are shown with their ratios, those of many by the table.
-        figures, page = (every[0], attention_table(every[0])) if len(every) == 1 else (found, ways.summary(found))
-        if table is not None:
-            ways.write(table, found)
-    elif what == "isolation":
-        from specverify.bench import isolation
-
-        figures = isolation.measure(backend or "cpu-eager", cases or 200, seed)
-        page = figures_table(figures)
-    else:
-        from specverify.bench.throughput import throughput
-
-        figures = throughput(backend or "cpu-eager", cases or 200, seed)
-        page = figures_table(figures)
-    click.echo(page, err="-" in (json_file, html_file))
-    if json_file is not None:
-        write_json(json_file, figures)
-    if html_file is not None and what in ("decode", "growth"):
-        from reports.html.bench import bench_page
-        from specverify import __version__
-
-        write_whole(html_file, bench_page(what, figures, __version__))
-    elif html_file is not None:
-        from reports.html.selftest import figures_page
-        from specverify import __version__
-
-        sentence = "What checking costs. Times are ratios of what was measured side by side in this run."
-        write_whole(html_file, figures_page(f"Bench: {what}", sentence, figures, __version__))
+    outputs = Outputs(json_file, html_file)
+    click.get_current_context().with_resource(for_checkpoint(threads or 0))
+    ranks = ranks_of(backend=dist_backend)
+    plan = Plan(
+        backend,
+        model=model,
+        prompts=prompts,
+        cases=cases,
+        new_tokens=new_tokens,
+        dtypes=(dtype,),
+        seed=seed,
+        layout=layout,
+    )
+    order = DecodeOrder(
+        plan,
+        drafts,
+        nodes=nodes or (SWEPT_NODES if sweep else ()),
+        depths=depths or (SWEPT_DEPTHS if sweep else ()),
+        repeats=repeat,
+        windows=windows,
+        lengths=lengths,
+        dialogues=dialogues,
+        folder=None if trace is None else Path(trace),
+    )
+    figures, page, code = run_decode(order, ranks)
+    if ranks.rank:  # the first rank alone writes files
+        click.echo(page, err=True)
+        return code
+    outputs.write(figures, page, _plots("decode", figures))
     return code
+
+
+@bench.command()
+@MODEL
+@BACKEND
+@NODES
+@DTYPE
+@THREADS
+@_with_outputs
+def growth(
+    *,
+    model: str,
+    backend: str,
+    nodes: tuple[int, ...],
+    dtype: str,
+    threads: int | None,
+    json_file: str | None,
+    html_file: str | None,
+) -> int:
+    """Time the target's verify forward by nodes, batch and prefix, and its head by vocabulary and scored rows."""
+    from reports.pages.growth import growth_page
+    from specverify.bench.growth import forwards
+    from specverify.campaign.threads import for_checkpoint
+
+    outputs = Outputs(json_file, html_file)
+    click.get_current_context().with_resource(for_checkpoint(threads or 0))
+    sizes = forwards.Sizes(nodes) if nodes else forwards.Sizes()
+    figures = forwards.measure(backend, model, dtype, sizes)
+    outputs.write(figures, growth_page(figures), _plots("growth", figures))
+    return 0
+
+
+@bench.command()
+@click.option("--model", help="Checkpoint directory, hub id, or builtin:NAME (default: a built-in model).")
+@NODES
+@_with_outputs
+def oracle(*, model: str | None, nodes: tuple[int, ...], json_file: str | None, html_file: str | None) -> int:
+    """Time trees of the NumPy oracle beside transformers' float64 forward of the same trees.
+
+    Exit 1 if the two give different numbers.
+    """
+    from reports.pages.growth import oracle_page
+    from specverify.bench.growth.oracle import NODES as ORACLE_NODES
+    from specverify.bench.growth.oracle import measure
+
+    outputs = Outputs(json_file, html_file)
+    figures = measure(model, nodes or ORACLE_NODES)
+    outputs.write(figures, oracle_page(figures), _figures("oracle", figures))
+    return int(not figures["same"])

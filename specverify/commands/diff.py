@@ -5,12 +5,11 @@ from typing import Any
 
 import click
 
-from backends.flags import MODES
 from backends.servers.address import PREFIX as SERVER
 from reference.case import DTYPES
 from reference.parallel.ranks import RANKS
 from reference.quantisation.rows import QUANTISED
-from specverify.commands import guard_options, sampling_options
+from specverify.commands import guard_options, sampling_options, shared_options
 from specverify.plan import DEFAULT_CASES, FOCI, TRANSFORMERS, Plan, default_cases, default_dtypes, default_jobs
 
 DEVICES = {"cpu": "cpu-eager", "cuda": "cuda-eager", "npu": "ascend-eager"}
@@ -50,34 +49,27 @@ EVERY = 10**9
 )
 @click.option("--new-tokens", type=click.IntRange(min=1), default=64, show_default=True, help="Tokens per prompt.")
 @sampling_options.options
-@click.option(
-    "--time-budget", type=click.FloatRange(min=0, min_open=True), metavar="S", help="Begin no case after S s."
-)
+@shared_options.time_budget("Begin no case after S s.")
 @click.option("--dtype", "dtypes", multiple=True, type=click.Choice(DTYPES), help="Working dtype; repeatable.")
 @click.option("--device", type=click.Choice(list(DEVICES)), help="Pick the eager backend of this device.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the whole run.")
-@click.option("--jobs", type=click.IntRange(min=1), help="Worker processes (default: one per core, up to 4).")
+@shared_options.jobs("Worker processes (default: one per core, up to 4).")
 @click.option("--report", type=click.Path(path_type=Path), default=Path(".specverify"), help="Folder for reports.")
 @click.option("--trace", metavar="DIR", type=click.Path(path_type=Path), help="Record the run: `trace show DIR`.")
 @click.option("--junit", metavar="FILE", help="Write a JUnit XML report.")
-@click.option("--json", "json_file", metavar="FILE|-", help="Write the result as one JSON object.")
-@click.option("--html", metavar="FILE", help="Write the run as one HTML page, with pictures of each failure.")
+@shared_options.json_file("Write the result as one JSON object.")
+@shared_options.html_file("Write the run as one HTML page, with pictures of each failure.")
 @click.option("--layout", metavar="NAME", help="Only this KV layout: `list layouts` (default: all, mixed).")
 @click.option("--ranks", type=click.Choice([*map(str, RANKS)]), help="Shard every case's target over this many ranks.")
-@click.option("--fault", metavar="NAME", help="Plant this catalogue fault in the engine first.")
-@click.option("--mode", type=click.Choice(MODES), help="reference: eager attention only (default: as flags say).")
-@click.option(
-    "--processor",
-    "processors",
-    multiple=True,
-    metavar="pkg.module:function",
-    help="A logits processor of your own, for sampled cases; repeatable.",
-)
+@shared_options.fault("Plant this catalogue fault in the engine first.")
+@shared_options.MODE
+@shared_options.processors("A logits processor of your own, for sampled cases; repeatable.")
 @guard_options.options
 @click.option("--keep-going", is_flag=True, help="Judge every case, and tell each distinct cause once.")
 @click.option("--max-failures", type=click.IntRange(min=1), metavar="N", help="Stop at the N-th distinct cause.")
-@click.option("--verbose", "-v", is_flag=True, help="Print the counts of every invariant, and every fact of the run.")
+@shared_options.verbose("Print the counts of every invariant, and every fact of the run.")
 def diff(
+    *,
     backend: str | None,
     against: str | None,
     model: str | None,
@@ -99,7 +91,7 @@ def diff(
     trace: Path | None,
     junit: str | None,
     json_file: str | None,
-    html: str | None,
+    html_file: str | None,
     layout: str | None,
     ranks: str | None,
     fault: str | None,
@@ -185,7 +177,15 @@ def diff(
         batch=batch or 0,
         grammar=grammar,
     )
-    return recorder.diff(plan, report, junit, json_file, html, verbose, trace)
+    return recorder.diff(
+        plan,
+        report,
+        junit_file=junit,
+        json_file=json_file,
+        html_file=html_file,
+        verbose=verbose,
+        trace=trace,
+    )
 
 
 def _backend_of(fault: str | None) -> str:

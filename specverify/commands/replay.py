@@ -6,14 +6,13 @@ from typing import Any
 
 import click
 
-from backends.flags import MODES
-from specverify.commands import guard_options
+from specverify.commands import guard_options, shared_options
 
 
 @click.command()
 @click.argument("file", type=click.Path())
 @click.option("--backend", help="Backend to run it on (default: the one it was saved with).")
-@click.option("--fault", metavar="NAME", help="Plant this catalogue fault first.")
+@shared_options.fault("Plant this catalogue fault first.")
 @click.option(
     "--model",
     "models",
@@ -28,19 +27,14 @@ from specverify.commands import guard_options
     metavar="DIR",
     help="Where a draft head of the case lies, as for --model; repeatable.",
 )
-@click.option(
-    "--processor",
-    "processors",
-    multiple=True,
-    metavar="pkg.module:function",
-    help="Admit a logits processor that the case names; repeatable.",
-)
-@click.option("--mode", type=click.Choice(MODES), help="reference: eager attention only (default: as flags say).")
+@shared_options.processors("Admit a logits processor that the case names; repeatable.")
+@shared_options.MODE
 @guard_options.options
 @click.option("--against", help="The reference instead of the NumPy oracle (default: the one it was saved with).")
-@click.option("--json", "json_file", metavar="FILE|-", help="Write the result as one JSON object.")
-@click.option("--html", "html_file", metavar="FILE", help="Write the result as one HTML page, with pictures.")
+@shared_options.json_file("Write the result as one JSON object.")
+@shared_options.html_file("Write the result as one HTML page, with pictures.")
 def replay(
+    *,
     file: str,
     backend: str | None,
     fault: str | None,
@@ -66,7 +60,18 @@ def replay(
     check_apart({"the saved case": file, "--json": json_file, "--html": html_file})
     for written in filter(None, (json_file, html_file)):
         writing.check_writable(written)
-    result = run(file, backend, fault, models, processors, mode, against, case_timeout, memory_limit, heads)
+    result = run(
+        file,
+        backend,
+        fault,
+        models=models,
+        heads=heads,
+        names=processors,
+        mode=mode,
+        against=against,
+        case_timeout_s=case_timeout,
+        memory=memory_limit,
+    )
     out = sys.stderr if "-" in (json_file, html_file) else sys.stdout
     screen = screen_of(out, os.environ)
     pages = "" if result.failure is None else f"{terminal.failure_page(result.failure, width=screen.width)}\n"

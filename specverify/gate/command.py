@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from specverify.commands import shared_options
+
 if TYPE_CHECKING:  # the profile's imports take a second, which other commands need not pay
     from specverify.gate.profile import Profile
 
@@ -24,24 +26,23 @@ SERVICES = ("github", "gitlab")
 )
 @click.option("--backend", "backends", multiple=True, help="Only this backend of the profile; repeatable.")
 @click.option("--cases", type=click.IntRange(min=1), help="Drawn cases of a backend, in place of the profile's.")
-@click.option("--time-budget", type=click.FloatRange(min=0, min_open=True), metavar="S", help="Seconds of a backend.")
+@shared_options.time_budget("Seconds of a backend.")
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), help="In place of the seed that is new in each run.")
-@click.option("--jobs", type=click.IntRange(min=1), help="Worker processes of a backend.")
+@shared_options.jobs("Worker processes of a backend.")
 @click.option("--shard", metavar="I/N", default="1/1", help="Judge the I-th of N parts of the cases.")
 @click.option("--ray", metavar="ADDRESS", help="Judge on a Ray cluster: auto, HOST:PORT, or local; a rerun goes on.")
 @click.option("--shards", type=click.IntRange(1, 24), metavar="N", help="Slices on the cluster, or shards for --init.")
 @click.option("--merge", is_flag=True, help="Run nothing: report on the shards whose report FOLDERS follow.")
 @click.option("--changed-since", metavar="REF", help="Shorten the run if no file of the profile's paths changed.")
-@click.option("--fault", metavar="NAME", help="Plant this catalogue fault: the gate must be red.")
+@shared_options.fault("Plant this catalogue fault: the gate must be red.")
 @click.option("--report", type=click.Path(path_type=Path), help="Folder for reports, in place of the profile's.")
-@click.option("--json", "json_file", metavar="FILE|-", help="Write the result as one JSON object here too.")
-@click.option(
-    "--html", "html_file", metavar="FILE", help="Write the page here too, beside gate.html among the reports."
-)
-@click.option("--verbose", "-v", is_flag=True, help="Print the counts of every invariant too.")
+@shared_options.json_file("Write the result as one JSON object here too.")
+@shared_options.html_file("Write the page here too, beside gate.html among the reports.")
+@shared_options.verbose("Print the counts of every invariant too.")
 @click.option("--schema", type=click.Choice(["profile", "result"]), help="Print a JSON Schema, and run nothing.")
 @click.argument("folders", nargs=-1, type=click.Path(path_type=Path))
 def gate(
+    *,
     file: Path | None,
     service: str | None,
     backends: tuple[str, ...],

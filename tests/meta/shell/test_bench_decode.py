@@ -173,7 +173,7 @@ def test_a_text_that_is_not_the_targets_own_is_told(
 
 
 WRONG = {
-    ("--nodes", "4"): "bench decode needs --model",
+    ("--nodes", "4"): "Missing option '--model'",
     ("--model", "x", "--device", "cpu"): "--device is for bench attention",
     ("--model", "nowhere"): "nowhere",
 }

@@ -1,0 +1,49 @@
+"""Options that several commands have, each declared once; a command words the help for its own purpose."""
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from backends.flags import MODES
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def json_file(help_text: str) -> Decorator:
+    """`--json`, the argument `json_file`."""
+    return click.option("--json", "json_file", metavar="FILE|-", help=help_text)
+
+
+def html_file(help_text: str) -> Decorator:
+    """`--html`, the argument `html_file`."""
+    return click.option("--html", "html_file", metavar="FILE", help=help_text)
+
+
+def fault(help_text: str) -> Decorator:
+    """`--fault`."""
+    return click.option("--fault", metavar="NAME", help=help_text)
+
+
+def processors(help_text: str) -> Decorator:
+    """`--processor`, repeatable, the argument `processors`."""
+    return click.option("--processor", "processors", multiple=True, metavar="pkg.module:function", help=help_text)
+
+
+def time_budget(help_text: str) -> Decorator:
+    """`--time-budget`, seconds above 0."""
+    return click.option("--time-budget", type=click.FloatRange(min=0, min_open=True), metavar="S", help=help_text)
+
+
+def jobs(help_text: str) -> Decorator:
+    """`--jobs`, at least 1."""
+    return click.option("--jobs", type=click.IntRange(min=1), help=help_text)
+
+
+def verbose(help_text: str) -> Decorator:
+    """`--verbose`, `-v`."""
+    return click.option("--verbose", "-v", is_flag=True, help=help_text)
+
+
+MODE = click.option("--mode", type=click.Choice(MODES), help="reference: eager attention only (default: as flags say).")
+"""`--mode`, the same for every command."""
