@@ -86,7 +86,13 @@ def measure(order: DecodeOrder, ranks: Ranks) -> Measurements:
         writer = None
         if order.folder is not None:
             manifest = manifest_for(
-                _options(order), bases[0], run.prompts, drafts, run.ways, facts, (ranks.rank, ranks.world)
+                _options(order),
+                bases[0],
+                texts=run.prompts,
+                drafts=drafts,
+                ways=run.ways,
+                facts=facts,
+                shard=(ranks.rank, ranks.world),
             )
             writer = stack.enter_context(Writer(ranks.folder(order.folder), manifest))
             add_record(measured, writer.before)

@@ -43,6 +43,7 @@ class Measurements:
 def manifest_for(
     options: Fact,
     base: Case,
+    *,
     texts: Sequence[Any],
     drafts: dict[str, tuple[Way, Draft]],
     ways: list[str],

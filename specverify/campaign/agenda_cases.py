@@ -76,7 +76,8 @@ class AgendaCases:
     def _lane(self, lane: int, share: int, within: Abilities | None) -> Iterator[Case]:
         plan, seeds = self._plan, self._agenda.seeds
         number = drawing_seed(seeds[lane % len(seeds)], lane)
-        stream = Stream(number, plan.dtypes, self._subject.variant_interval, within, plan.processors, plan.layout)
+        interval = self._subject.variant_interval
+        stream = Stream(number, plan.dtypes, interval, within, processors=plan.processors, layout=plan.layout)
         num_given = 0
         for index, case in enumerate(stream):
             # Every stream begins with the plainest case, which the first lane judges.

@@ -24,6 +24,7 @@ class Stream:
         dtypes: tuple[str, ...],
         variant_interval: int = 1,
         within: Abilities | None = None,
+        *,
         processors: tuple[str, ...] = (),
         layout: str | None = None,
     ) -> None:

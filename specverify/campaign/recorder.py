@@ -31,8 +31,9 @@ from specverify.setup.report_files import check_apart
 def diff(
     plan: Plan,
     report: Path,
-    junit_file: str | None,
-    json_file: str | None,
+    *,
+    junit_file: str | None = None,
+    json_file: str | None = None,
     html_file: str | None = None,
     verbose: bool = False,
     trace: Path | None = None,
@@ -59,13 +60,23 @@ def diff(
     results_name = "the run's own results"
     check_apart({results_name: str(results), "--json": json_file, "--junit": junit_file, "--html": html_file})
     with Interrupts():  # an interrupt during the writing of reports waits until they are written
-        return _run_and_report(plan, report, results, junit_file, json_file, html_file, verbose, trace)
+        return _run_and_report(
+            plan,
+            report,
+            results,
+            junit_file=junit_file,
+            json_file=json_file,
+            html_file=html_file,
+            verbose=verbose,
+            trace=trace,
+        )
 
 
 def _run_and_report(
     plan: Plan,
     report: Path,
     results: Path,
+    *,
     junit_file: str | None,
     json_file: str | None,
     html_file: str | None,

@@ -60,6 +60,7 @@ def replay(
     file: str,
     backend: str | None,
     fault: str | None,
+    *,
     models: tuple[str, ...] = (),
     names: tuple[str, ...] = (),
     mode: str | None = None,

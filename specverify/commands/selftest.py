@@ -25,6 +25,7 @@ from specverify.plan import SELFTEST_S
 @click.option("--json", "json_file", metavar="FILE|-", help="Write the result as one JSON object.")
 @click.option("--html", "html_file", metavar="FILE", help="Write the result as one HTML page.")
 def selftest(
+    *,
     globs: tuple[str, ...],
     backend: str | None,
     budget: float,
@@ -40,4 +41,13 @@ def selftest(
     """
     from specverify.selftest import schedule as command
 
-    return command.selftest(command.Options(globs, backend, budget, seed, jobs, json_file, html_file), report)
+    options = command.Options(
+        globs=globs,
+        backend=backend,
+        budget_s=budget,
+        seed=seed,
+        jobs=jobs,
+        json_file=json_file,
+        html_file=html_file,
+    )
+    return command.selftest(options, report)

@@ -28,6 +28,7 @@ TEXT = "builtin:humaneval (MIT), builtin:python (Python's own library, PSF), a f
 @click.option("--seed", type=click.IntRange(min=0), default=0)
 @click.option("--json", "json_file", metavar="FILE|-", help="Write the figures as one JSON object.")
 def train(
+    *,
     kind: str,
     model: str,
     texts: tuple[str, ...],

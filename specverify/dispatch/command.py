@@ -70,6 +70,7 @@ def _numbers(context: click.Context, option: click.Parameter, value: str) -> tup
 @click.option("--steps", default=5, show_default=True, type=click.IntRange(min=1), help="Steps timed for each pair.")
 @click.option("--out", required=True, metavar="FILE|-", help="Write the times, as `learn --costs` reads them.")
 def costs(
+    *,
     model: str,
     backend: str,
     batches: tuple[int, ...],
@@ -99,7 +100,7 @@ def costs(
     times: dict[str, dict[str, float]] = {}
     for batch in batches:
         for count in nodes:
-            seconds = forward_seconds(opened, target, batch, count, prefix, steps, dtype)
+            seconds = forward_seconds(opened, target, batch=batch, nodes=count, prefix=prefix, steps=steps, dtype=dtype)
             times.setdefault(str(batch), {})[str(count)] = seconds
             click.echo(f"batch {batch}, {count} nodes: {seconds:.4g} s", err=True)
     writing.write_json(out, times)

@@ -21,7 +21,7 @@ def tree_of(nodes: int) -> Tree:
 
 
 def forward_seconds(
-    backend: Serving, model: Model, batch: int, nodes: int, prefix: int, steps: int, dtype: str
+    backend: Serving, model: Model, *, batch: int, nodes: int, prefix: int, steps: int, dtype: str
 ) -> float:
     """The median time, in seconds, of the target's verify forward for `batch` requests with trees of `nodes` nodes.
 

@@ -17,6 +17,7 @@ FIXED, FAILS, UNJUDGED = "fixed", "fails", "could not judge"
 def entry_from(
     file: Path,
     ledger: Path,
+    *,
     backend: str | None,
     allowed: tuple[str, ...],
     narrow: tuple[str, ...],

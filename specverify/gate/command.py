@@ -104,7 +104,17 @@ def gate(
     wishes = Wishes(backends, seed, _shard(shard), changed_since, fault, ray, shards)
     folder = report if report is not None else profile.folder / profile.reports
     out = sys.stderr if "-" in (json_file, html_file) else sys.stdout
-    return run_and_report(profile, wishes, folder, json_file, out, os.environ, html_file, verbose, merged)
+    return run_and_report(
+        profile,
+        wishes,
+        folder,
+        json_file=json_file,
+        out=out,
+        variables=os.environ,
+        html_file=html_file,
+        verbose=verbose,
+        merged=merged,
+    )
 
 
 def check_names(profile: "Profile", fault: str | None) -> None:

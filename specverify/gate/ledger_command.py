@@ -36,6 +36,7 @@ def ledger() -> None:
 @click.option("--backend", help="The backend that fails (default: the one of the bundle, if the profile names it).")
 @LEDGER
 def add(
+    *,
     bundles: tuple[Path, ...],
     reason: str,
     issue: str,
@@ -53,7 +54,7 @@ def add(
     for bundle in bundles:
         facts: dict[str, Any] = {"reason": reason, "issue": issue, "until": until.date() if until else None}
         allowed = profile.backends if profile is not None else ()
-        entry = entry_from(bundle, place, backend, allowed, narrow, facts)
+        entry = entry_from(bundle, place, backend=backend, allowed=allowed, narrow=narrow, facts=facts)
         entries = [other_entry for other_entry in entries if other_entry.name != entry.name] + [entry]
         ledgers.save(place, entries)
         click.echo(f"{place}: {_line(entry)}")

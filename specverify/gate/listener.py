@@ -31,6 +31,7 @@ class Listener(Recorder):
         folder: Path,
         lines: record.Lines,
         progress: Progress,
+        *,
         remembered: RememberedBundles,
         ids: set[str],
         keep: Callable[[int, object], None] = lambda place, message: None,

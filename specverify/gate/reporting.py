@@ -29,6 +29,7 @@ def run_and_report(
     profile: Profile,
     wishes: Wishes,
     folder: Path,
+    *,
     json_file: str | None,
     out: TextIO,
     variables: Mapping[str, str],

@@ -292,7 +292,7 @@ class Gate:
         fact = record.run_fact(__version__, plan.seed, plan.fault)
         lines = record.Lines(self._folder / "results.jsonl", fact)
         with lines, Progress(plan.drawn_and_saved) as progress:
-            listener = Listener(plan, self._folder, lines, progress, self._remembered, ids, keep)
+            listener = Listener(plan, self._folder, lines, progress, remembered=self._remembered, ids=ids, keep=keep)
             tally, code = run_plan(plan, listener)
         self._devices |= listener.devices
         self._watched |= {(backend, case_id): verdict for case_id, verdict in listener.watched.items()}

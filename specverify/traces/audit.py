@@ -107,7 +107,7 @@ def audit(file: str, model: Checkpoint | None, globs: tuple[str, ...] = (), pref
     definition = Definition()
     try:
         for number, run in enumerate(runs):
-            _judge(result, number, run, model, invariants, definition)
+            _judge(result, number, run, model=model, asked_invariants=invariants, exact=definition)
     except UnreadableLine as why:
         raise UnusableInput(f"{file}:{why.line}: {why.why}") from None
     _note_doubts(result, len(runs), prefix)
@@ -148,6 +148,7 @@ def _judge(
     result: Audit,
     number: int,
     run: FileRun,
+    *,
     model: Checkpoint | None,
     asked_invariants: tuple[Invariant, ...],
     exact: Definition,

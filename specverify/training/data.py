@@ -67,6 +67,7 @@ def prepare_data(
     plan: TrainingPlan,
     target: Target,
     texts: Texts,
+    *,
     goes_on: Callable[[], bool],
     stopped: Callable[[], bool],
     say: Callable[[str], None],
@@ -99,7 +100,7 @@ def prepare_data(
     texts_held_out = cache.held_out("watched"), cache.held_out("judged")
     assert texts_held_out[0] is not None
     assert texts_held_out[1] is not None
-    _continue(cache, plan, target, learned, goes_on, stopped, say)
+    _continue(cache, plan, target, learned, goes_on=goes_on, stopped=stopped, say=say)
     return Data(cache, texts_held_out[0], texts_held_out[1])
 
 
@@ -108,6 +109,7 @@ def _continue(
     plan: TrainingPlan,
     target: Target,
     prompts: list[list[int]],
+    *,
     goes_on: Callable[[], bool],
     stopped: Callable[[], bool],
     say: Callable[[str], None],

@@ -56,9 +56,18 @@ def train(plan: TrainingPlan, quiet: bool = False) -> dict[str, Any]:
                 vocabularies.read(plan.vocabulary_file, len(target.head))  # refused before any work
             folder = HeadFolder(plan.out, _digest(plan, target, texts))
             earlier = folder.load_state()
-            data = _data(plan, target, texts, processes, watch, earlier is not None, clock, interrupts)
+            data = _data(
+                plan,
+                target,
+                texts,
+                processes,
+                watch=watch,
+                resumed=earlier is not None,
+                clock=clock,
+                interrupts=interrupts,
+            )
             named = _vocabulary(plan, target, data, folder, watch.say)
-            head = make_head(plan.kind, target, named, plan.heads, plan.seed, plan.layers)
+            head = make_head(plan.kind, target, named=named, heads=plan.heads, seed=plan.seed, layers=plan.layers)
             config = target.config.to_dict()
             training = Training(
                 plan, head, deepcopy(head), folder, data.watched, config, clock, processes, begins_at=clock.seconds
@@ -131,6 +140,7 @@ def _data(
     target: Target,
     texts: Texts,
     processes: Processes,
+    *,
     watch: Watch,
     resumed: bool,
     clock: Clock,
@@ -147,7 +157,9 @@ def _data(
     if not processes.first:
         processes.wait()
     cache = open_cache(plan, target, texts)
-    data = prepare_data(cache, plan, target, texts, goes_on, lambda: interrupts.word is not None, watch.say)
+    data = prepare_data(
+        cache, plan, target, texts, goes_on=goes_on, stopped=lambda: interrupts.word is not None, say=watch.say
+    )
     if processes.first:
         processes.wait()
     return data

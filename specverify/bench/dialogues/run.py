@@ -75,7 +75,9 @@ class DialogueRun(Run):
                         turn = their_dialogues[way].turn(self.transformers_case(way, case), number, repeat)
                         traces[way] = replace(turn, place=place + 1), None
                     else:
-                        traces[way] = self._play_turn(way, case, servers.get(way), number, repeat, place + 1)
+                        traces[way] = self._play_turn(
+                            way, case, servers.get(way), prompt=number, repeat=repeat, place=place + 1
+                        )
                     yield traces[way][0]
                 if repeat == 0:
                     agreements += self._compare_turns(traces)
@@ -95,7 +97,7 @@ class DialogueRun(Run):
         )
 
     def _play_turn(
-        self, way: str, base: Case, server: DialogueServer | None, prompt: int, repeat: int, place: int
+        self, way: str, base: Case, server: DialogueServer | None, *, prompt: int, repeat: int, place: int
     ) -> tuple[Turn, Trace]:
         """One turn of one way; without a server every token of it is prefilled."""
         case = replace(base, draft=self._drafts[way]) if way in self._drafts else base

@@ -74,7 +74,9 @@ def measure(name: str, model: str, dtype: str, sizes: Sizes, steps: int = STEPS)
 
     def timed(nodes: int, prefix: int, batch: int) -> dict[str, Any]:
         try:
-            seconds = forward_seconds(backend, checkpoint, batch, nodes, prefix, steps, dtype)
+            seconds = forward_seconds(
+                backend, checkpoint, batch=batch, nodes=nodes, prefix=prefix, steps=steps, dtype=dtype
+            )
         except Malformed as why:
             raise UnusableInput(f"bench growth: {nodes} nodes after {prefix} tokens: {why}") from None
         except Unsupported as why:

@@ -40,6 +40,7 @@ class Eagle3Module(LayerHeadModule):
         named: Tensor,
         embedding: Tensor,
         target_head: Tensor,
+        *,
         layers: int = 1,
     ) -> None:
         super().__init__(embedding, target_head)

@@ -12,7 +12,9 @@ from specverify.training.heads.medusa import MedusaModule
 from specverify.training.target import Target, states_of
 
 
-def make_head(kind: str, target: Target, named: Tensor | None, heads: int, seed: int, layers: int = 1) -> TrainedHead:
+def make_head(
+    kind: str, target: Target, *, named: Tensor | None, heads: int, seed: int, layers: int = 1
+) -> TrainedHead:
     """A head of `kind` on `target`.
 
     Where the target's last layer has the usual names and shapes, an EAGLE head begins with it: attention reads the
@@ -47,7 +49,9 @@ def make_head(kind: str, target: Target, named: Tensor | None, heads: int, seed:
             begin_with(head.layer, target.last_layer, 0)
         else:
             assert named is not None
-            head = Eagle3Module(sizes, states_of(kind, target.layers), named, target.embedding, target.head, layers)
+            head = Eagle3Module(
+                sizes, states_of(kind, target.layers), named, target.embedding, target.head, layers=layers
+            )
             head.fc.weight.normal_(std=0.1 * (3 * hidden) ** -0.5)
             head.fc.weight[:, -hidden:] += torch.eye(hidden)
             if begin_with(head.layer, target.last_layer, hidden):

@@ -234,11 +234,11 @@ def test_a_bundle_is_replayed_against_what_it_was_compared_with(tmp_path: Path) 
     assert command is not None
     assert command.endswith("--against transformers")
     assert "reference plain transformers: the NumPy oracle did not run" in " ".join(failure_page(failure).split())
-    assert replay(str(file), None, None, (str(folder),)).word == "FIXED"
+    assert replay(str(file), None, None, models=(str(folder),)).word == "FIXED"
     assert "against" not in bundle.bundle_content(replace(failure, against=None), {})
     foreign = bundle.save(tmp_path, replace(failure, against="stranger:engine"), {})
     with pytest.raises(UnusableInput, match="compared with stranger:engine, code of its own"):
-        replay(str(foreign), None, None, (str(folder),))
+        replay(str(foreign), None, None, models=(str(folder),))
 
 
 @pytest.mark.parametrize("family", ["glm4-moe-lite"])

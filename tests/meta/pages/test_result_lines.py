@@ -86,6 +86,6 @@ def test_diff_writes_its_seed_version_and_fault(
         return Tally("x"), None
 
     monkeypatch.setattr(campaign, "run", ran)
-    diff(Plan(seed=11, fault="stale-row"), tmp_path, None, None)
+    diff(Plan(seed=11, fault="stale-row"), tmp_path)
     (row,) = rows(tmp_path / "results.jsonl")
     assert (row["seed"], row["version"], row["fault"]) == (11, __version__, "stale-row")

@@ -174,7 +174,8 @@ def test_counts_add_up() -> None:
 def test_forwards_are_timed_by_batch_and_nodes() -> None:
     backend = open_cpu()
     seconds = [
-        forward_seconds(backend, OTHER_LLAMA, batch, nodes, 6, 2, "float32") for batch, nodes in ((1, 1), (3, 9))
+        forward_seconds(backend, OTHER_LLAMA, batch=batch, nodes=nodes, prefix=6, steps=2, dtype="float32")
+        for batch, nodes in ((1, 1), (3, 9))
     ]
     assert all(0 < one < 10 for one in seconds)
     for nodes in (1, 2, 9, 40):

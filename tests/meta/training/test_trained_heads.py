@@ -53,7 +53,7 @@ def module(draft: Any) -> TrainedHead:
     weights = {name: torch.tensor(one) for name, one in seeded_head(draft, LLAMA).items()}
     head: TrainedHead
     if isinstance(draft, Eagle3):
-        head = Eagle3Module(LAYER, FUSED, torch.tensor(draft.vocabulary), *matrices(), draft.layers)
+        head = Eagle3Module(LAYER, FUSED, torch.tensor(draft.vocabulary), *matrices(), layers=draft.layers)
         if draft.layers > 1:  # the layout that has further layers
             weights = {name.replace("midlayer.", "layers.0."): one for name, one in weights.items()}
     elif isinstance(draft, Eagle1):

@@ -133,11 +133,11 @@ def test_data_that_was_cut_off_goes_on_where_it_ended(tmp_path: Path, monkeypatc
     plan, target = targets.plan(tmp_path, "eagle3", tmp_path / "out"), cast("Any", Echo())
     answers = iter([True, False])
     cache = StateCache(tmp_path / "c", "a" * 64, reads)
-    prepare_data(cache, plan, target, texts, lambda: next(answers), lambda: False, print)
+    prepare_data(cache, plan, target, texts, goes_on=lambda: next(answers), stopped=lambda: False, say=print)
     assert (cache.shards, cache.texts) == (2, 80)
     with pytest.raises(Stopped):
-        prepare_data(cache, plan, target, texts, lambda: True, lambda: True, print)
-    prepare_data(cache, plan, target, texts, lambda: True, lambda: False, print)
+        prepare_data(cache, plan, target, texts, goes_on=lambda: True, stopped=lambda: True, say=print)
+    prepare_data(cache, plan, target, texts, goes_on=lambda: True, stopped=lambda: False, say=print)
     kept = [one.tokens.tolist() for shard in range(cache.shards) for one in cache.load(shard)]
     assert sorted(kept) == [[at, at + 1] for at in range(90)]
     cache.file(0).write_bytes(b"cut off")
