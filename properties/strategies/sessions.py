@@ -1,5 +1,6 @@
 """Strategies for sessions: mates of a case's request, and the actions on them all."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from hypothesis import strategies as st
@@ -51,6 +52,17 @@ BRANCHES = Ngram(RankTree((0, 0, 0, 1), (0, 1, 0, 0)), 3)
 def plain_drafts(within: Abilities | None) -> tuple[Draft, ...]:
     """Drafts without a model to which a request may switch; the bare root is one for every engine."""
     return (BRANCHES, Scripted()) if within is None or Ngram.TAG in within.drafts else (Scripted(),)
+
+
+def switch_drafts(case: Case, within: Abilities | None) -> tuple[Draft, ...]:
+    """Drafts to which requests of a session may switch: plain drafts, and the draft model of `case`.
+
+    A request that comes back to its draft model finds none of the tokens in between in the draft's KV cache. A head is
+    not among them: the target's hidden states of these tokens were not kept.
+    """
+    draft = case.draft
+    learns = draft.model is not None and draft.reads is None
+    return (*plain_drafts(within), draft) if learns and not draft.shared else plain_drafts(within)
 
 
 @st.composite
@@ -168,7 +180,7 @@ def forks(draw: st.DrawFn, source: int, twin: int) -> tuple[Action, ...]:
 
 
 @st.composite
-def without_draft(draw: st.DrawFn, order: list[int], within: Abilities | None) -> tuple[Action, ...]:
+def without_draft(draw: st.DrawFn, order: Sequence[int], within: Abilities | None) -> tuple[Action, ...]:
     """A step without their drafts by some requests of `order`; mostly a step with them follows, of the same requests.
 
     In half of the draws the requests were drafted and thrown back before: what was proposed then is of no use.
@@ -182,13 +194,27 @@ def without_draft(draw: st.DrawFn, order: list[int], within: Abilities | None) -
 
 @st.composite
 def actions(
-    draw: st.DrawFn, count: int, most: int = MOST_ACTIONS, within: Abilities | None = None, bare: bool = True
+    draw: st.DrawFn,
+    count: int,
+    most: int = MOST_ACTIONS,
+    within: Abilities | None = None,
+    bare: frozenset[int] | None = None,
+    switched: frozenset[int] | None = None,
+    others: tuple[Draft, ...] | None = None,
 ) -> tuple[Action, ...]:
     """Actions on `count` requests, at least two: the first request enters, then up to `most` draws of an action.
 
     Most drawn actions are possible. A request that does not enter at the start enters later: by itself, as a fork, or
-    after another is cancelled. In the end mostly all have entered. The last action is a step. Steps without a draft
-    are among them unless `bare` is false.
+    after another is cancelled. In the end mostly all have entered. The last action is a step.
+
+    Args:
+        draw: The draw function.
+        count: Number of requests.
+        most: Most draws of an action.
+        within: Abilities of the engine.
+        bare: Requests that may step without their draft; None for all.
+        switched: Requests that may switch to another draft; None for all.
+        others: Drafts to which they switch; None for those without a model.
     """
     happened, inside = [Action("add", (0,))], [0]
     waiting: list[int] = []
@@ -196,9 +222,11 @@ def actions(
     for number in range(1, count):
         (waiting if draw(st.integers(0, 3)) < late else inside).append(number)
     happened += [Action("add", (one,)) for one in inside[1:]]
-    other = st.sampled_from(plain_drafts(within))
-    kinds = [one for one in HAPPENINGS if within is None or {*USES.get(one, (one,))} <= {*within.actions}]
-    kinds = kinds if bare else [one for one in kinds if one != "first"]
+    other = st.sampled_from(others or plain_drafts(within))
+    everybody = frozenset(range(count))
+    takers = {"first": everybody if bare is None else bare, "switch": everybody if switched is None else switched}
+    kinds = [kind for kind in HAPPENINGS if within is None or {*USES.get(kind, (kind,))} <= {*within.actions}]
+    kinds = [kind for kind in kinds if takers.get(kind, everybody)]
 
     def enter() -> list[Action]:
         inside.extend(waiting[:1])
@@ -209,6 +237,9 @@ def actions(
     for _ in range(draw(st.integers(1, most))):
         kind, possible = draw(st.sampled_from(kinds)), draw(st.integers(0, 5)) > 0
         order = draw(st.permutations(inside if possible else range(count)))
+        willing = [request for request in order if request in takers.get(kind, everybody)]
+        if not willing:
+            kind, willing = "step", order
         # Nobody is left to enter.
         if kind in ("add", "fork") and possible and not waiting:
             kind = "step"
@@ -226,7 +257,7 @@ def actions(
         elif kind == "evict":
             happened += draw(evictions(order))
         elif kind == "first":
-            happened += draw(without_draft(order, within))
+            happened += draw(without_draft(willing, within))
         elif kind in ("step", "preempt"):
             happened.append(Action(kind, tuple(order[: draw(st.integers(1, len(order)))])))
         elif kind == "fork":
@@ -234,7 +265,7 @@ def actions(
             inside.extend({twin} - {*inside})
             happened += draw(forks(next(one for one in order if one != twin), twin))
         elif kind == "switch":
-            happened.append(Action("switch", (order[0],), draw(other)))
+            happened.append(Action("switch", (willing[0],), draw(other)))
         else:
             happened.append(Action(kind, (order[0],)))
     if draw(st.integers(0, 3)):
@@ -249,7 +280,8 @@ def with_session(
 ) -> Case:
     """`case` with mates, in a layout with room for all requests or for little more than the longest.
 
-    No draft is switched if any request samples. The actions decide how many requests step together.
+    A request that samples switches to no other draft, and takes no step without it: its tokens depend on the draft.
+    The actions decide how many requests step together.
     """
     case, stranger = (replace(one, draft=one.draft.in_batches(())) for one in (case, stranger))
     other = None if draw(st.integers(0, 2)) else stranger
@@ -257,7 +289,9 @@ def with_session(
     most_mates = within.most_requests - 1 if within is not None and within.most_requests else max(MATES)
     numbers = [one for one in MATES if one <= most_mates]
     company = tuple(draw(mates(case, other, rival, within)) for _ in range(draw(st.sampled_from(numbers))))
-    greedy = case.sampling.greedy and all(mate.sampling.greedy for mate in company)
+    samplings = [case.sampling, *(mate.sampling for mate in company)]
+    steady = frozenset(number for number, sampling in enumerate(samplings) if sampling.greedy)
+    greedy = len(steady) == len(samplings)
     # Only a hybrid's pages hold states that must be of their end.
     if kind is None and prefers_pages(case, within) and draw(st.integers(0, 2)):
         kind = PREFIX
@@ -268,18 +302,17 @@ def with_session(
         case = replace(case, draft=common)
     most_actions = MOST_FAR_ACTIONS if len(case.prompt) > LONGEST else MOST_ACTIONS
     drafts = [case.draft, *(mate.draft for mate in company)]
-    # A step without its draft is refused where a draft needs the texts or the batches of all steps; the tokens of a
-    # request that samples would depend on it.
-    bare = greedy and not any(draft.shared or draft.dispatch is not None for draft in drafts)
-    happened = draw(actions(1 + len(company), most_actions, within, bare))
+    # A step without its draft is refused where a draft needs the texts or the batches of all steps.
+    needing_all = any(draft.shared or draft.dispatch is not None for draft in drafts)
+    bare = frozenset() if needing_all else steady
+    happened = draw(actions(1 + len(company), most_actions, within, bare, steady, switch_drafts(case, within)))
     # A ring's or a far prompt's case costs enough without it.
     if takes_ahead(drafts, within) and most_actions == MOST_ACTIONS and draw(st.integers(0, AHEAD - 1)) == AHEAD - 1:
         happened = draw(ahead(happened, 1 + len(company), within))
-        happened = draw(first_early(happened, within)) if greedy else happened
+        happened = draw(first_early(happened, bare, within))
         case = draw(guided_ahead(case, within))
-    if not greedy:
-        # Sampled tokens depend on the draft, so that a switch would change the oracle's answer.
-        happened = tuple(one for one in happened if one.kind != "switch")
+    elif draw(st.booleans()):
+        happened = draw(first_early(happened, bare, within))
     plain = replace(case, layout=KvLayout(), steps=0)
     whole = replace(plain, session=Session(company, happened))
     alone = [whole.alone(number) for number in range(1 + len(company))]

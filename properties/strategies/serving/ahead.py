@@ -62,14 +62,16 @@ def ahead(draw: st.DrawFn, actions: tuple[Action, ...], count: int, within: Abil
 
 
 @st.composite
-def first_early(draw: st.DrawFn, actions: tuple[Action, ...], within: Abilities | None) -> tuple[Action, ...]:
-    """`actions` with some requests that take a first step without their draft, right behind their entry."""
+def first_early(
+    draw: st.DrawFn, actions: tuple[Action, ...], bare: frozenset[int], within: Abilities | None
+) -> tuple[Action, ...]:
+    """`actions` with some requests of `bare` that take a first step without their draft, right behind their entry."""
     if within is not None and "first" not in within.actions:
         return actions
     found: list[Action] = []
     for action in actions:
         found.append(action)
-        if action.kind == "add" and draw(st.integers(0, 3)) == 0:
+        if action.kind == "add" and {*action.requests} <= bare and draw(st.integers(0, 3)) == 0:
             found.append(Action("first", action.requests))
     return tuple(found)
 

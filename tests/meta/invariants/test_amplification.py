@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from backends.compositions import open_cpu
-from properties.invariants.draft.hidden_states import HIDDEN_K, HIDDEN_SIGMA
+from properties.invariants.draft.hidden_states import HIDDEN
 from properties.invariants.draft.scores import DRAFT_K, draft_sigma, scores_of
 from properties.strategies.draft.head import LAYERS
 from properties.strategies.models import GALLERY
@@ -267,7 +267,7 @@ def test_a_hidden_state_may_be_off_as_far_as_the_unit_roundoff_moves_it(
         return scored.hidden if of == "scored" else drafted.given.hidden
 
     moved, true = movement(states_by)[row], states_by(ORACLE)
-    assert 3 * moved > HIDDEN_K * HIDDEN_SIGMA * UNIT[case.dtype] * np.sqrt(np.mean(np.square(true)))
+    assert 3 * moved > HIDDEN[case.dtype] * UNIT[case.dtype] * np.sqrt(np.mean(np.square(true)))
 
     def moved_by(hidden: Array) -> Array:
         return entry(hidden, row, hidden[row] + times * moved)
