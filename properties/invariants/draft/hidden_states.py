@@ -29,8 +29,8 @@ NAME = "draft.hidden-state-descriptor"
 HIDDEN = {"float32": 360.0, "bfloat16": 60.0, "float16": 60.0}
 """Largest rms distance between a hidden state and the oracle's, in unit roundoffs times the rms of the states.
 
-No control run measures this error. In 16 bits 81 drawn steps of clean runs came to 8.4 units at most (torch 2.13, models
-of 1 to 3 layers); 360 units of bfloat16 are 1.4 times the states themselves, so that zeros would pass.
+No control run measures this error. In 16 bits 81 drawn steps of clean runs came to 8.4 units at most (torch 2.13,
+models of 1 to 3 layers). 360 units of bfloat16 are 1.4 times the states themselves: zeros would pass.
 """
 
 
