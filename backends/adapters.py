@@ -60,11 +60,11 @@ class Adapter:
         """The name of the factory in its module."""
         return self.factory.partition(":")[2]
 
-    def missing(self) -> str | None:
+    def why_not_installed(self) -> str | None:
         """The line that says which module is not installed and how to install it, or None if all are."""
-        absent = next((one for one in self.imports if find_spec(one) is None), None)
-        how = self.hint or f"pip install -e '.[{self.extra}]'"
-        return None if absent is None else f"{self.name} needs {absent}, which is not installed: {how}"
+        absent = next((module for module in self.imports if find_spec(module) is None), None)
+        remedy = self.hint or f"pip install -e '.[{self.extra}]'"
+        return None if absent is None else f"{self.name} needs {absent}, which is not installed: {remedy}"
 
 
 ADAPTERS: tuple[Adapter, ...] = (

@@ -7,7 +7,7 @@ there and whether a package is installed can mostly be told without an import, a
 from importlib.util import find_spec
 
 from backends.adapters import ADAPTERS
-from backends.devices import missing
+from backends.devices import why_no_device
 from backends.registry import why_unavailable
 from backends.row import Row, deviceless
 from backends.shipped import ROWS
@@ -22,10 +22,10 @@ def why_absent(name: str) -> str | None:
     row = {row.name: row for row in ROWS}.get(name)
     if row is None:
         adapter = next(adapter for adapter in ADAPTERS if adapter.name == name)
-        return adapter.missing()
+        return adapter.why_not_installed()
     if find_spec("torch") is None:
         return f"{name} cannot be imported: No module named 'torch'"
-    why = missing(row.device)
+    why = why_no_device(row.device)
     if why is not None:
         return deviceless(row, why)
     # Ascend's operators beyond torch_npu are looked up in the loaded package.

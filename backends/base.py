@@ -11,7 +11,7 @@ from typing import Protocol, runtime_checkable
 from reference.abilities import Abilities
 from reference.case import Case
 from reference.gone import EngineGone
-from reference.probability_world import Blocks, Given, World
+from reference.probability_world import Blocks, GivenTree, World
 from reference.session import Action
 from reference.trace import Array, Stage, Trace
 
@@ -81,7 +81,7 @@ class ExactLaw(Protocol):
     exact law of its own draws, its `verify` and `rounds` may choose from that law by the bonus coin.
     """
 
-    def verify(self, given: Given, tape: Array) -> Blocks:
+    def verify(self, given: GivenTree, tape: Array) -> Blocks:
         """Run acceptance on the probabilities of `given`, one request per row of `tape` [B, stride(nodes)]."""
         ...
 
@@ -161,12 +161,12 @@ class Unavailable(EngineGone):
 
 
 class ProgramFailure(Exception):
-    """The engine's own process broke in a run; `said` holds the last lines that the process wrote."""
+    """The engine's own process broke in a run; `last_lines` holds the last lines that the process wrote."""
 
-    def __init__(self, why: str, said: tuple[str, ...] = ()) -> None:
+    def __init__(self, why: str, last_lines: tuple[str, ...] = ()) -> None:
         super().__init__(why)
         self.why = why
-        self.said = said
+        self.last_lines = last_lines
 
 
 class StageFailure(Exception):

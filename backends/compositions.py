@@ -15,13 +15,13 @@ from backends.ascend.fused import AscendFused
 from backends.ascend.operators.install import install
 from backends.ascend.writes import AtbPaged, CheckedPaged, ScatterPaged
 from backends.base import Unavailable
-from backends.devices import missing
-from backends.engine.attention.flashinfer import installed
+from backends.devices import why_no_device
+from backends.engine.attention.flashinfer import installed_kernel
 from backends.engine.attention.flex import Flex
-from backends.engine.attention.measured.choosing import measured
+from backends.engine.attention.measured.choosing import measured_attention
 from backends.engine.attention.sdpa import Sdpa
 from backends.engine.attention.split import Split
-from backends.engine.attention.triton_launch import compiled, interpreted
+from backends.engine.attention.triton_launch import compiled_kernel, interpreted_kernel
 from backends.engine.backend import EngineBackend
 from backends.engine.captured.runner import CapturedDrafts
 from backends.engine.columns import Attend
@@ -39,7 +39,7 @@ from backends.engine.seams import Seams
 from backends.flags import attention_table, dense_mask_bytes
 from backends.handed_over import HandedOverBackend
 from backends.ranked import RankedBackend
-from backends.row import CALLED, Row, deviceless
+from backends.row import DEVICE_WORDS, Row, deviceless
 from backends.shipped import ROWS
 
 
@@ -48,26 +48,26 @@ def everywhere(attend: Attend) -> Seams:
     return replace(SEAMS, attend=attend, draft_attend=attend)
 
 
-def in_pages(attend: Attend, beside: Attend | None = None) -> Seams:
-    """The engine with `attend`, which reads pages in place; drafts and prefills use `beside` if it is given."""
+def engine_over_pages(attend: Attend, prefill_attend: Attend | None = None) -> Seams:
+    """The engine with `attend`, which reads pages in place; drafts and prefills use `prefill_attend` if it is given."""
     # `single` is PagedLanes too: prefills and drafts then hand over pages, as verify forwards do.
     pages = KvSeams(lanes=PagedLanes, single=PagedLanes)
-    return replace(SEAMS, attend=attend, prefill_attend=beside, draft_attend=beside or attend, kv=pages)
+    return replace(SEAMS, attend=attend, prefill_attend=prefill_attend, draft_attend=prefill_attend or attend, kv=pages)
 
 
-def to_words(seams: Seams, device: str) -> Seams:
+def engine_with_mask_words(seams: Seams, device: str) -> Seams:
     """The engine with trees lowered on `device`, to words that its attention reads in place of a dense mask."""
     lanes = lanes_within(dense_mask_bytes())
     return replace(seams, lower_tree=DeviceLowering(device), kv=replace(seams.kv, lanes=lanes))
 
 
-def by_table(device: str) -> Seams:
+def engine_by_measured_times(device: str) -> Seams:
     """The engine with attention chosen by measured times; the shape of a draft that was not measured runs eager."""
-    attend = measured(device, attention_table())
-    return replace(in_pages(attend), draft_attend=replace(attend, strict=False))
+    attend = measured_attention(device, attention_table())
+    return replace(engine_over_pages(attend), draft_attend=replace(attend, strict=False))
 
 
-def on_ascend(attend: Attend, paged: type[Paged]) -> Seams:
+def engine_on_ascend(attend: Attend, paged: type[Paged]) -> Seams:
     """The engine with an attention of Ascend's operators, and with the paged cache that their cache writes fill."""
     return replace(everywhere(attend), kv=replace(SEAMS.kv, paged=paged))
 
@@ -77,7 +77,7 @@ def splitfuse() -> Seams:
     why = without_nnal()
     if why is not None:
         raise Unavailable(why)
-    return on_ascend(AscendAtb(), AtbPaged)
+    return engine_on_ascend(AscendAtb(), AtbPaged)
 
 
 # The values are functions, so that a package of one attention is imported only if its backend is opened.
@@ -88,19 +88,21 @@ COMPOSITIONS: dict[str, Callable[[], Seams]] = {
     "sdpa": lambda: everywhere(Sdpa()),
     "flex": lambda: everywhere(Flex()),
     "flex-compiled": lambda: everywhere(Flex(compiled=True)),
-    "flashinfer": lambda: in_pages(installed("cuda")),
-    "split": lambda: in_pages(Split()),
-    "split-words": lambda: to_words(in_pages(Split()), "cpu"),
-    "measured": lambda: by_table("cpu"),
-    "measured-cuda": lambda: by_table("cuda"),
-    "triton": lambda: in_pages(compiled()),
+    "flashinfer": lambda: engine_over_pages(installed_kernel("cuda")),
+    "split": lambda: engine_over_pages(Split()),
+    "split-words": lambda: engine_with_mask_words(engine_over_pages(Split()), "cpu"),
+    "measured": lambda: engine_by_measured_times("cpu"),
+    "measured-cuda": lambda: engine_by_measured_times("cuda"),
+    "triton": lambda: engine_over_pages(compiled_kernel()),
     # Drafts and prefills take the split in torch: to the interpreter a tile costs milliseconds whatever its size, and
     # two thirds of all attention of a small case is prefill.
-    "triton-interpreted": lambda: in_pages(interpreted(), beside=Split()),
-    "triton-words": lambda: to_words(in_pages(compiled()), "cuda"),
-    "triton-interpreted-words": lambda: to_words(in_pages(interpreted(), beside=Split()), "cpu"),
-    "ascend-eager": lambda: on_ascend(ascend_eager, CheckedPaged),
-    "ascend-fused": lambda: on_ascend(AscendFused(), ScatterPaged),
+    "triton-interpreted": lambda: engine_over_pages(interpreted_kernel(), prefill_attend=Split()),
+    "triton-words": lambda: engine_with_mask_words(engine_over_pages(compiled_kernel()), "cuda"),
+    "triton-interpreted-words": lambda: engine_with_mask_words(
+        engine_over_pages(interpreted_kernel(), prefill_attend=Split()), "cpu"
+    ),
+    "ascend-eager": lambda: engine_on_ascend(ascend_eager, CheckedPaged),
+    "ascend-fused": lambda: engine_on_ascend(AscendFused(), ScatterPaged),
     "ascend-atb": splitfuse,
 }
 """For each attention, a function that makes the engine's seams when a backend is opened."""
@@ -112,7 +114,7 @@ def compose(row: Row) -> EngineBackend:
     Raises:
         Unavailable: if its device, or a package that its attention needs, is missing.
     """
-    why = missing(row.device)
+    why = why_no_device(row.device)
     if why is not None:
         raise Unavailable(deviceless(row, why))
     if row.emulated and row.composition.startswith("ascend"):
@@ -123,7 +125,7 @@ def compose(row: Row) -> EngineBackend:
     except ImportError as missing_package:
         raise Unavailable(f"{row.name} needs {row.package}: {missing_package}") from missing_package
     except Unavailable as absent:
-        raise Unavailable(f"{row.name} needs {CALLED[row.device]}: {absent}") from absent
+        raise Unavailable(f"{row.name} needs {DEVICE_WORDS[row.device]}: {absent}") from absent
     recorder = (CudaRecorder() if row.device == "cuda" else OperatorRecorder()) if row.graphs else None
     if recorder is not None:
         seams = replace(seams, sampling=replace(seams.sampling, batched=RecordedVerify(recorder=recorder)))
@@ -143,11 +145,11 @@ def compose(row: Row) -> EngineBackend:
     )
 
 
-def opened(name: str) -> EngineBackend:
+def open_engine(name: str) -> EngineBackend:
     """Open a backend of `backends/shipped.py` by its name; raises as `compose`."""
     return compose(next(row for row in ROWS if row.name == name))
 
 
 def open_cpu() -> EngineBackend:
     """Open `cpu-eager`."""
-    return opened("cpu-eager")
+    return open_engine("cpu-eager")

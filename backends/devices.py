@@ -9,7 +9,7 @@ from typing import Any
 DEVICES = ("cpu", "cuda", "npu")
 
 
-def missing(device: str) -> str | None:
+def why_no_device(device: str) -> str | None:
     """Why `device` (cpu, cuda, npu) cannot be used on this machine, or None if it can.
 
     torch is imported only if it was built for such a device, and torch_npu only if it is installed.
@@ -25,16 +25,16 @@ def missing(device: str) -> str | None:
             return None
         return "no CUDA device is visible" if build.get("cuda") else f"torch {torch.__version__} is built without CUDA"
     if device == "npu":
-        from backends.ascend.device import missing as missing_npu
+        from backends.ascend.device import why_no_npu
 
-        return missing_npu()
+        return why_no_npu()
     return None
 
 
 def torch_build() -> dict[str, Any]:
     """What torch's own `version.py` says of its build: `__version__`, `cuda`, `hip`; empty if it cannot be read."""
-    found = find_spec("torch")
-    if found is not None and found.origin is not None:
+    spec = find_spec("torch")
+    if spec is not None and spec.origin is not None:
         with suppress(OSError):
-            return runpy.run_path(str(Path(found.origin).with_name("version.py")))
+            return runpy.run_path(str(Path(spec.origin).with_name("version.py")))
     return {}

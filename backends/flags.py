@@ -71,10 +71,10 @@ def dense_mask_bytes(environment: Mapping[str, str] = os.environ) -> int:
     Raises:
         WrongFlag: if its value is not a whole number from 0 on.
     """
-    given = environment.get(DENSE_MASK_BYTES) or "0"
-    if not given.isdecimal():
-        raise WrongFlag(f"{DENSE_MASK_BYTES}={given!r}: set it to a number of bytes from 0 on, or leave it unset")
-    return int(given)
+    value = environment.get(DENSE_MASK_BYTES) or "0"
+    if not value.isdecimal():
+        raise WrongFlag(f"{DENSE_MASK_BYTES}={value!r}: set it to a number of bytes from 0 on, or leave it unset")
+    return int(value)
 
 
 def attention_table(environment: Mapping[str, str] = os.environ) -> str | None:
@@ -101,12 +101,12 @@ def mode_of(word: str | None = None, environment: Mapping[str, str] = os.environ
         WrongFlag: if the value of a flag is neither 0 nor 1.
     """
     # Flags are checked even where `word` decides: a mistyped flag never passes in silence.
-    found = flags_set(environment)
-    for name, value in found.items():
+    flags = flags_set(environment)
+    for name, value in flags.items():
         if name in FLAGS and value not in ("0", "1"):
             raise WrongFlag(f"{name}={value!r}: set it to 0 or 1, or leave it unset")
     if word is not None:
         return Mode(fused=word == "performance")
-    if "1" in (found.get(NO_FUSED), found.get(FORCE_EAGER)):
+    if "1" in (flags.get(NO_FUSED), flags.get(FORCE_EAGER)):
         return Mode(fused=False)
-    return Mode(trees=found.get(NO_FUSED_TREE) != "1")
+    return Mode(trees=flags.get(NO_FUSED_TREE) != "1")

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from backends.base import ProgramFailure, Unavailable
-from backends.devices import missing
+from backends.devices import why_no_device
 from backends.engine.backend import EngineBackend
 from backends.engine.disaggregated.pair import Pair, SideLost
 from backends.engine.disaggregated.terms import DEVICES, FAILURES
@@ -25,8 +25,8 @@ class HandedOverBackend(EngineBackend):
     action by action, stays in one process.
     """
 
-    def __init__(self, *given: Any, **named: Any) -> None:
-        super().__init__(*given, **named)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         # No packet carries the log-probabilities of a prompt from the side that prefills to the side that decodes.
         self.declaration = replace(self.declaration, prompt_logprobs=False)
         self._by = hand_over_by()
@@ -40,19 +40,19 @@ class HandedOverBackend(EngineBackend):
             ProgramFailure: A side died or lags, as often as the case was begun.
         """
         self._refuse_dtype(case)
-        for tried in range(TRIES):
+        for attempt in range(TRIES):
             try:
-                word, made = self.pair.ask(case)
+                word, answer = self.pair.ask(case)
             except SideLost as why:
                 self._pair = None
-                if tried == TRIES - 1:
+                if attempt == TRIES - 1:
                     raise ProgramFailure(f"{self.declaration.name}: {why}; the case was begun {TRIES} times") from why
                 continue
             if word in FAILURES:
-                raise FAILURES[word](made)
-            trace: Trace = made
+                raise FAILURES[word](answer)
+            trace: Trace = answer
             return trace
-        raise AssertionError("a case is told, failed or lost")
+        raise AssertionError("a case is answered, failed or lost")
 
     @property
     def pair(self) -> Pair:
@@ -60,8 +60,9 @@ class HandedOverBackend(EngineBackend):
         if self._pair is None or self._pair[0] is not self.seams:
             self.close()
             seams = in_mode(self.seams, self.mode)
-            name, by = self.declaration.name, self._by
-            why = missing(DEVICES[by])
+            name = self.declaration.name
+            by = self._by
+            why = why_no_device(DEVICES[by])
             if why is not None:
                 hint = "take gloo or shared-memory"
                 raise Unavailable(f"{name}: SPECVERIFY_HAND_OVER={by} needs a device of its own: {why}; {hint}")

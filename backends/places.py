@@ -10,7 +10,7 @@ import traceback
 from pathlib import Path
 from types import ModuleType
 
-OURS = Path(__file__).resolve().parent
+BACKENDS_FOLDER = Path(__file__).resolve().parent
 """The folder of our backends, whose frames say nothing about a user's module."""
 
 LIBRARIES = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib"))
@@ -34,16 +34,20 @@ def raised_at(why: BaseException) -> str:
     """
     if isinstance(why, SyntaxError) and why.filename:
         return f" ({short(why.filename)}:{why.lineno})"
-    frames = [one for one in traceback.extract_tb(why.__traceback__) if _is_strange(one.filename)]
-    own = [one for one in frames if not any(folder in Path(one.filename).parents for folder in LIBRARIES)]
-    for one in reversed(own or frames):
-        return f" ({short(one.filename)}:{one.lineno})"
+    frames = [frame for frame in traceback.extract_tb(why.__traceback__) if _is_strange(frame.filename)]
+    user_frames = [frame for frame in frames if not any(folder in Path(frame.filename).parents for folder in LIBRARIES)]
+    for frame in reversed(user_frames or frames):
+        return f" ({short(frame.filename)}:{frame.lineno})"
     return ""
 
 
 def _is_strange(file: str) -> bool:
     """Whether a file of a frame is neither ours nor the import system's."""
-    return not file.startswith("<frozen") and "importlib" not in Path(file).parts and OURS not in Path(file).parents
+    return (
+        not file.startswith("<frozen")
+        and "importlib" not in Path(file).parts
+        and BACKENDS_FOLDER not in Path(file).parents
+    )
 
 
 def function_at(function: object) -> str:
@@ -71,4 +75,4 @@ def _names(node: ast.stmt) -> set[str]:
         return {node.name}
     if isinstance(node, (ast.Import, ast.ImportFrom)):
         return {alias.asname or alias.name for alias in node.names}
-    return {one.id for one in ast.walk(node) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)}
+    return {child.id for child in ast.walk(node) if isinstance(child, ast.Name) and isinstance(child.ctx, ast.Store)}

@@ -7,13 +7,13 @@ from typing import Any
 from backends.base import StageFailure, Unavailable, Unsupported
 from backends.engine.backend import EngineBackend
 from backends.engine.ranks.crew import Crew
-from backends.engine.ranks.merged import merged
-from backends.engine.ranks.spread import spread
+from backends.engine.ranks.merged import merge_traces
+from backends.engine.ranks.spread import merge_spread
 from backends.engine.seams import Seams
 from backends.engine.two_modes import in_mode
 from reference.case import Case
 from reference.parallel.ranks import SHARDED
-from reference.probability_world import Blocks, Given, World
+from reference.probability_world import Blocks, GivenTree, World
 from reference.trace import Array, Trace
 
 FAILURES: dict[str, Callable[[Any], Exception]] = {
@@ -28,8 +28,8 @@ FAILURES: dict[str, Callable[[Any], Exception]] = {
 class RankedBackend(EngineBackend):
     """The engine whose ranks are processes; a live session, which is played action by action, runs them as threads."""
 
-    def __init__(self, *given: Any, **named: Any) -> None:
-        super().__init__(*given, **named)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         self.declaration = replace(self.declaration, families=SHARDED, spread=True)
         self._crews: dict[int, tuple[Seams, Crew]] = {}
 
@@ -42,12 +42,12 @@ class RankedBackend(EngineBackend):
         if case.ranks == 1:
             return super().run(case)
         self._refuse_dtype(case)
-        made = self._all(case.ranks, "run", case)
+        answers = self._ask_all(case.ranks, "run", case)
         if case.spread:
-            return spread(case, [trace for trace, _, _ in made], [calls for _, calls, _ in made])
-        return merged([trace for trace, _, _ in made], [calls for _, calls, _ in made], made[0][2])
+            return merge_spread(case, [trace for trace, _, _ in answers], [calls for _, calls, _ in answers])
+        return merge_traces([trace for trace, _, _ in answers], [calls for _, calls, _ in answers], answers[0][2])
 
-    def verify(self, given: Given, tape: Array) -> Blocks:
+    def verify(self, given: GivenTree, tape: Array) -> Blocks:
         """See `backends.base.ExactLaw`."""
         return self._blocks("verify", given, tape)
 
@@ -59,46 +59,46 @@ class RankedBackend(EngineBackend):
         """See `backends.base.ExactLaw`."""
         return self._blocks("samples", world, seeds)
 
-    def _blocks(self, word: str, tables: Given | World, coins: Array) -> Blocks:
+    def _blocks(self, word: str, tables: GivenTree | World, coins: Array) -> Blocks:
         """The blocks of rank 0."""
         if tables.ranks == 1:
-            asked: Blocks = getattr(super(), word)(tables, coins)
-            return asked
-        made: Blocks = self._all(tables.ranks, word, tables, coins)[0]
-        return made
+            blocks: Blocks = getattr(super(), word)(tables, coins)
+        else:
+            blocks = self._ask_all(tables.ranks, word, tables, coins)[0]
+        return blocks
 
-    def _all(self, ranks: int, *told: Any) -> list[Any]:
-        """What all ranks made, rank 0's first.
+    def _ask_all(self, ranks: int, *order: Any) -> list[Any]:
+        """The answers of all ranks to `order`, rank 0's first.
 
         Raises:
             Exception: One of FAILURES.
             Unavailable: as `run`.
         """
         try:
-            answers = self._crew(ranks).ask(*told)
+            answers = self._crew(ranks).ask(*order)
         except Unavailable:
             self._crews.pop(ranks, None)
             raise
-        for wanted, raises in FAILURES.items():
+        for failure_word, raises in FAILURES.items():
             for word, why in answers:
-                if word == wanted:
+                if word == failure_word:
                     raise raises(why)
-        return [made for _, made in answers]
+        return [answer for _, answer in answers]
 
     def _crew(self, ranks: int) -> Crew:
         """The crew of so many ranks; another one where a fault was planted since."""
         seams = in_mode(self.seams, self.mode)
-        known = self._crews.get(ranks)
-        if known is None or known[0] is not self.seams:
-            if known is not None:
-                known[1].close()
+        entry = self._crews.get(ranks)
+        if entry is None or entry[0] is not self.seams:
+            if entry is not None:
+                entry[1].close()
             self._crews[ranks] = (self.seams, Crew(ranks, seams, self.declaration.name))
         return self._crews[ranks][1]
 
     @property
     def processes(self) -> tuple[int, ...]:
         """See `backends.base.Keeping`."""
-        return tuple(one for _, crew in self._crews.values() for one in crew.processes)
+        return tuple(process_id for _, crew in self._crews.values() for process_id in crew.processes)
 
     def close(self) -> None:
         """End all processes."""

@@ -59,18 +59,18 @@ def open_backend(name: str) -> Backend:
         Unavailable: if the device or a package of the backend is missing.
         WrongFlag: if an environment flag has a value that is not defined.
     """
-    known = {row.name: row for row in ROWS}
-    if name in known:
+    rows = {row.name: row for row in ROWS}
+    if name in rows:
         try:
             from backends.compositions import compose  # imports torch, which listing names does not need
         except ImportError as why:
             raise Unavailable(f"{name} cannot be imported: {why}") from why
-        return compose(known[name])
+        return compose(rows[name])
     ready = {adapter.name: adapter for adapter in ADAPTERS}
     if name in ready:
-        return _adapted(ready[name])
+        return _open_adapter(ready[name])
     if is_remote(name):
-        return _remote(name)
+        return _open_remote(name)
     module_name, colon, attribute = name.partition(":")
     if not colon:
         raise UnknownBackend(unknown(name))
@@ -78,15 +78,15 @@ def open_backend(name: str) -> Backend:
     try:
         module = importlib.import_module(module_name)
     except ImportError as why:
-        searched = "; it is searched on Python's path and in the current folder" if why.name == module_name else ""
+        search_hint = "; it is searched on Python's path and in the current folder" if why.name == module_name else ""
         raise UnknownBackend(
-            f"backend {name!r}: cannot import {module_name!r} ({why}){raised_at(why)}{searched}"
+            f"backend {name!r}: cannot import {module_name!r} ({why}){raised_at(why)}{search_hint}"
         ) from why
     except (Exception, SystemExit) as why:  # a user's module may raise anything; it becomes one line
         raise UnknownBackend(
             f"backend {name!r}: importing {module_name!r} raised {_brief(why)}{raised_at(why)}"
         ) from why
-    return _made(name, module, module_name, attribute)
+    return _open_by_factory(name, module, module_name, attribute)
 
 
 def is_remote(name: str) -> bool:
@@ -107,7 +107,7 @@ def check_address(name: str) -> None:
             raise UnknownBackend(f"{address.PREFIX} {why}") from None
 
 
-def _remote(name: str) -> Backend:
+def _open_remote(name: str) -> Backend:
     """Open a server or a program."""
     check_address(name)
     if name.startswith(address.PREFIX):
@@ -131,28 +131,28 @@ def shipped_names() -> tuple[str, ...]:
 
 def unknown(name: str) -> str:
     """The refusal of a name that stands for no backend."""
-    known = ", ".join(row.name for row in ROWS)
-    others = f"{', '.join(form for form, *_ in FORMS)} and the adapters of `specverify list backends`"
-    return f"no backend is called {name!r}: known are {known}, {others}"
+    names = ", ".join(row.name for row in ROWS)
+    other_forms = f"{', '.join(form for form, *_ in FORMS)} and the adapters of `specverify list backends`"
+    return f"no backend is called {name!r}: known are {names}, {other_forms}"
 
 
-def _adapted(adapter: Adapter) -> Backend:
+def _open_adapter(adapter: Adapter) -> Backend:
     """Open a ready adapter; its engine is imported here.
 
     Raises:
         Unavailable: if the engine is not installed, or cannot be imported.
     """
-    absent = adapter.missing()
+    absent = adapter.why_not_installed()
     if absent is not None:
         raise Unavailable(absent)
     try:
         module = importlib.import_module(adapter.module)
     except Exception as why:  # a package of others may raise anything when it is imported
         raise Unavailable(f"{adapter.name} cannot be imported: {_brief(why)}") from why
-    return _made(adapter.name, module, adapter.module, adapter.attribute)
+    return _open_by_factory(adapter.name, module, adapter.module, adapter.attribute)
 
 
-def _made(name: str, module: ModuleType, module_name: str, attribute: str) -> Backend:
+def _open_by_factory(name: str, module: ModuleType, module_name: str, attribute: str) -> Backend:
     """The backend that the factory `attribute` of a module returns, if its declaration is admitted."""
     factory, place = getattr(module, attribute, None), defined_at(module, attribute)
     if not callable(factory):
@@ -184,14 +184,14 @@ def eager_beside(name: str) -> str | None:
 
     None if `name` is that eager backend itself, or is not a backend that we ship.
     """
-    of = {row.name: row for row in ROWS}
-    if name not in of:
+    rows = {row.name: row for row in ROWS}
+    if name not in rows:
         return None
-    suffix = "-emulated" if of[name].emulated else ""
+    suffix = "-emulated" if rows[name].emulated else ""
     # By the name's family first: an emulated Ascend backend computes on the CPU, and its twin is not cpu-eager.
-    twins = (f"{name.split('-')[0]}-eager{suffix}", f"{of[name].device}-eager")
-    found = next((one for one in twins if one in of), None)
-    return None if found == name else found
+    twins = (f"{name.split('-')[0]}-eager{suffix}", f"{rows[name].device}-eager")
+    twin = next((candidate for candidate in twins if candidate in rows), None)
+    return None if twin == name else twin
 
 
 def _brief(why: BaseException) -> str:

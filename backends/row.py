@@ -71,14 +71,14 @@ class Row:
         return self.composition not in WRITTEN_OUT
 
 
-CALLED = {"cuda": "an NVIDIA device", "npu": "an Ascend device"}
+DEVICE_WORDS = {"cuda": "an NVIDIA device", "npu": "an Ascend device"}
 """The name of each device in messages."""
 
 
 def deviceless(row: Row, why: str) -> str:
     """The refusal of a backend whose device cannot be used, for the reason `why`."""
     hint = f"; on the CPU, {row.twin} runs the same attention" if row.twin else ""
-    return f"{row.name} needs {CALLED[row.device]}: {why}{hint}"
+    return f"{row.name} needs {DEVICE_WORDS[row.device]}: {why}{hint}"
 
 
 widest = partial(Row, soft_caps="any", sinks=True, unequal_widths=True)

@@ -41,14 +41,14 @@ SOURCE = 120
 def recording(run: Callable[[Case], T], draws: list[Draw]) -> Callable[[Case], T]:
     """`run`, which notes in `draws` the random numbers that it reads in the thread of its caller."""
 
-    def recorded(case: Case) -> T:
+    def run_recorded(case: Case) -> T:
         recorder = Recorder(may_decide)
         with recorder:
-            returned = run(case)
+            result = run(case)
         draws.extend(decisions(recorder.draws))
-        return returned
+        return result
 
-    return recorded
+    return run_recorded
 
 
 def may_decide(call: Call) -> bool:

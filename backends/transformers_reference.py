@@ -24,16 +24,16 @@ from backends.engine.model.axes import axes_of, whole_inputs
 from backends.engine.model.built_in import DTYPES, built_in
 from backends.engine.model.hidden import last_norm
 from backends.engine.model.models import from_disk
-from backends.engine.reach import BESIDE, RECURRENT
+from backends.engine.reach import HYBRID, RECURRENT
 from reference.architecture import Model, Seeded
 from reference.family.recurrent import RecurrentState
 from reference.trace import Array
 
 INTERFACE = "specverify-plain"
-"""Name under which `watched`, which records calls of eager attention, is registered with transformers."""
+"""Name under which `record_attention`, which records calls of eager attention, is registered with transformers."""
 
 NARROW = (torch.float32, torch.bfloat16, torch.float16)
-WIDENED = {torch.Tensor.float: torch.Tensor.double, torch.Tensor.half: torch.Tensor.double}
+WIDER_METHODS = {torch.Tensor.float: torch.Tensor.double, torch.Tensor.half: torch.Tensor.double}
 
 
 class Wide(TorchFunctionMode):
@@ -52,15 +52,15 @@ class Wide(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one call in float64; `types` is not used."""
-        widened = {name: _widened(value) for name, value in (kwargs or {}).items()}
+        wide_kwargs = {name: _wide_dtype(value) for name, value in (kwargs or {}).items()}
         # `.float()` and `.half()` name no dtype in their arguments, so the method itself is replaced.
-        result = WIDENED.get(func, func)(*(_widened(one) for one in args), **widened)
+        result = WIDER_METHODS.get(func, func)(*(_wide_dtype(argument) for argument in args), **wide_kwargs)
         if isinstance(result, Tensor) and result.dtype in NARROW:
             self.narrow.add(str(getattr(func, "__name__", func)))
         return result
 
 
-def _widened(value: Any) -> Any:
+def _wide_dtype(value: Any) -> Any:
     return torch.float64 if isinstance(value, torch.dtype) and value in NARROW else value
 
 
@@ -114,33 +114,33 @@ class _Layer:
 KINDS = ("output", "query", "key", "value")
 """The tensors of a recorded call of attention."""
 
-_seen: ContextVar[list[_Layer]] = ContextVar("_seen")
+_recorded_calls: ContextVar[list[_Layer]] = ContextVar("_recorded_calls")
 
 
-def watched(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **named: Any
+def record_attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> Any:
     """Call the eager attention of the file that defines `module`, with the same arguments, and record the call.
 
     Raises:
         Unsupported: if that file has no `eager_attention_forward`.
     """
-    own = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
-    if own is not None and named.get("softcap") and "softcap" not in signature(own).parameters:
-        own = eager_with_cap  # a built-in model may have a soft cap that its family lacks in transformers
-    if own is None:
+    eager = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
+    if eager is not None and options.get("softcap") and "softcap" not in signature(eager).parameters:
+        eager = eager_with_cap  # a built-in model may have a soft cap that its family lacks in transformers
+    if eager is None:
         raise Unsupported(f"{type(module).__name__} has no eager attention of transformers' usual form")
-    mixed, weights = own(module, query, key, value, attention_mask, **named)
+    output, weights = eager(module, query, key, value, attention_mask, **options)
     mask = None if attention_mask is None else attention_mask[0, 0]
     index = module.layer_idx
     assert isinstance(index, int)
-    scale = named.get("scaling")
+    scale = options.get("scaling")
     scale = query.shape[-1] ** -0.5 if scale is None else float(scale)  # None means the usual 1 / sqrt(head_dim)
-    _seen.get().append(_Layer(index, scale, query[0], key[0], value[0], mixed[0].transpose(0, 1), mask))
-    return mixed, weights
+    _recorded_calls.get().append(_Layer(index, scale, query[0], key[0], value[0], output[0].transpose(0, 1), mask))
+    return output, weights
 
 
-AttentionInterface.register(INTERFACE, watched)
+AttentionInterface.register(INTERFACE, record_attention)
 AttentionMaskInterface.register(INTERFACE, eager_mask)
 
 
@@ -168,7 +168,8 @@ class PlainTransformers:
             for module in self._network.modules():
                 if isinstance(getattr(module, "embed_scale", None), Tensor):  # Gemma's embeddings cast it like a weight
                     module.embed_scale = module.embed_scale.to(DTYPES[dtype]).to(torch.float64)
-        self.config, self._axes = self._network.config, axes_of(model)
+        self.config = self._network.config
+        self._axes = axes_of(model)
         self._network.set_attn_implementation(INTERFACE)
         if hasattr(self.config, "_experts_implementation"):
             # "eager" is the experts' code in the model's own file; other values replace it by grouped products.
@@ -178,21 +179,21 @@ class PlainTransformers:
         self._attending = [layer for layer in range(len(self.reaches)) if not kinds or kinds[layer] not in RECURRENT]
         self.scale = 1.0
         cap = getattr(self.config, "score_cap", 0.0)  # set by `config_of` if the model's class has no soft cap
-        self._capped = {"softcap": cap} if cap else {}
+        self._cap_options = {"softcap": cap} if cap else {}
 
     @contextmanager
-    def changed(self, seed: int, share: float) -> Iterator[None]:
+    def perturbed(self, seed: int, share: float) -> Iterator[None]:
         """Inside the `with`, each weight is multiplied by 1 + `share` * (a normal number of the generator `seed`)."""
-        draw = torch.Generator().manual_seed(seed)
-        held = {name: parameter.data for name, parameter in self._network.named_parameters()}
+        generator = torch.Generator().manual_seed(seed)
+        data_by_name = {name: parameter.data for name, parameter in self._network.named_parameters()}
         try:
             for parameter in self._network.parameters():
-                drawn = torch.randn(parameter.shape, generator=draw, dtype=torch.float64, device="cpu")
-                parameter.data = parameter.data * (1 + share * drawn.to(parameter.device))
+                noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64, device="cpu")
+                parameter.data = parameter.data * (1 + share * noise.to(parameter.device))
             yield
         finally:
             for name, parameter in self._network.named_parameters():
-                parameter.data = held[name]
+                parameter.data = data_by_name[name]
 
     def run(self, tokens: tuple[int, ...]) -> Sequence:
         """Run `tokens`, at least one, from scratch.
@@ -202,31 +203,33 @@ class PlainTransformers:
                 its interface, or if a mask does not match `reaches`.
         """
         layers: list[_Layer] = []
-        noted = _seen.set(layers)
+        reset_token = _recorded_calls.set(layers)
         try:
             with wide() as mode:
-                logits = self._network(**whole_inputs(self._axes, tokens), use_cache=False, **self._capped).logits[0]
+                logits = self._network(**whole_inputs(self._axes, tokens), use_cache=False, **self._cap_options).logits[
+                    0
+                ]
         finally:
-            _seen.reset(noted)
+            _recorded_calls.reset(reset_token)
         name = type(self._network).__name__
         if mode.narrow:
             raise Unsupported(f"{name}: transformers computes {', '.join(sorted(mode.narrow))} narrower than float64")
-        if not layers or [one.index for one in layers] != self._attending:
+        if not layers or [layer.index for layer in layers] != self._attending:
             raise Unsupported(
-                f"{name}: layers {[one.index for one in layers]} call attention through transformers' attention "
+                f"{name}: layers {[layer.index for layer in layers]} call attention through transformers' attention "
                 f"interface, where each of {self._attending} should, once"
             )
-        for one in layers:
-            self._check_mask(one, self.reaches[one.index])
+        for layer in layers:
+            self._check_mask(layer, self.reaches[layer.index])
         # A layer with a recurrent state attends to nothing: zeros stand for its columns.
         first = layers[0]
-        zeros = [torch.zeros_like(one) for one in (first.query, first.key, first.value, first.output)]
+        zeros = [torch.zeros_like(tensor) for tensor in (first.query, first.key, first.value, first.output)]
         blank = _Layer(-1, first.scale, zeros[0], zeros[1], zeros[2], zeros[3], None)
-        at = {one.index: one for one in layers}
-        layers = [at.get(index, blank) for index in range(len(self.reaches))]
-        self.scale = next(iter(at.values())).scale
-        stacked = (torch.stack([getattr(one, kind) for one in layers]).numpy() for kind in KINDS)
-        return Sequence(logits.numpy(), *stacked)
+        layer_by_index = {layer.index: layer for layer in layers}
+        layers = [layer_by_index.get(index, blank) for index in range(len(self.reaches))]
+        self.scale = next(iter(layer_by_index.values())).scale
+        tensors = (torch.stack([getattr(layer, kind) for layer in layers]).numpy() for kind in KINDS)
+        return Sequence(logits.numpy(), *tensors)
 
     def states(self, tokens: tuple[int, ...]) -> Array:
         """The residual stream, float64 [layers + 2, T, hidden size]; see `reference.oracle.evaluator.Evaluator`.
@@ -244,35 +247,37 @@ class PlainTransformers:
         if norm is None:
             raise Unsupported(f"{type(self._network).__name__} has no last norm under the name that decoders give it")
         last: list[torch.Tensor] = []
-        hook = norm.register_forward_pre_hook(lambda _, given: last.append(given[0]))
-        noted = _seen.set([])
+        hook = norm.register_forward_pre_hook(lambda _, inputs: last.append(inputs[0]))
+        reset_token = _recorded_calls.set([])
         try:
             with wide():
-                given = {**whole_inputs(self._axes, tokens), **self._capped}
-                said = body(**given, use_cache=False, output_hidden_states=True).hidden_states
+                inputs = {**whole_inputs(self._axes, tokens), **self._cap_options}
+                hidden_states = body(**inputs, use_cache=False, output_hidden_states=True).hidden_states
         finally:
-            _seen.reset(noted)
+            _recorded_calls.reset(reset_token)
             hook.remove()
         # transformers puts the normed output in the last place, so the last layer's own output goes before it.
-        states: Array = torch.stack([*said[:-1], last[0], said[-1]])[:, 0].numpy()
+        states: Array = torch.stack([*hidden_states[:-1], last[0], hidden_states[-1]])[:, 0].numpy()
         return states
 
     def recurrent(self, tokens: tuple[int, ...]) -> RecurrentState | None:
         """The recurrent state that transformers' own cache holds behind `tokens`; None for a model without any."""
         kinds = getattr(self.config, "layer_types", None) or []
-        if not (layers := [at for at, kind in enumerate(kinds) if kind in (*RECURRENT, *BESIDE)]) or not tokens:
+        layers = [layer for layer, kind in enumerate(kinds) if kind in (*RECURRENT, *HYBRID)]
+        if not layers or not tokens:
             return None
-        held, noted = DynamicCache(config=self.config), _seen.set([])
+        cache = DynamicCache(config=self.config)
+        reset_token = _recorded_calls.set([])
         try:
             with wide():
-                self._network(torch.tensor([tokens]), use_cache=True, past_key_values=held, **self._capped)
+                self._network(torch.tensor([tokens]), use_cache=True, past_key_values=cache, **self._cap_options)
         finally:
-            _seen.reset(noted)
+            _recorded_calls.reset(reset_token)
         # transformers keeps as many inputs as the convolution is wide, channels first; the oldest one is never read.
-        windows = tuple(held.layers[layer].conv_states[0][0].T[1:].numpy() for layer in layers)
+        windows = tuple(cache.layers[layer].conv_states[0][0].T[1:].numpy() for layer in layers)
         blank = torch.zeros(1, 0, 0, 0)  # a layer that has a convolution alone
-        memories = (held.layers[layer].recurrent_states[0] for layer in layers)
-        return RecurrentState(windows, tuple((blank if one is None else one)[0].numpy() for one in memories))
+        memories = (cache.layers[layer].recurrent_states[0] for layer in layers)
+        return RecurrentState(windows, tuple((blank if memory is None else memory)[0].numpy() for memory in memories))
 
     def _check_mask(self, layer: _Layer, reach: tuple[int, int]) -> None:
         """Raise Unsupported unless the mask hides exactly the columns after a row and those out of its reach."""
@@ -303,12 +308,14 @@ def _reaches(config: Any) -> tuple[tuple[int, int], ...]:
     """
     window: int = getattr(config, "sliding_window", None) or 0
     chunk: int = getattr(config, "attention_chunk_size", None) or 0
-    whole = dict.fromkeys(("full_attention", *RECURRENT, *BESIDE), (0, 0))
-    known = {**whole, "sliding_attention": (window, 0), "chunked_attention": (0, chunk)}
+    unlimited = dict.fromkeys(("full_attention", *RECURRENT, *HYBRID), (0, 0))
+    reach_by_kind = {**unlimited, "sliding_attention": (window, 0), "chunked_attention": (0, chunk)}
     kinds = getattr(config, "layer_types", None)
     if not kinds:
         return ((window, 0),) * int(config.num_hidden_layers)
     for kind in kinds:
-        if kind not in known:
-            raise Unsupported(f"layers of kind {kind}: plain transformers is a reference for {', '.join(known)}")
-    return tuple(known[kind] for kind in kinds)
+        if kind not in reach_by_kind:
+            raise Unsupported(
+                f"layers of kind {kind}: plain transformers is a reference for {', '.join(reach_by_kind)}"
+            )
+    return tuple(reach_by_kind[kind] for kind in kinds)

@@ -34,14 +34,14 @@ def counts_of(steps: Iterable[tuple[Tree, Sequence[int]]], static: Sequence[Rank
     offered: Counter[Place] = Counter()
     accepted: Counter[Place] = Counter()
     for tree, path in steps:
-        known = next((one.rank for one in static if one.parent == tree.parent), None)
-        for at, node in enumerate(path):
-            below = tree.children[node]
-            for place, child in enumerate(below):
-                rank = place if known is None else known[child]
-                offered[at + 1, rank] += 1
+        ranks = next((rank_tree.rank for rank_tree in static if rank_tree.parent == tree.parent), None)
+        for depth, node in enumerate(path):
+            children = tree.children[node]
+            for place, child in enumerate(children):
+                rank = place if ranks is None else ranks[child]
+                offered[depth + 1, rank] += 1
                 # Rules that take twins for one candidate may go on below the twin of the accepted node.
-                accepted[at + 1, rank] += child in path[at + 1 : at + 2]
+                accepted[depth + 1, rank] += child in path[depth + 1 : depth + 2]
     return RankCounts(dict(offered), {place: count for place, count in accepted.items() if count})
 
 
@@ -49,9 +49,9 @@ def counts_of_run(draft: Draft, steps: Iterable[Step]) -> RankCounts:
     """The counts of a run's steps; none for a script, whose trees no draft ranked."""
     if draft.trees is not None:
         return RankCounts()
-    static = () if draft.expansion is not None else [one for one in draft.shapes if isinstance(one, RankTree)]
-    shown = [(one.drafted.tree, one.accepted.path) for one in steps if one.drafted and one.accepted]
-    return counts_of(shown, static)
+    static = () if draft.expansion is not None else [shape for shape in draft.shapes if isinstance(shape, RankTree)]
+    drafted_paths = [(step.drafted.tree, step.accepted.path) for step in steps if step.drafted and step.accepted]
+    return counts_of(drafted_paths, static)
 
 
 def counts_by_draft(draft: Draft, steps: Iterable[Step]) -> dict[str, RankCounts]:
@@ -60,6 +60,6 @@ def counts_by_draft(draft: Draft, steps: Iterable[Step]) -> dict[str, RankCounts
     return {draft.TAG: counts} if counts.offered else {}
 
 
-def added(one: Mapping[str, RankCounts], other: Mapping[str, RankCounts]) -> dict[str, RankCounts]:
+def sum_counts(first: Mapping[str, RankCounts], second: Mapping[str, RankCounts]) -> dict[str, RankCounts]:
     """The sums of two mappings from kinds of draft to counts."""
-    return {tag: one.get(tag, RankCounts()) + other.get(tag, RankCounts()) for tag in {**one, **other}}
+    return {tag: first.get(tag, RankCounts()) + second.get(tag, RankCounts()) for tag in {**first, **second}}

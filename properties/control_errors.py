@@ -54,7 +54,7 @@ class Exactness:
 
 def exactness(errors: Iterable[ControlError]) -> list[Exactness]:
     """The exactness of plain decode by dtype and quantity."""
-    return sorted(_exactness(errors), key=lambda one: (one.dtype, one.quantity))
+    return sorted(_exactness(errors), key=lambda entry: (entry.dtype, entry.quantity))
 
 
 def _exactness(errors: Iterable[ControlError]) -> Iterator[Exactness]:
@@ -64,7 +64,8 @@ def _exactness(errors: Iterable[ControlError]) -> Iterator[Exactness]:
             by_kind[error.dtype, error.quantity][error.target].append(_deviations(error))
     for (dtype, quantity), by_target in by_kind.items():
         means = [sum(values) / len(values) for values in by_target.values()]
-        mean, prompts = sum(means) / len(means), sum(map(len, by_target.values()))
+        mean = sum(means) / len(means)
+        prompts = sum(map(len, by_target.values()))
         yield Exactness(dtype, quantity, len(means), prompts, exp(mean * DEVIATION), mean * sqrt(len(means)))
 
 
@@ -77,13 +78,13 @@ def _deviations(error: ControlError) -> float:
     return max(-FARTHEST, min(FARTHEST, (log(error.ratio) - MEAN[error.dtype]) / DEVIATION))
 
 
-def inexact(errors: Iterable[ControlError]) -> str | None:
+def excess_error(errors: Iterable[ControlError]) -> str | None:
     """Why plain decode is less exact than its dtype over the whole run, or None."""
-    worst = max(exactness(errors), key=lambda one: one.statistic, default=None)
+    worst = max(exactness(errors), key=lambda entry: entry.statistic, default=None)
     if worst is None or worst.statistic < RED:
         return None
-    what = {"logits": "logits", "attended": "attention outputs"}[worst.quantity]
+    noun = {"logits": "logits", "attended": "attention outputs"}[worst.quantity]
     return (
-        f"plain decode in {worst.dtype} is less exact than its dtype: the errors of its {what} are {worst.times:.1f} "
+        f"plain decode in {worst.dtype} is less exact than its dtype: the errors of its {noun} are {worst.times:.1f} "
         f"times the usual ones, over {worst.prompts} prompts on {worst.targets} targets"
     )

@@ -3,7 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass, field
 
-from properties.known import Known
+from properties.known import KnownFailure
 from properties.tally import Tally
 
 SEEN, STALE, EXPIRED, UNJUDGED, ELSEWHERE = "seen", "stale", "expired", "could not judge", "not in this run"
@@ -28,7 +28,7 @@ class KnownState:
         why: What led to the state, in one sentence; empty for SEEN.
     """
 
-    known: Known
+    known: KnownFailure
     backend: str
     state: str
     cases: int
@@ -106,11 +106,11 @@ class GateResult:
     def exit_code(self) -> int:
         """0 agree, 1 differ (or a known failure that passes now or has expired), 2 wrong input, 3 could not judge."""
         codes = [run.exit_code for run in self.runs]
-        if 1 in codes or any(one.state in RED for one in self.known):
+        if 1 in codes or any(failure.state in RED for failure in self.known):
             return 1
         if 2 in codes:
             return 2
-        unknown = any(one.state == UNJUDGED for one in self.known)
+        unknown = any(failure.state == UNJUDGED for failure in self.known)
         return 3 if 3 in codes or self.complaints or unknown or not self.runs else 0
 
     @property

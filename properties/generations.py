@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from properties.laws.draw_by_draw import draft_bets, high_of, logit_bound, points, trials
+from properties.laws.draw_by_draw import draft_bets, logit_bound, points, trials, upper_bounds
 from properties.laws.sampled.accept_bets import ACCEPT, FAULTS
 from properties.laws.sampled.draft_faults import GROUPS
 from properties.laws.sampled.gate import log_bar
 from properties.laws.sampled.links import Links
 from properties.laws.sampled.neighbours import Neighbours
-from properties.laws.worlds import promised, pruned
+from properties.laws.worlds import is_promised, prune_tree
 from properties.tolerance.closeness import noise
 from properties.verdict.invariant import NotApplicable, Oracle, Unobserved
 from properties.verdict.subject import Declined, NoTrace, Subject
@@ -47,7 +47,7 @@ rule that looks at the past alone.
 LONGER = 5
 
 
-LASTS = 16
+MIN_ROOM = 16
 """Tokens for which generations of an engine have room that shows nothing but tokens; drawn cases often have few."""
 
 
@@ -82,7 +82,7 @@ BESIDE = Effort(24, 3, hot=True, nodes=3)
 
 
 @dataclass
-class Heard:
+class GenerationEvidence:
     """The evidence of the generations of one case.
 
     Attributes:
@@ -117,13 +117,13 @@ class Heard:
     @property
     def worst(self) -> str:
         """The test with the most evidence: `neighbour`, or a link of `properties.laws.sampled.links`."""
-        named = dict(self.links.log_es)
+        log_es = dict(self.links.log_es)
         if self.neighbours is not None:
-            named["neighbour"] = self.neighbours.log_e
-        return max(named, key=lambda name: named[name])
+            log_es["neighbour"] = self.neighbours.log_e
+        return max(log_es, key=lambda name: log_es[name])
 
 
-def listen(case: Case, oracle: Oracle, subject: Subject, effort: Effort) -> Heard:
+def generation_evidence(case: Case, oracle: Oracle, subject: Subject, effort: Effort) -> GenerationEvidence:
     """One e-process over the draws of several generations, each draw given all draws before it.
 
     `properties.laws.draw_by_draw` makes the trials. A case on a small model runs with fresh seeds, two requests in one
@@ -134,42 +134,42 @@ def listen(case: Case, oracle: Oracle, subject: Subject, effort: Effort) -> Hear
     Raises:
         NotApplicable: The rule does not promise the target's law, or the engine's law has no bound.
     """
-    if not promised(case):
+    if not is_promised(case):
         raise NotApplicable("the rule does not promise the target's law here")
     single = isinstance(case.model, Checkpoint)
     knows_draft = _knows_draft(case, subject)
     groups = GROUPS if knows_draft else {ACCEPT: len(FAULTS)}
-    heard = Heard(links=Links(groups), neighbours=None if single else Neighbours())
-    before: dict[float, tuple[int, ...]] = {}
+    evidence = GenerationEvidence(links=Links(groups), neighbours=None if single else Neighbours())
+    last_outputs: dict[float, tuple[int, ...]] = {}
     # As many runs as doubt may ask for; the loop breaks off where there is none.
-    lasting = case if subject.abilities is None or subject.abilities.draft_trees else _lasting(case, subject)
-    for ran, run in enumerate(_runs(lasting, effort.in_doubt), 1):
+    roomy_case = case if subject.abilities is None or subject.abilities.draft_trees else _with_room(case, subject)
+    for num_runs, run in enumerate(_runs(roomy_case, effort.in_doubt), 1):
         for alone, trace in _requests(run, subject, pairs=not single):
             bound = logit_bound(alone, noise(alone, oracle, subject))
-            known = points(alone, oracle, trace, bound)
-            bets = draft_bets(alone, oracle, trace.output, known) if knows_draft else None
-            for trial in trials(alone, trace, known, bets):
-                heard.links.add(trial)
-            warmth = alone.sampling.temperature
+            law_points = points(alone, oracle, trace, bound)
+            bets = draft_bets(alone, oracle, trace.output, law_points) if knows_draft else None
+            for trial in trials(alone, trace, law_points, bets):
+                evidence.links.add(trial)
+            temperature = alone.sampling.temperature
             # Only requests at one temperature have the same law, so only these are compared.
-            if heard.neighbours is not None and warmth in before:
-                heard.neighbours.compare(trace.output, before[warmth], high_of(known))
-            before[warmth] = trace.output
-            heard.first = heard.first or trace
-            heard.tokens += len(trace.output)
-        asked = effort.in_doubt if heard.log_e > DOUBT else effort
-        if heard.log_e >= log_bar(RUN_TESTS) or heard.tokens >= asked.tokens or ran >= asked.runs:
+            if evidence.neighbours is not None and temperature in last_outputs:
+                evidence.neighbours.compare(trace.output, last_outputs[temperature], upper_bounds(law_points))
+            last_outputs[temperature] = trace.output
+            evidence.first = evidence.first or trace
+            evidence.tokens += len(trace.output)
+        limits = effort.in_doubt if evidence.log_e > DOUBT else effort
+        if evidence.log_e >= log_bar(RUN_TESTS) or evidence.tokens >= limits.tokens or num_runs >= limits.runs:
             break
-    if heard.first is None:
+    if evidence.first is None:
         raise Unobserved("no request of the backend's runs took part")
-    return heard
+    return evidence
 
 
-def _lasting(case: Case, subject: Subject) -> Case:
-    """The case with room for LASTS tokens, if model and engine admit that."""
+def _with_room(case: Case, subject: Subject) -> Case:
+    """The case with room for MIN_ROOM tokens, if model and engine admit that."""
     if isinstance(case.model, Checkpoint):
         return case
-    stops = replace(case.stops, max_new_tokens=max(case.stops.max_new_tokens, LASTS), max_length=0)
+    stops = replace(case.stops, max_new_tokens=max(case.stops.max_new_tokens, MIN_ROOM), max_length=0)
     try:
         longer = replace(case, stops=stops)
     except Malformed:
@@ -182,8 +182,8 @@ def _knows_draft(case: Case, subject: Subject) -> bool:
 
     A draft that is a checkpoint would take as much time as the target.
     """
-    takes = subject.abilities is not None and not subject.abilities.draft_trees
-    return takes and isinstance(case.draft.model, Seeded)
+    has_own_draft = subject.abilities is not None and not subject.abilities.draft_trees
+    return has_own_draft and isinstance(case.draft.model, Seeded)
 
 
 def _runs(case: Case, effort: Effort) -> Iterator[Case]:
@@ -191,20 +191,20 @@ def _runs(case: Case, effort: Effort) -> Iterator[Case]:
     if isinstance(case.model, Checkpoint) and not case.sampling.tape:
         yield case
         return
-    draft = _cut(case.draft, effort.nodes)
+    draft = _cut_trees(case.draft, effort.nodes)
     seeds = dice(case, "generations").integers(0, 2**62, size=1 if isinstance(case.model, Checkpoint) else effort.runs)
-    for at, seed in enumerate(seeds.tolist()):
+    for number, seed in enumerate(seeds.tolist()):
         # Even runs are hot where the effort asks for that; the others keep the case's own temperature.
-        own = case.sampling.temperature
-        warmth = max(own, HOT) if effort.hot and at % 2 == 0 else own
-        yield replace(case, draft=draft, sampling=replace(case.sampling, tape=(), seed=seed, temperature=warmth))
+        case_temperature = case.sampling.temperature
+        temperature = max(case_temperature, HOT) if effort.hot and number % 2 == 0 else case_temperature
+        yield replace(case, draft=draft, sampling=replace(case.sampling, tape=(), seed=seed, temperature=temperature))
 
 
-def _cut(draft: Draft, nodes: int) -> Draft:
+def _cut_trees(draft: Draft, nodes: int) -> Draft:
     """The draft with the first `nodes` nodes of each tree, level by level; scripts stay as they are."""
     if not nodes or draft.trees is not None:
         return draft
-    return draft.with_shapes(tuple(pruned(Shape(shape.parent), nodes) for shape in draft.shapes))
+    return draft.with_shapes(tuple(prune_tree(Shape(shape.parent), nodes) for shape in draft.shapes))
 
 
 def _requests(run: Case, subject: Subject, pairs: bool) -> Iterator[tuple[Case, Trace]]:
@@ -213,7 +213,7 @@ def _requests(run: Case, subject: Subject, pairs: bool) -> Iterator[tuple[Case, 
     Where the backend plays sessions and both requests fit, there are two, with the same prompt and a seed each.
     """
     session = _pair(run) if pairs else None
-    shared = None if session is None else _shared(session, subject)
+    shared = None if session is None else _shared_trace(session, subject)
     if session is None or shared is None:
         yield run, subject(run)
         return
@@ -222,14 +222,14 @@ def _requests(run: Case, subject: Subject, pairs: bool) -> Iterator[tuple[Case, 
             yield session.alone(number), trace
 
 
-def _shared(session: Case, subject: Subject) -> Shared | None:
+def _shared_trace(session: Case, subject: Subject) -> Shared | None:
     """The traces of all requests of `session`; None where the backend plays no sessions or does not reveal them."""
     if subject.declines(session) is not None:
         return None
     try:
         return subject(session).shared
-    except NoTrace as absent:
-        if isinstance(absent.outcome, Declined):
+    except NoTrace as no_trace:
+        if isinstance(no_trace.outcome, Declined):
             return None
         raise
 

@@ -44,7 +44,7 @@ class Signature:
 
 
 @dataclass(frozen=True)
-class Known:
+class KnownFailure:
     """A failure that is known.
 
     Attributes:
@@ -65,14 +65,17 @@ class Known:
 
     def speaks_of(self, case: Case) -> bool:
         """Whether the failure is known on such a case."""
-        has = (case.layout.kind, case.draft.TAG, case.dtype)
-        return all(only in (None, what) for only, what in zip((self.layout, self.draft, self.dtype), has, strict=True))
+        kinds = (case.layout.kind, case.draft.TAG, case.dtype)
+        return all(
+            restriction in (None, kind)
+            for restriction, kind in zip((self.layout, self.draft, self.dtype), kinds, strict=True)
+        )
 
 
-def unsized(text: str) -> str:
+def without_numbers(text: str) -> str:
     """`text` on one line, without its numbers.
 
-    >>> unsized("IndexError: index 7 is out of bounds for size 5, 3"), unsized("rows [1, 2, 3]")
+    >>> without_numbers("IndexError: index 7 is out of bounds for size 5, 3"), without_numbers("rows [1, 2, 3]")
     ('IndexError: index # is out of bounds for size #', 'rows [#]')
     """
     return NUMBERS.sub("#", " ".join(text.split()))[:LONGEST]
@@ -80,38 +83,48 @@ def unsized(text: str) -> str:
 
 def signature(finding: Finding) -> Signature:
     """The signature of `finding`."""
-    where = tuple((name, unsized(str(finding.where[name]))) for name in KINDS if name in finding.where)
-    broke = unsized(str(finding.observed)) if finding.expected == FINISHED else ""
-    return Signature(finding.invariant, finding.stage.word, where, broke)
+    where = tuple((name, without_numbers(str(finding.where[name]))) for name in KINDS if name in finding.where)
+    message = without_numbers(str(finding.observed)) if finding.expected == FINISHED else ""
+    return Signature(finding.invariant, finding.stage.word, where, message)
 
 
-def recognised(verdict: Verdict, known: Sequence[Known]) -> Verdict:
+def without_known_findings(verdict: Verdict, known: Sequence[KnownFailure]) -> Verdict:
     """`verdict` without the findings that are known; `verdict.known` then names the failures that it met.
 
     Another finding counts as new if it lies no later (step, then stage) than the first known one, so that a known
     failure hides no other at its stage. A later one may be a consequence of the known failure: `verdict.behind` tells
     its signature. An invariant all of whose findings are set aside is `checked`, for it compared something.
     """
-    told = [(finding, signature(finding)) for finding in verdict.findings] if known else []
-    shown = {says for _, says in told}
-    met = [one for one in known if one.main in shown and one.speaks_of(verdict.case)]
-    if not met:
+    signed_findings = [(finding, signature(finding)) for finding in verdict.findings] if known else []
+    found_signatures = {mark for _, mark in signed_findings}
+    met_failures = [
+        failure for failure in known if failure.main in found_signatures and failure.speaks_of(verdict.case)
+    ]
+    if not met_failures:
         return verdict
-    signatures = {one for entry in met for one in (entry.main, *entry.also)}
-    mains = {entry.main for entry in met}
-    first = min((finding.step, finding.stage) for finding, says in told if says in mains)
-    fresh, behind = [], []
-    for finding, says in told:
-        if says in signatures:
+    known_signatures = {
+        known_signature for failure in met_failures for known_signature in (failure.main, *failure.also)
+    }
+    mains = {failure.main for failure in met_failures}
+    first = min((finding.step, finding.stage) for finding, mark in signed_findings if mark in mains)
+    fresh_findings, later_signatures = [], []
+    for finding, mark in signed_findings:
+        if mark in known_signatures:
             continue
         if (finding.step, finding.stage) <= first:
-            fresh.append(finding)
+            fresh_findings.append(finding)
         else:
-            behind.append(str(says))
-    failing = {finding.invariant for finding in fresh}
+            later_signatures.append(str(mark))
+    failing_names = {finding.invariant for finding in fresh_findings}
     outcomes = {
-        name: "checked" if outcome == "failed" and name not in failing else outcome
+        name: "checked" if outcome == "failed" and name not in failing_names else outcome
         for name, outcome in verdict.outcomes.items()
     }
-    names = tuple(entry.name for entry in met)
-    return replace(verdict, findings=tuple(fresh), outcomes=outcomes, known=names, behind=tuple(dict.fromkeys(behind)))
+    names = tuple(failure.name for failure in met_failures)
+    return replace(
+        verdict,
+        findings=tuple(fresh_findings),
+        outcomes=outcomes,
+        known=names,
+        behind=tuple(dict.fromkeys(later_signatures)),
+    )

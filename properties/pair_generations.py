@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from properties.generations import DOUBT, LONGER, RUN_TESTS
 from properties.laws.sampled.gate import log_bar
 from properties.laws.sampled.partners import PARTNERS, Partners
-from properties.laws.worlds import promised
+from properties.laws.worlds import is_promised
 from properties.verdict.invariant import NotApplicable
 from properties.verdict.peer import Peer
 from properties.verdict.subject import Subject
@@ -28,7 +28,7 @@ BY_OUTPUT = ("repetition_penalty", "presence_penalty", "frequency_penalty", "bad
 
 
 @dataclass
-class Paired:
+class PairEvidence:
     """The evidence of one case.
 
     Attributes:
@@ -38,44 +38,50 @@ class Paired:
     """
 
     tokens: int = 0
-    beyond: int | None = None
+    invalid_token: int | None = None
     partners: Partners = field(default_factory=Partners)
 
 
 def counts_from_prompt(case: Case) -> bool:
     """Whether a setting of the case has an effect that depends on where the prompt ends."""
-    plain = Sampling()
-    return any(getattr(case.sampling, name) != getattr(plain, name) for name in BY_OUTPUT)
+    defaults = Sampling()
+    return any(getattr(case.sampling, name) != getattr(defaults, name) for name in BY_OUTPUT)
 
 
-def listen_to_both(case: Case, peer: Peer, subject: Subject) -> Paired:
+def pair_evidence(case: Case, peer: Peer, subject: Subject) -> PairEvidence:
     """Run the case on fresh seeds until TOKENS are spent, or LONGER times as many where the evidence is beyond DOUBT.
 
     Raises:
         NotApplicable: The rule does not promise the target's law, or the settings depend on where the prompt ends.
         NoReference: The reference declines a request or breaks on it.
     """
-    if not promised(case):
+    if not is_promised(case):
         raise NotApplicable("the rule does not promise the target's law here")
     if counts_from_prompt(case):
         raise NotApplicable("penalties, bans and processors count from the end of the prompt")
-    heard, sampling, coins = Paired(), case.sampling, dice(case, "pair")
+    evidence = PairEvidence()
+    sampling = case.sampling
+    coins = dice(case, "pair")
     best: dict[tuple[int, ...], int] = {}
-    for ran in range(1, LONGER * RUNS + 1):
+    for run_number in range(1, LONGER * RUNS + 1):
         # Every request has a seed of its own: two sides on one seed would not be independent.
         seed, *seeds = coins.integers(0, 2**62, size=1 + PARTNERS * case.stops.max_new_tokens).tolist()
         output = subject(replace(case, sampling=replace(sampling, tape=(), seed=seed))).output
-        for at, token in enumerate(output):
+        for position, token in enumerate(output):
             if not 0 <= token < case.model.vocab_size:
-                heard.beyond = token
-                return heard
-            own = seeds[PARTNERS * at : PARTNERS * (at + 1)]
-            drawn = tuple(peer.token_after(case, output[:at], one) for one in own)
-            if output[:at] not in best:
-                best[output[:at]] = peer.token_after(case, output[:at])
-            heard.partners.add(output[:at], token, drawn, best[output[:at]])
-        heard.tokens += len(output)
-        more = LONGER if heard.partners.log_e > DOUBT else 1
-        if heard.partners.log_e >= log_bar(RUN_TESTS) or heard.tokens >= more * TOKENS or ran >= more * RUNS:
+                evidence.invalid_token = token
+                return evidence
+            peer_seeds = seeds[PARTNERS * position : PARTNERS * (position + 1)]
+            peer_tokens = tuple(peer.token_after(case, output[:position], peer_seed) for peer_seed in peer_seeds)
+            if output[:position] not in best:
+                best[output[:position]] = peer.token_after(case, output[:position])
+            evidence.partners.add(output[:position], token, peer_tokens, best[output[:position]])
+        evidence.tokens += len(output)
+        factor = LONGER if evidence.partners.log_e > DOUBT else 1
+        if (
+            evidence.partners.log_e >= log_bar(RUN_TESTS)
+            or evidence.tokens >= factor * TOKENS
+            or run_number >= factor * RUNS
+        ):
             break
-    return heard
+    return evidence

@@ -1,14 +1,14 @@
 """Planned sampling: what the sampled cases of a run can show, before they run."""
 
-from properties.generations import ALONE, BESIDE, Heard
+from properties.generations import ALONE, BESIDE, GenerationEvidence
 from properties.invariants.lossless import distribution
 from properties.invariants.pair import EVERY
 from properties.laws.sampled.gate import stream_bar
 from properties.laws.sampled.partners import PARTNERS, PARTS
 from properties.pair_generations import TOKENS
-from properties.resolution import Gathered, Resolution
+from properties.resolution import Resolution, ResolutionSums
 from properties.strategies.cases import GREEDY, plays, temperatures
-from properties.streams import Expected
+from properties.streams import ExpectedDraws
 from reference.abilities import Abilities
 
 FOCUSED = frozenset({"lossless.distribution", "pair.same-law"})
@@ -21,9 +21,9 @@ ALONE_SHARE = 0.6
 """Share of the cases that are one request, for an engine that also plays sessions."""
 
 
-def expected(
+def expected_draws(
     within: Abilities, tokens_alone: bool, tables: bool = False, focused: bool = False, interval: int = 1
-) -> Expected | None:
+) -> ExpectedDraws | None:
     """The draws that a drawn case adds to the sampling of a run, or None where no case samples.
 
     Args:
@@ -33,24 +33,28 @@ def expected(
         focused: Whether every case samples and is asked for its law.
         interval: The engine's `variant_interval`.
     """
-    warm = len(temperatures(within))
-    if not warm:
+    num_temperatures = len(temperatures(within))
+    if not num_temperatures:
         return None
     effort = BESIDE if tables else ALONE
-    each = TOKENS if tokens_alone else min(effort.tokens, USUAL * effort.runs)
-    turns = EVERY if tokens_alone else distribution.EVERY
-    alone = ALONE_SHARE if plays(within) else 1.0
-    share = 1.0 if focused else alone * warm / (GREEDY + warm) / (turns * interval)
+    draws = TOKENS if tokens_alone else min(effort.tokens, USUAL * effort.runs)
+    cases_per_turn = EVERY if tokens_alone else distribution.EVERY
+    alone_share = ALONE_SHARE if plays(within) else 1.0
+    share = (
+        1.0 if focused else alone_share * num_temperatures / (GREEDY + num_temperatures) / (cases_per_turn * interval)
+    )
     # Each temperature is a stream, beside the one over all of them.
-    bar = stream_bar(PARTS if tokens_alone else len(Heard().parts), warm + 1 if warm > 1 else 1)
-    return Expected(each * share, _usual(tokens_alone), bar)
+    bar = stream_bar(
+        PARTS if tokens_alone else len(GenerationEvidence().parts), num_temperatures + 1 if num_temperatures > 1 else 1
+    )
+    return ExpectedDraws(draws * share, _usual(tokens_alone), bar)
 
 
 def _usual(tokens_alone: bool) -> Resolution:
     """One bet on a token that has half of the mass."""
-    bet = Gathered()
+    bet = ResolutionSums()
     if tokens_alone:
-        bet.labels((1 + PARTNERS) // 2, 1 + PARTNERS)
+        bet.add_labels((1 + PARTNERS) // 2, 1 + PARTNERS)
     else:
-        bet.event(0.5, 0.5, 0.5)
-    return bet.told
+        bet.add_event(0.5, 0.5, 0.5)
+    return bet.resolution

@@ -42,15 +42,15 @@ class Resolution:
 
     def __add__(self, other: "Resolution") -> "Resolution":
         growth, variance, shift = (
-            tuple((np.array(mine) + np.array(theirs)).tolist())
-            for mine, theirs in zip(self._arrays(), other._arrays(), strict=True)
+            tuple((np.array(left) + np.array(right)).tolist())
+            for left, right in zip(self._arrays(), other._arrays(), strict=True)
         )
         about = tuple(sorted({*self.about, *other.about}))
         return Resolution(self.draws + other.draws, growth, variance, shift, about)
 
     def times(self, count: float) -> "Resolution":
         """The resolution of `count` such streams, one after the other; `count` need not be whole."""
-        growth, variance, shift = (tuple((count * np.array(one)).tolist()) for one in self._arrays())
+        growth, variance, shift = (tuple((count * np.array(array)).tolist()) for array in self._arrays())
         return Resolution(round(self.draws * count), growth, variance, shift, self.about)
 
     def _arrays(self) -> tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]:
@@ -67,24 +67,24 @@ class Resolution:
         """
         if max(self.shift) <= LEAST * self.draws:
             return 1.0
-        seen = np.array(self.growth) - Z * np.sqrt(np.array(self.variance)) - bar
+        excess = np.array(self.growth) - Z * np.sqrt(np.array(self.variance)) - bar
         shift = np.array(self.shift) / self.draws
         half = len(GRID) // 2
-        return float(max(_crossing(seen[:half], shift[:half]), _crossing(seen[half:], shift[half:])))
+        return float(max(_crossing(excess[:half], shift[:half]), _crossing(excess[half:], shift[half:])))
 
 
-def _crossing(seen: Array, shift: Array) -> float:
-    """The shift at which `seen` first reaches 0, between two points of the grid on a straight line."""
-    at = int(np.argmax(seen >= 0)) if (seen >= 0).any() else -1
-    if at == -1:
+def _crossing(excess: Array, shift: Array) -> float:
+    """The shift at which `excess` first reaches 0, between two points of the grid on a straight line."""
+    index = int(np.argmax(excess >= 0)) if (excess >= 0).any() else -1
+    if index == -1:
         return float(shift[-1])
-    if at == 0:
+    if index == 0:
         return float(shift[0])
-    part = -seen[at - 1] / (seen[at] - seen[at - 1])
-    return float(shift[at - 1] + part * (shift[at] - shift[at - 1]))
+    fraction = -excess[index - 1] / (excess[index] - excess[index - 1])
+    return float(shift[index - 1] + fraction * (shift[index] - shift[index - 1]))
 
 
-class Gathered:
+class ResolutionSums:
     """The resolution of a stream while its bets on one event arrive."""
 
     def __init__(self, about: str = LIKELIEST) -> None:
@@ -92,24 +92,24 @@ class Gathered:
         self._draws = 0
         self._sums = np.zeros((3, len(GRID)))
 
-    def event(self, p: float, low: float, high: float) -> None:
+    def add_event(self, p: float, low: float, high: float) -> None:
         """Take one bet on an event of probability `p`, known to lie between `low` and `high`."""
         tilted = p * np.exp(GRID) / (1.0 + p * np.expm1(GRID))
-        lost = np.log1p(np.where(GRID > 0, min(high, 1.0), max(low, 0.0)) * np.expm1(GRID))
+        cost = np.log1p(np.where(GRID > 0, min(high, 1.0), max(low, 0.0)) * np.expm1(GRID))
         self._draws += 1
         # The logarithm of the e-value is GRID - lost where the event came, and -lost where it did not.
         # Rounding may lift the tilted probability of a certain event above 1.
         variance = GRID**2 * tilted * np.maximum(1.0 - tilted, 0.0)
-        self._sums += np.stack([tilted * GRID - lost, variance, np.abs(tilted - p)])
+        self._sums += np.stack([tilted * GRID - cost, variance, np.abs(tilted - p)])
 
-    def labels(self, marked: int, of: int) -> None:
-        """Take one bet on whether the engine's token is among the `marked` ones of `of` tokens, each equally likely.
+    def add_labels(self, marked: int, total: int) -> None:
+        """Take one bet on whether the engine's token is among the `marked` ones of `total` tokens, each equally likely.
 
         The shift is told for the law of the engine's token: that of the label is smaller, since its partners come from
         the law with which the token is compared.
         """
         self._draws += 1
-        self._sums += _labels(marked, of)
+        self._sums += _label_sums(marked, total)
 
     @property
     def draws(self) -> int:
@@ -117,19 +117,19 @@ class Gathered:
         return self._draws
 
     @property
-    def told(self) -> Resolution:
+    def resolution(self) -> Resolution:
         """The resolution so far."""
-        growth, variance, shift = (tuple(one.tolist()) for one in self._sums)
+        growth, variance, shift = (tuple(sums.tolist()) for sums in self._sums)
         return Resolution(self._draws, growth, variance, shift, (self._about,) if self._draws else ())
 
 
 @cache
-def _labels(marked: int, of: int) -> Array:
+def _label_sums(marked: int, total: int) -> Array:
     """Growth, variance and shift of a bet on labels [3, len(GRID)]."""
-    tilted = np.exp(GRID) / (of - marked + marked * np.exp(GRID))
-    others = 1.0 / (of - marked + marked * np.exp(GRID))
-    gains = np.log(of * np.stack([tilted, others]))
-    weights = np.stack([marked * tilted, (of - marked) * others])
+    tilted = np.exp(GRID) / (total - marked + marked * np.exp(GRID))
+    unmarked = 1.0 / (total - marked + marked * np.exp(GRID))
+    gains = np.log(total * np.stack([tilted, unmarked]))
+    weights = np.stack([marked * tilted, (total - marked) * unmarked])
     growth = (weights * gains).sum(axis=0)
     variance = np.maximum((weights * gains**2).sum(axis=0) - growth**2, 0.0)
-    return np.stack([growth, variance, np.abs(weights[0] - marked / of) * of / (of - 1)])
+    return np.stack([growth, variance, np.abs(weights[0] - marked / total) * total / (total - 1)])

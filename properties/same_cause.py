@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from properties.shrinking.cases import size
-from properties.tally import Also, Failure
+from properties.tally import Failure, SameDefect
 from properties.verdict.finding import FINISHED, of_draft_numbers, of_target_alone
 
 
@@ -19,29 +19,36 @@ def by_cause(failures: list[Failure]) -> list[Failure]:
     groups: list[list[Failure]] = []
     for failure in failures:
         # One failure may join groups that were apart so far: all of them become one.
-        alike = [group for group in groups if any(_one(failure, other) for other in group)]
+        alike = [group for group in groups if any(_show_same_defect(failure, member) for member in group)]
         groups = [group for group in groups if group not in alike] + [
-            [failure, *(one for group in alike for one in group)]
+            [failure, *(member for group in alike for member in group)]
         ]
-    return [_told(group) for group in groups]
+    return [_merge(group) for group in groups]
 
 
-def _one(failure: Failure, other: Failure) -> bool:
+def _show_same_defect(first: Failure, second: Failure) -> bool:
     """Whether two failures show the same defect."""
-    located, twin = failure.finding, other.finding
-    if (located.invariant, located.stage) == (twin.invariant, twin.stage):
+    first_finding = first.finding
+    second_finding = second.finding
+    if (first_finding.invariant, first_finding.stage) == (second_finding.invariant, second_finding.stage):
         return True
-    return twin.invariant in _failing(failure) or located.invariant in _failing(other)
+    return second_finding.invariant in _failing_invariants(first) or first_finding.invariant in _failing_invariants(
+        second
+    )
 
 
-def _failing(failure: Failure) -> set[str]:
+def _failing_invariants(failure: Failure) -> set[str]:
     return {finding.invariant for finding in failure.verdict.findings}
 
 
-def _told(group: list[Failure]) -> Failure:
-    shared = any(of_target_alone(failure.finding) for failure in group)
-    first, *others = sorted(group, key=lambda failure: (shared and of_draft_numbers(failure.finding), *_rank(failure)))
-    also = tuple(Also(one.finding.invariant, one.finding.stage, one.verdict.case.id) for one in others)
+def _merge(group: list[Failure]) -> Failure:
+    target_alone = any(of_target_alone(failure.finding) for failure in group)
+    first, *rest = sorted(
+        group, key=lambda failure: (target_alone and of_draft_numbers(failure.finding), *_rank(failure))
+    )
+    also = tuple(
+        SameDefect(failure.finding.invariant, failure.finding.stage, failure.verdict.case.id) for failure in rest
+    )
     return replace(first, also=first.also + also)
 
 

@@ -27,11 +27,11 @@ def shortfalls(tally: Tally) -> list[str]:
     # A backend that never opened is an error of its own, which the campaign records.
     if not tally.opened:
         return []
-    speculated = tally.speculation.untested() if by_own_count(tally.declared) else None
-    found = (*_missing(tally), *_declined(tally), *_cut_short(tally), *_without_turn(tally), *_never_revealed(tally))
-    found += () if speculated is None else (speculated,)
-    found += tuple(_excused_alone(tally))
-    return list(found)
+    untested_speculation = tally.speculation.untested() if by_own_count(tally.declared) else None
+    reasons = (*_missing(tally), *_declined(tally), *_cut_short(tally), *_without_turn(tally), *_never_revealed(tally))
+    reasons += () if untested_speculation is None else (untested_speculation,)
+    reasons += tuple(_excused_alone(tally))
+    return list(reasons)
 
 
 def _missing(tally: Tally) -> Iterator[str]:
@@ -51,11 +51,11 @@ def _missing(tally: Tally) -> Iterator[str]:
 def _declined(tally: Tally) -> Iterator[str]:
     declined = sum(tally.unsupported.values())
     if declined > DECLINED_FLOOR * tally.cases:
-        said = f"(most often: {_most_often(tally)}): what is left is no run"
-        yield f"{declined} of {tally.cases} cases were declined {said}"
+        reason = f"(most often: {_most_often(tally)}): what is left is no run"
+        yield f"{declined} of {tally.cases} cases were declined {reason}"
     elif tally.cases - declined - tally.judged > DECLINED_FLOOR * tally.cases:
-        silent = tally.cases - declined - tally.judged
-        yield f"no invariant could be judged in {silent} of {tally.cases} cases: the traces reveal too little"
+        num_silent = tally.cases - declined - tally.judged
+        yield f"no invariant could be judged in {num_silent} of {tally.cases} cases: the traces reveal too little"
 
 
 def _most_often(tally: Tally) -> str:
@@ -114,10 +114,10 @@ def _excused_alone(tally: Tally) -> Iterator[str]:
 
 def _never_revealed(tally: Tally) -> Iterator[str]:
     """Stages that the backend declares and that no trace holds."""
-    never = sorted(tally.declared - tally.revealed)
-    if tally.traces and never:
-        words = ", ".join(Stage(one).word for one in never)
+    hidden_stages = sorted(tally.declared - tally.revealed)
+    if tally.traces and hidden_stages:
+        words = ", ".join(Stage(stage).word for stage in hidden_stages)
         yield (
             f"{tally.backend} declares that it reveals {words}, and none of {tally.traces} traces holds "
-            f"{'it' if len(never) == 1 else 'them'}: declare what the traces hold"
+            f"{'it' if len(hidden_stages) == 1 else 'them'}: declare what the traces hold"
         )

@@ -44,8 +44,10 @@ class Speculation:
         """Why the run did not test speculation although the engine was given drafts, or None."""
         if not self.told or self.accepted:
             return None
-        what = f"none of {self.proposed} drafted tokens was accepted" if self.proposed else "no token was drafted"
-        return f"speculation was not tested: {what} in {self.told} cases, so that plain decoding is all that was judged"
+        outcome = f"none of {self.proposed} drafted tokens was accepted" if self.proposed else "no token was drafted"
+        return (
+            f"speculation was not tested: {outcome} in {self.told} cases, so that plain decoding is all that was judged"
+        )
 
 
 def by_own_count(declared: frozenset[Stage]) -> bool:

@@ -26,7 +26,7 @@ def stream_of(invariant: str, case: Case) -> str:
 
 
 @dataclass(frozen=True)
-class Planned:
+class SamplingPlan:
     """The shifts that the sampling of a run was to see, told before its first case.
 
     Attributes:
@@ -40,7 +40,7 @@ class Planned:
 
 
 @dataclass(frozen=True)
-class Expected:
+class ExpectedDraws:
     """The draws that a drawn case adds to the sampling of a run.
 
     Attributes:
@@ -53,10 +53,10 @@ class Expected:
     bet: Resolution
     bar: float
 
-    def over(self, cases: int) -> Planned | None:
+    def over(self, cases: int) -> SamplingPlan | None:
         """The shifts that so many cases are to show; None where they make no draws."""
         count = round(cases * self.draws)
-        return Planned(count, self.bet.times(count).smallest(self.bar)) if count else None
+        return SamplingPlan(count, self.bet.times(count).smallest(self.bar)) if count else None
 
 
 @dataclass
@@ -114,17 +114,17 @@ class Streams:
     """
 
     settings: tuple[Stream, ...] = ()
-    whole: tuple[Stream, ...] = ()
+    over_settings: tuple[Stream, ...] = ()
 
     @property
     def all(self) -> tuple[Stream, ...]:
         """Every stream among which the run spreads its money."""
-        return (*self.whole, *self.settings)
+        return (*self.over_settings, *self.settings)
 
     @property
     def log_es(self) -> list[float]:
         """Natural logs of the e-values of `all`."""
-        return [one.log_e for one in self.all]
+        return [stream.log_e for stream in self.all]
 
     def smallest(self, stream: Stream) -> float:
         """The smallest shift per draw that `stream` would have shown with probability .99, 0 to 1."""
@@ -139,25 +139,29 @@ class Streams:
     @property
     def strongest(self) -> Stream | None:
         """The stream with the most evidence, or None."""
-        return max(self.all, key=lambda one: one.log_e, default=None)
+        return max(self.all, key=lambda stream: stream.log_e, default=None)
 
 
 def streams_of(tests: Iterable[Evidence]) -> Streams:
     """The streams of a run's tests, in the order in which the questions came."""
     settings: dict[str, Stream] = {}
-    whole: dict[str, Stream] = {}
+    by_invariant: dict[str, Stream] = {}
     grouped: dict[str, Stream] = {}
     for test in tests:
         if test.stream:
             settings.setdefault(test.stream, Stream(test.stream)).add(test)
-            whole.setdefault(test.invariant, Stream(test.invariant)).add(test)
+            by_invariant.setdefault(test.invariant, Stream(test.invariant)).add(test)
         for group in test.groups:
             name = f"{test.invariant} {group.name}"
             grouped.setdefault(name, Stream(name)).add_group(group)
-    several = (one for one in whole.values() if sum(each.startswith(f"{one.name} at ") for each in settings) > 1)
-    return Streams(tuple(settings.values()), (*several, *grouped.values()))
+    pooled = (
+        stream
+        for stream in by_invariant.values()
+        if sum(name.startswith(f"{stream.name} at ") for name in settings) > 1
+    )
+    return Streams(tuple(settings.values()), (*pooled, *grouped.values()))
 
 
 def run_evidence(tests: Sequence[Evidence]) -> float:
     """Natural log of the e-value of a run: its tests and its streams together."""
-    return log_evidence(np.array([one.log_e for one in tests]), streams=streams_of(tests).log_es)
+    return log_evidence(np.array([test.log_e for test in tests]), streams=streams_of(tests).log_es)

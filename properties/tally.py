@@ -8,13 +8,13 @@ import numpy as np
 from properties.laws.sampled.gate import ALPHA_RUN, culprits
 from properties.residue import Residue
 from properties.speculation import Speculation
-from properties.streams import Planned, run_evidence, streams_of
+from properties.streams import SamplingPlan, run_evidence, streams_of
 from properties.verdict.finding import (
     ControlError,
     Evidence,
     Finding,
     Positions,
-    Routed,
+    RoutingCounts,
     RoutingTie,
     Tie,
     Verdict,
@@ -52,7 +52,7 @@ class Counts:
 
 
 @dataclass(frozen=True)
-class Beside:
+class EagerOutcome:
     """The failing case on another backend: the one with eager attention on the same device.
 
     Attributes:
@@ -67,7 +67,7 @@ class Beside:
 
 
 @dataclass(frozen=True)
-class Also:
+class SameDefect:
     """The same defect as another worker met it: the invariant that located it, its stage, and the smallest case."""
 
     invariant: str
@@ -103,13 +103,13 @@ class Failure:
     fault: str | None = None
     backend: str = "cpu-eager"
     model: str | None = None
-    beside: Beside | None = None
-    also: tuple[Also, ...] = ()
+    beside: EagerOutcome | None = None
+    also: tuple[SameDefect, ...] = ()
     against: str | None = None
 
 
 @dataclass
-class Unanswered:
+class InternalFailure:
     """One exception inside the judge, as the cases of a run met it.
 
     Attributes:
@@ -218,7 +218,7 @@ class Tally:
     routing_ties: list[RoutingTie] = field(default_factory=list)
     excused: Counter[str] = field(default_factory=Counter)
     excused_checked: Counter[str] = field(default_factory=Counter)
-    routed: Routed = field(default_factory=Routed)
+    routed: RoutingCounts = field(default_factory=RoutingCounts)
     positions: Positions = field(default_factory=Positions)
     predicted_ties: dict[str, float] = field(default_factory=dict)
     unsupported: dict[str, int] = field(default_factory=dict)
@@ -235,12 +235,12 @@ class Tally:
     excess_error: str | None = None
     excess_ties: str | None = None
     errors: list[str] = field(default_factory=list)
-    internal: list[Unanswered] = field(default_factory=list)
+    internal: list[InternalFailure] = field(default_factory=list)
     stopped: str | None = None
     environment: dict[str, str] = field(default_factory=dict)
     against: str | None = None
     tokens_alone: bool = False
-    planned: Planned | None = None
+    planned: SamplingPlan | None = None
     speculation: Speculation = field(default_factory=Speculation)
     known: Counter[str] = field(default_factory=Counter)
     behind: Counter[str] = field(default_factory=Counter)
@@ -298,11 +298,11 @@ class Tally:
             self._count_internal(error, verdict)
 
     def _count_internal(self, error: InternalError, verdict: Verdict) -> None:
-        for known in self.internal:
-            if (known.error.invariant, known.error.why) == (error.invariant, error.why):
-                known.cases += 1
+        for failure in self.internal:
+            if (failure.error.invariant, failure.error.why) == (error.invariant, error.why):
+                failure.cases += 1
                 return
-        self.internal.append(Unanswered(error, replace(verdict, trace=None)))
+        self.internal.append(InternalFailure(error, replace(verdict, trace=None)))
 
     @property
     def had_turn(self) -> int:
@@ -315,8 +315,8 @@ class Tally:
         if not self.own_kernel or not self.attention_calls:
             return None
         # An attention that chooses among ways tells each choice beside the fallbacks.
-        fell = sum(count for why, count in self.fallbacks.items() if not why.startswith(CHOSEN))
-        return max(0.0, 1 - fell / self.attention_calls)
+        num_fallbacks = sum(count for why, count in self.fallbacks.items() if not why.startswith(CHOSEN))
+        return max(0.0, 1 - num_fallbacks / self.attention_calls)
 
     @property
     def outcome(self) -> str:
@@ -330,7 +330,7 @@ class Tally:
     @property
     def reasons(self) -> list[str]:
         """Every reason why the run could not judge, one line each: `errors`, and the exceptions inside the judge."""
-        return [*self.errors, *(one.line for one in self.internal)]
+        return [*self.errors, *(failure.line for failure in self.internal)]
 
     @property
     def exit_code(self) -> int:
@@ -340,10 +340,11 @@ class Tally:
 
 def nothing_fused(tally: Tally) -> str | None:
     """Why a backend with its own attention was not judged: every call fell back to another; None otherwise."""
-    calls, reasons = tally.attention_calls, tally.fallbacks
+    calls = tally.attention_calls
+    reasons = tally.fallbacks
     # An attention that chooses among ways tells each choice beside the fallbacks.
-    fell = sum(count for why, count in reasons.items() if not why.startswith(CHOSEN))
-    if calls and fell >= calls and fell == reasons.total():
+    num_fallbacks = sum(count for why, count in reasons.items() if not why.startswith(CHOSEN))
+    if calls and num_fallbacks >= calls and num_fallbacks == reasons.total():
         return (
             f"nothing ran fused: all {calls} attention calls fell back, so what this backend is there for did not run"
         )
@@ -352,17 +353,18 @@ def nothing_fused(tally: Tally) -> str | None:
     return None
 
 
-def condemned(tally: Tally) -> str | None:
+def excess_evidence(tally: Tally) -> str | None:
     """Why the tests by sampling condemn the run, or None: together their evidence is 1 / ALPHA_RUN or more."""
-    log_e, streams = run_evidence(tally.evidence), streams_of(tally.evidence)
+    log_e = run_evidence(tally.evidence)
+    streams = streams_of(tally.evidence)
     if log_e < -np.log(ALPHA_RUN):
         return None
     # All together may reach the bar although no single test does.
-    log_es = np.array([one.log_e for one in tally.evidence])
-    names = sorted({tally.evidence[at].invariant for at in culprits(log_es)})
+    log_es = np.array([test.log_e for test in tally.evidence])
+    names = sorted({tally.evidence[index].invariant for index in culprits(log_es)})
     strongest = streams.strongest
     if not names and strongest is not None:
         names = [f"most in {strongest.name}, e^{min(strongest.log_e, 1e6):.1f} over {strongest.draws} draws"]
     evidence = f"e^{min(log_e, 1e6):.1f}, beyond {1 / ALPHA_RUN:g}"
-    told = ", ".join(names or ["no one of them alone"])
-    return f"{len(log_es)} tests by sampling together have evidence {evidence}: {told}"
+    culprit_names = ", ".join(names or ["no one of them alone"])
+    return f"{len(log_es)} tests by sampling together have evidence {evidence}: {culprit_names}"

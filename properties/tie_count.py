@@ -23,7 +23,7 @@ UNPREDICTED = ("pair.greedy-match",)
 """Invariants whose ties no control predicts: two engines chose tokens, of whose rivals no score is known."""
 
 
-def too_many(tally: Tally) -> str | None:
+def excess_ties(tally: Tally) -> str | None:
     """Why the ties of a whole run cannot be chance, or None; each invariant's ties are counted by themselves.
 
     Ties of greedy positions say nothing of drafted nodes: each population has its own control.
@@ -44,7 +44,7 @@ Nothing measures the error of a backend's scores; clean runs came to at most 2.0
 """
 
 
-def too_many_experts(tally: Tally) -> str | None:
+def excess_expert_choices(tally: Tally) -> str | None:
     """Why the rows of a whole run that took other experts than the oracle cannot be chance, or None."""
     ties, predicted = tally.routed.ties, tally.routed.predicted
     if ties and pdtrc(ties - 1, EXPERT_INFLATION * predicted) < ALPHA:

@@ -12,7 +12,7 @@ from reference.case import Case
 from reference.draft_trees import TREE_KINDS
 from reference.family import FAMILIES
 from reference.layout import KvLayout
-from reference.parallel.ranks import unsharded
+from reference.parallel.ranks import sharding_refusal
 from reference.rules import DRAWS
 from reference.sampling import Sampling
 from reference.session import ACTIONS, EARLY
@@ -115,7 +115,7 @@ class Abilities:
     layouts: tuple[str, ...] = ("branch",)
     layout_settings: tuple[str, ...] = LAYOUT_SETTINGS
     sessions: bool = False
-    actions: tuple[str, ...] = tuple(one for one in ACTIONS if one not in EARLY)
+    actions: tuple[str, ...] = tuple(action for action in ACTIONS if action not in EARLY)
     most_requests: int = 0
     takes_tape: bool = False
     greedy: bool = True
@@ -162,12 +162,14 @@ class Abilities:
             return "sessions"
         if self.most_requests and 1 + len(session.mates) > self.most_requests:
             return f"session of {1 + len(session.mates)} requests"
-        strange = next((one.kind for one in session.actions if one.kind not in self.actions), None)
-        if strange is not None:
-            return f"action {strange}"
+        unknown_kind = next((action.kind for action in session.actions if action.kind not in self.actions), None)
+        if unknown_kind is not None:
+            return f"action {unknown_kind}"
         requests = [case.alone(number) for number in range(1 + len(session.mates))]
-        switched = [replace(requests[one.requests[0]], draft=one.draft) for one in session.actions if one.draft]
-        return next((what for one in (*requests, *switched) for what in self._beyond(one)), None)
+        switched_requests = [
+            replace(requests[action.requests[0]], draft=action.draft) for action in session.actions if action.draft
+        ]
+        return next((excess for request in (*requests, *switched_requests) for excess in self._beyond(request)), None)
 
     def not_loaded(self, architecture: Architecture) -> str | None:
         """The first thing that a built-in model has beyond the abilities, or None."""
@@ -202,7 +204,7 @@ class Abilities:
             yield "requests spread over ranks"
         if (
             isinstance(case.model, Seeded)
-            and (alone := unsharded(case.model.architecture, 1 if case.spread else case.ranks)) is not None
+            and (alone := sharding_refusal(case.model.architecture, 1 if case.spread else case.ranks)) is not None
         ):
             yield alone
         if case.model.adapter is not None and (not self.adapters or case.ranks > 1):
@@ -219,7 +221,7 @@ class Abilities:
             yield "draft with a part of the vocabulary"
         if self.trees == "chains" and case.draft.branches:
             yield "trees that branch"
-        if self.trees != "any" and any(not one.ordered for one in case.draft.shapes):
+        if self.trees != "any" and any(not shape.ordered for shape in case.draft.shapes):
             yield "trees with a parent behind its child"
         if isinstance(case.model, Seeded) and (what := self.not_loaded(case.model.architecture)) is not None:
             yield what
@@ -243,7 +245,7 @@ class Abilities:
             yield f"KV layout {layout.kind}"
         if layout.commit not in self.commits:
             yield f"commit by {layout.commit}"
-        default = {one.name: one.default for one in fields(layout)}
+        default = {option.name: option.default for option in fields(layout)}
         for name in LAYOUT_SETTINGS:
             if name not in self.layout_settings and getattr(layout, name) != default[name]:
                 yield f"KV layout with {name}"

@@ -129,13 +129,13 @@ class Architecture:
 
     def _check_settings(self) -> None:
         """Raise Malformed for a setting that the family lacks, that is out of range, or that repeats the default."""
-        own, names = self.words.settings, [name for name, _ in self.settings]
+        settings, names = self.words.settings, [name for name, _ in self.settings]
         if names != sorted(set(names)):
             raise Malformed("settings", "names in ascending order, each once")
         for name, value in self.settings:
-            if name not in own:
-                raise Malformed("settings", f"{self.family} has no {name!r}; it has {', '.join(own) or 'none'}")
-            if not 0 <= value <= 1e6 or value == own[name]:  # a stated default would give one model two digests
+            if name not in settings:
+                raise Malformed("settings", f"{self.family} has no {name!r}; it has {', '.join(settings) or 'none'}")
+            if not 0 <= value <= 1e6 or value == settings[name]:  # a stated default would give one model two digests
                 raise Malformed("settings", f"{name} of {value} is not from 0 to 1e6, or only says the default")
         self.words.check(self)
 
@@ -187,9 +187,13 @@ class Architecture:
     @property
     def weights(self) -> int:
         """Number of entries of the model's weight matrices; norms and most biases are not counted."""
-        other, attention = self.words.projections, 2 * (self.heads + self.kv_heads) * self.head_dim
-        attention, parts = (attention, (self.words.recurrent,)) if other is None else (0, (other,))
-        tables = [f(self, n) or {} for n in range(self.layers) for f in (*parts, self.words.feed_forward)]
+        if self.words.projections is None:
+            attention = 2 * (self.heads + self.kv_heads) * self.head_dim
+            mixer = self.words.recurrent
+        else:
+            attention = 0
+            mixer = self.words.projections
+        tables = [f(self, layer) or {} for layer in range(self.layers) for f in (mixer, self.words.feed_forward)]
         blocks: int = sum(prod(shape) for table in tables for shape in table.values() if len(shape) > 1)
         attention *= self.layers - len(self.unattended)
         return self.hidden_size * (self.vocab_size * (2 - self.tied) + attention) + blocks

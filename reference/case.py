@@ -9,14 +9,14 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from reference.architecture import Checkpoint, Model, Seeded
-from reference.draft import Draft, Scripted, largest
+from reference.draft import Draft, Scripted, largest_tree_size
 from reference.draft.head import Head
 from reference.files.json_words import plain
 from reference.images.spans import check_inside
 from reference.layout import KvLayout
 from reference.malformed import Malformed, under
 from reference.parallel.ranks import RANKS
-from reference.requests.models import of_request
+from reference.requests.models import model_of_request
 from reference.rules import OMIT_DEFAULT
 from reference.sampling import Sampling, Stops
 from reference.session import Session
@@ -74,9 +74,9 @@ class Case:
             raise Malformed("prompt", "empty; the pending root is its last token")
         vocab = self.model.vocab_size
         for where, tokens in self._token_fields():
-            for at, token in enumerate(tokens):
+            for i, token in enumerate(tokens):
                 if not 0 <= token < vocab:
-                    raise Malformed(f"{where}[{at}]", f"{token} is not in the vocabulary of {vocab}")
+                    raise Malformed(f"{where}[{i}]", f"{token} is not in the vocabulary of {vocab}")
         if self.session is None:
             with under("model"):
                 check_inside(self.model.images, self.prompt)
@@ -126,36 +126,38 @@ class Case:
                 self.alone(number)
                 _check_no_batches(session.mates[number - 1].draft)
         _check_no_batches(self.draft)
-        if self.spread and (session.overlapped or any(one.shared or one.dispatch is not None for one in self._drafts)):
+        if self.spread and (
+            session.overlapped or any(draft.shared or draft.dispatch is not None for draft in self._drafts)
+        ):
             # Such a step, or draft, follows from requests that other ranks hold.
             raise Malformed("spread", "a draft shares a trie or has trees by batch size, or steps are launched")
         if session.early and any(draft.shared or draft.dispatch is not None for draft in self._drafts):
             # Such a draft needs the texts, or the batches, of steps whose results are still on the way.
             raise Malformed("session.actions", "launch, first: a draft shares a trie, or has trees by batch size")
-        for at, action in enumerate(session.actions):
+        for i, action in enumerate(session.actions):
             if action.draft is not None:
-                mine = self.alone(action.requests[0])
+                request = self.alone(action.requests[0])
                 # The draft's tree size sets the stride of the tape (`reference.tape`): another draft would move every
                 # later coin.
-                if not mine.sampling.greedy:
-                    raise Malformed(f"session.actions[{at}]", "a request that samples keeps its draft: its coins do")
+                if not request.sampling.greedy:
+                    raise Malformed(f"session.actions[{i}]", "a request that samples keeps its draft: its coins do")
                 if action.draft.shared:
-                    raise Malformed(f"session.actions[{at}].draft", "a request shares a trie from its start, or never")
-                with under(f"session.actions[{at}]"):
-                    replace(mine, draft=action.draft)
+                    raise Malformed(f"session.actions[{i}].draft", "a request shares a trie from its start, or never")
+                with under(f"session.actions[{i}]"):
+                    replace(request, draft=action.draft)
                     _check_no_batches(action.draft)
 
     def alone(self, number: int = 0, before: tuple[int, ...] = ()) -> "Case":
         """Request `number` of the session as a case of its own, with the tokens `before` in front of its prompt."""
         if number == 0 or self.session is None:
             text = before + self.prompt
-            model = of_request(self.model, self.model.adapter, self.model.images, text)
+            model = model_of_request(self.model, self.model.adapter, self.model.images, text)
             return replace(self, model=model, prompt=text, session=None)
         mate = self.session.mates[number - 1]
         text = before + mate.prompt
         return replace(
             self,
-            model=of_request(self.model, mate.adapter, mate.images, text),
+            model=model_of_request(self.model, mate.adapter, mate.images, text),
             prompt=text,
             draft=mate.draft,
             sampling=mate.sampling,
@@ -168,11 +170,11 @@ class Case:
         """Raise Malformed where every token may be banned, or the rule cannot verify a tree of this draft."""
         grammar = self.sampling.grammar
         if grammar is not None and len(grammar.words) != self.model.vocab_size:
-            found = f"{len(grammar.words)} words for a vocabulary of {self.model.vocab_size}"
-            raise Malformed("sampling.grammar.words", found)
-        ended = {word[-1] for word in self.sampling.bad_words}
-        ended |= {*self.stops.eos, *self.stops.stop_tokens} if self.sampling.min_tokens else set()
-        if len(ended) >= self.model.vocab_size:
+            mismatch = f"{len(grammar.words)} words for a vocabulary of {self.model.vocab_size}"
+            raise Malformed("sampling.grammar.words", mismatch)
+        banned = {word[-1] for word in self.sampling.bad_words}
+        banned |= {*self.stops.eos, *self.stops.stop_tokens} if self.sampling.min_tokens else set()
+        if len(banned) >= self.model.vocab_size:
             raise Malformed("sampling", "bad_words and min_tokens may ban the whole vocabulary at once")
         if not self.sampling.greedy:
             if (refused := self.sampling.rule.refuses(self.draft.branches)) is not None:
@@ -195,26 +197,26 @@ class Case:
     @property
     def most_nodes(self) -> int:
         """Number of nodes of the largest tree of any step."""
-        return largest(self.draft)
+        return largest_tree_size(self.draft)
 
     @property
     def checkpoints(self) -> tuple[Checkpoint, ...]:
         """The checkpoints that a run opens, the target's first, then those of drafts; each digest once."""
         models = [self.model, *(draft.model for draft in self._drafts)]
-        found: dict[str, Checkpoint] = {}
+        checkpoints: dict[str, Checkpoint] = {}
         for model in models:
             if isinstance(model, Checkpoint):
-                found.setdefault(model.digest, model)
-        return tuple(found.values())
+                checkpoints.setdefault(model.digest, model)
+        return tuple(checkpoints.values())
 
     @property
     def heads(self) -> tuple[Head, ...]:
         """The heads with stored weights that a run opens; each digest once."""
-        found: dict[str, Head] = {}
+        heads: dict[str, Head] = {}
         for draft in self._drafts:
             if isinstance(draft, Head) and draft.files is not None:
-                found.setdefault(draft.files.digest, draft)
-        return tuple(found.values())
+                heads.setdefault(draft.files.digest, draft)
+        return tuple(heads.values())
 
     @property
     def _drafts(self) -> tuple[Draft, ...]:

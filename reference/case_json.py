@@ -6,6 +6,7 @@ A field that is unknown or malformed is refused, and the complaint names the pat
 import json
 from collections.abc import Callable, Iterator
 from copy import deepcopy
+from dataclasses import Field
 from functools import cache
 from importlib.resources import files
 from typing import Any, TypeVar
@@ -13,11 +14,14 @@ from typing import Any, TypeVar
 import jsonschema
 
 from reference import draft, layout
+from reference.adapters.low_rank import Adapter
+from reference.architecture import Architecture, Rope, Seeded
 from reference.case import SCHEMA, Case
-from reference.draft import Draft
+from reference.draft import Draft, Scripted
+from reference.draft.layer_head import HeadLayer
 from reference.family import FAMILIES
 from reference.files.json_parts import adapter_from_json, model_from_json
-from reference.files.json_words import plain
+from reference.files.json_words import is_younger, plain
 from reference.grammar import Grammar
 from reference.images.spans import images_from_json
 from reference.layout import KvLayout
@@ -27,6 +31,13 @@ from reference.sampling import Sampling, Stops
 from reference.session import Action, Mate, Session
 
 T = TypeVar("T")
+
+
+SHORTENED = (Case, Seeded, Architecture, Rope, HeadLayer, Adapter, KvLayout, Sampling, Rule, Stops, Mate)
+"""Dataclasses of which a file may lack every field that has a default.
+
+A draft is none of them: its kind may bring a schema of its own.
+"""
 
 
 def _is_integer(_: object, value: object) -> bool:
@@ -48,11 +59,11 @@ def _items(validator: Any, items: Any, content: Any, within: Any) -> Iterator[An
     # Items with any other keyword go to the validator one by one.
     types = PLAIN.get(items.get("type")) if set(items) <= {"type", "minimum", "maximum"} else None
     least, most = items.get("minimum"), items.get("maximum")
-    for at, value in enumerate(content):
+    for i, value in enumerate(content):
         if types is None:
-            yield from validator.descend(value, items, path=at)
+            yield from validator.descend(value, items, path=i)
         elif type(value) not in types or (least is not None and value < least) or (most is not None and value > most):
-            yield from validator.descend(value, items, path=at)
+            yield from validator.descend(value, items, path=i)
             return
 
 
@@ -75,8 +86,17 @@ def case_to_json(case: Case) -> dict[str, Any]:
     return {"schema": SCHEMA, "id": case.id, **plain(case)}
 
 
+def short_json(case: Case) -> dict[str, Any]:
+    """The same object without the fields of SHORTENED that hold their default; `case_from_json` fills them in."""
+
+    def may_omit(owner: type, field: "Field[Any]") -> bool:
+        return owner in SHORTENED or is_younger(owner, field)
+
+    return {"schema": SCHEMA, "id": case.id, **plain(case, may_omit)}
+
+
 @cache
-def _shipped() -> dict[str, Any]:
+def _shipped_schema() -> dict[str, Any]:
     content: dict[str, Any] = json.loads((files("reference") / "case.schema.json").read_text())
     return content
 
@@ -86,26 +106,26 @@ def schema() -> dict[str, Any]:
 
     A kind of draft adds the schema of its object; a KV layout and a model family add their names.
     """
-    own = tuple(tag for tag, kind in draft.KINDS.items() if kind.SCHEMA is not None)
-    return _completed(own, tuple(layout.KINDS), tuple(FAMILIES))
+    tags = tuple(tag for tag, kind in draft.KINDS.items() if kind.SCHEMA is not None)
+    return _complete_schema(tags, tuple(layout.KINDS), tuple(FAMILIES))
 
 
 @cache
-def _completed(drafts: tuple[str, ...], layouts: tuple[str, ...], families: tuple[str, ...]) -> dict[str, Any]:
+def _complete_schema(drafts: tuple[str, ...], layouts: tuple[str, ...], families: tuple[str, ...]) -> dict[str, Any]:
     """The shipped schema with these names; `drafts` are the tags of the kinds of draft that bring a schema."""
-    # `_shipped` is cached, so the copy is what may be changed.
-    content = deepcopy(_shipped())
+    # `_shipped_schema` is cached, so the copy is what may be changed.
+    content = deepcopy(_shipped_schema())
     content["properties"]["layout"]["properties"]["kind"]["enum"] = list(layouts)
     content["$defs"]["architecture"]["properties"]["family"]["enum"] = list(families)
-    described = content["$defs"]["draft"]
-    described["properties"]["kind"]["enum"] += drafts
-    described["allOf"] += [
+    draft_schema = content["$defs"]["draft"]
+    draft_schema["properties"]["kind"]["enum"] += drafts
+    draft_schema["allOf"] += [
         {"if": {"properties": {"kind": {"const": tag}}}, "then": draft.KINDS[tag].SCHEMA} for tag in drafts
     ]
     return content
 
 
-def dotted(path: Any) -> str:
+def dotted_path(path: Any) -> str:
     """A JSON path in the notation of messages: `draft.trees[0].token[2]`."""
     text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
     return text.lstrip(".")
@@ -127,7 +147,7 @@ def case_from_json(content: Any) -> Case:
     validator = Validator(schema())
     complaint = jsonschema.exceptions.best_match(validator.iter_errors(content))
     if complaint is not None:
-        raise Malformed(dotted(complaint.absolute_path), brief(complaint.message))
+        raise Malformed(dotted_path(complaint.absolute_path), shorten(complaint.message))
     case = _case(content)
     if content["id"] != case.id:
         raise Malformed(
@@ -136,13 +156,13 @@ def case_from_json(content: Any) -> Case:
     return case
 
 
-def brief(message: str) -> str:
+def shorten(message: str) -> str:
     """A complaint of the validator on one line of at most 160 characters."""
     line = " ".join(message.split())
     return line if len(line) <= 160 else f"{line[:157]}..."
 
 
-def _built(path: str, make: Callable[[], T]) -> T:
+def _build(path: str, make: Callable[[], T]) -> T:
     try:
         return make()
     except Malformed as complaint:
@@ -155,39 +175,39 @@ def _draft(content: dict[str, Any]) -> Draft:
 
 
 def _sampling(content: dict[str, Any]) -> Sampling:
-    rest: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for key, value in content.items():
-        rest[key] = float(value) if isinstance(getattr(Sampling, key, None), float) else value
-    rest["tape"] = tuple(map(float, content["tape"]))
+        fields[key] = float(value) if isinstance(getattr(Sampling, key, None), float) else value
+    fields["tape"] = tuple(map(float, content.get("tape", ())))
     if "bad_words" in content:
-        rest["bad_words"] = tuple(tuple(word) for word in content["bad_words"])
+        fields["bad_words"] = tuple(tuple(word) for word in content["bad_words"])
     if "processors" in content:
-        rest["processors"] = tuple(content["processors"])
+        fields["processors"] = tuple(content["processors"])
     if "grammar" in content:
-        told: dict[str, Any] = {**content["grammar"], "words": tuple(content["grammar"]["words"])}
-        rest["grammar"] = _built("sampling.grammar", lambda: Grammar(**told))
+        grammar: dict[str, Any] = {**content["grammar"], "words": tuple(content["grammar"]["words"])}
+        fields["grammar"] = _build("sampling.grammar", lambda: Grammar(**grammar))
     if "rule" in content:
-        named: dict[str, Any] = dict(content["rule"])
-        named |= {key: float(value) for key, value in named.items() if key != "name"}
-        rest["rule"] = _built("sampling.rule", lambda: Rule(**named))
-    return _built("sampling", lambda: Sampling(**rest))
+        rule: dict[str, Any] = dict(content["rule"])
+        rule |= {key: float(value) for key, value in rule.items() if key != "name"}
+        fields["rule"] = _build("sampling.rule", lambda: Rule(**rule))
+    return _build("sampling", lambda: Sampling(**fields))
 
 
 def _stops(content: dict[str, Any]) -> Stops:
     fields: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in content.items()}
-    return _built("stops", lambda: Stops(**fields))
+    return _build("stops", lambda: Stops(**fields))
 
 
 def _layout(content: dict[str, Any]) -> KvLayout:
-    return _built("layout", lambda: KvLayout(**{**content, "pages": tuple(content.get("pages", ()))}))
+    return _build("layout", lambda: KvLayout(**{**content, "pages": tuple(content.get("pages", ()))}))
 
 
 def _mate(content: dict[str, Any]) -> Mate:
     return Mate(
         tuple(content["prompt"]),
-        _draft(content["draft"]),
-        _sampling(content["sampling"]),
-        _stops(content["stops"]),
+        _draft(content["draft"]) if "draft" in content else Scripted(),
+        _sampling(content.get("sampling", {})),
+        _stops(content.get("stops", {})),
         adapter_from_json(content),
         images_from_json(content),
     )
@@ -195,11 +215,11 @@ def _mate(content: dict[str, Any]) -> Mate:
 
 def _session(content: dict[str, Any]) -> Session:
     mates, actions = [], []
-    for at, mate in enumerate(content["mates"]):
-        with under(f"mates[{at}]"):
+    for i, mate in enumerate(content["mates"]):
+        with under(f"mates[{i}]"):
             mates.append(_mate(mate))
-    for at, action in enumerate(content["actions"]):
-        with under(f"actions[{at}]"):
+    for i, action in enumerate(content["actions"]):
+        with under(f"actions[{i}]"):
             draft = _draft(action["draft"]) if "draft" in action else None
             actions.append(Action(action["kind"], tuple(action["requests"]), draft))
     return Session(tuple(mates), tuple(actions))
@@ -207,15 +227,15 @@ def _session(content: dict[str, Any]) -> Session:
 
 def _case(content: dict[str, Any]) -> Case:
     return Case(
-        model=_built("model", lambda: model_from_json(content["model"])),
+        model=_build("model", lambda: model_from_json(content["model"])),
         prompt=tuple(content["prompt"]),
-        draft=_draft(content["draft"]),
-        layout=_layout(content["layout"]),
-        sampling=_sampling(content["sampling"]),
-        stops=_stops(content["stops"]),
-        dtype=content["dtype"],
-        steps=content["steps"],
-        session=_built("session", lambda: _session(content["session"])) if "session" in content else None,
+        draft=_draft(content["draft"]) if "draft" in content else Scripted(),
+        layout=_layout(content.get("layout", {})),
+        sampling=_sampling(content.get("sampling", {})),
+        stops=_stops(content.get("stops", {})),
+        dtype=content.get("dtype", "float32"),
+        steps=content.get("steps", 0),
+        session=_build("session", lambda: _session(content["session"])) if "session" in content else None,
         ranks=content.get("ranks", 1),
         spread=content.get("spread", False),
     )

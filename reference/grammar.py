@@ -57,16 +57,16 @@ class Grammar:
             raise Malformed("library", f"{self.library!r} is none of {', '.join(LIBRARIES)}")
         if len(self.text) > LONGEST:
             raise Malformed("text", f"{len(self.text)} characters; at most {LONGEST} may stand here")
-        if any("\ud800" <= one <= "\udfff" for one in self.text):
+        if any("\ud800" <= char <= "\udfff" for char in self.text):
             raise Malformed("text", "holds half a surrogate pair, which is no character")
-        for at, word in enumerate(self.words):
+        for i, word in enumerate(self.words):
             if len(word) % 2 or not set(word) <= set("0123456789abcdef"):
-                raise Malformed(f"words[{at}]", f"{word[:40]!r} is not bytes in lower-case hexadecimal digits")
+                raise Malformed(f"words[{i}]", f"{word[:40]!r} is not bytes in lower-case hexadecimal digits")
         if not any(self.words):
             raise Malformed("words", "no token has any text")
 
     @property
-    def spelled(self) -> tuple[bytes, ...]:
+    def token_bytes(self) -> tuple[bytes, ...]:
         """The bytes of each token id."""
         return tuple(map(bytes.fromhex, self.words))
 

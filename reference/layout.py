@@ -157,22 +157,22 @@ class KvLayout:
             name = "page_size" if self.page_size else "pages" if self.pages else "overhang"
             raise Malformed(name, f"{self.kind} has no pages (layouts with pages: {', '.join(paged)})")
 
-    def _one_of(self, name: str, known: tuple[str, ...]) -> None:
-        if getattr(self, name) not in known:
-            raise Malformed(name, f"{getattr(self, name)!r} is none of {', '.join(map(repr, known))}")
+    def _one_of(self, name: str, options: tuple[str, ...]) -> None:
+        if getattr(self, name) not in options:
+            raise Malformed(name, f"{getattr(self, name)!r} is none of {', '.join(map(repr, options))}")
 
     def _check_pages(self) -> None:
         if not 1 <= self.page_size <= LARGEST_PAGE:
             raise Malformed("page_size", f"{self.page_size} is not 1 to {LARGEST_PAGE} columns")
         if len(self.pages) > MOST_PAGES:
             raise Malformed("pages", f"{len(self.pages)} pages; at most {MOST_PAGES}")
-        seen: set[int] = set()
-        for at, page in enumerate(self.pages):
+        seen_pages: set[int] = set()
+        for i, page in enumerate(self.pages):
             if not 0 <= page < len(self.pages):
-                raise Malformed(f"pages[{at}]", f"page {page} is outside the pool of {len(self.pages)}")
-            if page in seen:
-                raise Malformed(f"pages[{at}]", f"page {page} is owned twice: it stands in the free list before")
-            seen.add(page)
+                raise Malformed(f"pages[{i}]", f"page {page} is outside the pool of {len(self.pages)}")
+            if page in seen_pages:
+                raise Malformed(f"pages[{i}]", f"page {page} is owned twice: it stands in the free list before")
+            seen_pages.add(page)
 
     def of_kind(self, kind: str) -> "KvLayout":
         """This layout with another kind, and without tiers of a prefix cache where that kind keeps no prefixes."""

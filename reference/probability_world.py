@@ -69,11 +69,11 @@ class World:
 
     def row(self, path: tuple[int, ...]) -> int:
         """The row of the tables after `path`, a tuple of tokens below the root."""
-        at = 0
+        row = 0
         for token in path:
             # Digits from 1 to vocab number every path differently; only the modulus lets two paths share a row.
-            at = (at * self.vocab + token + 1) % len(self.target)
-        return at
+            row = (row * self.vocab + token + 1) % len(self.target)
+        return row
 
     def with_sampling(self, sampling: Sampling) -> "World":
         """The same tables under other settings."""
@@ -81,7 +81,7 @@ class World:
 
 
 @dataclass(frozen=True, eq=False)
-class Given:
+class GivenTree:
     """One verification of a fixed tree whose laws are given, so that acceptance alone is left to decide.
 
     Attributes:
@@ -100,17 +100,17 @@ class Given:
     ranks: int = 1
 
     def __post_init__(self) -> None:
-        wanted = (len(self.tree), self.target.shape[-1])
+        shape = (len(self.tree), self.target.shape[-1])
         for name in ("target", "proposal"):
             table = getattr(self, name)
-            if table.shape != wanted:
-                raise Malformed(name, f"has shape {table.shape} where {wanted} is needed")
+            if table.shape != shape:
+                raise Malformed(name, f"has shape {table.shape} where {shape} is needed")
             if np.isnan(table).any() or (table < 0).any():
                 raise Malformed(name, "holds a negative number or NaN")
             # The boolean slices off row 0 of `proposal`, the root's, which no rule reads.
-            off = np.abs(table[name == "proposal" :].sum(axis=1) - 1.0)
-            if (off > 1e-6).any():
-                row = int(off.argmax()) + (name == "proposal")
+            errors = np.abs(table[name == "proposal" :].sum(axis=1) - 1.0)
+            if (errors > 1e-6).any():
+                row = int(errors.argmax()) + (name == "proposal")
                 raise Malformed(f"{name}[{row}]", f"sums to {table[row].sum():.9g}, not to 1")
         refused = self.sampling.rule.refuses(self.tree.branches)
         if refused is not None:

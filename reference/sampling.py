@@ -56,9 +56,9 @@ class Sampling:
         # `not (low <= x < high)` refuses NaN too, here and below.
         if not 0.0 <= self.temperature < float("inf"):
             raise Malformed("temperature", f"{self.temperature} is not a temperature (0 is greedy)")
-        for at, coin in enumerate(self.tape):
+        for i, coin in enumerate(self.tape):
             if not 0.0 <= coin < 1.0:
-                raise Malformed(f"tape[{at}]", f"{coin} is not in [0, 1)")
+                raise Malformed(f"tape[{i}]", f"{coin} is not in [0, 1)")
         if not 0.0 < self.repetition_penalty < float("inf"):
             raise Malformed("repetition_penalty", f"{self.repetition_penalty} is not above 0 (1 changes nothing)")
         for name in ("presence_penalty", "frequency_penalty"):
@@ -129,10 +129,10 @@ class Stops:
         if self.max_length < 0:
             raise Malformed("max_length", f"{self.max_length} is negative (0 is no limit)")
         for name in ("stop_strings", "pieces"):
-            for at, text in enumerate(getattr(self, name)):
-                if any("\ud800" <= one <= "\udfff" for one in text):
+            for i, text in enumerate(getattr(self, name)):
+                if any("\ud800" <= char <= "\udfff" for char in text):
                     # JSON joins two halves into one character: the file would hold another text.
-                    raise Malformed(f"{name}[{at}]", "holds half a surrogate pair, which is no character")
+                    raise Malformed(f"{name}[{i}]", "holds half a surrogate pair, which is no character")
         if "" in self.stop_strings:
             raise Malformed(
                 f"stop_strings[{self.stop_strings.index('')}]", "an empty text is complete before it starts"

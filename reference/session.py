@@ -78,9 +78,9 @@ class Action:
         if len(set(self.requests)) < len(self.requests):
             raise Malformed("requests", "a request is named twice")
         # None stands for any number from one upwards.
-        wanted = {"fork": 2, **dict.fromkeys(BATCHES)}.get(self.kind, 1)
-        if not self.requests or (wanted is not None and len(self.requests) != wanted):
-            raise Malformed("requests", f"{self.kind} takes {wanted or 'at least one'}, not {len(self.requests)}")
+        count = {"fork": 2, **dict.fromkeys(BATCHES)}.get(self.kind, 1)
+        if not self.requests or (count is not None and len(self.requests) != count):
+            raise Malformed("requests", f"{self.kind} takes {count or 'at least one'}, not {len(self.requests)}")
         # Both ways at once: a switch without a draft, and a draft without a switch.
         if (self.kind == "switch") != (self.draft is not None):
             raise Malformed("draft", "belongs to switch, and switch needs it")
@@ -104,10 +104,10 @@ class Session:
         return any(action.kind == "launch" for action in self.actions)
 
     def __post_init__(self) -> None:
-        for at, action in enumerate(self.actions):
+        for i, action in enumerate(self.actions):
             for request in action.requests:
                 if not 0 <= request <= len(self.mates):
-                    raise Malformed(f"actions[{at}].requests", f"request {request} is none of {len(self.mates) + 1}")
+                    raise Malformed(f"actions[{i}].requests", f"request {request} is none of {len(self.mates) + 1}")
 
 
 @dataclass(frozen=True)

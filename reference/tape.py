@@ -37,8 +37,8 @@ def coins(sampling: Sampling, step: int, nodes: int) -> Array:
     """The uniforms of step `step`, float64 [stride(nodes)]: those that the tape holds, then those of the seed."""
     start, wide = step * stride(nodes), stride(nodes)
     drawn: Array = _seeded(sampling.seed, start, wide).copy()
-    held = np.array(sampling.tape[start : start + wide])
-    drawn[: len(held)] = held
+    num_taped = np.array(sampling.tape[start : start + wide])
+    drawn[: len(num_taped)] = num_taped
     return drawn
 
 

@@ -93,14 +93,16 @@ class Lowered:
     @property
     def rows(self) -> int | None:
         """R, read off the first array that has a row for each; None if only `retrieve_index` is there."""
-        arrays = (getattr(self, one.name) for one in fields(self) if one.name not in ("visible", "retrieve_index"))
+        arrays = (
+            getattr(self, field_.name) for field_ in fields(self) if field_.name not in ("visible", "retrieve_index")
+        )
         masks = self.visible or ()
         return next((len(array) for array in (*arrays, *masks) if array is not None), None)
 
     @property
-    def shown(self) -> tuple[str, ...]:
+    def array_names(self) -> tuple[str, ...]:
         """The names of the arrays that are there."""
-        return tuple(one.name for one in fields(self) if getattr(self, one.name) is not None)
+        return tuple(field_.name for field_ in fields(self) if getattr(self, field_.name) is not None)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from reference.malformed import Malformed
 
-Own = TypeVar("Own", bound="Shape")
+ShapeT = TypeVar("ShapeT", bound="Shape")
 
 
 def check_parents(parent: tuple[int, ...]) -> None:
@@ -22,22 +22,22 @@ def check_parents(parent: tuple[int, ...]) -> None:
         raise Malformed("parent", "a tree has at least its root")
     if parent[0] != 0:
         raise Malformed("parent[0]", f"the root is its own parent (0), not {parent[0]}")
-    for node, up in enumerate(parent):
-        if not 0 <= up < len(parent):
-            raise Malformed(f"parent[{node}]", f"{up} is not a node of this {len(parent)}-node tree")
+    for node, parent_node in enumerate(parent):
+        if not 0 <= parent_node < len(parent):
+            raise Malformed(f"parent[{node}]", f"{parent_node} is not a node of this {len(parent)}-node tree")
     reached = [False] * len(parent)
     reached[0] = True
     # Nodes that are known to reach the root are not walked again.
     for node in range(len(parent)):
-        walked = []
-        at = node
-        while not reached[at]:
-            if at in walked:
+        path = []
+        ancestor = node
+        while not reached[ancestor]:
+            if ancestor in path:
                 raise Malformed(f"parent[{node}]", "the parents form a circle that never reaches the root")
-            walked.append(at)
-            at = parent[at]
-        for seen in walked:
-            reached[seen] = True
+            path.append(ancestor)
+            ancestor = parent[ancestor]
+        for walked_node in path:
+            reached[walked_node] = True
 
 
 @dataclass(frozen=True)
@@ -59,54 +59,54 @@ class Shape:
 
     def path(self, node: int) -> tuple[int, ...]:
         """Nodes from the root to `node`, both included."""
-        walked = [node]
-        while walked[-1] != 0:
-            walked.append(self.parent[walked[-1]])
+        path = [node]
+        while path[-1] != 0:
+            path.append(self.parent[path[-1]])
         # Walked upwards from the node.
-        return tuple(reversed(walked))
+        return tuple(reversed(path))
 
     @cached_property
     def children(self) -> tuple[tuple[int, ...], ...]:
         """Children of each node, in row order, which is the order in which rules try them."""
-        below: list[list[int]] = [[] for _ in self.parent]
-        for node, up in enumerate(self.parent):
+        children: list[list[int]] = [[] for _ in self.parent]
+        for node, parent_node in enumerate(self.parent):
             # The root is its own parent and nobody's child.
             if node:
-                below[up].append(node)
-        return tuple(tuple(nodes) for nodes in below)
+                children[parent_node].append(node)
+        return tuple(tuple(nodes) for nodes in children)
 
     @cached_property
     def branches(self) -> bool:
         """Whether a node has more than one child."""
-        return any(len(below) > 1 for below in self.children)
+        return any(len(children) > 1 for children in self.children)
 
     @cached_property
     def ordered(self) -> bool:
         """Whether each parent comes before its children in row order."""
-        return all(up < node for node, up in enumerate(self.parent) if node)
+        return all(parent < node for node, parent in enumerate(self.parent) if node)
 
     @cached_property
     def leaves(self) -> tuple[int, ...]:
         """Nodes without children, in row order."""
-        return tuple(node for node, below in enumerate(self.children) if not below)
+        return tuple(node for node, children in enumerate(self.children) if not children)
 
     @property
     def height(self) -> int:
         """Depth of the deepest node."""
         return max(self.depth)
 
-    def part(self: Own, kept: list[int]) -> Own:
-        """The subtree of the nodes `kept`, in that order, each with its own token or rank.
+    def subtree(self: ShapeT, nodes: list[int]) -> ShapeT:
+        """The subtree of `nodes`, in that order, each with its own token or rank.
 
-        `kept` begins with the root and holds the parent of each of its nodes.
+        `nodes` begins with the root and holds the parent of each of its nodes.
         """
-        row = {node: at for at, node in enumerate(kept)}
-        held = {
-            one.name: tuple(getattr(self, one.name)[node] for node in kept)
-            for one in fields(self)
-            if one.name != "parent"
+        row_of = {node: row for row, node in enumerate(nodes)}
+        values = {
+            field.name: tuple(getattr(self, field.name)[node] for node in nodes)
+            for field in fields(self)
+            if field.name != "parent"
         }
-        return type(self)(parent=tuple(row[self.parent[node]] for node in kept), **held)
+        return type(self)(parent=tuple(row_of[self.parent[node]] for node in nodes), **values)
 
 
 @dataclass(frozen=True)
@@ -130,15 +130,15 @@ class Tree(Shape):
             if token < 0:
                 raise Malformed(f"token[{node}]", f"{token} is not a token id")
 
-    def rooted(self, root: int) -> "Tree":
+    def with_root(self, root: int) -> "Tree":
         """The same tree with `root` as its pending token."""
         return Tree(self.parent, (root, *self.token[1:]))
 
     def tokens_to(self, node: int) -> tuple[int, ...]:
         """Tokens from the root to `node`, both included."""
-        return tuple(self.token[at] for at in self.path(node))
+        return tuple(self.token[ancestor] for ancestor in self.path(node))
 
-    def renumbered(self, order: tuple[int, ...]) -> "Tree":
+    def renumber(self, order: tuple[int, ...]) -> "Tree":
         """The same tree with node `order[i]` in row i; `order[0]` must be 0."""
         row_of = {node: row for row, node in enumerate(order)}
         return Tree(tuple(row_of[self.parent[node]] for node in order), tuple(self.token[node] for node in order))
@@ -146,7 +146,7 @@ class Tree(Shape):
     @property
     def has_twins(self) -> bool:
         """Whether two siblings carry the same token, so that which of them is accepted depends on row order."""
-        return any(len({self.token[node] for node in below}) < len(below) for below in self.children)
+        return any(len({self.token[node] for node in children}) < len(children) for children in self.children)
 
 
 @dataclass(frozen=True)
@@ -165,6 +165,6 @@ class RankTree(Shape):
         for node, rank in enumerate(self.rank):
             if rank < 0 or (node == 0 and rank != 0):
                 raise Malformed(f"rank[{node}]", f"{rank} is not a rank (the root's is 0)")
-        for node, below in enumerate(self.children):
-            if len({self.rank[child] for child in below}) < len(below):
+        for node, children in enumerate(self.children):
+            if len({self.rank[child] for child in children}) < len(children):
                 raise Malformed("rank", f"two children of node {node} share a rank")

@@ -47,28 +47,28 @@ def admit(name: str, vocab: int = 64) -> None:
     Raises:
         Inadmissible: The processor cannot be found, cannot be replayed from its name, or fails when tried.
     """
-    found = _found(name)
-    _try_out(name, found, vocab)
-    _ADMITTED[name] = found
+    processor = _import_processor(name)
+    _try_out(name, processor, vocab)
+    _ADMITTED[name] = processor
 
 
-def admitted(name: str) -> Processor:
+def admitted_processor(name: str) -> Processor:
     """The processor of that name if the user has named it; raises Inadmissible otherwise."""
     if name not in _ADMITTED:
         raise Inadmissible(name, f"not admitted; name it with --processor {name}")
     return _ADMITTED[name]
 
 
-def applied(name: str, tokens: tuple[int, ...], logits: Array) -> Array:
+def apply(name: str, tokens: tuple[int, ...], logits: Array) -> Array:
     """The processor's answer to `logits`, which it may not change; raises Inadmissible for an unusable answer."""
-    return _answer(name, admitted(name), tokens, logits)
+    return _answer(name, admitted_processor(name), tokens, logits)
 
 
-def _line(error: BaseException) -> str:
+def _error_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
-def _found(name: str) -> Processor:
+def _import_processor(name: str) -> Processor:
     """The function of that name, if importing the name elsewhere yields the same function."""
     module_name, colon, attribute = name.partition(":")
     if not (colon and module_name and attribute.isidentifier()):
@@ -76,19 +76,21 @@ def _found(name: str) -> Processor:
     try:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:  # a stranger's code: whatever it raises becomes one line
-        raise Inadmissible(name, f"cannot import {module_name} ({_line(error)})") from error
+        raise Inadmissible(name, f"cannot import {module_name} ({_error_line(error)})") from error
     if not hasattr(module, attribute):
         raise Inadmissible(name, f"module {module_name} has no {attribute}")
-    found = getattr(module, attribute)
-    if not isinstance(found, types.FunctionType):
-        what = "a bound method" if isinstance(found, types.MethodType) else f"of type {type(found).__name__}"
-        raise Inadmissible(name, f"is {what}, not a plain function; its state cannot be replayed from a case file")
-    if found.__name__ == "<lambda>" or "<locals>" in found.__qualname__ or found.__closure__:
+    function = getattr(module, attribute)
+    if not isinstance(function, types.FunctionType):
+        kind = "a bound method" if isinstance(function, types.MethodType) else f"of type {type(function).__name__}"
+        raise Inadmissible(name, f"is {kind}, not a plain function; its state cannot be replayed from a case file")
+    if function.__name__ == "<lambda>" or "<locals>" in function.__qualname__ or function.__closure__:
         raise Inadmissible(name, "is a lambda or closure, not a plain function; it cannot be replayed from a case file")
     # A function of a class, or one that its module does not hold under its name: its name would not bring it back.
-    if found.__qualname__ != found.__name__ or not hasattr(sys.modules.get(found.__module__), found.__name__):
+    if function.__qualname__ != function.__name__ or not hasattr(
+        sys.modules.get(function.__module__), function.__name__
+    ):
         raise Inadmissible(name, "is no function of a module's own; it cannot be replayed from a case file")
-    return found
+    return function
 
 
 def _try_out(name: str, processor: Processor, vocab: int) -> None:
@@ -96,27 +98,27 @@ def _try_out(name: str, processor: Processor, vocab: int) -> None:
     rows = [np.linspace(-3.0, 3.0, vocab), np.cos(np.arange(vocab, dtype=np.float64))]
     contexts = [tuple(token % vocab for token in (0, 1, 2, 1)), (0,)]
     # Two rounds over different inputs: state that the first round leaves behind shows in the second.
-    first = [_answer(name, processor, tokens, row) for tokens, row in zip(contexts, rows, strict=True)]
-    again = [_answer(name, processor, tokens, row) for tokens, row in zip(contexts, rows, strict=True)]
-    if not all(np.array_equal(a, b) for a, b in zip(first, again, strict=True)):
+    first_answers = [_answer(name, processor, tokens, row) for tokens, row in zip(contexts, rows, strict=True)]
+    second_answers = [_answer(name, processor, tokens, row) for tokens, row in zip(contexts, rows, strict=True)]
+    if not all(np.array_equal(a, b) for a, b in zip(first_answers, second_answers, strict=True)):
         raise Inadmissible(name, "answers differently when called twice with the same arguments; it cannot be replayed")
 
 
 def _answer(name: str, processor: Processor, tokens: tuple[int, ...], logits: Array) -> Array:
     """The processor's return value as a fresh float64 [V]; raises Inadmissible where it changes its input."""
     # A copy: the processor may write to its argument, and this is how it shows.
-    given = np.array(logits, dtype=np.float64)
+    argument = np.array(logits, dtype=np.float64)
     try:
-        result = np.array(processor(tokens, given), dtype=np.float64)
+        result = np.array(processor(tokens, argument), dtype=np.float64)
     except (Exception, SystemExit) as error:
-        raise Inadmissible(name, f"raised {_line(error)}, on {len(logits)} logits") from error
-    if not np.array_equal(given, logits):
+        raise Inadmissible(name, f"raised {_error_line(error)}, on {len(logits)} logits") from error
+    if not np.array_equal(argument, logits):
         raise Inadmissible(name, "changes the logits it is given; it must return new ones")
-    if result.shape != given.shape:
-        raise Inadmissible(name, f"returns shape {result.shape} for logits of shape {given.shape}")
+    if result.shape != argument.shape:
+        raise Inadmissible(name, f"returns shape {result.shape} for logits of shape {argument.shape}")
     if np.isnan(result).any() or np.isposinf(result).any():
         raise Inadmissible(name, "returns NaN or infinity")
     # A row that arrives without any token is not the processor's doing.
-    if np.isneginf(result).all() and not np.isneginf(given).all():
+    if np.isneginf(result).all() and not np.isneginf(argument).all():
         raise Inadmissible(name, "leaves no token: every logit that it returns is -inf")
     return result

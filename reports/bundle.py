@@ -15,12 +15,12 @@ from properties.tally import Failure
 from properties.verdict.internal import ANSWER
 from reference.architecture import Checkpoint
 from reference.case import Case
-from reference.case_json import case_from_json, case_to_json
+from reference.case_json import case_from_json, case_to_json, short_json
 from reference.files.regular import read_whole
 from reference.malformed import Malformed
 from reference.trace import Stage
-from reports.format import clean, cut, escaped
-from reports.writing import Unwritable, as_json, jsonable, write_whole
+from reports.format import clean, cut, escape
+from reports.writing import Unwritable, flat_json, jsonable, write_whole
 
 VERSION = 1
 """Version of the bundle format; a reader refuses later ones."""
@@ -30,7 +30,7 @@ LARGEST = 16 * 2**20
 
 FIELDS = ("bundle", "case", "finding", "fault", "backend", "model", "dtype", "environment", "against")
 """The fields of a bundle; a file with another field is refused."""
-SAID = "said"
+SAID_KEY = "said"
 """The key in `environment` of the last lines that a broken run printed, as one text.
 
 They stand there because earlier readers refuse a field of a finding that they do not know.
@@ -88,11 +88,11 @@ def replay_command(failure: Failure) -> str | None:
     words += ["--fault", failure.fault] if failure.fault is not None else []
     for number, checkpoint in enumerate(case.checkpoints):
         # A replay opens no path that stands in the file alone: each checkpoint is named here.
-        asked = failure.model if number == 0 and isinstance(case.model, Checkpoint) else None
-        words += ["--model", asked or checkpoint.source]
-    placed = {checkpoint.digest for checkpoint in case.checkpoints}
+        model_path = failure.model if number == 0 and isinstance(case.model, Checkpoint) else None
+        words += ["--model", model_path or checkpoint.source]
+    model_digests = {checkpoint.digest for checkpoint in case.checkpoints}
     for files in (head.files for head in case.heads):
-        if files is not None and files.digest not in placed:  # MTP modules lie in the target's own directory
+        if files is not None and files.digest not in model_digests:  # MTP modules lie in the target's own directory
             words += ["--draft", files.source]
     words += ["--against", failure.against] if failure.against is not None else []
     for name in case.sampling.processors:
@@ -100,28 +100,30 @@ def replay_command(failure: Failure) -> str | None:
     return shlex.join(words)
 
 
-def content_of(failure: Failure, environment: Mapping[str, str]) -> dict[str, Any]:
+def bundle_content(failure: Failure, environment: Mapping[str, str]) -> dict[str, Any]:
     """The bundle as a JSON object."""
     finding = failure.finding
-    fact = {name: getattr(finding, name) for name in FINDING_FIELDS}
+    finding_fact = {name: getattr(finding, name) for name in FINDING_FIELDS}
     if finding.expected == ANSWER:  # an exception inside the judge, which belongs to no stage
-        fact["stage"] = None
-    said = {SAID: "\n".join(map(escaped, finding.said))} if finding.said else {}
+        finding_fact["stage"] = None
+    last_lines = {SAID_KEY: "\n".join(map(escape, finding.said))} if finding.said else {}
     return {
         "bundle": VERSION,
         "case": case_to_json(failure.verdict.case),
-        "finding": jsonable(fact),
+        "finding": jsonable(finding_fact),
         "fault": failure.fault,
         "backend": failure.backend,
         "model": failure.model,
         "dtype": failure.verdict.case.dtype,
-        "environment": {**environment, **said},
+        "environment": {**environment, **last_lines},
         **({} if failure.against is None else {"against": failure.against}),
     }
 
 
 def save(folder: str | Path, failure: Failure, environment: Mapping[str, str], name: str = "") -> Path:
     """Write `<case id>.json`, or the file `name`, into `folder`, which is made if need be; whole or not at all.
+
+    The file leaves out the fields of the case that hold their default, and the facts of the bundle that are absent.
 
     Raises:
         Unwritable: when the system refuses.
@@ -130,9 +132,20 @@ def save(folder: str | Path, failure: Failure, environment: Mapping[str, str], n
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise Unwritable.because(folder, error) from None
-    write_whole(path, as_json(content_of(failure, environment), indent=1).encode())
+        raise Unwritable.from_os_error(folder, error) from None
+    content = {**bundle_content(failure, environment), "case": short_json(failure.verdict.case)}
+    facts = {name: fact for name, fact in content.items() if fact is not None}
+    write_whole(path, flat_json(facts).encode())
     return path
+
+
+def save_case(path: str | Path, case: Case) -> None:
+    """Write a file with a bare case, whole or not at all; it leaves out the fields that hold their default.
+
+    Raises:
+        Unwritable: when the system refuses.
+    """
+    write_whole(path, flat_json(short_json(case)).encode())
 
 
 def load(path: str | Path) -> Bundle:
@@ -142,7 +155,7 @@ def load(path: str | Path) -> Bundle:
         Unreadable: whatever is wrong with the file.
     """
     try:
-        content = _decoded(_text(Path(path)))
+        content = _decode(_text(Path(path)))
         if isinstance(content, dict) and ("bundle" in content or "finding" in content):
             return _bundle(content)
         return Bundle(_case(content))
@@ -174,25 +187,29 @@ def _text(path: Path) -> str:
     return text
 
 
-def _decoded(text: str) -> Any:
+def _decode(text: str) -> Any:
     """The JSON value of `text`; Malformed for anything that strict JSON does not admit."""
     try:
         return json.loads(
-            text, parse_constant=_no_constant, parse_float=_finite, parse_int=_whole, object_pairs_hook=_unique
+            text,
+            parse_constant=_refuse_constant,
+            parse_float=_finite_float,
+            parse_int=_bounded_integer,
+            object_pairs_hook=_unique_fields,
         )
     except json.JSONDecodeError as error:
         # An error at the very end of the text points to a file that was written in part.
         cut_off = error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated")
-        what = "ends too early, cut off?" if cut_off else "not JSON:"
-        raise Malformed("", f"{what} {error.msg} at line {error.lineno}, column {error.colno}") from None
+        problem = "ends too early, cut off?" if cut_off else "not JSON:"
+        raise Malformed("", f"{problem} {error.msg} at line {error.lineno}, column {error.colno}") from None
 
 
-def _no_constant(word: str) -> float:
+def _refuse_constant(word: str) -> float:
     """Refuse NaN and Infinity, which Python's reader would otherwise accept."""
     raise Malformed("", f"{word} is not a number that JSON knows")
 
 
-def _finite(digits: str) -> float:
+def _finite_float(digits: str) -> float:
     """A finite float; a number that overflows to infinity is refused."""
     value = float(digits)
     if value in (float("inf"), float("-inf")):
@@ -200,7 +217,7 @@ def _finite(digits: str) -> float:
     return value
 
 
-def _whole(digits: str) -> int:
+def _bounded_integer(digits: str) -> int:
     """An int of at most 19 digits."""
     # 2^63 has 19 digits, and Python refuses to read an integer of several thousand digits.
     if len(digits) > 19:
@@ -208,13 +225,13 @@ def _whole(digits: str) -> int:
     return int(digits)
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """An object as a dict; a field that appears twice is refused, since a dict would keep only the last."""
     content = dict(pairs)
     if len(content) < len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise Malformed("", f"the field {twice!r} appears twice in one object")
+        seen_names: set[str] = set()
+        repeated_name = next(key for key, _ in pairs if key in seen_names or seen_names.add(key))  # type: ignore[func-returns-value]
+        raise Malformed("", f"the field {repeated_name!r} appears twice in one object")
     return content
 
 
@@ -246,30 +263,30 @@ def _bundle(content: dict[str, Any]) -> Bundle:
         case = _case(content["case"])
     except Malformed as complaint:
         raise complaint.under("case") from None
-    dtype = _word(content, "dtype")
+    dtype = _string_field(content, "dtype")
     if dtype is not None and dtype != case.dtype:
         raise Malformed("dtype", f"{dtype!r} is not the {case.dtype!r} of the case: the file was edited or damaged")
     environment = content.get("environment")
-    if environment is not None and not _is_words(environment):
+    if environment is not None and not _has_only_strings(environment):
         raise Malformed("environment", "names and versions stand here, as an object of strings")
     invariant, stage = _finding(content.get("finding"))
     return Bundle(
         case=case,
         invariant=invariant,
         stage=stage,
-        fault=_word(content, "fault"),
-        backend=_word(content, "backend"),
-        model=_word(content, "model"),
-        against=_word(content, "against"),
+        fault=_string_field(content, "fault"),
+        backend=_string_field(content, "backend"),
+        model=_string_field(content, "model"),
+        against=_string_field(content, "against"),
     )
 
 
-def _is_words(value: Any) -> bool:
+def _has_only_strings(value: Any) -> bool:
     """Whether `value` is a dict of strings."""
     return isinstance(value, dict) and all(isinstance(item, str) for item in value.values())
 
 
-def _word(content: dict[str, Any], name: str, path: str = "") -> str | None:
+def _string_field(content: dict[str, Any], name: str, path: str = "") -> str | None:
     """The string or None in the field `name` of `content`."""
     value = content.get(name)
     if value is not None and not isinstance(value, str):
@@ -292,8 +309,8 @@ def _finding(content: Any) -> tuple[str | None, Stage | None]:
         raise Malformed("finding.step", "the index of a step stands here")
     if not isinstance(content.get("where", {}), dict):
         raise Malformed("finding.where", "coordinates by name stand here, as an object")
-    word = _word(content, "stage", "finding.")
+    word = _string_field(content, "stage", "finding.")
     words = [stage.word for stage in Stage]
     if word is not None and word not in words:
         raise Malformed("finding.stage", f"{cut(word, 40)!r} is none of {', '.join(words)}")
-    return _word(content, "invariant", "finding."), None if word is None else Stage(words.index(word))
+    return _string_field(content, "invariant", "finding."), None if word is None else Stage(words.index(word))

@@ -47,24 +47,24 @@ NAMES = {
 """The names of fields that a reader meets often; another field is named by its path in the case file."""
 
 
-def described(case: Case) -> str:
+def case_summary(case: Case) -> str:
     """The size and the settings of a case: `3 nodes, prompt of 2 tokens, 2 layers, greedy, float32, commit by path`."""
-    words = [case.draft.told, f"prompt of {plural(len(case.prompt), 'token')}", _model(case.model)]
-    words.append("greedy" if case.sampling.greedy else _sampled(case.sampling))
+    words = [case.draft.description, f"prompt of {plural(len(case.prompt), 'token')}", _model_words(case.model)]
+    words.append("greedy" if case.sampling.greedy else _sampling_words(case.sampling))
     if case.sampling.processes:
         words.append("logits processed")
-    words += [case.dtype, _layout(case.layout)]
+    words += [case.dtype, _layout_words(case.layout)]
     if case.layout.padded_nodes:
         words.append(f"padded to {case.layout.padded_nodes}")
     if case.layout.prefill_chunk:
         words.append(f"prefill in chunks of {case.layout.prefill_chunk}")
     if case.session is not None:
-        beside = plural(len(case.session.mates), "request")
-        words.append(f"{beside} beside it, {plural(len(case.session.actions), 'action')}")
+        mates = plural(len(case.session.mates), "request")
+        words.append(f"{mates} beside it, {plural(len(case.session.actions), 'action')}")
     return ", ".join(words)
 
 
-def _layout(layout: KvLayout) -> str:
+def _layout_words(layout: KvLayout) -> str:
     """The commit's way or the layout's kind, the page size, the draft's synchronisation and the poison."""
     words = f"commit by {layout.commit}" if len(layout.traits.commits) > 1 else f"KV {layout.kind}"
     if layout.page_size:
@@ -74,13 +74,13 @@ def _layout(layout: KvLayout) -> str:
     return f"{words}, poison {layout.poison}" if layout.poison else words
 
 
-def _sampled(sampling: Sampling) -> str:
+def _sampling_words(sampling: Sampling) -> str:
     """Temperature, acceptance rule, and how siblings are drawn."""
-    drawn = "" if sampling.draws == "top-k" else f" {sampling.draws.replace('-', ' ')}"
-    return f"temperature {show(sampling.temperature)}, {sampling.rule.name} acceptance{drawn}"
+    draws = "" if sampling.draws == "top-k" else f" {sampling.draws.replace('-', ' ')}"
+    return f"temperature {show(sampling.temperature)}, {sampling.rule.name} acceptance{draws}"
 
 
-def _model(model: Model) -> str:
+def _model_words(model: Model) -> str:
     """The model in words."""
     if isinstance(model, Checkpoint):
         return f"checkpoint {show(model.source)}"
@@ -90,58 +90,59 @@ def _model(model: Model) -> str:
 def differences(near: Case, case: Case) -> list[str]:
     """The differences of `near` from `case`, one phrase per field with both values."""
     phrases = []
-    left, right = plain(near), plain(case)
+    near_fields, case_fields = plain(near), plain(case)
     if near.draft.trees is not None and case.draft.trees is not None:
         phrases += _tree_differences(near.draft.trees, case.draft.trees)
         # Scripted trees are compared node by node, not as lists.
-        del left["draft"], right["draft"]
-    flat_left, flat_right = _flat(left), _flat(right)
-    for name in dict.fromkeys((*flat_left, *flat_right)):
-        mine, other = flat_left.get(name), flat_right.get(name)
-        if mine != other:
-            phrases.append(_phrase(NAMES.get(name, name), mine, other))
+        del near_fields["draft"], case_fields["draft"]
+    near_leaves, case_leaves = _flatten(near_fields), _flatten(case_fields)
+    for name in dict.fromkeys((*near_leaves, *case_leaves)):
+        near_value, case_value = near_leaves.get(name), case_leaves.get(name)
+        if near_value != case_value:
+            phrases.append(_phrase(NAMES.get(name, name), near_value, case_value))
     return phrases
 
 
-def fields_apart(near: Case, case: Case) -> list[tuple[str, Any, Any]]:
+def differing_fields(near: Case, case: Case) -> list[tuple[str, Any, Any]]:
     """The fields in which two cases differ, each with the value of `near` and that of `case`; None where one has none.
 
     Scripted trees are told by their parents and tokens, step by step.
     """
-    left, right = _flat(plain(near)), _flat(plain(case))
-    for flat, one in ((left, near), (right, case)):
+    near_leaves, case_leaves = _flatten(plain(near)), _flatten(plain(case))
+    for leaves, owner in ((near_leaves, near), (case_leaves, case)):
         if near.draft.trees is not None and case.draft.trees is not None:
-            for name in [name for name in flat if name.startswith("draft.")]:
-                del flat[name]
-            for at, tree in enumerate(one.draft.trees or ()):
-                flat[f"tree of step {at}: parents"] = list(tree.parent)
-                flat[f"tree of step {at}: tokens"] = list(tree.token)
-    names = dict.fromkeys((*left, *right))
-    pairs = ((NAMES.get(name, name), left.get(name), right.get(name)) for name in names)
-    return [one for one in pairs if one[1] != one[2]]
+            for name in [name for name in leaves if name.startswith("draft.")]:
+                del leaves[name]
+            for step, tree in enumerate(owner.draft.trees or ()):
+                leaves[f"tree of step {step}: parents"] = list(tree.parent)
+                leaves[f"tree of step {step}: tokens"] = list(tree.token)
+    names = dict.fromkeys((*near_leaves, *case_leaves))
+    pairs = ((NAMES.get(name, name), near_leaves.get(name), case_leaves.get(name)) for name in names)
+    return [pair for pair in pairs if pair[1] != pair[2]]
 
 
-def _flat(content: dict[str, Any], path: str = "") -> dict[str, Any]:
+def _flatten(content: dict[str, Any], path: str = "") -> dict[str, Any]:
     """The leaves of nested dicts, by their path with dots."""
     leaves: dict[str, Any] = {}
     for key, value in content.items():
         if isinstance(value, dict):
-            leaves.update(_flat(value, f"{path}{key}."))
+            leaves.update(_flatten(value, f"{path}{key}."))
         else:
             leaves[f"{path}{key}"] = value
     return leaves
 
 
-def _phrase(name: str, mine: Any, other: Any) -> str:
+def _phrase(name: str, near_value: Any, case_value: Any) -> str:
     """One difference in words; lists of equal length name the entries that differ."""
-    if isinstance(mine, list) and isinstance(other, list):
-        if len(mine) != len(other):
-            return f"{name} of {len(mine)} (not {len(other)})"
-        changed = [at for at, (a, b) in enumerate(zip(mine, other, strict=True)) if a != b]
-        if len(changed) == 1:
-            return f"{name}[{changed[0]}] {show(mine[changed[0]])} (not {show(other[changed[0]])})"
-        return f"{name} different in {len(changed)} of {len(mine)} entries"
-    return f"{name} {show(mine)} (not {show(other)})"
+    if isinstance(near_value, list) and isinstance(case_value, list):
+        if len(near_value) != len(case_value):
+            return f"{name} of {len(near_value)} (not {len(case_value)})"
+        changed_indices = [i for i, (a, b) in enumerate(zip(near_value, case_value, strict=True)) if a != b]
+        if len(changed_indices) == 1:
+            i = changed_indices[0]
+            return f"{name}[{i}] {show(near_value[i])} (not {show(case_value[i])})"
+        return f"{name} different in {len(changed_indices)} of {len(near_value)} entries"
+    return f"{name} {show(near_value)} (not {show(case_value)})"
 
 
 def _tree_differences(near: tuple[Tree, ...], case: tuple[Tree, ...]) -> list[str]:
@@ -150,21 +151,23 @@ def _tree_differences(near: tuple[Tree, ...], case: tuple[Tree, ...]) -> list[st
     if len(near) != len(case):
         phrases.append(f"{plural(len(near), 'tree')} (not {len(case)})")
     several = max(len(near), len(case)) > 1
-    for at, (mine, other) in enumerate(zip_longest(near, case)):
-        if mine is None or other is None or mine == other:
+    for step, (near_tree, case_tree) in enumerate(zip_longest(near, case)):
+        if near_tree is None or case_tree is None or near_tree == case_tree:
             continue
-        name = f"tree of step {at}" if several else "a tree"
-        if len(mine) != len(other):
-            phrases.append(f"{name} with {plural(len(mine), 'node')} (not {len(other)})")
+        name = f"tree of step {step}" if several else "a tree"
+        if len(near_tree) != len(case_tree):
+            phrases.append(f"{name} with {plural(len(near_tree), 'node')} (not {len(case_tree)})")
             continue
-        moved = [node for node in range(len(mine)) if mine.parent[node] != other.parent[node]]
-        if moved:
+        moved_nodes = [node for node in range(len(near_tree)) if near_tree.parent[node] != case_tree.parent[node]]
+        if moved_nodes:
+            node = moved_nodes[0]
+            parents = f"below node {near_tree.parent[node]} (not {case_tree.parent[node]})"
+            phrases.append(f"{name} with node {node} {parents}")
+        renamed_nodes = [node for node in range(len(near_tree)) if near_tree.token[node] != case_tree.token[node]]
+        if renamed_nodes:
+            node = renamed_nodes[0]
+            more = f", and {len(renamed_nodes) - 1} more" if len(renamed_nodes) > 1 else ""
             phrases.append(
-                f"{name} with node {moved[0]} below node {mine.parent[moved[0]]} (not {other.parent[moved[0]]})"
+                f"{name} with token {near_tree.token[node]} at node {node} (not {case_tree.token[node]}){more}"
             )
-        renamed = [node for node in range(len(mine)) if mine.token[node] != other.token[node]]
-        if renamed:
-            node = renamed[0]
-            more = f", and {len(renamed) - 1} more" if len(renamed) > 1 else ""
-            phrases.append(f"{name} with token {mine.token[node]} at node {node} (not {other.token[node]}){more}")
     return phrases

@@ -13,44 +13,44 @@ from properties.residue import Residue
 from properties.tally import Counts, Tally
 from reference.trace import CHOSEN
 from reports.format import clean, cut, plural
-from reports.layout80 import MARGIN, WIDTH, printed
-from reports.unrevealed import hidden
+from reports.layout80 import MARGIN, WIDTH, plain_text
+from reports.unrevealed import hidden_invariants
 
 THIN = 3
 """The cases below which an invariant that compared something is called thin."""
 
-SHOWN = 9
+MOST_NAMES = 9
 """The most invariants that a row of a page names."""
 
 
-def table(tally: Tally, width: int = WIDTH) -> str:
+def invariant_table(tally: Tally, width: int = WIDTH) -> str:
     """A row for each invariant: its cases by outcome, and the comparisons in the cases that were checked."""
     rows = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="")
     rows.add_column(Text("invariant"), overflow="fold", min_width=36)
-    raised = any(counts.internal for counts in tally.invariants.values())
-    for name in ("checked", "compared", "failed", "unobserved", "n/a", *(("internal",) if raised else ())):
+    has_internal = any(counts.internal for counts in tally.invariants.values())
+    for name in ("checked", "compared", "failed", "unobserved", "n/a", *(("internal",) if has_internal else ())):
         rows.add_column(Text(name), justify="right")
-    unseen = hidden(tally)
+    unrevealed = hidden_invariants(tally)
     for name, counts in tally.invariants.items():
-        # Rows of nothing but unobserved cases are told together (`reports.unrevealed`).
-        if name in unseen:
+        # Rows of nothing but unobserved cases stand together in one row (`reports.unrevealed`).
+        if name in unrevealed:
             continue
         cells = [counts.checked, counts.compared, counts.failed, counts.unobserved, counts.not_applicable]
-        cells += [counts.internal] if raised else []
-        rows.add_row(Text(clean(name)), *(Text(tersely(cell) if cell else "-") for cell in cells))
-    return printed(rows, width=width - MARGIN)
+        cells += [counts.internal] if has_internal else []
+        rows.add_row(Text(clean(name)), *(Text(short_count(cell) if cell else "-") for cell in cells))
+    return plain_text(rows, width=width - MARGIN)
 
 
-def tersely(count: int) -> str:
+def short_count(count: int) -> str:
     """A count in at most six characters.
 
-    >>> tersely(12345), tersely(1234567), tersely(123456789)
+    >>> short_count(12345), short_count(1234567), short_count(123456789)
     ('12345', '1235k', '123M')
     """
     return str(count) if count < 100_000 else f"{count / 1e3:.0f}k" if count < 10_000_000 else f"{count / 1e6:.0f}M"
 
 
-def not_judged(name: str, counts: Counts) -> str | None:
+def unjudged_reason(name: str, counts: Counts) -> str | None:
     """The reason why an invariant was judged on no case, or None if it was judged on some case."""
     if counts.checked:
         return None
@@ -64,97 +64,101 @@ def not_judged(name: str, counts: Counts) -> str | None:
     return f"{clean(name)} ({', '.join(reasons) or 'never reached'})"
 
 
-def judged_part(tally: Tally, verbose: bool) -> list[tuple[str, str]]:
+def judged_rows(tally: Tally, verbose: bool) -> list[tuple[str, str]]:
     """Rows on the invariants that compared something: how many, which failed, and which in few cases only."""
-    done = {name: counts for name, counts in tally.invariants.items() if counts.checked}
+    judged = {name: counts for name, counts in tally.invariants.items() if counts.checked}
     if verbose or not tally.invariants:
-        return _in_part(tally, len(done))
-    thin = [f"{clean(name)} {counts.checked}" for name, counts in done.items() if counts.checked < THIN]
-    each = f", each in fewer than {THIN} cases" if thin and len(thin) == len(done) else ""
-    facts = [("invariants", f"{len(done)} of {len(tally.invariants)} compared something{each}")]
-    failed = [
+        return _partial_rows(tally, len(judged))
+    thin_names = [f"{clean(name)} {counts.checked}" for name, counts in judged.items() if counts.checked < THIN]
+    each = f", each in fewer than {THIN} cases" if thin_names and len(thin_names) == len(judged) else ""
+    facts = [("invariants", f"{len(judged)} of {len(tally.invariants)} compared something{each}")]
+    failed_names = [
         f"{clean(name)} in {counts.failed} of {plural(counts.checked, 'case')}"
-        for name, counts in done.items()
+        for name, counts in judged.items()
         if counts.failed
     ]
-    if failed:
-        facts.append(("failed", _first(failed)))
-    if thin and not each:
-        facts.append(("thin", f"{len(thin)} in fewer than {THIN} cases{_named(tally, thin)}"))
-    return facts + _in_part(tally, SHOWN)
+    if failed_names:
+        facts.append(("failed", _first_names(failed_names)))
+    if thin_names and not each:
+        facts.append(("thin", f"{len(thin_names)} in fewer than {THIN} cases{_name_suffix(tally, thin_names)}"))
+    return facts + _partial_rows(tally, MOST_NAMES)
 
 
-def _in_part(tally: Tally, shown: int) -> list[tuple[str, str]]:
+def _partial_rows(tally: Tally, most: int) -> list[tuple[str, str]]:
     """A row on the invariants whose evidence some cases did not hold."""
-    partly = [
+    partial_names = [
         f"{clean(name)} ({counts.unobserved} of {counts.unobserved + counts.checked} cases unobserved)"
         for name, counts in tally.invariants.items()
         if counts.checked and counts.unobserved
     ]
-    return [("partly", _first(partly, shown))] if partly else []
+    return [("partly", _first_names(partial_names, most))] if partial_names else []
 
 
-def unjudged_reasons(tally: Tally, verbose: bool) -> list[tuple[str, str]]:
+def unjudged_rows(tally: Tally, verbose: bool) -> list[tuple[str, str]]:
     """Rows on the invariants that compared nothing: one for each reason, or with `verbose` one for each invariant."""
     if verbose:
-        return [("not judged", text) for name, counts in tally.invariants.items() if (text := not_judged(name, counts))]
+        return [
+            ("not judged", reason)
+            for name, counts in tally.invariants.items()
+            if (reason := unjudged_reason(name, counts))
+        ]
     groups: dict[str, list[str]] = {}
     for name, counts in tally.invariants.items():
         if counts.checked:
             continue
-        why = "whose turn did not come in so few cases"
+        reason = "whose turn did not come in so few cases"
         if counts.internal:
-            why = "since they raised an exception"
+            reason = "since they raised an exception"
         elif counts.unobserved:
-            why = "whose evidence the backend does not show"
+            reason = "whose evidence the backend does not show"
         elif counts.not_applicable:
-            why = "since no case was of their kind"
-        groups.setdefault(why, []).append(clean(name))
-    return [("not judged", f"{len(names)}, {why}{_named(tally, names)}") for why, names in groups.items()]
+            reason = "since no case was of their kind"
+        groups.setdefault(reason, []).append(clean(name))
+    return [("not judged", f"{len(names)}, {reason}{_name_suffix(tally, names)}") for reason, names in groups.items()]
 
 
-def _named(tally: Tally, names: list[str]) -> str:
+def _name_suffix(tally: Tally, names: list[str]) -> str:
     """A colon and names; nothing in a run that differs, in which they matter less than the failure."""
-    return "" if tally.outcome == "differ" else f": {_first(names)}"
+    return "" if tally.outcome == "differ" else f": {_first_names(names)}"
 
 
-def _first(names: list[str], shown: int = SHOWN) -> str:
-    """The first `shown` names, and the number of the others."""
-    more = f" and {len(names) - shown} more" if len(names) > shown else ""
-    return ", ".join(names[:shown]) + more
+def _first_names(names: list[str], most: int = MOST_NAMES) -> str:
+    """The first `most` names, and the number of the others."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
-def fallen(fallbacks: Mapping[str, int]) -> list[tuple[str, int]]:
+def fallback_counts(fallbacks: Mapping[str, int]) -> list[tuple[str, int]]:
     """The reasons for which attention took a slower path, the most frequent first."""
     reasons = {why: count for why, count in fallbacks.items() if not why.startswith(CHOSEN)}
     return sorted(reasons.items(), key=lambda item: (-item[1], item[0]))
 
 
-def chosen(fallbacks: Mapping[str, int]) -> list[tuple[str, str]]:
+def way_rows(fallbacks: Mapping[str, int]) -> list[tuple[str, str]]:
     """A row with the ways that attention chose, the most frequent first; none where attention chooses no way."""
     ways = Counter({why[len(CHOSEN) :]: count for why, count in fallbacks.items() if why.startswith(CHOSEN)})
     each = ", ".join(f"{clean(way)} {count}" for way, count in ways.most_common())
     return [("ways", f"chosen by measured times, with the calls of each: {each}")] if ways else []
 
 
-def commits(tally: Tally) -> list[tuple[str, str]]:
+def commit_rows(tally: Tally) -> list[tuple[str, str]]:
     """A row for each reason for which commits took another way than the layout asks for."""
     facts = []
-    for way, asked in tally.commits.items():
-        fell = {why: count for why, count in tally.commit_fallbacks.items() if why.startswith(f"{way}: ")}
+    for way, num_asked in tally.commits.items():
+        fallbacks = {why: count for why, count in tally.commit_fallbacks.items() if why.startswith(f"{way}: ")}
         # If every commit fell back, the way that the layout asks for was never tested.
-        none = "; none was committed so" if sum(fell.values()) >= asked else ""
+        suffix = "; none was committed so" if sum(fallbacks.values()) >= num_asked else ""
         facts += [
-            ("fell back", f"{count} of {asked} commits by {clean(why)}{none if place == 0 else ''}")
-            for place, (why, count) in enumerate(fallen(fell))
+            ("fell back", f"{count} of {num_asked} commits by {clean(why)}{suffix if i == 0 else ''}")
+            for i, (why, count) in enumerate(fallback_counts(fallbacks))
         ]
     return facts
 
 
-def left_behind(residue: Iterable[Residue]) -> list[tuple[str, str]]:
+def residue_rows(residue: Iterable[Residue]) -> list[tuple[str, str]]:
     """A row for each thing that runs left in the backend's process, with the first case that left it."""
     rows = []
-    for thing in residue:
-        case = f" (first by case {clean(thing.case)})" if thing.case else ""
-        rows.append(("left behind", f"a run {cut(thing.what, 200)}{case}"))
+    for leftover in residue:
+        case = f" (first by case {clean(leftover.case)})" if leftover.case else ""
+        rows.append(("left behind", f"a run {cut(leftover.what, 200)}{case}"))
     return rows

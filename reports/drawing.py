@@ -10,7 +10,8 @@ from rich.text import Text
 from rich.tree import Tree as Branches
 
 from reference.tree import Tree
-from reports.layout80 import printed
+from reports.format import plural
+from reports.layout80 import plain_text
 
 MARK = "◀"
 """The mark of the node at which the difference lies."""
@@ -32,15 +33,19 @@ def draw(tree: Tree, accepted: Sequence[int] | None = None, marked: int | None =
         rows: The approximate limit of drawn nodes. In a larger tree only the marked node, its path, its neighbours and
             the accepted path are drawn; `(+N below)` and `… N nodes left out` count every other node once.
     """
-    shown = drawn_nodes(tree, accepted or (), marked, rows)
-    above = above_drawn(tree, shown)
-    left_out = Counter(up for node, up in above.items() if node not in shown)
-    bridges = {node: up for node, up in above.items() if node in shown and node and up != tree.parent[node]}
-    bridged = _bridges(tree, shown, bridges)
+    drawn = drawn_nodes(tree, accepted or (), marked, rows)
+    ancestors = drawn_ancestors(tree, drawn)
+    left_out = Counter(ancestor for node, ancestor in ancestors.items() if node not in drawn)
+    bridges = {
+        node: ancestor
+        for node, ancestor in ancestors.items()
+        if node in drawn and node and ancestor != tree.parent[node]
+    }
+    bridged = _bridge_sizes(tree, drawn, bridges)
     picture: dict[int, Branches] = {}
     gaps: dict[tuple[int, int], Branches] = {}
-    for node in sorted(shown, key=lambda at: (tree.depth[at], at)):
-        hidden = left_out[node] - sum(size for (up, _), size in bridged.items() if up == node)
+    for node in sorted(drawn, key=lambda drawn_node: (tree.depth[drawn_node], drawn_node)):
+        hidden = left_out[node] - sum(size for (ancestor, _), size in bridged.items() if ancestor == node)
         label = Text(_label(tree, node, accepted, marked, hidden))
         if node == 0:
             picture[node] = Branches(label, highlight=False)
@@ -48,20 +53,15 @@ def draw(tree: Tree, accepted: Sequence[int] | None = None, marked: int | None =
             # One line for each gap, below which all drawn nodes of the left-out subtree hang.
             key = (bridges[node], _first_below(tree, node, bridges[node]))
             if key not in gaps:
-                gaps[key] = picture[key[0]].add(Text(f"… {_nodes(bridged[key])} left out"))
+                gaps[key] = picture[key[0]].add(Text(f"… {plural(bridged[key], 'node')} left out"))
             picture[node] = gaps[key].add(label)
         else:
             picture[node] = picture[tree.parent[node]].add(label)
-    _in_row_order(picture, gaps, tree)
+    _sort_by_row(picture, gaps, tree)
     # Wider than a page, because the page folds the drawing's long lines itself.
-    text = printed(picture[0], width=400)
-    hidden = len(tree) - len(shown)
+    text = plain_text(picture[0], width=400)
+    hidden = len(tree) - len(drawn)
     return text + (f"{hidden} of {len(tree)} nodes left out\n" if hidden else "")
-
-
-def _nodes(count: int) -> str:
-    """A number of nodes in words."""
-    return f"{count} node" if count == 1 else f"{count} nodes"
 
 
 def _label(tree: Tree, node: int, accepted: Sequence[int] | None, marked: int | None, hidden: int) -> str:
@@ -78,62 +78,62 @@ def _label(tree: Tree, node: int, accepted: Sequence[int] | None, marked: int | 
 
 def drawn_nodes(tree: Tree, accepted: Iterable[int], marked: int | None, rows: int, levels: int = LEVELS) -> set[int]:
     """The nodes that are drawn: all of a small tree, otherwise those around the marked node and the accepted path."""
-    everything = set(range(len(tree)))
+    all_nodes = set(range(len(tree)))
     if len(tree) <= rows and tree.height <= levels:
-        return everything
-    kept = {0}
-    walked = list(accepted)
+        return all_nodes
+    drawn = {0}
+    accepted_path = list(accepted)
     # The path's beginning and its end.
-    kept.update(walked[:3], walked[-1:])
+    drawn.update(accepted_path[:3], accepted_path[-1:])
     if marked is not None:
         path = tree.path(marked)
-        kept.update(path[:2], path[-3:])
+        drawn.update(path[:2], path[-3:])
         family = tree.children[tree.parent[marked]] if marked else ()
         if family:
-            at = family.index(marked)
-            kept.update(family[max(0, at - 2) : at + 3])
+            index = family.index(marked)
+            drawn.update(family[max(0, index - 2) : index + 3])
     # The top of the tree fills up to half of the room.
-    for node in sorted(everything, key=lambda at: (tree.depth[at], at)):
-        if len(kept) >= rows // 2 or tree.depth[node] > 2:
+    for node in sorted(all_nodes, key=lambda top_node: (tree.depth[top_node], top_node)):
+        if len(drawn) >= rows // 2 or tree.depth[node] > 2:
             break
-        kept.add(node)
+        drawn.add(node)
     # A row saying that one node is left out would take the room of that node.
-    above = above_drawn(tree, kept)
-    lone = {tree.parent[node] for node in kept if node and tree.parent[tree.parent[node]] == above[node]}
-    return kept | {node for node in lone if node not in kept and len(tree.children[node]) == 1}
+    ancestors = drawn_ancestors(tree, drawn)
+    lone_siblings = {tree.parent[node] for node in drawn if node and tree.parent[tree.parent[node]] == ancestors[node]}
+    return drawn | {node for node in lone_siblings if node not in drawn and len(tree.children[node]) == 1}
 
 
-def above_drawn(tree: Tree, shown: set[int]) -> dict[int, int]:
+def drawn_ancestors(tree: Tree, drawn: set[int]) -> dict[int, int]:
     """The nearest drawn proper ancestor of every node; the root's is the root."""
-    above = {0: 0}
-    for node in sorted(range(1, len(tree)), key=lambda at: tree.depth[at]):
-        up = tree.parent[node]
-        above[node] = up if up in shown else above[up]
-    return above
+    ancestors = {0: 0}
+    for node in sorted(range(1, len(tree)), key=lambda descendant: tree.depth[descendant]):
+        parent = tree.parent[node]
+        ancestors[node] = parent if parent in drawn else ancestors[parent]
+    return ancestors
 
 
-def _first_below(tree: Tree, node: int, up: int) -> int:
-    """The child of `up` on the way down to `node`."""
-    while tree.parent[node] != up:
+def _first_below(tree: Tree, node: int, ancestor: int) -> int:
+    """The child of `ancestor` on the way down to `node`."""
+    while tree.parent[node] != ancestor:
         node = tree.parent[node]
     return node
 
 
-def _bridges(tree: Tree, shown: set[int], bridges: dict[int, int]) -> dict[tuple[int, int], int]:
+def _bridge_sizes(tree: Tree, drawn: set[int], bridges: dict[int, int]) -> dict[tuple[int, int], int]:
     """The number of left-out nodes in each subtree that is left out above drawn nodes."""
-    tops = {(up, _first_below(tree, node, up)) for node, up in bridges.items()}
+    tops = {(ancestor, _first_below(tree, node, ancestor)) for node, ancestor in bridges.items()}
     counts: Counter[tuple[int, int]] = Counter()
-    for up, top in tops:
-        below = [top]
-        while below:
-            node = below.pop()
-            if node not in shown:
-                counts[up, top] += 1
-                below.extend(tree.children[node])
+    for ancestor, top in tops:
+        stack = [top]
+        while stack:
+            node = stack.pop()
+            if node not in drawn:
+                counts[ancestor, top] += 1
+                stack.extend(tree.children[node])
     return counts
 
 
-def _in_row_order(picture: dict[int, Branches], gaps: dict[tuple[int, int], Branches], tree: Tree) -> None:
+def _sort_by_row(picture: dict[int, Branches], gaps: dict[tuple[int, int], Branches], tree: Tree) -> None:
     """Sort siblings, and the gaps that stand for siblings, by their rows."""
     row = {id(branch): node for node, branch in picture.items()}
     row.update({id(branch): top for (_, top), branch in gaps.items()})

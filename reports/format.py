@@ -47,10 +47,10 @@ LONGEST_CLEAN = 4000
 
 def clean(text: str) -> str:
     """`text` on one line, with joined blanks, and with escapes for characters that are not printable; bounded."""
-    return escaped(" ".join(text[:LONGEST_CLEAN].split())) + "…" * (len(text) > LONGEST_CLEAN)
+    return escape(" ".join(text[:LONGEST_CLEAN].split())) + "…" * (len(text) > LONGEST_CLEAN)
 
 
-def escaped(line: str) -> str:
+def escape(line: str) -> str:
     """`line` with escapes for characters that are not printable, which a terminal may obey and a file may refuse."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in line)
 
@@ -79,22 +79,22 @@ def number(value: float) -> str:
 
 def show(value: Any) -> str:
     """Any expected or observed value in a few words: arrays by shape, long lists by their first items and length."""
-    return cut(_shown(value))
+    return cut(_value_words(value))
 
 
-def both(finding: Finding) -> tuple[str, str]:
+def expected_and_observed(finding: Finding) -> tuple[str, str]:
     """The expected and the observed value, as `show` tells them; unequal numbers have digits enough to differ."""
     pair = (finding.expected, finding.observed)
-    told = (show(pair[0]), show(pair[1]))
-    if told[0] == told[1] and all(isinstance(value, float) and math.isfinite(value) for value in pair):
+    texts = (show(pair[0]), show(pair[1]))
+    if texts[0] == texts[1] and all(isinstance(value, float) and math.isfinite(value) for value in pair):
         for digits in range(4, 18):
-            told = (f"{pair[0]:.{digits}g}", f"{pair[1]:.{digits}g}")
-            if told[0] != told[1]:
+            texts = (f"{pair[0]:.{digits}g}", f"{pair[1]:.{digits}g}")
+            if texts[0] != texts[1]:
                 break
-    return told
+    return texts
 
 
-def _shown(value: Any) -> str:
+def _value_words(value: Any) -> str:
     """`value` in words, before it is shortened to one line."""
     if value is None:
         return "none"
@@ -110,50 +110,50 @@ def _shown(value: Any) -> str:
     # NumPy arrays and torch tensors, told by their attributes: this package imports no torch.
     if hasattr(value, "tolist") and hasattr(value, "shape"):
         if value.ndim == 0:
-            return _shown(value.item())
+            return _value_words(value.item())
         if value.ndim == 1:
-            return _listed(list(value[:SHOWN_ITEMS]), len(value), "[]")
+            return _list_words(list(value[:SHOWN_ITEMS]), len(value), "[]")
         return f"{value.dtype} array of {' × '.join(str(size) for size in value.shape)}"
     if isinstance(value, dict):
-        items = [f"{key}: {_shown(item)}" for key, item in list(value.items())[:SHOWN_ITEMS]]
-        return _joined(items, len(value), "{}")
+        items = [f"{key}: {_value_words(item)}" for key, item in list(value.items())[:SHOWN_ITEMS]]
+        return _join(items, len(value), "{}")
     if isinstance(value, (list, tuple)):
-        return _listed(list(value[:SHOWN_ITEMS]), len(value), "[]")
+        return _list_words(list(value[:SHOWN_ITEMS]), len(value), "[]")
     if isinstance(value, (set, frozenset)):
-        return _listed(sorted(value, key=str)[:SHOWN_ITEMS], len(value), "{}")
+        return _list_words(sorted(value, key=str)[:SHOWN_ITEMS], len(value), "{}")
     return str(value)
 
 
-def _listed(items: list[Any], length: int, brackets: str) -> str:
+def _list_words(items: list[Any], length: int, brackets: str) -> str:
     """The items of a list of `length` items, of which `items` are shown."""
-    return _joined([_shown(item) for item in items], length, brackets)
+    return _join([_value_words(item) for item in items], length, brackets)
 
 
-def _joined(items: list[str], length: int, brackets: str) -> str:
+def _join(items: list[str], length: int, brackets: str) -> str:
     """Printed items in brackets, with the full length where some are left out."""
-    rest = f", … {length} in all" if length > len(items) else ""
-    return f"{brackets[0]}{', '.join(items)}{rest}{brackets[1]}"
+    suffix = f", … {length} in all" if length > len(items) else ""
+    return f"{brackets[0]}{', '.join(items)}{suffix}{brackets[1]}"
 
 
 def coordinate(name: str, value: Any) -> str:
     """One coordinate in words, such as `layer 1` or `draft cache`."""
     pattern = PLACES.get(name)
-    return cut(pattern.format(_shown(value)) if pattern else f"{name} {_shown(value)}", 60)
+    return cut(pattern.format(_value_words(value)) if pattern else f"{name} {_value_words(value)}", 60)
 
 
-def places(where: dict[str, Any], without: frozenset[str] = frozenset()) -> str:
+def coordinate_words(where: dict[str, Any], without: frozenset[str] = frozenset()) -> str:
     """All coordinates except those in `without`, in the order of PLACES: `layer 1, head 0, node 2`."""
-    named = [name for name in PLACES if name in where] + [name for name in where if name not in PLACES]
-    return ", ".join(coordinate(name, where[name]) for name in named if name not in without)
+    names = [name for name in PLACES if name in where] + [name for name in where if name not in PLACES]
+    return ", ".join(coordinate(name, where[name]) for name in names if name not in without)
 
 
 def address(finding: Finding) -> str:
     """The address of a finding: stage, step and coordinates."""
     if finding.where.get("side") == STAGE_UNKNOWN:
-        rest = places(finding.where, without=frozenset({"side"}))
-        return f"a stage that is not known, step {finding.step}{', ' if rest else ''}{rest}"
-    rest = places(finding.where)
-    return f"stage {finding.stage.word}, step {finding.step}{', ' if rest else ''}{rest}"
+        coordinates = coordinate_words(finding.where, without=frozenset({"side"}))
+        return f"a stage that is not known, step {finding.step}{', ' if coordinates else ''}{coordinates}"
+    coordinates = coordinate_words(finding.where)
+    return f"stage {finding.stage.word}, step {finding.step}{', ' if coordinates else ''}{coordinates}"
 
 
 def excess(finding: Finding) -> str:

@@ -4,14 +4,15 @@ The document has one suite for the backend and one test case for each invariant.
 """
 
 from collections.abc import Mapping
+from types import MappingProxyType
 
 from junitparser import Error, JUnitXml, Skipped, TestCase, TestSuite
 from junitparser import Failure as JUnitFailure
 
-from properties.tally import Counts, Failure, Tally, Unanswered
+from properties.tally import Counts, Failure, InternalFailure, Tally
 from reference.trace import Stage
 from reports.bundle import replay_command
-from reports.counts import not_judged
+from reports.counts import unjudged_reason
 from reports.format import clean, cut, plural
 from reports.pages.summary import summary_page
 from reports.pages.terminal import failure_page
@@ -42,7 +43,7 @@ def suite_of(
     tally: Tally,
     revealed: frozenset[Stage] | None = None,
     title: str | None = None,
-    known: Mapping[str, list[str]] | None = None,
+    known_failures: Mapping[str, list[str]] = MappingProxyType({}),
 ) -> TestSuite:
     """The run as a test suite.
 
@@ -54,8 +55,8 @@ def suite_of(
         tally: The run.
         revealed: The stages that the backend declares to reveal; None for those that its traces show.
         title: The name of the suite; None for that of the backend.
-        known: For each invariant the known failures that the run saw, a line each; an invariant that failed in no other
-            way is skipped with these lines.
+        known_failures: For each invariant the known failures that the run saw, a line each; an invariant that failed in
+            no other way is skipped with these lines.
     """
     located: dict[str, list[Failure]] = {}
     for failure in tally.failures:
@@ -63,16 +64,15 @@ def suite_of(
     name_of_suite = cut(title or tally.backend, LONGEST_NAME)
     suite = TestSuite(name_of_suite)
     # A failure may name an invariant that has no counts yet; the dict keeps the order and drops repeats.
-    seen = known or {}
-    for name in dict.fromkeys((*tally.invariants, *located, *seen)):
+    for name in dict.fromkeys((*tally.invariants, *located, *known_failures)):
         counts = tally.invariants.get(name, Counts())
         entry = _testcase(tally, name, counts, located.get(name, []), revealed)
-        if seen.get(name) and not entry.result:
-            entry.result = [Skipped(clean(f"known failure: {'; '.join(seen[name])}"))]
+        if known_failures.get(name) and not entry.result:
+            entry.result = [Skipped(clean(f"known failure: {'; '.join(known_failures[name])}"))]
         entry.classname = name_of_suite
         suite.add_testcase(entry)
     if tally.outcome == "unjudged" or tally.reasons:
-        suite.add_testcase(_run(tally))
+        suite.add_testcase(_run_testcase(tally))
     facts = {
         "emulated": str(tally.emulated).lower(),
         "reference": tally.against or ORACLE,
@@ -95,8 +95,8 @@ def document_of(suites: list[TestSuite], seconds: float) -> bytes:
         document.add_testsuite(suite)
     times = [suite.time for suite in suites]
     document.update_statistics()  # type: ignore[no-untyped-call]
-    for suite, took in zip(suites, times, strict=True):
-        suite.time = took
+    for suite, seconds_taken in zip(suites, times, strict=True):
+        suite.time = seconds_taken
     document.time = round(seconds, 3)
     text: bytes = document.tostring()  # type: ignore[no-untyped-call]
     return text
@@ -108,19 +108,21 @@ def _testcase(
     """The test case of one invariant."""
     entry = TestCase(cut(name, LONGEST_NAME), classname=cut(tally.backend, LONGEST_NAME))
     if failures:
-        entry.result = [_failed(failure, revealed) for failure in failures]
+        entry.result = [_failure_result(failure, revealed) for failure in failures]
         # GitLab and Jenkins attach the files that such lines name.
         files = [failure.file for failure in failures if failure.file is not None]
         if files:
             entry.system_out = "".join(f"[[ATTACHMENT|{clean(file)}]]\n" for file in files)
     elif counts.failed:
         # Its failures were traced to another invariant's finding, which holds the page.
-        seen = f"failed in {counts.failed} of {plural(counts.checked, 'case')}"
-        entry.result = [JUnitFailure(f"{seen}; the earliest difference is told under another invariant", "differ")]
+        outcome = f"failed in {counts.failed} of {plural(counts.checked, 'case')}"
+        entry.result = [JUnitFailure(f"{outcome}; the earliest difference is told under another invariant", "differ")]
     elif counts.internal:
         # An invariant that raised on one case is no pass, whatever it said of others.
-        entry.result = [_internal(one) for one in tally.internal if one.error.invariant == name]
-    elif reason := not_judged(name, counts):
+        entry.result = [
+            _internal_result(unanswered) for unanswered in tally.internal if unanswered.error.invariant == name
+        ]
+    elif reason := unjudged_reason(name, counts):
         entry.result = [Skipped(clean(f"not judged: {reason}"))]
     elif counts.unobserved:
         total = plural(counts.checked + counts.unobserved, "case")
@@ -128,28 +130,28 @@ def _testcase(
     return entry
 
 
-def _failed(failure: Failure, revealed: frozenset[Stage] | None) -> JUnitFailure:
+def _failure_result(failure: Failure, revealed: frozenset[Stage] | None) -> JUnitFailure:
     """One failure with its page."""
-    told = account(failure.finding, scene_of(failure.verdict, failure.finding))
-    result = JUnitFailure(cut(told, LONGEST_MESSAGE), failure.finding.stage.word)
+    sentence = account(failure.finding, scene_of(failure.verdict, failure.finding))
+    result = JUnitFailure(cut(sentence, LONGEST_MESSAGE), failure.finding.stage.word)
     result.text = "\n" + failure_page(failure, revealed)[:LONGEST_TEXT]
     return result
 
 
-def _internal(one: Unanswered) -> Error:
+def _internal_result(unanswered: InternalFailure) -> Error:
     """An exception inside the judge, with the last lines of its traceback and the command that replays its case."""
-    result = Error(cut(one.line, LONGEST_MESSAGE), "internal")
-    command = None if one.saved is None else replay_command(one.saved)
-    lines = [*map(clean, one.error.said), *([] if command is None else [clean(command)])]
+    result = Error(cut(unanswered.line, LONGEST_MESSAGE), "internal")
+    command = None if unanswered.saved is None else replay_command(unanswered.saved)
+    lines = [*map(clean, unanswered.error.said), *([] if command is None else [clean(command)])]
     result.text = "\n" + "\n".join(lines)[:LONGEST_TEXT]
     return result
 
 
-def _run(tally: Tally) -> TestCase:
+def _run_testcase(tally: Tally) -> TestCase:
     """The erroneous test case of a run that could not judge."""
     entry = TestCase(RUN, classname=cut(tally.backend, LONGEST_NAME))
-    why = tally.reasons or ([tally.stopped] if tally.stopped else ["nothing was judged"])
-    for line in why:
+    reasons = tally.reasons or ([tally.stopped] if tally.stopped else ["nothing was judged"])
+    for line in reasons:
         result = Error(cut(line, LONGEST_MESSAGE), "unjudged")
         result.text = "\n" + summary_page(tally, verbose=True)[:LONGEST_TEXT]
         entry.result = [*entry.result, result]

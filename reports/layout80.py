@@ -29,7 +29,7 @@ SAID_LINES = 15
 """The number of last lines of a broken run that a page shows; the bundle holds all that were kept."""
 
 
-def printed(*parts: RenderableType, width: int = WIDTH) -> str:
+def plain_text(*parts: RenderableType, width: int = WIDTH) -> str:
     """The parts one below the other, without trailing blanks, ending in a newline unless empty.
 
     The terminal and the environment (COLUMNS, FORCE_COLOR, NO_COLOR) have no influence.
@@ -55,7 +55,7 @@ def printed(*parts: RenderableType, width: int = WIDTH) -> str:
     return "\n".join(lines)
 
 
-def folded(text: str) -> Text:
+def wrapping_text(text: str) -> Text:
     """Text that wraps at blanks, and inside a word only where the word alone is too wide."""
     return Text(text, overflow="fold", no_wrap=False)
 
@@ -68,30 +68,30 @@ def columns(width: int) -> Table:
     return grid
 
 
-def indented(text: str, by: int = MARGIN) -> str:
+def indent(text: str, by: int = MARGIN) -> str:
     """`text` with every line that is not empty moved `by` columns to the right."""
     return "".join(" " * by + line if line.strip() else line for line in text.splitlines(keepends=True))
 
 
-def labelled(rows: Iterable[tuple[str, str]], width: int = WIDTH) -> str:
+def label_rows(rows: Iterable[tuple[str, str]], width: int = WIDTH) -> str:
     """Labels and their texts, indented by the margin; a text wraps in its own column, never under its label."""
     grid = columns(LABEL)
     for label, text in rows:
-        grid.add_row(Text(label), folded(text))
-    return indented(printed(grid, width=width - MARGIN)) if grid.row_count else ""
+        grid.add_row(Text(label), wrapping_text(text))
+    return indent(plain_text(grid, width=width - MARGIN)) if grid.row_count else ""
 
 
-def last_lines(said: tuple[str, ...], width: int = WIDTH) -> str:
-    """The last SAID_LINES of `said`, without control characters, each at most two lines of a label's text long."""
-    return "\n".join(cut(line, 2 * (width - INDENT)) for line in said[-SAID_LINES:])
+def last_lines(lines: tuple[str, ...], width: int = WIDTH) -> str:
+    """The last SAID_LINES of `lines`, without control characters, each at most two lines of a label's text long."""
+    return "\n".join(cut(line, 2 * (width - INDENT)) for line in lines[-SAID_LINES:])
 
 
-def beside(left: str, right: str, gap: int = 4, least: int = 28, width: int = WIDTH) -> str:
-    """`left` unchanged with `right` wrapped beside it, or below it where fewer than `least` columns remain."""
-    wide = max((cell_len(line) for line in left.splitlines()), default=0)
-    if not left or width - wide - gap < least:
-        parts = [Text(part.rstrip("\n"), overflow="fold") for part in (left, right) if part]
-        return "\n".join(printed(part, width=width) for part in parts)
-    grid = columns(wide + gap - 2)
-    grid.add_row(Text(left.rstrip("\n")), folded(right))
-    return printed(grid, width=width)
+def side_by_side(left_text: str, right_text: str, gap: int = 4, least_columns: int = 28, width: int = WIDTH) -> str:
+    """`left_text` unchanged and `right_text` wrapped beside it, or below it if fewer than `least_columns` remain."""
+    left_width = max((cell_len(line) for line in left_text.splitlines()), default=0)
+    if not left_text or width - left_width - gap < least_columns:
+        parts = [Text(part.rstrip("\n"), overflow="fold") for part in (left_text, right_text) if part]
+        return "\n".join(plain_text(part, width=width) for part in parts)
+    grid = columns(left_width + gap - 2)
+    grid.add_row(Text(left_text.rstrip("\n")), wrapping_text(right_text))
+    return plain_text(grid, width=width)

@@ -45,24 +45,24 @@ class Progress:
 
     def __init__(
         self,
-        wanted: int | None,
+        total: int | None,
         file: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
         every_s: float = EVERY_S,
     ) -> None:
-        self.wanted = wanted
-        self.done = 0
+        self.num_wanted = total
+        self.num_done = 0
         self.failures = 0
         # Time and count where the first cases were done: what came before is start-up, which the others do not repeat.
-        self._first: tuple[float, int] | None = None
+        self._first_cases: tuple[float, int] | None = None
         self._file = sys.stderr if file is None else file
         self._clock = clock
         self._every_s = every_s
-        self._activity = self._seen = ""
-        self._last = self._began = clock()
+        self._activity = self._power_words = ""
+        self._last_line_time = self._start_time = clock()
         self._bar = self._make_bar() if shows_bars(self._file) else None
         self._task = (
-            self._bar.add_task("cases", total=wanted, pace="", left=STARTING, failures="", note="")
+            self._bar.add_task("cases", total=total, pace="", left=STARTING, failures="", note="")
             if self._bar
             else None
         )
@@ -86,7 +86,7 @@ class Progress:
         )
 
     def __enter__(self) -> "Progress":
-        self._last = self._began = self._clock()
+        self._last_line_time = self._start_time = self._clock()
         if self._bar:
             self._bar.start()
         return self
@@ -99,10 +99,10 @@ class Progress:
 
     def advance(self, n: int = 1, failures: int = 0) -> None:
         """Count `n` more judged cases, `failures` of them failing."""
-        self.done += n
+        self.num_done += n
         self.failures += failures
-        if self._first is None:
-            self._first = (self._clock(), self.done)
+        if self._first_cases is None:
+            self._first_cases = (self._clock(), self.num_done)
         self._show()
 
     def note(self, text: str) -> None:
@@ -110,13 +110,13 @@ class Progress:
         self._activity = cut(text, 60)
         self._show()
 
-    def sees(self, text: str) -> None:
+    def show_power(self, text: str) -> None:
         """Show what the run could see by now, in place of what it could see before."""
-        self._seen = cut(text, 60)
+        self._power_words = cut(text, 60)
 
     def restart(self) -> None:
         """Measure the speed from the next cases on: the ones so far were done before."""
-        self._first, self._began = None, self._clock()
+        self._first_cases, self._start_time = None, self._clock()
 
     def wait(self) -> None:
         """Nothing happened for a moment: off a terminal, a line is due all the same now and then."""
@@ -133,44 +133,53 @@ class Progress:
 
     def line(self) -> str:
         """The state of the run on one line."""
-        wanted = f" of {self.wanted}" if self.wanted is not None else ""
-        parts = [f"{self.done}{wanted} cases", self._pace(), self._left(), self._failed(), self._seen, self._activity]
+        total = f" of {self.num_wanted}" if self.num_wanted is not None else ""
+        parts = [
+            f"{self.num_done}{total} cases",
+            self._pace(),
+            self._time_left(),
+            self._failure_words(),
+            self._power_words,
+            self._activity,
+        ]
         return ", ".join(part for part in parts if part)
 
     def _rate(self) -> float | None:
         """Cases per second since the first ones were done; None where too few were done since."""
-        if self._first is None:
+        if self._first_cases is None:
             return None
-        took, since = self._clock() - self._first[0], self.done - self._first[1]
-        return since / took if took > 0 and since >= FEWEST else None
+        seconds, num_cases = self._clock() - self._first_cases[0], self.num_done - self._first_cases[1]
+        return num_cases / seconds if seconds > 0 and num_cases >= FEWEST else None
 
     def _pace(self) -> str:
         rate = self._rate()
         return "" if rate is None else f"{number(rate)}/s"
 
-    def _left(self) -> str:
+    def _time_left(self) -> str:
         """The time left, by the measured speed alone; before the first case, how long the start has taken."""
-        if self._first is None:
-            return f"{STARTING} for {round(self._clock() - self._began)} s"
+        if self._first_cases is None:
+            return f"{STARTING} for {round(self._clock() - self._start_time)} s"
         rate = self._rate()
-        if self.wanted is None or rate is None:
+        if self.num_wanted is None or rate is None:
             return ""
-        left = round(max(0, self.wanted - self.done) / rate)
-        return f"{left // 60}:{left % 60:02d} left"
+        seconds_left = round(max(0, self.num_wanted - self.num_done) / rate)
+        return f"{seconds_left // 60}:{seconds_left % 60:02d} left"
 
-    def _failed(self) -> str:
+    def _failure_words(self) -> str:
         return plural(self.failures, "failure") if self.failures else "no failure"
 
     def _show(self) -> None:
         if self._bar and self._task is not None:
             # The bar's own estimate would take the start for the run's speed.
-            pace, left, failed = self._pace(), self._left(), self._failed()
-            note = self._activity or self._seen
-            self._bar.update(self._task, completed=self.done, pace=pace, left=left, failures=failed, note=note)
+            pace, time_left, failures = self._pace(), self._time_left(), self._failure_words()
+            note = self._activity or self._power_words
+            self._bar.update(
+                self._task, completed=self.num_done, pace=pace, left=time_left, failures=failures, note=note
+            )
             return
         now = self._clock()
-        if now - self._last >= self._every_s:
-            self._last = now
+        if now - self._last_line_time >= self._every_s:
+            self._last_line_time = now
             self._file.write(self.line() + "\n")
             self._file.flush()
 

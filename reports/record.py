@@ -17,7 +17,7 @@ from properties.accepted_ranks import RankCounts
 from properties.control_errors import exactness
 from properties.laws.sampled.gate import ALPHA_RUN
 from properties.streams import run_evidence, streams_of
-from properties.tally import Beside, Failure, Tally, Unanswered
+from properties.tally import EagerOutcome, Failure, InternalFailure, Tally
 from properties.verdict.finding import Finding, Verdict
 from properties.verdict.internal import InternalError
 from reference.case import Case
@@ -60,13 +60,13 @@ def internal_fact(error: InternalError) -> dict[str, Any]:
     return content
 
 
-def _unanswered_fact(one: Unanswered) -> dict[str, Any]:
+def _unanswered_fact(unanswered: InternalFailure) -> dict[str, Any]:
     """An exception inside the judge over the run, with its first case and the command that replays it."""
     return {
-        **internal_fact(one.error),
-        "cases": one.cases,
-        "case": case_to_json(one.verdict.case),
-        "replay": None if one.saved is None else replay_command(one.saved),
+        **internal_fact(unanswered.error),
+        "cases": unanswered.cases,
+        "case": case_to_json(unanswered.verdict.case),
+        "replay": None if unanswered.saved is None else replay_command(unanswered.saved),
     }
 
 
@@ -87,7 +87,7 @@ def verdict_line(verdict: Verdict) -> dict[str, Any]:
     number of comparisons of those that were checked. `ranks` holds rows (depth, rank, nodes below an accepted parent,
     accepted nodes) for each kind of draft.
     """
-    checked = any(outcome in ("checked", "failed") for outcome in verdict.outcomes.values())
+    is_judged = any(outcome in ("checked", "failed") for outcome in verdict.outcomes.values())
     if verdict.findings:
         outcome = "differ"
     elif verdict.known:
@@ -97,7 +97,7 @@ def verdict_line(verdict: Verdict) -> dict[str, Any]:
     elif verdict.internal:
         outcome = "internal"
     else:
-        outcome = "agree" if checked else "unjudged"
+        outcome = "agree" if is_judged else "unjudged"
     line: dict[str, Any] = {"id": verdict.case.id, "backend": verdict.backend, "outcome": outcome}
     line["invariants"] = {
         name: result for name, result in verdict.outcomes.items() if result not in ("checked", "not_applicable")
@@ -115,8 +115,8 @@ def verdict_line(verdict: Verdict) -> dict[str, Any]:
     if verdict.routed.judged:
         line["routed"] = verdict.routed
     line["evidence"] = [
-        {"invariant": one.invariant, "log_e": one.log_e, "draws": one.rounds, "stream": one.stream or None}
-        for one in verdict.evidence
+        {"invariant": test.invariant, "log_e": test.log_e, "draws": test.rounds, "stream": test.stream or None}
+        for test in verdict.evidence
     ]
     line["unsupported"] = verdict.unsupported
     line["seconds"] = verdict.forward_s
@@ -166,7 +166,7 @@ class Lines:
             self._cut_off = size > 0 and os.pread(self._handle, 1, size - 1) != b"\n"
         except OSError as error:
             self._close()
-            raise Unwritable.because(self.path, error) from None
+            raise Unwritable.from_os_error(self.path, error) from None
         return self
 
     def __exit__(
@@ -201,7 +201,7 @@ class Lines:
             if self._durable:
                 os.fsync(self._handle)
         except OSError as error:
-            raise Unwritable.because(self.path, error) from None
+            raise Unwritable.from_os_error(self.path, error) from None
 
 
 def failure_fact(failure: Failure) -> dict[str, Any]:
@@ -212,7 +212,10 @@ def failure_fact(failure: Failure) -> dict[str, Any]:
         "case": case_to_json(failure.verdict.case),
         "beside": None if twin is None else _beside_fact(twin),
         "nearest": None if failure.nearest is None else _nearest_fact(failure.nearest, failure.verdict.case),
-        "also_seen": [{"invariant": one.invariant, "stage": one.stage.word, "case": one.case} for one in failure.also],
+        "also_seen": [
+            {"invariant": sighting.invariant, "stage": sighting.stage.word, "case": sighting.case}
+            for sighting in failure.also
+        ],
         "replay": replay_command(failure),
         "reference": failure.against or ORACLE,
     }
@@ -223,10 +226,10 @@ def _nearest_fact(near: Case, case: Case) -> dict[str, Any]:
     return {"case": case_to_json(near), "differences": differences(near, case)}
 
 
-def _beside_fact(twin: Beside) -> dict[str, Any]:
+def _beside_fact(twin: EagerOutcome) -> dict[str, Any]:
     """The outcome of the same case on the eager backend of the device."""
-    found = None if twin.finding is None else finding_fact(twin.finding)
-    return {"backend": twin.backend, "outcome": twin.outcome, "finding": found}
+    finding = None if twin.finding is None else finding_fact(twin.finding)
+    return {"backend": twin.backend, "outcome": twin.outcome, "finding": finding}
 
 
 def mean_accepted(tally: Tally) -> float | None:
@@ -243,28 +246,28 @@ def sampling_tests(tally: Tally) -> dict[str, Any]:
     not; `planned` says which shift would show at best, as told before the run.
     """
     log_e, streams = run_evidence(tally.evidence), streams_of(tally.evidence)
-    told = sorted(one.smallest_tv for one in tally.evidence if one.smallest_tv is not None)
+    shifts = sorted(test.smallest_tv for test in tally.evidence if test.smallest_tv is not None)
     return {
         "tests": len(tally.evidence),
-        "rounds": sum(one.rounds for one in tally.evidence),
+        "rounds": sum(test.rounds for test in tally.evidence),
         # exp(710) overflows a float64.
         "evidence": math.exp(min(log_e, 700.0)),
         # A correct backend reaches this with probability ALPHA_RUN at most (Markov's inequality).
         "red_at": 1 / ALPHA_RUN,
-        "smallest_tv": {"median": statistics.median(told), "worst": told[-1]} if told else None,
+        "smallest_tv": {"median": statistics.median(shifts), "worst": shifts[-1]} if shifts else None,
         "excess": tally.excess_evidence,
         "planned": tally.planned,
         "streams": [
             {
-                "name": one.name,
-                "tests": one.tests,
-                "draws": one.draws,
-                "log_e": one.log_e,
-                "smallest_shift": streams.smallest(one),
-                "about": one.resolution.about,
-                "faults": streams.sights(one),
+                "name": stream.name,
+                "tests": stream.tests,
+                "draws": stream.draws,
+                "log_e": stream.log_e,
+                "smallest_shift": streams.smallest(stream),
+                "about": stream.resolution.about,
+                "faults": streams.sights(stream),
             }
-            for one in streams.all
+            for stream in streams.all
         ],
     }
 
@@ -312,10 +315,10 @@ def summary(tally: Tally) -> dict[str, Any]:
             | {"share": tally.speculation.share, "untested": tally.speculation.untested()},
             "excess_ties": tally.excess_ties,
             "excess_error": tally.excess_error,
-            "control_errors": [vars(one) for one in exactness(tally.control_errors)],
+            "control_errors": [vars(error) for error in exactness(tally.control_errors)],
             "sampling_tests": sampling_tests(tally),
             "errors": tally.reasons,
-            **({"internal": [_unanswered_fact(one) for one in tally.internal]} if tally.internal else {}),
+            **({"internal": [_unanswered_fact(unanswered) for unanswered in tally.internal]} if tally.internal else {}),
             "stopped": tally.stopped,
             "residue": [*tally.residue.values()],
             "environment": tally.environment,

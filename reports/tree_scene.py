@@ -41,7 +41,7 @@ def scene_of(verdict: Verdict, finding: Finding) -> Scene:
     """The scene of `finding`."""
     case, steps = request_of(verdict, finding)
     step = steps[finding.step] if 0 <= finding.step < len(steps) else None
-    tree = step.drafted.tree if step and step.drafted else _scripted(case, finding.step, steps)
+    tree = step.drafted.tree if step and step.drafted else _scripted_tree(case, finding.step, steps)
     if tree is None:
         return Scene()
     path = None
@@ -49,9 +49,9 @@ def scene_of(verdict: Verdict, finding: Finding) -> Scene:
         # The path is the backend's own, and may name nodes that the tree has not.
         path = tuple(node for node in step.accepted.path if 0 <= node < len(tree))
     writer = _writer(finding, step, len(tree))
-    node = _named(finding.where, "node", len(tree))
+    node = _named_index(finding.where, "node", len(tree))
     if node is None:
-        node = _named(finding.where, "row", len(tree))
+        node = _named_index(finding.where, "row", len(tree))
     return Scene(tree, path, writer if node is None else node, writer, len(step.context) if step else None)
 
 
@@ -69,7 +69,7 @@ def request_of(verdict: Verdict, finding: Finding) -> tuple[Case, tuple[Step, ..
     return case.alone(number), request.steps if request is not None else ()
 
 
-def revealed_by(verdict: Verdict) -> frozenset[Stage]:
+def revealed_stages(verdict: Verdict) -> frozenset[Stage]:
     """The stages that the backend's trace shows in any step."""
     if verdict.revealed is not None:
         return verdict.revealed
@@ -77,28 +77,28 @@ def revealed_by(verdict: Verdict) -> frozenset[Stage]:
     return frozenset(stage for stage in Stage for step in steps if getattr(step, stage.word) is not None)
 
 
-def _scripted(case: Case, index: int, steps: tuple[Step, ...]) -> Tree | None:
+def _scripted_tree(case: Case, index: int, steps: tuple[Step, ...]) -> Tree | None:
     """The scripted tree of step `index` under the token that is pending there, as far as the trace shows that token."""
     if case.draft.trees is None or index < 0:
         return None
-    before = steps[index - 1].emitted if 0 < index <= len(steps) else None
-    root = before.tokens[-1] if before and before.tokens else None
+    last_emitted = steps[index - 1].emitted if 0 < index <= len(steps) else None
+    root = last_emitted.tokens[-1] if last_emitted and last_emitted.tokens else None
     if index == 0:
         root = case.prompt[-1]
     if index < len(case.draft.trees):
         tree = case.draft.trees[index]
-        return tree if root is None else tree.rooted(root)
+        return tree if root is None else tree.with_root(root)
     # A step behind the last scripted tree has the bare root as its tree.
     return None if root is None else Tree((0,), (root,))
 
 
-def _named(where: dict[str, Any], name: str, size: int) -> int | None:
+def _named_index(where: dict[str, Any], name: str, size: int) -> int | None:
     """The coordinate `name` as an index below `size`; None where it is absent or no such index."""
     try:
-        at = operator.index(where[name])
+        index = operator.index(where[name])
     except (KeyError, TypeError):
         return None
-    return at if 0 <= at < size else None
+    return index if 0 <= index < size else None
 
 
 def _writer(finding: Finding, step: Step | None, size: int) -> int | None:
@@ -108,9 +108,9 @@ def _writer(finding: Finding, step: Step | None, size: int) -> int | None:
     # The lowered slots are those of the target's cache.
     if finding.where.get("cache", "target") != "target":
         return None
-    slot = _named(finding.where, "slot", 1 << 31)
+    slot = _named_index(finding.where, "slot", 1 << 31)
     if slot is None:
-        slot = _named(finding.where, "position", 1 << 31)
+        slot = _named_index(finding.where, "position", 1 << 31)
     if slot is None:
         return None
     lowered = step.lowered

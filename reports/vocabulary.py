@@ -6,15 +6,15 @@ from typing import Any
 from properties.tolerance.mask_column import EXTRA, MISSING
 from properties.verdict.finding import FINISHED, STAGE_UNKNOWN, Finding
 from reference.trace import Stage
-from reports.format import address, both, clean, coordinate, excess, places, show
+from reports.format import address, clean, coordinate, coordinate_words, excess, expected_and_observed, show
 from reports.invariant_sentences import PLAIN
 from reports.tree_scene import Scene
 
-Sentence = str | Callable[["Told"], str]
+Sentence = str | Callable[["SentenceNames"], str]
 """A sentence with names in braces, or a function that chooses the sentence for a finding."""
 
 
-class Told(dict[str, str]):
+class SentenceNames(dict[str, str]):
     """The names that a sentence may use: each coordinate, and `expected`, `observed`, `row` and `by`.
 
     A coordinate that the finding lacks reads as something indefinite ("a node"), so that every sentence fits every
@@ -25,17 +25,17 @@ class Told(dict[str, str]):
         super().__init__()
         self.finding = finding
         self.scene = scene
-        self.used: set[str] = set()
+        self.used_coordinates: set[str] = set()
 
     def __missing__(self, key: str) -> str:
         # `str.format_map` asks here for each name that is not filled in yet.
         where: Mapping[str, Any] = self.finding.where
         if key in ("expected", "observed"):
-            return both(self.finding)[key == "observed"]
+            return expected_and_observed(self.finding)[key == "observed"]
         if key == "by":
             return f" ({excess(self.finding)})" if self.finding.measure is not None else ""
         if key == "which":
-            return self._whose()
+            return self._column_meaning()
         # A finding carries its row or its node; a sentence that names the other one reads the one that is there.
         if key == "row":
             key = "node" if "node" in where and "row" not in where else "row"
@@ -44,11 +44,11 @@ class Told(dict[str, str]):
         elif key == "slot":
             key = "position" if "position" in where and "slot" not in where else "slot"
         if key in where:
-            self.used.add(key)
+            self.used_coordinates.add(key)
             return coordinate(key, where[key])
         return {"kind": "key or value", "cache": "target cache", "variant": "the variant"}.get(key, f"a {key}")
 
-    def _whose(self) -> str:
+    def _column_meaning(self) -> str:
         """The meaning of the finding's column, in brackets: a position of the context, or a node of the tree."""
         column, tree = self.finding.where.get("column"), self.scene.tree
         if not isinstance(column, int) or self.scene.context is None or tree is None:
@@ -58,56 +58,60 @@ class Told(dict[str, str]):
 
     def truth(self) -> tuple[bool, bool] | None:
         """Expected and observed as bools, where both say whether a cell is visible; otherwise None."""
-        both = [show(value) for value in (self.finding.expected, self.finding.observed)]
-        known = {"visible": True, "true": True, "hidden": False, "false": False}
-        return (known[both[0]], known[both[1]]) if all(value in known for value in both) else None
+        pair = [show(value) for value in (self.finding.expected, self.finding.observed)]
+        truth_values = {"visible": True, "true": True, "hidden": False, "false": False}
+        return (truth_values[pair[0]], truth_values[pair[1]]) if all(value in truth_values for value in pair) else None
 
 
-def _mask(told: Told) -> str:
+def _mask_sentence(names: SentenceNames) -> str:
     """The sentence about a mask cell that is wrong."""
-    seen = told.truth()
-    if seen == (False, True):
+    truth = names.truth()
+    if truth == (False, True):
         return "The mask lets {row} see {column}, which is neither in its committed context nor one of its ancestors."
-    if seen == (True, False):
+    if truth == (True, False):
         return "The mask hides {column} from {row}, though it belongs to its context."
     return "The mask of {row} is not its committed context plus its ancestors and itself."
 
 
-def _attended(told: Told) -> str:
+def _visibility_sentence(names: SentenceNames) -> str:
     """The sentence about a column that the transparent probe found attended, or not attended."""
-    seen = told.truth()
-    if seen == (False, True):
+    truth = names.truth()
+    if truth == (False, True):
         return "{Node} attended to {column}, which it may not see: the transparent probe shows it in its logits."
-    if seen == (True, False):
+    if truth == (True, False):
         return "{Node} did not attend to {column}, which it must see: the transparent probe finds no trace of it."
     return "{Node} did not attend to exactly the rows it may see, read off the transparent probe."
 
 
-def _context(told: Told) -> str:
+def _context_sentence(names: SentenceNames) -> str:
     """The sentence about attention or a forward that differs from the path's own from-scratch result."""
-    cause = told.finding.where.get("cause")
-    if told.finding.stage is Stage.ATTENDED and cause in (EXTRA, MISSING):
-        told.used.add("cause")
+    cause = names.finding.where.get("cause")
+    if names.finding.stage is Stage.ATTENDED and cause in (EXTRA, MISSING):
+        names.used_coordinates.add("cause")
         if cause == EXTRA:
             return "{Node} attended to {column}{which}, which it may not see: that alone explains its output{by}."
         return "{Node} did not attend to {column}{which}, which it must see: that alone explains its output{by}."
-    what = "What attention returned for" if told.finding.stage is Stage.ATTENDED else "What the forward computed for"
-    return f"{what} {{node}} is not what its own path gives from scratch{{by}}: it saw something else, or went wrong."
+    subject = (
+        "What attention returned for" if names.finding.stage is Stage.ATTENDED else "What the forward computed for"
+    )
+    return (
+        f"{subject} {{node}} is not what its own path gives from scratch{{by}}: it saw something else, or went wrong."
+    )
 
 
-def _fast(told: Told) -> str:
+def _fast_commit_sentence(names: SentenceNames) -> str:
     """The sentence about a fast commit that differs from the full one."""
-    if told.finding.stage is Stage.EMITTED:
+    if names.finding.stage is Stage.EMITTED:
         return "With a faster commit the output is {observed} instead of {expected}."
     return (
         "The faster commit left another {kind} at {slot} than gathering the whole cache by the accepted path does{by}."
     )
 
 
-def _committed(told: Told) -> str:
+def _commit_sentence(names: SentenceNames) -> str:
     """The sentence about committed keys or values that are not those of the accepted path."""
-    if told.scene.writer_rejected:
-        return f"Node {told.scene.writer} was rejected, and it was the one that wrote {{slot}}. " + (
+    if names.scene.writer_rejected:
+        return f"Node {names.scene.writer} was rejected, and it was the one that wrote {{slot}}. " + (
             "After the commit, the {kind} there is not that of the accepted path{by}."
         )
     return (
@@ -117,15 +121,15 @@ def _committed(told: Told) -> str:
 
 SENTENCES: dict[str, Sentence] = {
     **PLAIN,
-    "structure.mask-is-ancestry": _mask,
-    "attention.context-exact": _context,
-    "attention.visibility-exact": _attended,
-    "cache.commit-equivalence": _committed,
-    "cache.fast-equals-full": _fast,
+    "structure.mask-is-ancestry": _mask_sentence,
+    "attention.context-exact": _context_sentence,
+    "attention.visibility-exact": _visibility_sentence,
+    "cache.commit-equivalence": _commit_sentence,
+    "cache.fast-equals-full": _fast_commit_sentence,
 }
 """A sentence, or the function that chooses one, for each invariant of this project.
 
-Names in braces are those of Told; a capital marks the beginning of a sentence.
+Names in braces are keys of SentenceNames; a capital marks the beginning of a sentence.
 """
 
 SIDES: dict[tuple[str, str], str] = {
@@ -260,10 +264,10 @@ GENERIC = "{invariant} does not hold: it asks for {expected}, and the backend ga
 """The sentence of an invariant that is not one of this project's."""
 
 
-def reference_of(against: str | None) -> str:
+def reference_name(against: str | None) -> str:
     """The reference of a run in words, from the argument of `--against`; None stands for the NumPy oracle."""
-    known = {None: "the oracle", "transformers": "plain transformers"}
-    return known.get(against) or f"the backend {clean(str(against))}"
+    names = {None: "the oracle", "transformers": "plain transformers"}
+    return names.get(against) or f"the backend {clean(str(against))}"
 
 
 def account(finding: Finding, scene: Scene | None = None, complete: bool = True) -> str:
@@ -274,32 +278,32 @@ def account(finding: Finding, scene: Scene | None = None, complete: bool = True)
         scene: The part of the trace around them, where known.
         complete: Whether to add the stage, the step and the coordinates that the sentence leaves out.
     """
-    told = Told(finding, scene or Scene())
+    names = SentenceNames(finding, scene or Scene())
     sentence = SENTENCES.get(finding.invariant, GENERIC)
     side = str(finding.where.get("side"))
     if (finding.invariant, side) in SIDES:
         sentence = SIDES[finding.invariant, side]
-        told.used.add("side")
+        names.used_coordinates.add("side")
     elif side == "shape" or str(finding.observed).endswith(" rows"):
         sentence = SHAPE
     if isinstance(finding.expected, str) and finding.expected == FINISHED and finding.invariant != "lossless.completes":
         sentence = BROKEN
-    template = sentence if isinstance(sentence, str) else sentence(told)
-    text = _filled(template, told)
+    template = sentence if isinstance(sentence, str) else sentence(names)
+    text = _fill(template, names)
     if not complete:
         return text
     if sentence in (GENERIC, BROKEN):
         return f"{text[:-1]} ({address(finding)})."
-    named = told.used | ({"side"} if finding.where.get("side") == STAGE_UNKNOWN else set())
-    rest = places(finding.where, without=frozenset(named))
-    return f"{text[:-1]} ({rest})." if rest else text
+    stated_names = names.used_coordinates | ({"side"} if finding.where.get("side") == STAGE_UNKNOWN else set())
+    coordinates = coordinate_words(finding.where, without=frozenset(stated_names))
+    return f"{text[:-1]} ({coordinates})." if coordinates else text
 
 
-def _filled(template: str, told: Told) -> str:
+def _fill(template: str, names: SentenceNames) -> str:
     """The sentence with its names replaced; a capitalised name begins with a capital letter."""
-    told["invariant"] = show(told.finding.invariant)
+    names["invariant"] = show(names.finding.invariant)
     for name in ("row", "node"):
         if f"{{{name.capitalize()}}}" in template:
-            word = told[name]
-            told[name.capitalize()] = word[:1].upper() + word[1:]
-    return template.format_map(told)
+            word = names[name]
+            names[name.capitalize()] = word[:1].upper() + word[1:]
+    return template.format_map(names)

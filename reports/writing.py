@@ -34,7 +34,7 @@ class Unwritable(OSError):
         super().__init__(f"cannot write {clean(self.path)}: {self.why}")
 
     @classmethod
-    def because(cls, path: str | Path, error: OSError) -> "Unwritable":
+    def from_os_error(cls, path: str | Path, error: OSError) -> "Unwritable":
         """The complaint about `path` for a system error, with advice."""
         if isinstance(error, FileNotFoundError):
             advice = "; create the folder first"
@@ -68,13 +68,13 @@ def write_whole(target: str | Path, content: bytes) -> None:
             return
         _replace(path, content)
     except OSError as error:
-        raise Unwritable.because(target, error) from None
+        raise Unwritable.from_os_error(target, error) from None
     except (ValueError, RuntimeError) as error:
         # A null byte in the name, or a circle of links.
         raise Unwritable(target, f"{error}; choose another name") from None
 
 
-def check(target: str | Path) -> None:
+def check_writable(target: str | Path) -> None:
     """Find out, before the work of a run, whether `write_whole` could write to `target`.
 
     Raises:
@@ -93,35 +93,35 @@ def check(target: str | Path) -> None:
         if not os.access(path.parent, os.W_OK | os.X_OK):
             raise PermissionError(None, "its folder takes no files")
     except OSError as error:
-        raise Unwritable.because(target, error) from None
+        raise Unwritable.from_os_error(target, error) from None
     except (ValueError, RuntimeError) as error:
         raise Unwritable(target, f"{error}; choose another name") from None
 
 
 def _replace(path: Path, content: bytes) -> None:
     """Write `content` beside `path`, and rename it to `path`, which the system does in one step."""
-    beside = path.parent / f".{uuid.uuid4().hex}.tmp"
+    temporary = path.parent / f".{uuid.uuid4().hex}.tmp"
     try:
-        if not _link_unnamed(beside, content):
-            with beside.open("xb") as file:
+        if not _link_unnamed(temporary, content):
+            with temporary.open("xb") as file:
                 _write_through(file, content)
-        os.replace(beside, path)
+        os.replace(temporary, path)
     # Also on an interrupt: no half-written file stays behind.
     except BaseException:
         with contextlib.suppress(OSError):
-            beside.unlink()
+            temporary.unlink()
         raise
 
 
-def _link_unnamed(beside: Path, content: bytes) -> bool:
-    """Write `content` into a file without a name, then name it `beside`; False where the system has no such files.
+def _link_unnamed(path: Path, content: bytes) -> bool:
+    """Write `content` into a file without a name, then name it `path`; False where the system has no such files.
 
     The system removes a file without a name when its writer is killed, which no handler of this process could do.
     """
     if not hasattr(os, "O_TMPFILE"):
         return False
     try:
-        handle = os.open(beside.parent, os.O_TMPFILE | os.O_WRONLY, 0o666)
+        handle = os.open(path.parent, os.O_TMPFILE | os.O_WRONLY, 0o666)
     except OSError as error:
         # File systems and kernels without O_TMPFILE answer with one of these.
         if error.errno in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
@@ -131,7 +131,7 @@ def _link_unnamed(beside: Path, content: bytes) -> bool:
         _write_through(file, content)
         try:
             # With `src_dir_fd`, which an absolute path ignores, Python follows the link to the file (bpo-37612).
-            os.link(f"/proc/self/fd/{handle}", beside, src_dir_fd=handle, follow_symlinks=True)
+            os.link(f"/proc/self/fd/{handle}", path, src_dir_fd=handle, follow_symlinks=True)
         except OSError as error:
             if error.errno in (errno.ENOENT, errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP):  # no /proc, or no links here
                 return False
@@ -182,6 +182,52 @@ def _text(value: Any) -> str:
 def as_json(content: Any, indent: int | None = None) -> str:
     """One JSON text, ending in a newline."""
     return json.dumps(jsonable(content), indent=indent, allow_nan=False, ensure_ascii=False) + "\n"
+
+
+WIDTH = 120
+"""The longest line of `flat_json`, in letters; one value that cannot be divided may be longer."""
+
+
+def flat_json(content: Any) -> str:
+    """One JSON text in lines of at most WIDTH letters, ending in a newline.
+
+    A list or an object that fits stands in one line; of another one, as many entries stand in a line as fit.
+
+    >>> print(flat_json({"a": [1, 2], "b": "x" * 110, "c": [{"d": 1}]}).replace("x" * 100, "..."), end="")
+    {
+     "a": [1, 2],
+     "b": "...xxxxxxxxxx",
+     "c": [{"d": 1}]
+    }
+    """
+    return _flat(jsonable(content), 0, 0) + "\n"
+
+
+def _flat(value: Any, depth: int, key_width: int) -> str:
+    """`value` behind `depth` spaces and a key of `key_width` letters."""
+    text = json.dumps(value, allow_nan=False, ensure_ascii=False)
+    # A comma may follow.
+    if not value or not isinstance(value, (dict, list)) or depth + key_width + len(text) < WIDTH:
+        return text
+    if isinstance(value, dict):
+        begin, end = "{}"
+        entries = [(f"{json.dumps(key, ensure_ascii=False)}: ", item) for key, item in value.items()]
+    else:
+        begin, end = "[]"
+        entries = [("", item) for item in value]
+    room = WIDTH - depth - 1
+    lines: list[str] = []
+    is_open = False
+    for number, (key, item) in enumerate(entries, 1):
+        entry = key + _flat(item, depth + 1, len(key)) + ("," if number < len(entries) else "")
+        is_short = "\n" not in entry
+        if is_open and is_short and len(lines[-1]) + 1 + len(entry) <= room:
+            lines[-1] += f" {entry}"
+        else:
+            lines.append(entry)
+        is_open = is_short
+    pad = " " * depth
+    return f"{begin}\n" + "".join(f"{pad} {line}\n" for line in lines) + f"{pad}{end}"
 
 
 def write_json(target: str | Path, content: Any) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from properties.known import Known
+from properties.known import KnownFailure
 from reference.case import Case
 
 LANES = 24
@@ -49,7 +49,7 @@ class Agenda:
     saved: tuple[Saved, ...] = ()
     seeds: tuple[int, ...] = (0,)
     layouts: tuple[str, ...] = ()
-    known: tuple[Known, ...] = ()
+    known: tuple[KnownFailure, ...] = ()
     part: int = 0
     parts: int = 1
 

@@ -8,7 +8,7 @@ import sys
 from specverify.campaign import threads
 
 # Before the imports below, which import NumPy: BLAS reads the thread count at that time.
-threads.single()
+threads.set_one_thread()
 
 import click  # noqa: E402
 

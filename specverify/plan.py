@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 
 from backends.adapters import SHIPPED
 from backends.shipped import ROWS
-from properties.known import Known
+from properties.known import KnownFailure
 from reference.sampling import Sampling
 from specverify.agenda import Agenda
+from specverify.isolation.backend_spec import BackendSpec
 from specverify.isolation.limits import BUILT_IN_S, CHECKPOINT_S, Patience
-from specverify.isolation.wanted import Wanted
 from specverify.setup.given_grammar import GivenGrammar
 
 DEFAULT_CASES = 500
@@ -104,7 +104,7 @@ class Plan:
     agenda: Agenda | None = None
 
     @property
-    def known(self) -> tuple[Known, ...]:
+    def known(self) -> tuple[KnownFailure, ...]:
         """The failures that are known."""
         return () if self.agenda is None else self.agenda.known
 
@@ -114,9 +114,9 @@ class Plan:
         return self.cases if self.agenda is None else self.agenda.wanted(self.cases)
 
     @property
-    def wanted(self) -> Wanted:
+    def backend_spec(self) -> BackendSpec:
         """The backend to open; for small models with one torch thread, which is bit-stable and fastest."""
-        return Wanted(self.backend, self.fault, self.mode, threads=1 if self.model is None else 0)
+        return BackendSpec(self.backend, self.fault, self.mode, threads=1 if self.model is None else 0)
 
     @property
     def patience(self) -> Patience:

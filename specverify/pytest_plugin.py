@@ -106,10 +106,10 @@ class BackendUnderTest:
         # Imported here, so that a project's pytest run pays for our imports only if a test uses the fixture.
         from reference.oracle.decoder import Oracle
         from specverify.isolation import door
-        from specverify.isolation.wanted import Wanted
+        from specverify.isolation.backend_spec import BackendSpec
         from specverify.plan import drawn_dtypes
 
-        self._door = door.opened(Wanted(name))
+        self._door = door.open_backend(BackendSpec(name))
         self.name = name
         self.declaration = self._door.declaration
         self.dtypes = drawn_dtypes(self.declaration.dtypes)
@@ -124,9 +124,9 @@ class BackendUnderTest:
     @property
     def left_behind(self) -> list[str]:
         """A line for each thing that runs left in the backend's process and that changes no answer."""
-        from reports.counts import left_behind
+        from reports.counts import residue_rows
 
-        return [f"{self.name} left behind: {what}" for _, what in left_behind(self._door.residue.values())]
+        return [f"{self.name} left behind: {what}" for _, what in residue_rows(self._door.residue.values())]
 
     def judge(self, case: Any, *globs: str) -> Any:
         """The verdict on `case` by the invariants that `globs` match; by all invariants without globs."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from backends.devices import missing
+from backends.devices import why_no_device
 
 MARKERS = {
     "cpu": "runs on any machine",
@@ -102,7 +102,7 @@ class Selection:
         if config.getoption(self.option("allow-absent-device")):
             return
         for device in self.demanded(expression):
-            why = missing(device)
+            why = why_no_device(device)
             if why is not None:
                 pytest.exit(
                     f"-m {expression!r} asks for {device} tests and this machine has no such device: {why}. "
@@ -152,7 +152,7 @@ class Selection:
             for device in ACCELERATORS:
                 if item.get_closest_marker(self.mark(device)):
                     if device not in reasons:  # once per device, and only if needed, since `missing` imports torch
-                        reasons[device] = missing(device)
+                        reasons[device] = why_no_device(device)
                     if reasons[device] is not None and named:
                         item.add_marker(pytest.mark.skip(reason=f"{device}: {reasons[device]}"))
                     elif reasons[device] is not None:

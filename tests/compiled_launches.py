@@ -15,7 +15,7 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 
-from backends.engine.attention.triton_launch import Plan, compiled
+from backends.engine.attention.triton_launch import Plan, compiled_kernel
 from tests.treeattention import scene
 
 SHARED_MEMORY = 232_448
@@ -64,7 +64,7 @@ def launch(arguments: dict[str, Any]) -> None:
     columns = drawn.columns
     if sinks:
         columns = replace(columns, sinks=torch.zeros(drawn.query.shape[1]))
-    attend = replace(compiled(), plan=lambda query, kv_heads, packed: Plan(16, 32, splits))
+    attend = replace(compiled_kernel(), plan=lambda query, kv_heads, packed: Plan(16, 32, splits))
     attend(drawn.query, columns, drawn.scaling)
 
 

@@ -26,7 +26,7 @@ Corruption = Callable[[Case, Trace, int], Trace]
 def planted(name: str) -> Subject:
     """Our engine with the fault of that name in it."""
     backend = open_cpu()
-    faults.plant(backend, faults.named(name))
+    faults.plant(backend, faults.fault_named(name))
     return subject_of(backend)
 
 

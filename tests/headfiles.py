@@ -17,7 +17,7 @@ from reference.draft.layer_head import LayerHead
 from reference.draft.medusa import Medusa
 from reference.draft.mtp import Mtp
 from reference.trace import Array
-from reference.weights import seeded, seeded_head
+from reference.weights import seeded_head, seeded_weights
 
 TARGET = Seeded(Architecture("llama", 24, 8, 12, 2, 1, 4, (0,) * 8), 3)
 """A target of eight layers: the fewest of which 2, N // 2 and N - 3 are three in ascending order."""
@@ -149,7 +149,7 @@ def checkpoint(folder: Path, state: Mapping[str, Array] | None = None, tokens: s
     """The target as a checkpoint, with further tensors and fields, and with a tokenizer of the letters `tokens`."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({**CONFIG, **fields}))
-    whole = {**seeded(TARGET), **(state or {})}
+    whole = {**seeded_weights(TARGET), **(state or {})}
     save_file({name: one.astype(np.float32) for name, one in whole.items()}, folder / "model.safetensors")
     if tokens:
         tokenizer = Tokenizer(models.WordLevel({word: at for at, word in enumerate(tokens)}, unk_token="?"))

@@ -12,8 +12,8 @@ from properties.verdict.subject import Subject
 from specverify.campaign import campaign, worker
 from specverify.campaign.messages import Broken
 from specverify.isolation import door
+from specverify.isolation.backend_spec import BackendSpec
 from specverify.isolation.limits import Patience
-from specverify.isolation.wanted import Wanted
 from specverify.plan import Plan
 from specverify.setup import processors
 from specverify.setup.subjects import manifest, open_planted, subject_of
@@ -22,7 +22,7 @@ from specverify.setup.subjects import manifest, open_planted, subject_of
 class Here:
     """A stand-in for `specverify.isolation.isolated.Isolated`: the backend is opened in this process."""
 
-    def __init__(self, wanted: Wanted, patience: Patience | None = None, memory: int | None = None) -> None:
+    def __init__(self, wanted: BackendSpec, patience: Patience | None = None, memory: int | None = None) -> None:
         backend = open_planted(wanted.backend, wanted.fault, wanted.mode)
         self._backend = backend
         self.declaration: Declaration = backend.declaration
@@ -79,5 +79,5 @@ class CrewHere:
 
 def in_this_process(patch: pytest.MonkeyPatch) -> None:
     """Run campaigns and backends of commands in this process."""
-    patch.setattr(door, "opened", Here)
+    patch.setattr(door, "open_backend", Here)
     patch.setattr(campaign, "Crew", CrewHere)

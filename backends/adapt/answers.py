@@ -49,19 +49,19 @@ class Answering:
     def __init__(
         self,
         ask: Callable[..., Answer],
-        takes: Iterable[str],
+        parameters: Iterable[str],
         *,
         seeded: bool = True,
         same_bits: bool = True,
         **facts: Any,
     ) -> None:
-        def generate(**given: Any) -> tuple[int, ...]:
-            self._answer = ask(**given)
+        def generate(**arguments: Any) -> tuple[int, ...]:
+            self._answer = ask(**arguments)
             return self._answer.tokens
 
         # The parameters of a black box are read from its signature.
-        named = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in takes]
-        generate.__signature__ = inspect.Signature(named)  # type: ignore[attr-defined]
+        signature_parameters = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in parameters]
+        generate.__signature__ = inspect.Signature(signature_parameters)  # type: ignore[attr-defined]
         self._box = blackbox(generate, **facts)()
         self._answer = Answer(())
         self.declaration: Declaration = replace(self._box.declaration, seeded=seeded, same_bits=same_bits)
@@ -75,10 +75,10 @@ class Answering:
             ProgramFailure: The engine's own process broke.
         """
         self._box.run(case)
-        return traced(case, self._answer)
+        return trace_of_answer(case, self._answer)
 
 
-def traced(case: Case, answer: Answer) -> Trace:
+def trace_of_answer(case: Case, answer: Answer) -> Trace:
     """The trace of one answer: one step that holds all tokens, stage `emitted` alone."""
     finish = _finish(case, answer)
     step = Step(case.prefix, emitted=Emitted(answer.tokens, finish, answer.logprobs))

@@ -20,7 +20,7 @@ from reference.case import Case
 from reference.family import FAMILIES
 from reference.trace import Stage, Trace
 
-NEEDED = ("prompt_ids", "max_new_tokens")
+NEEDED_PARAMETERS = ("prompt_ids", "max_new_tokens")
 """The parameters that every function takes: token ids of the prompt, and the most tokens to return."""
 
 PARAMETERS = {
@@ -64,9 +64,9 @@ def blackbox(
     A function that yields its tokens, one by one or in blocks, is also judged where it is closed before its end.
 
     Args:
-        generate: Takes any of PARAMETERS by name, at least NEEDED, and returns the generated token ids without the
-            prompt: a list, a NumPy array or a torch tensor. It may return them with their log-probabilities, as a pair,
-            or a `Generated` with counts of drafted tokens.
+        generate: Takes any of PARAMETERS by name, at least NEEDED_PARAMETERS, and returns the generated token ids
+            without the prompt: a list, a NumPy array or a torch tensor. It may return them with their
+            log-probabilities, as a pair, or a `Generated` with counts of drafted tokens.
         name: The backend's name; by default the function's.
         device: The device on which the function computes: cpu, cuda, npu.
         dtypes: Working dtypes of the models that the function is given.
@@ -83,23 +83,26 @@ def blackbox(
         same_seed: Whether the function promises that the same seed gives the same tokens with and without a draft.
 
     Raises:
-        TypeError: The function lacks one of NEEDED, or has a parameter without default that is none of PARAMETERS.
+        TypeError: The function lacks one of NEEDED_PARAMETERS, or has a parameter without default that is none of
+            PARAMETERS.
     """
-    takes = _taken(generate)
-    called = name or getattr(generate, "__name__", type(generate).__name__)
+    parameters = _parameters_of(generate)
+    backend_name = name or getattr(generate, "__name__", type(generate).__name__)
     declaration = Declaration(
-        name=called,
+        name=backend_name,
         device=device,
         reveals=frozenset({Stage.EMITTED}),
         dtypes=dtypes,
-        drafts=("model",) if takes & {"draft_model", "draft_checkpoint"} else (),
+        drafts=("model",) if parameters & {"draft_model", "draft_checkpoint"} else (),
         draft_trees=False,
         layout_settings=(),
-        max_temperature=max_temperature if "temperature" in takes else 0.0,
+        max_temperature=max_temperature if "temperature" in parameters else 0.0,
         draws=(),
-        processes=tuple(one for one in PROCESSING if one in takes),
-        stops=("max_new_tokens", *(("eos", "stop_tokens") if "stops" in takes else ())),
-        families=tuple(name for name, one in FAMILIES.items() if not one.hybrid) if families is None else families,
+        processes=tuple(parameter for parameter in PROCESSING if parameter in parameters),
+        stops=("max_new_tokens", *(("eos", "stop_tokens") if "stops" in parameters else ())),
+        families=tuple(name for name, family in FAMILIES.items() if not family.hybrid)
+        if families is None
+        else families,
         soft_caps="published",
         least_window=least_window,
         ropes=ropes,
@@ -110,22 +113,22 @@ def blackbox(
         same_seed=same_seed,
         interruptible=inspect.isgeneratorfunction(generate),
     )
-    return lambda: BlackBox(generate, takes, declaration)
+    return lambda: BlackBox(generate, parameters, declaration)
 
 
-def _taken(generate: Callable[..., Any]) -> frozenset[str]:
+def _parameters_of(generate: Callable[..., Any]) -> frozenset[str]:
     """The names of PARAMETERS that the function takes."""
-    named = inspect.signature(generate).parameters
-    every = any(one.kind is one.VAR_KEYWORD for one in named.values())
-    missing = [one for one in NEEDED if one not in named and not every]
+    signature_parameters = inspect.signature(generate).parameters
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature_parameters.values())
+    missing_names = [name for name in NEEDED_PARAMETERS if name not in signature_parameters and not takes_any]
     line = f"blackbox: {getattr(generate, '__name__', generate)}"
-    if missing:
-        raise TypeError(f"{line} takes no {missing[0]}; it needs {' and '.join(NEEDED)}")
+    if missing_names:
+        raise TypeError(f"{line} takes no {missing_names[0]}; it needs {' and '.join(NEEDED_PARAMETERS)}")
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    for one in named.values():
-        if one.name not in PARAMETERS and one.default is one.empty and one.kind not in variable:
-            raise TypeError(f"{line} needs {one.name}, which is none of {', '.join(PARAMETERS)}")
-    return frozenset(NEEDED) | (frozenset(PARAMETERS) & frozenset(named))
+    for parameter in signature_parameters.values():
+        if parameter.name not in PARAMETERS and parameter.default is parameter.empty and parameter.kind not in variable:
+            raise TypeError(f"{line} needs {parameter.name}, which is none of {', '.join(PARAMETERS)}")
+    return frozenset(NEEDED_PARAMETERS) | (frozenset(PARAMETERS) & frozenset(signature_parameters))
 
 
 class BlackBox:
@@ -135,32 +138,32 @@ class BlackBox:
         declaration: What the function's parameters say that it can do.
     """
 
-    def __init__(self, generate: Callable[..., Any], takes: frozenset[str], declaration: Declaration) -> None:
+    def __init__(self, generate: Callable[..., Any], parameters: frozenset[str], declaration: Declaration) -> None:
         self.declaration = declaration
         self._generate = generate
-        self._takes = takes
+        self._parameters = parameters
 
     def run(self, case: Case) -> Trace:
         """Call the function on `case`; what it returns is one step of the trace, and each block that it yields too.
 
         After `case.steps` blocks a function that yields is closed.
         """
-        given = {name: value for name, value in self._given(case).items() if name in self._takes}
-        if "seed" not in self._takes:
+        arguments = {name: value for name, value in self._arguments(case).items() if name in self._parameters}
+        if "seed" not in self._parameters:
             seed_all(case.sampling.seed)
         with torch.no_grad():
             try:
-                blocks = list(blocks_of(self._generate(**given), case.steps))
+                blocks = list(blocks_of(self._generate(**arguments), case.steps))
             except TypeError as why:
                 raise TypeError(f"{why} ({function_at(self._generate)})") from None
-        tokens = tuple(token for one in blocks for token in one.tokens)
+        tokens = tuple(token for block in blocks for token in block.tokens)
         steps = steps_of(blocks, case.prefix, case.prompt[-1])
         return Trace(steps, tokens, finish_of(case, tokens), speculated=total(blocks))
 
-    def _given(self, case: Case) -> dict[str, Any]:
+    def _arguments(self, case: Case) -> dict[str, Any]:
         """The arguments for a case; models are opened only for a function that takes them."""
         sampling, stops, draft = case.sampling, case.stops, case.draft.model
-        given: dict[str, Any] = {
+        arguments: dict[str, Any] = {
             "prompt_ids": list(case.prompt),
             "max_new_tokens": stops.room(len(case.prompt)),
             "temperature": sampling.temperature,
@@ -170,16 +173,16 @@ class BlackBox:
             "seed": sampling.seed,
             "stops": tuple(sorted({*stops.eos, *stops.stop_tokens})),
         }
-        if "model" in self._takes:
-            given["model"] = transformers_model(case.model, case.dtype)
-        if "checkpoint" in self._takes:
-            given["checkpoint"] = str(checkpoint_of(case.model, case.dtype))
+        if "model" in self._parameters:
+            arguments["model"] = transformers_model(case.model, case.dtype)
+        if "checkpoint" in self._parameters:
+            arguments["checkpoint"] = str(checkpoint_of(case.model, case.dtype))
         # Invariants also ask for the same request without speculation: then there is no draft.
-        if "draft_model" in self._takes:
-            given["draft_model"] = None if draft is None else transformers_model(draft, case.dtype, "draft")
-        if "draft_checkpoint" in self._takes:
-            given["draft_checkpoint"] = None if draft is None else str(checkpoint_of(draft, case.dtype))
-        return given
+        if "draft_model" in self._parameters:
+            arguments["draft_model"] = None if draft is None else transformers_model(draft, case.dtype, "draft")
+        if "draft_checkpoint" in self._parameters:
+            arguments["draft_checkpoint"] = None if draft is None else str(checkpoint_of(draft, case.dtype))
+        return arguments
 
 
 def seed_all(seed: int) -> None:

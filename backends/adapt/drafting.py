@@ -13,7 +13,7 @@ from torch import Tensor
 from backends.adapt.models import transformers_model
 from backends.base import Unsupported
 from backends.engine.composition import SEAMS
-from backends.engine.draft import Opening, opened
+from backends.engine.draft import Opening, open_draft
 from reference.case import Case
 from reference.tree import RankTree, Tree
 
@@ -22,7 +22,7 @@ DRAFTS = ("scripted", "ngram", "model")
 
 
 @dataclass(frozen=True)
-class Proposed:
+class Proposal:
     """A proposed tree with the scores and the laws behind it.
 
     Attributes:
@@ -31,15 +31,15 @@ class Proposed:
         draft_ids: Each node's id in the draft's vocabulary, 0 for the root. None without a model.
         proposal: [nodes, vocabulary]; the law from which each node's token was drawn, before earlier siblings were
             removed; row 0 is not used. None where no token was drawn.
-        offered: [nodes, vocabulary]; the law from which each node's token was drawn, given its earlier siblings. None
-            where no token was drawn.
+        offered_law: [nodes, vocabulary]; the law from which each node's token was drawn, given its earlier siblings.
+            None where no token was drawn.
     """
 
     tree: Tree
     logits: Tensor | None = None
     draft_ids: tuple[int, ...] | None = None
     proposal: Tensor | None = None
-    offered: Tensor | None = None
+    offered_law: Tensor | None = None
 
 
 class TreeDraft:
@@ -58,25 +58,27 @@ class TreeDraft:
         if case.draft.TAG not in DRAFTS:
             raise Unsupported(f"a {case.draft.TAG} draft; known are {', '.join(DRAFTS)}")
         self._case, self._law = case, law
-        self._without_model = opened(Opening(case, None, None, SEAMS)) if case.draft.model is None else None
+        self._without_model = open_draft(Opening(case, None, None, SEAMS)) if case.draft.model is None else None
 
     @property
     def most_nodes(self) -> int:
         """The number of nodes of the largest tree, the root included."""
         return self._case.most_nodes
 
-    def propose(self, tokens: list[int], coins: torch.Generator | None = None) -> Proposed:
+    def propose(self, tokens: list[int], coins: torch.Generator | None = None) -> Proposal:
         """The tree under `tokens[-1]`; where the case draws siblings from the draft's law, `coins` draws them."""
         if self._without_model is None:
-            return self._filled(tokens, coins)
+            return self._fill_tree(tokens, coins)
         tree = self._without_model.propose(tokens).tree
         self._without_model.settle([])
-        return Proposed(tree)
+        return Proposal(tree)
 
-    def _filled(self, tokens: list[int], coins: torch.Generator | None) -> Proposed:
+    def _fill_tree(self, tokens: list[int], coins: torch.Generator | None) -> Proposal:
         """The static tree of a model draft, with its best tokens or with tokens drawn from its law."""
-        draft, sampling = self._case.draft, self._case.sampling
-        (shape,), size = draft.shapes, self._case.model.vocab_size
+        draft = self._case.draft
+        sampling = self._case.sampling
+        size = self._case.model.vocab_size
+        (shape,) = draft.shapes
         assert draft.model is not None
         assert isinstance(shape, RankTree)
         network = transformers_model(draft.model, self._case.dtype, "draft")
@@ -84,45 +86,46 @@ class TreeDraft:
         draws = not sampling.greedy and sampling.draws != "top-k"
         token = [tokens[-1]] * len(shape)
         logits = torch.full((len(shape), size), torch.nan)
-        proposal, offered = torch.zeros(len(shape), size), torch.zeros(len(shape), size)
-        for node in sorted(range(len(shape)), key=lambda one: shape.depth[one]):
+        proposal, offered_law = torch.zeros(len(shape), size), torch.zeros(len(shape), size)
+        for node in sorted(range(len(shape)), key=lambda index: shape.depth[index]):
             below = shape.children[node]
             if node and not below:
                 continue
             above = [*tokens[:-1], *[token[up] for up in shape.path(node)]]
             with torch.no_grad():
-                told = network(torch.tensor([above]), use_cache=False).logits[0, -1].float()
-            logits[node] = torch.full((size,), -torch.inf).index_copy_(0, ids, told[ids])
+                scores = network(torch.tensor([above]), use_cache=False).logits[0, -1].float()
+            logits[node] = torch.full((size,), -torch.inf).index_copy_(0, ids, scores[ids])
             if draws:
                 assert coins is not None
-                self._draw(below, logits[node], coins, token, proposal, offered)
+                self._draw(below, logits[node], coins, token, proposal, offered_law)
             else:
                 best = torch.sort(logits[node], descending=True, stable=True).indices
                 for child in below:
                     token[child] = int(best[shape.rank[child]])
-        named = (0, *(int((ids == one).nonzero()[0]) for one in token[1:]))
-        laws = (proposal, offered) if draws else (None, None)
-        return Proposed(Tree(shape.parent, tuple(token)), logits[:, ids], named, *laws)
+        draft_ids = (0, *(int((ids == token_id).nonzero()[0]) for token_id in token[1:]))
+        laws = (proposal, offered_law) if draws else (None, None)
+        return Proposal(Tree(shape.parent, tuple(token)), logits[:, ids], draft_ids, *laws)
 
     def _draw(
-        self, below: Sequence[int], logits: Tensor, coins: torch.Generator, token: list[int], *told: Tensor
+        self, below: Sequence[int], logits: Tensor, coins: torch.Generator, token: list[int], *laws: Tensor
     ) -> None:
         """Draw the children `below` of a node with these scores, and write their rows of the two laws.
 
         Children beyond the tokens that have a probability are the best remaining tokens, proposed with certainty.
         """
         assert self._law is not None
-        proposal, offered = told
+        proposal, offered_law = laws
         law = self._law(logits)
-        left, held = law.clone(), []
+        remaining_law = law.clone()
+        drawn_tokens: list[int] = []
         for child in below:
-            if left.sum() > 0:
-                proposal[child], offered[child] = law, left / left.sum()
-                token[child] = int(torch.multinomial(left, 1, generator=coins))
+            if remaining_law.sum() > 0:
+                proposal[child], offered_law[child] = law, remaining_law / remaining_law.sum()
+                token[child] = int(torch.multinomial(remaining_law, 1, generator=coins))
             else:
                 best = torch.sort(logits, descending=True, stable=True).indices.tolist()
-                token[child] = next(one for one in best if one not in held)
-                proposal[child, token[child]] = offered[child, token[child]] = 1.0
-            held.append(token[child])
+                token[child] = next(candidate for candidate in best if candidate not in drawn_tokens)
+                proposal[child, token[child]] = offered_law[child, token[child]] = 1.0
+            drawn_tokens.append(token[child])
             if self._case.sampling.draws == "without-replacement":
-                left[token[child]] = 0.0
+                remaining_law[token[child]] = 0.0

@@ -41,28 +41,28 @@ class Block:
     speculated: Speculated | None = None
 
 
-def blocks_of(returned: Any, most: int = 0) -> Iterator[Block]:
+def blocks_of(result: Any, most: int = 0) -> Iterator[Block]:
     """The blocks of a call: one for each value of a generator, else the whole result as one.
 
     Args:
-        returned: What the function returned.
+        result: What the function returned.
         most: Blocks after which a generator is closed; 0 for no limit.
 
     Raises:
         TypeError, ValueError: A value is none of the forms that `Generated` and this file name.
     """
-    if not isinstance(returned, Generator):
-        yield block_of(returned)
+    if not isinstance(result, Generator):
+        yield block_of(result)
         return
     try:
-        for one in islice(returned, most or None):
+        for value in islice(result, most or None):
             # A stream may also give one token at a time.
-            yield block_of([one] if hasattr(one, "__index__") and not isinstance(one, np.ndarray) else one)
+            yield block_of([value] if hasattr(value, "__index__") and not isinstance(value, np.ndarray) else value)
     finally:
-        returned.close()
+        result.close()
 
 
-def block_of(returned: Any) -> Block:
+def block_of(result: Any) -> Block:
     """A result as a block.
 
     Raises:
@@ -70,48 +70,50 @@ def block_of(returned: Any) -> Block:
         ValueError: Numbers of log-probabilities and tokens differ, or counts make no sense.
     """
     # A tuple of two whole numbers is two tokens, and a tuple of two sequences is tokens and log-probabilities.
-    if isinstance(returned, tuple) and len(returned) == 2 and all(map(_is_sequence, returned)):
-        returned = Generated(*returned)
-    if not isinstance(returned, Generated):
-        return Block(tokens_of(returned))
-    tokens = tokens_of(returned.tokens)
-    return Block(tokens, _logprobs(returned.logprobs, len(tokens)), _speculated(returned.proposed, returned.accepted))
+    if isinstance(result, tuple) and len(result) == 2 and all(map(_is_sequence, result)):
+        result = Generated(*result)
+    if not isinstance(result, Generated):
+        return Block(tokens_of(result))
+    tokens = tokens_of(result.tokens)
+    return Block(
+        tokens, _checked_logprobs(result.logprobs, len(tokens)), _checked_counts(result.proposed, result.accepted)
+    )
 
 
-def tokens_of(returned: Any) -> tuple[int, ...]:
+def tokens_of(result: Any) -> tuple[int, ...]:
     """The token ids that a function returned.
 
     Raises:
         TypeError: They are no sequence of whole numbers.
     """
-    told = returned.tolist() if isinstance(returned, (np.ndarray, torch.Tensor)) else returned
-    if not isinstance(told, Iterable) or isinstance(told, (str, bytes, dict)):
-        raise TypeError(
-            f"generate returned {type(returned).__name__}, expected the generated token ids, such as [3, 1]"
-        )
-    tokens = list(told)
-    for at, one in enumerate(tokens):
-        if isinstance(one, (list, tuple)):
+    values = result.tolist() if isinstance(result, (np.ndarray, torch.Tensor)) else result
+    if not isinstance(values, Iterable) or isinstance(values, (str, bytes, dict)):
+        raise TypeError(f"generate returned {type(result).__name__}, expected the generated token ids, such as [3, 1]")
+    tokens = list(values)
+    for index, entry in enumerate(tokens):
+        if isinstance(entry, (list, tuple)):
             raise TypeError("generate returned token ids for a batch, expected those of one request: take row 0")
-        if isinstance(one, bool) or not hasattr(one, "__index__"):
-            raise TypeError(f"generate returned {one!r} at place {at}, expected a token id")
-    return tuple(int(one) for one in tokens)
+        if isinstance(entry, bool) or not hasattr(entry, "__index__"):
+            raise TypeError(f"generate returned {entry!r} at place {index}, expected a token id")
+    return tuple(int(token) for token in tokens)
 
 
 def steps_of(blocks: list[Block], prefix: tuple[int, ...], root: int) -> tuple[Step, ...]:
     """A step for each block; `prefix` and then `root` are the prompt."""
     steps, context = [], (*prefix, root)
-    for one in blocks:
+    for block in blocks:
         # The committed tokens are all but the last.
-        steps.append(Step(context[:-1], emitted=Emitted(one.tokens, logprobs=one.logprobs)))
-        context += one.tokens
+        steps.append(Step(context[:-1], emitted=Emitted(block.tokens, logprobs=block.logprobs)))
+        context += block.tokens
     return tuple(steps)
 
 
 def total(blocks: list[Block]) -> Speculated | None:
     """The counts of all blocks together; None where no block tells any."""
-    told = [one.speculated for one in blocks if one.speculated is not None]
-    return Speculated(sum(one.proposed for one in told), sum(one.accepted for one in told)) if told else None
+    counts = [block.speculated for block in blocks if block.speculated is not None]
+    return (
+        Speculated(sum(count.proposed for count in counts), sum(count.accepted for count in counts)) if counts else None
+    )
 
 
 def _is_sequence(value: Any) -> bool:
@@ -121,21 +123,21 @@ def _is_sequence(value: Any) -> bool:
     return isinstance(value, (list, tuple))
 
 
-def _logprobs(given: Any, count: int) -> tuple[float, ...] | None:
-    if given is None:
+def _checked_logprobs(logprobs: Any, count: int) -> tuple[float, ...] | None:
+    if logprobs is None:
         return None
-    told = given.tolist() if isinstance(given, (np.ndarray, torch.Tensor)) else given
-    if not isinstance(told, (list, tuple)):
-        raise TypeError(f"generate returned log-probabilities as {type(given).__name__}, expected a list of numbers")
-    for at, one in enumerate(told):
-        if isinstance(one, bool) or not hasattr(one, "__float__"):
-            raise TypeError(f"generate returned log-probability {one!r} at place {at}, expected a number")
-    if len(told) != count:
-        raise ValueError(f"generate returned {len(told)} log-probabilities for {count} tokens, expected one for each")
-    return tuple(float(one) for one in told)
+    values = logprobs.tolist() if isinstance(logprobs, (np.ndarray, torch.Tensor)) else logprobs
+    if not isinstance(values, (list, tuple)):
+        raise TypeError(f"generate returned log-probabilities as {type(logprobs).__name__}, expected a list of numbers")
+    for index, value in enumerate(values):
+        if isinstance(value, bool) or not hasattr(value, "__float__"):
+            raise TypeError(f"generate returned log-probability {value!r} at place {index}, expected a number")
+    if len(values) != count:
+        raise ValueError(f"generate returned {len(values)} log-probabilities for {count} tokens, expected one for each")
+    return tuple(float(value) for value in values)
 
 
-def _speculated(proposed: Any, accepted: Any) -> Speculated | None:
+def _checked_counts(proposed: Any, accepted: Any) -> Speculated | None:
     if proposed is None and accepted is None:
         return None
     for name, count in (("proposed", proposed), ("accepted", accepted)):

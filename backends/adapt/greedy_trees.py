@@ -11,7 +11,7 @@ from torch import Tensor
 
 from backends.adapt.drafting import TreeDraft
 from backends.adapt.models import checkpoint_of
-from backends.adapt.rounds import Round, traced
+from backends.adapt.rounds import Round, trace_of_rounds
 from backends.base import Declaration
 from reference.case import Case
 from reference.trace import Trace
@@ -55,16 +55,18 @@ class GreedyTrees:
         while len(output) < room and not ends & {*output[-1:]}:
             now = Round(draft.propose(tokens))
             now.logits = running.verify(now.tree, len(tokens) - 1)
-            now.path, now.bonus = walked(now.tree, now.logits)
+            now.path, now.bonus = greedy_walk(now.tree, now.logits)
             running.keep((0, *now.path))
-            emitted = cut([*(now.tree.token[row] for row in now.path), now.bonus], room - len(output), ends)
+            emitted_tokens = cut_block(
+                [*(now.tree.token[row] for row in now.path), now.bonus], room - len(output), ends
+            )
             rounds.append(now)
-            output += emitted
-            tokens += emitted
-        return traced(case, rounds, tuple(output))
+            output += emitted_tokens
+            tokens += emitted_tokens
+        return trace_of_rounds(case, rounds, tuple(output))
 
 
-def walked(tree: Tree, logits: Tensor) -> tuple[list[int], int]:
+def greedy_walk(tree: Tree, logits: Tensor) -> tuple[list[int], int]:
     """The accepted rows below the root by the greedy walk, and the token after them; ties go to the lowest id."""
     best = logits.numpy().argmax(axis=1)
     path, node = list[int](), 0
@@ -76,8 +78,8 @@ def walked(tree: Tree, logits: Tensor) -> tuple[list[int], int]:
         node = following
 
 
-def cut(block: list[int], room: int, ends: set[int]) -> list[int]:
+def cut_block(block: list[int], room: int, ends: set[int]) -> list[int]:
     """The tokens of a block that are emitted: as many as there is room for, up to the first that ends the text."""
-    kept = block[:room]
-    at = next((place for place, token in enumerate(kept) if token in ends), len(kept) - 1)
-    return kept[: at + 1]
+    kept_tokens = block[:room]
+    last = next((place for place, token in enumerate(kept_tokens) if token in ends), len(kept_tokens) - 1)
+    return kept_tokens[: last + 1]

@@ -48,7 +48,7 @@ def save_checkpoint(model: Model, dtype: str, folder: Path) -> Path:
     return folder
 
 
-def opened(checkpoint: str | Path) -> Any:
+def open_network(checkpoint: str | Path) -> Any:
     """The model of a checkpoint directory as transformers' class, in float32 and evaluation mode on the CPU.
 
     Raises:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from backends.adapt.blackbox import finish_of
-from backends.adapt.drafting import Proposed
+from backends.adapt.drafting import Proposal
 from reference.case import Case
 from reference.trace import Accepted, Array, Committed, Drafted, Emitted, Kv, Scored, Step, Trace, frozen
 from reference.tree import Tree
@@ -38,7 +38,7 @@ class Round:
         after: The cache after the commit.
     """
 
-    proposed: Proposed
+    proposal: Proposal
     before: Kv | None = None
     order: tuple[int, ...] = field(init=False)
     logits: Tensor | None = None
@@ -49,12 +49,12 @@ class Round:
     after: Kv | None = None
 
     def __post_init__(self) -> None:
-        self.order = by_depth(self.proposed.tree)
+        self.order = by_depth(self.proposal.tree)
 
     @property
     def tree(self) -> Tree:
         """The proposed tree in the order of the engine, by depth."""
-        return self.proposed.tree.renumbered(self.order)
+        return self.proposal.tree.renumber(self.order)
 
     def nodes(self, rows: Tensor | None) -> Array | None:
         """`rows` [rows, ...] of the engine in the order of the case's nodes."""
@@ -80,32 +80,37 @@ def kv_of(keys: Sequence[Tensor], values: Sequence[Tensor], length: int) -> Kv |
     )
 
 
-def traced(case: Case, rounds: Sequence[Round], output: tuple[int, ...]) -> Trace:
+def trace_of_rounds(case: Case, rounds: Sequence[Round], output: tuple[int, ...]) -> Trace:
     """The trace of the rounds of one request; each emitted as many tokens of `output` as it accepted, and one more.
 
     An output that ends inside a block leaves the KV of the tokens behind its end unclaimed.
     """
-    steps, context, left = [], case.prefix, output
-    for one in rounds:
-        made = one.proposed
-        tokens, left = left[: len(one.path) + 1], left[len(one.path) + 1 :]
+    steps = []
+    context = case.prefix
+    remaining = output
+    for turn in rounds:
+        proposal = turn.proposal
+        tokens = remaining[: len(turn.path) + 1]
+        remaining = remaining[len(turn.path) + 1 :]
         length = len(context) + len(tokens)
-        after = one.after if one.after is None else Kv(one.after.keys[:, :, :length], one.after.values[:, :, :length])
-        logits = one.nodes(one.logits)
+        after = (
+            turn.after if turn.after is None else Kv(turn.after.keys[:, :, :length], turn.after.values[:, :, :length])
+        )
+        logits = turn.nodes(turn.logits)
         steps.append(
             Step(
                 context,
                 drafted=Drafted(
-                    made.tree,
-                    None if made.logits is None else array(made.logits),
-                    made.draft_ids,
-                    None if made.proposal is None else array(made.proposal),
+                    proposal.tree,
+                    None if proposal.logits is None else array(proposal.logits),
+                    proposal.draft_ids,
+                    None if proposal.proposal is None else array(proposal.proposal),
                 ),
-                scored=None if logits is None else Scored(logits, one.nodes(one.law)),
-                accepted=Accepted((0, *(one.order[row] for row in one.path)), one.bonus),
-                emitted=Emitted(tokens, finish_of(case, output) if not left else None),
-                committed=Committed(length, one.before, one.verified, after),
+                scored=None if logits is None else Scored(logits, turn.nodes(turn.law)),
+                accepted=Accepted((0, *(turn.order[row] for row in turn.path)), turn.bonus),
+                emitted=Emitted(tokens, finish_of(case, output) if not remaining else None),
+                committed=Committed(length, turn.before, turn.verified, after),
             )
         )
-        context = (*context, made.tree.token[0], *tokens[:-1])
+        context = (*context, proposal.tree.token[0], *tokens[:-1])
     return Trace(tuple(steps), output, finish_of(case, output))

@@ -13,7 +13,7 @@ import numpy as np
 
 from backends.adapt.blackbox import BlackBox, blackbox
 from backends.adapt.generated import tokens_of
-from backends.admission.arrays import read
+from backends.admission.arrays import read_array
 from backends.base import Declaration
 from reference.architecture import Seeded
 from reference.case import Case
@@ -69,7 +69,7 @@ TOGETHER = {"law": "logits", "routed": "logits", "draft_logits": "tree", "propos
             "bonus": "path", "keys": "values", "values": "keys"}  # fmt: skip
 """Parts that mean nothing without another part."""
 
-LOWERED = tuple(name for name, (stage, _) in PARTS.items() if stage is Stage.LOWERED and name != "mask")
+LOWERED_PARTS = tuple(name for name, (stage, _) in PARTS.items() if stage is Stage.LOWERED and name != "mask")
 """The parts that are arrays of `reference.trace.Lowered` by name."""
 
 
@@ -94,47 +94,48 @@ def stepper(
     Raises:
         TypeError: `steps` cannot be called so, or a part is unknown or lacks the part that it needs.
     """
-    unknown = next((one for one in shows if one not in PARTS), None)
+    unknown = next((part for part in shows if part not in PARTS), None)
     if unknown is not None:
         raise TypeError(f"stepper: shows {unknown!r}, which is none of {', '.join(PARTS)}")
-    alone = next((one for one in shows if TOGETHER.get(one, one) not in shows), None)
-    if alone is not None:
-        raise TypeError(f"stepper: shows {alone} without {TOGETHER[alone]}")
-    scripted = "trees" in inspect.signature(steps).parameters
-    told = _Told(steps, scripted)
-    open_box = blackbox(told, **{"name": getattr(steps, "__name__", "stepper"), **options})
-    stages = frozenset({Stage.EMITTED, *(PARTS[one][0] for one in shows)})
+    lonely_part = next((part for part in shows if TOGETHER.get(part, part) not in shows), None)
+    if lonely_part is not None:
+        raise TypeError(f"stepper: shows {lonely_part} without {TOGETHER[lonely_part]}")
+    takes_trees = "trees" in inspect.signature(steps).parameters
+    recorder = _StepRecorder(steps, takes_trees)
+    open_box = blackbox(recorder, **{"name": getattr(steps, "__name__", "stepper"), **options})
+    stages = frozenset({Stage.EMITTED, *(PARTS[part][0] for part in shows)})
 
-    def opened() -> Stepper:
+    def open_stepper() -> Stepper:
         box = open_box()
-        drafts = ("scripted", *box.declaration.drafts) if scripted else box.declaration.drafts
-        declared = replace(box.declaration, reveals=stages, drafts=drafts, trees=trees)
-        return Stepper(box, told, frozenset({"tokens", *shows}), declared)
+        drafts = ("scripted", *box.declaration.drafts) if takes_trees else box.declaration.drafts
+        declaration = replace(box.declaration, reveals=stages, drafts=drafts, trees=trees)
+        return Stepper(box, recorder, frozenset({"tokens", *shows}), declaration)
 
-    return opened
+    return open_stepper
 
 
-class _Told:
+class _StepRecorder:
     """The generator as a function that returns tokens, which keeps the dicts that were yielded."""
 
-    def __init__(self, steps: Callable[..., Iterator[Mapping[str, Any]]], scripted: bool) -> None:
-        self._steps, self._scripted = steps, scripted
+    def __init__(self, steps: Callable[..., Iterator[Mapping[str, Any]]], takes_trees: bool) -> None:
+        self._steps = steps
+        self._takes_trees = takes_trees
         signature = inspect.signature(steps)
-        kept = [one for one in signature.parameters.values() if one.name != "trees"]
+        parameters = [parameter for parameter in signature.parameters.values() if parameter.name != "trees"]
         self.__name__ = getattr(steps, "__name__", "stepper")
-        self.__signature__ = signature.replace(parameters=kept)
+        self.__signature__ = signature.replace(parameters=parameters)
         self.trees: list[tuple[list[int], list[int]]] = []
-        self.seen: list[Mapping[str, Any]] = []
+        self.recorded_steps: list[Mapping[str, Any]] = []
 
-    def __call__(self, **given: Any) -> list[int]:
-        self.seen = []
-        emitted: list[int] = []
-        for step in self._steps(**given, **({"trees": self.trees} if self._scripted else {})):
+    def __call__(self, **arguments: Any) -> list[int]:
+        self.recorded_steps = []
+        emitted_tokens: list[int] = []
+        for step in self._steps(**arguments, **({"trees": self.trees} if self._takes_trees else {})):
             if not isinstance(step, Mapping) or "tokens" not in step:
                 raise TypeError(f"{self.__name__} yielded {type(step).__name__}, expected a dict with tokens")
-            self.seen.append(dict(step))
-            emitted += tokens_of(step["tokens"])
-        return emitted
+            self.recorded_steps.append(dict(step))
+            emitted_tokens += tokens_of(step["tokens"])
+        return emitted_tokens
 
 
 class Stepper:
@@ -144,53 +145,60 @@ class Stepper:
         declaration: What its parameters and `shows` say that it can do.
     """
 
-    def __init__(self, box: BlackBox, told: _Told, shows: frozenset[str], declaration: Declaration) -> None:
+    def __init__(
+        self, box: BlackBox, recorder: _StepRecorder, shown_parts: frozenset[str], declaration: Declaration
+    ) -> None:
         self.declaration = declaration
-        self._box, self._told, self._shows = box, told, shows
+        self._box = box
+        self._recorder = recorder
+        self._shown_parts = shown_parts
 
     def run(self, case: Case) -> Trace:
         """Run the generator to its end; each dict is one step of the trace."""
-        self._told.trees = [(list(one.parent), list(one.token)) for one in case.draft.trees or ()]
-        whole = self._box.run(case)
+        self._recorder.trees = [(list(tree.parent), list(tree.token)) for tree in case.draft.trees or ()]
+        trace = self._box.run(case)
         context, steps = list(case.prompt[:-1]), []
         pending = case.prompt[-1]
         # A checkpoint does not say how many layers it has: there a mask for each layer must be given.
         layers = case.model.architecture.layers if isinstance(case.model, Seeded) else 1
-        for number, parts in enumerate(self._told.seen):
-            strange = set(parts) ^ self._shows
+        for number, parts in enumerate(self._recorder.recorded_steps):
+            strange = set(parts) ^ self._shown_parts
             if strange:
-                held = ", ".join(sorted(strange & set(parts))) or "nothing more"
+                surplus = ", ".join(sorted(strange & set(parts))) or "nothing more"
                 lacks = ", ".join(sorted(strange - set(parts))) or "nothing"
-                raise TypeError(f"step {number} holds {held} beside what the adapter shows, and lacks {lacks}")
+                raise TypeError(f"step {number} holds {surplus} beside what the adapter shows, and lacks {lacks}")
             tokens = tokens_of(parts["tokens"])
-            last = number == len(self._told.seen) - 1
-            steps.append(_step(tuple(context), parts, tokens, whole.finish if last else None, layers))
+            last = number == len(self._recorder.recorded_steps) - 1
+            steps.append(_step(tuple(context), parts, tokens, trace.finish if last else None, layers))
             if tokens:
                 context += [pending, *tokens[:-1]]
                 pending = tokens[-1]
-        return replace(whole, steps=tuple(steps))
+        return replace(trace, steps=tuple(steps))
 
 
 def _masks(mask: Any, committed: int, layers: int) -> tuple[Any, ...]:
     """A mask for each layer, each with the committed columns, which every row sees where the mask lacks them."""
-    listed = list(mask) if isinstance(mask, (tuple, list)) and np.ndim(read(mask[0])) == 2 else None
-    held = [read(one) for one in (listed or [mask])]
-    wide = []
-    for one in held:
-        if not isinstance(one, np.ndarray) or one.ndim != 2:
+    mask_list = list(mask) if isinstance(mask, (tuple, list)) and np.ndim(read_array(mask[0])) == 2 else None
+    arrays = [read_array(layer_mask) for layer_mask in (mask_list or [mask])]
+    full_masks = []
+    for layer_mask in arrays:
+        if not isinstance(layer_mask, np.ndarray) or layer_mask.ndim != 2:
             raise TypeError("mask: expected bool [rows, columns], or a list of one for each layer")
-        ahead = committed if one.shape[1] == one.shape[0] else 0
-        wide.append(np.concatenate([np.ones((len(one), ahead), dtype=bool), one.astype(bool)], 1) if ahead else one)
-    return tuple(wide) if listed else (wide[0],) * layers
+        ahead = committed if layer_mask.shape[1] == layer_mask.shape[0] else 0
+        if ahead:
+            committed_columns = np.ones((len(layer_mask), ahead), dtype=bool)
+            layer_mask = np.concatenate([committed_columns, layer_mask.astype(bool)], 1)
+        full_masks.append(layer_mask)
+    return tuple(full_masks) if mask_list else (full_masks[0],) * layers
 
 
 def _step(
     context: tuple[int, ...], parts: Mapping[str, Any], tokens: tuple[int, ...], finish: str | None, layers: int
 ) -> Step:
     """A step of a trace; the door checks the shapes of its arrays."""
-    lowered = {name: parts[name] for name in LOWERED if name in parts}
+    lowered_arrays = {name: parts[name] for name in LOWERED_PARTS if name in parts}
     if "mask" in parts:
-        lowered["visible"] = _masks(parts["mask"], len(context), layers)
+        lowered_arrays["visible"] = _masks(parts["mask"], len(context), layers)
     drafted = None
     if "tree" in parts:
         parent, token = parts["tree"]
@@ -199,15 +207,15 @@ def _step(
     return Step(
         context,
         drafted,
-        Lowered(**lowered) if lowered else None,
+        Lowered(**lowered_arrays) if lowered_arrays else None,
         Attended(parts["attended"]) if "attended" in parts else None,
         Scored(parts["logits"], parts.get("law"), routed=parts.get("routed")) if "logits" in parts else None,
         Accepted(parts["path"], parts["bonus"]) if "path" in parts else None,
         Emitted(tokens, finish, parts.get("logprobs")),
-        _committed(parts) if "keys" in parts else None,
+        _committed_cache(parts) if "keys" in parts else None,
     )
 
 
-def _committed(parts: Mapping[str, Any]) -> Committed:
+def _committed_cache(parts: Mapping[str, Any]) -> Committed:
     """The cache after the step; its length is that of the keys."""
     return Committed(int(parts["keys"].shape[2]), after=Kv(parts["keys"], parts["values"]))

@@ -16,9 +16,9 @@ from backends.adapt.blackbox import seed_all
 from backends.adapt.generated import tokens_of
 from backends.adapt.models import transformers_model
 from backends.base import Declaration, Unsupported
-from backends.interception.intercept import DecidesTooOften, NotInterceptable, TooManyRuns, intercepted
+from backends.interception.intercept import DecidesTooOften, NotInterceptable, TooManyRuns, exact_law
 from reference.case import Case
-from reference.probability_world import Blocks, Given, World
+from reference.probability_world import Blocks, GivenTree, World
 from reference.trace import Array, Emitted, Stage, Step, Trace
 
 MOST_COURSES = 20_000
@@ -48,9 +48,9 @@ def tables(
         dtypes: Working dtypes of the models behind the tables.
         max_temperature: The highest temperature.
     """
-    called = name or str(getattr(samples, "__name__", type(samples).__name__))
+    backend_name = name or str(getattr(samples, "__name__", type(samples).__name__))
     declaration = Declaration(
-        name=called,
+        name=backend_name,
         device="cpu",
         reveals=frozenset({Stage.EMITTED}),
         dtypes=dtypes,
@@ -84,11 +84,11 @@ class TableSampler:
         output: list[int] = []
         while len(output) < room and (not case.steps or len(steps) < case.steps):
             before = [*case.prompt, *output]
-            told = self._round(*self._laws(case, before))
-            kept = told[: room - len(output)]
-            finish = "length" if len(output) + len(kept) == room else None
-            steps.append(Step(tuple(before[:-1]), emitted=Emitted(kept, finish)))
-            output += kept
+            tokens = self._round(*self._laws(case, before))
+            kept_tokens = tokens[: room - len(output)]
+            finish = "length" if len(output) + len(kept_tokens) == room else None
+            steps.append(Step(tuple(before[:-1]), emitted=Emitted(kept_tokens, finish)))
+            output += kept_tokens
         return Trace(tuple(steps), tuple(output), steps[-1].emitted.finish if steps and steps[-1].emitted else None)
 
     def _laws(self, case: Case, before: list[int]) -> tuple[Table, Table]:
@@ -102,7 +102,7 @@ class TableSampler:
                 row = torch.tensor([[*before, *_ids(tokens)]])
                 with torch.no_grad():
                     logits: Tensor = network(row, use_cache=False).logits[0, -1].double()
-                return _tempered(logits, heat)
+                return _at_temperature(logits, heat)
 
             return after
 
@@ -111,12 +111,12 @@ class TableSampler:
 
     def _round(self, target: Table, draft: Table) -> tuple[int, ...]:
         """The tokens of one round, at least one."""
-        told = tokens_of(self._samples(target, draft))
-        if not told:
+        tokens = tokens_of(self._samples(target, draft))
+        if not tokens:
             raise TypeError(f"{self.declaration.name} returned no token, expected the tokens of one round")
-        return told
+        return tokens
 
-    def verify(self, given: Given, tape: Array) -> Blocks:
+    def verify(self, given: GivenTree, tape: Array) -> Blocks:
         """See `backends.base.ExactLaw`; raises Unsupported, since the sampler drafts its own tokens."""
         raise Unsupported(f"{self.declaration.name} drafts its own tokens: it verifies no given tree")
 
@@ -131,39 +131,39 @@ class TableSampler:
             Unsupported: A round is longer than the world is deep, or the sampler's draws cannot be followed.
         """
         heat = world.sampling.temperature
-        rows = [torch.tensor(one, dtype=torch.float64) for one in (world.target, world.drafts[0])]
+        rows = [torch.tensor(table, dtype=torch.float64) for table in (world.target, world.drafts[0])]
 
         def law(table: Tensor) -> Table:
-            return lambda tokens=(): _tempered(table[world.row(_ids(tokens))], heat)
+            return lambda tokens=(): _at_temperature(table[world.row(_ids(tokens))], heat)
 
         try:
-            found = intercepted(lambda: self._round(law(rows[0]), law(rows[1])), most_runs=MOST_COURSES)
+            round_law = exact_law(lambda: self._round(law(rows[0]), law(rows[1])), most_runs=MOST_COURSES)
         except DecidesTooOften as why:
-            raise TypeError(f"{self.declaration.name}: {'; '.join([*why.shared, str(why)])}") from None
+            raise TypeError(f"{self.declaration.name}: {'; '.join([*why.shared_numbers, str(why)])}") from None
         except (NotInterceptable, TooManyRuns) as why:
             raise Unsupported(f"{self.declaration.name}: its draws cannot be enumerated: {why}") from None
-        return _chosen(found, tape, world.shape.height + 1)
+        return _choose_blocks(round_law, tape, world.shape.height + 1)
 
 
-def _chosen(law: dict[tuple[int, ...], Fraction], tape: Array, wide: int) -> Blocks:
+def _choose_blocks(law: dict[tuple[int, ...], Fraction], tape: Array, width: int) -> Blocks:
     """The blocks that the last coins choose from a law, each with the interval of the coin that chooses it."""
     blocks = [block for block, mass in law.items() if mass]
-    if max(map(len, blocks)) > wide:
-        raise Unsupported(f"a round of {max(map(len, blocks))} tokens in a world of {wide}")
+    if max(map(len, blocks)) > width:
+        raise Unsupported(f"a round of {max(map(len, blocks))} tokens in a world of {width}")
     edges = np.array([0.0, *np.cumsum([float(law[block]) for block in blocks])])
     edges[-1] = 1.0
-    at = np.searchsorted(edges, tape[:, -1], side="right") - 1
-    tokens = np.full((len(blocks), wide), -1)
+    block_numbers = np.searchsorted(edges, tape[:, -1], side="right") - 1
+    tokens = np.full((len(blocks), width), -1)
     for number, block in enumerate(blocks):
         tokens[number, : len(block)] = block
     low, high = np.zeros(tape.shape), np.ones(tape.shape)
-    low[:, -1], high[:, -1] = edges[at], edges[at + 1]
-    path = np.full((len(tape), wide), -1)
+    low[:, -1], high[:, -1] = edges[block_numbers], edges[block_numbers + 1]
+    path = np.full((len(tape), width), -1)
     path[:, 0] = 0  # the sampler shows no tree
-    return Blocks(path, tokens[at], low, high)
+    return Blocks(path, tokens[block_numbers], low, high)
 
 
-def _tempered(logits: Tensor, temperature: float) -> Tensor:
+def _at_temperature(logits: Tensor, temperature: float) -> Tensor:
     return (logits / temperature).log_softmax(-1)
 
 

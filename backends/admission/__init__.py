@@ -5,9 +5,9 @@ no invariant could compare is refused in one line, which tells the adapter's aut
 is expected.
 """
 
-from backends.admission.blocks import admitted_blocks
+from backends.admission.blocks import admit_blocks
 from backends.admission.declared import check_declaration
 from backends.admission.misshapen import Misshapen
-from backends.admission.traces import LiveDoor, admitted
+from backends.admission.traces import LiveAdmission, admit_trace
 
-__all__ = ["LiveDoor", "Misshapen", "admitted", "admitted_blocks", "check_declaration"]
+__all__ = ["LiveAdmission", "Misshapen", "admit_blocks", "admit_trace", "check_declaration"]

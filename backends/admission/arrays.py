@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from backends.admission.misshapen import described, refusal, sized
+from backends.admission.misshapen import describe, describe_shape, refusal
 from reference.trace import Array
 
 Axis = tuple[str, int | None]
@@ -44,39 +44,39 @@ def array(field: str, value: object, kind: str, axes: tuple[Axis, ...], read_onl
     """
     # The fast path: an array of the right dtype needs no conversion.
     if type(value) is np.ndarray and value.dtype.char in CHARS[kind] and value.dtype.isnative:
-        held = value
+        result = value
     else:
-        held = _converted(field, value, kind, axes)
-    if not _fits(held.shape, axes):
-        raise refusal(field, value, worded(kind, axes), _found(value, held))
-    flags = held.flags
+        result = _convert(field, value, kind, axes)
+    if not _has_axes(result.shape, axes):
+        raise refusal(field, value, expected_array(kind, axes), _describe_refused(value, result))
+    flags = result.flags
     # A backend may write to its own buffer after the step; a read-only copy keeps the trace as it was.
     if (read_only and flags.writeable) or not flags.c_contiguous:
-        held = np.array(held, order="C")
-        held.flags.writeable = not read_only
-    return held
+        result = np.array(result, order="C")
+        result.flags.writeable = not read_only
+    return result
 
 
-def _fits(shape: tuple[int, ...], axes: tuple[Axis, ...]) -> bool:
+def _has_axes(shape: tuple[int, ...], axes: tuple[Axis, ...]) -> bool:
     """Whether a shape has these axes.
 
     The check is a loop and not a generator expression, because it runs for every array of every run.
     """
     if len(shape) != len(axes):
         return False
-    for got, axis in zip(shape, axes):  # noqa: B905, SIM110 - of equal length
-        if got != axis[1] and axis[1] is not None:
+    for length, axis in zip(shape, axes):  # noqa: B905, SIM110 - of equal length
+        if length != axis[1] and axis[1] is not None:
             return False
     return True
 
 
-def _as_it_is(value: Array, kind: str) -> bool:
+def _needs_no_conversion(value: Array, kind: str) -> bool:
     """Whether the dtype needs no conversion."""
     dtype = value.dtype
     return dtype.char in CHARS[kind] and dtype.isnative
 
 
-def worded(kind: str, axes: tuple[Axis, ...]) -> str:
+def expected_array(kind: str, axes: tuple[Axis, ...]) -> str:
     """The expected type and shape in words: float [nodes=5, vocabulary=64]."""
     inside = ", ".join(name if size is None else f"{name}={size}" for name, size in axes)
     return f"{kind} [{inside}]"
@@ -89,20 +89,20 @@ def is_array_like(value: object) -> bool:
     """
     if isinstance(value, (np.ndarray, np.generic)):
         return True
-    offered = type(value)
-    return hasattr(offered, "__array__") or (hasattr(offered, "detach") and hasattr(offered, "numpy"))
+    value_type = type(value)
+    return hasattr(value_type, "__array__") or (hasattr(value_type, "detach") and hasattr(value_type, "numpy"))
 
 
-def read(value: object) -> Array | str:
+def read_array(value: object) -> Array | str:
     """`value` as a NumPy array of any dtype and shape, or a few words that say why it cannot be read as one."""
     try:
         if is_array_like(value):
             return _from_library(value)
         if isinstance(value, (list, tuple)):
-            return _stacked(value)
+            return _stack(value)
     except Exception as why:  # a stranger's array may raise anything
-        return f"{described(value)} that cannot be read ({type(why).__name__}: {' '.join(str(why).split())[:80]})"
-    return described(value)
+        return f"{describe(value)} that cannot be read ({type(why).__name__}: {' '.join(str(why).split())[:80]})"
+    return describe(value)
 
 
 def _from_library(value: Any) -> Array:
@@ -122,7 +122,7 @@ def _from_library(value: Any) -> Array:
     return np.asarray(host.numpy())
 
 
-def _stacked(value: list[Any] | tuple[Any, ...]) -> Array | str:
+def _stack(value: list[Any] | tuple[Any, ...]) -> Array | str:
     """A list of numbers, or of arrays of equal shape, as one array; otherwise words that say why it does not stack."""
     first: Any = value
     # The first innermost entry decides whether the list holds numbers or arrays.
@@ -136,41 +136,41 @@ def _stacked(value: list[Any] | tuple[Any, ...]) -> Array | str:
             return np.array(value)
         except ValueError:
             return f"{name} of {len(value)} rows of unequal length"
-    parts = [read(one) for one in value]
+    parts = [read_array(entry) for entry in value]
     broken = next((part for part in parts if isinstance(part, str)), None)
     if broken is not None:
         return f"{name} with {broken}"
     arrays = [part for part in parts if isinstance(part, np.ndarray)]
     shapes = sorted({part.shape for part in arrays})
     if len(shapes) > 1:
-        return f"{name} of {len(value)} arrays of unequal shapes {', '.join(map(sized, shapes[:3]))}"
+        return f"{name} of {len(value)} arrays of unequal shapes {', '.join(map(describe_shape, shapes[:3]))}"
     return np.stack(arrays)
 
 
-def _converted(field: str, value: object, kind: str, axes: tuple[Axis, ...]) -> Array:
+def _convert(field: str, value: object, kind: str, axes: tuple[Axis, ...]) -> Array:
     """`value` as a new array of `kind`; raises Misshapen where its numbers are of another kind."""
-    held = read(value)
-    if isinstance(held, str):
-        raise refusal(field, value, worded(kind, axes), held)
+    result = read_array(value)
+    if isinstance(result, str):
+        raise refusal(field, value, expected_array(kind, axes), result)
     of_kind, convertible, target = CAST[kind]
     # NumPy gives an empty list the dtype float64, which says nothing about the kind that was meant.
-    if not held.size and isinstance(value, (list, tuple)):
-        return held.astype(target)
-    if held.dtype.kind in of_kind:
-        return held if _as_it_is(held, kind) else held.astype(target)
-    found = _found(value, held)
-    if held.dtype.kind not in convertible:
-        raise refusal(field, value, worded(kind, axes), found)
-    if kind == "bool" and held.size and not 0 <= held.min() <= held.max() <= 1:
-        raise refusal(field, value, worded(kind, axes), f"{found} with other values than 0 and 1")
+    if not result.size and isinstance(value, (list, tuple)):
+        return result.astype(target)
+    if result.dtype.kind in of_kind:
+        return result if _needs_no_conversion(result, kind) else result.astype(target)
+    description = _describe_refused(value, result)
+    if result.dtype.kind not in convertible:
+        raise refusal(field, value, expected_array(kind, axes), description)
+    if kind == "bool" and result.size and not 0 <= result.min() <= result.max() <= 1:
+        raise refusal(field, value, expected_array(kind, axes), f"{description} with other values than 0 and 1")
     # An unsigned 64-bit integer beyond this would wrap to a negative one.
-    if kind == "int" and held.size and held.max() > np.iinfo(np.int64).max:
-        raise refusal(field, value, worded(kind, axes), f"{found} with values beyond 64 bits")
-    return held.astype(target)
+    if kind == "int" and result.size and result.max() > np.iinfo(np.int64).max:
+        raise refusal(field, value, expected_array(kind, axes), f"{description} with values beyond 64 bits")
+    return result.astype(target)
 
 
-def _found(value: object, held: Array) -> str:
-    """The refused value in words: a list by its array's dtype and shape, any other value as `described` gives it."""
+def _describe_refused(value: object, array: Array) -> str:
+    """The refused value in words: a list by its array's dtype and shape, any other value as `describe` gives it."""
     if isinstance(value, (list, tuple)):
-        return f"{type(value).__name__} of {held.dtype} {sized(held.shape)}"
-    return described(value)
+        return f"{type(value).__name__} of {array.dtype} {describe_shape(array.shape)}"
+    return describe(value)

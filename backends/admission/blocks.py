@@ -5,13 +5,13 @@
 
 from backends.admission.arrays import Axis, array
 from backends.admission.misshapen import Misshapen, refusal
-from backends.admission.stages import ours
+from backends.admission.stages import require_type
 from reference.probability_world import Blocks
 from reference.trace import Array, Stage
 from reference.tree import Shape
 
 
-def admitted_blocks(blocks: object, requests: int, shape: Shape, vocabulary: int, coins: int) -> Blocks:
+def admit_blocks(blocks: object, requests: int, shape: Shape, vocabulary: int, coins: int) -> Blocks:
     """The blocks that `ExactLaw.verify`, `rounds` or `samples` returned, as NumPy arrays.
 
     Args:
@@ -26,24 +26,24 @@ def admitted_blocks(blocks: object, requests: int, shape: Shape, vocabulary: int
             outside the vocabulary.
     """
     try:
-        one = ours("the tables' answer", blocks, Blocks)
-        wide: tuple[Axis, ...] = (("requests", requests), ("height + 1", shape.height + 1))
-        ends: tuple[Axis, ...] = (("requests", requests), ("coins", coins))
+        answer = require_type("the tables' answer", blocks, Blocks)
+        row_axes: tuple[Axis, ...] = (("requests", requests), ("height + 1", shape.height + 1))
+        coin_axes: tuple[Axis, ...] = (("requests", requests), ("coins", coins))
         return Blocks(
-            path=_indices("path", one.path, wide, len(shape), "a node"),
-            tokens=_indices("tokens", one.tokens, wide, vocabulary, "a token"),
-            low=None if one.low is None else array("low", one.low, "float", ends, read_only=False),
-            high=None if one.high is None else array("high", one.high, "float", ends, read_only=False),
+            path=_admit_indices("path", answer.path, row_axes, len(shape), "a node"),
+            tokens=_admit_indices("tokens", answer.tokens, row_axes, vocabulary, "a token"),
+            low=None if answer.low is None else array("low", answer.low, "float", coin_axes, read_only=False),
+            high=None if answer.high is None else array("high", answer.high, "float", coin_axes, read_only=False),
         )
     # The arrays know no stage; all of this answer belongs to acceptance.
     except Misshapen as wrong:
         raise Misshapen(Stage.ACCEPTED, wrong.why) from None
 
 
-def _indices(field: str, value: object, axes: tuple[Axis, ...], below: int, what: str) -> Array:
+def _admit_indices(field: str, value: object, axes: tuple[Axis, ...], below: int, noun: str) -> Array:
     """`value` as integers from -1 to `below` - 1, where -1 marks an unused place."""
-    held = array(field, value, "int", axes, read_only=False)
-    if held.size and not -1 <= held.min() <= held.max() < below:
-        worst = int(held.min() if held.min() < -1 else held.max())
-        raise refusal(field, value, f"{what} from 0 to {below - 1}, or -1 for nothing", str(worst))
-    return held
+    indices = array(field, value, "int", axes, read_only=False)
+    if indices.size and not -1 <= indices.min() <= indices.max() < below:
+        worst = int(indices.min() if indices.min() < -1 else indices.max())
+        raise refusal(field, value, f"{noun} from 0 to {below - 1}, or -1 for nothing", str(worst))
+    return indices

@@ -6,7 +6,7 @@ Every field must have its type, and every word in it must be one that this proje
 import dataclasses
 from typing import Any
 
-from backends.admission.misshapen import described, refusal
+from backends.admission.misshapen import describe, refusal
 from backends.admission.numbers import flag, real, whole, wholes
 from backends.base import Declaration
 from reference import draft
@@ -62,39 +62,39 @@ LEAST_ROOM = 32
 """Fewest tokens that an engine must take behind its shortest prompt, so that cases of some length can be drawn."""
 
 
-def check_declaration(declared: Declaration) -> None:
+def check_declaration(declaration: Declaration) -> None:
     """Raise Misshapen unless every field of a declaration has its type and holds only words that this project defines.
 
     The refusal begins with the field: `declaration.dtypes: 'float32', expected a tuple of words: float64, ...`. A
     device may have any name, since a stranger's engine may run on a device that this project does not know.
     """
     for name in ("name", "device"):
-        text = getattr(declared, name)
+        text = getattr(declaration, name)
         if not isinstance(text, str) or not text.strip():
             raise refusal(f"declaration.{name}", text, "a word")
-    _check_reveals(declared.reveals)
-    for name, known in words().items():
-        _check_words(f"declaration.{name}", getattr(declared, name), known)
-    if not declared.dtypes:
-        raise refusal("declaration.dtypes", declared.dtypes, "at least one dtype, the default first")
+    _check_reveals(declaration.reveals)
+    for name, admitted_words in words().items():
+        _check_words(f"declaration.{name}", getattr(declaration, name), admitted_words)
+    if not declaration.dtypes:
+        raise refusal("declaration.dtypes", declaration.dtypes, "at least one dtype, the default first")
     # Without one of these no case could be drawn.
     for name, least in (("commits", "path"), ("layouts", "branch"), ("stops", "max_new_tokens")):
-        if not getattr(declared, name):
-            raise refusal(f"declaration.{name}", getattr(declared, name), f"at least one, such as {least!r}")
-    counts = wholes("declaration.ranks", declared.ranks)
+        if not getattr(declaration, name):
+            raise refusal(f"declaration.{name}", getattr(declaration, name), f"at least one, such as {least!r}")
+    counts = wholes("declaration.ranks", declaration.ranks)
     if not counts or not set(counts) <= set(RANKS):
-        raise refusal("declaration.ranks", declared.ranks, f"some of {', '.join(map(str, RANKS))}")
-    for name, known in (("families", tuple(FAMILIES)), ("ropes", ROPE_KINDS)):
-        some = getattr(declared, name)
-        if some is not None:
-            _check_words(f"declaration.{name}", some, known)
-            if not some:
-                raise refusal(f"declaration.{name}", some, "at least one, or None for all")
-    for name, known in (("soft_caps", SOFT_CAPS), ("logprobs", LOGPROBS), ("trees", TREES)):
-        if getattr(declared, name) not in known:
-            raise refusal(f"declaration.{name}", getattr(declared, name), f"one of {', '.join(known)}")
-    if not isinstance(declared.processes, bool):
-        _check_words("declaration.processes", declared.processes, PROCESSING)
+        raise refusal("declaration.ranks", declaration.ranks, f"some of {', '.join(map(str, RANKS))}")
+    for name, admitted_words in (("families", tuple(FAMILIES)), ("ropes", ROPE_KINDS)):
+        entries = getattr(declaration, name)
+        if entries is not None:
+            _check_words(f"declaration.{name}", entries, admitted_words)
+            if not entries:
+                raise refusal(f"declaration.{name}", entries, "at least one, or None for all")
+    for name, admitted_words in (("soft_caps", SOFT_CAPS), ("logprobs", LOGPROBS), ("trees", TREES)):
+        if getattr(declaration, name) not in admitted_words:
+            raise refusal(f"declaration.{name}", getattr(declaration, name), f"one of {', '.join(admitted_words)}")
+    if not isinstance(declaration.processes, bool):
+        _check_words("declaration.processes", declaration.processes, PROCESSING)
     for name, fewest in (
         ("most_requests", 0),
         ("least_window", 0),
@@ -102,23 +102,23 @@ def check_declaration(declared: Declaration) -> None:
         ("least_prompt", 1),
         ("head_multiple", 1),
     ):
-        whole(f"declaration.{name}", getattr(declared, name), fewest)
-    if declared.longest and declared.longest < LEAST_ROOM + declared.least_prompt:
-        line = f"0, or at least {LEAST_ROOM} tokens more than the shortest prompt of {declared.least_prompt}"
-        raise refusal("declaration.longest", declared.longest, line)
+        whole(f"declaration.{name}", getattr(declaration, name), fewest)
+    if declaration.longest and declaration.longest < LEAST_ROOM + declaration.least_prompt:
+        line = f"0, or at least {LEAST_ROOM} tokens more than the shortest prompt of {declaration.least_prompt}"
+        raise refusal("declaration.longest", declaration.longest, line)
     for name in FLAGS:
-        flag(f"declaration.{name}", getattr(declared, name))
+        flag(f"declaration.{name}", getattr(declaration, name))
     # The comparison is negated so that NaN is refused as well.
-    hottest = real("declaration.max_temperature", declared.max_temperature)
+    hottest = real("declaration.max_temperature", declaration.max_temperature)
     if not hottest >= 0:
         raise refusal("declaration.max_temperature", hottest, "a temperature of at least 0.0 (0.0: greedy only)")
-    if not declared.greedy and not hottest:
+    if not declaration.greedy and not hottest:
         raise refusal(
-            "declaration.greedy", declared.greedy, "True, or a max_temperature above 0: no case could be drawn"
+            "declaration.greedy", declaration.greedy, "True, or a max_temperature above 0: no case could be drawn"
         )
-    if declared.tables_dtype not in ("float64", "float32"):
-        raise refusal("declaration.tables_dtype", declared.tables_dtype, "float64 or float32")
-    whole("declaration.variant_interval", declared.variant_interval, 1)
+    if declaration.tables_dtype not in ("float64", "float32"):
+        raise refusal("declaration.tables_dtype", declaration.tables_dtype, "float64 or float32")
+    whole("declaration.variant_interval", declaration.variant_interval, 1)
 
 
 def _check_reveals(value: Any) -> None:
@@ -126,15 +126,15 @@ def _check_reveals(value: Any) -> None:
     expected = "a frozenset of reference.trace.Stage, such as frozenset({Stage.EMITTED})"
     if not isinstance(value, (frozenset, set)):
         raise refusal("declaration.reveals", value, expected)
-    stranger = next((one for one in value if not isinstance(one, Stage)), None)
+    stranger = next((entry for entry in value if not isinstance(entry, Stage)), None)
     if stranger is not None:
-        raise refusal("declaration.reveals", value, expected, f"a set with {described(stranger)}")
+        raise refusal("declaration.reveals", value, expected, f"a set with {describe(stranger)}")
 
 
-def _check_words(field: str, value: Any, known: tuple[str, ...]) -> None:
-    """Raise Misshapen unless `value` is a tuple or list of words that are in `known`."""
+def _check_words(field: str, value: Any, admitted_words: tuple[str, ...]) -> None:
+    """Raise Misshapen unless `value` is a tuple or list of words that are in `admitted_words`."""
     if not isinstance(value, (tuple, list)):
-        raise refusal(field, value, f"a tuple of words: {', '.join(known)}")
-    for at, one in enumerate(value):
-        if not isinstance(one, str) or one not in known:
-            raise refusal(f"{field}[{at}]", one, f"one of {', '.join(known)}")
+        raise refusal(field, value, f"a tuple of words: {', '.join(admitted_words)}")
+    for index, word in enumerate(value):
+        if not isinstance(word, str) or word not in admitted_words:
+            raise refusal(f"{field}[{index}]", word, f"one of {', '.join(admitted_words)}")

@@ -29,12 +29,12 @@ class Misshapen(Exception):
         return Misshapen(self.stage if self.stage is not None else stage, f"{place}, {self.why}")
 
 
-def refusal(field: str, value: object, expected: str, found: str = "") -> Misshapen:
-    """The refusal of `value` in `field`, with `found` in place of the description by type and shape if given."""
-    return Misshapen(None, f"{field}: {found or described(value)}, expected {expected}")
+def refusal(field: str, value: object, expected: str, description: str = "") -> Misshapen:
+    """The refusal of `value` in `field`, with `description` in place of the description by type and shape if given."""
+    return Misshapen(None, f"{field}: {description or describe(value)}, expected {expected}")
 
 
-def described(value: object) -> str:
+def describe(value: object) -> str:
     """A value in words: numbers and short words as they are, everything else by type and shape.
 
     The `repr` of a foreign type is never called, since it may run any code.
@@ -46,31 +46,35 @@ def described(value: object) -> str:
         text = repr(value)
         return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
     if isinstance(value, np.generic):
-        return f"{value.dtype} {described(value.item())}" if value.dtype.kind in "biuf" else str(value.dtype)
+        return f"{value.dtype} {describe(value.item())}" if value.dtype.kind in "biuf" else str(value.dtype)
     if isinstance(value, np.ndarray):
-        return f"{value.dtype} array {sized(value.shape)}"
+        return f"{value.dtype} array {describe_shape(value.shape)}"
     if isinstance(value, (list, tuple)):
-        return _listed(value)
-    return _of_library(value) or type(value).__name__
+        return _describe_list(value)
+    return _describe_tensor(value) or type(value).__name__
 
 
-def sized(shape: object) -> str:
+def describe_shape(shape: object) -> str:
     """A shape as a refusal writes it: [5, 64]."""
     return f"[{', '.join(map(str, shape))}]" if isinstance(shape, tuple) else type(shape).__name__
 
 
-def _of_library(value: object) -> str | None:
+def _describe_tensor(value: object) -> str | None:
     """A tensor by its dtype and shape; None for a value without them, and for an object that raises when asked."""
     try:
         shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
-        return None if shape is None or dtype is None else f"{dtype} {type(value).__name__.lower()} {sized(shape)}"
+        return (
+            None
+            if shape is None or dtype is None
+            else f"{dtype} {type(value).__name__.lower()} {describe_shape(shape)}"
+        )
     except Exception:
         return None
 
 
-def _listed(value: list[object] | tuple[object, ...]) -> str:
+def _describe_list(value: list[object] | tuple[object, ...]) -> str:
     """A list or tuple by its length and the types of its entries."""
-    name, kinds = type(value).__name__, sorted({type(one).__name__ for one in value})
+    name, kinds = type(value).__name__, sorted({type(entry).__name__ for entry in value})
     if not kinds:
         return f"an empty {name}"
     return f"{name} of {len(value)} ({', '.join(kinds[:3])}{', …' if len(kinds) > 3 else ''})"

@@ -9,7 +9,7 @@ from typing import SupportsFloat, TypeVar
 
 import numpy as np
 
-from backends.admission.arrays import is_array_like, read
+from backends.admission.arrays import is_array_like, read_array
 from backends.admission.misshapen import refusal
 from reference.trace import Array
 
@@ -18,14 +18,14 @@ Number = TypeVar("Number", int, float)
 WHOLE, REAL = frozenset({int}), frozenset({float})
 """The types of tuple entries that need no conversion."""
 
-Named = tuple[str, str]
+Nouns = tuple[str, str]
 """The words of a refusal for the expected numbers: for a single number, and for several."""
 
-INT: Named = ("an int", "ints")
-TOKEN: Named = ("a token id", "token ids")
+INT: Nouns = ("an int", "ints")
+TOKEN: Nouns = ("a token id", "token ids")
 
 
-def whole(field: str, value: object, low: int | None = None, high: int | None = None, named: Named = INT) -> int:
+def whole(field: str, value: object, low: int | None = None, high: int | None = None, nouns: Nouns = INT) -> int:
     """`value` as a Python int from `low` to `high`, both inclusive; None for no limit.
 
     NumPy integers, and arrays or tensors of integers without axes, are accepted; bools, floats and strings are not.
@@ -33,14 +33,14 @@ def whole(field: str, value: object, low: int | None = None, high: int | None = 
     Raises:
         Misshapen: for everything else.
     """
-    number = _whole(value)
+    number = _as_int(value)
     if number is None or (low is not None and number < low) or (high is not None and number > high):
-        raise refusal(field, value, _range(named[0], low, high))
+        raise refusal(field, value, _range(nouns[0], low, high))
     return number
 
 
 def wholes(
-    field: str, value: object, low: int | None = None, high: int | None = None, named: Named = INT
+    field: str, value: object, low: int | None = None, high: int | None = None, nouns: Nouns = INT
 ) -> tuple[int, ...]:
     """`value` as a tuple of Python ints from `low` to `high`: a tuple, list, range, 1-D array or tensor of integers.
 
@@ -49,11 +49,11 @@ def wholes(
     """
     # A tuple of Python ints, the common case, is checked without a call for each entry.
     if type(value) is not tuple or not WHOLE.issuperset(map(type, value)):
-        expected = _range(named[1], low, high)
-        return _each(field, value, "iu", expected, lambda at, one: whole(at, one, low, high, named))
+        expected = _range(nouns[1], low, high)
+        return _convert_each(field, value, "iu", expected, lambda place, entry: whole(place, entry, low, high, nouns))
     if value and ((low is not None and min(value) < low) or (high is not None and max(value) > high)):
-        for at, one in enumerate(value):
-            whole(f"{field}[{at}]", one, low, high, named)
+        for index, entry in enumerate(value):
+            whole(f"{field}[{index}]", entry, low, high, nouns)
     return value
 
 
@@ -63,7 +63,7 @@ def real(field: str, value: object, finite: bool = False) -> float:
     Raises:
         Misshapen: for a value that is no number, and for a bool.
     """
-    number = _real(value)
+    number = _as_float(value)
     if number is None or (finite and not math.isfinite(number)):
         raise refusal(field, value, "a finite number" if finite else "a number")
     return number
@@ -77,7 +77,7 @@ def reals(field: str, value: object) -> tuple[float, ...]:
     """
     if type(value) is tuple and REAL.issuperset(map(type, value)):
         return value
-    return _each(field, value, "fiu", "numbers", lambda at, one: real(at, one))
+    return _convert_each(field, value, "fiu", "numbers", lambda place, entry: real(place, entry))
 
 
 def flag(field: str, value: object) -> bool:
@@ -95,7 +95,7 @@ def word(field: str, value: object) -> str:
     raise refusal(field, value, "a str")
 
 
-def _whole(value: object) -> int | None:
+def _as_int(value: object) -> int | None:
     """`value` as an int; None where it is not an integer."""
     if type(value) is int:
         return value
@@ -103,11 +103,11 @@ def _whole(value: object) -> int | None:
         return None
     if isinstance(value, (int, np.integer)):
         return int(value)
-    held = _without_axes(value)
-    return int(held) if held is not None and held.dtype.kind in "iu" else None
+    array = _scalar_array(value)
+    return int(array) if array is not None and array.dtype.kind in "iu" else None
 
 
-def _real(value: object) -> float | None:
+def _as_float(value: object) -> float | None:
     """`value` as a float; None where it is not a number."""
     if type(value) is float:
         return value
@@ -117,10 +117,10 @@ def _real(value: object) -> float | None:
     if isinstance(value, (int, float, np.integer, np.floating)):
         number: SupportsFloat = value
     else:
-        held = _without_axes(value)
-        if held is None or held.dtype.kind not in "fiu":
+        array = _scalar_array(value)
+        if array is None or array.dtype.kind not in "fiu":
             return None
-        number = held
+        number = array
     try:
         return float(number)
     # An int beyond the range of float64.
@@ -128,28 +128,28 @@ def _real(value: object) -> float | None:
         return None
 
 
-def _without_axes(value: object) -> Array | None:
+def _scalar_array(value: object) -> Array | None:
     """The array of a NumPy or tensor scalar; None for any other value."""
-    held = read(value) if is_array_like(value) else None
-    return held if isinstance(held, np.ndarray) and held.ndim == 0 else None
+    array = read_array(value) if is_array_like(value) else None
+    return array if isinstance(array, np.ndarray) and array.ndim == 0 else None
 
 
-def _each(
+def _convert_each(
     field: str, value: object, kinds: str, expected: str, convert: Callable[[str, object], Number]
 ) -> tuple[Number, ...]:
     """The entries of a tuple, list, range or 1-D array whose dtype kind is one of `kinds`, each converted."""
     if isinstance(value, (list, tuple, range)):
-        return tuple(convert(f"{field}[{at}]", one) for at, one in enumerate(value))
+        return tuple(convert(f"{field}[{index}]", entry) for index, entry in enumerate(value))
     if is_array_like(value):
-        held = read(value)
-        if isinstance(held, np.ndarray) and held.ndim == 1 and held.dtype.kind in kinds:
+        array = read_array(value)
+        if isinstance(array, np.ndarray) and array.ndim == 1 and array.dtype.kind in kinds:
             # `tolist` gives Python numbers, which `convert` checks one by one.
-            return tuple(convert(f"{field}[{at}]", one) for at, one in enumerate(held.tolist()))
+            return tuple(convert(f"{field}[{index}]", entry) for index, entry in enumerate(array.tolist()))
     raise refusal(field, value, f"a tuple of {expected}")
 
 
-def _range(what: str, low: int | None, high: int | None) -> str:
+def _range(noun: str, low: int | None, high: int | None) -> str:
     """A range of numbers in words."""
     if low is None and high is None:
-        return what
-    return f"{what} of at least {low}" if high is None else f"{what} from {low} to {high}"
+        return noun
+    return f"{noun} of at least {low}" if high is None else f"{noun} from {low} to {high}"

@@ -2,11 +2,11 @@
 
 from backends.admission.misshapen import refusal
 from backends.admission.numbers import TOKEN, wholes, word
-from backends.admission.stages import ours
+from backends.admission.stages import require_type
 from reference.parallel.ranks import RankRun
 
 
-def admitted_ranks(value: object, ranks: int) -> tuple[RankRun, ...] | None:
+def admit_rank_runs(value: object, ranks: int) -> tuple[RankRun, ...] | None:
     """The run of each of `ranks` ranks; None for a backend that does not show them.
 
     Raises:
@@ -15,16 +15,16 @@ def admitted_ranks(value: object, ranks: int) -> tuple[RankRun, ...] | None:
     if value is None:
         return None
     if not isinstance(value, (tuple, list)) or len(value) != ranks:
-        found = f"{len(value)} runs" if isinstance(value, (tuple, list)) else ""
-        raise refusal("ranks", value, f"the runs of {ranks} ranks", found)
-    return tuple(_run(f"ranks[{rank}]", one) for rank, one in enumerate(value))
+        description = f"{len(value)} runs" if isinstance(value, (tuple, list)) else ""
+        raise refusal("ranks", value, f"the runs of {ranks} ranks", description)
+    return tuple(_admit_run(f"ranks[{rank}]", run) for rank, run in enumerate(value))
 
 
-def _run(field: str, value: object) -> RankRun:
-    one = ours(field, value, RankRun)
+def _admit_run(field: str, value: object) -> RankRun:
+    run = require_type(field, value, RankRun)
     for name in ("tokens", "calls"):
-        if not isinstance(getattr(one, name), (tuple, list)):
-            raise refusal(f"{field}.{name}", getattr(one, name), "a tuple")
-    tokens = tuple(wholes(f"{field}.tokens[{at}]", step, 0, None, TOKEN) for at, step in enumerate(one.tokens))
-    calls = tuple(word(f"{field}.calls[{at}]", call) for at, call in enumerate(one.calls))
-    return RankRun(tokens, wholes(f"{field}.lengths", one.lengths, 0), calls)
+        if not isinstance(getattr(run, name), (tuple, list)):
+            raise refusal(f"{field}.{name}", getattr(run, name), "a tuple")
+    tokens = tuple(wholes(f"{field}.tokens[{number}]", step, 0, None, TOKEN) for number, step in enumerate(run.tokens))
+    calls = tuple(word(f"{field}.calls[{number}]", call) for number, call in enumerate(run.calls))
+    return RankRun(tokens, wholes(f"{field}.lengths", run.lengths, 0), calls)

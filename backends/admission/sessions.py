@@ -19,7 +19,7 @@ MOST_PAGES = 2**24
 """The largest pool that is admitted, in pages; an account lists them one by one."""
 
 
-def admitted_prompts(value: object, case: Case, traces: tuple[Trace | None, ...]) -> tuple[tuple[int, ...], ...]:
+def admit_prompts(value: object, case: Case, traces: tuple[Trace | None, ...]) -> tuple[tuple[int, ...], ...]:
     """The prompt with which each request entered: its own prompt, behind its source's tokens if it is a fork.
 
     A request that never entered has an empty prompt.
@@ -28,29 +28,32 @@ def admitted_prompts(value: object, case: Case, traces: tuple[Trace | None, ...]
         Misshapen: for tokens outside the vocabulary, and for a prompt with which the request would not be a valid case.
     """
     if not isinstance(value, (tuple, list)) or len(value) != len(traces):
-        found = f"{len(value)} prompts" if isinstance(value, (tuple, list)) else ""
-        raise refusal("shared.prompts", value, f"a prompt for each of {len(traces)} requests", found)
-    return tuple(_prompt(f"shared.prompts[{at}]", one, case, at, traces[at]) for at, one in enumerate(value))
+        description = f"{len(value)} prompts" if isinstance(value, (tuple, list)) else ""
+        raise refusal("shared.prompts", value, f"a prompt for each of {len(traces)} requests", description)
+    return tuple(
+        _admit_prompt(f"shared.prompts[{number}]", prompt, case, number, traces[number])
+        for number, prompt in enumerate(value)
+    )
 
 
-def _prompt(field: str, value: object, case: Case, number: int, trace: Trace | None) -> tuple[int, ...]:
+def _admit_prompt(field: str, value: object, case: Case, number: int, trace: Trace | None) -> tuple[int, ...]:
     """The prompt of one request; it must end with the prompt that the case gives to this request."""
     tokens = wholes(field, value, 0, case.model.vocab_size - 1, TOKEN)
-    own = case.prompt if number == 0 or case.session is None else case.session.mates[number - 1].prompt
-    if tokens == own or (trace is None and not tokens):
+    own_prompt = case.prompt if number == 0 or case.session is None else case.session.mates[number - 1].prompt
+    if tokens == own_prompt or (trace is None and not tokens):
         return tokens
-    if tokens[-len(own) :] != own:
-        expected = f"a prompt that ends with the request's own {len(own)} tokens"
+    if tokens[-len(own_prompt) :] != own_prompt:
+        expected = f"a prompt that ends with the request's own {len(own_prompt)} tokens"
         raise refusal(field, value, expected, f"{len(tokens)} tokens")
     # A fork's prompt is its source's tokens and then its own prompt; the case itself knows whether that is valid.
     try:
-        case.alone(number, tokens[: -len(own)])
+        case.alone(number, tokens[: -len(own_prompt)])
     except Malformed as why:
         raise refusal(field, value, f"a prompt that the case admits ({why})", f"{len(tokens)} tokens") from None
     return tokens
 
 
-def admitted_accounts(value: object, requests: int) -> tuple[Account, ...]:
+def admit_accounts(value: object, requests: int) -> tuple[Account, ...]:
     """The account of pages after each action; an empty tuple where the backend counts no pages.
 
     Raises:
@@ -58,39 +61,39 @@ def admitted_accounts(value: object, requests: int) -> tuple[Account, ...]:
     """
     if not isinstance(value, (tuple, list)):
         raise refusal("shared.accounts", value, "a tuple of reference.session.Account")
-    return tuple(_account(f"shared.accounts[{at}]", one, requests) for at, one in enumerate(value))
+    return tuple(_admit_account(f"shared.accounts[{index}]", account, requests) for index, account in enumerate(value))
 
 
-def _account(field: str, value: object, requests: int) -> Account:
+def _admit_account(field: str, value: object, requests: int) -> Account:
     """An account of pages.
 
     Every request with a block table must also have its numbers of committed and of allocated columns.
     """
     if not isinstance(value, Account):
         raise refusal(field, value, "reference.session.Account")
-    made = Account(
+    account = Account(
         free=wholes(f"{field}.free", value.free),
         total=whole(f"{field}.total", value.total, 0, MOST_PAGES),
-        tables=_by_request(f"{field}.tables", value.tables, requests, wholes, _is_tuple),
+        tables=_admit_by_request(f"{field}.tables", value.tables, requests, wholes, _is_tuple),
         kept=wholes(f"{field}.kept", value.kept),
-        committed=_by_request(f"{field}.committed", value.committed, requests, whole, _is_int),
-        allocated=_by_request(f"{field}.allocated", value.allocated, requests, whole, _is_int),
+        committed=_admit_by_request(f"{field}.committed", value.committed, requests, whole, _is_int),
+        allocated=_admit_by_request(f"{field}.allocated", value.allocated, requests, whole, _is_int),
         stored=whole(f"{field}.stored", value.stored, 0, MOST_PAGES),
         brought=wholes(f"{field}.brought", value.brought),
     )
-    for name, columns in (("committed", made.committed), ("allocated", made.allocated)):
-        missing = made.tables.keys() - columns.keys()
-        if missing:
-            found = f"no entry for request {min(missing)}"
-            raise refusal(f"{field}.{name}", None, "one for each request with a block table", found)
-    return made
+    for name, columns in (("committed", account.committed), ("allocated", account.allocated)):
+        missing_requests = account.tables.keys() - columns.keys()
+        if missing_requests:
+            description = f"no entry for request {min(missing_requests)}"
+            raise refusal(f"{field}.{name}", None, "one for each request with a block table", description)
+    return account
 
 
 EVENTS = ("launched", "counted", "skipped")
 """The kinds of event."""
 
 
-def admitted_events(value: object, case: Case) -> tuple[Event, ...]:
+def admit_events(value: object, case: Case) -> tuple[Event, ...]:
     """The events of launched steps; an empty tuple where the backend shows none.
 
     Tokens may be any integers: `serving.no-placeholder` judges what a step has read.
@@ -102,10 +105,10 @@ def admitted_events(value: object, case: Case) -> tuple[Event, ...]:
     if not isinstance(value, (tuple, list)):
         raise refusal("shared.events", value, "a tuple of reference.session.Event")
     mates = len(case.session.mates)
-    return tuple(_event(f"shared.events[{at}]", one, mates) for at, one in enumerate(value))
+    return tuple(_admit_event(f"shared.events[{index}]", event, mates) for index, event in enumerate(value))
 
 
-def _event(field: str, value: object, mates: int) -> Event:
+def _admit_event(field: str, value: object, mates: int) -> Event:
     """An event; its action may lie behind those of the case, since a live session goes on."""
     if not isinstance(value, Event):
         raise refusal(field, value, "reference.session.Event")
@@ -134,7 +137,7 @@ def _is_int(value: object) -> bool:
     return type(value) is int
 
 
-def _by_request(
+def _admit_by_request(
     field: str, value: object, requests: int, admit: Callable[[str, object], Entry], ready: Callable[[object], bool]
 ) -> dict[int, Entry]:
     """A dict by request number, with each entry admitted by `admit` unless all entries are `ready` as they are."""
@@ -144,8 +147,8 @@ def _by_request(
     exact = type(value) is dict and WHOLE.issuperset(map(type, value)) and all(map(ready, value.values()))
     if exact and (not value or 0 <= min(value) <= max(value) < requests):
         return dict(value)
-    made = {}
+    entries = {}
     for key, entry in value.items():
         number = whole(f"{field}'s key", key, 0, requests - 1)
-        made[number] = admit(f"{field}[{number}]", entry)
-    return made
+        entries[number] = admit(f"{field}[{number}]", entry)
+    return entries

@@ -76,14 +76,14 @@ def sizes_of(case: Case, takes_tape: bool, switched: tuple[Draft, ...] = ()) -> 
     """
     arch = _architecture(case.model)
     drafts = (case.draft, *switched)
-    keeping = [one for one in drafts if one.model is not None or one.kv_sizes is not None]
+    cached_drafts = [draft for draft in drafts if draft.model is not None or draft.kv_sizes is not None]
     # A request that switches between models shows caches of different shapes in its steps; then none is checked.
     caches = {
-        Cache(*one.kv_sizes) if one.model is None and one.kv_sizes else _cache(one.model, case.layout.latent)
-        for one in keeping
+        Cache(*draft.kv_sizes) if draft.model is None and draft.kv_sizes else _cache(draft.model, case.layout.latent)
+        for draft in cached_drafts
     }
     # A draft may score tokens and keep no cache.
-    widths = {len(one.vocabulary) or case.model.vocab_size for one in drafts if one.has_law}
+    widths = {len(draft.vocabulary) or case.model.vocab_size for draft in drafts if draft.has_law}
     return Sizes(
         vocabulary=case.model.vocab_size,
         heads=arch.heads if arch is not None else None,

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from backends.admission.arrays import Axis, array, is_array_like, read, worded
+from backends.admission.arrays import Axis, array, expected_array, is_array_like, read_array
 from backends.admission.misshapen import Misshapen, refusal
 from backends.admission.numbers import TOKEN, reals, whole, wholes, word
 from backends.admission.sizes import Cache, Sizes
@@ -54,7 +54,7 @@ KV_FIELDS = {
 """The caches of Committed, with the names of the cache, its keys, its values and its first columns in a refusal."""
 
 
-def ours(field: str, value: object, kind: type[Part]) -> Part:
+def require_type(field: str, value: object, kind: type[Part]) -> Part:
     """`value` if it is of our type `kind` or of a subclass; Misshapen otherwise."""
     if type(value) is kind or isinstance(value, kind):
         return value
@@ -63,13 +63,13 @@ def ours(field: str, value: object, kind: type[Part]) -> Part:
 
 def finish_word(field: str, value: object) -> str | None:
     """The reason for which a run ended, one of FINISHES, or None; Misshapen for other words."""
-    told = None if value is None else word(field, value)
-    if told is None or told in FINISHES:
-        return told
-    raise refusal(field, told, f"{', '.join(FINISHES)} or None")
+    reason = None if value is None else word(field, value)
+    if reason is None or reason in FINISHES:
+        return reason
+    raise refusal(field, reason, f"{', '.join(FINISHES)} or None")
 
 
-def admitted_step(step: Step, sizes: Sizes) -> Step:
+def admit_step(step: Step, sizes: Sizes) -> Step:
     """A step with every stage that the backend reveals.
 
     The number of nodes is that of the drafted tree, otherwise that of the first revealed stage.
@@ -78,23 +78,23 @@ def admitted_step(step: Step, sizes: Sizes) -> Step:
         Misshapen: with the stage, and with the path of the field in the step.
     """
     context = wholes("context", step.context, 0, sizes.last_token, TOKEN)
-    drafted = _stage(Stage.DRAFTED, step.drafted, lambda one: _drafted(one, sizes))
+    drafted = _admit_stage(Stage.DRAFTED, step.drafted, lambda stage: _admit_drafted(stage, sizes))
     # The first revealed stage fixes the number of nodes; every later stage must agree with it.
     nodes = None if drafted is None else len(drafted.tree)
-    lowered = _stage(Stage.LOWERED, step.lowered, lambda one: _lowered(one, sizes, nodes))
+    lowered = _admit_stage(Stage.LOWERED, step.lowered, lambda stage: _admit_lowered(stage, sizes, nodes))
     if nodes is None and lowered is not None and lowered.retrieve_index is not None:
         nodes = len(lowered.retrieve_index)
-    attended = _stage(Stage.ATTENDED, step.attended, lambda one: _attended(one, sizes, nodes))
+    attended = _admit_stage(Stage.ATTENDED, step.attended, lambda stage: _admit_attended(stage, sizes, nodes))
     nodes = attended.output.shape[2] if nodes is None and attended is not None else nodes
-    scored = _stage(Stage.SCORED, step.scored, lambda one: _scored(one, sizes, nodes, len(context)))
+    scored = _admit_stage(Stage.SCORED, step.scored, lambda stage: _admit_scored(stage, sizes, nodes, len(context)))
     nodes = len(scored.logits) if nodes is None and scored is not None else nodes
-    accepted = _stage(Stage.ACCEPTED, step.accepted, lambda one: _accepted(one, sizes, nodes))
-    emitted = _stage(Stage.EMITTED, step.emitted, lambda one: _emitted(one, sizes))
-    committed = _stage(Stage.COMMITTED, step.committed, lambda one: _committed(one, sizes))
+    accepted = _admit_stage(Stage.ACCEPTED, step.accepted, lambda stage: _admit_accepted(stage, sizes, nodes))
+    emitted = _admit_stage(Stage.EMITTED, step.emitted, lambda stage: _admit_emitted(stage, sizes))
+    committed = _admit_stage(Stage.COMMITTED, step.committed, lambda stage: _admit_committed(stage, sizes))
     return Step(context, drafted, lowered, attended, scored, accepted, emitted, committed)
 
 
-def _stage(stage: Stage, value: Any, admit: Callable[[Any], Part]) -> Part | None:
+def _admit_stage(stage: Stage, value: Any, admit: Callable[[Any], Part]) -> Part | None:
     """A stage, or None where the backend does not reveal the stage; a refusal inside the stage names it."""
     if value is None:
         return None
@@ -104,31 +104,35 @@ def _stage(stage: Stage, value: Any, admit: Callable[[Any], Part]) -> Part | Non
         raise Misshapen(stage, wrong.why) from None
 
 
-def _drafted(value: object, sizes: Sizes) -> Drafted:
-    one = ours("drafted", value, Drafted)
-    tree = _tree("drafted.tree", one.tree, sizes)
+def _admit_drafted(value: object, sizes: Sizes) -> Drafted:
+    drafted = require_type("drafted", value, Drafted)
+    tree = _admit_tree("drafted.tree", drafted.tree, sizes)
     nodes: Axis = ("nodes", len(tree))
-    logits = _optional("drafted.logits", one.logits, (nodes, ("draft vocabulary", sizes.draft_vocabulary)))
-    proposal = _optional("drafted.proposal", one.proposal, (nodes, ("vocabulary", sizes.vocabulary)))
-    ids = None if one.draft_ids is None else wholes("drafted.draft_ids", one.draft_ids)
+    logits = _admit_optional("drafted.logits", drafted.logits, (nodes, ("draft vocabulary", sizes.draft_vocabulary)))
+    proposal = _admit_optional("drafted.proposal", drafted.proposal, (nodes, ("vocabulary", sizes.vocabulary)))
+    ids = None if drafted.draft_ids is None else wholes("drafted.draft_ids", drafted.draft_ids)
     if ids is not None and len(ids) != len(tree):
-        raise refusal("drafted.draft_ids", one.draft_ids, f"one id for each of {len(tree)} nodes", f"{len(ids)} ids")
-    return Drafted(tree, logits, ids, proposal, None if one.given is None else _given(one.given, sizes))
+        raise refusal(
+            "drafted.draft_ids", drafted.draft_ids, f"one id for each of {len(tree)} nodes", f"{len(ids)} ids"
+        )
+    return Drafted(
+        tree, logits, ids, proposal, None if drafted.given is None else _admit_head_input(drafted.given, sizes)
+    )
 
 
-def _given(value: object, sizes: Sizes) -> HeadInput:
+def _admit_head_input(value: object, sizes: Sizes) -> HeadInput:
     """The rows that a draft's head has run; an invariant judges which rows they are."""
-    one = ours("drafted.given", value, HeadInput)
-    tokens = wholes("drafted.given.tokens", one.tokens, 0, sizes.last_token, TOKEN)
+    head_input = require_type("drafted.given", value, HeadInput)
+    tokens = wholes("drafted.given.tokens", head_input.tokens, 0, sizes.last_token, TOKEN)
     rows: Axis = ("rows", len(tokens))
-    hidden = array("drafted.given.hidden", one.hidden, "float", (rows, ("width", sizes.hidden)))
-    reads = ours("drafted.given.reads", one.reads, HiddenStates)
-    return HeadInput(reads, whole("drafted.given.first", one.first, 0), tokens, hidden)
+    hidden = array("drafted.given.hidden", head_input.hidden, "float", (rows, ("width", sizes.hidden)))
+    reads = require_type("drafted.given.reads", head_input.reads, HiddenStates)
+    return HeadInput(reads, whole("drafted.given.first", head_input.first, 0), tokens, hidden)
 
 
-def _tree(field: str, value: object, sizes: Sizes) -> Tree:
+def _admit_tree(field: str, value: object, sizes: Sizes) -> Tree:
     """A tree with one root whose tokens are in the vocabulary."""
-    tree = ours(field, value, Tree)
+    tree = require_type(field, value, Tree)
     parent = wholes(f"{field}.parent", tree.parent)
     token = wholes(f"{field}.token", tree.token, 0, sizes.last_token, TOKEN)
     try:
@@ -137,29 +141,29 @@ def _tree(field: str, value: object, sizes: Sizes) -> Tree:
         raise Misshapen(None, f"{field}.{why}, expected one tree below node 0") from None
 
 
-def _lowered(value: object, sizes: Sizes, nodes: int | None) -> Lowered:
+def _admit_lowered(value: object, sizes: Sizes, nodes: int | None) -> Lowered:
     """Index arrays over R rows, at least one row for each node; masks may have any two lengths.
 
     An array that is None stays unrevealed; R is the length of the first array that is there. Padding rows are the
     reason why there may be more rows than nodes.
     """
-    one = ours("lowered", value, Lowered)
-    masks = None if one.visible is None else _masks("lowered.visible", one.visible, sizes.target.layers)
+    lowered = require_type("lowered", value, Lowered)
+    masks = None if lowered.visible is None else _admit_masks("lowered.visible", lowered.visible, sizes.target.layers)
     rows: int | None = None
     index: dict[str, Array] = {}
-    for name, (field, kind, wide) in PER_ROW.items():
-        held = getattr(one, name)
-        if held is None:
+    for name, (field, kind, has_columns) in PER_ROW.items():
+        value_of_field = getattr(lowered, name)
+        if value_of_field is None:
             continue
-        axes: tuple[Axis, ...] = (("rows", rows), ("height + 1", None)) if wide else (("rows", rows),)
-        index[name] = array(field, held, kind, axes)
+        axes: tuple[Axis, ...] = (("rows", rows), ("height + 1", None)) if has_columns else (("rows", rows),)
+        index[name] = array(field, value_of_field, kind, axes)
         if rows is None:
             rows = len(index[name])
-            _check_rows(field, held, rows, nodes, kind)
+            _check_rows(field, value_of_field, rows, nodes, kind)
     if rows is None and masks:
-        _check_rows("lowered.visible", one.visible, len(masks[0]), nodes, "bool")
+        _check_rows("lowered.visible", lowered.visible, len(masks[0]), nodes, "bool")
     nodes_axis: tuple[Axis, ...] = (("nodes", nodes),)
-    order = one.retrieve_index
+    order = lowered.retrieve_index
     if not index and masks is None and order is None:
         raise refusal("lowered", value, "at least one of its arrays, or None for the stage", "every array None")
     return Lowered(
@@ -175,129 +179,129 @@ def _check_rows(field: str, value: object, rows: int, nodes: int | None, kind: s
         raise refusal(field, value, f"{kind} [rows], a row for each of {nodes or 1} nodes at least")
 
 
-def _masks(field: str, value: object, layers: int | None) -> tuple[Array, ...]:
+def _admit_masks(field: str, value: object, layers: int | None) -> tuple[Array, ...]:
     """A mask for each layer, of any two lengths; layers that share one array keep sharing one array."""
-    masks = _listed(value)
+    masks = _mask_list(value)
     if masks is None or (layers is not None and len(masks) != layers):
         expected = "a tuple of masks, one for each layer" if layers is None else f"a mask for each of {layers} layers"
         raise refusal(field, value, expected, f"{len(masks)} masks" if masks is not None else "")
     axes: tuple[Axis, ...] = (("rows", None), ("columns", None))
     # By identity: a mask that several layers share is converted once and stays shared.
-    made: dict[int, Array] = {}
+    converted: dict[int, Array] = {}
     for layer, mask in enumerate(masks):
-        if id(mask) not in made:
-            made[id(mask)] = array(f"{field}[{layer}]", mask, "bool", axes)
-    return tuple(made[id(mask)] for mask in masks)
+        if id(mask) not in converted:
+            converted[id(mask)] = array(f"{field}[{layer}]", mask, "bool", axes)
+    return tuple(converted[id(mask)] for mask in masks)
 
 
-def _listed(value: Any) -> list[Any] | None:
+def _mask_list(value: Any) -> list[Any] | None:
     """The masks as a list: from a tuple or list, or from one array [layers, rows, columns]; otherwise None."""
     if isinstance(value, (tuple, list)):
         return list(value)
-    held = read(value) if is_array_like(value) else None
-    return list(held) if isinstance(held, np.ndarray) and held.ndim == 3 else None
+    array_of_masks = read_array(value) if is_array_like(value) else None
+    return list(array_of_masks) if isinstance(array_of_masks, np.ndarray) and array_of_masks.ndim == 3 else None
 
 
-def _attended(value: object, sizes: Sizes, nodes: int | None) -> Attended:
-    one, target = ours("attended", value, Attended), sizes.target
+def _admit_attended(value: object, sizes: Sizes, nodes: int | None) -> Attended:
+    one, target = require_type("attended", value, Attended), sizes.target
     axes = (("layers", target.layers), ("heads", sizes.heads), ("nodes", nodes), ("head_dim", sizes.attended))
     return Attended(array("attended.output", one.output, "float", axes))
 
 
-def _scored(value: object, sizes: Sizes, nodes: int | None, context: int) -> Scored:
-    one = ours("scored", value, Scored)
+def _admit_scored(value: object, sizes: Sizes, nodes: int | None, context: int) -> Scored:
+    scored = require_type("scored", value, Scored)
     vocabulary: Axis = ("vocabulary", sizes.vocabulary)
-    logits = array("scored.logits", one.logits, "float", (("nodes", nodes), vocabulary))
+    logits = array("scored.logits", scored.logits, "float", (("nodes", nodes), vocabulary))
     if not len(logits):
-        raise refusal("scored.logits", one.logits, "a row for the root at least")
+        raise refusal("scored.logits", scored.logits, "a row for the root at least")
     rows: Axis = ("nodes", len(logits))
     return Scored(
         logits,
-        _optional("scored.law", one.law, (rows, vocabulary)),
-        _optional("scored.hidden", one.hidden, (rows, ("width", sizes.hidden))),
-        None if one.legal is None else array("scored.legal", one.legal, "bool", (rows, vocabulary)),
-        None if one.refused is None else array("scored.refused", one.refused, "bool", (rows,)),
-        None if one.routed is None else _routed(one.routed, sizes, context + len(logits)),
+        _admit_optional("scored.law", scored.law, (rows, vocabulary)),
+        _admit_optional("scored.hidden", scored.hidden, (rows, ("width", sizes.hidden))),
+        None if scored.legal is None else array("scored.legal", scored.legal, "bool", (rows, vocabulary)),
+        None if scored.refused is None else array("scored.refused", scored.refused, "bool", (rows,)),
+        None if scored.routed is None else _admit_routed(scored.routed, sizes, context + len(logits)),
     )
 
 
-def _routed(value: Array, sizes: Sizes, rows: int) -> Array:
+def _admit_routed(value: Array, sizes: Sizes, rows: int) -> Array:
     """Experts of each row of context and tree, by layer; an invariant judges which they are."""
     axes: tuple[Axis, ...] = (("layers", sizes.target.layers), ("context + nodes", rows), ("experts", None))
     return array("scored.routed", value, "int", axes)
 
 
-def _optional(field: str, value: object, axes: tuple[Axis, ...]) -> Array | None:
+def _admit_optional(field: str, value: object, axes: tuple[Axis, ...]) -> Array | None:
     """An array of floats with these axes, or None."""
     return None if value is None else array(field, value, "float", axes)
 
 
-def _accepted(value: object, sizes: Sizes, nodes: int | None) -> Accepted:
+def _admit_accepted(value: object, sizes: Sizes, nodes: int | None) -> Accepted:
     """Nodes of the tree, at least the root; an invariant judges whether they form a path."""
-    one = ours("accepted", value, Accepted)
-    path = wholes("accepted.path", one.path, 0, None if nodes is None else nodes - 1, NODE)
+    accepted = require_type("accepted", value, Accepted)
+    path = wholes("accepted.path", accepted.path, 0, None if nodes is None else nodes - 1, NODE)
     if not path:
-        raise refusal("accepted.path", one.path, "nodes from the root (0) downwards, the root included")
+        raise refusal("accepted.path", accepted.path, "nodes from the root (0) downwards, the root included")
     # Without a tape there is no largest place on it.
     last = None if sizes.coins is None else sizes.coins - 1
-    coins = None if one.coins is None else wholes("accepted.coins", one.coins, 0, last, COIN)
-    return Accepted(path, whole("accepted.bonus", one.bonus, 0, sizes.last_token, TOKEN), coins)
+    coins = None if accepted.coins is None else wholes("accepted.coins", accepted.coins, 0, last, COIN)
+    return Accepted(path, whole("accepted.bonus", accepted.bonus, 0, sizes.last_token, TOKEN), coins)
 
 
-def _emitted(value: object, sizes: Sizes) -> Emitted:
-    one = ours("emitted", value, Emitted)
+def _admit_emitted(value: object, sizes: Sizes) -> Emitted:
+    emitted = require_type("emitted", value, Emitted)
     return Emitted(
-        wholes("emitted.tokens", one.tokens, 0, sizes.last_token, TOKEN),
-        finish_word("emitted.finish", one.finish),
-        None if one.logprobs is None else reals("emitted.logprobs", one.logprobs),
+        wholes("emitted.tokens", emitted.tokens, 0, sizes.last_token, TOKEN),
+        finish_word("emitted.finish", emitted.finish),
+        None if emitted.logprobs is None else reals("emitted.logprobs", emitted.logprobs),
     )
 
 
-def _committed(value: object, sizes: Sizes) -> Committed:
-    one, target = ours("committed", value, Committed), sizes.target
-    before, verified, after = (_kv(name, getattr(one, name), target) for name in ("before", "verified", "after"))
+def _admit_committed(value: object, sizes: Sizes) -> Committed:
+    one, target = require_type("committed", value, Committed), sizes.target
+    before, verified, after = (_admit_kv(name, getattr(one, name), target) for name in ("before", "verified", "after"))
     fallback = None if one.fallback is None else word("committed.fallback", one.fallback)
     way = None if one.way is None else word("committed.way", one.way)
     length = whole("committed.length", one.length)
     matched = None if one.matched is None else whole("committed.matched", one.matched, 0)
-    states = (_recurrent(name, getattr(one, name)) for name in ("recurrent_before", "recurrent"))
-    draft = _kv("draft", one.draft, sizes.draft)
+    states = (_admit_recurrent(name, getattr(one, name)) for name in ("recurrent_before", "recurrent"))
+    draft = _admit_kv("draft", one.draft, sizes.draft)
     return Committed(length, before, verified, after, draft, fallback, way, matched, *states)
 
 
-def _recurrent(name: str, value: object) -> RecurrentState | None:
+def _admit_recurrent(name: str, value: object) -> RecurrentState | None:
     """Windows and memories of floats, as many of one kind as of the other; an invariant judges their shapes."""
     if value is None:
         return None
-    one = ours(f"committed.{name}", value, RecurrentState)
+    state = require_type(f"committed.{name}", value, RecurrentState)
     axes: dict[str, tuple[Axis, ...]] = {
         "windows": (("inputs", None), ("channels", None)),
         "memories": (("heads", None), ("key width", None), ("value width", None)),
     }
-    found = {
-        kind: tuple(array(f"committed.{name}.{kind}", held, "float", shape) for held in getattr(one, kind))
+    arrays = {
+        kind: tuple(array(f"committed.{name}.{kind}", value, "float", shape) for value in getattr(state, kind))
         for kind, shape in axes.items()
     }
-    if len(found["windows"]) != len(found["memories"]):
-        raise refusal(f"committed.{name}", one, "as many windows as memories")
-    return RecurrentState(**found)
+    if len(arrays["windows"]) != len(arrays["memories"]):
+        raise refusal(f"committed.{name}", state, "as many windows as memories")
+    return RecurrentState(**arrays)
 
 
-def _kv(name: str, value: object, cache: Cache) -> Kv | None:
+def _admit_kv(name: str, value: object, cache: Cache) -> Kv | None:
     """Keys and values with the model's layers, heads and head dimension; an invariant judges their length."""
     if value is None:
         return None
     field, keys_field, values_field, first_field = KV_FIELDS[name]
-    one = ours(field, value, Kv)
-    keys = array(keys_field, one.keys, "float", cache.axes)
-    values = array(values_field, one.values, "float", cache.value_axes)
-    first = wholes(first_field, one.first, 0)
-    (layers, heads, _, width), other = keys.shape, values.shape
+    kv = require_type(field, value, Kv)
+    keys = array(keys_field, kv.keys, "float", cache.axes)
+    values = array(values_field, kv.values, "float", cache.value_axes)
+    first = wholes(first_field, kv.first, 0)
+    (layers, heads, _, width), value_shape = keys.shape, values.shape
     # For a checkpoint the case tells no sizes, but keys and values must still agree but for their widths.
-    if other[:2] != (layers, heads):
-        same = Cache(layers, heads, width).axes
-        raise refusal(values_field, one.values, worded("float", same))
+    if value_shape[:2] != (layers, heads):
+        value_axes = Cache(layers, heads, width).axes
+        raise refusal(values_field, kv.values, expected_array("float", value_axes))
     if first and len(first) != layers:
         expected = f"one column for each of {layers} layers, or none"
-        raise refusal(first_field, one.first, expected, f"{len(first)} columns")
+        raise refusal(first_field, kv.first, expected, f"{len(first)} columns")
     return Kv(keys, values, first)

@@ -8,17 +8,17 @@ from dataclasses import replace
 
 from backends.admission.misshapen import Misshapen, refusal
 from backends.admission.numbers import TOKEN, real, reals, whole, wholes, word
-from backends.admission.ranks import admitted_ranks
-from backends.admission.sessions import admitted_accounts, admitted_events, admitted_prompts
+from backends.admission.ranks import admit_rank_runs
+from backends.admission.sessions import admit_accounts, admit_events, admit_prompts
 from backends.admission.sizes import Sizes, sizes_of
-from backends.admission.stages import admitted_step, finish_word, ours
+from backends.admission.stages import admit_step, finish_word, require_type
 from backends.base import Declaration
 from reference.case import Case
 from reference.session import Action
 from reference.trace import Accounting, Shared, Speculated, Stage, Step, Trace
 
 
-def admitted(trace: object, case: Case, declaration: Declaration) -> Trace:
+def admit_trace(trace: object, case: Case, declaration: Declaration) -> Trace:
     """The answer of `backend.run(case)` as a Trace of exactly our own types, with read-only arrays.
 
     Lists, tuples, arrays of other widths and tensors of any device are converted where their shape is right. A stage
@@ -33,10 +33,10 @@ def admitted(trace: object, case: Case, declaration: Declaration) -> Trace:
     Raises:
         Misshapen: for the first field of a type, shape or range that no invariant could compare.
     """
-    return LiveDoor(case, declaration).admit(trace)
+    return LiveAdmission(case, declaration).admit(trace)
 
 
-class LiveDoor:
+class LiveAdmission:
     """The admission of one case, or of one live session: each step is checked once, however often it is shown."""
 
     def __init__(self, case: Case, declaration: Declaration) -> None:
@@ -44,7 +44,7 @@ class LiveDoor:
         self._takes_tape = declaration.takes_tape
         self._actions = () if case.session is None else case.session.actions
         self._sizes: dict[int, Sizes] = {}
-        self._seen: dict[tuple[int, int], tuple[object, Step]] = {}
+        self._step_by_identity: dict[tuple[int, int], tuple[object, Step]] = {}
 
     def do(self, action: Action) -> None:
         """Note an action beyond those of the case; an action that switches drafts admits the sizes of the new draft."""
@@ -54,55 +54,55 @@ class LiveDoor:
             self._sizes.clear()
 
     def admit(self, trace: object) -> Trace:
-        """Admit a trace as `admitted` does; steps that were shown before, by identity, are not checked again."""
-        one = ours("what run returned", trace, Trace)
-        made = self._request(one, 0)
-        shared = self._shared(one.shared)
-        return made if shared is None else replace(made, shared=shared)
+        """Admit a trace as `admit_trace` does; steps that were shown before, by identity, are not checked again."""
+        answer = require_type("what run returned", trace, Trace)
+        request_trace = self._admit_request(answer, 0)
+        shared = self._admit_shared(answer.shared)
+        return request_trace if shared is None else replace(request_trace, shared=shared)
 
-    def _request(self, one: Trace, number: int) -> Trace:
+    def _admit_request(self, trace: Trace, number: int) -> Trace:
         """The trace of one request, without its account of the session."""
         sizes = self._sizes_of(number)
         try:
-            output = wholes("output", one.output, 0, sizes.last_token, TOKEN)
-            finish = finish_word("finish", one.finish)
-            of_prompt = None if one.prompt_logprobs is None else reals("prompt_logprobs", one.prompt_logprobs)
+            output = wholes("output", trace.output, 0, sizes.last_token, TOKEN)
+            finish = finish_word("finish", trace.finish)
+            prompt_logprobs = None if trace.prompt_logprobs is None else reals("prompt_logprobs", trace.prompt_logprobs)
         except Misshapen as wrong:
             # Output and finish belong to no step; emission is the stage that makes them.
             raise Misshapen(Stage.EMITTED, wrong.why) from None
         return Trace(
-            steps=self._steps(one.steps, number, sizes),
+            steps=self._admit_steps(trace.steps, number, sizes),
             output=output,
             finish=finish,
-            accounting=None if one.accounting is None else _accounting(one.accounting),
-            forward_s=_seconds("forward_s", one.forward_s),
-            fallbacks=_fallbacks("fallbacks", one.fallbacks),
-            attention_calls=whole("attention_calls", one.attention_calls, 0),
-            speculated=None if one.speculated is None else _speculated(one.speculated),
-            ranks=admitted_ranks(one.ranks, self._case.ranks),
-            prompt_logprobs=of_prompt,
+            accounting=None if trace.accounting is None else _admit_accounting(trace.accounting),
+            forward_s=_admit_seconds("forward_s", trace.forward_s),
+            fallbacks=_admit_fallbacks("fallbacks", trace.fallbacks),
+            attention_calls=whole("attention_calls", trace.attention_calls, 0),
+            speculated=None if trace.speculated is None else _admit_speculated(trace.speculated),
+            ranks=admit_rank_runs(trace.ranks, self._case.ranks),
+            prompt_logprobs=prompt_logprobs,
         )
 
-    def _steps(self, value: object, number: int, sizes: Sizes) -> tuple[Step, ...]:
+    def _admit_steps(self, value: object, number: int, sizes: Sizes) -> tuple[Step, ...]:
         """Every step of a request, in order."""
         if not isinstance(value, (tuple, list)):
             raise refusal("steps", value, "a tuple of reference.trace.Step")
-        return tuple(self._step(one, at, number, sizes) for at, one in enumerate(value))
+        return tuple(self._admit_step(step, index, number, sizes) for index, step in enumerate(value))
 
-    def _step(self, value: object, at: int, number: int, sizes: Sizes) -> Step:
+    def _admit_step(self, value: object, index: int, number: int, sizes: Sizes) -> Step:
         """The admitted form of a step, checked once; the original is kept too, so that no later step gets its `id`."""
-        seen = self._seen.get((number, id(value)))
-        if seen is not None:
-            return seen[1]
-        step = ours(f"step {at}", value, Step)
+        entry = self._step_by_identity.get((number, id(value)))
+        if entry is not None:
+            return entry[1]
+        step = require_type(f"step {index}", value, Step)
         try:
-            made = admitted_step(step, sizes)
+            rebuilt_step = admit_step(step, sizes)
         except Misshapen as wrong:
-            raise wrong.within(f"step {at}") from None
-        self._seen[number, id(value)] = (value, made)
-        return made
+            raise wrong.within(f"step {index}") from None
+        self._step_by_identity[number, id(value)] = (value, rebuilt_step)
+        return rebuilt_step
 
-    def _shared(self, value: object) -> Shared | None:
+    def _admit_shared(self, value: object) -> Shared | None:
         """The part of a trace that shows all requests of a session; None for a case without a session."""
         session = self._case.session
         if session is None and value is None:
@@ -110,55 +110,61 @@ class LiveDoor:
         if session is None:
             raise refusal("shared", value, "None: the case has no session")
         requests = 1 + len(session.mates)
-        one = ours(f"shared, of a session of {requests} requests", value, Shared)
-        if not isinstance(one.requests, (tuple, list)) or len(one.requests) != requests:
-            found = f"{len(one.requests)} traces" if isinstance(one.requests, (tuple, list)) else ""
-            raise refusal("shared.requests", one.requests, f"a trace or None for each of {requests} requests", found)
-        traces = tuple(self._member(trace, number) for number, trace in enumerate(one.requests))
-        prompts = admitted_prompts(one.prompts, self._case, traces)
-        events = admitted_events(one.events, self._case)
-        return Shared(traces, prompts, admitted_accounts(one.accounts, requests), events)
+        shared = require_type(f"shared, of a session of {requests} requests", value, Shared)
+        if not isinstance(shared.requests, (tuple, list)) or len(shared.requests) != requests:
+            description = f"{len(shared.requests)} traces" if isinstance(shared.requests, (tuple, list)) else ""
+            raise refusal(
+                "shared.requests", shared.requests, f"a trace or None for each of {requests} requests", description
+            )
+        traces = tuple(self._admit_member(trace, number) for number, trace in enumerate(shared.requests))
+        prompts = admit_prompts(shared.prompts, self._case, traces)
+        events = admit_events(shared.events, self._case)
+        return Shared(traces, prompts, admit_accounts(shared.accounts, requests), events)
 
-    def _member(self, value: object, number: int) -> Trace | None:
+    def _admit_member(self, value: object, number: int) -> Trace | None:
         """The trace of one request of a session; None for a request that never entered."""
         if value is None:
             return None
         try:
-            one = ours("its trace", value, Trace)
-            if one.shared is not None:
-                raise refusal("shared", one.shared, "None in the trace of one request")
-            return self._request(one, number)
+            trace = require_type("its trace", value, Trace)
+            if trace.shared is not None:
+                raise refusal("shared", trace.shared, "None in the trace of one request")
+            return self._admit_request(trace, number)
         except Misshapen as wrong:
             raise wrong.within(f"request {number}") from None
 
     def _sizes_of(self, number: int) -> Sizes:
         """The sizes of one request, with every draft that the request may have by now."""
         if number not in self._sizes:
-            drafts = (one.draft for one in self._actions if one.draft is not None and number in one.requests)
+            drafts = (
+                action.draft for action in self._actions if action.draft is not None and number in action.requests
+            )
             alone = self._case if self._case.session is None else self._case.alone(number)
-            self._sizes[number] = sizes_of(alone, self._takes_tape, tuple(one for one in drafts if one is not None))
+            self._sizes[number] = sizes_of(
+                alone, self._takes_tape, tuple(draft for draft in drafts if draft is not None)
+            )
         return self._sizes[number]
 
 
-def _accounting(value: object) -> Accounting:
+def _admit_accounting(value: object) -> Accounting:
     """The counters as ints; invariants judge their values."""
-    one = ours("accounting", value, Accounting)
+    accounting = require_type("accounting", value, Accounting)
     names = ("verify_calls", "draft_calls", "proposed", "accepted", "rejected")
-    counted = {name: whole(f"accounting.{name}", getattr(one, name)) for name in names}
-    return Accounting(**counted, accept_lengths=wholes("accounting.accept_lengths", one.accept_lengths))
+    counters = {name: whole(f"accounting.{name}", getattr(accounting, name)) for name in names}
+    return Accounting(**counters, accept_lengths=wholes("accounting.accept_lengths", accounting.accept_lengths))
 
 
-def _speculated(value: object) -> Speculated:
+def _admit_speculated(value: object) -> Speculated:
     """The counts of drafted tokens, of which no more than all are accepted."""
-    one = ours("speculated", value, Speculated)
-    proposed = whole("speculated.proposed", one.proposed, 0)
-    accepted = whole("speculated.accepted", one.accepted, 0)
+    speculated = require_type("speculated", value, Speculated)
+    proposed = whole("speculated.proposed", speculated.proposed, 0)
+    accepted = whole("speculated.accepted", speculated.accepted, 0)
     if accepted > proposed:
         raise refusal("speculated.accepted", accepted, f"at most the {proposed} proposed")
     return Speculated(proposed, accepted)
 
 
-def _seconds(field: str, value: object) -> float:
+def _admit_seconds(field: str, value: object) -> float:
     """Finite seconds of at least 0."""
     seconds = real(field, value, finite=True)
     if seconds < 0:
@@ -166,7 +172,7 @@ def _seconds(field: str, value: object) -> float:
     return seconds
 
 
-def _fallbacks(field: str, value: object) -> dict[str, int]:
+def _admit_fallbacks(field: str, value: object) -> dict[str, int]:
     """The number of fallbacks by reason, each at least 0."""
     if not isinstance(value, Mapping):
         raise refusal(field, value, "a dict of counts by reason")

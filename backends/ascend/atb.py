@@ -11,7 +11,7 @@ from torch import Tensor
 
 from backends.ascend.eager import ascend_eager
 from backends.ascend.encodings import additive
-from backends.ascend.operands import BLOCK, Operands, gathered, in_pages, packed
+from backends.ascend.operands import BLOCK, Operands, gather_columns, operands_in_pages, pack_into_pages
 from backends.engine.columns import Attend, AttentionInputs
 
 ROOM = 128 * 128
@@ -35,8 +35,8 @@ class AscendAtb:
         eager: The attention that takes over where the operator cannot run, and in mode `reference`.
     """
 
-    pages: Callable[[AttentionInputs], Operands] = in_pages
-    columns: Callable[[AttentionInputs], Operands] = gathered
+    pages: Callable[[AttentionInputs], Operands] = operands_in_pages
+    columns: Callable[[AttentionInputs], Operands] = gather_columns
     encode: Callable[[Tensor, torch.dtype], Tensor] = additive
     eager: Attend = ascend_eager
 
@@ -48,32 +48,32 @@ class AscendAtb:
         if query.shape[-1] > LARGEST_HEAD or query.dtype not in (torch.float16, torch.bfloat16):
             columns.announce(f"eager: {query.dtype} with head dimension {query.shape[-1]} is nothing for splitfuse")
             return self.eager(query, columns, scaling)
-        held = self._paged(columns, query.shape[-1])
-        assert held.table is not None
+        operands = self._operands_in_pages(columns, query.shape[-1])
+        assert operands.table is not None
         batch, heads, rows, dim = query.shape
         # The operator has no batch axis: rows of all requests follow each other, and `seq_len` tells them apart.
         tokens = query.transpose(1, 2).reshape(batch * rows, heads, dim).contiguous()
         out = torch.empty_like(tokens)
         torch.ops.atb._npu_paged_attention_splitfuse(
             tokens,
-            held.key,
-            held.value,
-            held.table,
-            torch.tensor(held.lengths, dtype=torch.int32),  # both lists of lengths stay on the host
-            self.encode(held.visible, query.dtype).view(batch * rows, -1),
+            operands.key,
+            operands.value,
+            operands.table,
+            torch.tensor(operands.lengths, dtype=torch.int32),  # both lists of lengths stay on the host
+            self.encode(operands.visible, query.dtype).view(batch * rows, -1),
             torch.full((batch,), rows, dtype=torch.int32),
-            held.key.shape[2],
+            operands.key.shape[2],
             heads,
             scaling,
             out,
         )
         return out.view(batch, rows, heads, dim).transpose(1, 2)
 
-    def _paged(self, columns: AttentionInputs, dim: int) -> Operands:
+    def _operands_in_pages(self, columns: AttentionInputs, dim: int) -> Operands:
         """The operands in pages that the operator reads: the cache's own pages where they fit, otherwise copies."""
         paging = columns.paging
         # Rule sf.block: the block size is a multiple of 16, and block size times head dimension is limited.
         if paging is not None and paging.size % 16 == 0 and paging.size * dim <= ROOM:
             return self.pages(columns)
         # Head dimensions above 128 halve the block, to stay within ROOM.
-        return packed(self.columns(columns), BLOCK if dim * BLOCK <= ROOM else BLOCK // 2)
+        return pack_into_pages(self.columns(columns), BLOCK if dim * BLOCK <= ROOM else BLOCK // 2)

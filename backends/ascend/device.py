@@ -6,7 +6,7 @@ from importlib.util import find_spec
 # torch is imported by the functions that ask it: a list of backends on a machine without Ascend needs none.
 
 
-def missing() -> str | None:
+def why_no_npu() -> str | None:
     """The reason why the device cannot be used, in words; None where it can."""
     # find_spec looks for the package without importing it.
     if find_spec("torch_npu") is None:
@@ -28,7 +28,7 @@ def without_nnal() -> str | None:
     import torch
 
     try:
-        found = hasattr(torch.ops.atb, "_npu_paged_attention_splitfuse")
+        has_operator = hasattr(torch.ops.atb, "_npu_paged_attention_splitfuse")
     except OSError as why:
         return f"NNAL is missing: {' '.join(str(why).split())[:120]}"
-    return None if found else "NNAL, which holds ATB's operators, is not installed"
+    return None if has_operator else "NNAL, which holds ATB's operators, is not installed"

@@ -6,7 +6,7 @@ The device checks neither block tables nor slots, so the checks here stand in fo
 import torch
 from torch import Tensor
 
-from backends.ascend.operators.masked import COMPRESSED
+from backends.ascend.operators.masked import COMPRESSED_SIZE
 
 
 def boolean(visible: Tensor) -> Tensor:
@@ -20,16 +20,16 @@ def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
     return zeros.masked_fill(~visible, float("-inf"))
 
 
-def compressed(device: torch.device) -> Tensor:
+def compressed_mask(device: torch.device) -> Tensor:
     """The mask of sparse modes 2, 3 and 4: the fixed causal matrix bool [2048, 2048], which cannot express a tree."""
-    return torch.triu(torch.ones(COMPRESSED, COMPRESSED, dtype=torch.bool, device=device), 1)
+    return torch.triu(torch.ones(COMPRESSED_SIZE, COMPRESSED_SIZE, dtype=torch.bool, device=device), 1)
 
 
-def last_seen(visible: Tensor) -> list[int]:
+def key_lengths(visible: Tensor) -> list[int]:
     """The key length of each lane: columns up to the last that any row of the lane sees, for bool [B, 1, T, C]."""
     # Numbered from 1, so that the largest seen number is a length, and 0 means that no column is seen.
     columns = torch.arange(1, visible.shape[-1] + 1, device=visible.device, dtype=torch.int32)
-    return [int(one) for one in (visible.any(2)[:, 0] * columns).amax(-1).tolist()]
+    return [int(length) for length in (visible.any(2)[:, 0] * columns).amax(-1).tolist()]
 
 
 def require_sight(visible: Tensor) -> None:

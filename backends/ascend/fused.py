@@ -11,12 +11,19 @@ from torch import Tensor
 
 from backends.ascend.eager import ascend_eager
 from backends.ascend.encodings import boolean
-from backends.ascend.latent import LatentAsked, ask_latent, infer_latent, of_tree, takes
-from backends.ascend.operands import BLOCK, LARGEST_BLOCK, Operands, equally_wide, gathered, in_pages
+from backends.ascend.latent import LatentCall, ask_latent, can_take, infer_latent, tree_visibility
+from backends.ascend.operands import (
+    BLOCK,
+    LARGEST_BLOCK,
+    Operands,
+    gather_columns,
+    operands_in_pages,
+    with_equal_widths,
+)
 from backends.ascend.operators.masked import WIDE_OPEN
 from backends.engine.columns import Attend, AttentionInputs
 
-ALIGNED = 16
+ALIGNMENT = 16
 """The multiple of which fused-infer attention takes head dimensions."""
 
 LATENT_BLOCK = 16
@@ -24,7 +31,7 @@ LATENT_BLOCK = 16
 
 
 @dataclass(frozen=True)
-class Asked:
+class FusedCall:
     """The arguments of one call, for either of the two operators.
 
     Attributes:
@@ -50,18 +57,18 @@ class Asked:
     next_tokens: int = WIDE_OPEN
 
 
-def ask(query: Tensor, operands: Operands, mask: Tensor | None, scaling: float) -> Asked:
+def ask(query: Tensor, operands: Operands, mask: Tensor | None, scaling: float) -> FusedCall:
     """The call that computes attention of `query` over `operands` under `mask`."""
     # Gathered keys are [B, Hkv, C, D], pages are [pages, size, Hkv, D].
     kv_heads = operands.key.shape[1 if operands.table is None else 2]
-    return Asked(query.contiguous(), operands, mask, query.shape[1], kv_heads, scaling)
+    return FusedCall(query.contiguous(), operands, mask, query.shape[1], kv_heads, scaling)
 
 
-def infer(asked: Asked) -> Tensor:
+def infer(call: FusedCall) -> Tensor:
     """Run npu_fused_infer_attention_score, which takes float16 and bfloat16."""
-    held, dim = asked.operands, asked.query.shape[-1]
-    query, key, value = (_aligned(one) for one in (asked.query, held.key, held.value))
-    if held.table is not None:
+    operands, dim = call.operands, call.query.shape[-1]
+    query, key, value = (_pad_to_alignment(tensor) for tensor in (call.query, operands.key, operands.value))
+    if operands.table is not None:
         # The operator reads a paged cache as [pages, size, Hkv * D].
         key, value = key.flatten(2), value.flatten(2)
     # inner_precise 2 zeroes fully masked rows; the kernel for one row takes only 0 and 1.
@@ -70,49 +77,49 @@ def infer(asked: Asked) -> Tensor:
         query,
         key,
         value,
-        atten_mask=asked.mask,
-        actual_seq_lengths_kv=held.lengths,
-        block_table=held.table,
-        block_size=held.size,
-        num_heads=asked.heads,
-        num_key_value_heads=asked.kv_heads,
-        scale=asked.scale,
-        input_layout=asked.layout,
-        sparse_mode=asked.sparse_mode,
-        next_tokens=asked.next_tokens,
+        atten_mask=call.mask,
+        actual_seq_lengths_kv=operands.lengths,
+        block_table=operands.table,
+        block_size=operands.size,
+        num_heads=call.heads,
+        num_key_value_heads=call.kv_heads,
+        scale=call.scale,
+        input_layout=call.layout,
+        sparse_mode=call.sparse_mode,
+        next_tokens=call.next_tokens,
         inner_precise=2 if several else 0,
     )[0]
-    # Without the zeros that `_aligned` has filled in.
+    # Without the zeros that `_pad_to_alignment` has filled in.
     return out[..., :dim]
 
 
-def fusion(asked: Asked) -> Tensor:
+def fusion(call: FusedCall) -> Tensor:
     """Run npu_fusion_attention, which also takes float32 and wants a mask of exactly the size of the scores."""
-    held = asked.operands
+    operands = call.operands
     out: Tensor = torch.ops.npu.npu_fusion_attention(
-        asked.query,
-        held.key,
-        held.value,
-        asked.heads,
-        asked.layout,
-        atten_mask=asked.mask,
-        scale=asked.scale,
-        next_tockens=asked.next_tokens,
-        sparse_mode=asked.sparse_mode,
+        call.query,
+        operands.key,
+        operands.value,
+        call.heads,
+        call.layout,
+        atten_mask=call.mask,
+        scale=call.scale,
+        next_tockens=call.next_tokens,
+        sparse_mode=call.sparse_mode,
     )[0]
     return out
 
 
-def _aligned(tensor: Tensor) -> Tensor:
+def _pad_to_alignment(tensor: Tensor) -> Tensor:
     """`tensor`, its last axis filled with zeros to a multiple of 16; zeros change no score and no output."""
-    spare = -tensor.shape[-1] % ALIGNED
+    spare = -tensor.shape[-1] % ALIGNMENT
     return torch.nn.functional.pad(tensor, (0, spare)) if spare else tensor
 
 
-def whole(visible: Tensor, lengths: list[int]) -> bool:
+def sees_whole_lanes(visible: Tensor, lengths: list[int]) -> bool:
     """Whether every row sees its lane from the first column to the lane's last seen column."""
-    seen = visible.sum(-1).flatten(1)
-    return bool((seen == torch.tensor(lengths, device=seen.device)[:, None]).all())
+    num_visible = visible.sum(-1).flatten(1)
+    return bool((num_visible == torch.tensor(lengths, device=num_visible.device)[:, None]).all())
 
 
 @dataclass(frozen=True)
@@ -132,17 +139,17 @@ class AscendFused:
         columns: Makes operands of gathered columns.
         encode: Makes the operators' mask from the rows' visible columns.
         ask: Makes a call from query, operands, mask and scale.
-        unmasked: Whether a query of one row needs no mask.
+        needs_no_mask: Whether a query of one row needs no mask.
         ask_latent: Makes a call over latent rows from query, operands, mask of the tree and scale.
         eager: The attention that takes over where the operators cannot run, and in mode `reference`.
     """
 
-    pages: Callable[[AttentionInputs], Operands] = in_pages
-    columns: Callable[[AttentionInputs], Operands] = gathered
+    pages: Callable[[AttentionInputs], Operands] = operands_in_pages
+    columns: Callable[[AttentionInputs], Operands] = gather_columns
     encode: Callable[[Tensor], Tensor] = boolean
-    ask: Callable[[Tensor, Operands, Tensor | None, float], Asked] = ask
-    unmasked: Callable[[Tensor, list[int]], bool] = whole
-    ask_latent: Callable[[Tensor, Operands, Tensor | None, float], LatentAsked] = ask_latent
+    ask: Callable[[Tensor, Operands, Tensor | None, float], FusedCall] = ask
+    needs_no_mask: Callable[[Tensor, list[int]], bool] = sees_whole_lanes
+    ask_latent: Callable[[Tensor, Operands, Tensor | None, float], LatentCall] = ask_latent
     eager: Attend = ascend_eager
 
     def __call__(self, query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
@@ -150,39 +157,39 @@ class AscendFused:
         columns.refuse_cap("Ascend's fused attention")
         columns.refuse_sinks("Ascend's fused attention")
         if columns.latent and query.dtype != torch.float32:
-            held, rows = self._placed(columns, LATENT_BLOCK), query.shape[2]
-            if takes(query, held):
-                mask = self.encode(of_tree(held, rows))[:, 0] if rows > 1 else None
-                return infer_latent(self.ask_latent(query, held, mask, scaling))
+            operands, rows = self._place(columns, LATENT_BLOCK), query.shape[2]
+            if can_take(query, operands):
+                mask = self.encode(tree_visibility(operands, rows))[:, 0] if rows > 1 else None
+                return infer_latent(self.ask_latent(query, operands, mask, scaling))
         why = _unfit(query, columns)
         if why is not None:
             columns.announce(f"eager: {why}")
             return self.eager(query, columns, scaling)
         values = columns.value.shape[-1]
         if columns.key.shape[-1] != values:
-            query, held = equally_wide(query, self.columns(columns))
+            query, operands = with_equal_widths(query, self.columns(columns))
         elif query.dtype == torch.float32:
             # Fusion attention reads no pages, so the columns are gathered.
-            held = self.columns(columns)
+            operands = self.columns(columns)
         else:
-            held = self._placed(columns, BLOCK)
-        return self._by_heads(query, held, scaling)[..., :values]
+            operands = self._place(columns, BLOCK)
+        return self._by_heads(query, operands, scaling)[..., :values]
 
-    def _by_heads(self, query: Tensor, held: Operands, scaling: float) -> Tensor:
+    def _by_heads(self, query: Tensor, operands: Operands, scaling: float) -> Tensor:
         """Attention over keys and values of one width, by the operator for the query's dtype."""
         if query.dtype == torch.float32:
-            return fusion(self.ask(query, held, self.encode(held.visible), scaling))
+            return fusion(self.ask(query, operands, self.encode(operands.visible), scaling))
         rows = query.shape[2]
         if rows > 1:
-            return infer(self.ask(query, held, self.encode(held.visible), scaling))
-        if self.unmasked(held.visible, held.lengths):
-            return infer(self.ask(query, held, None, scaling))
+            return infer(self.ask(query, operands, self.encode(operands.visible), scaling))
+        if self.needs_no_mask(operands.visible, operands.lengths):
+            return infer(self.ask(query, operands, None, scaling))
         # Two equal rows select the kernel that reads the whole mask; the second result is dropped.
-        held = replace(held, visible=held.visible.repeat(1, 1, 2, 1))
+        operands = replace(operands, visible=operands.visible.repeat(1, 1, 2, 1))
         twice = query.repeat(1, 1, 2, 1)
-        return infer(self.ask(twice, held, self.encode(held.visible), scaling))[:, :, :1]
+        return infer(self.ask(twice, operands, self.encode(operands.visible), scaling))[:, :, :1]
 
-    def _placed(self, columns: AttentionInputs, block: int) -> Operands:
+    def _place(self, columns: AttentionInputs, block: int) -> Operands:
         """The operands in their pages where these hold a multiple of `block` columns, otherwise gathered."""
         paging = columns.paging
         if paging is None:

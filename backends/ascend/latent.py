@@ -14,7 +14,7 @@ from backends.ascend.operators.fused_infer.latent import HEADS, LATENT_DIM, MOST
 
 
 @dataclass(frozen=True)
-class LatentAsked:
+class LatentCall:
     """The arguments of one call over latent rows.
 
     Attributes:
@@ -40,68 +40,77 @@ class LatentAsked:
     sparse_mode: int
 
 
-def takes(query: Tensor, held: Operands) -> bool:
+def can_take(query: Tensor, operands: Operands) -> bool:
     """Whether the operator takes these rows.
 
     Args:
         query: [B, N, T, L + R].
-        held: Keys with L + R dimensions and values with L.
+        operands: Keys with L + R dimensions and values with L.
     """
-    heads, rows, latent = query.shape[1], query.shape[2], held.value.shape[-1]
+    heads, rows, latent = query.shape[1], query.shape[2], operands.value.shape[-1]
     sizes = heads in HEADS and rows <= MOST_ROWS and latent <= LATENT_DIM and query.shape[-1] - latent <= ROPE_DIM
     half = query.dtype in (torch.float16, torch.bfloat16)
-    return half and sizes and all(_behind_prefix(held, lane, rows) for lane in range(len(held.lengths)))
+    return half and sizes and all(_behind_prefix(operands, lane, rows) for lane in range(len(operands.lengths)))
 
 
-def _behind_prefix(held: Operands, lane: int, rows: int) -> bool:
+def _behind_prefix(operands: Operands, lane: int, rows: int) -> bool:
     """Whether the rows of a lane see all its columns before the last `rows`, which mode 9 does not mask."""
-    length, visible = held.lengths[lane], held.visible[lane, 0]
+    length, visible = operands.lengths[lane], operands.visible[lane, 0]
     if length < rows:
         return False
-    whole = visible[:, : length - rows].all(-1)
+    sees_prefix = visible[:, : length - rows].all(-1)
     # A row that sees one column beside rows that see all of the prefix is padding: its output is read by nobody.
-    return bool((whole | (visible.sum(-1) == 1)).all() and whole.any())
+    return bool((sees_prefix | (visible.sum(-1) == 1)).all() and sees_prefix.any())
 
 
-def of_tree(held: Operands, rows: int) -> Tensor:
+def tree_visibility(operands: Operands, rows: int) -> Tensor:
     """The visibility among the last `rows` columns of each lane, bool [B, 1, rows, rows]."""
-    return torch.stack([held.visible[lane, :, :, end - rows : end] for lane, end in enumerate(held.lengths)])
+    return torch.stack([operands.visible[lane, :, :, end - rows : end] for lane, end in enumerate(operands.lengths)])
 
 
-def ask_latent(query: Tensor, held: Operands, mask: Tensor | None, scaling: float) -> LatentAsked:
-    """The call for `query` [B, N, T, L + R] over `held`, whose keys begin with its values of L dimensions."""
-    at = held.value.shape[-1]
-    (asked, turned), (latent, parts) = ((one[..., :at], one[..., at:]) for one in (query, held.key))
+def ask_latent(query: Tensor, operands: Operands, mask: Tensor | None, scaling: float) -> LatentCall:
+    """The call for `query` [B, N, T, L + R] over `operands`, whose keys begin with its values of L dimensions."""
+    width = operands.value.shape[-1]
     mode = 0 if mask is None else TREE
-    return LatentAsked(asked, turned, latent, parts, mask, held.lengths, held.table, scaling, mode)
+    return LatentCall(
+        query[..., :width],
+        query[..., width:],
+        operands.key[..., :width],
+        operands.key[..., width:],
+        mask,
+        operands.lengths,
+        operands.table,
+        scaling,
+        mode,
+    )
 
 
-def infer_latent(asked: LatentAsked) -> Tensor:
+def infer_latent(call: LatentCall) -> Tensor:
     """Run npu_fused_infer_attention_score_v2 over latent rows; [B, N, T, L]."""
-    key, parts = _filled(asked.key, LATENT_DIM), _filled(asked.key_rope, ROPE_DIM)
+    key, parts = _pad_width(call.key, LATENT_DIM), _pad_width(call.key_rope, ROPE_DIM)
     size = 0
-    if asked.table is not None:
+    if call.table is not None:
         size = key.shape[1]
         # A paged cache is read as [pages, size, D], as the key has one head.
         key, parts = key.flatten(2), parts.flatten(2)
     out: Tensor = torch.ops.npu.npu_fused_infer_attention_score_v2(
-        _filled(asked.query, LATENT_DIM),
+        _pad_width(call.query, LATENT_DIM),
         key,
         key,
-        query_rope=_filled(asked.query_rope, ROPE_DIM),
+        query_rope=_pad_width(call.query_rope, ROPE_DIM),
         key_rope=parts,
-        atten_mask=asked.mask,
-        actual_seq_kvlen=asked.lengths,
-        block_table=asked.table,
+        atten_mask=call.mask,
+        actual_seq_kvlen=call.lengths,
+        block_table=call.table,
         block_size=size,
-        num_query_heads=asked.query.shape[1],
+        num_query_heads=call.query.shape[1],
         num_key_value_heads=1,
-        softmax_scale=asked.scale,
+        softmax_scale=call.scale,
         input_layout="BNSD",
-        sparse_mode=asked.sparse_mode,
+        sparse_mode=call.sparse_mode,
     )[0]
-    return out[..., : asked.query.shape[-1]]
+    return out[..., : call.query.shape[-1]]
 
 
-def _filled(tensor: Tensor, width: int) -> Tensor:
+def _pad_width(tensor: Tensor, width: int) -> Tensor:
     return torch.nn.functional.pad(tensor, (0, width - tensor.shape[-1])).contiguous()

@@ -26,7 +26,7 @@ class ScatterPaged(CheckedPaged):
 
     def put(self, layer: int, begin: int, pair: Pair) -> None:
         """Write the pair by its operator; see `Paged.put`."""
-        keys, values = (one.transpose(0, 1).contiguous() for one in pair)
+        keys, values = (tensor.transpose(0, 1).contiguous() for tensor in pair)
         slots = self.slots(begin, begin + len(keys)).to(torch.int32)
         # A write of no rows launches no operator.
         if len(slots):
@@ -38,7 +38,7 @@ class AtbPaged(CheckedPaged):
 
     def put(self, layer: int, begin: int, pair: Pair) -> None:
         """Write the pair by its operator; see `Paged.put`."""
-        keys, values = (one.transpose(0, 1).contiguous() for one in pair)
+        keys, values = (tensor.transpose(0, 1).contiguous() for tensor in pair)
         slots = self.slots(begin, begin + len(keys)).to(torch.int32)
         if len(slots):
             torch.ops.atb._npu_reshape_and_cache(keys, values, *self.pool.layers[layer], slots)

@@ -24,7 +24,7 @@ from reference.abilities import LAYOUT_SETTINGS
 from reference.case import Case
 from reference.draft_trees import TREE_KINDS
 from reference.layout import COMMITS, KINDS
-from reference.probability_world import Blocks, Given, World
+from reference.probability_world import Blocks, GivenTree, World
 from reference.rules import RULES
 from reference.session import ACTIONS
 from reference.trace import Array, Stage, Trace
@@ -128,19 +128,19 @@ class EngineBackend:
         serve_case = serve if case.ranks == 1 else serve_ranks
         return serve_case(case, self._model_cache, in_mode(self.seams, self.mode))
 
-    def verify(self, given: Given, tape: Array) -> Blocks:
+    def verify(self, verification: GivenTree, tape: Array) -> Blocks:
         """See `backends.base.ExactLaw`."""
-        return self._asked(given.ranks, lambda tables: tables.verify(given, tape))
+        return self._on_ranks(verification.ranks, lambda tables: tables.verify(verification, tape))
 
     def rounds(self, world: World, tape: Array) -> Blocks:
         """See `backends.base.ExactLaw`."""
-        return self._asked(world.ranks, lambda tables: tables.rounds(world, tape))
+        return self._on_ranks(world.ranks, lambda tables: tables.rounds(world, tape))
 
     def samples(self, world: World, seeds: Array) -> Blocks:
         """See `backends.base.ExactLaw`."""
-        return self._asked(world.ranks, lambda tables: tables.samples(world, seeds))
+        return self._on_ranks(world.ranks, lambda tables: tables.samples(world, seeds))
 
-    def _asked(self, ranks: int, ask: Callable[[Tables], Blocks]) -> Blocks:
+    def _on_ranks(self, ranks: int, ask: Callable[[Tables], Blocks]) -> Blocks:
         return ask(self._tables) if ranks == 1 else on_ranks(self._device, self.seams.sampling, ranks, ask)
 
     def _refuse_dtype(self, case: Case) -> None:
@@ -152,4 +152,4 @@ def _layout_settings(unequal_widths: bool, seams: Seams) -> tuple[str, ...]:
     """The settings of a KV layout: latent rows need values of another width, and left padding a dense mask."""
     without = () if unequal_widths else ("latent",)
     dense = seams.attend is eager and seams.kv.lanes is BatchCache
-    return tuple(one for one in LAYOUT_SETTINGS if one not in (*without, *(() if dense else ("left_pad",))))
+    return tuple(setting for setting in LAYOUT_SETTINGS if setting not in (*without, *(() if dense else ("left_pad",))))

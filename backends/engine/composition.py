@@ -20,9 +20,9 @@ from backends.engine.trees.growth import GrowthSeams
 
 def commit(cache: KvCache, path: list[int]) -> str | None:
     """Keep the accepted rows `path` in the way of the cache's layout, and the states of the last of them."""
-    why = cache.commit(path)
+    fallback = cache.commit(path)
     commit_states(cache, path)
-    return why
+    return fallback
 
 
 SEAMS = Seams(
@@ -38,7 +38,7 @@ SEAMS = Seams(
     clip=stops.clip,
     commit=commit,
     # Every kept row is one token, so the root of the next tree stands that many positions further.
-    advance=lambda kept: kept,
+    advance=lambda num_kept_rows: num_kept_rows,
     roll_back=filling.roll_back,
     logprobs=accept.logprobs,
     kv=KvSeams(),

@@ -69,25 +69,25 @@ def lower_tree(tree: Tree, committed: int, position: int, reaches: list[Reach], 
     """
     nodes = len(tree)
     rows = max(nodes, padded_nodes)
-    spare = [0] * (rows - nodes)
+    padding = [0] * (rows - nodes)
     paths = _paths(tree.parent)
     # One entry for each depth; an entry below the node, and a padding row, are 0.
     table = [path + [0] * (max(map(len, paths)) - len(path)) for path in paths]
-    ancestor = torch.from_numpy(np.array(table + [[0] * len(table[0])] * len(spare)))
-    depth = torch.tensor([len(path) - 1 for path in paths] + spare)
-    every = torch.arange(rows)
+    ancestor = torch.from_numpy(np.array(table + [[0] * len(table[0])] * len(padding)))
+    depth = torch.tensor([len(path) - 1 for path in paths] + padding)
+    row_numbers = torch.arange(rows)
     return TreeTensors(
-        token=torch.tensor((*tree.token, *spare)),
-        parent=torch.tensor((*tree.parent, *spare)),
+        token=torch.tensor((*tree.token, *padding)),
+        parent=torch.tensor((*tree.parent, *padding)),
         depth=depth,
         position=position + depth,
-        valid=every < nodes,
+        valid=row_numbers < nodes,
         ancestor=ancestor,
         visible=_visible(ancestor, nodes, position + depth, committed, reaches),
-        slot=committed + every,
-        next_token=torch.tensor(_first_children(tree.parent) + spare),
-        next_sibling=torch.tensor(_next_siblings(tree.parent) + spare),
-        retrieve_index=every[:nodes],
+        slot=committed + row_numbers,
+        next_token=torch.tensor(_first_children(tree.parent) + padding),
+        next_sibling=torch.tensor(_next_siblings(tree.parent) + padding),
+        retrieve_index=row_numbers[:nodes],
     )
 
 
@@ -108,16 +108,16 @@ def _paths(parent: tuple[int, ...]) -> list[list[int]]:
 def _visible(ancestor: Tensor, nodes: int, positions: Tensor, committed: int, reaches: list[Reach]) -> list[Tensor]:
     """For each layer, bool [R, committed + R]: the row sees the prefix and its ancestors inside the layer's reach."""
     rows = len(positions)
-    seen = torch.zeros(rows, committed + rows, dtype=torch.bool)
-    seen[:nodes, :committed] = True
-    ancestry = seen[:, committed:]
+    visible = torch.zeros(rows, committed + rows, dtype=torch.bool)
+    visible[:nodes, :committed] = True
+    ancestry = visible[:, committed:]
     ancestry.diagonal().fill_(True)
     # An entry that does not exist is 0: the root, which each node sees.
     ancestry[:nodes].scatter_(1, ancestor[:nodes], True)
     # A block column stands at its row's position, not at its index: siblings share a position.
     columns = torch.cat([torch.arange(committed), positions])
     # Layers of equal reach share one mask object, which is made once and copied to a trace once.
-    distinct = {reach: reach.within(seen, positions, columns) for reach in set(reaches)}
+    distinct = {reach: reach.within(visible, positions, columns) for reach in set(reaches)}
     return [distinct[reach] for reach in reaches]
 
 
@@ -154,15 +154,15 @@ def broken_rules(tensors: TreeTensors, committed: int, max_positions: int) -> Te
     """Whether each row breaks each rule of STRUCTURE, bool [rules, R], on the device of the tensors."""
     rows, device = len(tensors.parent), tensors.parent.device
     row_numbers = torch.arange(rows, device=device)
-    own = tensors.valid & (row_numbers > 0)
+    below_root = tensors.valid & (row_numbers > 0)
     table = tensors.ancestor
     at_depth = table.gather(1, tensors.depth.clamp(0, table.shape[1] - 1)[:, None])[:, 0]
     # `% rows` and `clamp` only keep the checks themselves in bounds: a wrong index breaks a rule of its own.
     return torch.stack(
         [
             (tensors.parent < 0) | (tensors.parent >= rows),
-            own & (tensors.depth != tensors.depth[tensors.parent % rows] + 1),
-            own & ~tensors.valid[tensors.parent % rows],
+            below_root & (tensors.depth != tensors.depth[tensors.parent % rows] + 1),
+            below_root & ~tensors.valid[tensors.parent % rows],
             ((table < 0) | (table >= rows)).any(1),
             tensors.valid & (at_depth != row_numbers),
             (tensors.position < 0) | (tensors.position >= max_positions),

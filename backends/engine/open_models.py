@@ -34,7 +34,7 @@ class OpenModels:
             Unsupported: if the engine cannot run the model, in this layout or to this length.
         """
         model = seams.network(self._causal(case, seams.attend, seams.kv.lanes))
-        self._noted(model, case, seams.attend, seams.kv.lanes)
+        self._note(model, case, seams.attend, seams.kv.lanes)
         return model
 
     def draft(self, case: Case, seams: Seams) -> CausalLm | HeadModel | None:
@@ -46,16 +46,16 @@ class OpenModels:
         make = HEADS.get(case.draft.TAG)
         if make is not None:
             head = self._cached.head(case, make, seams.dequantise)
-            self._noted(head, case, seams.draft_attend, seams.kv.single)
+            self._note(head, case, seams.draft_attend, seams.kv.single)
             return head
         if case.draft.model is None:
             return None
-        own = replace(case, model=case.draft.model)
-        model = seams.draft_network(self._causal(own, seams.draft_attend, seams.kv.single, seams.dequantise))
-        self._noted(model, own, seams.draft_attend, seams.kv.single)
+        draft_case = replace(case, model=case.draft.model)
+        model = seams.draft_network(self._causal(draft_case, seams.draft_attend, seams.kv.single, seams.dequantise))
+        self._note(model, draft_case, seams.draft_attend, seams.kv.single)
         return model
 
-    def counted(self, trace: Trace) -> Trace:
+    def with_counters(self, trace: Trace) -> Trace:
         """`trace` with the seconds, the layers and the fallbacks of this server's forwards."""
         fallbacks: Counter[str] = Counter()
         for model, (_, before, _) in self._before.items():
@@ -72,10 +72,10 @@ class OpenModels:
     ) -> CausalLm:
         refuse_long(case.model, case.longest)
         model = self._cached.open(case.model, case.dtype, product)
-        self._noted(model, case, attend, lanes)
+        self._note(model, case, attend, lanes)
         return model
 
-    def _noted(self, model: CausalLm | HeadModel, case: Case, attend: Attend, lanes: type[BatchCache]) -> None:
+    def _note(self, model: CausalLm | HeadModel, case: Case, attend: Attend, lanes: type[BatchCache]) -> None:
         if case.layout.traits.in_place:
             require_update_first(model, attend, lanes)
         self._before.setdefault(model, (model.forward_s, model.fallbacks.copy(), model.attention_calls))

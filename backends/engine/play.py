@@ -53,14 +53,14 @@ def play(case: Case, shelf: ModelCache, seams: Seams) -> Trace:
     if case.session is not None:
         return serve(case, shelf, seams).trace
     server = Server(case, shelf, seams)
-    alone(case, server)
+    play_alone(case, server)
     return server.trace
 
 
-def alone(case: Case, server: Plays) -> None:
+def play_alone(case: Case, server: Plays) -> None:
     """Let request 0 of a case without a session take its steps on `server`."""
     server.do(Action("add", (0,)))
-    taken = 0
-    while 0 in server.living and (not case.steps or taken < case.steps):
+    steps = 0
+    while 0 in server.living and (not case.steps or steps < case.steps):
         server.do(Action("step", (0,)))
-        taken += 1
+        steps += 1

@@ -13,7 +13,7 @@ from backends.base import Unsupported
 RECURRENT = ("linear_attention", "conv")
 """The kinds of layers that have a recurrent state in place of attention, under transformers' names."""
 
-BESIDE = ("hybrid",)
+HYBRID = ("hybrid",)
 """The kinds of layers that have a recurrent state beside attention."""
 
 MASKS = {"hybrid": ("full_attention", "linear_attention")}
@@ -63,15 +63,15 @@ def reaches_of(config: Any) -> list[Reach]:
     window = getattr(config, "sliding_window", None) or 0
     chunk = getattr(config, "attention_chunk_size", None) or 0
     kinds = getattr(config, "layer_types", None) or []
-    known = {
+    reaches = {
         "full_attention": Reach(),
         # A layer with a recurrent state: its columns are zeros, and nothing attends to them.
-        **dict.fromkeys((*RECURRENT, *BESIDE), Reach()),
+        **dict.fromkeys((*RECURRENT, *HYBRID), Reach()),
         "sliding_attention": Reach(window=window),
         "chunked_attention": Reach(chunk=chunk),
     }
     for kind in kinds:
-        if kind not in known:
-            raise Unsupported(f"layers of kind {kind}: this engine has {', '.join(known)}")
+        if kind not in reaches:
+            raise Unsupported(f"layers of kind {kind}: this engine has {', '.join(reaches)}")
     # A config without `layer_types` (Mistral) has one window for all layers.
-    return [known[kind] for kind in kinds] if kinds else [Reach(window)] * config.num_hidden_layers
+    return [reaches[kind] for kind in kinds] if kinds else [Reach(window)] * config.num_hidden_layers

@@ -1,8 +1,8 @@
 """One request inside the engine, and the phases of its speculative step.
 
 A request holds its tokens, caches and draft. The server calls `prefill` once, then for every step `propose` (draft and
-lower a tree), its own batched verify forward over `rows`, and `settle` (accept, emit, commit). Each phase sets `at`, so
-that an exception can be assigned to a stage.
+lower a tree), its own batched verify forward over `rows`, and `settle` (accept, emit, commit). Each phase sets `stage`,
+so that an exception can be assigned to a stage.
 """
 
 from collections.abc import Callable
@@ -13,11 +13,11 @@ from torch import Tensor
 
 from backends.engine import stops
 from backends.engine.draft.base import Draft, Proposal
-from backends.engine.draft.truncation import truncated
-from backends.engine.guided.guide import opened
+from backends.engine.draft.truncation import truncate_proposal
+from backends.engine.guided.guide import open_guide
 from backends.engine.kv.arena import CacheLease
 from backends.engine.kv.branch import Branch
-from backends.engine.kv.routed import routed_beside
+from backends.engine.kv.routed import routed_columns_of
 from backends.engine.lower_tree import TreeTensors, broken_rules, refuse_broken
 from backends.engine.model.axes import axes_of
 from backends.engine.model.causal_lm import CausalLm, Rows
@@ -46,12 +46,12 @@ class Request(Prefilling):
         position: The rotary position of the pending root.
         steps: What each step so far reveals.
         finish: The reason why the request ended, or None.
-        at: The current stage, to which a StageFailure assigns an exception.
+        stage: The current stage, to which a StageFailure assigns an exception.
         guide: The position in its grammar; None without one. It stays when the caches are given away.
         adapter: The adapter of its forwards of the target; None without one. The draft runs without it.
         axes: Its positions on three axes, in forwards of the target alone; None for a prompt without images.
-        verified: Hidden states of its rows in the verify forward, [R, width]; None if its draft reads none.
-        filled: From tokens with placeholders to the tokens that the device has in their places.
+        verify_states: Hidden states of its rows in the verify forward, [R, width]; None if its draft reads none.
+        fill: From tokens with placeholders to the tokens that the device has in their places.
     """
 
     def __init__(self, case: Case, target: CausalLm, lease: CacheLease, draft: Draft, seams: StepSeams) -> None:
@@ -59,36 +59,36 @@ class Request(Prefilling):
         self.tokens = list(case.prompt)
         self.lease, self.draft = lease, draft
         self.finish: str | None = None
-        self.at = Stage.DRAFTED
-        self.verified: Tensor | None = None
-        self.filled: Callable[[list[int]], list[int]] = list
+        self.stage = Stage.DRAFTED
+        self.verify_states: Tensor | None = None
+        self.fill: Callable[[list[int]], list[int]] = list
         self.target, self.seams = target, seams
         self._reveal, self.position = Revealer(), len(case.prefix)
-        self._limits, self._written = stops.limits(case), stops.Written()
+        self._limits, self._written = stops.limits(case), stops.OutputTail()
         self.counters, self.steps = Counters(), list[Step]()
         self._hidden: list[Tensor] = []  # of every committed token, where the draft reads them
         self.block: Block | None = None
         grammar = case.sampling.grammar
-        self.guide = None if grammar is None else opened(grammar, case.stops.eos)
+        self.guide = None if grammar is None else open_guide(grammar, case.stops.eos)
         self.adapter = low_rank_of(case.model, target.dtype, target.device)
         self.axes = axes_of(case.model)
 
     def propose(self) -> None:
         """Draft a tree, cut it to the chunk of its root where the layout demands it, and lower it."""
-        chance, asked = self.asked()
-        self.lower(self.draft.propose(*asked), chance)
+        chance, arguments = self.begin_drafting()
+        self.lower(self.draft.propose(*arguments), chance)
 
-    def asked(self) -> tuple[StepSampling | None, tuple[list[int], StepSampling | None, Tensor | None]]:
+    def begin_drafting(self) -> tuple[StepSampling | None, tuple[list[int], StepSampling | None, Tensor | None]]:
         """The sampling of a step that begins, and the arguments with which its draft proposes."""
-        self.at, chance = Stage.DRAFTED, self._chance()
+        self.stage, chance = Stage.DRAFTED, self._chance()
         # A greedy request with penalties has a `chance` for its scores, but draws no token of its draft.
         sampled = chance if chance is not None and chance.samples else None
-        return chance, (self.known, sampled, self._states())
+        return chance, (self.device_tokens, sampled, self._states())
 
     def propose_root(self) -> None:
         """Lower the root alone; the draft is not asked, so that a first token need not wait for the draft's prefill."""
-        self.at = Stage.DRAFTED
-        self.lower(Proposal(Tree((0,), (self.known[-1],))), self._chance(), bare=True)
+        self.stage = Stage.DRAFTED
+        self.lower(Proposal(Tree((0,), (self.device_tokens[-1],))), self._chance(), bare=True)
 
     def lower(self, proposal: Proposal, chance: StepSampling | None, bare: bool = False) -> None:
         """Take `proposal` as the tree of the step, cut to the chunk of its root where the layout demands it."""
@@ -96,15 +96,15 @@ class Request(Prefilling):
         nodes = list(range(len(proposal.tree)))
         if layout.stay_in_chunk:
             nodes = self.seams.inside_chunk(proposal.tree, self.position, reaches)
-            proposal = truncated(proposal, nodes)
+            proposal = truncate_proposal(proposal, nodes)
         cache, before = self.lease.target, self._reveal.kv(self.lease.target)
-        self.at = Stage.LOWERED
+        self.stage = Stage.LOWERED
         tensors = self.seams.lower_tree(proposal.tree, cache.length, self.position, reaches, layout.padded_nodes)
         broken = broken_rules(tensors, cache.length, self.case.max_positions)
         if tensors.words is None:
             refuse_broken(broken)
         self.block = Block(proposal, nodes, chance, tensors, before, self._reveal.recurrent(cache), bare, broken)
-        self.at = Stage.ATTENDED
+        self.stage = Stage.ATTENDED
 
     def abandon(self) -> None:
         """Discard the drafted tree before it is verified."""
@@ -118,9 +118,18 @@ class Request(Prefilling):
         tensors, cache = self.block.tensors, self.lease.target
         # A device would have to send the parents to the host: only those who go by paths are told them.
         by_path = bool(self.target.recurrent or self.case.layout.branches)
-        above = [-1, *tensors.parent[1:].tolist()] if by_path else None
-        three = None if self.axes is None else self.axes.of_text(tensors.position)
-        return Rows(tensors.token, tensors.position, tensors.visible, cache, above, tensors.words, self.adapter, three)
+        parents = [-1, *tensors.parent[1:].tolist()] if by_path else None
+        positions_by_axis = None if self.axes is None else self.axes.of_text(tensors.position)
+        return Rows(
+            tensors.token,
+            tensors.position,
+            tensors.visible,
+            cache,
+            parents,
+            tensors.words,
+            self.adapter,
+            positions_by_axis,
+        )
 
     def settle(self, flat: Tensor, heads: list[Tensor]) -> None:
         """Accept a path of the tree, emit its tokens and commit its rows.
@@ -140,28 +149,28 @@ class Request(Prefilling):
         assert self.block is not None
         block, self.block, case, reveal = self.block, None, self.case, self._reveal
         tree, tensors, chance = block.proposal.tree, block.tensors, block.chance
-        context = tuple(self.known[:-1])
+        context = tuple(self.device_tokens[:-1])
         if tensors.words is not None:  # of a tree lowered on a device: read only now, after the forward
-            self.at = Stage.LOWERED
+            self.stage = Stage.LOWERED
             refuse_broken(block.broken)
         attended = reveal.attended(heads, tensors)
-        self.at = Stage.SCORED
+        self.stage = Stage.SCORED
         logits = self.seams.score(flat, tensors.retrieve_index)
         # The committed columns once more: a verify forward must leave them as they are.
         verified = reveal.kv(self.lease.target)
 
-        self.at = Stage.ACCEPTED
-        law = told = None
+        self.stage = Stage.ACCEPTED
+        law = proposal_law = None
         if chance is None or case.sampling.greedy:
             # Penalties and processors change the arg-max of greedy decoding too.
             scores = logits if chance is None else chance.scores(tree, logits)
             path, bonus = self.seams.walk(tensors, scores)
         else:
-            path, bonus, law, told = chance.accept(tree, logits, block.proposal.proposal)
-        self.at = Stage.EMITTED
-        shown = Step(
+            path, bonus, law, proposal_law = chance.accept(tree, logits, block.proposal.proposal)
+        self.stage = Stage.EMITTED
+        step = Step(
             context,
-            reveal.drafted(block.proposal, told, self.case.draft.reads),
+            reveal.drafted(block.proposal, proposal_law, self.case.draft.reads),
             reveal.lowered(tensors),
             attended,
             reveal.scored(
@@ -174,7 +183,7 @@ class Request(Prefilling):
             Accepted(tuple(path), bonus, None if law is None or chance is None else chance.spent),
         )
         accepted = [*(tree.token[row] for row in path[1:]), bonus]
-        return Verification(block, shown, path, accepted, logits, verified)
+        return Verification(block, step, path, accepted, logits, verified)
 
     def emit(self, verdict: Verification) -> Emission:
         """Cut the accepted tokens where the output ends; the grammar reads those that are left."""
@@ -187,18 +196,18 @@ class Request(Prefilling):
         logprobs = self.seams.logprobs(verdict.logits)[path[: len(emitted)], emitted[: len(path)]].tolist()
         return Emission(emitted, self.finish, tuple(logprobs))
 
-    def commit(self, verdict: Verification, kept: list[int]) -> Committed:
-        """Keep the rows `kept` of the verified tree in the target's cache, and in the draft's those that it was fed."""
-        self.at = Stage.COMMITTED
+    def commit(self, verdict: Verification, rows: list[int]) -> Committed:
+        """Keep the rows `rows` of the verified tree in the target's cache, and in the draft's those that it was fed."""
+        self.stage = Stage.COMMITTED
         block, length = verdict.block, self.lease.target.length
-        fallback = self.seams.commit(self.lease.target, kept)
-        routed_beside(self.lease.target).commit(length, kept)
-        self.position += self.seams.advance(len(kept))
+        fallback = self.seams.commit(self.lease.target, rows)
+        routed_columns_of(self.lease.target).commit(length, rows)
+        self.position += self.seams.advance(len(rows))
         # The draft knows its tree as it drafted it, before rows beyond the chunk were cut.
         if not block.bare:
-            self.draft.settle([block.nodes[row] for row in kept])
-        if self.verified is not None:
-            self._hidden.append(self.accepted_states(self.verified, block.proposal.tree, kept))
+            self.draft.settle([block.nodes[row] for row in rows])
+        if self.verify_states is not None:
+            self._hidden.append(self.accepted_states(self.verify_states, block.proposal.tree, rows))
         return self._committed(block, verdict.verified, fallback)
 
     def record(self, verdict: Verification, emission: Emission, committed: Committed) -> None:
@@ -206,20 +215,20 @@ class Request(Prefilling):
         self.tokens += emission.tokens
         self.counters.proposed += len(verdict.block.proposal.tree) - 1
         self.counters.lengths.append(len(verdict.path) - 1)  # the whole path, even if a stop cuts the emitted tokens
-        told = Emitted(tuple(emission.tokens), emission.finish, emission.logprobs)
-        kept = replace(committed, matched=None if self.guide is None else self.guide.read)
+        emitted = Emitted(tuple(emission.tokens), emission.finish, emission.logprobs)
+        shown_commit = replace(committed, matched=None if self.guide is None else self.guide.read)
         self.bare += verdict.block.bare
-        self.steps.append(replace(verdict.shown, emitted=told, committed=kept))
+        self.steps.append(replace(verdict.step, emitted=emitted, committed=shown_commit))
 
-    def accepted_states(self, verified: Tensor, tree: Tree, kept: list[int]) -> Tensor:
+    def accepted_states(self, verified: Tensor, tree: Tree, rows: list[int]) -> Tensor:
         """The hidden states of the committed rows, [len(kept), width], in the order of the path.
 
         Args:
             verified: The states of all rows in the verify forward, [R, width].
             tree: The verified tree.
-            kept: The rows of the root and of the emitted nodes.
+            rows: The rows of the root and of the emitted nodes.
         """
-        return verified[kept]
+        return verified[rows]
 
     def _states(self) -> Tensor | None:
         """Hidden states of the committed tokens, [len(tokens) - 1, width]; None if the draft reads none."""
@@ -233,7 +242,11 @@ class Request(Prefilling):
 
     def _scored_states(self, tensors: TreeTensors) -> Tensor | None:
         """Hidden states of the verify forward, one row per node; None if the draft reads none."""
-        return None if self.verified is None else self.verified[tensors.retrieve_index.to(self.verified.device)]
+        return (
+            None
+            if self.verify_states is None
+            else self.verify_states[tensors.retrieve_index.to(self.verify_states.device)]
+        )
 
     def _routed(self, context: int, tensors: TreeTensors) -> Tensor | None:
         """The experts of the rows of `context` columns and of each node, [layers, rows, taken]; None if none is known.
@@ -242,44 +255,46 @@ class Request(Prefilling):
         """
         cache = self.lease.target
         nodes = [cache.length + row for row in tensors.retrieve_index.tolist()]
-        return routed_beside(cache).shown([*range(context), *nodes])
+        return routed_columns_of(cache).experts_of([*range(context), *nodes])
 
     def _chance(self) -> StepSampling | None:
         """The coins and the history of this step; None for plain greedy decoding."""
         sampling = self.case.sampling
         if sampling.greedy and not sampling.processes:
             return None
-        return StepSampling(self.case, self.told, self.coined, self.target.device, self.seams.sampling, self.guide)
+        return StepSampling(
+            self.case, self.device_output, self.coined_steps, self.target.device, self.seams.sampling, self.guide
+        )
 
     @property
-    def known(self) -> list[int]:
+    def device_tokens(self) -> list[int]:
         """Prompt and output so far as the device knows them, which is up to a step further than the host."""
-        return self.filled(self.tokens)
+        return self.fill(self.tokens)
 
     @property
-    def resolved(self) -> list[int]:
+    def resolved_tokens(self) -> list[int]:
         """Prompt and output so far as the host knows them."""
         return [token for token in self.tokens if token >= 0]
 
     @property
-    def told(self) -> tuple[int, ...]:
+    def device_output(self) -> tuple[int, ...]:
         """The output so far, which penalties and custom processors read."""
-        return tuple(self.known[len(self.case.prompt) :])
+        return tuple(self.device_tokens[len(self.case.prompt) :])
 
     @property
-    def coined(self) -> int:
+    def coined_steps(self) -> int:
         """The number of steps whose coins are used up: every step owns coins, even if it draws none."""
-        return len(self.counters.lengths) + len(self.tokens) - len(self.resolved)
+        return len(self.counters.lengths) + len(self.tokens) - len(self.resolved_tokens)
 
     def rewind(self) -> None:
         """Go back to what the host knows: results on the way are forgotten, and the caches are to be prefilled."""
-        self.tokens = self.resolved
+        self.tokens = self.resolved_tokens
         self.position = len(self.tokens) - 1
-        output = list(self.told)
-        self._written = stops.follow(stops.Written(), output, self._limits)
+        output = list(self.device_output)
+        self._written = stops.follow(stops.OutputTail(), output, self._limits)
         grammar = self.case.sampling.grammar
         if grammar is not None:
-            self.guide = opened(grammar, self.case.stops.eos)
+            self.guide = open_guide(grammar, self.case.stops.eos)
             self.seams.sampling.guided.advance(self.guide, output, None)
 
     def _committed(self, block: Block, verified: Kv | None, fallback: str | None) -> Committed:
@@ -292,14 +307,14 @@ class Request(Prefilling):
     @property
     def trace(self) -> Trace:
         """The trace of the request so far."""
-        counters, taken = self.counters, sum(self.counters.lengths)
+        counters, num_accepted = self.counters, sum(self.counters.lengths)
         accounting = Accounting(
             verify_calls=len(self.steps),
             draft_calls=self.draft.calls,
             proposed=counters.proposed,
-            accepted=taken,
-            rejected=counters.proposed - taken,
+            accepted=num_accepted,
+            rejected=counters.proposed - num_accepted,
             accept_lengths=tuple(counters.lengths),
         )
-        output = tuple(self.resolved[len(self.case.prompt) :])
+        output = tuple(self.resolved_tokens[len(self.case.prompt) :])
         return Trace(tuple(self.steps), output, self.finish, accounting, prompt_logprobs=self.prompt_logprobs)

@@ -12,7 +12,7 @@ from backends.base import StageFailure, Unsupported
 from backends.engine.batch.acceptance import decide_together
 from backends.engine.batch.drafting import draft_together
 from backends.engine.captured.runner import LevelRunner
-from backends.engine.draft import Draft, Opening, opened
+from backends.engine.draft import Draft, Opening, open_draft
 from backends.engine.kv.arena import CacheLease, refuse_small_pool
 from backends.engine.kv.base import OutOfPages
 from backends.engine.model.models import ModelCache
@@ -21,7 +21,7 @@ from backends.engine.request import Request
 from backends.engine.retrieval.shared import SharedTries
 from backends.engine.seams import Seams
 from backends.engine.step.accounts import account_of
-from backends.engine.step.naming import naming
+from backends.engine.step.naming import naming_stage
 from reference.case import Case
 from reference.draft import most_rows
 from reference.malformed import Malformed
@@ -44,7 +44,7 @@ class Server:
         self.requests: dict[int, Request] = {}
         self.accounts: list[Account] = []
         self.session = case.session or Session()
-        seams = replace(seams, kv=seams.kv.of(case.layout.left_pad))
+        seams = replace(seams, kv=seams.kv.with_left_pad(case.layout.left_pad))
         self._seams = seams
         self._models = OpenModels(shelf)
         self._evicted: set[int] = set()
@@ -53,12 +53,14 @@ class Server:
         self._tries = SharedTries()
         self._target = self._models.target(case, seams)
         plans = [case.alone(number) for number in range(1 + len(self.session.mates))]
-        drafts = [one.draft for one in plans] + [one.draft for one in self.session.actions if one.draft is not None]
+        drafts = [plan.draft for plan in plans] + [
+            action.draft for action in self.session.actions if action.draft is not None
+        ]
         self._rows = max(case.layout.padded_nodes, *map(most_rows, drafts)) + 1
         # A fork may come at any time and begins with all tokens of its source, so one request may need room for all.
         # A request of a session may be launched once more before the host knows that it is over.
         self._levels = None if seams.captured_drafts is None else LevelRunner(seams.captured_drafts, self._rows)
-        self._capacity = sum(one.longest for one in plans) + self._rows * (1 if case.session is None else 2)
+        self._capacity = sum(plan.longest for plan in plans) + self._rows * (1 if case.session is None else 2)
         pages = case.layout.pages_for(self._capacity) * len(plans) if case.layout.traits.pages else 0
         if case.session is None:  # in a session a request waits until others give pages back
             refuse_small_pool(case.layout, self._capacity)
@@ -70,7 +72,7 @@ class Server:
         Raises:
             StageFailure: for every error, with the stage in which it occurred.
         """
-        self._apply(action, self._possible(action))
+        self._apply(action, self._admitted(action))
         self.accounts.append(self._account())
 
     def _apply(self, action: Action, numbers: tuple[int, ...]) -> None:
@@ -81,55 +83,60 @@ class Server:
             self._fork(*numbers)
         elif action.kind != "fork":
             for number in numbers:
-                self._one(action, number)
+                self._apply_to(action, number)
 
-    def _possible(self, action: Action) -> tuple[int, ...]:
+    def _admitted(self, action: Action) -> tuple[int, ...]:
         new = set(range(1 + len(self.session.mates))) - set(self.requests)
         living = self.living
         if action.kind == "fork":
             source, twin = action.requests
             return action.requests if source in living and twin in new else ()
-        may = {"add": new, "restore": self._evicted, "cancel": living | self._evicted, "resolve": {*self.requests}}
-        admits = may.get(action.kind, living)
-        return tuple(one for one in action.requests if one in admits)
+        numbers_by_kind = {
+            "add": new,
+            "restore": self._evicted,
+            "cancel": living | self._evicted,
+            "resolve": {*self.requests},
+        }
+        admits = numbers_by_kind.get(action.kind, living)
+        return tuple(number for number in action.requests if number in admits)
 
     @property
     def living(self) -> set[int]:
         """Requests that can take a step."""
         return set(self.requests) - self._over - self._evicted
 
-    def _one(self, action: Action, number: int) -> None:
+    def _apply_to(self, action: Action, number: int) -> None:
         if action.kind == "add":
             self._add(number)
             return
         request = self.requests[number]
         if action.kind == "preempt":
-            if self._ready(request):
+            if self._can_step(request):
                 self._batch_size = 1  # the tree is thrown away, whatever batch it was meant for
-                with naming(request):
+                with naming_stage(request):
                     request.propose()
                 request.abandon()
         elif action.kind == "cancel":
             self._end(number)
         elif action.kind == "evict":
-            kept = tuple(request.resolved) if self.case.layout.second_tier else ()
-            self._arena.give_back(request.lease, kept)
+            tokens = tuple(request.resolved_tokens) if self.case.layout.second_tier else ()
+            self._arena.give_back(request.lease, tokens)
             self._evicted.add(number)
         elif action.kind == "restore":
             self._restore(number)
         else:
             assert action.draft is not None, "a switch, which names its draft"
             try:
-                other = replace(request.case, draft=action.draft)
+                switched = replace(request.case, draft=action.draft)
             except Malformed:  # with such trees the twin of a fork might outgrow the pool: it keeps its draft
                 return
-            self._switch(request, other)
+            self._switch(request, switched)
 
     def _add(self, number: int) -> None:
         case = self.case.alone(number)
         self._enter(number, case, self._lease(case, case.prefix))
         if number not in self.requests and self.case.session is None:
-            raise self._starved(len(case.prompt))
+            raise self._starvation(len(case.prompt))
 
     def _fork(self, source: int, twin: int) -> None:
         old = self.requests[source]
@@ -138,7 +145,7 @@ class Server:
         except Malformed:  # the joined prompt is too long for the model: the twin does not enter
             return
         # Shared columns bring no hidden states, and none serve another adapter or other images.
-        if not self._seams.request.takes_known(case) or not self._arena.shares(old.lease, marks(case.model)):
+        if not self._seams.request.can_share_columns(case) or not self._arena.shares(old.lease, marks(case.model)):
             self._enter(twin, case, self._lease(case, case.prefix))
             return
         model = self._models.draft(case, self._seams)
@@ -151,7 +158,7 @@ class Server:
             return
         self.requests[number] = request
         self._tries.learn(number, case.draft, request.tokens)
-        with naming(request):
+        with naming_stage(request):
             request.prefill()
 
     def _request_of(self, case: Case, lease: CacheLease) -> Request:
@@ -167,7 +174,7 @@ class Server:
         self._evicted.discard(number)
         request.lease = lease
         self._resume(number, request)
-        with naming(request):
+        with naming_stage(request):
             request.prefill()
 
     def _resume(self, number: int, request: Request) -> None:
@@ -188,12 +195,12 @@ class Server:
 
     def _step(self, numbers: tuple[int, ...], bare: bool = False) -> None:
         self._poison()
-        numbers = tuple(number for number in numbers if self._ready(self.requests[number]))
+        numbers = tuple(number for number in numbers if self._can_step(self.requests[number]))
         batch = [self.requests[number] for number in numbers]
         if not batch:
             return
         for request, (flat, heads) in zip(batch, self._forward(batch, bare), strict=True):
-            with naming(request):
+            with naming_stage(request):
                 request.settle(flat, heads)
         for number, request in zip(numbers, batch, strict=True):
             self._tries.learn(number, request.case.draft, request.tokens)
@@ -206,11 +213,11 @@ class Server:
         Returns:
             For each request the logits of its rows, and the attention outputs of these rows by layer.
         """
-        self._batch_size = self._told_size(batch)
+        self._batch_size = self._drafted_batch_size(batch)
         if self._levels is not None and not bare:
-            draft_together(batch, self._levels, naming)
+            draft_together(batch, self._levels, naming_stage)
         for request in batch if bare or self._levels is None else ():  # drafts run one by one, the verify forward not
-            with naming(request):
+            with naming_stage(request):
                 if bare:
                     request.propose_root()
                 else:
@@ -218,28 +225,30 @@ class Server:
         heads: list[Tensor] = []
         rows = self._seams.gather(batch)
         # One tap for the whole batch: drafts of several requests may read different hidden states.
-        reads = [one.case.draft.reads for one in batch if one.case.draft.reads is not None]
+        reads = [request.case.draft.reads for request in batch if request.case.draft.reads is not None]
         tap = self._seams.tap(*reads) if reads else None
-        with naming(batch[0]):
+        with naming_stage(batch[0]):
             flat = self._target.forward(
                 rows, self._seams.attend, filler=self._arena.filler, lanes=self._seams.kv.lanes, watch=heads, tap=tap
             )
         results = []
         for lane, request in enumerate(batch):
-            mine = request.case.draft.reads
+            descriptor = request.case.draft.reads
             # None again where the request has switched to a draft that reads none.
-            request.verified = None if tap is None or mine is None else tap.taken[mine][lane, : len(rows[lane].tokens)]
-            results.append((flat[lane], [one[lane, :, : len(rows[lane].tokens)] for one in heads]))
-        return decide_together(batch, results, naming)
+            request.verify_states = (
+                None if tap is None or descriptor is None else tap.states[descriptor][lane, : len(rows[lane].tokens)]
+            )
+            results.append((flat[lane], [outputs[lane, :, : len(rows[lane].tokens)] for outputs in heads]))
+        return decide_together(batch, results, naming_stage)
 
-    def _told_size(self, batch: list[Request]) -> int:
+    def _drafted_batch_size(self, batch: list[Request]) -> int:
         """The number of requests of `batch`; for a case without a session, the number that its draft tells."""
         table = self.case.draft.dispatch
         if table is None or not table.batches:  # a session tells no numbers
             return len(batch)
-        return table.batches[min(batch[0].coined, len(table.batches) - 1)]
+        return table.batches[min(batch[0].coined_steps, len(table.batches) - 1)]
 
-    def _ready(self, request: Request) -> bool:
+    def _can_step(self, request: Request) -> bool:
         """Whether the pool has pages for the request's next block; if not, the request waits, before any forward.
 
         Raises:
@@ -248,10 +257,10 @@ class Server:
         columns = len(request.tokens) + self._rows
         room = self._room(request.lease, columns)
         if not room and self.case.session is None:
-            raise self._starved(columns)
+            raise self._starvation(columns)
         return room
 
-    def _starved(self, columns: int) -> StageFailure:
+    def _starvation(self, columns: int) -> StageFailure:
         """The error of a request alone that waits for pages."""
         free, total = len(self._arena.pages.free), self._arena.pages.total
         return StageFailure(
@@ -265,7 +274,7 @@ class Server:
             return True
         try:
             lease.blocks.reserve(columns)
-            lease.blocks.own(min(cache.length for cache in lease.caches), columns)
+            lease.blocks.copy_on_write(min(cache.length for cache in lease.caches), columns)
         except OutOfPages:
             return False
         return True
@@ -276,21 +285,21 @@ class Server:
         if number in self._evicted:  # its caches went back when it was evicted
             self._evicted.discard(number)
         else:
-            self._arena.give_back(request.lease, tuple(request.resolved))
+            self._arena.give_back(request.lease, tuple(request.resolved_tokens))
 
     def _poison(self) -> None:
         self._arena.poison([self.requests[number].lease for number in sorted(self.living)])
 
     def _lease(self, case: Case, tokens: tuple[int, ...]) -> CacheLease:
         """Caches that begin with known pages of `tokens`, unless the draft reads hidden states, which no page holds."""
-        known = tokens if self._seams.request.takes_known(case) else ()
+        shared_tokens = tokens if self._seams.request.can_share_columns(case) else ()
         draft = self._models.draft(case, self._seams)
-        return self._arena.lease(self._target, draft, self._capacity, self._rows, known, marks(case.model))
+        return self._arena.lease(self._target, draft, self._capacity, self._rows, shared_tokens, marks(case.model))
 
-    def _draft(self, case: Case, lease: CacheLease, taken: int = 0) -> Draft:
-        model, trie = self._models.draft(case, self._seams), self._tries.of(case.draft)
-        draft = opened(
-            Opening(case, model, lease.draft, self._seams, self._target, lambda: self._batch_size, trie, taken)
+    def _draft(self, case: Case, lease: CacheLease, draft_steps: int = 0) -> Draft:
+        model, trie = self._models.draft(case, self._seams), self._tries.trie_of(case.draft)
+        draft = open_draft(
+            Opening(case, model, lease.draft, self._seams, self._target, lambda: self._batch_size, trie, draft_steps)
         )
         if draft.reads != case.draft.reads:
             raise Unsupported(
@@ -302,14 +311,16 @@ class Server:
     @property
     def trace(self) -> Trace:
         """The trace of request 0 so far; with a session, the traces of all requests in `shared`."""
-        own = self.requests[0].trace if 0 in self.requests else Trace((), (), None)
-        own = self._models.counted(own)
+        trace = self.requests[0].trace if 0 in self.requests else Trace((), (), None)
+        trace = self._models.with_counters(trace)
         if self.case.session is None:
-            return own
+            return trace
         numbers = range(1 + len(self.session.mates))
-        every = tuple(self.requests[number].trace if number in self.requests else None for number in numbers)
-        prompts = tuple(self.requests[number].case.prompt if one else () for number, one in enumerate(every))
-        return replace(own, shared=Shared(every, prompts, tuple(self.accounts)))
+        traces = tuple(self.requests[number].trace if number in self.requests else None for number in numbers)
+        prompts = tuple(
+            self.requests[number].case.prompt if request_trace else () for number, request_trace in enumerate(traces)
+        )
+        return replace(trace, shared=Shared(traces, prompts, tuple(self.accounts)))
 
     def _account(self) -> Account:
         leases = {number: self.requests[number].lease for number in sorted(self.living)}

@@ -17,7 +17,7 @@ from backends.engine.model.hidden import HiddenTap
 from backends.engine.model.quantised import Dequantise
 from backends.engine.reach import Reach
 from backends.engine.sampling.seams import SamplingSeams
-from backends.engine.stops import Limits, Written
+from backends.engine.stops import Limits, OutputTail
 from backends.engine.trees.growth import GrowthSeams
 from reference.tree import Shape, Tree
 
@@ -58,7 +58,7 @@ class StepSeams:
     attend: Attend
     score: Callable[[Tensor, Tensor], Tensor]
     walk: Callable[[TreeTensors, Tensor], tuple[list[int], int]]
-    clip: Callable[[list[int], Written, Limits], tuple[list[int], str | None]]
+    clip: Callable[[list[int], OutputTail, Limits], tuple[list[int], str | None]]
     commit: Callable[[KvCache, list[int]], str | None]
     advance: Callable[[int], int]
     roll_back: Callable[[KvCache, list[int]], None]

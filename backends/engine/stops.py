@@ -35,7 +35,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Written:
+class OutputTail:
     """The part of the output that later stop decisions depend on: its number of tokens, and the tail of its text."""
 
     tokens: int = 0
@@ -52,16 +52,16 @@ def limits(case: Case) -> Limits:
     return Limits(most, least, frozenset(stops.eos), frozenset(stops.stop_tokens), stops.stop_strings, stops.pieces)
 
 
-def follow(written: Written, kept: list[int], ends: Limits) -> Written:
-    """The output after the tokens `kept`; of its text only the tail stays, in which a stop string may have begun."""
+def follow(written: OutputTail, tokens: list[int], ends: Limits) -> OutputTail:
+    """The output after the tokens `tokens`; of its text only the tail stays, in which a stop string may have begun."""
     if not ends.strings:
-        return Written(written.tokens + len(kept))
-    text = written.tail + "".join(ends.pieces[token] for token in kept)
+        return OutputTail(written.tokens + len(tokens))
+    text = written.tail + "".join(ends.pieces[token] for token in tokens)
     # Not text[-reach:], which would keep the whole text for a reach of 0.
-    return Written(written.tokens + len(kept), text[len(text) - min(ends.reach, len(text)) :])
+    return OutputTail(written.tokens + len(tokens), text[len(text) - min(ends.reach, len(text)) :])
 
 
-def clip(block: list[int], written: Written, ends: Limits) -> tuple[list[int], str | None]:
+def clip(block: list[int], written: OutputTail, ends: Limits) -> tuple[list[int], str | None]:
     """Cut an accepted block where the output ends; accepted tokens beyond that point are neither emitted nor kept.
 
     Args:
@@ -73,22 +73,22 @@ def clip(block: list[int], written: Written, ends: Limits) -> tuple[list[int], s
         The tokens to emit, and the reason to end (`eos`, `stop`, `length`) or None.
     """
     now = written
-    for at, token in enumerate(block):
+    for i, token in enumerate(block):
         # `now.tokens` does not count this token yet: the token after the first `least` is the first that may end it.
         if now.tokens >= ends.least:
             if token in ends.eos:
-                return block[: at + 1], "eos"
-            if token in ends.stop or _completes(token, now, ends):
-                return block[: at + 1], "stop"
+                return block[: i + 1], "eos"
+            if token in ends.stop or _completes_stop(token, now, ends):
+                return block[: i + 1], "stop"
         now = follow(now, [token], ends)
         if now.tokens >= ends.most:
-            return block[: at + 1], "length"
+            return block[: i + 1], "length"
     return block, None
 
 
-def _completes(token: int, written: Written, ends: Limits) -> bool:
+def _completes_stop(token: int, written: OutputTail, ends: Limits) -> bool:
     """Whether `token` completes a stop string; a match must end in the text of `token`, not before it."""
     if not ends.strings:
         return False
     text, old = written.tail + ends.pieces[token], len(written.tail)
-    return any(text.find(one, max(0, old - len(one) + 1)) >= 0 for one in ends.strings)
+    return any(text.find(string, max(0, old - len(string) + 1)) >= 0 for string in ends.strings)

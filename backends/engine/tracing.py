@@ -31,7 +31,7 @@ class Revealer:
     """
 
     def __init__(self, budget: int = BUDGET_BYTES) -> None:
-        self._left = budget
+        self._bytes_left = budget
         self._latest: tuple[Kv, ...] = ()
 
     def attended(self, heads: list[Tensor], tensors: TreeTensors) -> Attended | None:
@@ -41,16 +41,18 @@ class Revealer:
             return None
         return Attended(array(torch.stack(heads)[:, :, rows]))
 
-    def drafted(self, proposal: Proposal, told: Tensor | None, reads: HiddenStates | None = None) -> Drafted:
-        """The proposed tree with the scores that ranked it, and the proposal `told` to the verifier [nodes, V].
+    def drafted(self, proposal: Proposal, verifier_law: Tensor | None, reads: HiddenStates | None = None) -> Drafted:
+        """The proposed tree with the scores that ranked it, and the proposal `verifier_law` to the verifier [nodes, V].
 
         The rows of a head are shown with the descriptor `reads` of their hidden states.
         """
         logits = None if proposal.logits is None else array(proposal.logits)
-        rows, given = proposal.given, None
+        rows, head_input = proposal.head_rows, None
         if rows is not None and reads is not None:
-            given = HeadInput(reads, rows.first, tuple(rows.tokens), array(rows.hidden))
-        return Drafted(proposal.tree, logits, proposal.draft_ids, None if told is None else array(told), given)
+            head_input = HeadInput(reads, rows.first, tuple(rows.tokens), array(rows.hidden))
+        return Drafted(
+            proposal.tree, logits, proposal.draft_ids, None if verifier_law is None else array(verifier_law), head_input
+        )
 
     def lowered(self, tensors: TreeTensors) -> Lowered:
         """The index tensors as arrays; layers that share one mask tensor share one array."""
@@ -71,10 +73,10 @@ class Revealer:
 
         `routed` holds the experts of the rows of the context, and then of the nodes.
         """
-        shown = (None, None) if masks is None else (array(masks.legal), array(masks.refused))
-        told = (None if one is None else array(one) for one in (law, hidden))
+        mask_arrays = (None, None) if masks is None else (array(masks.legal), array(masks.refused))
+        arrays = (None if tensor is None else array(tensor) for tensor in (law, hidden))
         experts = None if routed is None else array(routed)
-        return replace(Scored(array(logits), *told, *shown), routed=experts)
+        return replace(Scored(array(logits), *arrays, *mask_arrays), routed=experts)
 
     def kv(self, cache: KvCache | None) -> Kv | None:
         """A copy of a cache, [layers, kv_heads, length, head_dim].
@@ -84,17 +86,17 @@ class Revealer:
         one: a step begins with the columns that the last one committed, and three copies of them would be sent.
         """
         # A spent budget is asked first: a run that reveals nothing must not copy its caches to find their size.
-        if cache is None or not cache.length or self._left <= 0:
+        if cache is None or not cache.length or self._bytes_left <= 0:
             return None
-        held = [cache.held(layer) for layer in range(cache.layers)]
-        if not self._spend(sum(keys.nbytes + values.nbytes for _, keys, values in held)):
+        columns_by_layer = [cache.committed_columns(layer) for layer in range(cache.layers)]
+        if not self._spend(sum(keys.nbytes + values.nbytes for _, keys, values in columns_by_layer)):
             return None
-        first = tuple(begin for begin, _, _ in held)
-        keys = _stacked([columns for _, columns, _ in held], first)
-        values = _stacked([columns for _, _, columns in held], first)
+        first = tuple(begin for begin, _, _ in columns_by_layer)
+        keys = _stack([columns for _, columns, _ in columns_by_layer], first)
+        values = _stack([columns for _, _, columns in columns_by_layer], first)
         copy = Kv(keys, values, first if any(first) else ())
-        copy = next((one for one in self._latest if _same_bits(one, copy)), copy)
-        self._latest = copy, *(one for one in self._latest if one is not copy)
+        copy = next((earlier for earlier in self._latest if _same_bits(earlier, copy)), copy)
+        self._latest = copy, *(earlier for earlier in self._latest if earlier is not copy)
         self._latest = self._latest[:2]
         return copy
 
@@ -103,25 +105,25 @@ class Revealer:
         states = states_of(cache)
         if states is None or not states.committed:
             return None
-        held = [states.committed[layer] for layer in sorted(states.committed)]
-        if not self._spend(sum(one.nbytes for pair in held for one in pair)):
+        states_by_layer = [states.committed[layer] for layer in sorted(states.committed)]
+        if not self._spend(sum(tensor.nbytes for pair in states_by_layer for tensor in pair)):
             return None
-        windows, memories = zip(*held, strict=True)
-        return RecurrentState(tuple(array(one) for one in windows), tuple(array(one) for one in memories))
+        windows, memories = zip(*states_by_layer, strict=True)
+        return RecurrentState(tuple(array(tensor) for tensor in windows), tuple(array(tensor) for tensor in memories))
 
     def _spend(self, nbytes: int) -> bool:
         # One copy that does not fit ends the budget for good: no later, smaller copy is revealed after a gap.
-        self._left = self._left - nbytes if nbytes <= self._left else 0
-        return self._left > 0
+        self._bytes_left = self._bytes_left - nbytes if nbytes <= self._bytes_left else 0
+        return self._bytes_left > 0
 
 
-def _same_bits(one: Kv, two: Kv) -> bool:
+def _same_bits(first: Kv, second: Kv) -> bool:
     """Whether keys and values have the same shapes and bits; NaN equals NaN here."""
-    pairs = ((one.keys, two.keys), (one.values, two.values))
+    pairs = ((first.keys, second.keys), (first.values, second.values))
     return all(a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes() for a, b in pairs)
 
 
-def _stacked(layers: list[Tensor], first: tuple[int, ...]) -> Array:
+def _stack(layers: list[Tensor], first: tuple[int, ...]) -> Array:
     """Columns by layer as one read-only copy [layers, heads, length, head_dim]; NaN stands before each layer's first.
 
     Args:
@@ -130,8 +132,8 @@ def _stacked(layers: list[Tensor], first: tuple[int, ...]) -> Array:
     """
     if not any(first):
         return array(torch.stack(layers))
-    heads, held, width = layers[0].shape
-    whole = torch.full((len(layers), heads, first[0] + held, width), torch.nan, dtype=layers[0].dtype)
+    heads, num_columns, width = layers[0].shape
+    all_columns = torch.full((len(layers), heads, first[0] + num_columns, width), torch.nan, dtype=layers[0].dtype)
     for layer, (begin, columns) in enumerate(zip(first, layers, strict=True)):
-        whole[layer, :, begin:] = columns
-    return array(whole)
+        all_columns[layer, :, begin:] = columns
+    return array(all_columns)

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 def _every() -> "tuple[Fault, ...]":
     from reference.trace import Stage
 
-    found = (
+    faults = (
         fault
         for module in sorted(walk_packages(__path__, f"{__name__}."), key=lambda each: each.name)
         for fault in getattr(import_module(module.name), "FAULTS", ())
     )
-    return tuple(sorted(found, key=lambda fault: [*Stage].index(fault.stage)))
+    return tuple(sorted(faults, key=lambda fault: [*Stage].index(fault.stage)))
 
 
 def __getattr__(name: str) -> Any:
@@ -37,7 +37,7 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def named(name: str) -> "Fault":
+def fault_named(name: str) -> "Fault":
     """The fault called `name`.
 
     Raises:

@@ -40,8 +40,8 @@ class Fault:
     def id(self) -> str:
         """The fault's entry in the catalogue of public reports, as `source` cites it; empty where there is none."""
         # A fault "of the family of" an entry is a variant of the report and not the reported defect itself.
-        cited = re.search(r"(?<!family of )catalogue (BZ-\d+)", self.source)
-        return cited.group(1) if cited else ""
+        entry = re.search(r"(?<!family of )catalogue (BZ-\d+)", self.source)
+        return entry.group(1) if entry else ""
 
 
 def fault(
@@ -57,11 +57,11 @@ def fault(
     The first paragraph of the function's docstring is the fault's sentence, which users read.
     """
 
-    def named(plant: Callable[[Seams], Seams]) -> Fault:
+    def decorate(plant: Callable[[Seams], Seams]) -> Fault:
         sentence = " ".join((plant.__doc__ or "").split("\n\n")[0].split())
         return Fault(name, stage, sentence, source, trigger, plant, harmless or {}, on)
 
-    return named
+    return decorate
 
 
 def faults_in(module: Mapping[str, Any]) -> tuple[Fault, ...]:

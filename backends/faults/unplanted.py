@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-UNPLANTED: dict[str, str] = {
+REASONS_UNPLANTED: dict[str, str] = {
     "BZ-008": "It is a mask of training: no draft is trained here.",
     "BZ-018": "A grammar holds from the first output token: no reasoning comes before it.",
     "BZ-045": "Each forward of a draft reads its own request's block table when it runs: no merged graph of several "
@@ -40,4 +40,4 @@ class Report:
 def reports() -> tuple[Report, ...]:
     """Every entry of `catalogue.json`, which lies beside this file."""
     content = json.loads((Path(__file__).parent / "catalogue.json").read_text(encoding="utf-8"))
-    return tuple(Report(one, **words) for one, words in content.items())
+    return tuple(Report(entry, **words) for entry, words in content.items())

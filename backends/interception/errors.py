@@ -18,11 +18,13 @@ class DecidesTooOften(Exception):
         shared: What decided twice, each with both places in the code.
     """
 
-    def __init__(self, why: str, shared: tuple[str, ...] = ()) -> None:
+    def __init__(self, why: str, shared_numbers: tuple[str, ...] = ()) -> None:
         super().__init__(why)
-        self.shared = shared
+        self.shared_numbers = shared_numbers
 
 
-def refuse(what: str) -> NoReturn:
-    """Raise NotInterceptable for `what`."""
-    raise NotInterceptable(f"not interceptable: {what}; give the engine a tape of coins, or use the black-box test")
+def refuse(description: str) -> NoReturn:
+    """Raise NotInterceptable for `description`."""
+    raise NotInterceptable(
+        f"not interceptable: {description}; give the engine a tape of coins, or use the black-box test"
+    )

@@ -27,43 +27,45 @@ class Fork:
     """One run: the first draws repeat `course`, and each later draw takes its first possible outcome.
 
     Attributes:
-        taken: (choice, number of possibilities, description) of each draw so far that had more than one possibility.
+        choices: (choice, number of possibilities, description) of each draw so far that had more than one possibility.
         weight: The probability of the run so far.
     """
 
     def __init__(self, course: tuple[tuple[int, int, str], ...], most_draws: int) -> None:
-        self.taken: list[tuple[int, int, str]] = []
+        self.choices: list[tuple[int, int, str]] = []
         self.weight = Fraction(1)
         self._course, self._most_draws = course, most_draws
 
-    def branch(self, weights: Sequence[Fraction], what: str) -> int:
+    def branch(self, weights: Sequence[Fraction], decision: str) -> int:
         """The index of one outcome of positive weight; every other such outcome becomes a run of its own."""
-        possible = [at for at, weight in enumerate(weights) if weight > 0]
+        possible = [index for index, weight in enumerate(weights) if weight > 0]
         if not possible:
-            raise ValueError(f"{what}: nothing has a positive weight")
+            raise ValueError(f"{decision}: nothing has a positive weight")
         if len(possible) == 1:
             return possible[0]
-        number = len(self.taken)
+        number = len(self.choices)
         if number >= self._most_draws:
             raise TooManyRuns(f"a run of more than {self._most_draws} draws: does a loop end by chance alone?")
         choice = 0
         # A replayed draw must offer what it offered before; otherwise some randomness escapes the interception.
         if number < len(self._course):
             choice, count, before = self._course[number]
-            if (count, before) != (len(possible), what):
-                refuse(f"draw {number + 1} was {before} of {count} and is {what} of {len(possible)} when replayed")
-        self.taken.append((choice, len(possible), what))
+            if (count, before) != (len(possible), decision):
+                refuse(f"draw {number + 1} was {before} of {count} and is {decision} of {len(possible)} when replayed")
+        self.choices.append((choice, len(possible), decision))
         self.weight *= weights[possible[choice]] / sum(weights)
         return possible[choice]
 
-    def rest(self) -> list[tuple[tuple[int, int, str], ...]]:
+    def untried_courses(self) -> list[tuple[tuple[int, int, str], ...]]:
         """The courses that share this run's beginning and differ from it in one of its free choices."""
-        if len(self.taken) < len(self._course):
-            refuse(f"a run of {len(self._course)} draws had {len(self.taken)} when replayed")
+        if len(self.choices) < len(self._course):
+            refuse(f"a run of {len(self._course)} draws had {len(self.choices)} when replayed")
         # Draws before `free` are varied by the run that first made them, so every course is run exactly once.
-        free = range(len(self._course), len(self.taken))
+        free = range(len(self._course), len(self.choices))
         return [
-            (*self.taken[:at], (other, *self.taken[at][1:])) for at in free for other in range(1, self.taken[at][1])
+            (*self.choices[:draw], (alternative, *self.choices[draw][1:]))
+            for draw in free
+            for alternative in range(1, self.choices[draw][1])
         ]
 
 
@@ -79,8 +81,8 @@ def courses(run: Callable[[Fork], T], most_runs: int, most_draws: int) -> dict[T
     runs = 0
     while waiting:
         if runs == most_runs:
-            done = float(sum(law.values()))
-            raise TooManyRuns(f"more than {most_runs} runs; those so far have probability {done:.6g}")
+            probability = float(sum(law.values()))
+            raise TooManyRuns(f"more than {most_runs} runs; those so far have probability {probability:.6g}")
         fork = Fork(waiting.pop(), most_draws)
         outcome = run(fork)
         # A tensor is hashable by identity, so equal results would count as different outcomes.
@@ -88,7 +90,7 @@ def courses(run: Callable[[Fork], T], most_runs: int, most_draws: int) -> dict[T
             raise TypeError(f"the function returned a {type(outcome).__name__}; make it a tuple of token ids")
         runs += 1
         law[outcome] = law.get(outcome, Fraction(0)) + fork.weight
-        waiting += fork.rest()
+        waiting += fork.untried_courses()
     return law
 
 

@@ -16,11 +16,11 @@ from backends.interception.torch_draws import Draws
 from backends.randomness.hooks import Call, hooks
 from backends.randomness.positions import Positions
 
-__all__ = ["DecidesTooOften", "Enumerated", "NotInterceptable", "TooManyRuns", "enumerated", "intercepted"]
+__all__ = ["DecidesTooOften", "Enumeration", "NotInterceptable", "TooManyRuns", "enumerate_law", "exact_law"]
 
 
 @dataclass(frozen=True)
-class Enumerated(Generic[T]):
+class Enumeration(Generic[T]):
     """The exact law of a function that draws.
 
     Attributes:
@@ -29,15 +29,15 @@ class Enumerated(Generic[T]):
     """
 
     law: dict[T, Fraction]
-    shared: tuple[str, ...]
+    shared_numbers: tuple[str, ...]
 
 
-def intercepted(fn: Callable[[], T], *, most_runs: int = 1_000_000, most_draws: int = 10_000) -> dict[T, Fraction]:
-    """The exact law of the value that `fn` returns; see `enumerated`."""
-    return enumerated(fn, most_runs=most_runs, most_draws=most_draws).law
+def exact_law(fn: Callable[[], T], *, most_runs: int = 1_000_000, most_draws: int = 10_000) -> dict[T, Fraction]:
+    """The exact law of the value that `fn` returns; see `enumerate_law`."""
+    return enumerate_law(fn, most_runs=most_runs, most_draws=most_draws).law
 
 
-def enumerated(fn: Callable[[], T], *, most_runs: int = 1_000_000, most_draws: int = 10_000) -> Enumerated[T]:
+def enumerate_law(fn: Callable[[], T], *, most_runs: int = 1_000_000, most_draws: int = 10_000) -> Enumeration[T]:
     """The exact law of the value that `fn` returns, from one run of `fn` for every course of its draws.
 
     Every draw has a place: the stream that its generator reads, and its offset there (`backends.randomness`). Draws of
@@ -57,7 +57,7 @@ def enumerated(fn: Callable[[], T], *, most_runs: int = 1_000_000, most_draws: i
         DecidesTooOften: Draws of one place decide in a way whose joint law is not known; the message names them.
     """
     positions = Positions()
-    shared: dict[str, None] = {}
+    shared_numbers: dict[str, None] = {}
     draws: list[PythonDraws] = []
 
     def answer(call: Call) -> Any:
@@ -71,14 +71,14 @@ def enumerated(fn: Callable[[], T], *, most_runs: int = 1_000_000, most_draws: i
                 outcome = fn()
             ledger.close()
         except DecidesTooOften as why:
-            shared.update(dict.fromkeys(ledger.numbers.shared))
-            raise DecidesTooOften(str(why), tuple(shared)) from None
+            shared_numbers.update(dict.fromkeys(ledger.numbers.shared_by_text))
+            raise DecidesTooOften(str(why), tuple(shared_numbers)) from None
         finally:
             draws.pop()
             ledger.restore()
-        shared.update(dict.fromkeys(ledger.numbers.shared))
+        shared_numbers.update(dict.fromkeys(ledger.numbers.shared_by_text))
         return outcome
 
     with hooks(answer):
         law = courses(run, most_runs, most_draws)
-    return Enumerated(law, tuple(shared))
+    return Enumeration(law, tuple(shared_numbers))

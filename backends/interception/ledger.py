@@ -34,7 +34,7 @@ class Ledger:
         self._picks: dict[tuple[Any, ...], tuple[int, Draw]] = {}
         self._states: dict[int, tuple[Any, Any]] = {}
         self._last: dict[str, Standing] = {}
-        self._passed: set[Position] = set()
+        self._passed_positions: set[Position] = set()
         for library in LIBRARIES:
             self._remember(default_generator(library))
             self._last[library] = self._standing(default_generator(library))
@@ -52,24 +52,24 @@ class Ledger:
         for library in LIBRARIES:
             if generator is default_generator(library):
                 self._last[library] = self._standing(generator)
-                self._passed |= {before.position, self._last[library].position}
+                self._passed_positions |= {before.position, self._last[library].position}
         return result, Draw(call, generator_in_words(generator), place, stack_here(1))
 
-    def pick(self, draw: Draw | None, element: int, count: int, outcomes: int, what: str) -> int:
+    def pick(self, draw: Draw | None, element: int, count: int, outcomes: int, decision: str) -> int:
         """Choose among equally likely outcomes; the same words and count give the same choice again."""
         if outcomes > MOST_OUTCOMES:
-            refuse(f"{what} of {outcomes} outcomes")
+            refuse(f"{decision} of {outcomes} outcomes")
         weights = [Fraction(1)] * outcomes
         if draw is None:
-            return self.fork.branch(weights, what)
+            return self.fork.branch(weights, decision)
         place = draw.place.part(element, count)
-        key = (place.stream, place.offset, place.size, outcomes, what)
+        key = (place.stream, place.offset, place.size, outcomes, decision)
         if key in self._picks:
             pick, first = self._picks[key]
             self.numbers.tell_shared(Use(first, first.site, None), Use(draw, stack_here(1)[0], None))
             return pick
         number = self.numbers.number(f"integers below {outcomes}", place)
-        pick = self.numbers.spend([number], draw, lambda: weights, what)
+        pick = self.numbers.spend([number], draw, lambda: weights, decision)
         self._picks[key] = (pick, draw)
         return pick
 
@@ -91,7 +91,7 @@ class Ledger:
                 now = self._positions.position(generator, last).position
                 # Seeding and set_state lead elsewhere, or back; a draw leads on.
                 on = now.stream == last.position.stream and now.offset > last.position.offset
-                if on and now not in self._passed:
+                if on and now not in self._passed_positions:
                     name = {"numpy": "numpy.random"}.get(library, library)
                     refuse(f"{name} drew a number by a way that is not watched (a name imported from it?)")
 

@@ -42,7 +42,7 @@ class Use:
 
 
 @dataclass(frozen=True)
-class Shared:
+class SharedNumber:
     """Random numbers of one place that decided twice."""
 
     first: Use
@@ -97,8 +97,8 @@ class Numbers:
 
     def __init__(self, fork: Fork) -> None:
         self.fork = fork
-        self.shared: dict[str, Shared] = {}
-        self._known: dict[tuple[str, int, int, str], Number] = {}
+        self.shared_by_text: dict[str, SharedNumber] = {}
+        self._number_by_key: dict[tuple[str, int, int, str], Number] = {}
         self._by_word: dict[tuple[str, int], list[Number]] = {}
         self._races: list[dict[Number, Fraction]] = []
         self._winners: list[Number] = []
@@ -108,30 +108,30 @@ class Numbers:
         if place is None:
             return Number(kind, None)
         key = (place.stream, place.offset, place.size, kind)
-        if key not in self._known:
-            self._known[key] = Number(kind, place)
+        if key not in self._number_by_key:
+            self._number_by_key[key] = Number(kind, place)
             for word in range(place.offset, place.offset + max(place.size, 1)):
-                self._by_word.setdefault((place.stream, word), []).append(self._known[key])
-        return self._known[key]
+                self._by_word.setdefault((place.stream, word), []).append(self._number_by_key[key])
+        return self._number_by_key[key]
 
     def _at_words_of(self, number: Number) -> list[Number]:
         """Other numbers that are made of a word of this one."""
         if number.place is None:
             return []
         words = range(number.place.offset, number.place.offset + max(number.place.size, 1))
-        numbers = [other for word in words for other in self._by_word[number.place.stream, word]]
-        return [other for other in dict.fromkeys(numbers) if other is not number]
+        numbers = [shared_number for word in words for shared_number in self._by_word[number.place.stream, word]]
+        return [shared_number for shared_number in dict.fromkeys(numbers) if shared_number is not number]
 
-    def below(self, number: Number, draw: Draw | None, limit: Fraction, what: str) -> bool:
+    def below(self, number: Number, draw: Draw | None, limit: Fraction, decision: str) -> bool:
         """Decide whether the number is below `limit`."""
         if not 0 < limit < 1:
             return limit >= 1
         self._use(number, Use(draw, stack_here(1)[0], None))
         if number.cells is not None:
-            return self._below_by_cells(number, limit, what)
-        return self._below(number, limit, what)
+            return self._below_by_cells(number, limit, decision)
+        return self._below(number, limit, decision)
 
-    def _below(self, number: Number, limit: Fraction, what: str) -> bool:
+    def _below(self, number: Number, limit: Fraction, decision: str) -> bool:
         limit = min(max(limit, number.low), number.high)
         if number.flipped is None:
             weights = [limit - number.low, number.high - limit]
@@ -142,13 +142,13 @@ class Numbers:
                 parts.append(Fraction(0) if number.low >= number.high else self._now(number))
             number.low, number.high = before
             weights = _without_noise(parts)
-        if self.fork.branch(weights, what) == 0:
+        if self.fork.branch(weights, decision) == 0:
             number.high = limit
             return True
         number.low = limit
         return False
 
-    def race(self, runners: Sequence[tuple[Number, Fraction]], flipped: bool, draw: Draw | None, what: str) -> int:
+    def race(self, runners: Sequence[tuple[Number, Fraction]], flipped: bool, draw: Draw | None, decision: str) -> int:
         """Decide which runner has the smallest exponential number over its weight; the first of those that are one.
 
         Raises:
@@ -183,71 +183,71 @@ class Numbers:
                 parts.append(self._now(winner))
                 self._winners.pop()
             weights = _without_noise(parts)
-        winner = numbers[self.fork.branch(weights, what)]
+        winner = numbers[self.fork.branch(weights, decision)]
         self._winners.append(winner)
         return best[winner]
 
     def ranking(
-        self, runners: Sequence[tuple[Number, Fraction]], count: int, flipped: bool, draw: Draw | None, what: str
+        self, runners: Sequence[tuple[Number, Fraction]], count: int, flipped: bool, draw: Draw | None, decision: str
     ) -> list[int]:
         """Decide the first `count` of a race, in order."""
-        left = list(runners)
+        remaining_runners = list(runners)
         order: list[int] = []
         # Behind the winner of a race whose numbers are free, the others run anew.
         fresh = all(number.free for number, weight in runners if weight > 0)
         distinct = len({number for number, weight in runners if weight > 0})
         for _ in range(count):
             if fresh and order and distinct == sum(weight > 0 for _, weight in runners):
-                order.append(self._next_in_ranking(left, what))
+                order.append(self._next_in_ranking(remaining_runners, decision))
             else:
-                order.append(self.race(left, flipped, draw, what))
-            number, _ = left[order[-1]]
-            left[order[-1]] = (number, Fraction(0))
+                order.append(self.race(remaining_runners, flipped, draw, decision))
+            number, _ = remaining_runners[order[-1]]
+            remaining_runners[order[-1]] = (number, Fraction(0))
         return order
 
-    def _next_in_ranking(self, left: list[tuple[Number, Fraction]], what: str) -> int:
-        places = [place for place, (_, weight) in enumerate(left) if weight > 0]
-        chosen = places[self.fork.branch([left[place][1] for place in places], what)]
+    def _next_in_ranking(self, remaining_runners: list[tuple[Number, Fraction]], decision: str) -> int:
+        places = [place for place, (_, weight) in enumerate(remaining_runners) if weight > 0]
+        winner_place = places[self.fork.branch([remaining_runners[place][1] for place in places], decision)]
         if len(places) > 1:
-            self._races.append({left[place][0]: left[place][1] for place in places})
-            self._winners.append(left[chosen][0])
-        return chosen
+            self._races.append({remaining_runners[place][0]: remaining_runners[place][1] for place in places})
+            self._winners.append(remaining_runners[winner_place][0])
+        return winner_place
 
-    def choose(self, number: Number, draw: Draw | None, weights: Sequence[Fraction], what: str) -> int:
+    def choose(self, number: Number, draw: Draw | None, weights: Sequence[Fraction], decision: str) -> int:
         """The outcome in whose part of [0, 1) the number lies, the parts being as long as their weights."""
         total = sum(weights)
-        if number.free and not self._met(number):
+        if number.free and not self._shares_used_words(number):
             possible = [place for place, weight in enumerate(weights) if weight > 0]
-            chosen = self.fork.branch(weights, what)
-            below = sum(weights[:chosen], Fraction(0))
+            outcome = self.fork.branch(weights, decision)
+            below = sum(weights[:outcome], Fraction(0))
             if len(possible) > 1:
                 self._use(number, Use(draw, stack_here(1)[0], None))
-            number.low, number.high = below / total, (below + weights[chosen]) / total
-            return chosen
+            number.low, number.high = below / total, (below + weights[outcome]) / total
+            return outcome
         below = Fraction(0)
         for place, weight in enumerate(weights):
             below += weight
-            if weight > 0 and (below == total or self.below(number, draw, below / total, what)):
+            if weight > 0 and (below == total or self.below(number, draw, below / total, decision)):
                 return place
-        raise ValueError(f"{what}: nothing has a positive weight")
+        raise ValueError(f"{decision}: nothing has a positive weight")
 
     def spend(
-        self, numbers: Sequence[Number], draw: Draw | None, law: Callable[[], Sequence[Fraction]], what: str
+        self, numbers: Sequence[Number], draw: Draw | None, law: Callable[[], Sequence[Fraction]], decision: str
     ) -> int:
         """Decide by a law of numbers of which nothing is known, after which they may decide nothing more."""
         if len({id(number) for number in numbers}) < len(numbers):
-            raise DecidesTooOften(f"one number has several parts in {what}")
+            raise DecidesTooOften(f"one number has several parts in {decision}")
         use = Use(draw, stack_here(1)[0], len(self._races))
         for number in numbers:
             self._use(number, use)
         if any(len(number.uses) > 1 for number in numbers):
-            raise DecidesTooOften(f"{what} of numbers that decided before")
+            raise DecidesTooOften(f"{decision} of numbers that decided before")
         for number in numbers:
             number.spent = True
-        return self.fork.branch(law(), what)
+        return self.fork.branch(law(), decision)
 
-    def _met(self, number: Number) -> bool:
-        return any(other.uses for other in self._at_words_of(number))
+    def _shares_used_words(self, number: Number) -> bool:
+        return any(shared_number.uses for shared_number in self._at_words_of(number))
 
     def _use(self, number: Number, use: Use) -> None:
         """Note a decision, and whether a decision of another draw or race was made with these words before."""
@@ -262,24 +262,24 @@ class Numbers:
 
     def tell_shared(self, earlier: Use, use: Use) -> None:
         """Note that one place decided twice."""
-        shared = Shared(earlier, use)
-        self.shared.setdefault(str(shared), shared)
+        shared_number = SharedNumber(earlier, use)
+        self.shared_by_text.setdefault(str(shared_number), shared_number)
 
     def _meet_others(self, number: Number, use: Use) -> None:
-        for other in self._at_words_of(number):
-            if not other.uses:
+        for shared_number in self._at_words_of(number):
+            if not shared_number.uses:
                 continue
-            kinds = {number.kind, other.kind}
+            kinds = {number.kind, shared_number.kind}
             if kinds != {SINGLE, DOUBLE}:
-                self.tell_shared(other.uses[0], use)
+                self.tell_shared(shared_number.uses[0], use)
                 raise DecidesTooOften("draws make different numbers of the same words")
-            single, double = (number, other) if number.kind == SINGLE else (other, number)
+            single, double = (number, shared_number) if number.kind == SINGLE else (shared_number, number)
             assert single.place is not None
             assert double.place is not None
             # The second word of a float64 holds its low 32 bits, of which a decision tells next to nothing.
             if single.place.offset != double.place.offset:
                 continue
-            self.tell_shared(other.uses[0], use)
+            self.tell_shared(shared_number.uses[0], use)
             if single.cells is None:
                 self._tell_cells_apart(single, double)
 
@@ -302,24 +302,24 @@ class Numbers:
             double.high = high - last
         single.low, single.high = Fraction(0), Fraction(1)
 
-    def _below_by_cells(self, single: Number, limit: Fraction, what: str) -> bool:
+    def _below_by_cells(self, single: Number, limit: Fraction, decision: str) -> bool:
         assert single.cells is not None
         assert single.place is not None
         begin, end = single.cells
-        scaled = EIGHTH * limit
-        cell = math.floor(scaled)
+        scaled_limit = EIGHTH * limit
+        cell = math.floor(scaled_limit)
         pieces = [(begin, min(cell, end)), (max(cell, begin), min(cell + 1, end)), (max(cell + 1, begin), end)]
         counts = [Fraction(max(high - low, 0)) for low, high in pieces]
-        piece = self.fork.branch(counts, what)
+        piece = self.fork.branch(counts, decision)
         single.cells = pieces[piece]
         if piece != 1:
             return piece == 0
         place = Place(single.place.stream, single.place.offset, 2)
         double = self.number(DOUBLE, place)
-        if not 0 < scaled - cell < 1:
+        if not 0 < scaled_limit - cell < 1:
             return False
         double.uses.append(single.uses[-1])
-        return self._below(double, scaled - cell, what)
+        return self._below(double, scaled_limit - cell, decision)
 
     def _now(self, number: Number) -> Fraction:
         """The probability of all that was decided by the numbers that races bind to this one."""
@@ -328,10 +328,10 @@ class Numbers:
             current = waiting.pop()
             for race, _ in zip(self._races, self._winners, strict=False):
                 if current in race:
-                    for other in race:
-                        if other not in members:
-                            members[other] = len(members)
-                            waiting.append(other)
+                    for member_of_race in race:
+                        if member_of_race not in members:
+                            members[member_of_race] = len(members)
+                            waiting.append(member_of_race)
         races: list[Race] = []
         for race, winner in zip(self._races, self._winners, strict=False):
             if winner in members:

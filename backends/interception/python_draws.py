@@ -30,8 +30,8 @@ class ValueArray(np.ndarray[Any, Any]):
 
     def _first(self, axis: Any, largest: bool) -> Any:
         rows = np.asarray(self).reshape(1, -1) if axis is None else np.moveaxis(np.asarray(self), axis, -1)
-        what = "argmax" if largest else "argmin"
-        first = [ranking(list(row), 1, largest, what)[0] for row in rows.reshape(-1, rows.shape[-1])]
+        decision = "argmax" if largest else "argmin"
+        first = [ranking(list(row), 1, largest, decision)[0] for row in rows.reshape(-1, rows.shape[-1])]
         return first[0] if axis is None or rows.ndim == 1 else np.array(first).reshape(rows.shape[:-1])
 
     def argsort(self, *args: Any, **kwargs: Any) -> Any:
@@ -81,19 +81,21 @@ class PythonDraws:
         if call.method == "rand":
             return self._coins(call, args or None)
         if call.method == "uniform":
-            low, high, size = _named(("low", "high", "size"), (0.0, 1.0, None), args, kwargs)
-            return self._moved(self._coins(call, size), lambda value: (high - low) * value + low, (low, high) == (0, 1))
+            low, high, size = _arguments_in_order(("low", "high", "size"), (0.0, 1.0, None), args, kwargs)
+            return self._map_values(
+                self._coins(call, size), lambda value: (high - low) * value + low, (low, high) == (0, 1)
+            )
         if call.method in ("exponential", "standard_exponential"):
             names = ("scale", "size") if call.method == "exponential" else ("size",)
-            scale, size = [1.0, *_named(names, (1.0, None)[-len(names) :], args, kwargs)][-2:]
+            scale, size = [1.0, *_arguments_in_order(names, (1.0, None)[-len(names) :], args, kwargs)][-2:]
             # The old generator makes -log(1 - u), the new one tables.
-            how = "double" if isinstance(call.generator, np.random.RandomState) else "exponential of tables"
-            noise = self._values(call, size, how, EXPONENTIAL)
-            return self._moved(noise, lambda value: scale * value, scale == 1)
+            number_kind = "double" if isinstance(call.generator, np.random.RandomState) else "exponential of tables"
+            noise = self._values(call, size, number_kind, EXPONENTIAL)
+            return self._map_values(noise, lambda value: scale * value, scale == 1)
         if call.method == "gumbel":
-            loc, scale, size = _named(("loc", "scale", "size"), (0.0, 1.0, None), args, kwargs)
+            loc, scale, size = _arguments_in_order(("loc", "scale", "size"), (0.0, 1.0, None), args, kwargs)
             noise = self._values(call, size, "double", LOGARITHM)
-            return self._moved(noise, lambda value: loc - scale * value, False)
+            return self._map_values(noise, lambda value: loc - scale * value, False)
         if call.method == "choice":
             return self._choice(call)
         if call.method in ("integers", "randint"):
@@ -103,27 +105,27 @@ class PythonDraws:
     def _coins(self, call: Call, size: Any) -> Any:
         return self._values(call, size, "double", PLAIN)
 
-    def _values(self, call: Call, size: Any, how: str, kind: str) -> Any:
+    def _values(self, call: Call, size: Any, number_kind: str, kind: str) -> Any:
         _, draw = self.ledger.draw(call.name, call.generator, call.make)
         shape = () if size is None else tuple(np.atleast_1d(size).tolist())
         count = math.prod(shape)
         elements = np.empty(count, dtype=object)
         for number in range(count):
-            elements[number] = self._value(draw, number, count, how, kind)
+            elements[number] = self._value(draw, number, count, number_kind, kind)
         return elements[0] if shape == () else elements.reshape(shape).view(ValueArray)
 
-    def _value(self, draw: Draw | None, element: int, count: int, how: str, kind: str) -> Value:
+    def _value(self, draw: Draw | None, element: int, count: int, number_kind: str, kind: str) -> Value:
         numbers = self.ledger.numbers
-        number = numbers.number(how, None if draw is None else draw.place.part(element, count))
+        number = numbers.number(number_kind, None if draw is None else draw.place.part(element, count))
         # Both libraries take the logarithm of 1 - u, which is never 0.
         return Value(numbers, number, draw, kind=kind, flipped=kind != PLAIN)
 
-    def _moved(self, values: Any, function: Callable[[Any], Any], same: bool) -> Any:
-        return values if same else function(values)
+    def _map_values(self, values: Any, function: Callable[[Any], Any], is_identity: bool) -> Any:
+        return values if is_identity else function(values)
 
     def _choice(self, call: Call) -> Any:
         names, defaults = ("a", "size", "replace", "p"), (None, None, True, None)
-        options, size, replace, p = _named(names, defaults, call.args, call.kwargs)
+        options, size, replace, p = _arguments_in_order(names, defaults, call.args, call.kwargs)
         shape = () if size is None else tuple(np.atleast_1d(size).tolist())
         count = math.prod(shape)
         if not replace and count > 1:
@@ -138,11 +140,11 @@ class PythonDraws:
                 coin = self._value(draw, number, count, "double", PLAIN)
                 weights = [Fraction(float(weight)) for weight in p]
                 picks.append(self.ledger.numbers.choose(coin.number, draw, weights, "numpy's choice"))
-        chosen = picks if np.ndim(options) == 0 else [options[pick] for pick in picks]
-        return chosen[0] if shape == () else np.array(chosen).reshape(shape)
+        values = picks if np.ndim(options) == 0 else [options[pick] for pick in picks]
+        return values[0] if shape == () else np.array(values).reshape(shape)
 
     def _integers(self, call: Call) -> Any:
-        low, high, size = _named(("low", "high", "size"), (0, None, None), call.args, call.kwargs)
+        low, high, size = _arguments_in_order(("low", "high", "size"), (0, None, None), call.args, call.kwargs)
         low, high = (0, low) if high is None else (low, high)
         span = int(high) - int(low) + bool(call.kwargs.get("endpoint", False))
         shape = () if size is None else tuple(np.atleast_1d(size).tolist())
@@ -152,7 +154,7 @@ class PythonDraws:
         return picks[0] if shape == () else np.array(picks).reshape(shape)
 
 
-def _named(names: tuple[str, ...], defaults: tuple[Any, ...], args: Any, kwargs: Any) -> list[Any]:
+def _arguments_in_order(names: tuple[str, ...], defaults: tuple[Any, ...], args: Any, kwargs: Any) -> list[Any]:
     """The arguments in the order of their names."""
     arguments = {**dict(zip(names, args, strict=False)), **kwargs}
     return [arguments.get(name, default) for name, default in zip(names, defaults, strict=True)]

@@ -70,15 +70,15 @@ def _over_cones(winners: list[int], floors: Floors) -> Fraction:
                 plane = [Fraction(0)] * size
                 plane[place[runner]], plane[place[winner]] = Fraction(1), -ratio
                 cones = [cone for cone in _cut(cones, plane) if sum(_dot(plane, ray) for ray in cone) >= 0]
-    others = [{place[winner]: ratio for winner, ratio in floors[k].items()} for k in floors if k not in place]
-    for limits in others:
-        for (first, one), (second, other) in combinations(limits.items(), 2):
+    loser_limits = [{place[winner]: ratio for winner, ratio in floors[k].items()} for k in floors if k not in place]
+    for limits in loser_limits:
+        for (first, first_ratio), (second, second_ratio) in combinations(limits.items(), 2):
             plane = [Fraction(0)] * size
-            plane[first], plane[second] = one, -other
+            plane[first], plane[second] = first_ratio, -second_ratio
             cones = _cut(cones, plane)
     total = Fraction(0)
     for cone in cones:
-        below = [sum(ray) + sum(max(c * ray[p] for p, c in limits.items()) for limits in others) for ray in cone]
+        below = [sum(ray) + sum(max(c * ray[p] for p, c in limits.items()) for limits in loser_limits) for ray in cone]
         total += abs(_determinant(cone)) / math.prod(below)
     return total
 
@@ -90,20 +90,22 @@ def _dot(plane: Sequence[Fraction], ray: Sequence[Fraction]) -> Fraction:
 def _cut(cones: list[list[list[Fraction]]], plane: list[Fraction]) -> list[list[list[Fraction]]]:
     """The cones cut along a plane, so that each lies on one side."""
     waiting = list(cones)
-    done: list[list[list[Fraction]]] = []
+    finished_cones: list[list[list[Fraction]]] = []
     while waiting:
-        if len(waiting) + len(done) > MOST_CONES:
+        if len(waiting) + len(finished_cones) > MOST_CONES:
             raise DecidesTooOften("the same numbers decide too many races")
         cone = waiting.pop()
         sides = [_dot(plane, ray) for ray in cone]
         up, down = max(range(len(sides)), key=sides.__getitem__), min(range(len(sides)), key=sides.__getitem__)
         if sides[up] <= 0 or sides[down] >= 0:
-            done.append(cone)
+            finished_cones.append(cone)
             continue
         # The point of the plane between two rays takes the place of each.
         middle = [sides[up] * b - sides[down] * a for a, b in zip(cone[up], cone[down], strict=True)]
-        waiting += [[middle if row == replaced else ray for row, ray in enumerate(cone)] for replaced in (up, down)]
-    return done
+        waiting += [
+            [middle if row == replaced_ray else ray for row, ray in enumerate(cone)] for replaced_ray in (up, down)
+        ]
+    return finished_cones
 
 
 def _determinant(rows: list[list[Fraction]]) -> Fraction:
@@ -147,16 +149,16 @@ _FREE = (0.0, math.inf)
 
 def _one_winner(winners: list[int], floors: Floors, bounds: dict[int, tuple[float, float]]) -> float:
     (winner,) = winners
-    others = {k: float(limits[winner]) for k, limits in floors.items()}
-    outside = _outside({*others, winner}, bounds)
+    loser_ratios = {k: float(limits[winner]) for k, limits in floors.items()}
+    outside = _outside({*loser_ratios, winner}, bounds)
 
     def density(x: NDArray[Any]) -> NDArray[Any]:
         value: NDArray[Any] = np.exp(-x)
-        for k, ratio in others.items():
+        for k, ratio in loser_ratios.items():
             value = value * _above(ratio * x, bounds.get(k, _FREE))
         return value
 
-    edges = [edge / ratio for k, ratio in others.items() if ratio for edge in bounds.get(k, _FREE)]
+    edges = [edge / ratio for k, ratio in loser_ratios.items() if ratio for edge in bounds.get(k, _FREE)]
     return outside * _integral(density, *bounds.get(winner, _FREE), edges)
 
 
@@ -177,12 +179,12 @@ def _two_winners(winners: list[int], floors: Floors, bounds: dict[int, tuple[flo
     limits = {k: (float(c.get(first, 0)), float(c.get(second, 0))) for k, c in floors.items()}
     second_floor = limits.get(second, (0.0, 0.0))[0]
     first_floor = limits.get(first, (0.0, 0.0))[1]
-    others = {k: c for k, c in limits.items() if k not in (first, second)}
+    loser_limits = {k: c for k, c in limits.items() if k not in (first, second)}
     low, high = bounds.get(second, _FREE)
     # As functions of the first winner x, the numbers of the second at which anything bends: slope * x, and constants.
     slopes = [second_floor, *(1 / first_floor for _ in (0,) if first_floor)]
-    slopes += [c / d for c, d in others.values() if d]
-    levels = [low, high, *(edge / d for k, (_, d) in others.items() if d for edge in bounds.get(k, _FREE))]
+    slopes += [c / d for c, d in loser_limits.values() if d]
+    levels = [low, high, *(edge / d for k, (_, d) in loser_limits.items() if d for edge in bounds.get(k, _FREE))]
 
     def inner(x: float) -> float:
         begin = max(low, second_floor * x)
@@ -192,13 +194,13 @@ def _two_winners(winners: list[int], floors: Floors, bounds: dict[int, tuple[flo
 
         def density(y: NDArray[Any]) -> NDArray[Any]:
             value: NDArray[Any] = np.exp(-y - x)
-            for k, (c, d) in others.items():
+            for k, (c, d) in loser_limits.items():
                 value = value * _above(np.maximum(c * x, d * y), bounds.get(k, _FREE))
             return value
 
         return _integral(density, begin, end, [slope * x for slope in slopes] + levels)
 
     edges = [level / slope for level in levels for slope in slopes if slope]
-    edges += [edge / c for k, (c, _) in others.items() if c for edge in bounds.get(k, _FREE)]
+    edges += [edge / c for k, (c, _) in loser_limits.items() if c for edge in bounds.get(k, _FREE)]
     outer = _integral(lambda xs: np.array([inner(float(x)) for x in xs]), *bounds.get(first, _FREE), edges)
-    return outer * _outside({first, second, *others}, bounds)
+    return outer * _outside({first, second, *loser_limits}, bounds)

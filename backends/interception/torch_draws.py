@@ -25,7 +25,7 @@ COMPARISONS = {
 }
 """The names of torch's comparisons, each with its sign."""
 
-MIRRORED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
+MIRRORED_SIGNS = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
 """The sign that gives the same answer when the operands change sides."""
 
 # fmt: off
@@ -104,10 +104,10 @@ class Draws(TorchFunctionMode):
         if bare in TORCH_DRAWS and not (bare in TRAINING and not draws_in_training(args, kwargs)):
             return self._draw(func, bare, args, kwargs)
         if any(
-            isinstance(leaf, Value) or (isinstance(leaf, torch.Tensor) and self._drawn(leaf))
+            isinstance(leaf, Value) or (isinstance(leaf, torch.Tensor) and self._has_draws(leaf))
             for leaf in _leaves((args, kwargs))
         ):
-            return self._followed(func, bare, args, kwargs)
+            return self._follow_call(func, bare, args, kwargs)
         return func(*args, **kwargs)
 
     # Memory.
@@ -134,9 +134,9 @@ class Draws(TorchFunctionMode):
         return np.array(elements[self._index(tensor)], dtype=object)
 
     def _holds_values(self, operand: Any) -> bool:
-        return isinstance(operand, Value) or (isinstance(operand, torch.Tensor) and self._drawn(operand))
+        return isinstance(operand, Value) or (isinstance(operand, torch.Tensor) and self._has_draws(operand))
 
-    def _drawn(self, tensor: torch.Tensor) -> bool:
+    def _has_draws(self, tensor: torch.Tensor) -> bool:
         elements = self._elements(tensor)
         return elements is not None and any(isinstance(element, Value) for element in elements.flat)
 
@@ -147,9 +147,9 @@ class Draws(TorchFunctionMode):
         storage = tensor.untyped_storage()
         if tensor.numel() and storage.data_ptr() not in self.memory:
             count = storage.nbytes() // tensor.element_size()
-            whole = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(storage, 0, (count,), (1,))
+            memory_view = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(storage, 0, (count,), (1,))
             before = np.empty(count, dtype=object)
-            before[:] = whole.to("cpu", torch.float64).tolist()
+            before[:] = memory_view.to("cpu", torch.float64).tolist()
             self.memory[storage.data_ptr()] = (storage, before, tensor.element_size())
         if tensor.numel():
             self.memory[storage.data_ptr()][1][self._index(tensor)] = elements
@@ -160,7 +160,7 @@ class Draws(TorchFunctionMode):
     def _new(self, elements: Elements, like: torch.Tensor) -> torch.Tensor:
         return self._write(torch.empty(elements.shape, dtype=like.dtype, device=like.device), elements)
 
-    def _read(self, operand: Any) -> Elements:
+    def _read_elements(self, operand: Any) -> Elements:
         """The elements of any operand."""
         if isinstance(operand, torch.Tensor):
             elements = self._elements(operand)
@@ -179,7 +179,7 @@ class Draws(TorchFunctionMode):
         operands = [*args, *(kwargs[key] for key in ("input", "self") if key in kwargs)]
         # The others read the shape of an operand, or write into it.
         if name not in ("rand_like", "randint_like", "uniform_", "exponential_", "bernoulli_") and any(
-            isinstance(leaf, torch.Tensor) and self._drawn(leaf) for leaf in operands
+            isinstance(leaf, torch.Tensor) and self._has_draws(leaf) for leaf in operands
         ):
             refuse(f"torch's {name} of random numbers")
         if name not in ("rand", "rand_like", "uniform_", "exponential_", "multinomial", "bernoulli", "bernoulli_",
@@ -242,35 +242,35 @@ class Draws(TorchFunctionMode):
         race = not replacement or count == 1
         wide = weights.shape[-1] if race else count
         values = self.values(draw, (len(rows), wide), torch.float64, generator.device.type, race)
-        drawn: list[int] = []
+        outcomes: list[int] = []
         numbers = self.ledger.numbers
         for row, noise in zip(rows, values, strict=True):
-            left = [Fraction(weight) for weight in row]
+            row_weights = [Fraction(weight) for weight in row]
             if race:
-                runners = [(value.number, weight) for value, weight in zip(noise, left, strict=True)]
-                drawn += numbers.ranking(runners, count, noise[0].flipped, draw, "multinomial")
+                runners = [(value.number, weight) for value, weight in zip(noise, row_weights, strict=True)]
+                outcomes += numbers.ranking(runners, count, noise[0].flipped, draw, "multinomial")
             else:
-                drawn += [numbers.choose(value.number, draw, left, "multinomial") for value in noise]
-        return torch.tensor(drawn, device=weights.device).reshape(tuple(result.shape))
+                outcomes += [numbers.choose(value.number, draw, row_weights, "multinomial") for value in noise]
+        return torch.tensor(outcomes, device=weights.device).reshape(tuple(result.shape))
 
     def _integers(self, name: str, args: Any, kwargs: Any, result: torch.Tensor, draw: Draw | None) -> torch.Tensor:
         flat = result.reshape(-1)
         if name == "randperm":
-            left = list(range(len(flat)))
-            chosen = []
+            remaining = list(range(len(flat)))
+            picks = []
             for place in range(len(flat)):
-                pick = self.ledger.pick(draw, place, len(flat), len(left), "randperm")
-                chosen.append(left.pop(pick))
+                pick = self.ledger.pick(draw, place, len(flat), len(remaining), "randperm")
+                picks.append(remaining.pop(pick))
         else:
             ends = [arg for arg in args if isinstance(arg, int) and not isinstance(arg, bool)]
             ends = [kwargs[key] for key in ("low", "high") if key in kwargs] or ends
             low, high = (0, ends[0]) if len(ends) == 1 else (ends[0], ends[1])
-            chosen = [low + self.ledger.pick(draw, place, len(flat), high - low, name) for place in range(len(flat))]
-        return torch.tensor(chosen, dtype=result.dtype, device=result.device).reshape(result.shape)
+            picks = [low + self.ledger.pick(draw, place, len(flat), high - low, name) for place in range(len(flat))]
+        return torch.tensor(picks, dtype=result.dtype, device=result.device).reshape(result.shape)
 
     def _bernoulli(self, name: str, args: Any, kwargs: Any, result: torch.Tensor, draw: Draw | None) -> torch.Tensor:
         arguments = kwargs.get("p", args[1] if len(args) > 1 else (args[0] if name == "bernoulli" else 0.5))
-        odds = np.broadcast_to(self._read(arguments), tuple(result.shape))
+        odds = np.broadcast_to(self._read_elements(arguments), tuple(result.shape))
         device = result.device.type
         values = self.values(draw, tuple(result.shape), torch.float32, device, False)
         hits = [
@@ -282,7 +282,7 @@ class Draws(TorchFunctionMode):
 
     # What becomes of drawn values.
 
-    def _followed(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+    def _follow_call(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
         """A call that has a value, or a tensor of values, among its arguments."""
         operands = [*args, *(kwargs[key] for key in ("input", "self", "other", "exponent") if key in kwargs)]
         if name in FACTS:
@@ -291,88 +291,91 @@ class Draws(TorchFunctionMode):
         if getattr(func, "__name__", "") in ("__float__", "__int__", "__bool__", "__index__", "__complex__"):
             refuse(f"Python's {name}() on a random number: read it with .item()")
         if name in COMPARISONS:
-            return self._compared(COMPARISONS[name], operands[0], operands[1])
+            return self._compare(COMPARISONS[name], operands[0], operands[1])
         bare = name.removesuffix("_")
         if name in TWO_OPERANDS and len(operands) > 1:
             if kwargs.get("alpha", 1) != 1 or kwargs.get("rounding_mode") is not None:
                 refuse(f"torch's {name} with {sorted(kwargs)} on a random number")
-            return self._computed(TWO_OPERANDS[name], name.endswith("_") or name in IN_PLACE, operands[0], operands[1])
+            return self._compute(TWO_OPERANDS[name], name.endswith("_") or name in IN_PLACE, operands[0], operands[1])
         if bare in ONE_OPERAND:
-            elements = _each(ONE_OPERAND[bare], self._read(operands[0]))
+            elements = _each(ONE_OPERAND[bare], self._read_elements(operands[0]))
             return self._answer(elements, operands[0], name.endswith("_"))
         if bare in ("clamp", "clip", "clamp_min", "clamp_max"):
-            return self._clamped(bare, name.endswith("_"), operands[0], args[1:], kwargs)
+            return self._clamp(bare, name.endswith("_"), operands[0], args[1:], kwargs)
         if name in RANKINGS and isinstance(operands[0], torch.Tensor):
-            return self._ranked(name, operands[0], args[1:], kwargs)
+            return self._rank(name, operands[0], args[1:], kwargs)
         if bare == "masked_fill" or name in ("where", "setitem", "copy_", "index_fill_"):
-            return self._filled(name, args, kwargs)
+            return self._fill(name, args, kwargs)
         if name in ("searchsorted", "bucketize"):
-            return self._searched(name, args, kwargs)
+            return self._search(name, args, kwargs)
         if name == "item" or name == "tolist":
-            elements = self._read(operands[0])
+            elements = self._read_elements(operands[0])
             return elements.reshape(-1)[0] if name == "item" else elements.tolist()
         if name in CASTS:
-            return self._moved(func, args, kwargs)
+            return self._move(func, args, kwargs)
         if name in MOVES:
-            return self._moved(func, args, kwargs)
+            return self._move(func, args, kwargs)
         refuse(f"torch's {name} on a random number")
 
     def _answer(self, elements: Elements, like: Any, in_place: bool) -> torch.Tensor:
         """The elements in a tensor: the operand itself for a function in place."""
         return self._write(like, elements) if in_place else self._new(elements, like)
 
-    def _computed(self, operator: str, in_place: bool, left: Any, right: Any) -> torch.Tensor:
+    def _compute(self, operator: str, in_place: bool, left_operand: Any, right_operand: Any) -> torch.Tensor:
         """`left operator right`, element by element, where one operand is a float."""
-        first, second = np.broadcast_arrays(self._read(left), self._read(right))
+        first, second = np.broadcast_arrays(self._read_elements(left_operand), self._read_elements(right_operand))
         elements = np.empty(first.shape, dtype=object)
         for place in np.ndindex(first.shape):
             elements[place] = _arithmetic(operator, first[place], second[place])
-        tensor = next(operand for operand in (left, right) if isinstance(operand, torch.Tensor))
-        return self._answer(elements, left if in_place else tensor, in_place)
+        tensor = next(operand for operand in (left_operand, right_operand) if isinstance(operand, torch.Tensor))
+        return self._answer(elements, left_operand if in_place else tensor, in_place)
 
-    def _clamped(self, name: str, in_place: bool, tensor: torch.Tensor, args: Any, kwargs: Any) -> torch.Tensor:
+    def _clamp(self, name: str, in_place: bool, tensor: torch.Tensor, args: Any, kwargs: Any) -> torch.Tensor:
         ends = [*args, None, None]
         low = kwargs.get("min", ends[0] if name != "clamp_max" else None)
         high = kwargs.get("max", ends[0] if name == "clamp_max" else ends[1])
         low, high = (None if end is None else float(end) for end in (low, high))
         limits = (-math.inf if low is None else low, math.inf if high is None else high)
         elements = _each(
-            lambda value: value.clamp(*limits), self._read(tensor), lambda x: min(max(x, limits[0]), limits[1])
+            lambda value: value.clamp(*limits), self._read_elements(tensor), lambda x: min(max(x, limits[0]), limits[1])
         )
         return self._answer(elements, tensor, in_place)
 
-    def _compared(self, sign: str, left: Any, right: Any) -> torch.Tensor:
+    def _compare(self, sign: str, left_operand: Any, right_operand: Any) -> torch.Tensor:
         """`left sign right`, element by element, where one operand holds values."""
-        if not self._holds_values(left):
-            return self._compared(MIRRORED[sign], right, left)
+        if not self._holds_values(left_operand):
+            return self._compare(MIRRORED_SIGNS[sign], right_operand, left_operand)
         # torch compares in the dtype that both operands promote to, so a number is rounded to that dtype.
-        dtype = torch.result_type(0.5 if isinstance(left, Value) else left, 0.5 if isinstance(right, Value) else right)
-        device = right.device if isinstance(right, torch.Tensor) else left.device
-        if isinstance(right, torch.Tensor) and self._elements(right) is None:
-            right = right.to(dtype)
-        elif isinstance(right, (int, float)):
-            right = torch.tensor(right, dtype=dtype)
-        values, limits = np.broadcast_arrays(self._read(left), self._read(right))
+        dtype = torch.result_type(
+            0.5 if isinstance(left_operand, Value) else left_operand,
+            0.5 if isinstance(right_operand, Value) else right_operand,
+        )
+        device = right_operand.device if isinstance(right_operand, torch.Tensor) else left_operand.device
+        if isinstance(right_operand, torch.Tensor) and self._elements(right_operand) is None:
+            right_operand = right_operand.to(dtype)
+        elif isinstance(right_operand, (int, float)):
+            right_operand = torch.tensor(right_operand, dtype=dtype)
+        values, limits = np.broadcast_arrays(self._read_elements(left_operand), self._read_elements(right_operand))
         answers = []
         for value, limit in zip(values.flat, limits.flat, strict=True):
             if isinstance(limit, Value):
                 refuse("two random numbers compared with each other")
             answers.append(value.decide(sign, float(limit), dtype) if isinstance(value, Value)
-                           else _plainly(sign, value, limit))  # fmt: skip
+                           else _compare_floats(sign, value, limit))  # fmt: skip
         return torch.tensor(answers, dtype=torch.bool, device=device).reshape(values.shape)
 
-    def _ranked(self, name: str, tensor: torch.Tensor, args: Any, kwargs: Any) -> Any:
+    def _rank(self, name: str, tensor: torch.Tensor, args: Any, kwargs: Any) -> Any:
         """The order of each row: the number of its first, or of its first few."""
         count = kwargs.get("k", args[0] if args and name == "topk" else 1)
-        rest = list(args[1:] if name == "topk" else args)
-        dim = kwargs.get("dim", rest[0] if rest else (-1 if name in ("topk", "argsort") else None))
-        keepdim = kwargs.get("keepdim", rest[1] if len(rest) > 1 and name != "argsort" else False)
+        other_args = list(args[1:] if name == "topk" else args)
+        dim = kwargs.get("dim", other_args[0] if other_args else (-1 if name in ("topk", "argsort") else None))
+        keepdim = kwargs.get("keepdim", other_args[1] if len(other_args) > 1 and name != "argsort" else False)
         if isinstance(dim, torch.Tensor):
             refuse(f"torch's {name} of two tensors of random numbers")
         largest = bool(kwargs.get("largest", kwargs.get("descending", RANKINGS[name])))
-        elements = self._read(tensor)
-        whole = dim is None
-        rows = elements.reshape(1, -1) if whole else np.moveaxis(elements, dim, -1)
+        elements = self._read_elements(tensor)
+        is_flattened = dim is None
+        rows = elements.reshape(1, -1) if is_flattened else np.moveaxis(elements, dim, -1)
         if name == "argsort":
             count = rows.shape[-1]
         flat = rows.reshape(-1, rows.shape[-1])
@@ -381,58 +384,62 @@ class Draws(TorchFunctionMode):
         firsts = np.empty(places.shape, dtype=object)
         for place in np.ndindex(places.shape):
             firsts[place] = rows[place[:-1]][places[place]]
-        if not whole:
+        if not is_flattened:
             places, firsts = np.moveaxis(places, -1, dim), np.moveaxis(firsts, -1, dim)
         if name not in ("topk", "argsort") and not keepdim:
-            places = places.reshape(()) if whole else places.squeeze(dim)
-            firsts = firsts.reshape(()) if whole else firsts.squeeze(dim)
+            places = places.reshape(()) if is_flattened else places.squeeze(dim)
+            firsts = firsts.reshape(()) if is_flattened else firsts.squeeze(dim)
         indices = torch.tensor(places.tolist(), dtype=torch.long, device=tensor.device)
         if name in ("argmax", "argmin", "argsort"):
             return indices
         first = self._new(firsts, tensor)
-        if whole:
+        if is_flattened:
             return first
         kind = {"max": torch.return_types.max, "min": torch.return_types.min, "topk": torch.return_types.topk}[name]
         return kind((first, indices))
 
-    def _filled(self, name: str, args: Any, kwargs: Any) -> Any:
+    def _fill(self, name: str, args: Any, kwargs: Any) -> Any:
         """Elements chosen from two tensors, or written into one."""
         if kwargs:
             refuse(f"torch's {name} with {sorted(kwargs)} on a random number")
         if name == "where":
             mask, first, second = args
-            chosen, one, other = np.broadcast_arrays(self._read(mask), self._read(first), self._read(second))
-            elements = np.empty(chosen.shape, dtype=object)
-            for place in np.ndindex(chosen.shape):
-                elements[place] = one[place] if chosen[place] else other[place]
+            mask_cells, first_elements, second_elements = np.broadcast_arrays(
+                self._read_elements(mask), self._read_elements(first), self._read_elements(second)
+            )
+            elements = np.empty(mask_cells.shape, dtype=object)
+            for place in np.ndindex(mask_cells.shape):
+                elements[place] = first_elements[place] if mask_cells[place] else second_elements[place]
             return self._new(elements, next(t for t in (first, second) if isinstance(t, torch.Tensor)))
         if name in ("masked_fill", "masked_fill_"):
             tensor, mask, value = args
-            elements, chosen = np.broadcast_arrays(self._read(tensor), self._read(mask))
+            elements, mask_cells = np.broadcast_arrays(self._read_elements(tensor), self._read_elements(mask))
             elements = np.array(elements, dtype=object)
             for place in np.ndindex(elements.shape):
-                if chosen[place]:
-                    elements[place] = self._read(value).reshape(-1)[0]
+                if mask_cells[place]:
+                    elements[place] = self._read_elements(value).reshape(-1)[0]
             return self._answer(elements, tensor, name.endswith("_"))
         if name == "copy_":
-            return self._write(args[0], self._read(args[1]))
+            return self._write(args[0], self._read_elements(args[1]))
         if name == "setitem":
             tensor, key, value = args
             index = torch.arange(tensor.numel()).reshape(tuple(tensor.shape))[key]
-            flat: Elements = self._read(tensor).reshape(-1)
-            flat[index.reshape(-1).numpy()] = np.broadcast_to(self._read(value), tuple(index.shape)).reshape(-1)
+            flat: Elements = self._read_elements(tensor).reshape(-1)
+            flat[index.reshape(-1).numpy()] = np.broadcast_to(self._read_elements(value), tuple(index.shape)).reshape(
+                -1
+            )
             self._write(tensor, flat.reshape(tuple(tensor.shape)))
             return None
         return refuse(f"torch's {name} on a random number")
 
-    def _searched(self, name: str, args: Any, kwargs: Any) -> torch.Tensor:
+    def _search(self, name: str, args: Any, kwargs: Any) -> torch.Tensor:
         """The number of limits below each value, by comparisons."""
-        edges, wanted = args[:2] if name == "searchsorted" else (args[1], args[0])
+        edges, inputs = args[:2] if name == "searchsorted" else (args[1], args[0])
         right = kwargs.get("right", False) or kwargs.get("side") == "right"
-        if isinstance(edges, torch.Tensor) and self._drawn(edges):
+        if isinstance(edges, torch.Tensor) and self._has_draws(edges):
             refuse(f"torch's {name} in random numbers")
-        values = self._read(wanted)
-        limits = self._read(edges)
+        values = self._read_elements(inputs)
+        limits = self._read_elements(edges)
         rows = np.broadcast_to(limits, (*values.shape[:-1], limits.shape[-1])) if values.ndim else limits
         counts = np.zeros(values.shape, dtype=int)
         dtype = edges.dtype if isinstance(edges, torch.Tensor) else None
@@ -446,7 +453,7 @@ class Draws(TorchFunctionMode):
                 counts[place] += 1
         return torch.tensor(counts.tolist(), dtype=torch.long, device=edges.device)
 
-    def _moved(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _move(self, func: Any, args: Any, kwargs: Any) -> Any:
         """A move of elements: a view shows its memory's values, and a copy gets those of the places it is made of."""
         result = func(*args, **kwargs)
         tensors = [part for part in tree_leaves(result) if isinstance(part, torch.Tensor)]
@@ -454,7 +461,7 @@ class Draws(TorchFunctionMode):
             return result
         sources = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         sources = [leaf for leaf in sources if leaf.is_floating_point()]
-        every = np.concatenate([self._read(leaf).reshape(-1) for leaf in sources])
+        every = np.concatenate([self._read_elements(leaf).reshape(-1) for leaf in sources])
         starts = np.cumsum([0, *(leaf.numel() for leaf in sources)]).tolist()
         shadows = {
             id(leaf): torch.arange(start, start + leaf.numel()).reshape(tuple(leaf.shape))
@@ -467,7 +474,7 @@ class Draws(TorchFunctionMode):
 
         name = str(getattr(func, "__name__", func))
         if name in CASTS - {"to"}:
-            return self._new(self._read(args[0]), result)
+            return self._new(self._read_elements(args[0]), result)
         places = tree_leaves(func(*tree_map(shadow, args), **tree_map(shadow, kwargs)))
         for part, index in zip(tensors, places, strict=True):
             self._write(part, every[index.cpu().numpy()] if index.ndim else np.array(every[int(index)], dtype=object))
@@ -501,27 +508,27 @@ def _each(
     return result
 
 
-def _arithmetic(operator: str, left: Any, right: Any) -> Any:
+def _arithmetic(operator: str, left_operand: Any, right_operand: Any) -> Any:
     """`left operator right`, of which one may be a value."""
     if operator == "rsub" or operator == "rdiv":
-        left, right = right, left
-    if isinstance(left, Value) and isinstance(right, Value):
+        left_operand, right_operand = right_operand, left_operand
+    if isinstance(left_operand, Value) and isinstance(right_operand, Value):
         refuse("arithmetic of two random numbers")
     if operator == "add":
-        return left + right
+        return left_operand + right_operand
     if operator in ("sub", "rsub"):
-        return left - right
+        return left_operand - right_operand
     if operator == "mul":
-        return left * right
+        return left_operand * right_operand
     if operator == "pow":
-        return left**right
-    if not isinstance(right, Value) and right == 0:
-        return left.over_zero()
-    return left / right
+        return left_operand**right_operand
+    if not isinstance(right_operand, Value) and right_operand == 0:
+        return left_operand.over_zero()
+    return left_operand / right_operand
 
 
-def _plainly(sign: str, left: float, right: float) -> bool:
-    return {"lt": left < right, "le": left <= right, "gt": left > right, "ge": left >= right}[sign]
+def _compare_floats(sign: str, value: float, limit: float) -> bool:
+    return {"lt": value < limit, "le": value <= limit, "gt": value > limit, "ge": value >= limit}[sign]
 
 
 def _kind(

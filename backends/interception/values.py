@@ -58,7 +58,7 @@ class Value:
     """Set to None so that a NumPy scalar leaves an operation to the value."""
 
     @property
-    def untouched(self) -> bool:
+    def is_untouched(self) -> bool:
         """Whether it is U itself."""
         return (self.kind, self.a, self.b) == (PLAIN, 0.0, 1.0)
 
@@ -85,8 +85,8 @@ class Value:
 
     def over_zero(self) -> float:
         """This value divided by 0: infinite, where it is positive."""
-        signed = self.kind in (POWER, GROWTH) or (self.kind == EXPONENTIAL and abs(self.a) <= TINY)
-        if not signed:
+        has_sign = self.kind in (POWER, GROWTH) or (self.kind == EXPONENTIAL and abs(self.a) <= TINY)
+        if not has_sign:
             refuse("a random number divided by 0")
         return math.copysign(math.inf, self.b)
 
@@ -126,12 +126,12 @@ class Value:
             return self
         refuse(f"clamp to {low}..{high} on a random number")
 
-    def _positive(self, what: str) -> float:
+    def _positive(self, decision: str) -> float:
         if self.b <= 0:
-            refuse(f"{what} of a negative random number")
+            refuse(f"{decision} of a negative random number")
         return self.b
 
-    def _as_growth(self, what: str) -> "Value":
+    def _as_growth(self, decision: str) -> "Value":
         """U or 1 - U, each times a factor, as a factor of exp(-E)."""
         if self.kind == GROWTH and self.b > 0:
             return self
@@ -139,7 +139,7 @@ class Value:
             return replace(self, kind=GROWTH, a=-1.0, b=self.b, flipped=False)
         if self.kind == PLAIN and self.b < 0 and abs(self.a + self.b) <= TINY:
             return replace(self, kind=GROWTH, a=-1.0, b=-self.b, flipped=True)
-        refuse(f"{what} of a {self.kind} random number")
+        refuse(f"{decision} of a {self.kind} random number")
 
     # Its law.
 
@@ -170,8 +170,8 @@ class Value:
         """The value of the function where U is `u`."""
         if self.kind == PLAIN:
             return self.a + self.b * u
-        rest = 1 - u if self.flipped else u
-        exponential = -math.log(rest) if rest > 0 else math.inf
+        argument = 1 - u if self.flipped else u
+        exponential = -math.log(argument) if argument > 0 else math.inf
         if self.kind == EXPONENTIAL:
             return self.a + self.b * exponential
         if self.kind == LOGARITHM:
@@ -193,67 +193,67 @@ class Value:
         if math.isnan(threshold):
             return False
         less = sign in ("lt", "le")
-        what = f"a random number against {threshold!r}"
-        if self.untouched:
+        decision = f"a random number against {threshold!r}"
+        if self.is_untouched:
             # `le` and `gt` cut behind the threshold, `lt` and `ge` before it.
-            cut = places_below(threshold, sign in ("le", "gt"), self.grid, dtype)
-            return self.numbers.below(self.number, self.draw, Fraction(cut, self.grid), what) == less
+            count_below = places_below(threshold, sign in ("le", "gt"), self.grid, dtype)
+            return self.numbers.below(self.number, self.draw, Fraction(count_below, self.grid), decision) == less
         if math.isinf(threshold):
             return (threshold > 0) == less
         t, grows = self.limit(threshold)
-        below = self.numbers.below(self.number, self.draw, Fraction(t), what)
+        below = self.numbers.below(self.number, self.draw, Fraction(t), decision)
         return (below == grows) == less
 
-    def _compare(self, sign: str, other: object) -> Any:
-        if isinstance(other, Value):
-            if self._is_same(other):
+    def _compare(self, sign: str, operand: object) -> Any:
+        if isinstance(operand, Value):
+            if self._is_same(operand):
                 return sign in ("le", "ge")
             refuse("two random numbers compared with each other")
-        if isinstance(other, (int, float, Fraction, np.integer, np.floating)):
-            return self.decide(sign, float(other), NUMPY_DTYPES.get(type(other)))
+        if isinstance(operand, (int, float, Fraction, np.integer, np.floating)):
+            return self.decide(sign, float(operand), NUMPY_DTYPES.get(type(operand)))
         return NotImplemented
 
-    def _is_same(self, other: "Value") -> bool:
+    def _is_same(self, operand: "Value") -> bool:
         """Whether both are the same function of one number."""
-        forms = [(value.kind, value.a, value.b, value.flipped) for value in (self, other)]
-        return self.number is other.number and forms[0] == forms[1]
+        forms = [(value.kind, value.a, value.b, value.flipped) for value in (self, operand)]
+        return self.number is operand.number and forms[0] == forms[1]
 
-    def __lt__(self, other: object) -> Any:
-        return self._compare("lt", other)
+    def __lt__(self, operand: object) -> Any:
+        return self._compare("lt", operand)
 
-    def __le__(self, other: object) -> Any:
-        return self._compare("le", other)
+    def __le__(self, operand: object) -> Any:
+        return self._compare("le", operand)
 
-    def __gt__(self, other: object) -> Any:
-        return self._compare("gt", other)
+    def __gt__(self, operand: object) -> Any:
+        return self._compare("gt", operand)
 
-    def __ge__(self, other: object) -> Any:
-        return self._compare("ge", other)
+    def __ge__(self, operand: object) -> Any:
+        return self._compare("ge", operand)
 
-    def __add__(self, other: Any) -> Any:
-        return self.plus(float(other)) if _is_number(other) else NotImplemented
+    def __add__(self, operand: Any) -> Any:
+        return self.plus(float(operand)) if _is_number(operand) else NotImplemented
 
     __radd__ = __add__
 
-    def __sub__(self, other: Any) -> Any:
-        return self.plus(-float(other)) if _is_number(other) else NotImplemented
+    def __sub__(self, operand: Any) -> Any:
+        return self.plus(-float(operand)) if _is_number(operand) else NotImplemented
 
-    def __rsub__(self, other: Any) -> Any:
-        return _plus(self.times(-1.0), float(other)) if _is_number(other) else NotImplemented
+    def __rsub__(self, operand: Any) -> Any:
+        return _plus(self.times(-1.0), float(operand)) if _is_number(operand) else NotImplemented
 
-    def __mul__(self, other: Any) -> Any:
-        return self.times(float(other)) if _is_number(other) else NotImplemented
+    def __mul__(self, operand: Any) -> Any:
+        return self.times(float(operand)) if _is_number(operand) else NotImplemented
 
     __rmul__ = __mul__
 
-    def __truediv__(self, other: Any) -> Any:
-        return self.times(1 / float(other)) if _is_number(other) else NotImplemented
+    def __truediv__(self, operand: Any) -> Any:
+        return self.times(1 / float(operand)) if _is_number(operand) else NotImplemented
 
-    def __rtruediv__(self, other: Any) -> Any:
-        return self.power(-1.0).times(float(other)) if _is_number(other) else NotImplemented
+    def __rtruediv__(self, operand: Any) -> Any:
+        return self.power(-1.0).times(float(operand)) if _is_number(operand) else NotImplemented
 
-    def __pow__(self, other: Any) -> Any:
-        return self.power(float(other)) if _is_number(other) else NotImplemented
+    def __pow__(self, operand: Any) -> Any:
+        return self.power(float(operand)) if _is_number(operand) else NotImplemented
 
     def __neg__(self) -> Any:
         return self.times(-1.0)
@@ -263,11 +263,11 @@ class Value:
         low, high = sorted((self.level(0.0), self.level(1.0)))
         if self.kind != PLAIN or high - low > 10_000:
             refuse("floor on a random number")
-        whole = math.floor(low)
+        floor = math.floor(low)
         last = math.ceil(high) - 1
-        while whole < last and not self.decide("lt", whole + 1.0):
-            whole += 1
-        return whole
+        while floor < last and not self.decide("lt", floor + 1.0):
+            floor += 1
+        return floor
 
     def __int__(self) -> int:
         if min(self.level(0.0), self.level(1.0)) < 0:
@@ -283,10 +283,10 @@ class Value:
         refuse(f"torch's {getattr(func, '__name__', func)} on a random number")
 
 
-def _is_number(thing: object) -> bool:
-    if isinstance(thing, Value):
+def _is_number(operand: object) -> bool:
+    if isinstance(operand, Value):
         refuse("arithmetic of two random numbers")
-    return isinstance(thing, (int, float, Fraction, np.integer, np.floating))
+    return isinstance(operand, (int, float, Fraction, np.integer, np.floating))
 
 
 def _plus(value: "Value | float", summand: float) -> "Value | float":
@@ -299,49 +299,55 @@ def _power(base: float, exponent: float) -> float:
     return float(base**exponent)
 
 
-def _refusing(name: str) -> Callable[..., NoReturn]:
-    def refused(self: Value, *operands: object) -> NoReturn:
+def _refuse_operation(name: str) -> Callable[..., NoReturn]:
+    def refuse_call(self: Value, *operands: object) -> NoReturn:
         refuse(f"{name} on a random number")
 
-    return refused
+    return refuse_call
 
 
 _ARITHMETIC = ("floordiv", "mod", "divmod", "rfloordiv", "rmod", "rpow", "rdivmod")
 _UNARY = ("eq", "ne", "bool", "float", "index", "complex", "round", "trunc", "ceil", "pos", "abs")
 # Python looks operators up on the class, so every refusal must be set there.
 for _name in (*_UNARY, *_ARITHMETIC):
-    setattr(Value, f"__{_name}__", _refusing(_name))
+    setattr(Value, f"__{_name}__", _refuse_operation(_name))
 
 
-def winner(row: Sequence[Any], largest: bool, what: str) -> int:
+def winner(row: Sequence[Any], largest: bool, decision: str) -> int:
     """Decide which of a row of values and floats is the largest, or the smallest."""
-    return ranking(row, 1, largest, what)[0]
+    return ranking(row, 1, largest, decision)[0]
 
 
-def ranking(row: Sequence[Any], count: int, largest: bool, what: str) -> list[int]:
+def ranking(row: Sequence[Any], count: int, largest: bool, decision: str) -> list[int]:
     """Decide the first `count` of a row of values and floats in falling order, or in rising order."""
     sign = 1.0 if largest else -1.0
     values = [sign * value if not isinstance(value, Value) else value.times(sign) for value in row]
-    drawn = [value for value in values if isinstance(value, Value)]
-    if not drawn:
+    drawn_values = [value for value in values if isinstance(value, Value)]
+    if not drawn_values:
         return sorted(range(len(values)), key=lambda place: -values[place])[:count]
     runners = _as_race(values)
-    draw = drawn[0].draw
+    draw = drawn_values[0].draw
     if runners is not None:
         weights, flipped = runners
-        numbers = [value.number if isinstance(value, Value) else drawn[0].number for value in values]
+        numbers = [value.number if isinstance(value, Value) else drawn_values[0].number for value in values]
         pairs = list(zip(numbers, weights, strict=True))
         if sum(weight > 0 for weight in weights) < count:
             refuse(f"the first {count} of a race of fewer")
-        return drawn[0].numbers.ranking(pairs, count, flipped, draw, what)
+        return drawn_values[0].numbers.ranking(pairs, count, flipped, draw, decision)
     if count > 1:
-        refuse(f"{what} of values that are no race")
+        refuse(f"{decision} of values that are no race")
     constants = [float(value) for value in values if not isinstance(value, Value)]
     floor = max(constants, default=-math.inf)
     if floor > -math.inf:
-        refuse(f"{what} among random numbers and {floor}")
+        refuse(f"{decision} among random numbers and {floor}")
     places = [place for place, value in enumerate(values) if isinstance(value, Value)]
-    return [places[drawn[0].numbers.spend([v.number for v in drawn], draw, lambda: _law_of_largest(drawn), what)]]
+    return [
+        places[
+            drawn_values[0].numbers.spend(
+                [v.number for v in drawn_values], draw, lambda: _law_of_largest(drawn_values), decision
+            )
+        ]
+    ]
 
 
 def _as_race(values: Sequence[Any]) -> tuple[list[Fraction], bool] | None:
@@ -356,9 +362,9 @@ def _as_race(values: Sequence[Any]) -> tuple[list[Fraction], bool] | None:
         scores.append(_score(value))
         if scores[-1] is None:
             return None
-    known = [score for score in scores if score is not None]
-    families = {family for family, _, _ in known}
-    slopes = [slope for _, slope, _ in known]
+    known_scores = [score for score in scores if score is not None]
+    families = {family for family, _, _ in known_scores}
+    slopes = [slope for _, slope, _ in known_scores]
     if len(families) > 1 or len(flips) > 1 or any(abs(slope - slopes[0]) > 1e-6 * abs(slopes[0]) for slope in slopes):
         return None
     # A float in the row must be below every value whatever its number: -inf, or at most 0 beside positive values.
@@ -396,13 +402,13 @@ def _law_of_largest(values: Sequence[Value]) -> list[Fraction]:
     """The probability that each of some independent values is the largest, by integration."""
     law = []
     for number, value in enumerate(values):
-        others = [other for place, other in enumerate(values) if place != number]
+        rivals = [rival for place, rival in enumerate(values) if place != number]
 
-        def density(u: float, value: Value = value, others: list[Value] = others) -> float:
+        def density(u: float, value: Value = value, rivals: list[Value] = rivals) -> float:
             level = value.level(u)
-            return math.prod(other.mass_below(level) for other in others)
+            return math.prod(rival.mass_below(level) for rival in rivals)
 
-        ends = [end for other in others for end in (other.level(0.0), other.level(1.0)) if math.isfinite(end)]
+        ends = [end for rival in rivals for end in (rival.level(0.0), rival.level(1.0)) if math.isfinite(end)]
         points = sorted({0.0, 1.0, *(t for t, _ in map(value.limit, ends) if 0 < t < 1)})
         mass = 0.0
         for low, high in pairwise(points):

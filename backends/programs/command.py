@@ -32,7 +32,7 @@ PROTOCOL = 1
 HANDSHAKE_S = 120.0
 """Seconds in which a program must tell its declaration; it need not have loaded a model by then."""
 
-SHOWN = 80
+SHOWN_CHARACTERS = 80
 """Most characters that are shown of a line which is no answer."""
 
 LARGEST_SEED = 2**31
@@ -65,27 +65,27 @@ class Program:
             raise WrongProgram(f"{name}: {why}") from None
         if not self._words:
             raise WrongProgram(f"{PREFIX} names no program: give {PREFIX}'PROGRAM ARGUMENTS'")
-        self._asked = 0
-        self._child: Child | None = self._started()
+        self._num_requests = 0
+        self._child: Child | None = self._start_child()
 
-    def _started(self) -> Child:
+    def _start_child(self) -> Child:
         """A child that has told its declaration."""
         try:
             child = Child(self._words)
         except OSError as why:
             raise WrongProgram(f"{self.name}: {self._words[0]} cannot be started ({why.strerror})") from None
         try:
-            told = self._exchanged(child, {"id": 0, "ask": "declare", "protocol": PROTOCOL}, "declared", HANDSHAKE_S)
+            message = self._exchange(child, {"id": 0, "ask": "declare", "protocol": PROTOCOL}, "declared", HANDSHAKE_S)
         except ProgramFailure as why:
-            last = f": {why.said[-1]}" if why.said else ""
+            last = f": {why.last_lines[-1]}" if why.last_lines else ""
             raise Unavailable(f"{self.name}: {why.why} before its declaration{last}") from None
         except Silent:
             child.end()
             raise Unavailable(f"{self.name} told no declaration within {HANDSHAKE_S:g} s") from None
-        self.declaration: dict[str, Any] = told["declaration"]
+        self.declaration: dict[str, Any] = message["declaration"]
         return child
 
-    def __call__(self, **given: Any) -> Answer:
+    def __call__(self, **request_fields: Any) -> Answer:
         """The answer to one request.
 
         Raises:
@@ -95,29 +95,29 @@ class Program:
         """
         if self._child is None:
             try:
-                self._child = self._started()
+                self._child = self._start_child()
             except WrongProgram as why:
                 raise Unavailable(str(why)) from None
-        self._asked += 1
-        if "seed" in given:
-            given["seed"] %= LARGEST_SEED
-        request = {"id": self._asked, "ask": "generate", **given}
+        self._num_requests += 1
+        if "seed" in request_fields:
+            request_fields["seed"] %= LARGEST_SEED
+        request = {"id": self._num_requests, "ask": "generate", **request_fields}
         try:
-            told = self._exchanged(self._child, request, "answer")
+            message = self._exchange(self._child, request, "answer")
         except (ProgramFailure, Unavailable):
             self._child = None
             raise
-        if "unsupported" in told:
-            raise Unsupported(f"{self.declaration['name']}: {told['unsupported']}")
-        if "error" in told:
-            raise ProgramFailure(f"the program tells an error: {told['error'][:200]}", tuple(self._child.said))
-        logprobs = told.get("logprobs")
-        counts = Speculated(told["proposed"], told["accepted"]) if "proposed" in told else None
+        if "unsupported" in message:
+            raise Unsupported(f"{self.declaration['name']}: {message['unsupported']}")
+        if "error" in message:
+            raise ProgramFailure(f"the program tells an error: {message['error'][:200]}", tuple(self._child.last_lines))
+        logprobs = message.get("logprobs")
+        counts = Speculated(message["proposed"], message["accepted"]) if "proposed" in message else None
         return Answer(
-            tuple(told["tokens"]), None if logprobs is None else tuple(map(float, logprobs)), speculated=counts
+            tuple(message["tokens"]), None if logprobs is None else tuple(map(float, logprobs)), speculated=counts
         )
 
-    def _exchanged(
+    def _exchange(
         self, child: Child, request: Mapping[str, Any], kind: str, seconds: float | None = None
     ) -> dict[str, Any]:
         """The child's answer to a request; the child is ended where it gives none.
@@ -125,15 +125,15 @@ class Program:
         Raises:
             ProgramFailure, Unavailable, Silent: There is no answer.
         """
-        child.said.clear()
+        child.last_lines.clear()
         try:
             child.write(json.dumps(request).encode())
             line = child.read(seconds)
         except Over:
-            how = child.how_it_ended()
-            said = tuple(child.said)
+            ending = child.describe_end()
+            last_lines = tuple(child.last_lines)
             child.end()
-            raise ProgramFailure(f"the program {how}", said) from None
+            raise ProgramFailure(f"the program {ending}", last_lines) from None
         except Endless:
             child.end()
             raise Unavailable(f"{self.name} writes a line without an end") from None
@@ -146,22 +146,22 @@ class Program:
     def _answer(self, line: bytes, number: int, kind: str) -> dict[str, Any]:
         """The answer that a line holds; raises ValueError, with the rest of a sentence about the program."""
         try:
-            told = json.loads(line)
+            message = json.loads(line)
         except (ValueError, RecursionError):
-            told = None
-        if not isinstance(told, dict):
-            shown = line.decode(errors="backslashreplace")[:SHOWN]
+            message = None
+        if not isinstance(message, dict):
+            excerpt = line.decode(errors="backslashreplace")[:SHOWN_CHARACTERS]
             raise ValueError(
-                f"wrote on its standard output what is no line of the protocol: {shown!r} (only answers belong there; "
-                "write anything else to standard error)"
+                f"wrote on its standard output what is no line of the protocol: {excerpt!r} (only answers belong "
+                "there; write anything else to standard error)"
             )
-        if told.get("id") != number:
-            raise ValueError(f"answered request {number} with the id {told.get('id')!r}")
-        wrong = best_match(_validator(kind).iter_errors(told))
+        if message.get("id") != number:
+            raise ValueError(f"answered request {number} with the id {message.get('id')!r}")
+        wrong = best_match(_validator(kind).iter_errors(message))
         if wrong is not None:
-            where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in wrong.absolute_path)
-            raise ValueError(f"answered against the protocol: {where.lstrip('.') or 'the line'}: {wrong.message[:160]}")
-        return told
+            path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in wrong.absolute_path)
+            raise ValueError(f"answered against the protocol: {path.lstrip('.') or 'the line'}: {wrong.message[:160]}")
+        return message
 
     def close(self) -> None:
         """End the program."""
@@ -186,7 +186,7 @@ def open_program(name: str) -> Answering:
     """
     program = Program(name)
     facts = dict(program.declaration)
-    takes = ("prompt_ids", "max_new_tokens", *dict.fromkeys(facts.pop("takes")))
+    parameters = ("prompt_ids", "max_new_tokens", *dict.fromkeys(facts.pop("takes")))
     facts |= {field: tuple(facts[field]) for field in ("dtypes", "families") if field in facts}
     # Without a seed in its requests the program draws as it likes.
-    return Answering(program, takes, seeded="seed" in takes, **facts)
+    return Answering(program, parameters, seeded="seed" in parameters, **facts)

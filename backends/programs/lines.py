@@ -58,9 +58,9 @@ class Child:
         pipe = subprocess.PIPE
         # A session of its own, so that what it starts can be ended with it.
         self._process = subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
-        self.said: deque[str] = deque(maxlen=KEPT_LINES)
-        self._held = b""
-        self._listener = Thread(target=_listen, args=(self._process.stderr, self.said), daemon=True)
+        self.last_lines: deque[str] = deque(maxlen=KEPT_LINES)
+        self._buffer = b""
+        self._listener = Thread(target=_listen, args=(self._process.stderr, self.last_lines), daemon=True)
         self._listener.start()
         # Neither process nor listener refers to this object, so that a forgotten child is ended too.
         self._end = weakref.finalize(self, _end, self._process, self._listener)
@@ -83,28 +83,28 @@ class Child:
         assert self._process.stdout is not None
         out = self._process.stdout.fileno()
         until = None if seconds is None else time.monotonic() + seconds
-        while b"\n" not in self._held:
-            left = None if until is None else max(0.0, until - time.monotonic())
-            if not select.select([out], [], [], left)[0]:
+        while b"\n" not in self._buffer:
+            remaining_s = None if until is None else max(0.0, until - time.monotonic())
+            if not select.select([out], [], [], remaining_s)[0]:
                 raise Silent
             more = os.read(out, CHUNK)
             if not more:
                 raise Over
-            self._held += more
-            if len(self._held) > LARGEST_LINE:
+            self._buffer += more
+            if len(self._buffer) > LARGEST_LINE:
                 raise Endless
-        line, _, self._held = self._held.partition(b"\n")
+        line, _, self._buffer = self._buffer.partition(b"\n")
         return line
 
     @property
     def unread(self) -> bytes:
         """Bytes that the child wrote beyond the lines that were read, as far as they have arrived."""
         assert self._process.stdout is not None
-        if not self._held and select.select([self._process.stdout], [], [], 0)[0]:
-            self._held += os.read(self._process.stdout.fileno(), CHUNK)
-        return self._held
+        if not self._buffer and select.select([self._process.stdout], [], [], 0)[0]:
+            self._buffer += os.read(self._process.stdout.fileno(), CHUNK)
+        return self._buffer
 
-    def how_it_ended(self) -> str:
+    def describe_end(self) -> str:
         """The end of the child in words, after its output has ended; a child that goes on is killed."""
         try:
             code = self._process.wait(ENDED_S)
@@ -123,13 +123,13 @@ class Child:
         self._end()
 
 
-def _listen(stream: IO[bytes], said: deque[str]) -> None:
+def _listen(stream: IO[bytes], last_lines: deque[str]) -> None:
     """Keep and pass on the lines of a standard error until it ends."""
     with stream:
         for raw in stream:
             line = raw.decode(errors="backslashreplace").rstrip()
             if line:
-                said.append(line[:KEPT_CHARACTERS])
+                last_lines.append(line[:KEPT_CHARACTERS])
                 # Where the child hangs, our own process is ended, and what that printed is what the report shows.
                 sys.stderr.write(line + "\n")
 

@@ -67,7 +67,7 @@ class Call:
         return f"{module}.{'randrange' if self.method == '_randbelow' else self.method}"
 
 
-UNSEARCHED = ("numpy", "scipy", "torch", "random", "hypothesis")
+UNSEARCHED_PACKAGES = ("numpy", "scipy", "torch", "random", "hypothesis")
 """Packages whose own names stay as they are."""
 
 Handler = Callable[[Call], Any]
@@ -103,8 +103,8 @@ def _answer(library: str, method: str, generator: Any, args: Any, kwargs: Any, m
 class _SameKind(type):
     """The class of a class with hooks, of which the unhooked class's objects are instances too."""
 
-    def __instancecheck__(cls, thing: Any) -> bool:
-        return isinstance(thing, cls.__mro__[1])
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, cls.__mro__[1])
 
 
 def _with_hook(parent: Any, method: str) -> Callable[..., Any]:
@@ -206,12 +206,12 @@ def watched_names() -> dict[tuple[Any, str], Any]:
     return names
 
 
-def names_in_modules(watched: dict[tuple[Any, str], Any]) -> dict[tuple[Any, str], Any]:
+def names_in_modules(replacements: dict[tuple[Any, str], Any]) -> dict[tuple[Any, str], Any]:
     """The names under which other modules hold what is watched, with their values."""
-    watchers = {id(vars(holder)[name]): value for (holder, name), value in watched.items() if name in vars(holder)}
+    watchers = {id(vars(holder)[name]): value for (holder, name), value in replacements.items() if name in vars(holder)}
     names: dict[tuple[Any, str], Any] = {}
     for module in list(sys.modules.values()):
-        if not isinstance(module, ModuleType) or module.__name__.split(".")[0] in UNSEARCHED:
+        if not isinstance(module, ModuleType) or module.__name__.split(".")[0] in UNSEARCHED_PACKAGES:
             continue
         if module.__name__ == __name__:
             continue
@@ -270,9 +270,9 @@ def draws_in_training(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 def generator_of_call(args: Any, kwargs: Any) -> torch.Generator:
     """The generator from which a call of torch draws: the one named, or the default one of its device."""
     leaves = tree_leaves((args, kwargs))
-    named = [leaf for leaf in leaves if isinstance(leaf, torch.Generator)]
-    if named:
-        return named[0]
+    generators = [leaf for leaf in leaves if isinstance(leaf, torch.Generator)]
+    if generators:
+        return generators[0]
     devices = [torch.device(kwargs["device"])] if kwargs.get("device") is not None else []
     devices += [leaf.device for leaf in leaves if isinstance(leaf, torch.Tensor)]
     device = devices[0] if devices else torch.get_default_device()

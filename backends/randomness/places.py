@@ -10,7 +10,7 @@ LIBRARIES = ("torch", "numpy", "random")
 """The libraries whose draws have places."""
 
 _STANDARD = str(Path(sys.modules["os"].__file__ or "").parent)
-_PASSED = tuple(
+_PASSED_FOLDERS = tuple(
     str(Path(folder)) + "/"
     for folder in (Path(__file__).parent, Path(__file__).parent.parent / "interception", Path(_STANDARD) / "random.py")
 )
@@ -43,11 +43,11 @@ class Place:
     offset: int
     size: int
 
-    def overlaps(self, other: "Place") -> bool:
+    def overlaps(self, place: "Place") -> bool:
         """Whether both read a common word; two draws of unknown size do where they begin at one word."""
-        if self.stream != other.stream:
+        if self.stream != place.stream:
             return False
-        return self.offset < other.offset + max(other.size, 1) and other.offset < self.offset + max(self.size, 1)
+        return self.offset < place.offset + max(place.size, 1) and place.offset < self.offset + max(self.size, 1)
 
     def part(self, number: int, count: int) -> "Place":
         """The place of element `number` of a draw of `count` elements that read equally many words each.
@@ -123,5 +123,5 @@ def stack_here(most: int = 12) -> tuple[Site, ...]:
 def is_library(file: str) -> bool:
     """Whether the file belongs to torch, NumPy, `random`, or to this package."""
     parts = Path(file).parts
-    installed = "site-packages" in parts and parts[parts.index("site-packages") + 1] in LIBRARIES
-    return installed or f"{file}/".startswith(_PASSED) or file.startswith("<frozen")
+    is_installed_library = "site-packages" in parts and parts[parts.index("site-packages") + 1] in LIBRARIES
+    return is_installed_library or f"{file}/".startswith(_PASSED_FOLDERS) or file.startswith("<frozen")

@@ -61,9 +61,9 @@ class Positions:
             return self._of_device(generator, before)
         # The layout of THGeneratorState: seed, left, seeded, next, 624 words of 8 bytes, then cached normal numbers.
         state = generator.get_state().numpy()
-        left = int(state[8:12].view(np.int32)[0])
+        words_left = int(state[8:12].view(np.int32)[0])
         block = state[24 : 24 + 8 * 624].view(np.uint64).astype(np.uint32)
-        return self._of_block(block, 625 - left, before)
+        return self._of_block(block, 625 - words_left, before)
 
     def _of_device(self, generator: torch.Generator, before: "Standing | None") -> "Standing":
         kind = generator.device

@@ -33,7 +33,9 @@ class Recorder:
         self._open.enter_context(TorchHooks(self._record))
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         """Take the hooks away."""
         self._open.close()
 
@@ -57,14 +59,14 @@ def overlaps(draws: Iterable[Draw]) -> list[tuple[Draw, Draw]]:
     for number, draw in enumerate(draws):
         by_stream[draw.place.stream].append((number, draw))
     pairs: list[tuple[int, int, Draw, Draw]] = []
-    for numbered in by_stream.values():
+    for numbered_draws in by_stream.values():
         # In order of offsets, a draw meets those alone that end behind its begin.
-        numbered.sort(key=lambda entry: entry[1].place.offset)
+        numbered_draws.sort(key=lambda entry: entry[1].place.offset)
         reaching: list[tuple[int, Draw]] = []
-        for number, draw in numbered:
+        for number, draw in numbered_draws:
             reaching = [entry for entry in reaching if _end(entry[1].place) > draw.place.offset]
-            for other, earlier in reaching:
-                first, second = sorted(((other, earlier), (number, draw)), key=lambda entry: entry[0])
+            for earlier_number, earlier in reaching:
+                first, second = sorted(((earlier_number, earlier), (number, draw)), key=lambda entry: entry[0])
                 pairs.append((first[0], second[0], first[1], second[1]))
             reaching.append((number, draw))
     return [(first, second) for _, _, first, second in sorted(pairs, key=lambda pair: pair[:2])]

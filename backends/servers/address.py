@@ -95,7 +95,7 @@ def key() -> str | None:
     Raises:
         Unavailable: The key holds a character that no header may hold; the message does not show the key.
     """
-    found = os.environ.get(KEY, "").strip()
-    if found and not (found.isascii() and found.isprintable() and " " not in found):
+    value = os.environ.get(KEY, "").strip()
+    if value and not (value.isascii() and value.isprintable() and " " not in value):
         raise Unavailable(f"{KEY} holds a blank or a character that no HTTP header may hold")
-    return found or None
+    return value or None

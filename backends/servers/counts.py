@@ -25,12 +25,12 @@ def counts_of(content: Any) -> Speculated | None:
     # OpenAI's own server tells two zeros where a request predicts nothing.
     if accepted is not None and rejected is not None and accepted + rejected:
         return Speculated(accepted + rejected, accepted)
-    for place, all_of_them, kept in (
+    for place, drafted_field, accepted_field in (
         ("timings", "draft_n", "draft_n_accepted"),
         ("meta_info", "spec_draft_token_num", "spec_accept_token_num"),
     ):
-        told = _within(content, place)
-        proposed, accepted = _number(told, all_of_them), _number(told, kept)
+        counters = _within(content, place)
+        proposed, accepted = _number(counters, drafted_field), _number(counters, accepted_field)
         if proposed is None or accepted is None:
             continue
         if accepted > proposed:
@@ -45,8 +45,8 @@ def _within(content: Any, name: str) -> dict[str, Any]:
     return inner if isinstance(inner, dict) else {}
 
 
-def _number(told: dict[str, Any], name: str) -> int | None:
-    value = told.get(name)
+def _number(counters: dict[str, Any], name: str) -> int | None:
+    value = counters.get(name)
     if value is None:
         return None
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:

@@ -93,35 +93,35 @@ class OpenAI(Dialect):
         """See `Dialect`."""
         choice = _first(_in(content, "choices", list), "choices")
         finish = choice.get("finish_reason")
-        given = choice.get("logprobs")
-        told: dict[str, Any] = given if isinstance(given, dict) else {}
+        value = choice.get("logprobs")
+        logprobs: dict[str, Any] = value if isinstance(value, dict) else {}
         count = _count(content)
-        tokens, values = self._tokens(choice, told, question, count)
+        tokens, values = self._tokens(choice, logprobs, question, count)
         if finish == "stop":
             ending = choice.get("stop_reason")
-            tokens = _ended(tokens, ending if isinstance(ending, int) else None, question.stops)
+            tokens = _with_end_token(tokens, ending if isinstance(ending, int) else None, question.stops)
         # A server may leave the ending token out of the text and count it, or not.
         if count is not None and count not in (len(tokens), len(tokens) - (finish == "stop")):
             raise WrongAnswer(f"answers {len(tokens)} tokens and counts {count}")
-        return Answer(tokens, _as_many(values, tokens), "stop" if finish == "stop" else "length")
+        return Answer(tokens, _token_logprobs(values, tokens), "stop" if finish == "stop" else "length")
 
     def _tokens(
-        self, choice: dict[str, Any], told: dict[str, Any], question: Question, count: int | None
+        self, choice: dict[str, Any], logprobs: dict[str, Any], question: Question, count: int | None
     ) -> tuple[tuple[int, ...], Any]:
         """The token ids of a choice and their log-probabilities, by the surest of the ways that the answer allows."""
-        rows = told.get("content")
+        rows = logprobs.get("content")
         if isinstance(rows, list):  # the form of chats, which llama.cpp gives for completions as well, with ids
             sure = [_in(row, "logprob", (int, float)) for row in rows]
             if all(isinstance(row.get("id"), int) for row in rows):
                 return _ids([row["id"] for row in rows], "logprobs.content"), sure
-        values = told.get("token_logprobs")
+        values = logprobs.get("token_logprobs")
         if isinstance(choice.get("token_ids"), list):
             return _ids(choice["token_ids"], "token_ids"), values
-        pieces = told.get("tokens")
+        pieces = logprobs.get("tokens")
         if isinstance(pieces, list) and all(isinstance(piece, str) for piece in pieces):
-            named = ids_of_pieces(pieces, question.checkpoint)
-            if named is not None:
-                return named, values
+            piece_ids = ids_of_pieces(pieces, question.checkpoint)
+            if piece_ids is not None:
+                return piece_ids, values
         text = _in(choice, "text", str)
         counts: tuple[int, ...] = () if count is None else (count,)
         if counts and choice.get("finish_reason") == "stop" and question.stops:
@@ -186,7 +186,7 @@ class LlamaCpp(Dialect):
         rows = content.get("completion_probabilities")
         values = [_in(row, "logprob", (int, float)) for row in rows] if isinstance(rows, list) and rows else None
         finish = "stop" if content.get("stop_type") in ("eos", "word") else "length"
-        return Answer(tokens, _as_many(values, tokens), finish)
+        return Answer(tokens, _token_logprobs(values, tokens), finish)
 
 
 class SGLang(Dialect):
@@ -217,17 +217,17 @@ class SGLang(Dialect):
         tokens = _ids(_in(content, "output_ids", list), "output_ids")
         about = _in(content, "meta_info", dict)
         reason = about.get("finish_reason")
-        kind, matched = (reason.get("type"), reason.get("matched")) if isinstance(reason, dict) else (None, None)
+        kind, matched_token = (reason.get("type"), reason.get("matched")) if isinstance(reason, dict) else (None, None)
         if kind == "abort":
             raise WrongAnswer("answers that it aborted the request")
         if kind == "stop":
-            tokens = _ended(tokens, matched if isinstance(matched, int) else None, question.stops)
+            tokens = _with_end_token(tokens, matched_token if isinstance(matched_token, int) else None, question.stops)
         rows = about.get("output_token_logprobs")
         values = [row[0] for row in rows if isinstance(row, list) and row] if isinstance(rows, list) else None
-        return Answer(tokens, _as_many(values, tokens), "stop" if kind == "stop" else "length")
+        return Answer(tokens, _token_logprobs(values, tokens), "stop" if kind == "stop" else "length")
 
 
-BY_NAME: dict[str, type[Dialect]] = {one.NAME: one for one in (OpenAI, Vllm, LlamaCpp, SGLang)}
+BY_NAME: dict[str, type[Dialect]] = {dialect.NAME: dialect for dialect in (OpenAI, Vllm, LlamaCpp, SGLang)}
 """Every dialect by its name, as `backends.servers.address.DIALECTS` lists them."""
 
 
@@ -253,13 +253,15 @@ def _count(content: Any) -> int | None:
 
 
 def _ids(values: list[Any], name: str) -> tuple[int, ...]:
-    wrong = next((at for at, one in enumerate(values) if not isinstance(one, int) or isinstance(one, bool)), None)
+    wrong = next(
+        (index for index, value in enumerate(values) if not isinstance(value, int) or isinstance(value, bool)), None
+    )
     if wrong is not None:
         raise WrongAnswer(f"answers JSON whose {name}[{wrong}] is no token id")
     return tuple(values)
 
 
-def _ended(tokens: tuple[int, ...], ending: int | None, stops: tuple[int, ...]) -> tuple[int, ...]:
+def _with_end_token(tokens: tuple[int, ...], ending: int | None, stops: tuple[int, ...]) -> tuple[int, ...]:
     """The tokens with the one that ended the text, where the server names it, or can mean only one, and leaves it out.
 
     Raises:
@@ -274,7 +276,7 @@ def _ended(tokens: tuple[int, ...], ending: int | None, stops: tuple[int, ...]) 
     return (*tokens, *stops) if ending is None else tokens
 
 
-def _as_many(values: Any, tokens: tuple[int, ...]) -> tuple[float, ...] | None:
+def _token_logprobs(values: Any, tokens: tuple[int, ...]) -> tuple[float, ...] | None:
     """The log-probabilities, one a token; None where there are none, or the ending token alone has none.
 
     Raises:
@@ -282,10 +284,10 @@ def _as_many(values: Any, tokens: tuple[int, ...]) -> tuple[float, ...] | None:
     """
     if not isinstance(values, list) or not values:
         return None
-    if not all(isinstance(one, (int, float)) and not isinstance(one, bool) for one in values):
+    if not all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values):
         raise WrongAnswer("answers log-probabilities that are no numbers")
     if len(values) == len(tokens) - 1:
         return None
     if len(values) != len(tokens):
         raise WrongAnswer(f"answers {len(tokens)} tokens and {len(values)} log-probabilities")
-    return tuple(float(one) for one in values)
+    return tuple(float(value) for value in values)

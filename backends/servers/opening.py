@@ -11,7 +11,7 @@ from backends.base import Unavailable, Unsupported
 from backends.servers.address import Address, address_of
 from backends.servers.counts import counts_of
 from backends.servers.dialects import BY_NAME, Dialect, OpenAI, Question
-from backends.servers.web import Refused, Web, WrongAnswer
+from backends.servers.web import RefusedRequest, Web, WrongAnswer
 from reference.files.end_tokens import end_tokens
 from reference.files.fields import UnreadableCheckpoint
 
@@ -27,7 +27,7 @@ PROBE_TOKENS, PROBE_TEMPERATURE = 16, 2.0
 OpenAI and vLLM refuse temperatures above 2.
 """
 
-TAKEN = ("prompt_ids", "max_new_tokens", "temperature", "seed", "stops", "checkpoint")
+REQUEST_FIELDS = ("prompt_ids", "max_new_tokens", "temperature", "seed", "stops", "checkpoint")
 """Parameters of a black box that every dialect is given."""
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
@@ -44,7 +44,7 @@ class Server:
     web: Web
     dialect: Dialect
 
-    def __call__(self, **given: Any) -> Answer:
+    def __call__(self, **fields: Any) -> Answer:
         """The answer to one request.
 
         Raises:
@@ -52,29 +52,29 @@ class Server:
                 read, or no text stands for the prompt.
             Unavailable: The server does not answer as it should, or refuses the request.
         """
-        question = Question(**given)
+        question = Question(**fields)
         try:
-            own = () if self.dialect.NAMED_STOPS else end_tokens(question.checkpoint)
+            end_ids = () if self.dialect.NAMED_STOPS else end_tokens(question.checkpoint)
         except UnreadableCheckpoint as why:
             raise Unsupported(str(why)) from None
-        if not self.dialect.NAMED_STOPS and set(question.stops) != set(own):
+        if not self.dialect.NAMED_STOPS and set(question.stops) != set(end_ids):
             raise Unsupported(
                 f"a server of dialect {self.dialect.NAME} ends a text at the model's own end tokens alone"
             )
         try:
-            return self.asked(question)
-        except Refused as why:
+            return self.answer_to(question)
+        except RefusedRequest as why:
             raise Unavailable(str(why)) from None
 
-    def asked(self, question: Question) -> Answer:
+    def answer_to(self, question: Question) -> Answer:
         """The answer to a question; raises Refused beside what a call raises."""
         body = self.dialect.body(question)
         prompt = body["prompt"] if self.dialect.as_text else ""
 
-        def answered(content: Any) -> Answer:
+        def read_answer(content: Any) -> Answer:
             return replace(self.dialect.read(content, question), speculated=counts_of(content))
 
-        return self.web.ask(self.dialect.PATH, body, answered, prompt)
+        return self.web.ask(self.dialect.PATH, body, read_answer, prompt)
 
 
 def open_server(name: str) -> Answering:
@@ -88,11 +88,11 @@ def open_server(name: str) -> Answering:
     web = Web(address)
     dialect = _dialect(web, address)
     server = Server(web, dialect)
-    takes = (*TAKEN, *dialect.PROCESSES)
+    parameters = (*REQUEST_FIELDS, *dialect.PROCESSES)
     # A server brings its own weights, so that it runs no built-in model.
-    seeded = _seeded(server)
+    is_seeded = _is_seeded(server)
     return Answering(
-        server, takes, seeded=seeded, same_bits=False, name=name, device=ELSEWHERE, dtypes=DTYPES, families=()
+        server, parameters, seeded=is_seeded, same_bits=False, name=name, device=ELSEWHERE, dtypes=DTYPES, families=()
     )
 
 
@@ -108,8 +108,8 @@ def _dialect(web: Web, address: Address) -> Dialect:
         if (form.logprobs and not address.logprobs) or (form.as_text and not isinstance(form, OpenAI)):
             continue
         try:
-            _said(Server(web, form), Question(PROBES[0], 1))
-        except Refused as why:
+            _answer_content(Server(web, form), Question(PROBES[0], 1))
+        except RefusedRequest as why:
             if why.status in (401, 403):
                 raise Unavailable(str(why)) from None
             refusal = refusal or str(why)
@@ -130,16 +130,16 @@ def _model(web: Web, address: Address) -> tuple[str, str | None]:
     """The name and the owner of the server's model."""
     try:
         rows = web.ask("/v1/models", None, _rows)
-    except Refused as why:
+    except RefusedRequest as why:
         if address.model is None:
             raise Unavailable(f"{why}; name its model with #model=NAME") from None
         return address.model, None
-    chosen = [row for row in rows if address.model in (None, row.get("id"))]
-    if len(chosen) != 1 or not isinstance(chosen[0].get("id"), str):
+    matching_rows = [row for row in rows if address.model in (None, row.get("id"))]
+    if len(matching_rows) != 1 or not isinstance(matching_rows[0].get("id"), str):
         names = ", ".join(str(row.get("id")) for row in rows[:6])
         raise Unavailable(f"the server {address.root} has {len(rows)} models ({names}): name one with #model=NAME")
-    owner = chosen[0].get("owned_by")
-    return chosen[0]["id"], owner if isinstance(owner, str) else None
+    owner = matching_rows[0].get("owned_by")
+    return matching_rows[0]["id"], owner if isinstance(owner, str) else None
 
 
 def _rows(content: Any) -> list[dict[str, Any]]:
@@ -150,19 +150,19 @@ def _rows(content: Any) -> list[dict[str, Any]]:
     return rows
 
 
-def _seeded(server: Server) -> bool:
+def _is_seeded(server: Server) -> bool:
     """Whether the same request with the same seed gives the same tokens twice."""
     for prompt in PROBES:
         question = Question(prompt, PROBE_TOKENS, PROBE_TEMPERATURE, seed=7)
-        if _said(server, question) != _said(server, question):
+        if _answer_content(server, question) != _answer_content(server, question):
             return False
     return True
 
 
-def _said(server: Server, question: Question) -> object:
+def _answer_content(server: Server, question: Question) -> object:
     """The server's answer, in ids or in texts: no checkpoint, whose tokenizer would read texts, is known yet."""
     if not isinstance(server.dialect, OpenAI):
-        return server.asked(question).tokens
+        return server.answer_to(question).tokens
     # Every tokenizer knows digits.
     prompt = " ".join(map(str, question.prompt_ids)) if server.dialect.as_text else list(question.prompt_ids)
     body = {**replace(server.dialect, as_text=False).body(question), "prompt": prompt}

@@ -50,7 +50,7 @@ class WrongAnswer(Exception):
         self.wait = wait
 
 
-class Refused(Exception):
+class RefusedRequest(Exception):
     """The server refused the request as it is (a status of 400 to 499); asking again would not help."""
 
     def __init__(self, status: int, why: str) -> None:
@@ -59,7 +59,7 @@ class Refused(Exception):
 
 
 @dataclass
-class Told:
+class AnswerReader:
     """The bytes of an answer and the clock that limits them."""
 
     until: float
@@ -141,22 +141,22 @@ class Web:
             headers["Authorization"] = f"Bearer {self._key}"
         data = None if body is None else json.dumps(body).encode()
         limit = self.address.timeout
-        told = Told(monotonic() + limit)
+        reader = AnswerReader(monotonic() + limit)
         try:
             request = urllib.request.Request(self.address.root + path, data, headers)
             with self._open(request, timeout=limit) as stream:
-                raw = told.read(stream)
+                raw = reader.read(stream)
         except urllib.error.HTTPError as why:
             with why:
-                raise self._refusal(why, told, prompt) from None
+                raise self._refusal(why, reader, prompt) from None
         except TimeoutError:
             raise WrongAnswer(f"gave no whole answer within {limit:g} s") from None
         except urllib.error.URLError as why:
             reason = why.reason
             if isinstance(reason, TimeoutError):
                 raise WrongAnswer(f"gave no whole answer within {limit:g} s") from None
-            said = reason.strerror if isinstance(reason, OSError) and reason.strerror else type(reason).__name__
-            raise WrongAnswer(f"cannot be reached ({said})") from None
+            description = reason.strerror if isinstance(reason, OSError) and reason.strerror else type(reason).__name__
+            raise WrongAnswer(f"cannot be reached ({description})") from None
         except (OSError, http.client.HTTPException) as why:
             raise WrongAnswer(f"broke the connection off ({type(why).__name__})") from None
         try:
@@ -164,21 +164,23 @@ class Web:
         except (ValueError, RecursionError):
             raise WrongAnswer("answers what is no JSON") from None
 
-    def _refusal(self, why: urllib.error.HTTPError, told: Told, prompt: str) -> Exception:
+    def _refusal(self, why: urllib.error.HTTPError, reader: AnswerReader, prompt: str) -> Exception:
         """The exception for an answer with another status than 200."""
         try:
-            said = self._message(told.read(why), prompt)
+            message = self._message(reader.read(why), prompt)
         except (OSError, http.client.HTTPException, WrongAnswer):
-            said = ""  # the status says enough, with or without a message
-        line = f"answers {why.code}{said}"
+            message = ""  # the status says enough, with or without a message
+        line = f"answers {why.code}{message}"
         if why.code in (408, 425, 429) or why.code >= 500:
             return WrongAnswer(line, _seconds(why.headers.get("Retry-After")) if why.code in (429, 503) else None)
         if why.code in (401, 403):
             hint = f"the key in {KEY} is refused" if self._key else f"it wants a key: put it into {KEY}"
-            return Refused(why.code, f"{self._place(urlsplit(why.url).path)} {line}; {hint}")
+            return RefusedRequest(why.code, f"{self._place(urlsplit(why.url).path)} {line}; {hint}")
         if 300 <= why.code < 400:
-            return Refused(why.code, f"{self._place(urlsplit(why.url).path)} {line}, a redirect: give the new address")
-        return Refused(why.code, f"{self._place(urlsplit(why.url).path)} {line}")
+            return RefusedRequest(
+                why.code, f"{self._place(urlsplit(why.url).path)} {line}, a redirect: give the new address"
+            )
+        return RefusedRequest(why.code, f"{self._place(urlsplit(why.url).path)} {line}")
 
     def _message(self, raw: bytes, prompt: str) -> str:
         """The server's own message, as `: message`, without key and prompt; empty if there is none."""
@@ -193,11 +195,13 @@ class Web:
             return ""
         if self._key is not None and self._key in content:
             return ""
-        echoed = (
-            any(prompt[at : at + ECHO] in content for at in range(max(1, len(prompt) - ECHO + 1))) if prompt else False
+        is_echoed = (
+            any(prompt[start : start + ECHO] in content for start in range(max(1, len(prompt) - ECHO + 1)))
+            if prompt
+            else False
         )
         line = IDS.sub("[numbers]", " ".join(content.split()))[:LONGEST_MESSAGE]
-        return "" if echoed else f": {line}"
+        return "" if is_echoed else f": {line}"
 
 
 def _seconds(value: str | None) -> float | None:

@@ -10,11 +10,11 @@ from typing import Any
 from backends.base import Unavailable, Unsupported
 from backends.servers.web import WrongAnswer
 
-FEW = 4
+CACHED_TOKENIZERS = 4
 """Checkpoints whose tokenizers stay open."""
 
 
-@lru_cache(maxsize=FEW)
+@lru_cache(maxsize=CACHED_TOKENIZERS)
 def tokenizer(checkpoint: str) -> Any:
     """The tokenizer of a checkpoint directory.
 
@@ -36,17 +36,17 @@ def text_of(prompt: Sequence[int], checkpoint: str) -> str:
     Raises:
         Unsupported: There is no such text.
     """
-    text = _spelled(prompt, checkpoint)
+    text = _text_of(prompt, checkpoint)
     if text is None:
         raise Unsupported("the server takes texts, and no text stands for this prompt's token ids")
     return text
 
 
-def _spelled(prompt: Sequence[int], checkpoint: str) -> str | None:
+def _text_of(prompt: Sequence[int], checkpoint: str) -> str | None:
     """The text whose token ids are `prompt`, or None."""
     words = tokenizer(checkpoint)
     # Special tokens are those that the tokenizer adds by itself, or that stand in the text.
-    texts = (words.decode(list(prompt), skip_special_tokens=skipped) for skipped in (True, False))
+    texts = (words.decode(list(prompt), skip_special_tokens=skip) for skip in (True, False))
     return next((text for text in texts if words(text).input_ids == list(prompt)), None)
 
 
@@ -58,16 +58,21 @@ def ids_of_text(text: str, after: Sequence[int], checkpoint: str, counts: Sequen
             own, or a token of the text merges with one of the prompt.
     """
     words = tokenizer(checkpoint)
-    prompt = _spelled(after, checkpoint)
+    prompt = _text_of(after, checkpoint)
     if prompt is None:  # no text stands for the prompt, so that its last token merges with none
-        ids = tuple(int(one) for one in words(text, add_special_tokens=False).input_ids)
+        ids = tuple(int(token_id) for token_id in words(text, add_special_tokens=False).input_ids)
     else:
         # Some tokenizers drop blanks between tokens: one may stand between prompt and text, or not.
-        wholes = [words(prompt + gap + text).input_ids for gap in ("", " ")]
-        rests = [ids[len(after) :] for ids in wholes if ids[: len(after)] == list(after)]
-        if not rests:
+        id_lists = [words(prompt + gap + text).input_ids for gap in ("", " ")]
+        continuations = [candidate[len(after) :] for candidate in id_lists if candidate[: len(after)] == list(after)]
+        if not continuations:
             raise WrongAnswer("answers a text whose first token merges with the prompt's last: ask for ids")
-        ids = tuple(int(one) for one in next((rest for rest in rests if len(rest) in counts), rests[0]))
+        ids = tuple(
+            int(token_id)
+            for token_id in next(
+                (continuation for continuation in continuations if len(continuation) in counts), continuations[0]
+            )
+        )
     if not counts:
         raise WrongAnswer("answers a text and tells neither tokens nor their number: its tokens cannot be known")
     if len(ids) not in counts:
@@ -81,25 +86,25 @@ def ids_of_text(text: str, after: Sequence[int], checkpoint: str, counts: Sequen
 def ids_of_pieces(pieces: Sequence[str], checkpoint: str) -> tuple[int, ...] | None:
     """The token ids whose texts the server lists, or None where a text does not stand for one token."""
     words = tokenizer(checkpoint)
-    known = _by_text(checkpoint)
-    found = []
+    ids_by_text = _by_text(checkpoint)
+    token_ids = []
     for piece in pieces:
         number = piece.removeprefix("token_id:")
         if number != piece and number.isdigit():
-            found.append(int(number))
+            token_ids.append(int(number))
             continue
-        ids = known.get(piece) or ([words.get_vocab()[piece]] if piece in words.get_vocab() else [])
+        ids = ids_by_text.get(piece) or ([words.get_vocab()[piece]] if piece in words.get_vocab() else [])
         if len(ids) != 1:
             return None
-        found.append(ids[0])
-    return tuple(found)
+        token_ids.append(ids[0])
+    return tuple(token_ids)
 
 
-@lru_cache(maxsize=FEW)
+@lru_cache(maxsize=CACHED_TOKENIZERS)
 def _by_text(checkpoint: str) -> dict[str, list[int]]:
     """For each text, the token ids that alone decode to it."""
     words = tokenizer(checkpoint)
-    found: dict[str, list[int]] = {}
+    ids_by_text: dict[str, list[int]] = {}
     for token in range(len(words)):
-        found.setdefault(words.decode([token]), []).append(token)
-    return found
+        ids_by_text.setdefault(words.decode([token]), []).append(token)
+    return ids_by_text

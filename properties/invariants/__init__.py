@@ -35,7 +35,10 @@ WITHOUT_ORACLE = frozenset(
 )
 """Names of the invariants of ALL that read the backend's own runs and no oracle."""
 
-BESIDE_TOKENS: tuple[Invariant, ...] = (*pair.INVARIANTS, *(one for one in ALL if one.name in WITHOUT_ORACLE))
+BESIDE_TOKENS: tuple[Invariant, ...] = (
+    *pair.INVARIANTS,
+    *(invariant for invariant in ALL if invariant.name in WITHOUT_ORACLE),
+)
 """The invariants of a run whose reference shows tokens alone (`properties.verdict.peer`).
 
 Those of the pair come first: they know a divergence from nondeterminism, and the first finding locates a failure.

@@ -13,12 +13,12 @@ def greedy_only(case: Case) -> bool:
     return case.sampling.greedy
 
 
-def sampled(case: Case) -> bool:
+def is_sampled(case: Case) -> bool:
     """Whether the case samples its tokens."""
     return not case.sampling.greedy
 
 
-def drawn(case: Case) -> bool:
+def is_drawn(case: Case) -> bool:
     """Whether coins draw the draft's tokens, so that only the draft's scores can be compared with the oracle's."""
     sampling = case.sampling
     # "top-k" takes the best tokens of each row and tosses no coin.

@@ -41,7 +41,8 @@ def laws(case: Case, step: Step) -> Array:
     """The law after each node [nodes, vocabulary], by definition, from the backend's own logits."""
     assert step.drafted is not None
     assert step.scored is not None
-    tree, output = step.drafted.tree, output_before(case, step)
+    tree = step.drafted.tree
+    output = output_before(case, step)
     rows = [
         processing.law(row, case.sampling, case.stops, case.prompt, output + tree.tokens_to(node)[1:])
         for node, row in enumerate(step.scored.logits)

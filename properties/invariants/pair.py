@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from properties.generations import RUN_TESTS
-from properties.invariants.applies import greedy_only, sampled
+from properties.invariants.applies import greedy_only, is_sampled
 from properties.laws.sampled.gate import log_bar
-from properties.pair_generations import counts_from_prompt, listen_to_both
+from properties.pair_generations import counts_from_prompt, pair_evidence
 from properties.streams import stream_of
 from properties.tolerance.bounds import UNIT
 from properties.tolerance.closeness import PRIOR, SANITY
@@ -54,79 +54,106 @@ def greedy_match(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]
     both repeat theirs and show log-probabilities, rule T decides. Without those, the divergence is a tie only where the
     reference itself wavers between the two tokens: with the text before them in the prompt, it decodes the engine's.
     """
-    name, peer = "pair.greedy-match", peer_of(oracle)
-    mine, theirs = subject(case), peer(case)
-    if not mine.output and not theirs.output:
+    name = "pair.greedy-match"
+    peer = peer_of(oracle)
+    engine_trace, reference_trace = subject(case), peer(case)
+    if not engine_trace.output and not reference_trace.output:
         raise NotApplicable("nothing was emitted")
     # A case with a limit of steps stops early: only the common length can be compared.
-    short, long = sorted((len(mine.output), len(theirs.output)))
+    short, long = sorted((len(engine_trace.output), len(reference_trace.output)))
     compared = short if case.steps else long
     yield Compared(compared)
-    parted = next((at for at in range(compared) if mine.output[at : at + 1] != theirs.output[at : at + 1]), None)
-    numbers, others = logprobs_of(mine), logprobs_of(theirs)
+    divergence = next(
+        (
+            position
+            for position in range(compared)
+            if engine_trace.output[position : position + 1] != reference_trace.output[position : position + 1]
+        ),
+        None,
+    )
+    engine_logprobs, reference_logprobs = logprobs_of(engine_trace), logprobs_of(reference_trace)
     sigma = None
-    if numbers is not None and others is not None:
-        same = short if parted is None else min(parted, short)
-        apart = np.abs(np.array(numbers[:same]) - np.array(others[:same]))
-        sigma, most = noise_of(case, np.array([*numbers, *others]), apart)
-        yield Compared(same)
-        if (apart > TIE_SIGMA * most).any():
-            at = int(np.argmax(apart))
-            where: dict[str, int | str] = {"position": at, "side": "logprobs"}
-            beyond = float(apart[at] / (TIE_SIGMA * most))
-            yield Finding(name, Stage.EMITTED, _step(mine, at), where, others[at], numbers[at], beyond)
+    if engine_logprobs is not None and reference_logprobs is not None:
+        num_equal = short if divergence is None else min(divergence, short)
+        differences = np.abs(np.array(engine_logprobs[:num_equal]) - np.array(reference_logprobs[:num_equal]))
+        sigma, limit = noise_of(case, np.array([*engine_logprobs, *reference_logprobs]), differences)
+        yield Compared(num_equal)
+        if (differences > TIE_SIGMA * limit).any():
+            position = int(np.argmax(differences))
+            where: dict[str, int | str] = {"position": position, "side": "logprobs"}
+            beyond = float(differences[position] / (TIE_SIGMA * limit))
+            yield Finding(
+                name,
+                Stage.EMITTED,
+                _step(engine_trace, position),
+                where,
+                reference_logprobs[position],
+                engine_logprobs[position],
+                beyond,
+            )
             return
-    if parted is None:
+    if divergence is None:
         return
-    if any(peer.again(case, time).output[: parted + 1] != theirs.output[: parted + 1] for time in REPETITIONS):
+    if any(
+        peer.again(case, time).output[: divergence + 1] != reference_trace.output[: divergence + 1]
+        for time in REPETITIONS
+    ):
         peer.waver(case)
     outputs = [subject.again(case, time).output for time in REPETITIONS]
-    again = next((one for one in outputs if one[: parted + 1] != mine.output[: parted + 1]), None)
-    expected, observed = (one[parted] if parted < len(one) else "the end" for one in (theirs.output, mine.output))
-    where = {"position": parted}
-    if again is not None:
+    repeated_output = next(
+        (output for output in outputs if output[: divergence + 1] != engine_trace.output[: divergence + 1]), None
+    )
+    expected, observed = (
+        output[divergence] if divergence < len(output) else "the end"
+        for output in (reference_trace.output, engine_trace.output)
+    )
+    where = {"position": divergence}
+    if repeated_output is not None:
         where["side"] = "asked again"
         # The repetition may part from the first output before the place where that left the reference's.
-        told = next((token for token, first in zip(again, mine.output, strict=False) if token != first), "the end")
-        yield Finding(name, Stage.EMITTED, _step(mine, parted), where, observed, told)
+        repeated_token = next(
+            (token for token, first in zip(repeated_output, engine_trace.output, strict=False) if token != first),
+            "the end",
+        )
+        yield Finding(name, Stage.EMITTED, _step(engine_trace, divergence), where, observed, repeated_token)
         return
     measure = None
     if isinstance(expected, int) and isinstance(observed, int) and 0 <= observed < case.model.vocab_size:
-        if sigma is not None and numbers is not None and others is not None:
-            gap = abs(others[parted] - numbers[parted]) / sigma
+        if sigma is not None and engine_logprobs is not None and reference_logprobs is not None:
+            gap = abs(reference_logprobs[divergence] - engine_logprobs[divergence]) / sigma
             if gap <= TIE_SIGMA:
-                yield Tie(name, parted, gap)
+                yield Tie(name, divergence, gap)
                 return
             measure = gap / TIE_SIGMA
-        elif not counts_from_prompt(case) and peer.token_after(case, mine.output[:parted]) == observed:
-            yield Tie(name, parted, 0.0)
+        elif not counts_from_prompt(case) and peer.token_after(case, engine_trace.output[:divergence]) == observed:
+            yield Tie(name, divergence, 0.0)
             return
         else:
             where["side"] = "repeated"
-    yield Finding(name, Stage.EMITTED, _step(mine, parted), where, expected, observed, measure)
+    yield Finding(name, Stage.EMITTED, _step(engine_trace, divergence), where, expected, observed, measure)
 
 
 def logprobs_of(trace: Trace) -> tuple[float, ...] | None:
     """The log-probability of each token of the output, or None where the trace does not hold all of them."""
-    told: list[float] = []
+    logprobs: list[float] = []
     for step in trace.steps:
         if step.emitted is None or step.emitted.logprobs is None:
             return None
-        told += step.emitted.logprobs
-    return tuple(told) if len(told) == len(trace.output) else None
+        logprobs += step.emitted.logprobs
+    return tuple(logprobs) if len(logprobs) == len(trace.output) else None
 
 
-def noise_of(case: Case, numbers: Array, apart: Array) -> tuple[float, float]:
+def noise_of(case: Case, numbers: Array, differences: Array) -> tuple[float, float]:
     """The sigma of a log-probability, and the largest that it may have.
 
-    It is the rms of `apart`, the differences on equal tokens, within its a-priori size in the case's dtype (rule N).
+    It is the rms of `differences`, those on equal tokens, within its a-priori size in the case's dtype (rule N).
     """
     layers = case.model.architecture.layers if isinstance(case.model, Seeded) else DEEPEST
     scale = max(1.0, float(np.sqrt(np.mean(np.square(numbers)))))
     low, high = (factor * UNIT[case.dtype] * scale for factor in PRIOR[case.dtype])
-    most = SANITY * high * float(np.sqrt(layers))
-    measured = float(np.sqrt(np.mean(np.square(apart)))) if apart.size else 0.0
-    return min(max(measured, low), most), most
+    limit = SANITY * high * float(np.sqrt(layers))
+    measured = float(np.sqrt(np.mean(np.square(differences)))) if differences.size else 0.0
+    return min(max(measured, low), limit), limit
 
 
 def _step(trace: Trace, position: int) -> int:
@@ -137,13 +164,14 @@ def _step(trace: Trace, position: int) -> int:
 
 def same_law(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """Sampled tokens of both sides come from one law, whatever it is (`properties.pair_generations`)."""
-    name, peer = "pair.same-law", peer_of(oracle)
-    heard = listen_to_both(case, peer, subject)
-    partners = heard.partners
-    where: dict[str, int | str] = {"draws": partners.rounds, "tokens": heard.tokens}
-    if heard.beyond is not None:
+    name = "pair.same-law"
+    peer = peer_of(oracle)
+    evidence = pair_evidence(case, peer, subject)
+    partners = evidence.partners
+    where: dict[str, int | str] = {"draws": partners.rounds, "tokens": evidence.tokens}
+    if evidence.invalid_token is not None:
         yield Compared()
-        yield Finding(name, Stage.EMITTED, 0, where, f"an id below {case.model.vocab_size}", heard.beyond)
+        yield Finding(name, Stage.EMITTED, 0, where, f"an id below {case.model.vocab_size}", evidence.invalid_token)
         return
     yield Evidence(
         name,
@@ -171,7 +199,7 @@ INVARIANTS = (
         "Sampled tokens come from the law of the reference's tokens, by a sequential two-sample test.",
         needing(Stage.EMITTED),
         same_law,
-        sampled,
+        is_sampled,
         every=EVERY,
     ),
 )

@@ -17,50 +17,51 @@ def requests(trace: Trace) -> list[tuple[dict[str, int | str], Trace]]:
     """Every request of a run, each with the coordinates that name it in a finding."""
     if trace.shared is None:
         return [({}, trace)]
-    return [({"request": number}, one) for number, one in enumerate(trace.shared.requests) if one is not None]
+    return [({"request": number}, run) for number, run in enumerate(trace.shared.requests) if run is not None]
 
 
 def same_bits(name: str, case: Case, subject: Subject, layout: KvLayout, variant: str) -> Iterator[Finding | Compared]:
     """Findings where attention, logits, caches or output of the variant differ in a bit from those of the case."""
-    base, other = subject(case), subject(replace(case, layout=layout))
+    base = subject(case)
+    variant_trace = subject(replace(case, layout=layout))
     # Not strict: runs of different lengths are a finding about the output, below.
-    for (place, one), (_, twin) in zip(requests(base), requests(other), strict=False):
-        found = False
-        for fact in unlike_bits(name, one, twin, {**place, "variant": variant}):
-            found = found or isinstance(fact, Finding)
+    for (place, base_request), (_, twin) in zip(requests(base), requests(variant_trace), strict=False):
+        has_finding = False
+        for fact in unlike_bits(name, base_request, twin, {**place, "variant": variant}):
+            has_finding = has_finding or isinstance(fact, Finding)
             yield fact
-        if found:
+        if has_finding:
             return
 
 
-def unlike_bits(name: str, one: Trace, twin: Trace, where: dict[str, int | str]) -> Iterator[Finding | Compared]:
-    """A finding where attention, logits, caches or output of request `twin` differ in a bit from those of `one`."""
-    for number, (step, twin_step) in enumerate(zip(one.steps, twin.steps, strict=False)):
-        for stage, seen, true in _arrays(twin_step, step):
+def unlike_bits(name: str, base: Trace, twin: Trace, where: dict[str, int | str]) -> Iterator[Finding | Compared]:
+    """A finding where attention, logits, caches or output of request `twin` differ in a bit from those of `base`."""
+    for number, (step, twin_step) in enumerate(zip(base.steps, twin.steps, strict=False)):
+        for stage, observed, true in _arrays(twin_step, step):
             yield Compared(rows_of(true))
-            if seen.shape != true.shape or not np.array_equal(seen, true, equal_nan=True):
-                values = ("the same bits", _first_unlike(seen, true))
+            if observed.shape != true.shape or not np.array_equal(observed, true, equal_nan=True):
+                values = ("the same bits", _first_unlike(observed, true))
                 yield Finding(name, stage, number, where, *values)
                 return
-    if one.output != twin.output:
-        yield Finding(name, Stage.EMITTED, max(len(one.steps) - 1, 0), where, one.output, twin.output)
+    if base.output != twin.output:
+        yield Finding(name, Stage.EMITTED, max(len(base.steps) - 1, 0), where, base.output, twin.output)
 
 
-def _arrays(seen: Step, true: Step) -> Iterator[tuple[Stage, Array, Array]]:
-    if seen.attended is not None and true.attended is not None:
-        yield Stage.ATTENDED, seen.attended.output, true.attended.output
-    if seen.scored is not None and true.scored is not None:
-        yield Stage.SCORED, seen.scored.logits, true.scored.logits
+def _arrays(observed: Step, true: Step) -> Iterator[tuple[Stage, Array, Array]]:
+    if observed.attended is not None and true.attended is not None:
+        yield Stage.ATTENDED, observed.attended.output, true.attended.output
+    if observed.scored is not None and true.scored is not None:
+        yield Stage.SCORED, observed.scored.logits, true.scored.logits
     for kind in ("before", "after", "draft"):
-        kept = [getattr(step.committed, kind) for step in (seen, true) if step.committed is not None]
-        if len(kept) == 2 and None not in kept:
-            yield Stage.COMMITTED, kept[0].keys, kept[1].keys
-            yield Stage.COMMITTED, kept[0].values, kept[1].values
+        caches = [getattr(step.committed, kind) for step in (observed, true) if step.committed is not None]
+        if len(caches) == 2 and None not in caches:
+            yield Stage.COMMITTED, caches[0].keys, caches[1].keys
+            yield Stage.COMMITTED, caches[0].values, caches[1].values
 
 
-def _first_unlike(seen: Array, true: Array) -> str:
+def _first_unlike(observed: Array, true: Array) -> str:
     # NaN marks columns that a layer has let go: NaN in both arrays is no difference.
-    if seen.shape != true.shape:
-        return f"shape {seen.shape}, not {true.shape}"
-    at = tuple(int(one) for one in np.argwhere((seen != true) & ~(np.isnan(seen) & np.isnan(true)))[0])
-    return f"{float(seen[at])!r} at {list(at)}, not {float(true[at])!r}"
+    if observed.shape != true.shape:
+        return f"shape {observed.shape}, not {true.shape}"
+    index = tuple(int(part) for part in np.argwhere((observed != true) & ~(np.isnan(observed) & np.isnan(true)))[0])
+    return f"{float(observed[index])!r} at {list(index)}, not {float(true[index])!r}"

@@ -5,7 +5,7 @@ The invariants of batches, sessions and prefix reuse call `alike`; the other fun
 
 from collections.abc import Iterator
 
-from properties.invariants.rows import compared, placed
+from properties.invariants.rows import compare_rows, with_place
 from properties.tolerance.closeness import noise
 from properties.tolerance.ties import TIE_SIGMA
 from properties.verdict.finding import Compared, Finding
@@ -18,34 +18,36 @@ from reference.session import Account
 from reference.trace import Stage, Trace
 
 
-def alike(name: str, member: Member, other: Trace, oracle: Oracle, subject: Subject, variant: str) -> Iterator[Fact]:
-    """Findings where the trace of request `member` differs from `other` by more than the noise of a pair of runs.
+def compare_request(
+    name: str, member: Member, twin_trace: Trace, oracle: Oracle, subject: Subject, variant: str
+) -> Iterator[Fact]:
+    """Findings where the trace of request `member` differs from `twin_trace` by more than the noise of a pair of runs.
 
     Steps are compared as long as both runs have the same context and tree. The texts may part, without a finding,
     where the top two logits are nearly equal.
     """
     error = noise(member.alone, oracle, subject)
-    for number, (one, twin) in enumerate(zip(member.trace.steps, other.steps, strict=False)):
-        if one.drafted is None or twin.drafted is None or one.scored is None or twin.scored is None:
+    for number, (step, twin) in enumerate(zip(member.trace.steps, twin_trace.steps, strict=False)):
+        if step.drafted is None or twin.drafted is None or step.scored is None or twin.scored is None:
             continue
         # The judge calls a check unobserved that never yields `Compared`; a count of 0 says that it could look.
         yield Compared(0)
-        if one.context != twin.context or one.drafted.tree != twin.drafted.tree:
+        if step.context != twin.context or step.drafted.tree != twin.drafted.tree:
             return
-        rows = list(range(len(one.drafted.tree)))
-        for fact in compared(name, twin, one, rows, rows, error, variant):
-            yield placed(fact, number, request=member.number)
+        rows = list(range(len(step.drafted.tree)))
+        for fact in compare_rows(name, twin, step, rows, rows, error, variant):
+            yield with_place(fact, number, request=member.number)
             if isinstance(fact, Finding):
                 return
-        if one.emitted is not None and twin.emitted is not None and one.emitted.tokens != twin.emitted.tokens:
+        if step.emitted is not None and twin.emitted is not None and step.emitted.tokens != twin.emitted.tokens:
             ranked = twin.scored.logits.copy()
             ranked.partition(ranked.shape[1] - 2, axis=1)
             # No finding if sampled or nearly tied: noise may move a threshold past its coin, or swap the top two.
             margin = float((ranked[:, -1] - ranked[:, -2]).min()) if ranked.shape[1] > 1 else float("inf")
-            settled = margin > TIE_SIGMA * error.logits and error.chooses_alike(twin, one, rows, rows)
-            if member.alone.sampling.greedy and settled:
+            is_settled = margin > TIE_SIGMA * error.logits and error.chooses_alike(twin, step, rows, rows)
+            if member.alone.sampling.greedy and is_settled:
                 where: dict[str, int | str] = {"request": member.number, "variant": variant}
-                yield Finding(name, Stage.EMITTED, number, where, twin.emitted.tokens, one.emitted.tokens)
+                yield Finding(name, Stage.EMITTED, number, where, twin.emitted.tokens, step.emitted.tokens)
             return
 
 
@@ -62,9 +64,9 @@ def largest_block(case: Case) -> int:
     return max(case.layout.padded_nodes, *map(most_rows, drafts)) + 1
 
 
-def present(accounts: tuple[Account, ...], at: int) -> set[int]:
-    """Requests that could take a step when action `at` began, read from the account after action `at - 1`."""
-    return set(accounts[at - 1].committed) if 0 < at <= len(accounts) else set()
+def present_requests(accounts: tuple[Account, ...], action: int) -> set[int]:
+    """Requests that could take a step when action `action` began, read from the account after action `at - 1`."""
+    return set(accounts[action - 1].committed) if 0 < action <= len(accounts) else set()
 
 
 def in_session(case: Case) -> bool:

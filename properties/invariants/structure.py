@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from properties.tolerance.closeness import truth
+from properties.tolerance.closeness import true_step
 from properties.verdict.finding import Compared, Finding
 from properties.verdict.invariant import Fact, Invariant, Oracle, Unobserved, needing
 from properties.verdict.shown_tree import shown_tree, step_showing
@@ -35,28 +35,33 @@ OF_DRAFTED = ("structure.parent-range", "structure.validity-closed")
 """Invariants that compare rows with the drafted tree; the others take the tree of the rows where none is shown."""
 
 
-class _Look:
-    """One step as the backend lowered it (`seen`), beside the oracle's lowering of the same tree (`true`)."""
+class _LoweredStep:
+    """One step as the backend lowered it (`lowered`), beside the oracle's lowering of the same tree (`expected`)."""
 
-    def __init__(self, name: str, step: int, tree: Tree, context: int, seen: Lowered, true: Lowered) -> None:
-        self.name, self.step, self.tree, self.context, self.seen, self.true = name, step, tree, context, seen, true
+    def __init__(self, name: str, step: int, tree: Tree, context: int, lowered: Lowered, expected: Lowered) -> None:
+        self.name = name
+        self.step = step
+        self.tree = tree
+        self.context = context
+        self.lowered = lowered
+        self.expected = expected
         self.nodes = len(tree)
-        self.rows = self.nodes if seen.rows is None else seen.rows
+        self.rows = self.nodes if lowered.rows is None else lowered.rows
 
     def finding(self, expected: object, observed: object, **where: int | str) -> Finding:
         return Finding(self.name, Stage.LOWERED, self.step, where, expected, observed)
 
     def unequal(self, field: str) -> Iterator[Finding | Compared]:
         """Findings for each row of the tree whose entry in `field`, if it is shown, differs from the oracle's."""
-        if getattr(self.seen, field) is None:
+        if getattr(self.lowered, field) is None:
             return
         yield Compared(self.nodes)
-        seen, true = getattr(self.seen, field)[: self.nodes], getattr(self.true, field)[: self.nodes]
-        if seen.shape[0] < self.nodes:
-            yield self.finding(f"{self.nodes} rows", f"{seen.shape[0]} rows", side=field)
+        observed, true = getattr(self.lowered, field)[: self.nodes], getattr(self.expected, field)[: self.nodes]
+        if observed.shape[0] < self.nodes:
+            yield self.finding(f"{self.nodes} rows", f"{observed.shape[0]} rows", side=field)
             return
-        for row in np.flatnonzero(seen != true).tolist():
-            yield self.finding(int(true[row]), int(seen[row]), row=row, side=field)
+        for row in np.flatnonzero(observed != true).tolist():
+            yield self.finding(int(true[row]), int(observed[row]), row=row, side=field)
 
     def out_of_range(self, field: str, array: Array | None) -> Iterator[Finding]:
         """Findings for each entry of `array`, if it is shown, that is not the index of a row."""
@@ -66,30 +71,32 @@ class _Look:
             yield self.finding(f"0..{self.rows - 1}", int(array[tuple(index)]), row=index[0], side=field)
 
 
-def _steps(name: str, case: Case, oracle: Oracle, subject: Subject) -> Iterator[_Look]:
+def _steps(name: str, case: Case, oracle: Oracle, subject: Subject) -> Iterator[_LoweredStep]:
     """Each lowered step beside the oracle's; raises Unobserved at the end if a step did not show all that it takes."""
-    absent: str | None = None
+    hidden_field: str | None = None
     for number, step in enumerate(subject(case).steps):
         if step.lowered is None:
             continue
         tree = shown_tree(step)
         if tree is None or (step.drafted is None and name in OF_DRAFTED):
-            absent = "drafted.tree"
+            hidden_field = "drafted.tree"
             continue
         if step.drafted is None:
             tree = Tree(tree.parent, (0,) * len(tree))  # tokens that no stage vouches for may be no tokens at all
-        true = truth(case, oracle, step_showing(step, tree), number).lowered
+        true = true_step(case, oracle, step_showing(step, tree), number).lowered
         if true is not None:
-            yield _Look(name, number, tree, len(step.context), step.lowered, true)
-        absent = next((f"lowered.{one}" for one in MAIN[name] if getattr(step.lowered, one) is None), absent)
-    if absent is not None:
-        raise Unobserved(f"the backend does not reveal {absent}")
+            yield _LoweredStep(name, number, tree, len(step.context), step.lowered, true)
+        hidden_field = next(
+            (f"lowered.{field}" for field in MAIN[name] if getattr(step.lowered, field) is None), hidden_field
+        )
+    if hidden_field is not None:
+        raise Unobserved(f"the backend does not reveal {hidden_field}")
 
 
 def parent_range(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """Every parent index names a row; the root is its own parent; every row has its node's parent and token."""
     for look in _steps("structure.parent-range", case, oracle, subject):
-        yield from look.out_of_range("parent", look.seen.parent)
+        yield from look.out_of_range("parent", look.lowered.parent)
         yield from look.unequal("parent")
         yield from look.unequal("token")
 
@@ -103,12 +110,12 @@ def depth_consistent(case: Case, oracle: Oracle, subject: Subject) -> Iterator[F
 def validity_closed(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """The tree's rows are valid and padding rows are not, so that no valid row has an invalid parent."""
     for look in _steps("structure.validity-closed", case, oracle, subject):
-        if look.seen.valid is None:
+        if look.lowered.valid is None:
             continue
         yield Compared(look.rows)
-        wanted = np.arange(look.rows) < look.nodes
-        for row in np.flatnonzero(look.seen.valid != wanted).tolist():
-            yield look.finding(bool(wanted[row]), bool(look.seen.valid[row]), row=row)
+        expected_valid = np.arange(look.rows) < look.nodes
+        for row in np.flatnonzero(look.lowered.valid != expected_valid).tolist():
+            yield look.finding(bool(expected_valid[row]), bool(look.lowered.valid[row]), row=row)
         # A tree larger than the padding of the layout keeps its own size.
         padded = max(look.nodes, case.layout.padded_nodes)
         if look.rows != padded:
@@ -118,42 +125,42 @@ def validity_closed(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fa
 def ancestor_table(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """Entry d of a row is the row's ancestor at depth d; it is 0 beyond the row's own depth and in padding rows."""
     for look in _steps("structure.ancestor-table", case, oracle, subject):
-        if look.seen.ancestor is None:
+        if look.lowered.ancestor is None:
             continue
         yield Compared(look.rows)
-        yield from look.out_of_range("ancestor", look.seen.ancestor)
+        yield from look.out_of_range("ancestor", look.lowered.ancestor)
         for row in range(look.rows):
             path = look.tree.path(row) if row < look.nodes else ()
-            for depth, seen in enumerate(look.seen.ancestor[row].tolist()):
-                wanted = path[depth] if depth < len(path) else 0
-                if seen != wanted:
-                    yield look.finding(wanted, seen, row=row, depth=depth)
+            for depth, observed in enumerate(look.lowered.ancestor[row].tolist()):
+                ancestor = path[depth] if depth < len(path) else 0
+                if observed != ancestor:
+                    yield look.finding(ancestor, observed, row=row, depth=depth)
 
 
 def mask_is_ancestry(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """In every layer's mask, a row sees the context and its own path inside the window, and no other column."""
     for look in _steps("structure.mask-is-ancestry", case, oracle, subject):
         # Layers with one kind of window may share a mask array; a shared pair of arrays is compared once.
-        done: dict[int, int] = {}
-        if look.seen.visible is None or look.true.visible is None:
+        compared_layers: dict[int, int] = {}
+        if look.lowered.visible is None or look.expected.visible is None:
             continue
-        for layer, (seen, true) in enumerate(zip(look.seen.visible, look.true.visible, strict=True)):
-            if id(seen) in done and look.true.visible[done[id(seen)]] is true:
+        for layer, (mask, true) in enumerate(zip(look.lowered.visible, look.expected.visible, strict=True)):
+            if id(mask) in compared_layers and look.expected.visible[compared_layers[id(mask)]] is true:
                 continue
-            done[id(seen)] = layer
+            compared_layers[id(mask)] = layer
             yield Compared(look.nodes)
-            wanted = np.zeros((look.nodes, look.context + look.rows), dtype=bool)
+            expected_mask = np.zeros((look.nodes, look.context + look.rows), dtype=bool)
             # The reference may be another backend, whose mask has padding rows and columns of its own.
-            wanted[:, : look.context + look.nodes] = true[: look.nodes, : look.context + look.nodes]
-            if seen.shape != (look.rows, look.context + look.rows):
+            expected_mask[:, : look.context + look.nodes] = true[: look.nodes, : look.context + look.nodes]
+            if mask.shape != (look.rows, look.context + look.rows):
                 yield look.finding(
-                    str((look.rows, look.context + look.rows)), str(seen.shape), layer=layer, side="shape"
+                    str((look.rows, look.context + look.rows)), str(mask.shape), layer=layer, side="shape"
                 )
                 continue
-            for row, column in np.argwhere(seen[: look.nodes] != wanted).tolist():
+            for row, column in np.argwhere(mask[: look.nodes] != expected_mask).tolist():
                 yield look.finding(
-                    "visible" if wanted[row, column] else "hidden",
-                    "visible" if seen[row, column] else "hidden",
+                    "visible" if expected_mask[row, column] else "hidden",
+                    "visible" if mask[row, column] else "hidden",
                     layer=layer,
                     row=row,
                     column=column,
@@ -172,7 +179,7 @@ def positions_are_depth(case: Case, oracle: Oracle, subject: Subject) -> Iterato
     """A row's position is the context's length plus its depth; its KV slot is its own and past the context."""
     for look in _steps("structure.positions-are-depth", case, oracle, subject):
         yield from look.unequal("position")
-        slots = [] if look.seen.slot is None else look.seen.slot.tolist()
+        slots = [] if look.lowered.slot is None else look.lowered.slot.tolist()
         for row, slot in enumerate(slots):
             if slot < look.context:
                 yield look.finding(f"past {look.context - 1}", slot, row=row, side="slot")

@@ -11,9 +11,9 @@ import numpy as np
 from properties.laws.sampled.draft_faults import payments
 from properties.laws.sampled.links import Trial, residual_band
 from properties.laws.sampled.truncated import band
-from properties.laws.worlds import deterministic
+from properties.laws.worlds import is_deterministic
 from properties.tolerance.bounds import UNIT
-from properties.tolerance.closeness import Noise, forced
+from properties.tolerance.closeness import Noise, forced_logits
 from properties.verdict.invariant import NotApplicable, Oracle
 from reference.case import Case
 from reference.draft import Scripted
@@ -37,7 +37,7 @@ LANES = 8
 WIDEST = 300.0
 """Largest margin of scores: a band says nothing beyond it, and exp of twice this margin is still finite in float64."""
 
-Tried = list[tuple[int, Array | None]]
+TriedSiblings = list[tuple[int, Array | None]]
 """Siblings in the order of their trials: token, and the law of its draw; None for a token proposed for sure."""
 
 
@@ -59,10 +59,11 @@ class Point:
 def logit_bound(case: Case, control: Noise) -> float:
     """How far one logit of the engine may lie from the oracle's, wherever rule N holds.
 
-    Rule N bounds the rms distance of a row by `Noise.of_logits`; no entry of a row of V numbers exceeds sqrt(V) times
-    its rms. The control of a backend that shows no logits is not measured: its largest admissible error is assumed.
+    Rule N bounds the rms distance of a row by `Noise.logits_limit`; no entry of a row of V numbers exceeds sqrt(V)
+    times its rms. The control of a backend that shows no logits is not measured: its largest admissible error is
+    assumed.
     """
-    widest = control.of_logits()
+    widest = control.logits_limit()
     if control.measured == 0.0 and control.logits > 0.0:
         widest = max(widest, widest * control.ceiling / control.logits)
     return float(widest * np.sqrt(case.model.vocab_size))
@@ -87,34 +88,39 @@ def points(case: Case, oracle: Oracle, trace: Trace, bound: float) -> list[Point
         return []
     if not all(0 <= token < case.model.vocab_size for token in output):
         raise NotApplicable("a token outside the vocabulary has no law")
-    rows = forced(case, oracle, output)
-    seen = _revealed(trace, len(output))
-    if case.sampling.processors and any(row is None for row in seen):
+    rows = forced_logits(case, oracle, output)
+    revealed_rows = _revealed_logits(trace, len(output))
+    if case.sampling.processors and any(row is None for row in revealed_rows):
         raise NotApplicable("what custom processors make of another's logits has no bound")
-    return [_point(case, rows[at], seen[at], output[:at], bound) for at in range(len(output))]
+    return [
+        _point(case, rows[position], revealed_rows[position], output[:position], bound)
+        for position in range(len(output))
+    ]
 
 
-def high_of(known: list[Point]) -> list[Array]:
+def upper_bounds(law_points: list[Point]) -> list[Array]:
     """The largest probability that the engine's law may give each token [V], at each place of the output."""
-    return [point.high for point in known]
+    return [point.high for point in law_points]
 
 
-def draft_bets(case: Case, oracle: Oracle, output: tuple[int, ...], known: list[Point]) -> list[Mapping[str, Array]]:
+def draft_bets(
+    case: Case, oracle: Oracle, output: tuple[int, ...], law_points: list[Point]
+) -> list[Mapping[str, Array]]:
     """The payments of `properties.laws.sampled.draft_faults` at each place of the output.
 
     The draft's law q is the oracle's, of the draft as a target under the case's own settings.
     """
     assert case.draft.model is not None
-    rows = forced(replace(case, model=case.draft.model, draft=Scripted()), oracle, output) if output else ()
+    rows = forced_logits(replace(case, model=case.draft.model, draft=Scripted()), oracle, output) if output else ()
     bets: list[Mapping[str, Array]] = []
-    for place, (row, point) in enumerate(zip(rows, known, strict=True)):
+    for place, (row, point) in enumerate(zip(rows, law_points, strict=True)):
         q = processing.law(row, case.sampling, case.stops, case.prompt, output[:place])
         bets.append(payments(point.p, q, place))
     return bets
 
 
 def trials(
-    case: Case, trace: Trace, known: list[Point], bets: list[Mapping[str, Array]] | None = None
+    case: Case, trace: Trace, law_points: list[Point], bets: list[Mapping[str, Array]] | None = None
 ) -> Iterator[Trial]:
     """The draws of a generation in the order in which they happened, each given all that came before it.
 
@@ -126,88 +132,101 @@ def trials(
     Args:
         case: The case that was run; it samples.
         trace: The trace of the run.
-        known: The oracle's law before each token of the output, as `points` gives it.
+        law_points: The oracle's law before each token of the output, as `points` gives it.
         bets: Bets on each token of the output, as `draft_bets` gives them; None for none.
     """
-    walks = walked(case, trace)
-    for at, (token, point) in enumerate(zip(trace.output, known, strict=True)):
+    walks = tried_siblings(case, trace)
+    for position, (token, point) in enumerate(zip(trace.output, law_points, strict=True)):
         if walks is None:
-            made = None if bets is None else bets[at]
-            yield Trial(point.p, replacement=token, low=point.low, high=point.high, bets=made)
+            token_bets = None if bets is None else bets[position]
+            yield Trial(point.p, replacement=token, low=point.low, high=point.high, bets=token_bets)
         else:
-            tried, accepted = walks[at]
-            yield from _level(point, tried, accepted, token)
+            tried, accepted = walks[position]
+            yield from _level_trials(point, tried, accepted, token)
 
 
-def walked(case: Case, trace: Trace) -> list[tuple[Tried, bool]] | None:
+def tried_siblings(case: Case, trace: Trace) -> list[tuple[TriedSiblings, bool]] | None:
     """For each token of the output, the siblings that were tried for it, and whether the last of them was accepted.
 
     None where the rule tries no siblings in turn, or the trace does not show a walk that leads to its own output.
     """
     if case.sampling.rule.name not in TRIED_IN_TURN:
         return None
-    found: list[tuple[Tried, bool]] = []
+    siblings: list[tuple[TriedSiblings, bool]] = []
     emitted: tuple[int, ...] = ()
     for step in trace.steps:
         levels = _levels(case, step)
         if levels is None or step.emitted is None:
             return None
-        found += levels[: len(step.emitted.tokens)]
+        siblings += levels[: len(step.emitted.tokens)]
         emitted += step.emitted.tokens
-    return found if len(found) == len(trace.output) and emitted == trace.output else None
+    return siblings if len(siblings) == len(trace.output) and emitted == trace.output else None
 
 
-def _levels(case: Case, step: Step) -> list[tuple[Tried, bool]] | None:
+def _levels(case: Case, step: Step) -> list[tuple[TriedSiblings, bool]] | None:
     """The siblings tried at each node of the walk of one step; None where the step shows no consistent walk."""
     if step.drafted is None or step.accepted is None or step.emitted is None or step.drafted.proposal is None:
         return None
-    tree, path, told = step.drafted.tree, step.accepted.path, step.drafted.proposal
+    tree = step.drafted.tree
+    path = step.accepted.path
+    proposal = step.drafted.proposal
     eagle = case.sampling.rule.name == "eagle"
-    removed = not deterministic(case) and case.sampling.draws == "without-replacement"
-    if told.shape != (len(tree), case.model.vocab_size) or path[:1] != (0,):
+    without_replacement = not is_deterministic(case) and case.sampling.draws == "without-replacement"
+    if proposal.shape != (len(tree), case.model.vocab_size) or path[:1] != (0,):
         return None
     # The emitted tokens must be the beginning of path and bonus: a stop may have cut the rest.
     block = (*(tree.token[node] for node in path[1:] if node < len(tree)), step.accepted.bonus)
     if block[: len(step.emitted.tokens)] != step.emitted.tokens:
         return None
-    levels: list[tuple[Tried, bool]] = []
+    levels: list[tuple[TriedSiblings, bool]] = []
     # All nodes with the accepted token path: for eagle, the children of twins are tried together.
-    same = [0]
+    twins = [0]
     # None stands for the end of the walk, where all siblings tried were rejected or none existed.
     for node in (*path[1:], None):
-        below = sorted(child for twin in same for child in tree.children[twin])
+        siblings = sorted(child for twin in twins for child in tree.children[twin])
         # eagle tries equal tokens once; a chain has one child at most.
-        below = _distinct(tree, below) if eagle else below[:1] if case.sampling.rule.name == "chain" else below
-        if node is not None and node not in below:
+        if eagle:
+            siblings = _distinct(tree, siblings)
+        elif case.sampling.rule.name == "chain":
+            siblings = siblings[:1]
+        if node is not None and node not in siblings:
             return None
-        asked = below if node is None else below[: below.index(node) + 1]
-        tried: Tried = []
-        for child in asked:
-            gone = {token for token, _ in tried} if removed else set()
-            tried.append((tree.token[child], None if eagle else _drawn_from(told[child], tree.token[child], gone)))
+        tried_nodes = siblings if node is None else siblings[: siblings.index(node) + 1]
+        tried: TriedSiblings = []
+        for child in tried_nodes:
+            drawn_tokens = {token for token, _ in tried} if without_replacement else set()
+            q = None if eagle else _proposal_law(proposal[child], tree.token[child], drawn_tokens)
+            tried.append((tree.token[child], q))
         levels.append((tried, node is not None))
         if node is not None:
-            twins = sorted(child for twin in same for child in tree.children[twin])
-            same = [child for child in twins if tree.token[child] == tree.token[node]] if eagle else [node]
+            candidates = sorted(child for twin in twins for child in tree.children[twin])
+            twins = [child for child in candidates if tree.token[child] == tree.token[node]] if eagle else [node]
     return levels
 
 
 def _distinct(tree: Tree, nodes: list[int]) -> list[int]:
     """The first of `nodes` with each token."""
-    return [node for at, node in enumerate(nodes) if tree.token[node] not in {tree.token[one] for one in nodes[:at]}]
+    first_nodes: dict[int, int] = {}
+    for node in nodes:
+        first_nodes.setdefault(tree.token[node], node)
+    return list(first_nodes.values())
 
 
-def _drawn_from(told: Array, token: int, gone: set[int]) -> Array | None:
+def _proposal_law(proposal: Array, token: int, drawn_tokens: set[int]) -> Array | None:
     """The law of a token's draw, without the siblings drawn before; None if the token was proposed for sure."""
     # A one-hot proposal: the token was proposed for sure.
-    if told[token] == 1.0:
+    if proposal[token] == 1.0:
         return None
-    left = np.array(without(told.astype(np.float64).tolist(), gone)) if gone else told.astype(np.float64)
-    total = left.sum()
-    return np.asarray(left / total if total > 0 else left)
+    remaining = (
+        np.array(without(proposal.astype(np.float64).tolist(), drawn_tokens))
+        if drawn_tokens
+        else proposal.astype(np.float64)
+    )
+    total = remaining.sum()
+    return np.asarray(remaining / total if total > 0 else remaining)
 
 
-def _revealed(trace: Trace, count: int) -> list[Array | None]:
+def _revealed_logits(trace: Trace, count: int) -> list[Array | None]:
     """The engine's own logits before each token of the output; None where it does not reveal them."""
     rows: list[Array | None] = []
     for step in trace.steps:
@@ -220,7 +239,7 @@ def _revealed(trace: Trace, count: int) -> list[Array | None]:
     return rows[:count] + [None] * (count - len(rows))
 
 
-def _point(case: Case, row: Array, seen: Array | None, output: tuple[int, ...], bound: float) -> Point:
+def _point(case: Case, row: Array, engine_row: Array | None, output: tuple[int, ...], bound: float) -> Point:
     """The oracle's law after `output`, and its band.
 
     Noise of logits becomes noise of scores: a repetition penalty r stretches it by up to max(r, 1/r), penalties that
@@ -229,27 +248,27 @@ def _point(case: Case, row: Array, seen: Array | None, output: tuple[int, ...], 
     two counts, so that wrong logits widen no band beyond what rule N admits.
     """
     sampling, stops = case.sampling, case.stops
-    true = processing.scores(row, sampling, stops, case.prompt, output)
+    oracle_scores = processing.scores(row, sampling, stops, case.prompt, output)
     stretch = max(sampling.repetition_penalty, 1.0 / sampling.repetition_penalty)
     noise = np.inf if sampling.processors else bound * stretch / sampling.temperature
-    named = np.isfinite(true)
-    if seen is not None and seen.shape == row.shape and np.isfinite(seen).all():
-        own = processing.scores(seen, sampling, stops, case.prompt, output)
-        if np.array_equal(np.isfinite(own), named):
-            noise = min(noise, float(np.ptp(own[named] - true[named])) / 2 / sampling.temperature)
+    finite = np.isfinite(oracle_scores)
+    if engine_row is not None and engine_row.shape == row.shape and np.isfinite(engine_row).all():
+        engine_scores = processing.scores(engine_row, sampling, stops, case.prompt, output)
+        if np.array_equal(np.isfinite(engine_scores), finite):
+            noise = min(noise, float(np.ptp(engine_scores[finite] - oracle_scores[finite])) / 2 / sampling.temperature)
     if not np.isfinite(noise):
         raise NotApplicable("how far the engine's scores may lie off has no bound")
     # A shift changes no law and keeps exp in range.
-    tempered = (true - true.max()) / sampling.temperature
+    tempered = (oracle_scores - oracle_scores.max()) / sampling.temperature
     engine = UNIT["float64" if case.dtype == "float64" else "float32"]
     noise += ROUNDING[case.dtype] + engine * len(row) / LANES
     # Dividing and subtracting large scores rounds in proportion to their size.
-    noise += 2 * engine * float(np.abs(true[named]).max()) / sampling.temperature
+    noise += 2 * engine * float(np.abs(oracle_scores[finite]).max()) / sampling.temperature
     low, high = band(tempered, min(noise, WIDEST), sampling)
     return Point(processing.law(row, sampling, stops, case.prompt, output), low, high)
 
 
-def _level(point: Point, tried: Tried, accepted: bool, token: int) -> Iterator[Trial]:
+def _level_trials(point: Point, tried: TriedSiblings, accepted: bool, token: int) -> Iterator[Trial]:
     """The trials at one node: each sibling in turn, with the token drawn after the last one if it was rejected.
 
     Without siblings the one trial is the drawn token.
@@ -257,16 +276,17 @@ def _level(point: Point, tried: Tried, accepted: bool, token: int) -> Iterator[T
     if not tried:
         yield Trial(point.p, replacement=token, low=point.low, high=point.high)
     p, low, high = point.p, point.low, point.high
-    for at, (drafted, q) in enumerate(tried):
-        last = at == len(tried) - 1
+    for index, (drafted, q) in enumerate(tried):
+        last = index == len(tried) - 1
         # The draft has no token left to draw, or the residual of p may be empty: no further trial can be stated.
         if (q is not None and not q.any()) or not high.any():
             return
-        came = token if last and not accepted else None
-        yield Trial(p, q, drafted, last and accepted, came, low=low, high=high)
+        replacement = token if last and not accepted else None
+        yield Trial(p, q, drafted, last and accepted, replacement, low=low, high=high)
         # The residual after a token proposed for sure is p without that token.
-        sure = np.zeros(len(p))
-        sure[drafted] = 1.0
-        told = sure if q is None else q
-        left, (low, high) = np.maximum(p - told, 0.0), residual_band(low, high, told)
-        p = left / left.sum() if left.sum() > 0 else high / max(high.sum(), np.finfo(np.float64).tiny)
+        certain = np.zeros(len(p))
+        certain[drafted] = 1.0
+        proposal = certain if q is None else q
+        residual = np.maximum(p - proposal, 0.0)
+        low, high = residual_band(low, high, proposal)
+        p = residual / residual.sum() if residual.sum() > 0 else high / max(high.sum(), np.finfo(np.float64).tiny)

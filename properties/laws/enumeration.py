@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from properties.laws.black_box import Asked, Evaluate, Signature, Stray
-from properties.laws.cell import bisected, probes, proven
+from properties.laws.black_box import BlackBox, Evaluate, Signature, Stray
+from properties.laws.cell import bisect_intervals, probes, prove_cells
 from reference.tape import place
 from reference.trace import Array
 from reference.tree import Shape
 
-__all__ = ["MOST_CELLS", "Law", "MassLost", "Stray", "TooManyCells", "decisions", "law", "used"]
+__all__ = ["MOST_CELLS", "Law", "MassLost", "Stray", "TooManyCells", "decisions", "law", "used_coins"]
 
 MOST_CELLS = 1_000_000
 """Number of cells at which an enumeration gives up."""
@@ -106,20 +106,22 @@ def law(
         TooManyCells: There are more than `most_cells`.
         MassLost: The masses do not sum to 1 within 1e-12.
     """
-    asked = Asked(evaluate, coins, grid, tuple(range(coins)) if order is None else order, seed)
-    whole = (np.zeros((1, coins), dtype=np.int64), np.full((1, coins), grid, dtype=np.int64))
-    start = probe_cube(asked, *whole)
-    labels = asked(start)
-    asked.alone(start, labels)
-    asked.mixed(start, labels, start[:0])
-    work = _Work(asked, probes, most_cells)
-    work.push(*whole, np.zeros(1, dtype=np.int64))
-    while not asked.strays and work.open:
+    black_box = BlackBox(evaluate, coins, grid, tuple(range(coins)) if order is None else order, seed)
+    cube = (np.zeros((1, coins), dtype=np.int64), np.full((1, coins), grid, dtype=np.int64))
+    start = probe_cube(black_box, *cube)
+    labels = black_box(start)
+    black_box.ask_alone(start, labels)
+    black_box.ask_mixed(start, labels, start[:0])
+    work = _Enumeration(black_box, probes, most_cells)
+    work.push(*cube, np.zeros(1, dtype=np.int64))
+    while not black_box.strays and work.open:
         work.wave()
-        if not work.open and not asked.strays:
+        if not work.open and not black_box.strays:
             work.close()
-    if asked.strays:
-        return Law({}, {}, 0, 0, asked.evaluations, asked.calls, work.disputed, work.cut, tuple(asked.strays))
+    if black_box.strays:
+        return Law(
+            {}, {}, 0, 0, black_box.evaluations, black_box.calls, work.disputed, work.cut, tuple(black_box.strays)
+        )
     paths = work.masses()
     outcomes: dict[tuple[int, ...], float] = {}
     for (_, tokens), mass in sorted(paths.items()):
@@ -127,17 +129,17 @@ def law(
     total = math.fsum(paths.values())
     if abs(total - 1.0) > TOTAL:
         raise MassLost(f"the masses of {work.cells} cells sum to 1{total - 1.0:+.3g}")
-    run = (asked.evaluations, asked.calls)
+    run = (black_box.evaluations, black_box.calls)
     return Law(outcomes, paths, work.cells, work.searched, *run, work.disputed, work.cut, ())
 
 
-def probe_cube(asked: Asked, low: Array, high: Array) -> Array:
+def probe_cube(black_box: BlackBox, low: Array, high: Array) -> Array:
     """The first places to ask: corners of the cube, and 64 inside."""
-    inside = asked.within(*(np.repeat(side, 64, axis=0) for side in (low, high)))
-    return np.concatenate([probes(asked, low, high, 8)[:, 0], inside])
+    inside = black_box.draw_places(*(np.repeat(side, 64, axis=0) for side in (low, high)))
+    return np.concatenate([probes(black_box, low, high, 8)[:, 0], inside])
 
 
-def used(evaluate: Evaluate, tape: Array, *, grid: int = 2**53, seed: int = 0, tries: int = 64) -> Array:
+def used_coins(evaluate: Evaluate, tape: Array, *, grid: int = 2**53, seed: int = 0, tries: int = 64) -> Array:
     """For each coin of `tape`, float64 [coins], whether it matters: bool [coins].
 
     A coin matters if the outcome changes along its axis while the others stay; it is tried at 0, at the last place of
@@ -154,16 +156,21 @@ def used(evaluate: Evaluate, tape: Array, *, grid: int = 2**53, seed: int = 0, t
     return np.asarray((rows[1:] != rows[0]).any(axis=1).reshape(coins, -1).any(axis=1))
 
 
-class _Work:
+class _Enumeration:
     """The boxes still open, and the cells found."""
 
-    def __init__(self, asked: Asked, corners: int, most_cells: int) -> None:
-        self.asked, self.corners, self.most_cells = asked, corners, most_cells
+    def __init__(self, black_box: BlackBox, corners: int, most_cells: int) -> None:
+        self.black_box = black_box
+        self.corners = corners
+        self.most_cells = most_cells
         self.open: list[tuple[Array, Array, Array]] = []
-        self.disputed = self.cut = self.cells = 0
-        self._held: list[tuple[Array, Array, Array, Array]] = []
+        self.disputed = 0
+        self.cut = 0
+        self.cells = 0
+        self._cell_arrays: list[tuple[Array, Array, Array, Array]] = []
         # A search holds witnesses [axes, WITNESSES, coins] for each box, so its waves are smaller.
-        self._wave, self._search = (1 << 19) // (asked.coins + 7), max(1, (1 << 19) // asked.coins**2)
+        self._wave = (1 << 19) // (black_box.coins + 7)
+        self._search = max(1, (1 << 19) // black_box.coins**2)
         self._reports = True
 
     def push(self, low: Array, high: Array, settled: Array) -> None:
@@ -174,30 +181,30 @@ class _Work:
     def wave(self) -> None:
         """Take the youngest open boxes, find a cell in each, and open the rest of the box."""
         low, high, settled = self._take(self._wave if self._reports else self._search)
-        asked = self.asked
-        point = asked.within(low, high)
-        labels, first, beyond = asked.cells(point)
-        found: Array = np.zeros(len(low), dtype=bool)
+        black_box = self.black_box
+        point = black_box.draw_places(low, high)
+        labels, first, beyond = black_box.cells(point)
+        has_cell: Array = np.zeros(len(low), dtype=bool)
         self._reports = first is not None and beyond is not None
         if first is not None and beyond is not None:
             first, beyond = np.maximum(first, low), np.minimum(beyond, high)
-            found[:] = ((first <= point) & (point < beyond)).all(axis=1)
-            at = np.nonzero(found)[0]
-            places = probes(asked, first[at], beyond[at], self.corners)
+            has_cell[:] = ((first <= point) & (point < beyond)).all(axis=1)
+            chosen = np.nonzero(has_cell)[0]
+            places = probes(black_box, first[chosen], beyond[chosen], self.corners)
             # One call for both: a call to an engine in a process of its own costs more than a request in the batch.
-            said = asked.mixed(point, labels, places.reshape(-1, asked.coins))
-            agree = (said.reshape(len(places), -1) == labels[at]).all(axis=0)
-            found[at[~agree]] = False
-            self.disputed += int((~found).sum())
-            self._keep(low[found], high[found], first[found], beyond[found], labels[found], None)
+            answers = black_box.ask_mixed(point, labels, places.reshape(-1, black_box.coins))
+            agree = (answers.reshape(len(places), -1) == labels[chosen]).all(axis=0)
+            has_cell[chosen[~agree]] = False
+            self.disputed += int((~has_cell).sum())
+            self._keep_cells(low[has_cell], high[has_cell], first[has_cell], beyond[has_cell], labels[has_cell], None)
         else:
-            asked.mixed(point, labels, point[:0])
-        at = ~found
-        self._search_in(low[at], high[at], point[at], labels[at], settled[at])
-        waiting = sum(len(part[0]) for part in self.open)
+            black_box.ask_mixed(point, labels, point[:0])
+        chosen = ~has_cell
+        self._search_in(low[chosen], high[chosen], point[chosen], labels[chosen], settled[chosen])
+        num_open = sum(len(part[0]) for part in self.open)
         # Each open box holds at least one cell, so a law that cannot be finished is given up early.
-        if self.cells + waiting > self.most_cells:
-            raise TooManyCells(f"more than {self.most_cells} cells: {self.cells} found, {waiting} boxes still open")
+        if self.cells + num_open > self.most_cells:
+            raise TooManyCells(f"more than {self.most_cells} cells: {self.cells} found, {num_open} boxes still open")
 
     def close(self) -> None:
         """Audit the searched cells, and open those again that do not hold.
@@ -205,90 +212,97 @@ class _Work:
         A cell is searched again around the place that refutes it, also where the place's outcome has no cell at all.
         """
         low, high, labels, searched = self._all()
-        asked = self.asked
-        mass = np.prod((high - low) / asked.grid, axis=1) * searched
+        black_box = self.black_box
+        mass = np.prod((high - low) / black_box.grid, axis=1) * searched
         cell = np.zeros(0, dtype=np.int64)
         if searched.any():
-            by_mass = asked.rng.choice(len(low), AUDIT, p=mass / mass.sum())
+            by_mass = black_box.rng.choice(len(low), AUDIT, p=mass / mass.sum())
             cell = np.concatenate([by_mass, np.repeat(np.nonzero(searched)[0], EACH)])
-        place = asked.within(low[cell], high[cell])
+        place = black_box.draw_places(low[cell], high[cell])
         # The tapes after the first AUDIT ones take about half of their coins from the ends of the cell.
-        kind = asked.rng.integers(4, size=place.shape)
+        kind = black_box.rng.integers(4, size=place.shape)
         kind[:AUDIT] = 3
         place = np.where(kind == 0, low[cell], np.where(kind == 1, high[cell] - 1, place))
-        said = asked(place) if len(cell) else cell
-        wrong = np.nonzero(said != labels[cell])[0]
-        place, said, cell = place[wrong], said[wrong], cell[wrong]
+        answers = black_box(place) if len(cell) else cell
+        wrong = np.nonzero(answers != labels[cell])[0]
+        place, answers, cell = place[wrong], answers[wrong], cell[wrong]
         # An outcome that was seen and has no cell: its place lies in a cell that claims another outcome.
-        for label in set(asked.first) - {int(label) for label in np.unique(labels)}:
-            point = asked.first[label]
-            around = np.nonzero(((low <= point) & (point < high)).all(axis=1))[0]
-            place, cell = np.concatenate([place, point[None]]), np.concatenate([cell, around])
-            said = np.append(said, label)
-        cell, one = np.unique(cell, return_index=True)
-        kept = np.ones(len(low), dtype=bool)
-        kept[cell] = False
-        self._held = [(low[kept], high[kept], labels[kept], searched[kept])]
+        for label in set(black_box.first) - {int(label) for label in np.unique(labels)}:
+            point = black_box.first[label]
+            cells_around = np.nonzero(((low <= point) & (point < high)).all(axis=1))[0]
+            place = np.concatenate([place, point[None]])
+            cell = np.concatenate([cell, cells_around])
+            answers = np.append(answers, label)
+        cell, first_index = np.unique(cell, return_index=True)
+        is_kept = np.ones(len(low), dtype=bool)
+        is_kept[cell] = False
+        self._cell_arrays = [(low[is_kept], high[is_kept], labels[is_kept], searched[is_kept])]
         self.cells -= len(cell)
         self.cut += len(cell)
-        self._search_in(low[cell], high[cell], place[one], said[one], np.zeros(len(cell), dtype=np.int64))
+        settled = np.zeros(len(cell), dtype=np.int64)
+        self._search_in(low[cell], high[cell], place[first_index], answers[first_index], settled)
 
     def masses(self) -> dict[Signature, float]:
         """The mass of every signature, rounded once."""
         low, high, labels, _ = self._all()
         # A mass too small for float64 becomes the smallest one, so that an outcome that was seen has a mass.
-        mass = np.maximum(np.prod((high - low) / self.asked.grid, axis=1), np.finfo(np.float64).tiny)
+        mass = np.maximum(np.prod((high - low) / self.black_box.grid, axis=1), np.finfo(np.float64).tiny)
         order = np.argsort(labels, kind="stable")
         names, starts = np.unique(labels[order], return_index=True)
         parts = np.split(mass[order], starts[1:])
-        signatures = self.asked.signatures
+        signatures = self.black_box.signatures
         return {signatures[int(name)]: math.fsum(part) for name, part in zip(names, parts, strict=True)}
 
     def _search_in(self, low: Array, high: Array, point: Array, labels: Array, settled: Array) -> None:
         """Search the cell around a point of each box."""
         for start in range(0, len(low), self._search):
-            at = slice(start, start + self._search)
-            first, beyond = bisected(self.asked, low[at], high[at], point[at], settled[at])
-            first, beyond, cuts = proven(self.asked, first, beyond, point[at], labels[at], 4 * self.corners)
+            part = slice(start, start + self._search)
+            first, beyond = bisect_intervals(self.black_box, low[part], high[part], point[part], settled[part])
+            first, beyond, cuts = prove_cells(
+                self.black_box, first, beyond, point[part], labels[part], 4 * self.corners
+            )
             self.cut += int((cuts > 0).sum())
-            self._keep(low[at], high[at], first, beyond, labels[at], settled[at])
+            self._keep_cells(low[part], high[part], first, beyond, labels[part], settled[part])
 
     @property
     def searched(self) -> int:
         """Number of searched cells among the cells held."""
-        return sum(int(part[3].sum()) for part in self._held)
+        return sum(int(part[3].sum()) for part in self._cell_arrays)
 
     def _all(self) -> tuple[Array, Array, Array, Array]:
-        low, high, labels, searched = (np.concatenate(parts) for parts in zip(*self._held, strict=True))
+        low, high, labels, searched = (np.concatenate(parts) for parts in zip(*self._cell_arrays, strict=True))
         return low, high, labels, searched
 
-    def _take(self, most: int) -> tuple[Array, Array, Array]:
-        taken, count = [], 0
-        while self.open and count < most:
+    def _take(self, limit: int) -> tuple[Array, Array, Array]:
+        taken_boxes = []
+        count = 0
+        while self.open and count < limit:
             part = self.open.pop()
-            if len(part[0]) > most - count:
-                self.open.append((part[0][most - count :], part[1][most - count :], part[2][most - count :]))
-                part = (part[0][: most - count], part[1][: most - count], part[2][: most - count])
-            taken.append(part)
+            if len(part[0]) > limit - count:
+                self.open.append((part[0][limit - count :], part[1][limit - count :], part[2][limit - count :]))
+                part = (part[0][: limit - count], part[1][: limit - count], part[2][: limit - count])
+            taken_boxes.append(part)
             count += len(part[0])
-        low, high, settled = (np.concatenate(parts) for parts in zip(*taken, strict=True))
+        low, high, settled = (np.concatenate(parts) for parts in zip(*taken_boxes, strict=True))
         return low, high, settled
 
-    def _keep(self, low: Array, high: Array, first: Array, beyond: Array, labels: Array, settled: Array | None) -> None:
+    def _keep_cells(
+        self, low: Array, high: Array, first: Array, beyond: Array, labels: Array, settled: Array | None
+    ) -> None:
         """Hold cells [first, beyond), and open the rest of their boxes, axis by axis.
 
         The rest along an axis keeps the cell's intervals on earlier axes; if those were searched, they are settled.
         """
-        self._held.append((first, beyond, labels, np.full(len(first), settled is not None)))
+        self._cell_arrays.append((first, beyond, labels, np.full(len(first), settled is not None)))
         self.cells += len(first)
         low, high = low.copy(), high.copy()
         for axis in range(low.shape[1]):
             for below in (True, False):
-                rest = np.nonzero(low[:, axis] < first[:, axis] if below else high[:, axis] > beyond[:, axis])[0]
-                left, right = low[rest], high[rest]
+                boxes = np.nonzero(low[:, axis] < first[:, axis] if below else high[:, axis] > beyond[:, axis])[0]
+                left, right = low[boxes], high[boxes]
                 if below:
-                    right[:, axis] = first[rest, axis]
+                    right[:, axis] = first[boxes, axis]
                 else:
-                    left[:, axis] = beyond[rest, axis]
-                self.push(left, right, np.full(len(rest), 0 if settled is None else axis))
+                    left[:, axis] = beyond[boxes, axis]
+                self.push(left, right, np.full(len(boxes), 0 if settled is None else axis))
             low[:, axis], high[:, axis] = first[:, axis], beyond[:, axis]

@@ -45,34 +45,38 @@ def world_of(case: Case, salt: str = "world") -> World:
     draft = case.draft
     shape = draft.shapes[0] if draft.shapes else Shape((0,))
     sampling = case.sampling
-    drawn = sampling.draws != "top-k"
-    cut = pruned(Shape(shape.parent), int(rng.integers(3, 5 if drawn else 8)))
+    draws_tokens = sampling.draws != "top-k"
+    tree_shape = prune_tree(Shape(shape.parent), int(rng.integers(3, 5 if draws_tokens else 8)))
     kind = KINDS[int(rng.integers(len(KINDS)))]
-    vocab = 6 if kind == "heavy" and (not drawn or len(cut) <= 3) else int(rng.integers(3, 5 if drawn else 7))
+    vocab = (
+        6
+        if kind == "heavy" and (not draws_tokens or len(tree_shape) <= 3)
+        else int(rng.integers(3, 5 if draws_tokens else 7))
+    )
     # specinfer is the rule that tries each sibling against the law of its own draft.
     drafts = 2 if sampling.rule.name == "specinfer" else 1
-    rows = min(ROWS, sum(vocab**depth for depth in range(cut.height + 1)))
-    target, tables = laws_of(kind, rng, rows, vocab, drafts)
+    rows = min(ROWS, sum(vocab**depth for depth in range(tree_shape.height + 1)))
+    target, tables = draw_laws(kind, rng, rows, vocab, drafts)
     settings, stops = _settings(sampling, vocab, kind, LANGUAGES[int(case.id, 16) % len(LANGUAGES)])
     # A prompt of its own, because the world's vocabulary is smaller than the case's.
     prompt = tuple(int(token) for token in rng.integers(0, vocab, size=3))
     with np.errstate(divide="ignore"):
         scale = sampling.temperature
         # Times the temperature, so that dividing by it gives the designed laws back.
-        made = World(cut, np.log(target) * scale, np.log(tables) * scale, settings, prompt, stops)
+        world = World(tree_shape, np.log(target) * scale, np.log(tables) * scale, settings, prompt, stops)
     return replace(
-        made, dtype="float64" if case.dtype == "float64" else "float32", ranks=1 if case.spread else case.ranks
+        world, dtype="float64" if case.dtype == "float64" else "float32", ranks=1 if case.spread else case.ranks
     )
 
 
-def pruned(shape: Shape, nodes: int) -> Shape:
+def prune_tree(shape: Shape, nodes: int) -> Shape:
     """The first `nodes` nodes of `shape`, level by level: whole paths from the root, in row order."""
-    kept = sorted(sorted(range(len(shape)), key=lambda node: (shape.depth[node], node))[:nodes])
-    row = {node: at for at, node in enumerate(kept)}
-    return Shape(tuple(row[shape.parent[node]] for node in kept))
+    kept_nodes = sorted(sorted(range(len(shape)), key=lambda node: (shape.depth[node], node))[:nodes])
+    row = {node: index for index, node in enumerate(kept_nodes)}
+    return Shape(tuple(row[shape.parent[node]] for node in kept_nodes))
 
 
-def laws_of(kind: str, rng: np.random.Generator, rows: int, vocab: int, drafts: int) -> tuple[Array, Array]:
+def draw_laws(kind: str, rng: np.random.Generator, rows: int, vocab: int, drafts: int) -> tuple[Array, Array]:
     """Target laws [rows, vocab] and draft laws [drafts, rows, vocab] of one kind, drawn for each row."""
     flat = np.ones(vocab)
     target = rng.dirichlet(flat, rows)
@@ -97,7 +101,7 @@ def laws_of(kind: str, rng: np.random.Generator, rows: int, vocab: int, drafts: 
     return target / target.sum(-1, keepdims=True), tables / tables.sum(-1, keepdims=True)
 
 
-BESIDE = 1.0 + 1.0 / 64.0
+THRESHOLD_MARGIN = 1.0 + 1.0 / 64.0
 """Factor of a threshold in a world, whose designed laws hold shares such as 1 in 5.
 
 A threshold is one of the acceptance rule, min_p, or top_p (divided by the factor). A probability that equals a
@@ -109,11 +113,11 @@ def _settings(sampling: Sampling, vocab: int, kind: str, language: str) -> tuple
     """The case's sampling adapted to a small vocabulary, so that no row has all its tokens banned."""
     fitting = replace(sampling, tape=(), processors=(), bad_words=(), min_tokens=0, grammar=None)
     # The mass or share of tokens may be the threshold itself; rounding then decides which of them are kept.
-    fitting = replace(fitting, top_p=sampling.top_p / BESIDE if sampling.top_p < 1.0 else 1.0)
-    fitting = replace(fitting, min_p=min(sampling.min_p * BESIDE, 1.0))
+    fitting = replace(fitting, top_p=sampling.top_p / THRESHOLD_MARGIN if sampling.top_p < 1.0 else 1.0)
+    fitting = replace(fitting, min_p=min(sampling.min_p * THRESHOLD_MARGIN, 1.0))
     if sampling.rule.threshold_single < 1.0:
-        beside = replace(sampling.rule, threshold_single=sampling.rule.threshold_single * BESIDE)
-        fitting = replace(fitting, rule=beside)
+        rule = replace(sampling.rule, threshold_single=sampling.rule.threshold_single * THRESHOLD_MARGIN)
+        fitting = replace(fitting, rule=rule)
     # These rows have tokens of probability 0 already: a ban might leave none.
     if kind in ("zeros", "narrow"):
         return fitting, Stops()
@@ -128,15 +132,15 @@ def _settings(sampling: Sampling, vocab: int, kind: str, language: str) -> tuple
     return fitting, Stops(eos=(vocab - 1,))
 
 
-def deterministic(case: Case) -> bool:
+def is_deterministic(case: Case) -> bool:
     """Whether the tokens of the case's trees are named without coins."""
     return not case.draft.has_law or case.sampling.draws == DRAWS[0]
 
 
-def promised(case: Case) -> bool:
+def is_promised(case: Case) -> bool:
     """Whether the case's rule is lossless for the trees of this case."""
     sampling = case.sampling
-    if deterministic(case):
+    if is_deterministic(case):
         twins = any(tree.has_twins for tree in case.draft.trees or ())
         return sampling.rule.lossless("top-k", not twins)
     return sampling.rule.lossless(sampling.draws, sampling.draws != "with-replacement")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from properties.live.openings import MOST_MATES, Declines
-from properties.live.watch import Differs, SessionStats, Watch, located
+from properties.live.watch import Difference, SessionStats, Watch, locate
 from properties.shrinking.cases import size
 from properties.strategies.serving.ahead import takes_ahead
 from properties.strategies.sessions import BRANCHES
@@ -32,7 +32,7 @@ SHRINK_S = 20.0
 """Time limit, in seconds, for shrinking a session that differs from the oracle."""
 
 
-class Enough(BaseException):
+class ShrinkTimeout(BaseException):
     """Ends the shrinking of a session from inside the machine.
 
     It is no Exception, so that Hypothesis does not take it for a failure of the session.
@@ -48,71 +48,72 @@ def _size(verdict: Verdict) -> tuple[float, ...]:
 def machine(
     subject: Subject,
     oracle: Oracle,
-    opened: st.SearchStrategy[Case],
-    played: SessionStats,
+    opening: st.SearchStrategy[Case],
+    stats: SessionStats,
     judged: int = 1,
     shrink_s: float = SHRINK_S,
-    met: list[Verdict] | None = None,
+    verdicts: list[Verdict] | None = None,
 ) -> type[RuleBasedStateMachine]:
-    """A machine that draws a session from `opened` and plays it on `subject`, counting in `played`.
+    """A machine that draws a session from `opening` and plays it on `subject`, counting in `stats`.
 
     Every session is checked after each action; one session in `judged` is also judged by every invariant at its end.
-    A difference is raised as `Differs`. After the first one, only a difference in the same invariant at the same stage
-    is raised, so that Hypothesis shrinks that session and does not slip to another fault. `Enough` ends the shrinking
-    after `shrink_s` seconds. `met` receives the first verdict that differed, then the smallest one so far.
+    A difference is raised as `Difference`. After the first one, only a difference in the same invariant at the same
+    stage is raised, so that Hypothesis shrinks that session and does not slip to another fault. `ShrinkTimeout` ends
+    the shrinking after `shrink_s` seconds. `verdicts` receives the first verdict that differed, then the smallest so
+    far.
     """
-    first: list[Verdict] = [] if met is None else met
-    until = float("inf")
+    seen_verdicts: list[Verdict] = [] if verdicts is None else verdicts
+    deadline = float("inf")
     hands_over = subject.abilities is None or "hand-over" in subject.abilities.actions
 
     class Machine(RuleBasedStateMachine):
         watch: Watch | None = None
 
-        @initialize(case=opened, entering=st.integers(0, 2 * MOST_MATES))
+        @initialize(case=opening, entering=st.integers(0, 2 * MOST_MATES))
         def open(self, case: Case, entering: int) -> None:
             """Open a session; the case's own request and some of its mates enter."""
-            if time.monotonic() > until:
-                raise Enough
+            if time.monotonic() > deadline:
+                raise ShrinkTimeout
             try:
-                self.watch = Watch(case, oracle, subject, played)
-            except NoTrace as absent:
-                played.declined[absent.outcome.why] += 1
+                self.watch = Watch(case, oracle, subject, stats)
+            except NoTrace as no_trace:
+                stats.declined[no_trace.outcome.why] += 1
                 reject()
             # Request 0, the case's own, always enters; more draws than mates mean that all enter.
-            for number in range(1 + min(entering, len(self._of("new")) - 1)):
+            for number in range(1 + min(entering, len(self._requests("new")) - 1)):
                 self._do(Action("add", (number,)))
 
         def _go_on(self, go_on: bool) -> None:
             """If `go_on`, step every living request: damage done by an action shows in the next step."""
-            if go_on and self._of("living"):
-                self._do(Action("step", tuple(self._of("living"))))
+            if go_on and self._requests("living"):
+                self._do(Action("step", tuple(self._requests("living"))))
 
         def _do(self, action: Action) -> None:
-            self._told(lambda watch: watch.do(action))
+            self._play_on_watch(lambda watch: watch.do(action))
 
-        def _told(self, what: Callable[[Watch], None]) -> None:
+        def _play_on_watch(self, play: Callable[[Watch], None]) -> None:
             watch = self.watch
             if watch is None:
                 return
             self.watch = None  # set again below: a session that broke takes no further action
             try:
-                what(watch)
-            except NoTrace as absent:
-                played.declined[absent.outcome.why] += 1
+                play(watch)
+            except NoTrace as no_trace:
+                stats.declined[no_trace.outcome.why] += 1
                 return
-            except Differs as differs:
-                nonlocal until
-                if not first:
-                    first.append(differs.verdict)
-                    until = time.monotonic() + shrink_s
-                if located(differs.verdict) == located(first[0]):
+            except Difference as difference:
+                nonlocal deadline
+                if not seen_verdicts:
+                    seen_verdicts.append(difference.verdict)
+                    deadline = time.monotonic() + shrink_s
+                if locate(difference.verdict) == locate(seen_verdicts[0]):
                     # The last entry is the smallest verdict so far; the first fixes invariant and stage.
-                    first.append(min(first[-1], differs.verdict, key=_size))
+                    seen_verdicts.append(min(seen_verdicts[-1], difference.verdict, key=_size))
                     raise
                 return
             self.watch = watch
 
-        def _of(self, kind: str) -> list[int]:
+        def _requests(self, kind: str) -> list[int]:
             return sorted(getattr(self.watch, kind)) if self.watch is not None else []
 
         @rule(data=st.data())
@@ -122,115 +123,115 @@ def machine(
             If no request is living, one is restored or added first: Hypothesis may have left out the rules that do so.
             """
             for kind, waiting in (("restore", "evicted"), ("add", "new")):
-                if not self._of("living") and self._of(waiting):
-                    self._do(Action(kind, (self._of(waiting)[0],)))
-            everyone = [number for kind in ("new", "living", "evicted") for number in self._of(kind)]
-            order = data.draw(st.permutations(data.draw(st.sampled_from((self._of("living"), everyone))) or [0]))
+                if not self._requests("living") and self._requests(waiting):
+                    self._do(Action(kind, (self._requests(waiting)[0],)))
+            everyone = [number for kind in ("new", "living", "evicted") for number in self._requests(kind)]
+            order = data.draw(st.permutations(data.draw(st.sampled_from((self._requests("living"), everyone))) or [0]))
             self._do(Action("step", tuple(order[: data.draw(st.integers(1, len(order)))])))
 
-        @precondition(lambda self: self._of("living") and self._ahead())
+        @precondition(lambda self: self._requests("living") and self._can_launch())
         @rule(data=st.data(), times=st.sampled_from((1, 2, 2, 3)), resolved=st.integers(0, 2))
         def launch(self, data: st.DataObject, times: int, resolved: int) -> None:
             """Launch steps of some requests, once or more in a row; the results of some are resolved behind them."""
             for _ in range(times):
-                order = data.draw(st.permutations(self._of("living") or [0]))
+                order = data.draw(st.permutations(self._requests("living") or [0]))
                 self._do(Action("launch", tuple(order[: data.draw(st.integers(1, len(order)))])))
             if not resolved:
                 self._do(Action("resolve", (data.draw(st.sampled_from(order)),)))
 
-        @precondition(lambda self: self._ahead() and self._launched())
+        @precondition(lambda self: self._can_launch() and self._launched_requests())
         @rule(data=st.data())
         def resolve(self, data: st.DataObject) -> None:
             """Resolve the results in flight up to those of a request, which may have left meanwhile."""
-            self._do(Action("resolve", (data.draw(st.sampled_from(self._launched())),)))
+            self._do(Action("resolve", (data.draw(st.sampled_from(self._launched_requests())),)))
 
-        def _ahead(self) -> bool:
+        def _can_launch(self) -> bool:
             """Whether this session's steps may be launched ahead of the host."""
             if self.watch is None or self.watch.case.session is None:
                 return False
             drafts = [self.watch.case.draft, *(mate.draft for mate in self.watch.case.session.mates)]
             return takes_ahead(drafts, subject.abilities)
 
-        def _launched(self) -> list[int]:
+        def _launched_requests(self) -> list[int]:
             """Requests that some launch has named."""
             session = None if self.watch is None else self.watch.case.session
             actions = () if session is None else session.actions
-            return sorted({one for action in actions if action.kind == "launch" for one in action.requests})
+            return sorted({number for action in actions if action.kind == "launch" for number in action.requests})
 
-        @precondition(lambda self: self._of("living"))
+        @precondition(lambda self: self._requests("living"))
         @rule()
         def step_all(self) -> None:
-            self._do(Action("step", tuple(self._of("living"))))
+            self._do(Action("step", tuple(self._requests("living"))))
 
-        @precondition(lambda self: self._of("living"))
+        @precondition(lambda self: self._requests("living"))
         @rule(data=st.data(), backwards=st.booleans())
         def step_two(self, data: st.DataObject, backwards: bool) -> None:
             # At most two neighbours, in either order: the smallest batch in which lanes can be mixed up.
-            living = self._of("living")
-            at = data.draw(st.integers(0, len(living) - 1))
-            self._do(Action("step", tuple(living[at : at + 2][:: -1 if backwards else 1])))
+            living = self._requests("living")
+            index = data.draw(st.integers(0, len(living) - 1))
+            self._do(Action("step", tuple(living[index : index + 2][:: -1 if backwards else 1])))
 
-        @precondition(lambda self: self._of("new"))
+        @precondition(lambda self: self._requests("new"))
         @rule(data=st.data(), go_on=GO_ON)
         def add(self, data: st.DataObject, go_on: bool) -> None:
-            self._do(Action("add", (data.draw(st.sampled_from(self._of("new"))),)))
+            self._do(Action("add", (data.draw(st.sampled_from(self._requests("new"))),)))
             self._go_on(go_on)
 
-        @precondition(lambda self: self._of("new") and self._of("living"))
+        @precondition(lambda self: self._requests("new") and self._requests("living"))
         @rule(data=st.data(), go_on=GO_ON)
         def fork(self, data: st.DataObject, go_on: bool) -> None:
-            source, twin = (data.draw(st.sampled_from(self._of(kind))) for kind in ("living", "new"))
+            source, twin = (data.draw(st.sampled_from(self._requests(kind))) for kind in ("living", "new"))
             self._do(Action("fork", (source, twin)))
             self._go_on(go_on)
 
-        @precondition(lambda self: self._of("living"))
+        @precondition(lambda self: self._requests("living"))
         @rule(data=st.data(), go_on=GO_ON)
         def preempt(self, data: st.DataObject, go_on: bool) -> None:
-            order = data.draw(st.permutations(self._of("living")))
+            order = data.draw(st.permutations(self._requests("living")))
             self._do(Action("preempt", tuple(order[: data.draw(st.integers(1, 2))])))
             self._go_on(go_on)
 
-        @precondition(lambda self: self._of("living"))
+        @precondition(lambda self: self._requests("living"))
         @rule(data=st.data(), midway=st.booleans(), go_on=GO_ON)
         def evict(self, data: st.DataObject, midway: bool, go_on: bool) -> None:
             """Evict a request, between two steps or (`midway`) between draft and verify."""
-            self._interrupt("evict", data.draw(st.sampled_from(self._of("living"))), midway)
+            self._interrupt("evict", data.draw(st.sampled_from(self._requests("living"))), midway)
             self._go_on(go_on)
 
-        @precondition(lambda self: self._of("living") and hands_over)
+        @precondition(lambda self: self._requests("living") and hands_over)
         @rule(data=st.data(), go_on=GO_ON)
         def hand_over(self, data: st.DataObject, go_on: bool) -> None:
             """Hand a request over to another server, which goes on from its packet."""
-            self._do(Action("hand-over", (data.draw(st.sampled_from(self._of("living"))),)))
+            self._do(Action("hand-over", (data.draw(st.sampled_from(self._requests("living"))),)))
             self._go_on(go_on)
 
-        @precondition(lambda self: self._of("evicted"))
+        @precondition(lambda self: self._requests("evicted"))
         @rule(data=st.data(), go_on=GO_ON)
         def restore(self, data: st.DataObject, go_on: bool) -> None:
-            self._do(Action("restore", (data.draw(st.sampled_from(self._of("evicted"))),)))
+            self._do(Action("restore", (data.draw(st.sampled_from(self._requests("evicted"))),)))
             self._go_on(go_on)
 
-        @precondition(lambda self: len(self._of("living")) + len(self._of("evicted")) > 1)
+        @precondition(lambda self: len(self._requests("living")) + len(self._requests("evicted")) > 1)
         @rule(data=st.data(), midway=st.booleans(), go_on=GO_ON)
         def cancel(self, data: st.DataObject, midway: bool, go_on: bool) -> None:
             """Cancel a request, between two steps or (`midway`) between draft and verify."""
-            gone = data.draw(st.sampled_from(self._of("living") + self._of("evicted")))
-            self._interrupt("cancel", gone, midway)
+            number = data.draw(st.sampled_from(self._requests("living") + self._requests("evicted")))
+            self._interrupt("cancel", number, midway)
             self._go_on(go_on)
 
         def _interrupt(self, kind: str, number: int, midway: bool) -> None:
             # A preemption drafts the request and throws the draft back before the verify forward.
-            if midway and number in self._of("living"):
+            if midway and number in self._requests("living"):
                 self._do(Action("preempt", (number,)))
             self._do(Action(kind, (number,)))
 
-        @precondition(lambda self: self._of("living"))
+        @precondition(lambda self: self._requests("living"))
         @rule(data=st.data(), go_on=GO_ON)
         def switch(self, data: st.DataObject, go_on: bool) -> None:
-            number = data.draw(st.sampled_from(self._of("living")))
-            known = self._switches(number)
-            if known:
-                self._do(Action("switch", (number,), data.draw(st.sampled_from(known))))
+            number = data.draw(st.sampled_from(self._requests("living")))
+            drafts = self._switches(number)
+            if drafts:
+                self._do(Action("switch", (number,), data.draw(st.sampled_from(drafts))))
                 self._go_on(go_on)
 
         def _switches(self, number: int) -> list[Draft]:
@@ -238,9 +239,9 @@ def machine(
             assert self.watch is not None
             case = self.watch.case
             assert case.session is not None
-            mine = case.alone(number)
+            alone = case.alone(number)
             # A sampled request's tokens depend on its drafts, so that the oracle would have no single answer.
-            if not mine.sampling.greedy:
+            if not alone.sampling.greedy:
                 return []
             drafts = [case.draft, *(mate.draft for mate in case.session.mates)]
             # Blocks of the session were sized for the largest tree of its drafts.
@@ -249,7 +250,7 @@ def machine(
             for draft in (BRANCHES, *drafts):
                 if most_rows(draft) <= most and draft not in fitting and draft.trees is None:
                     fitting.append(draft)
-            return [draft for draft in fitting if _admitted(mine, draft, subject.declines)]
+            return [draft for draft in fitting if _admits(alone, draft, subject.declines)]
 
         @precondition(lambda self: self.watch is not None)
         @rule(data=st.data(), kind=st.sampled_from(("add", "restore", "evict", "cancel", "preempt", "step")))
@@ -258,22 +259,22 @@ def machine(
             assert self.watch is not None
             assert self.watch.case.session is not None
             everyone = set(range(1 + len(self.watch.case.session.mates)))
-            over = sorted(everyone - self.watch.new - self.watch.living - self.watch.evicted)
-            if over:
-                self._do(Action(kind, (data.draw(st.sampled_from(over)),)))
+            finished = sorted(everyone - self.watch.new - self.watch.living - self.watch.evicted)
+            if finished:
+                self._do(Action(kind, (data.draw(st.sampled_from(finished)),)))
 
         def teardown(self) -> None:
             """Close the session, and judge every request of it if the session's turn has come."""
             # While shrinking, every session is judged, since the fault may show only there.
-            thoroughly = bool(first) or played.sessions % judged == 0
-            self._told(lambda watch: watch.close(thoroughly))
+            thoroughly = bool(seen_verdicts) or stats.sessions % judged == 0
+            self._play_on_watch(lambda watch: watch.close(thoroughly))
             self.watch = None
 
     return Machine
 
 
-def _admitted(mine: Case, draft: Draft, declines: Declines) -> bool:
+def _admits(alone: Case, draft: Draft, declines: Declines) -> bool:
     try:
-        return not declines(replace(mine, draft=draft))
+        return not declines(replace(alone, draft=draft))
     except Malformed:
         return False

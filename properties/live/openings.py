@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from properties.strategies.cases import single_cases
 from properties.strategies.layouts import layouts
-from properties.strategies.serving.branch_caches import in_branches
-from properties.strategies.serving.second_tier import in_tiers
+from properties.strategies.serving.branch_caches import with_branch_caches
+from properties.strategies.serving.second_tier import with_tiers
 from properties.strategies.sessions import mates
 from reference.architecture import Seeded
 from reference.case import Case
@@ -34,21 +34,21 @@ def _mate(case: Case) -> Mate:
     return Mate(case.prompt, case.draft, case.sampling, case.stops)
 
 
-def _longer(stops: Stops) -> st.SearchStrategy[Stops]:
+def _long_stops(stops: Stops) -> st.SearchStrategy[Stops]:
     """Stops that let a request live long enough to be interrupted.
 
     Three in four have a limit of length alone; the others keep the end tokens and strings of `stops`.
     """
     tokens = st.integers(1, MOST_TOKENS)
     free = tokens.map(Stops)
-    return st.one_of(free, free, free, tokens.map(lambda most: replace(stops, max_new_tokens=most)))
+    return st.one_of(free, free, free, tokens.map(lambda count: replace(stops, max_new_tokens=count)))
 
 
-def _anything(case: Case) -> str | None:
+def _no_reason(case: Case) -> str | None:
     return None
 
 
-def _fitted(case: Case, declines: Declines) -> Case:
+def _fit(case: Case, declines: Declines) -> Case:
     """`case`, or a plainer case that is not declined: without sampling, then also without stops and draft."""
     if not declines(case):
         return case
@@ -56,18 +56,18 @@ def _fitted(case: Case, declines: Declines) -> Case:
     if not declines(plain):
         return plain
     bare = replace(plain, draft=Scripted(), stops=Stops(plain.stops.max_new_tokens))
-    return next((one for one in (replace(plain, stops=bare.stops), bare) if not declines(one)), bare)
+    return next((candidate for candidate in (replace(plain, stops=bare.stops), bare) if not declines(candidate)), bare)
 
 
 @st.composite
-def openings(draw: st.DrawFn, kind: str | None = None, dtype: str = "float32", declines: Declines = _anything) -> Case:
+def openings(draw: st.DrawFn, kind: str | None = None, dtype: str = "float32", declines: Declines = _no_reason) -> Case:
     """Sessions without actions: requests on one model, in KV layout `kind` if given.
 
     Settings that `declines` has a reason against are left out of the requests.
     """
     case = draw(single_cases((dtype,), (), kind))
     draft = case.draft.in_batches(())  # the actions will decide how many requests step together
-    case = _fitted(replace(case, draft=draft, layout=replace(case.layout, pages=())), declines)
+    case = _fit(replace(case, draft=draft, layout=replace(case.layout, pages=())), declines)
     assert isinstance(case.model, Seeded)
     # A second case on the same model lends its draft and its sampling to some mates.
     stranger = draw(single_cases((dtype,), (), kind, case.model))
@@ -75,16 +75,17 @@ def openings(draw: st.DrawFn, kind: str | None = None, dtype: str = "float32", d
     company = []
     unpaged = replace(case, layout=replace(case.layout, pages=()))  # drawn for one request of its own length
     for _ in range(draw(st.integers(2, MOST_MATES))):
-        mate = _mate(_fitted(replace(unpaged, session=Session((draw(mates(unpaged, stranger)),))).alone(1), declines))
-        company.append(replace(mate, stops=draw(_longer(mate.stops))))
-    whole = replace(case, layout=KvLayout(), steps=0, session=Session(tuple(company)))
+        mate = _mate(_fit(replace(unpaged, session=Session((draw(mates(unpaged, stranger)),))).alone(1), declines))
+        company.append(replace(mate, stops=draw(_long_stops(mate.stops))))
+    opening = replace(case, layout=KvLayout(), steps=0, session=Session(tuple(company)))
     with suppress(Malformed):  # the draft model may not have enough positions for more tokens
-        whole = replace(whole, stops=draw(_longer(case.stops)))
+        opening = replace(opening, stops=draw(_long_stops(case.stops)))
     # A fork's prompt includes another request's tokens, so that the sum of all lengths is the upper bound.
-    alone = [whole.alone(number) for number in range(1 + len(company))]
-    longest, most = sum(one.longest for one in alone), max(most_rows(one.draft) for one in alone)
-    whole = replace(whole, layout=draw(layouts(longest, most, len(case.prompt), kind, len(alone))))
-    for further in (in_tiers, in_branches):
-        held = draw(further(whole, None))
-        whole = whole if declines(held) else held
-    return whole
+    requests = [opening.alone(number) for number in range(1 + len(company))]
+    longest = sum(request.longest for request in requests)
+    most = max(most_rows(request.draft) for request in requests)
+    opening = replace(opening, layout=draw(layouts(longest, most, len(case.prompt), kind, len(requests))))
+    for draw_layout in (with_tiers, with_branch_caches):
+        candidate = draw(draw_layout(opening, None))
+        opening = opening if declines(candidate) else candidate
+    return opening

@@ -7,9 +7,9 @@ from hypothesis.errors import Flaky
 from hypothesis.stateful import run_state_machine_as_test
 
 from properties.invariants import ALL
-from properties.live.machine import SHRINK_S, Enough, machine
+from properties.live.machine import SHRINK_S, ShrinkTimeout, machine
 from properties.live.openings import openings
-from properties.live.watch import Differs, SessionStats, located
+from properties.live.watch import Difference, SessionStats, locate
 from properties.shrinking.cases import nearer, size
 from properties.strategies.settings import SEARCHING, drawing_settings, without_local_constants
 from properties.tally import Failure
@@ -25,7 +25,7 @@ ROUND = 25
 def play(
     subject: Subject,
     oracle: Oracle,
-    played: SessionStats,
+    stats: SessionStats,
     kind: str | None = None,
     dtype: str = "float32",
     sessions: int = ROUND,
@@ -40,7 +40,7 @@ def play(
     Args:
         subject: The backend; it must have `serve`, the entry point of live sessions.
         oracle: The reference.
-        played: Receives the counts of sessions, actions and comparisons.
+        stats: Receives the counts of sessions, actions and comparisons.
         kind: Kind of the KV layout; None draws any.
         dtype: Working dtype.
         sessions: Number of sessions; Hypothesis may draw a few more that it throws away.
@@ -53,38 +53,45 @@ def play(
     Returns:
         The first failure that was met, as small as shrinking made it, or None.
     """
-    settled = drawing_settings(sessions, SEARCHING, stateful_step_count=actions)
-    met: list[Verdict] = []
-    drawn = machine(subject, oracle, openings(kind, dtype, subject.declines), played, judged, met=met)
+    settings = drawing_settings(sessions, SEARCHING, stateful_step_count=actions)
+    verdicts: list[Verdict] = []
+    state_machine = machine(subject, oracle, openings(kind, dtype, subject.declines), stats, judged, verdicts=verdicts)
     try:
         with without_local_constants():
-            run_state_machine_as_test(seed(number)(drawn), settings=settled)
-    except (Differs, Enough, Flaky):  # Hypothesis may call a session flaky whose shrinking `Enough` ended
-        if not met:
+            run_state_machine_as_test(seed(number)(state_machine), settings=settings)
+    except (
+        Difference,
+        ShrinkTimeout,
+        Flaky,
+    ):  # Hypothesis may call a session flaky whose shrinking `ShrinkTimeout` ended
+        if not verdicts:
             raise
-        return _failure(met[-1], oracle, subject, name or subject.name, fault)
+        return _failure(verdicts[-1], oracle, subject, name or subject.name, fault)
     return None
 
 
-def _failure(seen: Verdict, oracle: Oracle, subject: Subject, name: str, fault: str | None) -> Failure:
+def _failure(live_verdict: Verdict, oracle: Oracle, subject: Subject, name: str, fault: str | None) -> Failure:
     """The failure, judged again as a case in a run of its own, as a replay judges it.
 
     If the case agrees there, the verdict from the live session is reported.
     """
-    invariant, stage = located(seen)
-    asked = [one for one in ALL if one.name == invariant]
-    best, until, progress = seen.case, time.monotonic() + SHRINK_S, True
+    invariant, stage = locate(live_verdict)
+    invariants = [candidate for candidate in ALL if candidate.name == invariant]
+    best = live_verdict.case
+    until = time.monotonic() + SHRINK_S
+    progress = True
     while progress and time.monotonic() < until:  # without the machine: fewer mates, actions, nodes
         progress = False
         for case in nearer(best):
             if time.monotonic() > until:
                 break
             # Only the invariant that failed live is judged here; all of them judge the result at the end.
-            found = judge(case, asked, oracle, subject).first if size(case) < size(best) else None
-            if found is not None and found.stage is stage:
-                best, progress = case, True
+            finding = judge(case, invariants, oracle, subject).first if size(case) < size(best) else None
+            if finding is not None and finding.stage is stage:
+                best = case
+                progress = True
                 break
     verdict = judge(best, ALL, oracle, subject)
-    verdict = verdict if verdict.first is not None else seen
+    verdict = verdict if verdict.first is not None else live_verdict
     assert verdict.first is not None
-    return Failure(verdict, verdict.first, seen.case.id, fault=fault, backend=name)
+    return Failure(verdict, verdict.first, live_verdict.case.id, fault=fault, backend=name)

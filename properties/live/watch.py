@@ -17,7 +17,9 @@ from reference.trace import Stage, Trace
 
 INTERRUPTIONS = ("preempt", "evict", "cancel")
 
-LOOKING = tuple(one for one in ALL if one.every == 1 and one.name != "lossless.draft-independent")
+LIVE_INVARIANTS = tuple(
+    invariant for invariant in ALL if invariant.every == 1 and invariant.name != "lossless.draft-independent"
+)
 """Invariants that judge a session from its trace alone.
 
 lossless.draft-independent is left out: it runs every request again, and the comparison with the oracle's output shows
@@ -25,13 +27,13 @@ the same faults.
 """
 
 
-class Differs(Exception):
+class Difference(Exception):
     """Raised when a session violates an invariant; `verdict` judges the case made of its actions so far."""
 
     def __init__(self, verdict: Verdict) -> None:
-        found = verdict.first
-        assert found is not None
-        super().__init__(f"{found.invariant} at {found.stage.name}: {found.expected!r}, not {found.observed!r}")
+        finding = verdict.first
+        assert finding is not None
+        super().__init__(f"{finding.invariant} at {finding.stage.name}: {finding.expected!r}, not {finding.observed!r}")
         self.verdict = verdict
 
 
@@ -66,7 +68,7 @@ class SessionStats:
     events: Counter[str] = field(default_factory=Counter)
 
 
-class Unjudged(Exception):
+class JudgeFailure(Exception):
     """Raised where the judge itself raised an exception on a session that does not differ."""
 
     def __init__(self, verdict: Verdict) -> None:
@@ -89,7 +91,7 @@ class Watch:
         evicted: Requests that lost their keys and values and wait to be restored.
     """
 
-    def __init__(self, case: Case, oracle: Oracle, subject: Subject, played: SessionStats) -> None:
+    def __init__(self, case: Case, oracle: Oracle, subject: Subject, stats: SessionStats) -> None:
         """Open the session.
 
         Raises:
@@ -103,14 +105,14 @@ class Watch:
         self.evicted: set[int] = set()
         self._oracle = oracle
         self._subject = subject
-        self._played = played
+        self._stats = stats
         self._live = subject.serve(case)
         self._cancelled: set[int] = set()
-        self._truth: dict[int, Trace | None] = {}
+        self._oracle_runs: dict[int, Trace | None] = {}
         self._emitted: dict[int, int] = {}
-        self._parted: set[int] = set()
-        self._open: list[set[int]] = []
-        self._told = Trace((), (), None)
+        self._tied: set[int] = set()
+        self._witnesses: list[set[int]] = []
+        self._trace = Trace((), (), None)
 
     def do(self, action: Action) -> None:
         """Play `action` on the backend, then check the pages and every request that took a step.
@@ -122,32 +124,34 @@ class Watch:
         assert self.case.session is not None
         session = Session(self.case.session.mates, (*self.case.session.actions, action))
         self.case = replace(self.case, session=session)
-        before = self.living
+        living_before = self.living
         try:
             # The session so far is part of `case` already, so that a crash is reported with the action that caused it.
             self._live.do(action)
             trace = self._live.trace
-        except NoTrace as broken:
-            if isinstance(broken.outcome, Declined):
+        except NoTrace as no_trace:
+            if isinstance(no_trace.outcome, Declined):
                 raise
-            raise Differs(self._judged(broken.outcome)) from broken
+            raise Difference(self._verdict(no_trace.outcome)) from no_trace
         if trace.shared is None or len(trace.shared.requests) != 1 + len(session.mates):
-            raise Differs(self._judged(Crashed(None, "the trace does not say what each request of the session did")))
-        self._told = trace
+            raise Difference(
+                self._verdict(Crashed(None, "the trace does not say what each request of the session did"))
+            )
+        self._trace = trace
         self._follow(action, trace)
-        self._count(action, before)
+        self._count(action, living_before)
         self._look_at_pages(trace)
         advanced = [number for number in sorted(self._entered(trace)) if self._advanced(number, trace)]
-        self._played.steps += bool(advanced)
-        self._played.advances += len(advanced)
+        self._stats.steps += bool(advanced)
+        self._stats.advances += len(advanced)
         for number in advanced:
             self._compare(number, trace)
-        for others in [others for others in self._open if others & set(advanced)]:
-            self._open.remove(others)
-            self._played.undisturbed += 1
+        for witnesses in [witnesses for witnesses in self._witnesses if witnesses & set(advanced)]:
+            self._witnesses.remove(witnesses)
+            self._stats.undisturbed += 1
 
     def close(self, thoroughly: bool = True) -> None:
-        """Cancel the remaining requests; if `thoroughly`, judge every request by the invariants in LOOKING.
+        """Cancel the remaining requests; if `thoroughly`, judge every request by LIVE_INVARIANTS.
 
         Raises:
             Differs: An invariant is violated.
@@ -161,55 +165,55 @@ class Watch:
         for number in sorted(self.living | self.evicted):
             self.do(Action("cancel", (number,)))
         if thoroughly:
-            verdict = self._judged(self._told)
+            verdict = self._verdict(self._trace)
             if verdict.findings:
-                raise Differs(verdict)
+                raise Difference(verdict)
             if verdict.internal:
-                raise Unjudged(verdict)
-            self._played.judged += 1
-        self._played.sessions += 1
-        if self._told.shared is not None:
-            self._played.events.update(one.kind for one in self._told.shared.events)
+                raise JudgeFailure(verdict)
+            self._stats.judged += 1
+        self._stats.sessions += 1
+        if self._trace.shared is not None:
+            self._stats.events.update(one.kind for one in self._trace.shared.events)
 
     # The state of each request after an action.
 
     def _entered(self, trace: Trace) -> set[int]:
         assert trace.shared is not None
-        return {number for number, one in enumerate(trace.shared.requests) if one is not None}
+        return {number for number, request in enumerate(trace.shared.requests) if request is not None}
 
     def _follow(self, action: Action, trace: Trace) -> None:
         """Update the sets of new, living and evicted requests, from the last account, or from `action` without one."""
         assert trace.shared is not None
         entered = self._entered(trace)
         self.new -= entered
-        over = {number for number in entered if getattr(trace.shared.requests[number], "finish", None) is not None}
+        finished = {number for number in entered if getattr(trace.shared.requests[number], "finish", None) is not None}
         if action.kind == "cancel":
             self._cancelled |= set(action.requests) & entered
-        over |= self._cancelled
+        finished |= self._cancelled
         if trace.shared.accounts:
-            self.living = set(trace.shared.accounts[-1].committed) - over
-            self.evicted = entered - self.living - over
+            self.living = set(trace.shared.accounts[-1].committed) - finished
+            self.evicted = entered - self.living - finished
         else:
             # Without accounts: an eviction moves living requests over, a restoration moves them back.
-            gone = {"evict": self.living, "restore": self.evicted}.get(action.kind, set()) & set(action.requests)
-            self.evicted = (self.evicted ^ gone) - over
-            self.living = entered - self.evicted - over
+            moved = {"evict": self.living, "restore": self.evicted}.get(action.kind, set()) & set(action.requests)
+            self.evicted = (self.evicted ^ moved) - finished
+            self.living = entered - self.evicted - finished
 
     def _count(self, action: Action, before: set[int]) -> None:
         if action.kind in INTERRUPTIONS:
             for number in set(action.requests) & before:
-                self._played.interruptions[action.kind] += 1
+                self._stats.interruptions[action.kind] += 1
                 if before - {number}:
                     # The interruption counts as undisturbed once one of the other requests advances correctly.
-                    self._open.append(before - set(action.requests))
+                    self._witnesses.append(before - set(action.requests))
         if set(action.requests) & (before | self.living):
-            self._played.actions[action.kind] += 1
+            self._stats.actions[action.kind] += 1
 
     def _advanced(self, number: int, trace: Trace) -> bool:
         assert trace.shared is not None
-        one = trace.shared.requests[number]
-        assert one is not None
-        taken = len(one.steps)
+        request = trace.shared.requests[number]
+        assert request is not None
+        taken = len(request.steps)
         grown = taken > self._emitted.get(number, 0)
         self._emitted[number] = taken
         return grown
@@ -222,37 +226,37 @@ class Watch:
             return
         # Earlier accounts were checked after their own actions.
         last = replace(trace, shared=replace(trace.shared, accounts=trace.shared.accounts[-1:]))
-        said = allocator_conserves(self.case, self._oracle, self._seeing(last))
-        if any(isinstance(fact, Finding) for fact in said):
-            self._refuse(self._judged(trace))
+        facts = allocator_conserves(self.case, self._oracle, self._replay_subject(last))
+        if any(isinstance(fact, Finding) for fact in facts):
+            self._refuse(self._verdict(trace))
 
     def _compare(self, number: int, trace: Trace) -> None:
         """Compare the output so far with the oracle's; if they differ, the invariants decide whether they may."""
         assert trace.shared is not None
-        one = trace.shared.requests[number]
-        assert one is not None
-        if number not in self._truth:
-            self._truth[number] = self._asked(number, trace.shared.prompts[number])
-        true = self._truth[number]
+        request = trace.shared.requests[number]
+        assert request is not None
+        if number not in self._oracle_runs:
+            self._oracle_runs[number] = self._oracle_run(number, trace.shared.prompts[number])
+        expected = self._oracle_runs[number]
         # After a near-tie the texts differ for good.
-        if true is None or number in self._parted:
+        if expected is None or number in self._tied:
             return
-        self._played.compared += 1
-        wanted = true.output[: len(one.output)]
-        finish = true.finish if len(one.output) == len(true.output) else None
-        if (one.output, one.finish) == (wanted, finish):
+        self._stats.compared += 1
+        expected_output = expected.output[: len(request.output)]
+        finish = expected.finish if len(request.output) == len(expected.output) else None
+        if (request.output, request.finish) == (expected_output, finish):
             return
-        verdict = self._judged(trace)
+        verdict = self._verdict(trace)
         if verdict.findings or verdict.internal:
             self._refuse(verdict)
-        self._parted.add(number)
-        self._played.ties += 1
+        self._tied.add(number)
+        self._stats.ties += 1
 
     @staticmethod
     def _refuse(verdict: Verdict) -> NoReturn:
-        raise Differs(verdict) if verdict.findings else Unjudged(verdict)
+        raise Difference(verdict) if verdict.findings else JudgeFailure(verdict)
 
-    def _asked(self, number: int, prompt: tuple[int, ...]) -> Trace | None:
+    def _oracle_run(self, number: int, prompt: tuple[int, ...]) -> Trace | None:
         """The oracle's run of request `number` alone, or None if sampling uses the backend's own coins.
 
         A request that switches drafts is greedy, so that its output does not depend on the drafts. None as well for a
@@ -267,11 +271,11 @@ class Watch:
         except Malformed:
             return None
 
-    def _judged(self, outcome: Trace | Crashed) -> Verdict:
+    def _verdict(self, outcome: Trace | Crashed) -> Verdict:
         """The verdict on the session so far."""
-        return judge(self.case, LOOKING, self._oracle, self._seeing(outcome))
+        return judge(self.case, LIVE_INVARIANTS, self._oracle, self._replay_subject(outcome))
 
-    def _seeing(self, outcome: Trace | Crashed) -> Subject:
+    def _replay_subject(self, outcome: Trace | Crashed) -> Subject:
         """The backend as a Subject whose run of this session's case is the live `outcome`."""
 
         def run(case: Case) -> Trace | Declined | Crashed:
@@ -282,15 +286,15 @@ class Watch:
             except NoTrace as absent:
                 return absent.outcome
 
-        one = self._subject
-        seen = Subject(one.name, run, one.reveals, tables=one.tables, takes_tape=one.takes_tape)
+        subject = self._subject
+        replay = Subject(subject.name, run, subject.reveals, tables=subject.tables, takes_tape=subject.takes_tape)
         # Enumerated laws are remembered by case, and stay valid for the same backend.
-        seen.notes = one.notes
-        return seen
+        replay.notes = subject.notes
+        return replay
 
 
-def located(verdict: Verdict) -> tuple[str, Stage]:
+def locate(verdict: Verdict) -> tuple[str, Stage]:
     """The invariant and the stage of the finding nearest to the fault."""
-    found = verdict.first
-    assert found is not None
-    return found.invariant, found.stage
+    finding = verdict.first
+    assert finding is not None
+    return finding.invariant, finding.stage

@@ -13,19 +13,19 @@ from typing import Any
 from properties.shrinking.images import plainer_models, weight_of
 from properties.shrinking.sessions import (
     Attempt,
-    alone,
-    burden,
     cuts,
     fewer_actions,
     fewer_mates,
-    fuss,
+    layout_weight,
     layouts,
     lengths_below,
     plainer_mates,
     prunings,
-    without,
+    session_size,
+    single_requests,
+    without_subtrees,
 )
-from properties.strategies.acceptance import ORACLE, continuation, retold
+from properties.strategies.acceptance import ORACLE, continuation, steer_again
 from properties.strategies.models import GALLERY
 from reference.architecture import Seeded
 from reference.case import Case
@@ -47,18 +47,20 @@ def size(case: Case) -> tuple[float, ...]:
     nodes = [len(tree) for tree in trees]
     arch = case.model.architecture if isinstance(case.model, Seeded) else None
     # Rows whose parent comes later are harder to read.
-    disorder = sum(up > node for tree in trees for node, up in enumerate(tree.parent))
-    settings = fuss(case.layout)
-    beside, actions, mates = burden(case)
+    disorder = sum(parent > node for tree in trees for node, parent in enumerate(tree.parent))
+    settings = layout_weight(case.layout)
+    mate_nodes, actions, mates = session_size(case)
     stops = len(case.stops.eos) + len(case.stops.stop_tokens) + (case.stops.max_length > 0)
     # Each distinct piece counts once: a vocabulary may repeat a piece many times.
     letters = sum(map(len, (*case.stops.stop_strings, *set(case.stops.pieces))))
     # The gallery is ordered from simple to complex models.
-    weight = 0 if arch is None else GALLERY.index(arch) if arch in GALLERY else len(GALLERY)
+    weight = 0
+    if arch is not None:
+        weight = GALLERY.index(arch) if arch in GALLERY else len(GALLERY)
     tokens = sum(sum(tree.token) for tree in trees if isinstance(tree, Tree)) + sum(case.prompt)
     learning = draft.trees is None
     return (
-        max((beside, *nodes)),
+        max((mate_nodes, *nodes)),
         actions,
         mates,
         len(case.prompt),
@@ -69,8 +71,8 @@ def size(case: Case) -> tuple[float, ...]:
         settings
         + stops
         + len(case.stops.stop_strings)
-        + _fuss(case)
-        + _growth(case.draft)
+        + _sampling_weight(case)
+        + _draft_weight(case.draft)
         + case.ranks
         - (case.model.adapter is None)
         + weight_of(case.model.images),
@@ -80,13 +82,14 @@ def size(case: Case) -> tuple[float, ...]:
     )
 
 
-def _fuss(case: Case) -> int:
+def _sampling_weight(case: Case) -> int:
     """The number of sampling settings that are not at their defaults."""
-    sampling, rest = case.sampling, Sampling()
-    return sum(getattr(sampling, name) != getattr(rest, name) for name in Sampling.__dataclass_fields__)
+    sampling = case.sampling
+    defaults = Sampling()
+    return sum(getattr(sampling, name) != getattr(defaults, name) for name in Sampling.__dataclass_fields__)
 
 
-def _growth(draft: Draft) -> int:
+def _draft_weight(draft: Draft) -> int:
     """The settings of a dynamic tree or of a table beside its size; 0 for a tree of a fixed shape, which is plainer."""
     plan, table = draft.expansion, draft.dispatch
     if table is not None:
@@ -111,9 +114,9 @@ def nearer(case: Case) -> Iterator[Case]:
         yield from attempts(steps, case)
 
 
-def apart(one: Case, other: Case) -> int:
+def distance(first: Case, second: Case) -> int:
     """The number of differences between two cases: settings, and entries of lists, with unequal values."""
-    left, right = _leaves(plain(one)), _leaves(plain(other))
+    left, right = _leaves(plain(first)), _leaves(plain(second))
     return sum(left.get(key) != right.get(key) for key in left.keys() | right.keys())
 
 
@@ -122,26 +125,28 @@ def _leaves(content: Any, path: str = "") -> dict[str, Any]:
     if isinstance(content, dict):
         return {key: value for name in content for key, value in _leaves(content[name], f"{path}.{name}").items()}
     if isinstance(content, (list, tuple)):
-        return {key: value for at, one in enumerate(content) for key, value in _leaves(one, f"{path}[{at}]").items()}
+        return {
+            key: value for index, item in enumerate(content) for key, value in _leaves(item, f"{path}[{index}]").items()
+        }
     return {path: content}
 
 
 def _scripts(case: Case) -> Iterator[Attempt]:
     """A script in place of a draft that makes its own tokens: the trees that it proposes by the oracle."""
     if case.draft.trees is None and isinstance(case.model, Seeded):
-        yield partial(_written_down, case)
+        yield partial(_with_script, case)
 
 
-def _written_down(case: Case) -> Case:
-    drafted = [step.drafted.tree for step in ORACLE(case).steps if step.drafted is not None]
-    return replace(case, draft=Scripted(tuple(drafted)))
+def _with_script(case: Case) -> Case:
+    trees = [step.drafted.tree for step in ORACLE(case).steps if step.drafted is not None]
+    return replace(case, draft=Scripted(tuple(trees)))
 
 
 def _prompts(case: Case) -> Iterator[Attempt]:
     prompt = case.prompt
     for keep in lengths_below(len(prompt)):
         if 0 < keep < len(prompt):
-            yield partial(_shortened, case, keep)
+            yield partial(_shorten_prompt, case, keep)
             # Another prompt has another continuation; steering keeps the accepted nodes.
             if isinstance(case.model, Seeded):
                 yield partial(steered_again, case, case.model, prompt[-keep:])
@@ -167,31 +172,33 @@ def steered_again(case: Case, model: Seeded, prompt: tuple[int, ...]) -> Case:
     """
     if case.draft.trees is None or not isinstance(case.model, Seeded):
         raise Malformed("draft", "only scripted trees can be steered")
-    old, ahead = continuation(case.model, case.prompt), continuation(model, prompt)
-    trees = retold(case.draft.trees, (case.prompt[-1], *old), (prompt[-1], *ahead), model.vocab_size)
+    old_tokens = continuation(case.model, case.prompt)
+    new_tokens = continuation(model, prompt)
+    trees = steer_again(case.draft.trees, (case.prompt[-1], *old_tokens), (prompt[-1], *new_tokens), model.vocab_size)
     # Reversed: where a token occurs twice, its first occurrence decides its new name.
-    stops = _renamed(case.stops, dict(reversed([*zip(old, ahead, strict=False)])), model.vocab_size)
+    stops = _translate_stops(case.stops, dict(reversed([*zip(old_tokens, new_tokens, strict=False)])), model.vocab_size)
     if stops.max_length:
         stops = replace(stops, max_length=stops.max_length - len(case.prompt) + len(prompt))
     return replace(case, model=model, prompt=prompt, draft=Scripted(trees), stops=stops)
 
 
-def _renamed(stops: Stops, named: dict[int, int], vocab: int) -> Stops:
-    """`stops` in another vocabulary of `vocab` ids; `named` maps the old tokens of greedy decoding to the new ones."""
+def _translate_stops(stops: Stops, translation: dict[int, int], vocab: int) -> Stops:
+    """`stops` in another vocabulary of `vocab` ids; `translation` maps old tokens of greedy decoding to new ones."""
 
-    def renamed(tokens: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(named.get(token, token % vocab) for token in tokens)
+    def translate(tokens: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(translation.get(token, token % vocab) for token in tokens)
 
     pieces = [stops.pieces[token % len(stops.pieces)] for token in range(vocab)] if stops.pieces else []
-    for token, name in named.items() if pieces else ():
+    for token, name in translation.items() if pieces else ():
         pieces[name] = stops.pieces[token]
-    return replace(stops, eos=renamed(stops.eos), stop_tokens=renamed(stops.stop_tokens), pieces=tuple(pieces))
+    return replace(stops, eos=translate(stops.eos), stop_tokens=translate(stops.stop_tokens), pieces=tuple(pieces))
 
 
-def _shortened(case: Case, keep: int) -> Case:
+def _shorten_prompt(case: Case, keep: int) -> Case:
     """`case` with the last `keep` tokens of its prompt; the room for output stays the same."""
-    stops, lost = case.stops, len(case.prompt) - keep
-    stops = replace(stops, max_length=stops.max_length - lost) if stops.max_length else stops
+    stops = case.stops
+    if stops.max_length:
+        stops = replace(stops, max_length=stops.max_length - len(case.prompt) + keep)
     return replace(case, prompt=case.prompt[-keep:], stops=stops)
 
 
@@ -199,53 +206,59 @@ def _trees(case: Case) -> Iterator[Attempt]:
     trees = case.draft.trees
     if trees is None:
         return
-    for at in reversed(range(len(trees))):
+    for index in reversed(range(len(trees))):
         # Only the last tree can be dropped: the roots of later trees depend on the earlier ones.
-        if at == len(trees) - 1 and at > 0:
+        if index == len(trees) - 1 and index > 0:
             yield partial(replace, case, draft=Scripted(trees[:-1]))
-        for gone in prunings(trees[at]):
-            yield partial(_pruned, case, trees, at, gone)
+        for nodes in prunings(trees[index]):
+            yield partial(_prune_tree, case, trees, index, nodes)
 
 
-def _pruned(case: Case, trees: tuple[Tree, ...], at: int, gone: tuple[int, ...]) -> Case:
-    return replace(case, draft=case.draft.with_shapes((*trees[:at], without(trees[at], *gone), *trees[at + 1 :])))
+def _prune_tree(case: Case, trees: tuple[Tree, ...], index: int, nodes: tuple[int, ...]) -> Case:
+    return replace(
+        case,
+        draft=case.draft.with_shapes((*trees[:index], without_subtrees(trees[index], *nodes), *trees[index + 1 :])),
+    )
 
 
 def _shapes(case: Case) -> Iterator[Attempt]:
     draft = case.draft
     if draft.trees is not None:
         return
-    for at, shape in enumerate(draft.shapes):
-        for gone in prunings(shape):
-            yield partial(_reshaped, case, at, gone)
+    for index, shape in enumerate(draft.shapes):
+        for nodes in prunings(shape):
+            yield partial(_prune_shape, case, index, nodes)
     for simpler in draft.simpler():
         yield partial(replace, case, draft=simpler)
 
 
-def _reshaped(case: Case, at: int, gone: tuple[int, ...]) -> Case:
+def _prune_shape(case: Case, index: int, nodes: tuple[int, ...]) -> Case:
     shapes = case.draft.shapes
-    return replace(case, draft=case.draft.with_shapes((*shapes[:at], without(shapes[at], *gone), *shapes[at + 1 :])))
+    return replace(
+        case,
+        draft=case.draft.with_shapes((*shapes[:index], without_subtrees(shapes[index], *nodes), *shapes[index + 1 :])),
+    )
 
 
 def _sampling(case: Case) -> Iterator[Attempt]:
     """Sampling settings put to their defaults one by one; the temperature last, since 0 means greedy decoding."""
-    rest = Sampling()
+    defaults = Sampling()
     for name in (*(name for name in Sampling.__dataclass_fields__ if name != "temperature"), "temperature"):
-        if getattr(case.sampling, name) != getattr(rest, name):
-            yield partial(_calmer, case, name, getattr(rest, name))
+        if getattr(case.sampling, name) != getattr(defaults, name):
+            yield partial(_with_sampling, case, name, getattr(defaults, name))
     # 1 is the plainest temperature of a sampled case.
     if case.sampling.temperature not in (0.0, 1.0):
-        yield partial(_calmer, case, "temperature", 1.0)
+        yield partial(_with_sampling, case, "temperature", 1.0)
 
 
 def _target(case: Case) -> Iterator[Attempt]:
-    for ranks in (one for one in RANKS if one < case.ranks):
+    for ranks in (num_ranks for num_ranks in RANKS if num_ranks < case.ranks):
         yield partial(replace, case, ranks=ranks, spread=case.spread and ranks > 1)
     for model in plainer_models(case.model):
         yield from (partial(steered_again, case, model, case.prompt), partial(replace, case, model=model))
 
 
-def _calmer(case: Case, name: str, value: Any) -> Case:
+def _with_sampling(case: Case, name: str, value: Any) -> Case:
     return replace(case, sampling=replace(case.sampling, **{name: value}))
 
 
@@ -258,43 +271,43 @@ def _budgets(case: Case) -> Iterator[Attempt]:
 
 def _stops(case: Case) -> Iterator[Attempt]:
     stops = case.stops
-    rest = Stops(stops.max_new_tokens)
-    if stops != rest:
-        yield partial(replace, case, stops=rest)
-    for held in ({"eos": ()}, {"stop_tokens": ()}, {"stop_strings": (), "pieces": ()}, {"max_length": 0}):
-        if any(getattr(stops, name) != value for name, value in held.items()):
-            yield partial(_eased, case, held)
+    defaults = Stops(stops.max_new_tokens)
+    if stops != defaults:
+        yield partial(replace, case, stops=defaults)
+    for defaults_of_group in ({"eos": ()}, {"stop_tokens": ()}, {"stop_strings": (), "pieces": ()}, {"max_length": 0}):
+        if any(getattr(stops, name) != value for name, value in defaults_of_group.items()):
+            yield partial(_with_stops, case, defaults_of_group)
     room = stops.room(len(case.prompt))
     if stops.max_length and room > 1:
-        yield partial(_eased, case, {"max_length": stops.max_length - 1})
+        yield partial(_with_stops, case, {"max_length": stops.max_length - 1})
     if stops.stop_strings:
         yield from _texts(case)
 
 
-def _eased(case: Case, held: dict[str, Any]) -> Case:
-    return replace(case, stops=replace(case.stops, **held))
+def _with_stops(case: Case, fields: dict[str, Any]) -> Case:
+    return replace(case, stops=replace(case.stops, **fields))
 
 
 def _texts(case: Case) -> Iterator[Attempt]:
     """Fewer and shorter stop strings, and shorter text pieces of the tokens."""
     strings, pieces = case.stops.stop_strings, case.stops.pieces
-    for at, one in enumerate(strings):
+    for index, string in enumerate(strings):
         if len(strings) > 1:
-            yield partial(_eased, case, {"stop_strings": strings[:at] + strings[at + 1 :]})
-        for shorter in (one[1:], one[:-1]):
-            yield partial(_eased, case, {"stop_strings": (*strings[:at], shorter, *strings[at + 1 :])})
-    for most in (1, 2):
-        if max(map(len, pieces)) > most:
-            yield partial(_eased, case, {"pieces": tuple(piece[:most] for piece in pieces)})
+            yield partial(_with_stops, case, {"stop_strings": strings[:index] + strings[index + 1 :]})
+        for shorter in (string[1:], string[:-1]):
+            yield partial(_with_stops, case, {"stop_strings": (*strings[:index], shorter, *strings[index + 1 :])})
+    for length in (1, 2):
+        if max(map(len, pieces)) > length:
+            yield partial(_with_stops, case, {"pieces": tuple(piece[:length] for piece in pieces)})
     for piece in sorted(set(pieces)):
         for shorter in (piece[1:], piece[:-1]):
             if piece:
-                changed = tuple(shorter if other == piece else other for other in pieces)
-                yield partial(_eased, case, {"pieces": changed})
+                changed = tuple(shorter if old_piece == piece else old_piece for old_piece in pieces)
+                yield partial(_with_stops, case, {"pieces": changed})
 
 
 STEPS: tuple[Steps, ...] = (
-    alone, fewer_actions, fewer_mates, _budgets, cuts, _trees, _shapes, plainer_mates,
+    single_requests, fewer_actions, fewer_mates, _budgets, cuts, _trees, _shapes, plainer_mates,
     _scripts, _prompts, _models, _trees, layouts, _target, _sampling, _stops,
 )  # fmt: skip
 """Every kind of step; the kinds that remove most come first."""

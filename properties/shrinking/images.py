@@ -12,16 +12,16 @@ SIDES = ("frames", "height", "width")
 
 def weight_of(images: Images) -> int:
     """The weight of `images`: 1 for each block and 1 for each token of it."""
-    return sum(1 + one.end - one.start for one in images)
+    return sum(1 + image.end - image.start for image in images)
 
 
 def fewer_images(images: Images) -> Iterator[Images]:
     """`images` without one block, and with one side of one block cut by one."""
-    for at, one in enumerate(images):
-        yield (*images[:at], *images[at + 1 :])
+    for index, image in enumerate(images):
+        yield (*images[:index], *images[index + 1 :])
         for side in SIDES:
-            if getattr(one, side) > 1:
-                yield (*images[:at], replace(one, **{side: getattr(one, side) - 1}), *images[at + 1 :])
+            if getattr(image, side) > 1:
+                yield (*images[:index], replace(image, **{side: getattr(image, side) - 1}), *images[index + 1 :])
 
 
 def plainer_models(model: Model) -> Iterator[Seeded]:

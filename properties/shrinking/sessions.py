@@ -7,7 +7,7 @@ from typing import Any
 
 from properties.shrinking.images import fewer_images, weight_of
 from reference.case import Case
-from reference.draft import Draft, Scripted, largest
+from reference.draft import Draft, Scripted, largest_tree_size
 from reference.layout import PLAIN, KvLayout
 from reference.sampling import Sampling, Stops
 from reference.session import BATCHES, Action, Mate, Session
@@ -34,40 +34,40 @@ SETTINGS = (
 """Settings of a layout that are put to their defaults one by one."""
 
 
-def burden(case: Case) -> tuple[int, int, int]:
+def session_size(case: Case) -> tuple[int, int, int]:
     """The session's part of a case's size: nodes of its largest tree, weight of its actions, weight of its mates."""
     if case.session is None:
         return 1, 0, 0
     drafts = [mate.draft for mate in case.session.mates]
     drafts += [action.draft for action in case.session.actions if action.draft is not None]
     actions = sum(1 + len(action.requests) for action in case.session.actions)
-    rest = sum(_weight(mate) for mate in case.session.mates)
-    return max(map(largest, drafts), default=1), actions, rest
+    mates_weight = sum(_weight(mate) for mate in case.session.mates)
+    return max(map(largest_tree_size, drafts), default=1), actions, mates_weight
 
 
 def _weight(mate: Mate) -> int:
     # Fixed weights make one mate less, and a greedy mate, count as smaller than a few tokens less.
     sampled = 0 if mate.sampling.greedy else 8
-    beside = (mate.adapter is not None) + weight_of(mate.images)
-    return 16 + len(mate.prompt) + mate.stops.max_new_tokens + sampled + largest(mate.draft) + beside
+    extras = (mate.adapter is not None) + weight_of(mate.images)
+    return 16 + len(mate.prompt) + mate.stops.max_new_tokens + sampled + largest_tree_size(mate.draft) + extras
 
 
-def fuss(layout: KvLayout) -> int:
+def layout_weight(layout: KvLayout) -> int:
     """The number of settings of `layout` that are not at their defaults, plus page size and length of the free list.
 
     A kind other than the plain layout counts 4.
     """
     plain = KvLayout()
-    held = sum(1 for name in SETTINGS if name != "pages" and getattr(layout, name) != getattr(plain, name))
+    num_settings = sum(1 for name in SETTINGS if name != "pages" and getattr(layout, name) != getattr(plain, name))
     # Another layout weighs as much as four settings.
-    other = 0 if layout.kind == PLAIN else 4
-    return held + other + layout.page_size + len(layout.pages)
+    kind_weight = 0 if layout.kind == PLAIN else 4
+    return num_settings + kind_weight + layout.page_size + len(layout.pages)
 
 
-def alone(case: Case) -> Iterator[Attempt]:
+def single_requests(case: Case) -> Iterator[Attempt]:
     """Each request of the session as a case of its own, without a session."""
     for number in range(len(case.session.mates) + 1 if case.session is not None else 0):
-        yield partial(_alone, case, number)
+        yield partial(_single_request, case, number)
 
 
 def fewer_actions(case: Case) -> Iterator[Attempt]:
@@ -77,7 +77,7 @@ def fewer_actions(case: Case) -> Iterator[Attempt]:
     for width in dict.fromkeys((count // 2, count // 4, 1)):
         for begin in range(count - width, -1, -max(width, 1)):
             if width:
-                yield partial(_with, case, actions=actions[:begin] + actions[begin + width :])
+                yield partial(_with_session, case, actions=actions[:begin] + actions[begin + width :])
 
 
 def fewer_mates(case: Case) -> Iterator[Attempt]:
@@ -87,11 +87,11 @@ def fewer_mates(case: Case) -> Iterator[Attempt]:
         return
     for number in range(1, len(session.mates) + 1):
         yield partial(_without_mate, case, number)
-    for at, action in enumerate(session.actions):
+    for index, action in enumerate(session.actions):
         if action.kind in BATCHES and len(action.requests) > 1:
-            for gone in action.requests:
-                left = tuple(one for one in action.requests if one != gone)
-                yield partial(_changed, case, at, replace(action, requests=left))
+            for dropped in action.requests:
+                remaining = tuple(request for request in action.requests if request != dropped)
+                yield partial(_with_action, case, index, replace(action, requests=remaining))
 
 
 def plainer_mates(case: Case) -> Iterator[Attempt]:
@@ -102,38 +102,38 @@ def plainer_mates(case: Case) -> Iterator[Attempt]:
     for number, mate in enumerate(session.mates):
         for plainer in _plainer_mates(mate):
             mates = (*session.mates[:number], plainer, *session.mates[number + 1 :])
-            yield partial(_with, case, mates=mates)
+            yield partial(_with_session, case, mates=mates)
 
 
-def _alone(case: Case, number: int) -> Case:
+def _single_request(case: Case, number: int) -> Case:
     # The free list was drawn for all requests of the session.
     return replace(case.alone(number), layout=replace(case.layout, pages=()))
 
 
-def _with(case: Case, **fields: Any) -> Case:
+def _with_session(case: Case, **fields: Any) -> Case:
     assert case.session is not None
     return replace(case, session=replace(case.session, **fields))
 
 
-def _changed(case: Case, at: int, action: Action) -> Case:
+def _with_action(case: Case, index: int, action: Action) -> Case:
     assert case.session is not None
     actions = case.session.actions
-    return _with(case, actions=(*actions[:at], action, *actions[at + 1 :]))
+    return _with_session(case, actions=(*actions[:index], action, *actions[index + 1 :]))
 
 
-def _without_mate(case: Case, gone: int) -> Case:
-    """The session without mate `gone` and its actions; the mates after it are renumbered."""
+def _without_mate(case: Case, number: int) -> Case:
+    """The session without mate `number` and its actions; the mates after it are renumbered."""
     assert case.session is not None
-    kept = []
+    kept_actions = []
     for action in case.session.actions:
         # Steps and preemptions take any number of requests, and only lose this one.
-        if gone in action.requests and action.kind not in BATCHES:
+        if number in action.requests and action.kind not in BATCHES:
             continue
-        named = tuple(one - (one > gone) for one in action.requests if one != gone)
-        if named:
-            kept.append(replace(action, requests=named))
+        requests = tuple(request - (request > number) for request in action.requests if request != number)
+        if requests:
+            kept_actions.append(replace(action, requests=requests))
     mates = case.session.mates
-    return replace(case, session=Session((*mates[: gone - 1], *mates[gone:]), tuple(kept)))
+    return replace(case, session=Session((*mates[: number - 1], *mates[number:]), tuple(kept_actions)))
 
 
 def lengths_below(length: int) -> list[int]:
@@ -141,13 +141,13 @@ def lengths_below(length: int) -> list[int]:
 
     A half, three quarters, seven eighths and so on bring a prompt of 2048 tokens down to any length in some 40 tries.
     """
-    return sorted({1, 2, 3, *(length - (length >> halved) for halved in range(1, 12))} & {*range(1, length)})
+    return sorted({1, 2, 3, *(length - (length >> halvings) for halvings in range(1, 12))} & {*range(1, length)})
 
 
 def _plainer_mates(mate: Mate) -> Iterator[Mate]:
     if mate.draft != Scripted():
         yield replace(mate, draft=Scripted())
-        for draft in _pruned(mate.draft):
+        for draft in _smaller_drafts(mate.draft):
             yield replace(mate, draft=draft)
     if mate.sampling != Sampling():
         yield replace(mate, sampling=Sampling())
@@ -163,14 +163,14 @@ def _plainer_mates(mate: Mate) -> Iterator[Mate]:
         yield replace(mate, stops=plain)
 
 
-def _pruned(draft: Draft) -> Iterator[Draft]:
+def _smaller_drafts(draft: Draft) -> Iterator[Draft]:
     """The draft with one node less in one tree, or one tree less."""
     shapes = draft.shapes
     if len(shapes) > 1:
         yield draft.with_shapes(shapes[:-1])
-    for at, shape in enumerate(shapes):
-        for gone in prunings(shape):
-            yield draft.with_shapes((*shapes[:at], without(shape, *gone), *shapes[at + 1 :]))
+    for index, shape in enumerate(shapes):
+        for nodes in prunings(shape):
+            yield draft.with_shapes((*shapes[:index], without_subtrees(shape, *nodes), *shapes[index + 1 :]))
 
 
 CUTS = ((2, 1), (1, 2), (2, 2), (3, 2), (2, 3), (3, 3), (4, 2), (2, 4), (5, 3), (3, 5), (5, 5))
@@ -182,23 +182,25 @@ def cuts(case: Case) -> Iterator[Attempt]:
 
     A fault may need two lanes of certain sizes side by side, so that cutting one request alone would hide it.
     """
-    for own, theirs in CUTS if case.session is not None else ((own, 0) for own in (2, 3, 5)):
-        yield partial(_cut_all, case, own, theirs)
+    for own_nodes, mate_nodes in CUTS if case.session is not None else ((own_nodes, 0) for own_nodes in (2, 3, 5)):
+        yield partial(_cut_all, case, own_nodes, mate_nodes)
 
 
-def _cut_all(case: Case, own: int, theirs: int) -> Case:
+def _cut_all(case: Case, own_nodes: int, mate_nodes: int) -> Case:
     session = case.session
     if session is not None:
-        session = replace(session, mates=tuple(replace(mate, draft=cut(mate.draft, theirs)) for mate in session.mates))
-    return replace(case, draft=cut(case.draft, own), session=session)
+        session = replace(
+            session, mates=tuple(replace(mate, draft=cut_trees(mate.draft, mate_nodes)) for mate in session.mates)
+        )
+    return replace(case, draft=cut_trees(case.draft, own_nodes), session=session)
 
 
-def cut(draft: Draft, nodes: int) -> Draft:
+def cut_trees(draft: Draft, nodes: int) -> Draft:
     """The draft with the first `nodes` nodes of each tree, level by level."""
-    return draft.with_shapes(tuple(without(shape, *_beyond(shape, nodes)) for shape in draft.shapes))
+    return draft.with_shapes(tuple(without_subtrees(shape, *_nodes_beyond(shape, nodes)) for shape in draft.shapes))
 
 
-def _beyond(shape: Shape, nodes: int) -> list[int]:
+def _nodes_beyond(shape: Shape, nodes: int) -> list[int]:
     return sorted(range(len(shape)), key=lambda node: (shape.depth[node], node))[nodes:]
 
 
@@ -216,20 +218,21 @@ def prunings(shape: Shape) -> Iterator[tuple[int, ...]]:
     yield from ((node,) for node in sorted(order, key=lambda node: -weight[node]))
 
 
-def without(shape: Shape, *gone: int) -> Shape:
-    """`shape` without the subtrees at `gone`."""
-    return shape.part([node for node in range(len(shape)) if not set(gone) & set(shape.path(node))])
+def without_subtrees(shape: Shape, *roots: int) -> Shape:
+    """`shape` without the subtrees at `roots`."""
+    return shape.subtree([node for node in range(len(shape)) if not set(roots) & set(shape.path(node))])
 
 
 def layouts(case: Case) -> Iterator[Attempt]:
     """The case in the plain layout, then with settings at their defaults one by one, then with smaller pages."""
-    layout, plain = case.layout, KvLayout()
+    layout = case.layout
+    plain = KvLayout()
     if layout.kind != PLAIN:
         # Padding is kept here, and tried apart below, since it matters in every layout.
         yield partial(replace, case, layout=KvLayout(padded_nodes=layout.padded_nodes))
     for name in SETTINGS:
         if getattr(layout, name) != getattr(plain, name):
-            yield partial(_rested, case, name)
+            yield partial(_with_default, case, name)
     simpler = layout.traits.simpler
     if simpler is not None:
         yield lambda: replace(case, layout=layout.of_kind(simpler))
@@ -239,7 +242,7 @@ def layouts(case: Case) -> Iterator[Attempt]:
                 yield partial(_with_pages_of, case, size)
 
 
-def _rested(case: Case, name: str) -> Case:
+def _with_default(case: Case, name: str) -> Case:
     return replace(case, layout=replace(case.layout, **{name: getattr(KvLayout(), name)}))
 
 

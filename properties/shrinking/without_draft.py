@@ -41,7 +41,11 @@ def without_draft(case: Case, trace: Trace, request: int, step: int) -> Iterator
     run = next((run for run in runs if run.number == request), None)
     if run is None:
         return
-    proposed = [(one.context, one.drafted.tree) for one in run.trace.steps[: step + 1] if one.drafted is not None]
+    proposed = [
+        (run_step.context, run_step.drafted.tree)
+        for run_step in run.trace.steps[: step + 1]
+        if run_step.drafted is not None
+    ]
     for model in _models(run.alone, case) if proposed else ():
         for attempt in _attempts(run.alone, model, proposed):
             with suppress(Malformed):
@@ -59,8 +63,8 @@ def _attempts(case: Case, model: Model, proposed: list[tuple[tuple[int, ...], Tr
         layout = replace(case.layout, pages=())  # the free list was drawn for another request, or for several
         greedy = {"sampling": Sampling(), "steps": len(proposed), "session": None}
         yield partial(replace, case, model=model, draft=trees, layout=layout, **greedy)
-    fed = (*context, tree.token[0])
-    yield partial(bare.rebased, fed[:-CHAIN_NODES], chain(fed[-CHAIN_NODES:]))
+    fed_tokens = (*context, tree.token[0])
+    yield partial(bare.rebased, fed_tokens[:-CHAIN_NODES], chain(fed_tokens[-CHAIN_NODES:]))
 
 
 def _models(alone: Case, case: Case) -> list[Model]:

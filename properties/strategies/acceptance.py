@@ -41,7 +41,7 @@ def first_law(model: Seeded, prompt: tuple[int, ...], temperature: float) -> tup
     return tuple((weight / weight.sum()).tolist())
 
 
-def postponed(model: Seeded, prompt: tuple[int, ...], stops: Stops, least: int) -> tuple[int, ...]:
+def output_under_min_tokens(model: Seeded, prompt: tuple[int, ...], stops: Stops, least: int) -> tuple[int, ...]:
     """The next LOOKAHEAD greedy tokens if min_tokens bans the end tokens of `stops` from the first `least` tokens.
 
     End tokens after those do not end the text here.
@@ -55,7 +55,7 @@ def postponed(model: Seeded, prompt: tuple[int, ...], stops: Stops, least: int) 
 
 
 @dataclass(frozen=True)
-class Steered:
+class SteeredTree:
     """A tree, and the number of its drafted tokens that a correct target accepts."""
 
     tree: Tree
@@ -63,14 +63,14 @@ class Steered:
 
 
 @st.composite
-def steered(
+def steered_trees(
     draw: st.DrawFn,
     root: int,
     ahead: tuple[int, ...],
     vocab: int,
     shapes: st.SearchStrategy[Parents],
     through: bool = False,
-) -> Steered:
+) -> SteeredTree:
     """A tree of one of `shapes` under `root` whose tokens follow `ahead`, the target's own next tokens.
 
     They follow it down to one drawn node, the aim, or with `through` down to a deepest leaf. The aim may be any node,
@@ -92,62 +92,62 @@ def steered(
     by_depth = sorted(range(1, len(parent)), key=lambda node: shape.depth[node])
     for node in by_depth:
         depth = shape.depth[node]
-        wanted = ahead[depth - 1] if depth - 1 < len(ahead) else None
-        if wanted is None:
+        next_token = ahead[depth - 1] if depth - 1 < len(ahead) else None
+        if next_token is None:
             continue
         if node in path:
-            token[node] = wanted
-        elif parent[node] in path and token[node] == wanted and vocab > 1 and spread != 1:
+            token[node] = next_token
+        elif parent[node] in path and token[node] == next_token and vocab > 1 and spread != 1:
             # Spread 1 keeps chance hits: a sibling with the accepted child's token, and right tokens below the aim.
-            token[node] = (wanted + 1 + spread) % vocab if (1 + spread) % vocab else (wanted + 1) % vocab
+            token[node] = (next_token + 1 + spread) % vocab if (1 + spread) % vocab else (next_token + 1) % vocab
     tree = Tree(parent, tuple(token))
-    return Steered(tree, len(accepted_path(tree, ahead)) - 1)
+    return SteeredTree(tree, len(accepted_path(tree, ahead)) - 1)
 
 
 def accepted_path(tree: Tree, ahead: tuple[int, ...]) -> tuple[int, ...]:
     """Nodes of `tree`, root first, that a target with the next greedy tokens `ahead` accepts."""
     path = [0]
     while len(path) <= len(ahead):
-        taken = [child for child in tree.children[path[-1]] if tree.token[child] == ahead[len(path) - 1]]
-        if not taken:
+        accepted_children = [child for child in tree.children[path[-1]] if tree.token[child] == ahead[len(path) - 1]]
+        if not accepted_children:
             break
-        path.append(taken[0])
+        path.append(accepted_children[0])
     return tuple(path)
 
 
-def retold(trees: tuple[Tree, ...], old: tuple[int, ...], new: tuple[int, ...], vocab: int) -> tuple[Tree, ...]:
+def steer_again(trees: tuple[Tree, ...], old: tuple[int, ...], new: tuple[int, ...], vocab: int) -> tuple[Tree, ...]:
     """The successive `trees` of a script, steered again for a target with other greedy tokens.
 
     `old` and `new` are the greedy tokens of the old and the new target, pending root first. The new target accepts the
     nodes that the old one accepted, and each walk ends at the same node.
     """
-    told = []
+    new_trees = []
     for tree in trees:
-        path = accepted_path(tree.rooted(old[0]), old[1:])
-        token = [one % vocab for one in tree.token]
+        path = accepted_path(tree.with_root(old[0]), old[1:])
+        token = [old_token % vocab for old_token in tree.token]
         for depth, node in enumerate(path):
             token[node] = new[depth]
         for node in range(1, len(tree)):
             # A child that ended the walk before must not hold the new target's choice by chance.
             if tree.parent[node] == path[-1] and len(path) < len(new) and token[node] == new[len(path)]:
                 token[node] = (token[node] + 1) % vocab
-        told.append(Tree(tree.parent, tuple(token)))
+        new_trees.append(Tree(tree.parent, tuple(token)))
         if len(path) >= min(len(new), len(old)):
             break
         old, new = old[len(path) :], new[len(path) :]
-    return tuple(told)
+    return tuple(new_trees)
 
 
-def in_other_rows(trees: tuple[Tree, ...], ahead: tuple[int, ...], vocab: int) -> tuple[Tree, ...]:
+def with_rejected_row(trees: tuple[Tree, ...], ahead: tuple[int, ...], vocab: int) -> tuple[Tree, ...]:
     """The successive `trees`, each with a node in row 1 that a target with the greedy tokens `ahead` rejects.
 
     The accepted paths then lie in other rows than those to which a commit brings them.
     """
-    told = []
+    new_trees = []
     for tree in trees:
         path = accepted_path(tree, ahead)
         wrong = (ahead[0] + 1) % vocab if ahead else 0
-        parent = (0, 0, *(one + (one > 0) for one in tree.parent[1:]))
-        told.append(Tree(parent, (tree.token[0], wrong, *tree.token[1:])))
+        parent = (0, 0, *(row + (row > 0) for row in tree.parent[1:]))
+        new_trees.append(Tree(parent, (tree.token[0], wrong, *tree.token[1:])))
         ahead = ahead[len(path) :]
-    return tuple(told)
+    return tuple(new_trees)

@@ -8,40 +8,43 @@ from dataclasses import replace
 from hypothesis import assume
 from hypothesis import strategies as st
 
-from properties.strategies.acceptance import continuation, first_law, in_other_rows, postponed, retold
+from properties.strategies.acceptance import (
+    continuation,
+    first_law,
+    output_under_min_tokens,
+    steer_again,
+    with_rejected_row,
+)
 from properties.strategies.draft import any_draft
 from properties.strategies.dtypes import working_dtypes
-from properties.strategies.grammars import followed, guided
+from properties.strategies.grammars import output_under_grammar, with_grammar
 from properties.strategies.layouts import layouts
 from properties.strategies.models import far_architectures, far_targets, targets
 from properties.strategies.prompts import MARKS, far_prompts, prompts
 from properties.strategies.sampling import TEMPERATURES, samplings, with_min_tokens
-from properties.strategies.serving.adapters import often as often_adapted
-from properties.strategies.serving.adapters import takes_adapters, with_adapters
-from properties.strategies.serving.branch_caches import in_branches
-from properties.strategies.serving.images import often as often_with_images
-from properties.strategies.serving.images import targets_of, with_images
-from properties.strategies.serving.left_padding import left_padded
-from properties.strategies.serving.moved import handed_over, takes_hand_over
-from properties.strategies.serving.prompt_scores import often as often_scored
-from properties.strategies.serving.prompt_scores import takes_scores, with_scores
-from properties.strategies.serving.second_tier import in_tiers, parted, takes_parted
-from properties.strategies.serving.shared_pages import forked, met_again, takes_forked, takes_met_again
+from properties.strategies.serving.adapters import adapter_interval, takes_adapters, with_adapters
+from properties.strategies.serving.branch_caches import with_branch_caches
+from properties.strategies.serving.images import image_interval, image_targets, with_images
+from properties.strategies.serving.left_padding import with_left_padding
+from properties.strategies.serving.moved import takes_hand_over, with_hand_overs
+from properties.strategies.serving.prompt_scores import score_interval, takes_scores, with_scores
+from properties.strategies.serving.second_tier import can_part_prompts, with_parted_prompt, with_tiers
+from properties.strategies.serving.shared_pages import can_have_fork, can_repeat_page, with_fork, with_repeated_page
 from properties.strategies.serving.turns import takes_next_turn, with_next_turn
 from properties.strategies.sessions import with_session
 from properties.strategies.stops import places, stops_for
-from properties.strategies.within import SPARE, among, fitted, in_shape, set_aside
+from properties.strategies.within import SPARE, among, fit_draft, fit_prompt, ignored_settings
 from reference.abilities import Abilities
 from reference.architecture import Seeded
 from reference.case import Case
 from reference.draft import Scripted, most_rows
 from reference.layout import KINDS, KvLayout
 from reference.malformed import Malformed
-from reference.parallel.ranks import RANKS, unsharded
+from reference.parallel.ranks import RANKS, sharding_refusal
 from reference.rules import RULES
 from reference.sampling import Stops
 
-LASTING = Stops(12)
+LASTING_STOPS = Stops(12)
 """Stops that let a request live long enough to be interrupted."""
 
 GREEDY = 7
@@ -85,21 +88,22 @@ def single_cases(
     """
     dtype = draw(working_dtypes(dtypes))
     model = model or draw(far_targets(within) if far else targets(within, dtype))
-    prompt = fitted(draw(far_prompts(model, far) if far else prompts(model)), within)
+    prompt = fit_prompt(draw(far_prompts(model, far) if far else prompts(model)), within)
     # No zeros where sampling alone is under test, by the run's wish or because the engine has no greedy decoding.
     zeros = GREEDY if not sampled and (within is None or within.greedy) else 0
     temperature = draw(st.sampled_from((*(0.0,) * zeros, *temperatures(within))))
     ahead = continuation(model, prompt)
-    draft = in_shape(draw(any_draft(model, prompt, ahead, company or temperature > 0, within)), within)
+    draft = fit_draft(draw(any_draft(model, prompt, ahead, company or temperature > 0, within)), within)
     # An engine with a draft of its own may accept a block anywhere.
-    where = places(draft, prompt[-1], ahead) if draft.shapes else tuple(range(len(ahead)))
-    stops, least = draw(stops_for(model, prompt, where, within))
+    positions = places(draft, prompt[-1], ahead) if draft.shapes else tuple(range(len(ahead)))
+    stops, least = draw(stops_for(model, prompt, positions, within))
     if company and draw(st.integers(0, 2)):
-        stops, least = LASTING, 0
+        stops = LASTING_STOPS
+        least = 0
     # Under min_tokens greedy decoding goes on with other tokens, so that the trees are steered again.
     if least and draft.trees is not None:
-        banned = postponed(model, prompt, stops, least)
-        draft = Scripted(retold(draft.trees, (prompt[-1], *ahead), (prompt[-1], *banned), model.vocab_size))
+        banned = output_under_min_tokens(model, prompt, stops, least)
+        draft = Scripted(steer_again(draft.trees, (prompt[-1], *ahead), (prompt[-1], *banned), model.vocab_size))
     # Some rules verify chains alone.
     if temperature > 0 and (chains_only(within) or draw(st.integers(0, 2)) == 0):
         draft = draft.as_chain()
@@ -108,21 +112,21 @@ def single_cases(
     sampling = with_min_tokens(settings, least, model, stops)
     admits = sampling.processes and (within is None or "grammar" in within.processed)
     if admits and draw(st.integers(0, GUIDED - 1)) == GUIDED - 1:
-        sampling, stops = draw(guided(sampling, stops, model.vocab_size))
+        sampling, stops = draw(with_grammar(sampling, stops, model.vocab_size))
         if sampling.grammar is not None and draft.trees is not None:
-            legal = followed(model, prompt, sampling, stops)
-            draft = Scripted(retold(draft.trees, (prompt[-1], *ahead), (prompt[-1], *legal), model.vocab_size))
-    latent = "latent_rank" in model.architecture.words.settings and "latent" not in set_aside(within)
+            legal = output_under_grammar(model, prompt, sampling, stops)
+            draft = Scripted(steer_again(draft.trees, (prompt[-1], *ahead), (prompt[-1], *legal), model.vocab_size))
+    latent = "latent_rank" in model.architecture.words.settings and "latent" not in ignored_settings(within)
     latent = latent and draw(st.integers(0, LATENT - 1)) > 0
     branching = within is None or within.trees != "chains"
     if latent and sampling.greedy and branching and draft.trees and draw(st.integers(0, 2)):
-        draft = Scripted(in_other_rows(draft.trees, ahead, model.vocab_size))
-    whole = Case(model, prompt, draft, KvLayout(), sampling, stops, dtype)
+        draft = Scripted(with_rejected_row(draft.trees, ahead, model.vocab_size))
+    plain_case = Case(model, prompt, draft, KvLayout(), sampling, stops, dtype)
     bounded = any((*model.architecture.windows, *model.architecture.chunks))
-    held = draw(layouts(whole.longest, most_rows(draft), len(prompt), layout, bounded=bounded, within=within))
-    stays = any(model.architecture.chunks) and "stay_in_chunk" not in set_aside(within)
+    kv_layout = draw(layouts(plain_case.longest, most_rows(draft), len(prompt), layout, bounded=bounded, within=within))
+    stays = any(model.architecture.chunks) and "stay_in_chunk" not in ignored_settings(within)
     stay = stays and draw(st.booleans())
-    return replace(whole, layout=replace(held, stay_in_chunk=stay, latent=latent))
+    return replace(plain_case, layout=replace(kv_layout, stay_in_chunk=stay, latent=latent))
 
 
 @st.composite
@@ -142,37 +146,38 @@ def cases(
     backend the longest prompt is divided by `variant_interval` (see `backends.base.Declaration`). With `sampled` every
     case is one request that samples, with a prompt of the usual length.
     """
-    most = far_most(MARKS[-1] // variant_interval, within)
+    max_prompt = longest_far_prompt(MARKS[-1] // variant_interval, within)
     if sampled:
         case = draw(single_cases(dtypes, processors, layout, within=within, sampled=True))
-    elif most and draw(st.integers(0, FAR - 1)) == FAR - 1:
-        case = draw(far_cases(dtypes, processors, layout, most, within))
+    elif max_prompt and draw(st.integers(0, FAR - 1)) == FAR - 1:
+        case = draw(far_cases(dtypes, processors, layout, max_prompt, within))
     elif plays(within) and draw(st.integers(0, 4)) >= 3:
         case = draw(session_cases(dtypes, processors, layout, within))
     else:
         case = draw(single_cases(dtypes, processors, layout, within=within))
-    often = _often_ranked(case)
-    if draw(st.integers(0, often - 1)) == often - 1 or (within is not None and 1 not in within.ranks):
+    interval = _rank_interval(case)
+    if draw(st.integers(0, interval - 1)) == interval - 1 or (within is not None and 1 not in within.ranks):
         case = draw(over_ranks(case, within))
     elif case.session is not None and _spreads(case, within) and draw(st.integers(0, SPREAD - 1)) == SPREAD - 1:
-        many = [ranks for ranks in among(RANKS, within, "ranks") if ranks > 1]
-        case = replace(case, ranks=draw(st.sampled_from(many)), spread=True)
-    if takes_adapters(case, within) and draw(st.integers(0, often_adapted(case) - 1)) == often_adapted(case) - 1:
+        rank_counts = [ranks for ranks in among(RANKS, within, "ranks") if ranks > 1]
+        case = replace(case, ranks=draw(st.sampled_from(rank_counts)), spread=True)
+    if takes_adapters(case, within) and draw(st.integers(0, adapter_interval(case) - 1)) == adapter_interval(case) - 1:
         case = draw(with_adapters(case))
-    if known := targets_of(case, within):
-        rate = often_with_images(case)
-        case = draw(with_images(case, known)) if draw(st.integers(0, rate - 1)) == rate - 1 else case
-    case = draw(in_branches(case, within))
-    if takes_scores(case, within) and draw(st.integers(0, often_scored(case) - 1)) == often_scored(case) - 1:
+    architectures = image_targets(case, within)
+    if architectures:
+        rate = image_interval(case)
+        case = draw(with_images(case, architectures)) if draw(st.integers(0, rate - 1)) == rate - 1 else case
+    case = draw(with_branch_caches(case, within))
+    if takes_scores(case, within) and draw(st.integers(0, score_interval(case) - 1)) == score_interval(case) - 1:
         case = draw(with_scores(case))
-    case = draw(left_padded(case, within))
-    case = draw(handed_over(case)) if takes_hand_over(case, within) else case
-    case = draw(forked(case)) if takes_forked(case, within) else case
+    case = draw(with_left_padding(case, within))
+    case = draw(with_hand_overs(case)) if takes_hand_over(case, within) else case
+    case = draw(with_fork(case)) if can_have_fork(case, within) else case
     if takes_next_turn(case, within):
         case = draw(with_next_turn(case))
     else:
-        case = draw(met_again(case)) if takes_met_again(case, within) else case
-    case = draw(parted(case)) if takes_parted(case, within) else case
+        case = draw(with_repeated_page(case)) if can_repeat_page(case, within) else case
+    case = draw(with_parted_prompt(case)) if can_part_prompts(case, within) else case
     # A session may grow longer than an engine takes, by a prompt that continues another; such a draw is repeated.
     assume(within is None or within.outside(case) is None)
     return case
@@ -187,16 +192,16 @@ def over_ranks(draw: st.DrawFn, case: Case, within: Abilities | None) -> Case:
     assert isinstance(case.model, Seeded)
     if len(case.prompt) > MARKS[0] // 2:
         return case
-    known = [ranks for ranks in among(RANKS, within, "ranks") if ranks > 1]
-    many = [ranks for ranks in known if unsharded(case.model.architecture, ranks) is None]
+    rank_counts = [ranks for ranks in among(RANKS, within, "ranks") if ranks > 1]
+    shardable_counts = [ranks for ranks in rank_counts if sharding_refusal(case.model.architecture, ranks) is None]
     if case.session is not None and _spreads(case, within):
-        ranks = draw(st.sampled_from(known))
-        if ranks not in many or draw(st.booleans()):
+        ranks = draw(st.sampled_from(rank_counts))
+        if ranks not in shardable_counts or draw(st.booleans()):
             return replace(case, ranks=ranks, spread=True)
-    return replace(case, ranks=draw(st.sampled_from(many))) if many else case
+    return replace(case, ranks=draw(st.sampled_from(shardable_counts))) if shardable_counts else case
 
 
-def _often_ranked(case: Case) -> int:
+def _rank_interval(case: Case) -> int:
     """Of so many cases like this one, one is sharded over ranks."""
     assert isinstance(case.model, Seeded)
     if case.model.architecture.output_bias and case.session is None:
@@ -206,8 +211,8 @@ def _often_ranked(case: Case) -> int:
 
 def _spreads(case: Case, within: Abilities | None) -> bool:
     """Whether the requests of the session can be spread over ranks, each of which then has pages enough."""
-    known = (within is None or within.spread) and max(among(RANKS, within, "ranks")) > 1
-    if not known or case.layout.pages or case.layout.traits.keeps_prefixes or len(case.prompt) > MARKS[0] // 2:
+    has_ranks = (within is None or within.spread) and max(among(RANKS, within, "ranks")) > 1
+    if not has_ranks or case.layout.pages or case.layout.traits.keeps_prefixes or len(case.prompt) > MARKS[0] // 2:
         return False
     try:
         replace(case, ranks=max(RANKS), spread=True)
@@ -221,7 +226,7 @@ def plays(within: Abilities | None) -> bool:
     return within is None or (within.sessions and within.most_requests != 1)
 
 
-def far_most(most: int, within: Abilities | None) -> int:
+def longest_far_prompt(most: int, within: Abilities | None) -> int:
     """The longest of the long prompts for an engine, at most `most`; 0 if it takes no long prompt or no such model."""
     if within is None:
         return most
@@ -232,7 +237,9 @@ def far_most(most: int, within: Abilities | None) -> int:
 def temperatures(within: Abilities | None) -> tuple[float, ...]:
     """The temperatures above 0 of TEMPERATURES that the engine takes, or else its own highest one."""
     highest = float("inf") if within is None else within.max_temperature
-    return tuple(one for one in TEMPERATURES if one <= highest) or ((highest,) if highest else ())
+    return tuple(temperature for temperature in TEMPERATURES if temperature <= highest) or (
+        (highest,) if highest else ()
+    )
 
 
 def chains_only(within: Abilities | None) -> bool:
@@ -256,7 +263,7 @@ def far_cases(
     company = plays(within) and draw(st.integers(0, 2)) > 0
     most = min(most, MARKS[0]) if layout is not None and KINDS[layout].ring else most
     case = draw(single_cases(dtypes, processors, layout, company=company, far=most, within=within))
-    return draw(accompanied(case, layout, within)) if company else case
+    return draw(with_mates(case, layout, within)) if company else case
 
 
 @st.composite
@@ -269,13 +276,13 @@ def session_cases(
 ) -> Case:
     """Cases with a session."""
     case = draw(single_cases(dtypes, processors, layout, company=True, within=within))
-    return draw(accompanied(case, layout, within))
+    return draw(with_mates(case, layout, within))
 
 
 @st.composite
-def accompanied(draw: st.DrawFn, case: Case, layout: str | None = None, within: Abilities | None = None) -> Case:
+def with_mates(draw: st.DrawFn, case: Case, layout: str | None = None, within: Abilities | None = None) -> Case:
     """`case` with mates; some of them have the draft of another case that is drawn on the same model."""
     assert isinstance(case.model, Seeded)
     stranger = draw(single_cases((case.dtype,), (), layout, case.model, True, within=within))
-    whole = draw(with_session(case, stranger, layout, within))
-    return draw(in_tiers(whole, within))
+    case_with_mates = draw(with_session(case, stranger, layout, within))
+    return draw(with_tiers(case_with_mates, within))

@@ -32,30 +32,33 @@ FOREIGN = ("z", "~", "", "za", b"\xff")
 
 
 @st.composite
-def guided(draw: st.DrawFn, settings: Sampling, stops: Stops, vocab: int) -> tuple[Sampling, Stops]:
+def with_grammar(draw: st.DrawFn, settings: Sampling, stops: Stops, vocab: int) -> tuple[Sampling, Stops]:
     """The settings with a grammar in place of bans, and mostly with an end token; as they are for few tokens.
 
     Every word of the language's own stands in the vocabulary; most of its other tokens repeat them.
     """
-    kind, text, own = draw(st.sampled_from(LANGUAGES))
-    if vocab < len(own) + len(FOREIGN):
+    kind, text, spelling = draw(st.sampled_from(LANGUAGES))
+    if vocab < len(spelling) + len(FOREIGN):
         return settings, stops
     # One number decides the words: a list of choices for each token would fill the buffer that shrinking works on.
     dice = Random(draw(st.integers(0, 255)))
-    rest = [dice.choice(own) if dice.random() < 0.75 else dice.choice(FOREIGN) for _ in range(vocab - len(own) - 1)]
-    words = [*own, FOREIGN[0], *rest]
+    other_words = [
+        dice.choice(spelling) if dice.random() < 0.75 else dice.choice(FOREIGN)
+        for _ in range(vocab - len(spelling) - 1)
+    ]
+    words = [*spelling, FOREIGN[0], *other_words]
     dice.shuffle(words)
-    grammar = Grammar(kind, text, tuple((one.encode() if isinstance(one, str) else one).hex() for one in words))
+    grammar = Grammar(kind, text, tuple((word.encode() if isinstance(word, str) else word).hex() for word in words))
     ends = stops.eos
     if not ends and draw(st.integers(0, 3)):
         # A token that no text needs, so that ends of text leave the language as it is.
         ends = (next(token for token, word in enumerate(words) if word in FOREIGN),)
     stops = replace(stops, eos=ends)
-    made = replace(settings, grammar=grammar, bad_words=(), min_tokens=0, processors=())
-    return made, stops
+    sampling = replace(settings, grammar=grammar, bad_words=(), min_tokens=0, processors=())
+    return sampling, stops
 
 
-def followed(model: Seeded, prompt: tuple[int, ...], sampling: Sampling, stops: Stops) -> tuple[int, ...]:
+def output_under_grammar(model: Seeded, prompt: tuple[int, ...], sampling: Sampling, stops: Stops) -> tuple[int, ...]:
     """The next LOOKAHEAD greedy tokens under the grammar; behind the end of a text, the model's own."""
     plain = Sampling(grammar=sampling.grammar)
     first = ORACLE(Case(model, prompt, sampling=plain, stops=Stops(LOOKAHEAD, stops.eos), dtype="float64")).output

@@ -6,7 +6,7 @@ It draws every kind, page sizes and orders, over-allocation (`overhang`), poison
 from hypothesis import strategies as st
 
 from properties.strategies.prompts import LONGEST
-from properties.strategies.within import among, set_aside
+from properties.strategies.within import among, ignored_settings
 from reference.abilities import Abilities
 from reference.layout import KINDS, LARGEST_PAGE, POISONS, KvLayout
 
@@ -38,29 +38,32 @@ def layouts(
     of the free lists have room for all requests at once. The others have little more than the `alone` columns of the
     longest request (`longest` if 0), so that requests wait and the prefix cache must evict.
     """
-    often = (("branch", "branch", "paged") if requests == 1 else ("paged", *("prefix",) * 6)) + ("sliding",) * (
-        2 * bounded
-    )
+    frequent_kinds = (("branch", "branch", "paged") if requests == 1 else ("paged", *("prefix",) * 6)) + (
+        "sliding",
+    ) * (2 * bounded)
     far = prompt > LONGEST
     # A ring takes a prefill in blocks of a tree's size: hundreds of forwards of a long prompt.
-    some = among((one for one in (*often, *KINDS) if not (far and KINDS[one].ring)), within, "layouts")
-    chosen = kind or draw(st.sampled_from(some or among(KINDS, within, "layouts")))
-    ways = among(KINDS[chosen].commits, within, "commits") or KINDS[chosen].commits
+    kinds = among((name for name in (*frequent_kinds, *KINDS) if not (far and KINDS[name].ring)), within, "layouts")
+    chosen_kind = kind or draw(st.sampled_from(kinds or among(KINDS, within, "layouts")))
+    commits = among(KINDS[chosen_kind].commits, within, "commits") or KINDS[chosen_kind].commits
     pieces = (0, 0, prompt // 2, 256) if far else (0, 0, 1 if prompt < 16 else 7, 5, 16)
     padded = draw(st.sampled_from((0, 0, nodes, nodes + 3)))
     fields: dict[str, object] = {
-        "commit": draw(st.sampled_from(ways)) if len(ways) > 1 else ways[0],
+        "commit": draw(st.sampled_from(commits)) if len(commits) > 1 else commits[0],
         "padded_nodes": padded,
         "prefill_chunk": draw(st.sampled_from(pieces)),
         "draft_sync": draw(st.sampled_from(("keep", "keep", "refeed"))),
         "poison": draw(st.sampled_from(POISONS)),
-        "kind": chosen,
+        "kind": chosen_kind,
     }
-    if KINDS[chosen].pages:
+    if KINDS[chosen_kind].pages:
         # Whole pages are reused or shared only where prompts are longer than a page.
         small = st.sampled_from((1, 2, 3, 4, 3, 1))
         any_size = st.one_of(small, st.sampled_from(SIZES), st.integers(1, LARGEST_PAGE))
-        size = draw(st.sampled_from(FAR_SIZES) if far else small if requests > 1 else any_size)
+        sizes = small if requests > 1 else any_size
+        if far:
+            sizes = st.sampled_from(FAR_SIZES)
+        size = draw(sizes)
         overhang = draw(st.sampled_from((0, 0, 1, size, 2 * size + 1)))
         # One column more than the engine's largest block, whichever is larger.
         beyond = max(nodes, padded) + 2 + overhang
@@ -69,6 +72,6 @@ def layouts(
         fields |= {"page_size": size, "overhang": overhang}
         if count <= MOST_LISTED:
             fields["pages"] = tuple(draw(st.permutations(range(count))))
-    for name in set_aside(within):
+    for name in ignored_settings(within):
         fields.pop(name, None)
     return KvLayout(**fields)  # type: ignore[arg-type]

@@ -130,32 +130,37 @@ WIDE: tuple[Architecture, ...] = (
 )
 """Models with heads of 16 or 32 for engines whose kernels take no narrower ones; no other engine's cases draw them."""
 
-LATER = next(at for at, arch in enumerate(GALLERY) if arch.words.rare)
+FIRST_RARE = next(index for index, arch in enumerate(GALLERY) if arch.words.rare)
 """The index from which on stand the architectures of families with `rare` set."""
 
-FIRST = tuple(at for at in range(LATER, len(GALLERY)) if GALLERY[at].family != GALLERY[at - 1].family)
+FIRST_OF_FAMILY = tuple(
+    index for index in range(FIRST_RARE, len(GALLERY)) if GALLERY[index].family != GALLERY[index - 1].family
+)
 """Indices of the first of them of each family."""
 
-LATENT = tuple(at for at, arch in enumerate(GALLERY) if "latent_rank" in arch.words.settings)
+LATENT = tuple(index for index, arch in enumerate(GALLERY) if "latent_rank" in arch.words.settings)
 """Indices of models with latent attention, whose rows are cached, paged and moved in a form of their own."""
 
-RECURRENT = tuple(at for at, arch in enumerate(GALLERY) if arch.recurrent)
+RECURRENT = tuple(index for index, arch in enumerate(GALLERY) if arch.recurrent)
 """Indices of models with a recurrent state: about one case in 20."""
 
-BESIDE = tuple(at for at in RECURRENT if GALLERY[at].words.beside_attention)
+BESIDE_ATTENTION = tuple(index for index in RECURRENT if GALLERY[index].words.beside_attention)
 """Indices of models with a recurrent state beside attention."""
 
-ALONE = tuple(at for at in RECURRENT if at not in BESIDE)
+WITHOUT_ATTENTION = tuple(index for index in RECURRENT if index not in BESIDE_ATTENTION)
 """Indices of models with a recurrent state in place of attention; every second of them is drawn twice as often."""
 
-SINKS = tuple(at for at, arch in enumerate(GALLERY) if arch.words.sinks)
+SINKS = tuple(index for index, arch in enumerate(GALLERY) if arch.words.sinks)
 """Indices of models with attention sinks."""
 
 RARE = (
     *LATENT,
     *SINKS * 2,
-    *(at for at in (*range(LATER, len(GALLERY)), *FIRST) if at not in BESIDE),
-    *(BESIDE[at // 2] if at % 2 == 0 and at // 2 < len(BESIDE) else held for at, held in enumerate(ALONE)),
+    *(index for index in (*range(FIRST_RARE, len(GALLERY)), *FIRST_OF_FAMILY) if index not in BESIDE_ATTENTION),
+    *(
+        BESIDE_ATTENTION[index // 2] if index % 2 == 0 and index // 2 < len(BESIDE_ATTENTION) else alone
+        for index, alone in enumerate(WITHOUT_ATTENTION)
+    ),
 )
 """Indices of these architectures, as often as they are drawn beside four times all others: one case in five.
 
@@ -172,10 +177,10 @@ The kernels for latent rows run there alone.
 QUICK = 10
 """Architectures drawn twice as often as the others."""
 
-CHUNKED = tuple(at for at, arch in enumerate(GALLERY) if any(arch.chunks))
+CHUNKED = tuple(index for index, arch in enumerate(GALLERY) if any(arch.chunks))
 """Indices of models with chunked attention; drawn twice as often, since they are few and chunk ends are error-prone."""
 
-CAPPED = tuple(at for at, arch in enumerate(GALLERY[:LATER]) if arch.score_cap)
+CAPPED = tuple(index for index, arch in enumerate(GALLERY[:FIRST_RARE]) if arch.score_cap)
 """Indices of models with a soft cap of attention; drawn twice as often, since only they reveal a dropped cap."""
 
 
@@ -184,22 +189,22 @@ def targets(within: Abilities | None = None, dtype: str = "float32") -> st.Searc
     """Target models that an engine loads, for cases of the working dtype `dtype`."""
     if within is not None and within.head_multiple > 2:
         return st.builds(Seeded, st.sampled_from(_narrow(wide(within), dtype)), st.integers(0, SEEDS - 1))
-    often = (*(*range(QUICK), *CHUNKED, *CAPPED, *range(LATER)) * 4, *RARE)
-    held = _narrow([GALLERY[at] for at in often if _loads(within, GALLERY[at])], dtype)
-    return st.builds(Seeded, st.sampled_from(held), st.integers(0, SEEDS - 1))
+    indices = (*(*range(QUICK), *CHUNKED, *CAPPED, *range(FIRST_RARE)) * 4, *RARE)
+    architectures = _narrow([GALLERY[index] for index in indices if _loads(within, GALLERY[index])], dtype)
+    return st.builds(Seeded, st.sampled_from(architectures), st.integers(0, SEEDS - 1))
 
 
-def _narrow(held: Sequence[Architecture], dtype: str) -> Sequence[Architecture]:
-    """The members of `held`, and in 16 bits those with latent attention alone NARROW times more."""
+def _narrow(architectures: Sequence[Architecture], dtype: str) -> Sequence[Architecture]:
+    """The members of `architectures`, and in 16 bits those with latent attention alone NARROW times more."""
     if dtype not in ("bfloat16", "float16"):
-        return held
-    latent = {arch for arch in held if "latent_rank" in arch.words.settings and not arch.mixes_rows}
-    return [*held, *sorted(latent, key=held.index) * NARROW]
+        return architectures
+    latent = {arch for arch in architectures if "latent_rank" in arch.words.settings and not arch.mixes_rows}
+    return [*architectures, *sorted(latent, key=architectures.index) * NARROW]
 
 
 def wide(within: Abilities) -> tuple[Architecture, ...]:
     """The architectures of WIDE and of GALLERY that an engine loads."""
-    return tuple(one for one in (*WIDE, *GALLERY) if _loads(within, one))
+    return tuple(architecture for architecture in (*WIDE, *GALLERY) if _loads(within, architecture))
 
 
 @cache
@@ -210,7 +215,7 @@ def far_targets(within: Abilities | None = None) -> st.SearchStrategy[Seeded]:
 
 def far_architectures(within: Abilities | None) -> tuple[Architecture, ...]:
     """The architectures of FAR that an engine loads; none for an engine of other families."""
-    return tuple(one for one in FAR if _loads(within, one))
+    return tuple(architecture for architecture in FAR if _loads(within, architecture))
 
 
 def _loads(within: Abilities | None, architecture: Architecture) -> bool:
@@ -218,18 +223,19 @@ def _loads(within: Abilities | None, architecture: Architecture) -> bool:
 
 
 @cache
-def small(vocab: int, which: int, positions: int = MAX_POSITIONS, width: int = 4) -> Seeded:
+def small_draft(vocab: int, number: int, positions: int = MAX_POSITIONS, width: int = 4) -> Seeded:
     """A draft model for a vocabulary, with heads of `width`: one layer, or two with a window."""
-    if which == 0:
+    if number == 0:
         return Seeded(replace(_arch("llama", vocab, 1, 1, width, (0,)), max_positions=positions), 7)
     return Seeded(replace(_arch("mistral", vocab, 2, 1, width, (4, 4)), max_positions=positions), 8)
 
 
 def candidates(target: Seeded) -> tuple[Seeded, ...]:
     """Draft models for `target`: two small unrelated models, and the target itself, which always guesses right."""
-    vocab, positions = target.vocab_size, target.architecture.max_positions
+    vocab = target.vocab_size
+    positions = target.architecture.max_positions
     width = target.architecture.head_dim if target.architecture in WIDE else 4
-    return small(vocab, 0, positions, width), small(vocab, 1, positions, width), target
+    return small_draft(vocab, 0, positions, width), small_draft(vocab, 1, positions, width), target
 
 
 def drafts(target: Seeded) -> st.SearchStrategy[Seeded]:
@@ -249,9 +255,9 @@ def close_drafts(target: Seeded) -> st.SearchStrategy[Seeded]:
     """
     close = st.sampled_from(NOISES).map(lambda noise: replace(target, noise=noise))
     unrelated = st.sampled_from(candidates(target)[:2])
-    return st.integers(0, 15).flatmap(lambda at: unrelated if at == 15 else close)
+    return st.integers(0, 15).flatmap(lambda choice: unrelated if choice == 15 else close)
 
 
-def other_drafts(target: Seeded, taken: Seeded) -> st.SearchStrategy[Seeded]:
-    """One of the draft models for `target` that is not `taken`."""
-    return st.sampled_from([one for one in candidates(target) if one != taken])
+def other_drafts(target: Seeded, model: Seeded) -> st.SearchStrategy[Seeded]:
+    """One of the draft models for `target` that is not `model`."""
+    return st.sampled_from([candidate for candidate in candidates(target) if candidate != model])

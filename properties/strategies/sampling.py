@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from properties.strategies.within import among, processed
+from properties.strategies.within import among, fit_sampling
 from reference.abilities import Abilities
 from reference.architecture import Seeded
 from reference.draft import Draft
@@ -27,10 +27,10 @@ def rules(draw: st.DrawFn, chains: bool, within: Abilities | None = None) -> Rul
     # Most engines have multi-round, so it is frequent; rules for chains alone are too, since few cases are chains.
     special = [name for name, promise in RULES.items() if promise.chains_only]
     names = [*RULES, *special * 5] if chains else [name for name in RULES if name not in special]
-    often = among(("multi-round", "multi-round", *names), within, "rules")
-    if not often:
+    frequent_names = among(("multi-round", "multi-round", *names), within, "rules")
+    if not frequent_names:
         return Rule()
-    name = draw(st.sampled_from(often))
+    name = draw(st.sampled_from(frequent_names))
     if name == "target-only" and draw(st.integers(0, 2)) == 0:
         return Rule(name, draw(st.sampled_from((1.0, 0.5, 0.2))), draw(st.sampled_from((1.0, 0.9, 0.5))))
     if name == "typical":
@@ -38,7 +38,7 @@ def rules(draw: st.DrawFn, chains: bool, within: Abilities | None = None) -> Rul
     return Rule(name)
 
 
-BESIDE = (2.0**-8, -(2.0**-8), 2.0**-11, -(2.0**-11))
+EDGE_DISTANCES = (2.0**-8, -(2.0**-8), 2.0**-11, -(2.0**-11))
 """Relative distances between a setting and the value at which it keeps another token; 16-bit rounding shows there."""
 
 
@@ -48,7 +48,7 @@ def top_ps(draw: st.DrawFn, ranked: tuple[float, ...]) -> float:
     if not ranked or draw(st.booleans()):
         return draw(st.floats(0.3, 0.99))
     mass = sum(ranked[: draw(st.integers(1, len(ranked)))])
-    return min(max(mass * (1 + draw(st.sampled_from(BESIDE))), 0.01), 0.999)
+    return min(max(mass * (1 + draw(st.sampled_from(EDGE_DISTANCES))), 0.01), 0.999)
 
 
 @st.composite
@@ -57,7 +57,7 @@ def min_ps(draw: st.DrawFn, ranked: tuple[float, ...]) -> float:
     if len(ranked) < 2 or draw(st.booleans()):
         return draw(st.one_of(st.floats(0.01, 0.3), st.floats(0.3, 0.95)))
     share = ranked[draw(st.integers(1, len(ranked) - 1))] / ranked[0]
-    return min(max(share * (1 + draw(st.sampled_from(BESIDE))), 0.001), 0.95)
+    return min(max(share * (1 + draw(st.sampled_from(EDGE_DISTANCES))), 0.001), 0.95)
 
 
 @st.composite
@@ -68,8 +68,8 @@ def processing(draw: st.DrawFn, model: Seeded, stops: Stops, ranked: tuple[float
     """
     vocab = model.vocab_size
 
-    def maybe(strategy: st.SearchStrategy[float], rest: float) -> float:
-        return draw(strategy) if draw(st.booleans()) else rest
+    def maybe(strategy: st.SearchStrategy[float], default: float) -> float:
+        return draw(strategy) if draw(st.booleans()) else default
 
     words: tuple[tuple[int, ...], ...] = ()
     if vocab >= 5 and draw(st.booleans()):
@@ -108,33 +108,35 @@ def samplings(
     # One in three greedy cases has processors, one in two sampled ones.
     rarely = 2 if temperature == 0.0 else 1
     settings = draw(processing(model, stops, ranked)) if draw(st.integers(0, rarely)) == 0 else Sampling()
-    settings = processed(settings, within)
+    settings = fit_sampling(settings, within)
     if temperature == 0.0:
         return settings
-    held = {name: getattr(settings, name) for name in type(settings).__dataclass_fields__}
+    fields = {name: getattr(settings, name) for name in type(settings).__dataclass_fields__}
     # The tape holds the first coins alone; the seed gives the others.
-    takes = within is None or within.takes_tape
+    takes_tape = within is None or within.takes_tape
     tape = (
-        tuple(draw(st.lists(st.sampled_from(EXTREMES), max_size=12))) if takes and not draw(st.integers(0, 5)) else ()
+        tuple(draw(st.lists(st.sampled_from(EXTREMES), max_size=12)))
+        if takes_tape and not draw(st.integers(0, 5))
+        else ()
     )
-    ways = among((*DRAWS, "without-replacement"), within, "draws") or (Sampling().draws,)
+    draws = among((*DRAWS, "without-replacement"), within, "draws") or (Sampling().draws,)
     # The tokens of a dynamic tree are not drawn.
-    ways = tuple(one for one in ways if draft.refuses_draws(one) is None) or ("top-k",)
-    held |= {
+    draws = tuple(way for way in draws if draft.refuses_draws(way) is None) or ("top-k",)
+    fields |= {
         "temperature": temperature,
         "tape": tape,
         "rule": draw(rules(not draft.branches, within)),
-        "draws": draw(st.sampled_from(ways)),
+        "draws": draw(st.sampled_from(draws)),
         "seed": draw(st.integers(0, 2**20)),
     }
     if len(processors) > 0 and draw(st.booleans()):
-        held |= {"processors": processors, "bad_words": (), "min_tokens": 0}
-    return Sampling(**held)
+        fields |= {"processors": processors, "bad_words": (), "min_tokens": 0}
+    return Sampling(**fields)
 
 
 def with_min_tokens(sampling: Sampling, least: int, model: Seeded, stops: Stops) -> Sampling:
     """`sampling` with min_tokens of `least`, unless `least` is 0, processors are in use or no token would be left."""
-    ended = {*stops.eos, *stops.stop_tokens, *(word[-1] for word in sampling.bad_words)}
-    if not least or sampling.processors or len(ended) >= model.vocab_size:
+    end_tokens = {*stops.eos, *stops.stop_tokens, *(word[-1] for word in sampling.bad_words)}
+    if not least or sampling.processors or len(end_tokens) >= model.vocab_size:
         return sampling
     return replace(sampling, min_tokens=least)

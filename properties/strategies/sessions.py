@@ -5,18 +5,18 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from properties.strategies.acceptance import continuation, retold
+from properties.strategies.acceptance import continuation, steer_again
 from properties.strategies.layouts import layouts
 from properties.strategies.models import other_drafts
 from properties.strategies.prompts import LONGEST
 from properties.strategies.serving.ahead import AHEAD, ahead, first_early, guided_ahead, takes_ahead
 from properties.strategies.serving.turns import PREFIX, prefers_pages
 from properties.strategies.trees import as_many
-from properties.strategies.within import fitted
+from properties.strategies.within import fit_prompt
 from reference.abilities import Abilities
 from reference.architecture import Seeded
 from reference.case import Case
-from reference.draft import Draft, Ngram, Scripted, largest, most_rows
+from reference.draft import Draft, Ngram, Scripted, largest_tree_size, most_rows
 from reference.layout import KvLayout
 from reference.malformed import Malformed
 from reference.sampling import Sampling, Stops
@@ -71,7 +71,7 @@ def alike(draw: st.DrawFn, case: Case) -> Draft:
 
     It reveals an engine that caches something by the number of rows although it depends on the shape.
     """
-    nodes = min(largest(case.draft), 12)
+    nodes = min(largest_tree_size(case.draft), 12)
     token = draw(st.lists(st.integers(0, case.model.vocab_size - 1), min_size=nodes, max_size=nodes))
     return Scripted((Tree(draw(as_many(nodes)), tuple(token)),))
 
@@ -116,7 +116,7 @@ def rivals(draw: st.DrawFn, case: Case) -> Draft | None:
         return None
     assert isinstance(target, Seeded)
     assert isinstance(taken, Seeded)
-    return case.draft.on(draw(other_drafts(target, taken)))
+    return case.draft.with_model(draw(other_drafts(target, taken)))
 
 
 @st.composite
@@ -134,7 +134,7 @@ def mates(
     most servers; with a `rival`, half of the mates draft with it. Scripted trees are mostly steered again for the
     mate's prompt, so that as many tokens are accepted.
     """
-    prompt = fitted(prompt or draw(related(case)), within)
+    prompt = fit_prompt(prompt or draw(related(case)), within)
     scripted = within is None or Scripted.TAG in within.drafts
     kind = "same" if stranger is None else draw(st.sampled_from(("same", "alike", "other", "same", "alike")))
     stranger = stranger or case
@@ -149,8 +149,8 @@ def mates(
         if draft is from_whom.draft and trees and draw(st.integers(0, 3)):
             assert isinstance(case.model, Seeded)
             old, new = ((*one[-1:], *continuation(case.model, one)) for one in (from_whom.prompt, prompt))
-            trees = retold(trees, old, new, case.model.vocab_size)
-        draft = Scripted(tuple(tree.rooted(prompt[-1]) if not at else tree for at, tree in enumerate(trees)))
+            trees = steer_again(trees, old, new, case.model.vocab_size)
+        draft = Scripted(tuple(tree.with_root(prompt[-1]) if not at else tree for at, tree in enumerate(trees)))
     sampling = draw(st.sampled_from((Sampling(), case.sampling, stranger.sampling)))
     # A mate has coins of its own: no tape of another request, and another seed.
     sampling = replace(sampling, tape=(), seed=draw(st.integers(0, 99)) if not sampling.greedy else 0)

@@ -90,13 +90,13 @@ def without_local_constants() -> Iterator[None]:
         return
     if not _OWN_CACHE:
         _OWN_CACHE.append(type(providers.CONSTANTS_CACHE)(1024))
-    own = {"_get_local_constants": _NoConstants, "CONSTANTS_CACHE": _OWN_CACHE[0]}
-    before = {name: getattr(providers, name) for name in own}
-    providers.__dict__.update(own)
+    replacements = {"_get_local_constants": _NoConstants, "CONSTANTS_CACHE": _OWN_CACHE[0]}
+    originals = {name: getattr(providers, name) for name in replacements}
+    providers.__dict__.update(replacements)
     try:
         yield
     finally:
-        providers.__dict__.update(before)
+        providers.__dict__.update(originals)
 
 
 def _providers() -> ModuleType | None:

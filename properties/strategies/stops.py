@@ -35,14 +35,16 @@ def places(draft: Draft, root: int, ahead: tuple[int, ...]) -> tuple[int, ...]:
     """
     if draft.trees is None:
         return tuple(range(len(ahead)))
-    start, longest = 0, range(1)
+    start = 0
+    longest = range(1)
     for tree in draft.trees:
         if start == len(ahead):
             break
-        accepted = len(accepted_path(tree.rooted(root), ahead[start:])) - 1
+        accepted = len(accepted_path(tree.with_root(root), ahead[start:])) - 1
         block = range(start, min(start + accepted + 1, len(ahead)))
         longest = max(longest, block, key=len)
-        root, start = ahead[block[-1]], block.stop
+        root = ahead[block[-1]]
+        start = block.stop
     return (*longest[:4], *longest[4:][-1:])
 
 
@@ -51,60 +53,63 @@ def stops_for(
     draw: st.DrawFn,
     model: Seeded,
     prompt: tuple[int, ...],
-    where: tuple[int, ...],
+    positions: tuple[int, ...],
     within: Abilities | None = None,
 ) -> tuple[Stops, int]:
     """Stops, and min_tokens.
 
-    Budgets are 1 to LOOKAHEAD. One end is steered to an index among `where` of the greedy output. It may lie before
+    Budgets are 1 to LOOKAHEAD. One end is steered to an index among `positions` of the greedy output. It may lie before
     min_tokens, where its token is banned or its string is ignored, or at the first place that min_tokens admits.
     """
     # Long blocks are rare: they end more often than others.
-    often = KINDS if len(where) < 4 else KINDS[2:]
-    kind = draw(st.sampled_from([one for one in often if within is None or {*ENDED_BY[one]} <= {*within.stops}]))
-    ahead, other = continuation(model, prompt), tokens(model.vocab_size)
+    kinds = KINDS if len(positions) < 4 else KINDS[2:]
+    kind = draw(st.sampled_from([name for name in kinds if within is None or {*ENDED_BY[name]} <= {*within.stops}]))
+    ahead = continuation(model, prompt)
+    any_token = tokens(model.vocab_size)
     if kind in ("eos", "stop", "all"):  # the steered token ends the text where it first comes
-        where = tuple(dict.fromkeys(ahead.index(ahead[at]) for at in where))
-    late = tuple(one for one in where if one - where[0] > 1)  # deep in a block; rare, so drawn more often
-    at = draw(st.sampled_from((*where, *late, *late)))
+        positions = tuple(dict.fromkeys(ahead.index(ahead[position]) for position in positions))
+    late = tuple(
+        position for position in positions if position - positions[0] > 1
+    )  # deep in a block; rare, so drawn more often
+    position = draw(st.sampled_from((*positions, *late, *late)))
     if kind == "none":
-        return Stops(draw(st.one_of(st.integers(1, 6), st.integers(1, LOOKAHEAD), st.just(at + 1)))), 0
+        return Stops(draw(st.one_of(st.integers(1, 6), st.integers(1, LOOKAHEAD), st.just(position + 1)))), 0
     if kind == "max_length":
-        return Stops(LOOKAHEAD, max_length=len(prompt) + at + 1), 0
-    budget = draw(st.one_of(st.just(LOOKAHEAD), st.integers(at + 1, LOOKAHEAD), st.integers(1, LOOKAHEAD)))
-    ending = (ahead[at] if draw(st.integers(0, 5)) else draw(other),)
-    eos = ending if kind == "eos" else (draw(other),) if kind == "all" else ()
+        return Stops(LOOKAHEAD, max_length=len(prompt) + position + 1), 0
+    budget = draw(st.one_of(st.just(LOOKAHEAD), st.integers(position + 1, LOOKAHEAD), st.integers(1, LOOKAHEAD)))
+    ending = (ahead[position] if draw(st.integers(0, 5)) else draw(any_token),)
+    eos = ending if kind == "eos" else (draw(any_token),) if kind == "all" else ()
     stop = ending if kind in ("stop", "all") else ()
     # A string that a block's first token completes lies far before its end.
-    early = kind == "string" and len(where) >= 4 and draw(st.integers(0, EARLY - 1)) == EARLY - 1
-    at = where[0] if early else at
-    strings, pieces = draw(texts(ahead, at, model.vocab_size, early)) if kind in ("string", "all") else ((), ())
+    early = kind == "string" and len(positions) >= 4 and draw(st.integers(0, EARLY - 1)) == EARLY - 1
+    position = positions[0] if early else position
+    strings, pieces = draw(texts(ahead, position, model.vocab_size, early)) if kind in ("string", "all") else ((), ())
     length = len(prompt) + draw(st.integers(1, LOOKAHEAD)) if kind == "all" else 0
-    made = Stops(budget, eos, stop, strings, pieces, length)
+    stops = Stops(budget, eos, stop, strings, pieces, length)
     postpones = within is None or "min_tokens" in within.processed
-    wanted = postpones and draw(st.integers(0, 2)) == 2 and len({*eos, *stop}) < model.vocab_size
-    return made, draw(st.integers(at, at + 2)) if wanted else 0
+    has_min_tokens = postpones and draw(st.integers(0, 2)) == 2 and len({*eos, *stop}) < model.vocab_size
+    return stops, draw(st.integers(position, position + 2)) if has_min_tokens else 0
 
 
 @st.composite
 def texts(
-    draw: st.DrawFn, ahead: tuple[int, ...], at: int, vocab: int, short: bool = False
+    draw: st.DrawFn, ahead: tuple[int, ...], position: int, vocab: int, short: bool = False
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Stop strings, and the text piece of each token id; the first string is completed by the token `ahead[at]`.
 
     A piece has no letter, one or several. If the piece of `ahead[at]` has none, the string is drawn at random. A string
     may begin several pieces before, in the middle of one. With `short` it is one string of as few letters as possible.
     """
-    few = draw(st.lists(st.text(LETTERS, max_size=3), min_size=2, max_size=5))
-    pieces = tuple(few[token % len(few)] for token in range(vocab))
-    before = len("".join(pieces[token] for token in ahead[:at]))
-    own = pieces[ahead[at]]
-    if own:
-        end = before + draw(st.integers(1, len(own)))
+    distinct_pieces = draw(st.lists(st.text(LETTERS, max_size=3), min_size=2, max_size=5))
+    pieces = tuple(distinct_pieces[token % len(distinct_pieces)] for token in range(vocab))
+    length_before = len("".join(pieces[token] for token in ahead[:position]))
+    piece = pieces[ahead[position]]
+    if piece:
+        end = length_before + draw(st.integers(1, len(piece)))
         text = "".join(pieces[token] for token in ahead)[:end]
         # Suffix lengths whose first occurrence in the text is at its end: a shorter match would end the text earlier.
-        new = [size for size in range(1, end + 1) if text.find(text[-size:]) == end - size]
-        strings = [text[-draw(st.sampled_from(new[: 1 if short else 4])) :]]
+        lengths = [size for size in range(1, end + 1) if text.find(text[-size:]) == end - size]
+        strings = [text[-draw(st.sampled_from(lengths[: 1 if short else 4])) :]]
     else:
         strings = [draw(st.text(LETTERS, min_size=1, max_size=1 if short else 5))]
     if not short and draw(st.integers(0, 3)) == 3:

@@ -14,7 +14,7 @@ Parents = tuple[int, ...]
 
 
 def _random(choices: bytes) -> Parents:
-    return (0, *(choice % (at + 1) for at, choice in enumerate(choices)))
+    return (0, *(choice % (index + 1) for index, choice in enumerate(choices)))
 
 
 def _chain(nodes: int) -> Parents:
@@ -27,28 +27,28 @@ def _star(nodes: int) -> Parents:
 
 def _comb(nodes: int) -> Parents:
     """A spine of even nodes, each with one odd node as its leaf."""
-    return (0, *(at - 1 if at % 2 else max(at - 2, 0) for at in range(1, nodes)))
+    return (0, *(node - 1 if node % 2 else max(node - 2, 0) for node in range(1, nodes)))
 
 
 def _spined(choices: bytes) -> Parents:
     """A spine of five nodes, with other nodes anywhere below, so that long blocks can be accepted."""
-    return (0, 0, 1, 2, 3, *(choice % at for at, choice in enumerate(choices, 5)))
+    return (0, 0, 1, 2, 3, *(choice % node for node, choice in enumerate(choices, 5)))
 
 
 def _full(nodes: int, width: int) -> Parents:
-    return (0, *((at - 1) // width for at in range(1, nodes)))
+    return (0, *((node - 1) // width for node in range(1, nodes)))
 
 
-def reordered(parent: Parents, seed: int) -> tuple[int, ...]:
+def row_order(parent: Parents, seed: int) -> tuple[int, ...]:
     """The row order of `seed`: node `order[i]` moves to row i, and the root stays first; seed 0 keeps the order."""
     # Row 0 stays the root, as everywhere in a tree.
-    rest = np.random.default_rng(seed).permutation(len(parent) - 1) + 1 if seed else np.arange(1, len(parent))
-    return (0, *rest.tolist())
+    nodes = np.random.default_rng(seed).permutation(len(parent) - 1) + 1 if seed else np.arange(1, len(parent))
+    return (0, *nodes.tolist())
 
 
-def renumbered(parent: Parents, order: tuple[int, ...]) -> Parents:
+def renumber(parent: Parents, order: tuple[int, ...]) -> Parents:
     """`parent` after moving node `order[i]` to row i."""
-    row = {node: at for at, node in enumerate(order)}
+    row = {node: index for index, node in enumerate(order)}
     return tuple(row[parent[node]] for node in order)
 
 
@@ -60,9 +60,9 @@ def side_by_side(width: int, height: int) -> Parents:
 @cache
 def as_many(nodes: int) -> st.SearchStrategy[Parents]:
     """Parents of trees of exactly `nodes` nodes: a chain, a star, or any."""
-    rest = max(nodes - 1, 0)
+    count = max(nodes - 1, 0)
     return st.one_of(
-        st.just(_chain(nodes)), st.just(_star(nodes)), st.binary(min_size=rest, max_size=rest).map(_random)
+        st.just(_chain(nodes)), st.just(_star(nodes)), st.binary(min_size=count, max_size=count).map(_random)
     )
 
 
@@ -95,4 +95,4 @@ def parents(max_nodes: int = MAX_NODES, shuffle: bool = True) -> st.SearchStrate
     if not shuffle:
         return natural
     order = st.one_of(st.just(0), st.integers(0, 2**16))
-    return st.builds(lambda parent, seed: renumbered(parent, reordered(parent, seed)), natural, order)
+    return st.builds(lambda parent, seed: renumber(parent, row_order(parent, seed)), natural, order)

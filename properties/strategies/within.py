@@ -20,27 +20,27 @@ SPARE = 20
 
 def among(values: Iterable[Value], within: Abilities | None, field: str) -> tuple[Value, ...]:
     """The values that the abilities name in `field`; all `values` without abilities."""
-    return tuple(one for one in values if within is None or one in getattr(within, field))
+    return tuple(value for value in values if within is None or value in getattr(within, field))
 
 
-def processed(settings: Sampling, within: Abilities | None) -> Sampling:
+def fit_sampling(settings: Sampling, within: Abilities | None) -> Sampling:
     """`settings` without the processing that the engine does not apply."""
     if within is None:
         return settings
-    kept: dict[str, Any] = {
+    fields: dict[str, Any] = {
         name: getattr(settings, name)
         for name in type(settings).__dataclass_fields__
         if name not in PROCESSING or name in within.processed
     }
-    return Sampling(**kept)
+    return Sampling(**fields)
 
 
-def set_aside(within: Abilities | None) -> tuple[str, ...]:
+def ignored_settings(within: Abilities | None) -> tuple[str, ...]:
     """The settings of a KV layout that the engine does not obey."""
-    return () if within is None else tuple(one for one in LAYOUT_SETTINGS if one not in within.layout_settings)
+    return () if within is None else tuple(name for name in LAYOUT_SETTINGS if name not in within.layout_settings)
 
 
-def in_shape(draft: Draft, within: Abilities | None) -> Draft:
+def fit_draft(draft: Draft, within: Abilities | None) -> Draft:
     """The draft with its trees as the engine takes them: chains, or nodes in the order of their depth."""
     if within is None or within.trees == "any" or not draft.shapes:
         return draft
@@ -48,17 +48,17 @@ def in_shape(draft: Draft, within: Abilities | None) -> Draft:
         draft = draft.as_chain()
     if draft.expansion is not None:
         return draft  # its nodes are in the order of their depth
-    return draft.with_shapes(tuple(_ordered(shape) for shape in draft.shapes))
+    return draft.with_shapes(tuple(_in_depth_order(shape) for shape in draft.shapes))
 
 
-def _ordered(shape: Shape) -> Shape:
+def _in_depth_order(shape: Shape) -> Shape:
     """The shape with its nodes in the order of their depth, if a parent comes after its child."""
     if shape.ordered:
         return shape
-    return shape.part(sorted(range(len(shape)), key=lambda node: (shape.depth[node], node)))
+    return shape.subtree(sorted(range(len(shape)), key=lambda node: (shape.depth[node], node)))
 
 
-def fitted(prompt: tuple[int, ...], within: Abilities | None) -> tuple[int, ...]:
+def fit_prompt(prompt: tuple[int, ...], within: Abilities | None) -> tuple[int, ...]:
     """The prompt, repeated or cut to a length that the engine takes."""
     if within is None:
         return prompt

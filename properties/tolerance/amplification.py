@@ -36,7 +36,7 @@ from reference.oracle.evaluator import PERTURBED
 from reference.trace import Array, Step
 from reference.tree import Tree
 
-MOST = 64.0
+MAX_AMPLIFICATION = 64.0
 """A row beyond its limit by more than this factor is a finding, however ill-conditioned it may be.
 
 Two of some 25,000 drawn cases came to need a factor for logits: 1.2 and 1.8, where the oracle grants 9.8 and 2.9.
@@ -66,7 +66,7 @@ TREES = 8
 """Number of trees of which a control's oracle remembers what it said."""
 
 
-class Moved(Protocol):
+class Movement(Protocol):
     """How far rows move when all weights change a little, over the relative change of weights."""
 
     @property
@@ -84,7 +84,7 @@ class Moved(Protocol):
 class Amplifies(Protocol):
     """An oracle that knows how rows amplify roundings; plain transformers in its place does not."""
 
-    def amplification(self, case: Case, context: tuple[int, ...], tree: Tree) -> Moved | None:
+    def amplification(self, case: Case, context: tuple[int, ...], tree: Tree) -> Movement | None:
         """Rms changes of the rows at each node over the relative change of weights; None without weights."""
         ...
 
@@ -115,13 +115,14 @@ def excuses_row(
     if dtype == "float64" or not isinstance(oracle, HasNeighbours):
         return False
     try:
-        true, others = ask(oracle), [ask(one) for one in oracle.neighbours()]
+        oracle_rows = ask(oracle)
+        neighbour_rows = [ask(neighbour) for neighbour in oracle.neighbours()]
     except Malformed:
         return False
-    if true is None or any(one is None or one.shape != true.shape for one in others):
+    if oracle_rows is None or any(rows is None or rows.shape != oracle_rows.shape for rows in neighbour_rows):
         return False
-    moved = [(one[place] - true[place]) / PERTURBED for one in others if one is not None]
-    return bool(distance <= ROWS * UNIT[dtype] * np.sqrt(np.mean(np.square(moved))))
+    movement = [(rows[place] - oracle_rows[place]) / PERTURBED for rows in neighbour_rows if rows is not None]
+    return bool(distance <= ROWS * UNIT[dtype] * np.sqrt(np.mean(np.square(movement))))
 
 
 @dataclass(frozen=True)
@@ -132,24 +133,26 @@ class Amplification:
         control: The plain decode, as a case.
         tree: The tokens of that plain decode, as a tree without branches.
         oracle: The oracle; one that knows no amplification excuses nothing.
-        known: What the oracle said of the last few trees: a wrong run asks for each of its rows.
+        movements: What the oracle said of the last few trees: a wrong run asks for each of its rows.
     """
 
     control: Case
     tree: Tree
     oracle: Oracle
-    known: dict[tuple[tuple[int, ...], Tree], Moved | None] = field(default_factory=dict, compare=False, repr=False)
+    movements: dict[tuple[tuple[int, ...], Tree], Movement | None] = field(
+        default_factory=dict, compare=False, repr=False
+    )
 
     def excuses(self, step: Step, node: int, measure: float, sigma: float = np.inf) -> bool:
         """Whether the logits of row `node` of `step` may lie `measure` times as far off as rows in general.
 
         `sigma` is rule N's sigma of logits over the unit roundoff: the movement of a row that is rounded by one sigma.
         """
-        pair = self._moved(step, measure)
+        pair = self._movement_pair(step, measure)
         if pair is None:
             return False
         row = pair[0].logits[node]
-        return _within(row, pair[1].logits, measure) or bool(row >= measure * sigma)
+        return _moves_as_far(row, pair[1].logits, measure) or bool(row >= measure * sigma)
 
     def excuses_attended(
         self, step: Step, place: tuple[int, int, int], measure: float, distance: float = np.inf
@@ -159,12 +162,13 @@ class Amplification:
         It is held against the rows of plain decode in that layer, whose noise is the layer's bound. Or its `distance`
         is at most ROWS times what a change of weights by the unit roundoff moves it, or moves those rows.
         """
-        pair = self._moved(step, measure)
+        pair = self._movement_pair(step, measure)
         if pair is None:
             return False
-        row, usual = float(pair[0].attended[place]), pair[1].attended[place[0]]
+        row = float(pair[0].attended[place])
+        usual = pair[1].attended[place[0]]
         unit = UNIT.get(self.control.dtype, 0.0)
-        return _within(row, usual, measure) or distance <= ROWS * unit * max(row, _rms(usual))
+        return _moves_as_far(row, usual, measure) or distance <= ROWS * unit * max(row, _rms(usual))
 
     def excuses_entry(self, step: Step, place: tuple[int, ...], distance: float, count: int) -> bool:
         """Whether one entry of `step` may lie `distance` off, beyond the bound that the others of its row set.
@@ -175,18 +179,19 @@ class Amplification:
         dtype = self.control.dtype
         if dtype not in CONTROL or step.drafted is None or not np.isfinite(distance):
             return False
-        rows, usual = self._asked(step.context, step.drafted.tree), self.of_control()
+        rows = self._movement(step.context, step.drafted.tree)
+        usual = self.control_movement()
         if rows is None or usual is None:
             return False
         if len(place) == 1:
-            moved = max(float(rows.logits[place]), _rms(usual.logits))
+            movement = max(float(rows.logits[place]), _rms(usual.logits))
         else:
-            moved = max(float(rows.attended[place]), _rms(usual.attended[place[0]]))
-        return distance <= largest(count) * ENTRIES[dtype][0] * UNIT[dtype] * moved
+            movement = max(float(rows.attended[place]), _rms(usual.attended[place[0]]))
+        return distance <= largest(count) * ENTRIES[dtype][0] * UNIT[dtype] * movement
 
-    def of_control(self) -> Moved | None:
+    def control_movement(self) -> Movement | None:
         """How far the rows of plain decode move; None where the oracle knows nothing of it."""
-        return self._asked(self.control.prefix, self.tree)
+        return self._movement(self.control.prefix, self.tree)
 
     def control_errors(self, logits: float, attended: Array, dtype: str) -> Iterator[ControlError]:
         """The errors of plain decode, of logits and of each layer's attention, over the movement of its rows.
@@ -199,55 +204,56 @@ class Amplification:
             return
         if model.architecture.mixes_rows and dtype in ("bfloat16", "float16"):
             return
-        moved = self.of_control()
-        if moved is None:
+        movement = self.control_movement()
+        if movement is None:
             return
         target = hashlib.sha256(repr(model.architecture).encode()).hexdigest()[:8]
-        unit = UNIT[dtype] * _rms(moved.logits)
+        unit = UNIT[dtype] * _rms(movement.logits)
         if logits > 0 and unit > 0:
             yield ControlError(dtype, target, "logits", logits / unit)
-        units = UNIT[dtype] * np.sqrt(np.mean(np.square(moved.attended), axis=(1, 2)))
+        units = UNIT[dtype] * np.sqrt(np.mean(np.square(movement.attended), axis=(1, 2)))
         ratios = attended[(attended > 0) & (units > 0)] / units[(attended > 0) & (units > 0)]
         if len(ratios):
             yield ControlError(dtype, target, "attended", _rms(ratios))
 
     def excuses_control(self, error: float, ceiling: float, dtype: str) -> bool:
         """Whether plain decode in `dtype` may have this `error` beyond its `ceiling`."""
-        return error <= MOST * ceiling and error <= self.control_cap(dtype)
+        return error <= MAX_AMPLIFICATION * ceiling and error <= self.control_cap(dtype)
 
     def control_cap(self, dtype: str, layer: int | None = None) -> float:
         """The largest error that the movement of plain decode's rows explains: of logits, or of attention in `layer`.
 
         0 where the oracle knows nothing of it.
         """
-        usual = self.of_control() if dtype in CONTROL else None
+        usual = self.control_movement() if dtype in CONTROL else None
         if usual is None:
             return 0.0
         return CONTROL[dtype][0] * UNIT[dtype] * _rms(usual.logits if layer is None else usual.attended[layer])
 
-    def _moved(self, step: Step, measure: float) -> tuple[Moved, Moved] | None:
+    def _movement_pair(self, step: Step, measure: float) -> tuple[Movement, Movement] | None:
         """How far the rows of `step` move, and those of plain decode; None where nothing is excused."""
         # NaN is compared so that it is excused by nothing.
-        if step.drafted is None or not measure <= MOST:
+        if step.drafted is None or not measure <= MAX_AMPLIFICATION:
             return None
-        rows, usual = self._asked(step.context, step.drafted.tree), self._asked(self.control.prefix, self.tree)
+        rows = self._movement(step.context, step.drafted.tree)
+        usual = self._movement(self.control.prefix, self.tree)
         return None if rows is None or usual is None else (rows, usual)
 
-    def _asked(self, context: tuple[int, ...], tree: Tree) -> Moved | None:
+    def _movement(self, context: tuple[int, ...], tree: Tree) -> Movement | None:
         """What the oracle says of the rows of `tree` behind `context`; None where it knows nothing."""
         if not isinstance(self.oracle, Amplifies):
             return None
-        if (context, tree) not in self.known:
-            if len(self.known) >= TREES:
-                self.known.clear()
+        if (context, tree) not in self.movements:
+            if len(self.movements) >= TREES:
+                self.movements.clear()
             try:
-                self.known[context, tree] = self.oracle.amplification(self.control, context, tree)
+                self.movements[context, tree] = self.oracle.amplification(self.control, context, tree)
             except Malformed:
-                self.known[context, tree] = None
-        return self.known[context, tree]
+                self.movements[context, tree] = None
+        return self.movements[context, tree]
 
 
-def _within(row: float, usual: Array, measure: float) -> bool:
+def _moves_as_far(row: float, usual: Array, measure: float) -> bool:
     """Whether a row that moves by `row` moves at least `measure` times as far as `usual` rows move."""
     return bool(row >= measure * _rms(usual))
 

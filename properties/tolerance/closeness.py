@@ -10,7 +10,7 @@ import numpy as np
 
 from properties.tolerance.amplification import Amplification
 from properties.tolerance.bounds import INNER, LOGITS, PAIR, UNIT
-from properties.tolerance.ties import decided
+from properties.tolerance.ties import is_decided
 from properties.verdict.finding import ControlError
 from properties.verdict.followed import follow, follow_step, kv_shift, shift
 from properties.verdict.invariant import Oracle, Unobserved
@@ -69,7 +69,7 @@ class Noise:
     control_ties: int
     amplification: Amplification
 
-    def of_logits(self, pair: bool = False) -> float:
+    def logits_limit(self, pair: bool = False) -> float:
         """The largest rms distance that a row of logits may have; `pair` for two runs of the backend."""
         if self.dtype == "float64":
             return EXACT * max(1.0, self.scale)
@@ -97,22 +97,24 @@ class Noise:
     @property
     def control_at_fault(self) -> bool:
         """Whether plain decode is further from the oracle than its dtype and the target's conditioning explain."""
-        off = not self.measured <= self.ceiling
-        return off and not self.amplification.excuses_control(self.measured, self.ceiling, self.dtype)
+        exceeds = not self.measured <= self.ceiling
+        return exceeds and not self.amplification.excuses_control(self.measured, self.ceiling, self.dtype)
 
     @property
     def control_errors(self) -> Iterator[ControlError]:
         """How far plain decode lies off, for the test of a whole run."""
         yield from self.amplification.control_errors(self.measured, self.measured_attended, self.dtype)
 
-    def of_inner(self, kind: str, layer: int) -> float:
+    def inner_limit(self, kind: str, layer: int) -> float:
         """The largest rms distance that a row of `attended`, `keys` or `values` of `layer` may have."""
         if self.dtype == "float64":
             return EXACT * max(1.0, self.inner_scale[("attended", "keys", "values").index(kind)])
         return float(INNER[self.dtype].sigmas * getattr(self, kind)[layer])
 
-    def expected(self, base: Step, other: Step, rows: list[int], others: list[int]) -> tuple[Array | None, Array]:
-        """What attention outputs and logits of rows `others` of `other` must be, by rows `rows` of `base`.
+    def expected(
+        self, base: Step, variant: Step, rows: list[int], variant_rows: list[int]
+    ) -> tuple[Array | None, Array]:
+        """What attention outputs and logits of rows `variant_rows` of `variant` must be, by rows `rows` of `base`.
 
         Two runs of a backend may take other experts in a row: by so much as the oracle moves with them, the numbers
         must move.
@@ -120,31 +122,32 @@ class Noise:
         assert base.scored is not None
         attended = None if base.attended is None else base.attended.output[:, :, rows]
         logits = base.scored.logits[rows]
-        pair = shift(self.amplification.control, self.amplification.oracle, base, other)
+        pair = shift(self.amplification.control, self.amplification.oracle, base, variant)
         if pair is None:
             return attended, logits
-        moved = pair[1].attended[:, :, others] - pair[0].attended[:, :, rows]
-        fits = attended is not None and attended.shape == moved.shape
-        return attended + moved if fits else attended, logits + pair[1].logits[others] - pair[0].logits[rows]
+        movement = pair[1].attended[:, :, variant_rows] - pair[0].attended[:, :, rows]
+        fits = attended is not None and attended.shape == movement.shape
+        return attended + movement if fits else attended, logits + pair[1].logits[variant_rows] - pair[0].logits[rows]
 
-    def chooses_alike(self, base: Step, other: Step, rows: list[int], others: list[int]) -> bool:
-        """Whether greedy choices at `rows` of `base` must be those at `others` of `other`.
+    def chooses_alike(self, base: Step, variant: Step, rows: list[int], variant_rows: list[int]) -> bool:
+        """Whether greedy choices at `rows` of `base` must be those at `variant_rows` of `variant`.
 
         They need not where other experts move the arg-max, or move it near a tie.
         """
         assert base.scored is not None
-        _, logits = self.expected(base, other, rows, others)
-        same = logits.argmax(axis=1) == base.scored.logits[rows].argmax(axis=1)
-        return bool(same.all()) and all(decided(row, self.logits) for row in logits)
+        _, logits = self.expected(base, variant, rows, variant_rows)
+        same_choices = logits.argmax(axis=1) == base.scored.logits[rows].argmax(axis=1)
+        return bool(same_choices.all()) and all(is_decided(row, self.logits) for row in logits)
 
-    def expected_kv(self, base: Step, other: Step) -> Kv | None:
-        """What the committed columns behind `other` must be, by those behind `base`; see `expected`."""
+    def expected_kv(self, base: Step, variant: Step) -> Kv | None:
+        """What the committed columns behind `variant` must be, by those behind `base`; see `expected`."""
         assert base.committed is not None
-        held, pair = base.committed.after, kv_shift(self.amplification.control, self.amplification.oracle, base, other)
-        if held is None or pair is None or held.keys.shape != pair[0].keys.shape:
-            return held
-        moved = [getattr(pair[1], kind) - getattr(pair[0], kind) for kind in ("keys", "values")]
-        return replace(held, keys=held.keys + moved[0], values=held.values + moved[1])
+        columns = base.committed.after
+        pair = kv_shift(self.amplification.control, self.amplification.oracle, base, variant)
+        if columns is None or pair is None or columns.keys.shape != pair[0].keys.shape:
+            return columns
+        movement = [getattr(pair[1], kind) - getattr(pair[0], kind) for kind in ("keys", "values")]
+        return replace(columns, keys=columns.keys + movement[0], values=columns.values + movement[1])
 
 
 def rms(array: Array) -> Array:
@@ -154,7 +157,7 @@ def rms(array: Array) -> Array:
     return np.where(np.isfinite(size), size, np.inf)
 
 
-def beyond(observed: Array, expected: Array, limit: float) -> Iterator[tuple[tuple[int, ...], float]]:
+def rows_beyond(observed: Array, expected: Array, limit: float) -> Iterator[tuple[tuple[int, ...], float]]:
     """Rows of `observed` whose rms distance to `expected` exceeds `limit`: (index, distance / limit), worst first."""
     if observed.shape != expected.shape:
         raise ValueError(f"shapes {observed.shape} and {expected.shape} cannot be compared")
@@ -175,12 +178,12 @@ def chain(tokens: tuple[int, ...]) -> Tree:
     return Tree((0, *range(len(tokens) - 1)), tokens)
 
 
-def in_a_chain(context: tuple[int, ...], tokens: tuple[int, ...]) -> Step:
+def chain_step(context: tuple[int, ...], tokens: tuple[int, ...]) -> Step:
     """A step that scores `tokens` one by one behind `context`, for `Noise.excuses`: row i is that of token i."""
     return Step(context, Drafted(chain(tokens)))
 
 
-def forced(case: Case, oracle: Oracle, output: tuple[int, ...]) -> Array:
+def forced_logits(case: Case, oracle: Oracle, output: tuple[int, ...]) -> Array:
     """The oracle's logits [len(output), V] before each token of `output`, with the tokens before it given."""
     tree = chain((case.prompt[-1], *output[:-1]))
     step = oracle(case.rebased(case.prefix, tree)).steps[0]
@@ -188,17 +191,21 @@ def forced(case: Case, oracle: Oracle, output: tuple[int, ...]) -> Array:
     return step.scored.logits
 
 
-def truth(case: Case, oracle: Oracle, step: Step, number: int) -> Step:
+def true_step(case: Case, oracle: Oracle, step: Step, number: int) -> Step:
     """The oracle's step from the state in which the backend began `step`, so that each step is judged by itself."""
     if step.drafted is None:
         raise Unobserved("the backend does not reveal its trees")
     oracle = follow_step(case, oracle, step)
-    whole = oracle(case)
-    if number < len(whole.steps):
-        same = whole.steps[number]
+    oracle_run = oracle(case)
+    if number < len(oracle_run.steps):
+        own_step = oracle_run.steps[number]
         # The oracle's own run went the same way: its step is the answer and costs nothing.
-        if same.context == step.context and same.drafted is not None and same.drafted.tree == step.drafted.tree:
-            return same
+        if (
+            own_step.context == step.context
+            and own_step.drafted is not None
+            and own_step.drafted.tree == step.drafted.tree
+        ):
+            return own_step
     return oracle(case.rebased(step.context, step.drafted.tree)).steps[0]
 
 
@@ -206,9 +213,9 @@ def noise(case: Case, oracle: Oracle, subject: Subject) -> Noise:
     """Measure the control: plain decode against the oracle on the same tokens, once per prompt, model and dtype."""
     plain = replace(case.plain_decode(), sampling=Sampling())
     tokens = max(4, CONTROL_TOKENS // subject.variant_interval)
-    shorter = replace(plain.stops, max_new_tokens=min(plain.stops.max_new_tokens, tokens))
-    control = plain if plain.stops == shorter else replace(plain, stops=shorter)
-    measured = subject.noted(("noise", control), lambda: _measure(control, oracle, subject))
+    stops = replace(plain.stops, max_new_tokens=min(plain.stops.max_new_tokens, tokens))
+    control = plain if plain.stops == stops else replace(plain, stops=stops)
+    measured = subject.compute_once(("noise", control), lambda: _measure(control, oracle, subject))
     assert isinstance(measured, Noise)
     return measured
 
@@ -224,34 +231,34 @@ def _measure(control: Case, oracle: Oracle, subject: Subject) -> Noise:
     tree = chain((control.prompt[-1], *output[:-1]))
     step = oracle(control.rebased(control.prefix, tree)).steps[0]
     assert step.scored is not None
-    wanted = step.scored.logits
-    scale = float(np.sqrt(np.mean(np.square(wanted))))
-    rows = [one.scored.logits[0] for one in run.steps if one.scored is not None]
+    expected = step.scored.logits
+    scale = float(np.sqrt(np.mean(np.square(expected))))
+    rows = [decode_step.scored.logits[0] for decode_step in run.steps if decode_step.scored is not None]
     measured = 0.0
     # Arrays of other shapes cannot be measured; the invariant that compares them reports the shape.
-    if len(rows) == len(wanted) and all(row.shape == wanted[0].shape for row in rows):
-        measured = float(np.sqrt(np.mean(np.square(rms(np.stack(rows) - wanted)))))
-    ties = sum(int(token) != int(row.argmax()) for token, row in zip(run.output, wanted, strict=False))
+    if len(rows) == len(expected) and all(row.shape == expected[0].shape for row in rows):
+        measured = float(np.sqrt(np.mean(np.square(rms(np.stack(rows) - expected)))))
+    ties = sum(int(token) != int(row.argmax()) for token, row in zip(run.output, expected, strict=False))
     inner = _inner(control, oracle, run, step)
     layers = len(inner["attended"][0])
     low, high = (factor * np.sqrt(layers) * UNIT[control.dtype] for factor in PRIOR[control.dtype])
     # Rotary tables are float32 in 16-bit models too. Their angles are off by up to one float32 unit roundoff per
     # position, in the control as in the tree.
-    turned = control.longest * min(UNIT[control.dtype], UNIT["float32"])
+    rotary_error = control.longest * min(UNIT[control.dtype], UNIT["float32"])
     amplification = Amplification(control, tree, oracle)
-    most = {kind: np.full(layers, (SANITY * high + turned) * size.max()) for kind, (_, size) in inner.items()}
+    ceilings = {kind: np.full(layers, (SANITY * high + rotary_error) * size.max()) for kind, (_, size) in inner.items()}
     # Where vocabulary and prompt are small, both rms come from few numbers: grant three deviations of their ratio.
-    few = 1.0 + 3.0 / np.sqrt(wanted.size)
-    ceiling = SANITY * high * scale * few if control.dtype != "float64" else EXACT * max(1.0, scale)
+    small_sample = 1.0 + 3.0 / np.sqrt(expected.size)
+    ceiling = SANITY * high * scale * small_sample if control.dtype != "float64" else EXACT * max(1.0, scale)
     excused = measured > ceiling and amplification.excuses_control(measured, ceiling, control.dtype)
     # Conditioning explains attention outputs only where it explains the logits behind them too.
     if excused or measured <= ceiling:
         for layer, error in enumerate(inner["attended"][0]):
-            if error > most["attended"][layer]:
+            if error > ceilings["attended"][layer]:
                 explained = amplification.control_cap(control.dtype, layer)
-                most["attended"][layer] = max(most["attended"][layer], min(error, explained))
+                ceilings["attended"][layer] = max(ceilings["attended"][layer], min(error, explained))
     floors = {
-        kind: np.clip(error, low * np.maximum(size, 1e-3 * size.max()), most[kind])
+        kind: np.clip(error, low * np.maximum(size, 1e-3 * size.max()), ceilings[kind])
         for kind, (error, size) in inner.items()
     }
     sizes = [float(np.sqrt(np.mean(np.square(inner[kind][1])))) for kind in ("attended", "keys", "values")]
@@ -276,33 +283,37 @@ def _measure(control: Case, oracle: Oracle, subject: Subject) -> Noise:
 def _inner(control: Case, oracle: Oracle, run: Trace, step: Step) -> dict[str, tuple[Array, Array]]:
     """For attended, keys and values: the control's rms error and the oracle's rms, each per layer."""
     assert step.attended is not None
-    wanted = step.attended.output
-    rows = [one.attended.output for one in run.steps if one.attended is not None]
-    table = {"attended": (np.zeros(len(wanted)), _per_layer(wanted))}
-    fit = all(row.shape[:2] + row.shape[3:] == wanted.shape[:2] + wanted.shape[3:] for row in rows)
-    if fit and sum(row.shape[2] for row in rows) == wanted.shape[2]:
-        table["attended"] = (_per_layer(np.concatenate(rows, axis=2) - wanted), _per_layer(wanted))
-    held = (control.prompt + run.output)[:-1]
-    last = run.steps[-1].committed if run.steps else None
-    kept = oracle(kv_case(control, held)).steps[0].committed
-    assert kept is not None
+    expected = step.attended.output
+    rows = [decode_step.attended.output for decode_step in run.steps if decode_step.attended is not None]
+    table = {"attended": (np.zeros(len(expected)), _per_layer(expected))}
+    fit = all(row.shape[:2] + row.shape[3:] == expected.shape[:2] + expected.shape[3:] for row in rows)
+    if fit and sum(row.shape[2] for row in rows) == expected.shape[2]:
+        table["attended"] = (_per_layer(np.concatenate(rows, axis=2) - expected), _per_layer(expected))
+    committed_tokens = (control.prompt + run.output)[:-1]
+    last_commit = run.steps[-1].committed if run.steps else None
+    oracle_commit = oracle(kv_case(control, committed_tokens)).steps[0].committed
+    assert oracle_commit is not None
     for kind in ("keys", "values"):
-        if kept.before is None or not held:
-            table[kind] = (np.zeros(len(wanted)), np.ones(len(wanted)))
+        if oracle_commit.before is None or not committed_tokens:
+            table[kind] = (np.zeros(len(expected)), np.ones(len(expected)))
             continue
-        true = getattr(kept.before, kind)
-        error = np.zeros(len(true))
-        if last is not None and last.after is not None and getattr(last.after, kind).shape == true.shape:
-            error = _per_layer(getattr(last.after, kind) - true, last.after.first)
-        table[kind] = (error, _per_layer(true))
+        columns = getattr(oracle_commit.before, kind)
+        error = np.zeros(len(columns))
+        if (
+            last_commit is not None
+            and last_commit.after is not None
+            and getattr(last_commit.after, kind).shape == columns.shape
+        ):
+            error = _per_layer(getattr(last_commit.after, kind) - columns, last_commit.after.first)
+        table[kind] = (error, _per_layer(columns))
     return table
 
 
 def _per_layer(array: Array, first: tuple[int, ...] = ()) -> Array:
     """Rms of each layer, [layers]; for KV, without the columns before `first`, which the layer no longer holds."""
     if first:
-        held = [layer[:, begin:].reshape(-1) for layer, begin in zip(array, first, strict=True)]
-        return np.array([float(rms(one)) if one.size else 0.0 for one in held])
+        layers = [layer[:, begin:].reshape(-1) for layer, begin in zip(array, first, strict=True)]
+        return np.array([float(rms(layer)) if layer.size else 0.0 for layer in layers])
     return np.asarray(rms(array.reshape(len(array), -1)))
 
 

@@ -42,7 +42,7 @@ def entries_beyond(observed: Array, expected: Array, sigma: float) -> Iterator[t
         return
     count = observed.shape[-1]
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        ratio = _scaled(observed, expected, sigma)
+        ratio = _error_ratios(observed, expected, sigma)
     worst = np.where(np.isfinite(ratio), ratio, 0.0).max(axis=-1) / largest(count)
     for flat in np.argsort(-worst, axis=None):
         row = tuple(int(part) for part in np.unravel_index(int(flat), worst.shape))
@@ -51,18 +51,18 @@ def entries_beyond(observed: Array, expected: Array, sigma: float) -> Iterator[t
         yield (*row, int(np.nan_to_num(ratio[row]).argmax())), float(worst[row])
 
 
-def _scaled(observed: Array, expected: Array, sigma: float) -> Array:
+def _error_ratios(observed: Array, expected: Array, sigma: float) -> Array:
     """Each error over its unit; the unit of a row's largest error leaves that error out."""
     error = np.abs(observed - expected)
     size = np.sqrt(np.mean(np.square(expected), axis=-1, keepdims=True))
     column = np.sqrt(np.mean(np.square(expected), axis=tuple(range(expected.ndim - 1))))
     # A row or an array of zeros has no entry that outweighs the others.
-    heavy = np.maximum(np.abs(expected) / np.where(size > 0, size, np.inf), 1.0)
-    whole = float(np.sqrt(np.mean(np.square(column))))
-    heavy = np.maximum(heavy, column / whole if whole > 0 else 1.0)
-    scaled = error / heavy
+    weight = np.maximum(np.abs(expected) / np.where(size > 0, size, np.inf), 1.0)
+    overall = float(np.sqrt(np.mean(np.square(column))))
+    weight = np.maximum(weight, column / overall if overall > 0 else 1.0)
+    scaled = error / weight
     top = scaled.max(axis=-1, keepdims=True)
-    others = np.sqrt((np.square(scaled).sum(axis=-1, keepdims=True) - np.square(top)).clip(0) / (scaled.shape[-1] - 1))
-    unit = np.maximum(others, sigma)
+    rest = np.sqrt((np.square(scaled).sum(axis=-1, keepdims=True) - np.square(top)).clip(0) / (scaled.shape[-1] - 1))
+    unit = np.maximum(rest, sigma)
     result: Array = scaled / np.where(unit > 0, unit, np.inf)
     return result

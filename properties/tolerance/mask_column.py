@@ -24,7 +24,7 @@ CHANCE = 1e-3
 
 
 @runtime_checkable
-class Explains(Protocol):
+class ShowsInputs(Protocol):
     """An oracle that also shows the inputs of attention; another backend in the oracle's place does not."""
 
     def inputs(self, case: Case, context: tuple[int, ...], tree: Tree) -> Inputs:
@@ -32,8 +32,8 @@ class Explains(Protocol):
         ...
 
 
-def column(
-    case: Case, oracle: Oracle, true: Step, seen: Array, at: tuple[int, int, int], limit: float
+def mask_column(
+    case: Case, oracle: Oracle, oracle_step: Step, output: Array, place: tuple[int, int, int], limit: float
 ) -> dict[str, int | str]:
     """The column that, shown to the row or hidden from it against the mask, gives the backend's attention output.
 
@@ -46,53 +46,63 @@ def column(
     Args:
         case: The case.
         oracle: The oracle; the answer is empty if it does not show the inputs of attention.
-        true: The oracle's step, rebased on the backend's own context and tree.
-        seen: The backend's attention output of that row and head, [head_dim].
-        at: Layer, head and node.
+        oracle_step: The oracle's step, rebased on the backend's own context and tree.
+        output: The backend's attention output of that row and head, [head_dim].
+        place: Layer, head and node.
         limit: The rms distance that noise may have.
 
     Returns:
         Coordinates for `Finding.where`: `column` and `cause`; `cause` alone where no single column explains the output;
         nothing where a column might explain it by chance.
     """
-    if not isinstance(oracle, Explains) or true.drafted is None or true.lowered is None or true.lowered.visible is None:
+    if (
+        not isinstance(oracle, ShowsInputs)
+        or oracle_step.drafted is None
+        or oracle_step.lowered is None
+        or oracle_step.lowered.visible is None
+    ):
         return {}
-    layer, head, node = at
+    layer, head, node = place
     try:
-        inputs = oracle.inputs(case, true.context, true.drafted.tree)
+        inputs = oracle.inputs(case, oracle_step.context, oracle_step.drafted.tree)
     except Malformed:
         return {}
     # Grouped queries: `group` query heads share one KV head.
     group = inputs.queries.shape[1] // inputs.keys.shape[1]
     query = inputs.queries[layer, head : head + 1, node] * inputs.scale
     # The scale is in the query, so that `attention` is called with 1.0.
-    keys, values = (one[layer, head // group] for one in (inputs.keys, inputs.values))
-    visible = true.lowered.visible[layer][node]
-    if not np.isfinite(seen).all() or len(visible) != len(keys):
+    keys, values = (array[layer, head // group] for array in (inputs.keys, inputs.values))
+    visible = oracle_step.lowered.visible[layer][node]
+    if not np.isfinite(output).all() or len(visible) != len(keys):
         return {"cause": NO_COLUMN}
     # A checkpoint's cap is not in the case; the check below notices where it matters.
     cap = case.model.architecture.score_cap if isinstance(case.model, Seeded) else 0.0
-    if true.attended is not None and _left(query, keys, values, visible, true.attended.output[at], cap) > EXACT:
+    if (
+        oracle_step.attended is not None
+        and _residual(query, keys, values, visible, oracle_step.attended.output[place], cap) > EXACT
+    ):
         return {}  # the formula does not give the oracle's own output: a checkpoint with another scale, a cap or sinks
-    left = np.array([_left(query, keys, values, _turned(visible, one), seen, cap) for one in range(len(visible))])
-    # `left` is the rms that remains with one cell flipped, `wrong` the rms under the mask as it must be.
-    wrong = _left(query, keys, values, visible, seen, cap)
-    explaining = np.flatnonzero(left <= min(limit, float(np.sqrt(1 - EXPLAINED)) * wrong))
+    residuals = np.array(
+        [_residual(query, keys, values, _flip(visible, column), output, cap) for column in range(len(visible))]
+    )
+    # `residuals` remain with one cell flipped, `mask_residual` under the mask as it must be.
+    mask_residual = _residual(query, keys, values, visible, output, cap)
+    explaining = np.flatnonzero(residuals <= min(limit, float(np.sqrt(1 - EXPLAINED)) * mask_residual))
     if not len(explaining):
         return {"cause": NO_COLUMN}
-    if (left[explaining] > wrong * _by_chance(visible, len(seen))[explaining]).any():
+    if (residuals[explaining] > mask_residual * _chance_shares(visible, len(output))[explaining]).any():
         return {}
     if len(explaining) > 1:
-        return {"cause": "one of columns " + _listed(explaining)}
-    found = int(explaining[0])
-    return {"column": found, "cause": MISSING if visible[found] else EXTRA}
+        return {"cause": "one of columns " + _list_columns(explaining)}
+    column = int(explaining[0])
+    return {"column": column, "cause": MISSING if visible[column] else EXTRA}
 
 
 EXTRA, MISSING, NO_COLUMN = "extra column", "missing column", "no single column"
 """The values of `cause`: the row saw a hidden column, missed a visible one, or no single column explains it."""
 
 
-def _by_chance(visible: Array, head_dim: int) -> Array:
+def _chance_shares(visible: Array, head_dim: int) -> Array:
     """For each column, the share of a difference that it may leave over without explaining it by chance (CHANCE).
 
     An error that has nothing to do with columns leaves a share r with a probability of about r to the power of the
@@ -100,27 +110,27 @@ def _by_chance(visible: Array, head_dim: int) -> Array:
     between the values of visible columns: in one dimension fewer than there are such columns, and [head_dim] at most.
     They bring in no hidden column, so for hidden columns all [head_dim] dimensions count.
     """
-    between = max(1, min(head_dim, int(visible.sum()) - 1))
-    freedom = np.where(visible, between, head_dim)
+    dimensions = max(1, min(head_dim, int(visible.sum()) - 1))
+    freedom = np.where(visible, dimensions, head_dim)
     return np.asarray((CHANCE / len(visible)) ** (1.0 / freedom))
 
 
-def _turned(visible: Array, column: int) -> Array:
-    other: Array = visible.copy()
-    other[column] = ~other[column]
-    return other
+def _flip(visible: Array, column: int) -> Array:
+    flipped: Array = visible.copy()
+    flipped[column] = ~flipped[column]
+    return flipped
 
 
-def _left(query: Array, keys: Array, values: Array, visible: Array, seen: Array, cap: float) -> float:
-    """Rms distance of `seen` to attention over the columns `visible` with soft cap `cap`; infinite if none is visible.
+def _residual(query: Array, keys: Array, values: Array, visible: Array, output: Array, cap: float) -> float:
+    """Rms distance of `output` to attention over the columns `visible` with soft cap `cap`.
 
-    `query` is scaled already.
+    It is infinite if no column is visible. `query` is scaled already.
     """
     if not visible.any():
         return float("inf")
-    return float(rms(seen - attention(query, keys[visible][:, None], values[visible][:, None], 1.0, cap)[0]))
+    return float(rms(output - attention(query, keys[visible][:, None], values[visible][:, None], 1.0, cap)[0]))
 
 
-def _listed(columns: Array) -> str:
-    named = [str(int(one)) for one in columns[:4]]
-    return ", ".join(named) + (f" and {len(columns) - 4} more" if len(columns) > 4 else "")
+def _list_columns(columns: Array) -> str:
+    names = [str(int(column)) for column in columns[:4]]
+    return ", ".join(names) + (f" and {len(columns) - 4} more" if len(columns) > 4 else "")

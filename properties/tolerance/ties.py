@@ -21,7 +21,7 @@ def gaps(logits: Array, tokens: tuple[int, ...]) -> Array:
     return np.asarray(rows.max(axis=1) - rows[np.arange(len(tokens)), list(tokens)])
 
 
-def decided(row: Array, sigma: float) -> bool:
+def is_decided(row: Array, sigma: float) -> bool:
     """Whether the two best logits of `row` lie further apart than the logits of a tie can."""
     if len(row) < 2:
         return True
@@ -35,10 +35,10 @@ def near_and_predicted(logits: Array, sigma: float) -> tuple[int, float]:
         return 0, 0.0
     # The prediction sums over the eight runners-up; the tokens below them are neglected.
     top = -np.sort(-logits, axis=1)[:, :9]
-    apart = top[:, :1] - top[:, 1:]
-    near = int((apart[:, 0] <= TIE_SIGMA * sigma).sum())
+    distances = top[:, :1] - top[:, 1:]
+    near = int((distances[:, 0] <= TIE_SIGMA * sigma).sum())
     # Both logits carry noise, so their difference has sigma * sqrt(2).
-    return near, float(ndtr(-apart / (np.sqrt(2) * sigma)).sum())
+    return near, float(ndtr(-distances / (np.sqrt(2) * sigma)).sum())
 
 
 def judge_tokens(
@@ -62,9 +62,9 @@ def judge_tokens(
         if gap <= TIE_SIGMA * sigma:
             yield Tie(invariant, position, float(gap / sigma))
         else:
-            wanted = int(logits[position].argmax())
+            expected_token = int(logits[position].argmax())
             where: dict[str, int | str] = {"position": position}
             step = steps[position] if position < len(steps) else 0
             yield Finding(
-                invariant, Stage.EMITTED, step, where, wanted, output[position], float(gap / sigma / TIE_SIGMA)
+                invariant, Stage.EMITTED, step, where, expected_token, output[position], float(gap / sigma / TIE_SIGMA)
             )

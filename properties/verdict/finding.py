@@ -123,8 +123,8 @@ def of_draft_numbers(finding: Finding) -> bool:
 def of_target_alone(finding: Finding) -> bool:
     """Whether the finding shows the target's own forward or cache wrong, whatever the draft proposed."""
     # Some of these invariants also look at the control or at the draft's cache.
-    own = finding.where.get("side") != CONTROL and finding.where.get("cache") != "draft"
-    return finding.invariant in TARGET_ALONE and own and finding.expected != FINISHED
+    in_target = finding.where.get("side") != CONTROL and finding.where.get("cache") != "draft"
+    return finding.invariant in TARGET_ALONE and in_target and finding.expected != FINISHED
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ class RoutingTie:
 
 
 @dataclass(frozen=True)
-class Routed:
+class RoutingCounts:
     """The counts of rule T over choices of experts: a choice is that of one row in one layer.
 
     Attributes:
@@ -183,8 +183,8 @@ class Routed:
     ties: int = 0
     worst: float = 0.0
 
-    def __add__(self, other: "Routed") -> "Routed":
-        return Routed(
+    def __add__(self, other: "RoutingCounts") -> "RoutingCounts":
+        return RoutingCounts(
             self.judged + other.judged,
             self.near + other.near,
             self.predicted + other.predicted,
@@ -335,7 +335,7 @@ class Verdict:
     findings: tuple[Finding, ...] = ()
     ties: tuple[Tie, ...] = ()
     routing_ties: tuple[RoutingTie, ...] = ()
-    routed: Routed = field(default_factory=Routed)
+    routed: RoutingCounts = field(default_factory=RoutingCounts)
     positions: Positions = field(default_factory=Positions)
     predicted_ties: Mapping[str, float] = field(default_factory=dict)
     evidence: tuple[Evidence, ...] = ()

@@ -78,8 +78,8 @@ class Follows(Protocol):
 
 def tie_units(case: Case, oracle: Follows, context: tuple[int, ...], tree: Tree) -> Array | None:
     """How far the roundings of the working dtype move the scores of each row, over their rms: [layers, rows]."""
-    moved = oracle.score_movement(case, context, tree)
-    return None if moved is None else ROUNDOFF[case.dtype] * moved
+    movement = oracle.score_movement(case, context, tree)
+    return None if movement is None else ROUNDOFF[case.dtype] * movement
 
 
 def tie_limits(dtype: str, units: Array) -> Array:
@@ -92,7 +92,7 @@ def can_follow(case: Case, oracle: Oracle) -> bool:
     return case.model.mixes_rows and isinstance(oracle, Follows) and oracle.follows(case)
 
 
-def free(oracle: Oracle) -> Oracle:
+def without_choices(oracle: Oracle) -> Oracle:
     """`oracle` without any choices of a backend."""
     base: Oracle = getattr(oracle, "base", oracle)
     return base
@@ -104,7 +104,7 @@ def follow(case: Case, oracle: Oracle, steps: Iterable[Step]) -> Oracle:
         return oracle
     assert isinstance(oracle, Follows)
     choices = choices_of(steps)
-    return free(oracle) if choices is None else oracle.following(case.model, choices)
+    return without_choices(oracle) if choices is None else oracle.following(case.model, choices)
 
 
 def follow_step(case: Case, oracle: Oracle, step: Step) -> Oracle:
@@ -114,8 +114,8 @@ def follow_step(case: Case, oracle: Oracle, step: Step) -> Oracle:
         return oracle
     choices = getattr(oracle, "choices", None)
     if isinstance(choices, Choices) and choices.taken == routed.shape[2] and choices.layers == routed.shape[0]:
-        known = choices.of(step.context, step.drafted.tree)
-        if known.shape == routed.shape and np.array_equal(np.where(routed < 0, known, routed), known):
+        own_choices = choices.of(step.context, step.drafted.tree)
+        if own_choices.shape == routed.shape and np.array_equal(np.where(routed < 0, own_choices, routed), own_choices):
             return oracle
     return follow(case, oracle, [step])
 
@@ -125,65 +125,81 @@ def routed_of(step: Step) -> Array | None:
     return None if step.scored is None else step.scored.routed
 
 
-def shift(case: Case, oracle: Oracle, base: Step, other: Step) -> tuple[Nodes, Nodes] | None:
+def shift(case: Case, oracle: Oracle, base: Step, variant: Step) -> tuple[Nodes, Nodes] | None:
     """The oracle's numbers of two steps of a backend, each with its own experts.
 
     What lies between them is no difference of the backend. None where both took the same, or do not show them, or
-    where `other` took experts that no tie explains.
+    where `variant` took experts that no tie explains.
     """
-    mine, theirs = routed_of(base), routed_of(other)
-    if mine is None or theirs is None or base.drafted is None or other.drafted is None or not can_follow(case, oracle):
+    base_experts, variant_experts = routed_of(base), routed_of(variant)
+    if (
+        base_experts is None
+        or variant_experts is None
+        or base.drafted is None
+        or variant.drafted is None
+        or not can_follow(case, oracle)
+    ):
         return None
-    if base.context == other.context and base.drafted.tree == other.drafted.tree and np.array_equal(mine, theirs):
+    if (
+        base.context == variant.context
+        and base.drafted.tree == variant.drafted.tree
+        and np.array_equal(base_experts, variant_experts)
+    ):
         return None
     assert isinstance(oracle, Follows)
     try:
-        if not _tied(case, oracle, other.context, other.drafted.tree, theirs):
+        if not _is_tied(case, oracle, variant.context, variant.drafted.tree, variant_experts):
             return None
-        first = oracle.nodes_choosing(case, base.context, base.drafted.tree, mine)
-        return first, oracle.nodes_choosing(case, other.context, other.drafted.tree, theirs)
+        first = oracle.nodes_choosing(case, base.context, base.drafted.tree, base_experts)
+        return first, oracle.nodes_choosing(case, variant.context, variant.drafted.tree, variant_experts)
     except Malformed:
         return None
 
 
-def kv_shift(case: Case, oracle: Oracle, base: Step, other: Step) -> tuple[Kv, Kv] | None:
+def kv_shift(case: Case, oracle: Oracle, base: Step, variant: Step) -> tuple[Kv, Kv] | None:
     """The oracle's columns behind two steps of a backend on one text, each with its own experts; see `shift`."""
-    mine, theirs = _committed(base), _committed(other)
-    if mine is None or theirs is None or not can_follow(case, oracle) or mine[0] != theirs[0]:
+    base_commit, variant_commit = _committed_experts(base), _committed_experts(variant)
+    if (
+        base_commit is None
+        or variant_commit is None
+        or not can_follow(case, oracle)
+        or base_commit[0] != variant_commit[0]
+    ):
         return None
-    if np.array_equal(mine[1], theirs[1]):
+    if np.array_equal(base_commit[1], variant_commit[1]):
         return None
     assert isinstance(oracle, Follows)
     try:
-        tokens, chosen = theirs
+        tokens, chosen = variant_commit
         chain = Tree((0, *range(len(tokens) - 1)), tokens)
-        if not _tied(case, oracle, (), chain, chosen):
+        if not _is_tied(case, oracle, (), chain, chosen):
             return None
-        pair = oracle.kv_choosing(case, *mine), oracle.kv_choosing(case, *theirs)
+        pair = oracle.kv_choosing(case, *base_commit), oracle.kv_choosing(case, *variant_commit)
     except Malformed:
         return None
     return None if pair[0] is None or pair[1] is None else (pair[0], pair[1])
 
 
-def _tied(case: Case, oracle: Follows, context: tuple[int, ...], tree: Tree, chosen: Array) -> bool:
+def _is_tied(case: Case, oracle: Follows, context: tuple[int, ...], tree: Tree, chosen: Array) -> bool:
     """Whether each row took experts that are its best up to a tie."""
     gaps = oracle.gaps_choosing(case, context, tree, chosen)
     if gaps is None or (gaps <= TIE_SIGMA * sigma(case.dtype, len(gaps))).all():
         return gaps is not None
     choices = Choices(chosen.shape[0], chosen.shape[2])
     choices.add(context, tree, chosen)
-    own = oracle.following(case.model, choices)
-    assert isinstance(own, Follows)
-    units = tie_units(case, own, context, tree)
+    follower = oracle.following(case.model, choices)
+    assert isinstance(follower, Follows)
+    units = tie_units(case, follower, context, tree)
     return units is not None and bool((gaps <= tie_limits(case.dtype, units)).all())
 
 
-def _committed(step: Step) -> tuple[tuple[int, ...], Array] | None:
+def _committed_experts(step: Step) -> tuple[tuple[int, ...], Array] | None:
     """The tokens that are committed behind `step`, and the experts of their rows."""
     routed = routed_of(step)
     if routed is None or step.drafted is None or step.accepted is None or step.committed is None:
         return None
-    tree, context = step.drafted.tree, len(step.context)
+    tree = step.drafted.tree
+    context = len(step.context)
     if any(not 0 <= node < len(tree) for node in step.accepted.path):
         return None
     rows = [*range(context), *(context + node for node in step.accepted.path)][: step.committed.length]

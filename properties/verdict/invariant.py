@@ -14,7 +14,7 @@ from properties.verdict.finding import (
     Finding,
     Positions,
     PredictedTies,
-    Routed,
+    RoutingCounts,
     Tie,
 )
 from properties.verdict.subject import Subject
@@ -22,7 +22,7 @@ from reference.case import Case
 from reference.trace import Stage, Trace
 
 Oracle = Callable[[Case], Trace]
-Fact = Finding | Tie | Positions | PredictedTies | Routed | Evidence | ControlError | Compared
+Fact = Finding | Tie | Positions | PredictedTies | RoutingCounts | Evidence | ControlError | Compared
 Check = Callable[[Case, Oracle, Subject], Iterator[Fact]]
 
 
@@ -86,9 +86,10 @@ def taking_turns(
     # By the digest, so that the turns depend on the case and not on the order of the search.
     number = int(case.id, 16)
     return tuple(
-        one
-        for at, one in enumerate(invariants)
-        if one.name in always or (number + at) % (one.every * variant_interval if one.every > 1 else 1) == 0
+        invariant
+        for index, invariant in enumerate(invariants)
+        if invariant.name in always
+        or (number + index) % (invariant.every * variant_interval if invariant.every > 1 else 1) == 0
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from properties.accepted_ranks import RankCounts, added, counts_by_draft
+from properties.accepted_ranks import RankCounts, counts_by_draft, sum_counts
 from properties.verdict.finding import (
     FINISHED,
     STAGE_UNKNOWN,
@@ -20,7 +20,7 @@ from properties.verdict.finding import (
     Positions,
     PredictedTies,
     Reads,
-    Routed,
+    RoutingCounts,
     RoutingTie,
     Tie,
     Verdict,
@@ -60,40 +60,44 @@ def judge(case: Case, invariants: Sequence[Invariant], oracle: Oracle, subject: 
         EngineGone: when the engine cannot be asked any more.
     """
     errors: list[InternalError] = []
-    whole = Verdict(case, subject.name, {one.name: "internal" for one in invariants})
-    with _surviving(JUDGE, errors):
-        whole = _judged(case, invariants, oracle, subject, beside="session" if case.session is None else "request")
-        if case.session is not None and whole.trace is not None:
-            whole = _with_members(case, whole, invariants, oracle, subject, errors)
-    outcomes = {one.name: whole.outcomes.get(one.name, "not_applicable") for one in invariants}
-    return replace(whole, outcomes=outcomes, internal=(*whole.internal, *errors))
+    verdict = Verdict(case, subject.name, {invariant.name: "internal" for invariant in invariants})
+    with _record_errors(JUDGE, errors):
+        verdict = _judge_run(
+            case, invariants, oracle, subject, other_scope="session" if case.session is None else "request"
+        )
+        if case.session is not None and verdict.trace is not None:
+            verdict = _with_members(case, verdict, invariants, oracle, subject, errors)
+    outcomes = {invariant.name: verdict.outcomes.get(invariant.name, "not_applicable") for invariant in invariants}
+    return replace(verdict, outcomes=outcomes, internal=(*verdict.internal, *errors))
 
 
 def _with_members(
     case: Case,
-    whole: Verdict,
+    verdict: Verdict,
     invariants: Sequence[Invariant],
     oracle: Oracle,
     subject: Subject,
     errors: list[InternalError],
 ) -> Verdict:
-    """`whole` with the verdicts on the requests of the session."""
-    trace = whole.trace
+    """`verdict` with the verdicts on the requests of the session."""
+    trace = verdict.trace
     assert trace is not None
-    looking = [one for one in invariants if one.looks_at_run]
-    with _surviving(JUDGE, errors):
+    run_invariants = [invariant for invariant in invariants if invariant.looks_at_run]
+    with _record_errors(JUDGE, errors):
         for member in members(case, trace):
-            whole = _joined(whole, _judged(member.alone, looking, oracle, view(subject, member)), member.number)
-        of_drafts = [one for one in looking if one.name.startswith("draft.")]
+            verdict = _join(
+                verdict, _judge_run(member.alone, run_invariants, oracle, view(subject, member)), member.number
+            )
+        draft_invariants = [invariant for invariant in run_invariants if invariant.name.startswith("draft.")]
         for member in before_a_switch(case, trace):
-            part = _judged(member.alone, of_drafts, oracle, view(subject, member))
+            part = _judge_run(member.alone, draft_invariants, oracle, view(subject, member))
             # The steps were counted with the whole request.
-            whole = _joined(whole, replace(part, accept_lengths=(), ranks={}), member.number)
-    return whole
+            verdict = _join(verdict, replace(part, accept_lengths=(), ranks={}), member.number)
+    return verdict
 
 
 @contextmanager
-def _surviving(invariant: str, errors: list[InternalError]) -> Iterator[None]:
+def _record_errors(invariant: str, errors: list[InternalError]) -> Iterator[None]:
     """Add an exception of `invariant` to `errors`, unless it ends the run."""
     try:
         yield
@@ -103,57 +107,61 @@ def _surviving(invariant: str, errors: list[InternalError]) -> Iterator[None]:
         errors.append(internal_error(invariant, error))
 
 
-RANKED = ("failed", "internal", "checked", "unobserved", "not_applicable")
+OUTCOMES = ("failed", "internal", "checked", "unobserved", "not_applicable")
 """Outcomes, the most telling first: the outcome of a session is the first that any of its requests has."""
 
 
-def _joined(whole: Verdict, part: Verdict, request: int) -> Verdict:
-    """`whole` with the findings and counts of one request added."""
-    outcomes = {**part.outcomes, **whole.outcomes}
-    for name in set(part.outcomes) & set(whole.outcomes):
-        outcomes[name] = min(part.outcomes[name], whole.outcomes[name], key=RANKED.index)
-    found = tuple(replace(one, where={**one.where, "request": request}) for one in part.findings)
+def _join(verdict: Verdict, part: Verdict, request: int) -> Verdict:
+    """`verdict` with the findings and counts of one request added."""
+    outcomes = {**part.outcomes, **verdict.outcomes}
+    for name in set(part.outcomes) & set(verdict.outcomes):
+        outcomes[name] = min(part.outcomes[name], verdict.outcomes[name], key=OUTCOMES.index)
+    findings = tuple(replace(finding, where={**finding.where, "request": request}) for finding in part.findings)
     return replace(
-        whole,
+        verdict,
         outcomes=outcomes,
-        findings=(*whole.findings, *found),
-        ties=(*whole.ties, *part.ties),
-        routing_ties=(*whole.routing_ties, *part.routing_ties),
-        routed=whole.routed + part.routed,
-        positions=whole.positions + part.positions,
-        predicted_ties=_summed(whole.predicted_ties, part.predicted_ties),
-        evidence=(*whole.evidence, *part.evidence),
-        control_errors=(*whole.control_errors, *part.control_errors),
-        unsupported=whole.unsupported or part.unsupported,
-        forward_s=whole.forward_s + part.forward_s,
-        attention_calls=whole.attention_calls + part.attention_calls,
-        fallbacks=Counter(whole.fallbacks) + Counter(part.fallbacks),
+        findings=(*verdict.findings, *findings),
+        ties=(*verdict.ties, *part.ties),
+        routing_ties=(*verdict.routing_ties, *part.routing_ties),
+        routed=verdict.routed + part.routed,
+        positions=verdict.positions + part.positions,
+        predicted_ties=_sum_tables(verdict.predicted_ties, part.predicted_ties),
+        evidence=(*verdict.evidence, *part.evidence),
+        control_errors=(*verdict.control_errors, *part.control_errors),
+        unsupported=verdict.unsupported or part.unsupported,
+        forward_s=verdict.forward_s + part.forward_s,
+        attention_calls=verdict.attention_calls + part.attention_calls,
+        fallbacks=Counter(verdict.fallbacks) + Counter(part.fallbacks),
         # The whole verdict already counts request 0, whose steps are those of the session's own trace.
-        accept_lengths=(*whole.accept_lengths, *(part.accept_lengths if request else ())),
-        ranks=added(whole.ranks, part.ranks) if request else whole.ranks,
-        compared=Counter(whole.compared) + Counter(part.compared),
-        commits=Counter(whole.commits) + Counter(part.commits),
-        commit_fallbacks=Counter(whole.commit_fallbacks) + Counter(part.commit_fallbacks),
-        internal=(*whole.internal, *(replace(error, request=request) for error in part.internal)),
+        accept_lengths=(*verdict.accept_lengths, *(part.accept_lengths if request else ())),
+        ranks=sum_counts(verdict.ranks, part.ranks) if request else verdict.ranks,
+        compared=Counter(verdict.compared) + Counter(part.compared),
+        commits=Counter(verdict.commits) + Counter(part.commits),
+        commit_fallbacks=Counter(verdict.commit_fallbacks) + Counter(part.commit_fallbacks),
+        internal=(*verdict.internal, *(replace(error, request=request) for error in part.internal)),
     )
 
 
-def _summed(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
+def _sum_tables(first: Mapping[str, float], second: Mapping[str, float]) -> dict[str, float]:
     """The sums of two tables, by name."""
-    return {name: one.get(name, 0.0) + other.get(name, 0.0) for name in {**one, **other}}
+    return {name: first.get(name, 0.0) + second.get(name, 0.0) for name in {**first, **second}}
 
 
-def _judged(
-    case: Case, invariants: Sequence[Invariant], oracle: Oracle, subject: Subject, beside: str = "session"
+def _judge_run(
+    case: Case, invariants: Sequence[Invariant], oracle: Oracle, subject: Subject, other_scope: str = "session"
 ) -> Verdict:
-    """The verdict on one run; invariants with `speaks_of` equal to `beside` do not apply to it."""
-    spent, called, fell_back = subject.forward_s, subject.attention_calls, subject.fallbacks.copy()
-    commits, commit_fallbacks = subject.commits.copy(), subject.commit_fallbacks.copy()
+    """The verdict on one run; invariants with `speaks_of` equal to `other_scope` do not apply to it."""
+    forward_s_before = subject.forward_s
+    calls_before = subject.attention_calls
+    fallbacks_before = subject.fallbacks.copy()
+    commits_before = subject.commits.copy()
+    commit_fallbacks_before = subject.commit_fallbacks.copy()
     outcomes: dict[str, Outcome] = {}
     findings: list[Finding] = []
     ties: list[Tie] = []
     routing_ties: list[RoutingTie] = []
-    positions, routed = Positions(), Routed()
+    positions = Positions()
+    routed = RoutingCounts()
     predicted_ties: dict[str, float] = {}
     evidence: list[Evidence] = []
     control_errors: list[ControlError] = []
@@ -161,54 +169,57 @@ def _judged(
     errors: list[InternalError] = []
     unanswered = False
     trace, declined = _first_run(case, subject)
-    plain = oracle
-    with _surviving(JUDGE, errors):
-        oracle = plain if trace is None else follow(case, plain, trace.steps)
+    plain_oracle = oracle
+    with _record_errors(JUDGE, errors):
+        oracle = plain_oracle if trace is None else follow(case, plain_oracle, trace.steps)
     exchanges = Exchanges(oracle)
     if trace is None and declined is None and case.sampling.processors:
         _blame_processors(case, oracle)
     for invariant in invariants:
-        if declined is not None or invariant.speaks_of == beside or not _promised(invariant, subject):
+        if declined is not None or invariant.speaks_of == other_scope or not _is_promised(invariant, subject):
             outcomes[invariant.name] = "not_applicable"
             continue
-        said = _Said()
-        with _surviving(invariant.name, said.errors):
+        answer = _Answer()
+        with _record_errors(invariant.name, answer.errors):
             if not invariant.applies(case):
                 outcomes[invariant.name] = "not_applicable"
                 continue
-            if not _observed(invariant, subject, trace):
+            if not _is_observed(invariant, subject, trace):
                 outcomes[invariant.name] = "unobserved"
                 continue
-            _ask(invariant, case, oracle, subject, trace, exchanges, said)
-        errors += said.errors
-        outcomes[invariant.name] = said.outcome
-        routing_ties += said.routing_ties
-        findings += said.findings
-        ties += said.ties
-        evidence += said.evidence
-        routed = routed + said.routed
-        control_errors += said.control_errors
-        positions = positions + said.positions
-        if said.predicted_ties is not None:
-            predicted_ties[invariant.name] = said.predicted_ties
-        unanswered = unanswered or said.unanswered
-        if said.judged:
-            compared[invariant.name] = said.compared
-    with _surviving(JUDGE, errors):
-        shorter = _until_it_broke(case, subject) if trace is None and declined is None else None
+            _ask(invariant, case, oracle, subject, trace, exchanges, answer)
+        errors += answer.errors
+        outcomes[invariant.name] = answer.outcome
+        routing_ties += answer.routing_ties
+        findings += answer.findings
+        ties += answer.ties
+        evidence += answer.evidence
+        routed = routed + answer.routed
+        control_errors += answer.control_errors
+        positions = positions + answer.positions
+        if answer.predicted_ties is not None:
+            predicted_ties[invariant.name] = answer.predicted_ties
+        unanswered = unanswered or answer.unanswered
+        if answer.judged:
+            compared[invariant.name] = answer.compared
+    with _record_errors(JUDGE, errors):
+        shorter = _longest_survivor(case, subject) if trace is None and declined is None else None
         if shorter is not None:
             # The steps before the break say where the fault lies: the break may only be its consequence.
-            earlier = judge(shorter, invariants, plain, subject)
+            earlier = judge(shorter, invariants, plain_oracle, subject)
             trace = earlier.trace
-            told = ("checked", "failed", "internal")
-            outcomes |= {name: outcome for name, outcome in earlier.outcomes.items() if outcome in told}
+            answered = ("checked", "failed", "internal")
+            outcomes |= {name: outcome for name, outcome in earlier.outcomes.items() if outcome in answered}
             compared |= earlier.compared
             errors += earlier.internal
-            outcomes |= {one.invariant: "failed" for one in findings}
-            survived = shorter.steps or len(shorter.session.actions if shorter.session else ())
-            findings = [*earlier.findings, *(replace(one, step=one.step + survived) for one in findings)]
+            outcomes |= {finding.invariant: "failed" for finding in findings}
+            num_survived = shorter.steps or len(shorter.session.actions if shorter.session else ())
+            findings = [
+                *earlier.findings,
+                *(replace(finding, step=finding.step + num_survived) for finding in findings),
+            ]
     ranks: dict[str, RankCounts] = {}
-    with _surviving(JUDGE, errors):
+    with _record_errors(JUDGE, errors):
         ranks = {} if trace is None else counts_by_draft(case.draft, trace.steps)
     return Verdict(
         case=case,
@@ -224,23 +235,23 @@ def _judged(
         control_errors=tuple(control_errors),
         trace=trace,
         unsupported=_no_reference(case, oracle) if unanswered else declined,
-        forward_s=subject.forward_s - spent,
-        attention_calls=subject.attention_calls - called,
-        fallbacks=dict(subject.fallbacks - fell_back),
+        forward_s=subject.forward_s - forward_s_before,
+        attention_calls=subject.attention_calls - calls_before,
+        fallbacks=dict(subject.fallbacks - fallbacks_before),
         accept_lengths=tuple(len(step.accepted.path) - 1 for step in trace.steps if step.accepted) if trace else (),
         ranks=ranks,
         revealed=None if trace is None else revealed_by(trace),
         speculated=None if trace is None else trace.speculated,
         compared=compared,
-        commits=dict(subject.commits - commits),
-        commit_fallbacks=dict(subject.commit_fallbacks - commit_fallbacks),
+        commits=dict(subject.commits - commits_before),
+        commit_fallbacks=dict(subject.commit_fallbacks - commit_fallbacks_before),
         internal=tuple(errors),
     )
 
 
 @dataclass
-class _Said:
-    """The answer of one invariant on one case; `silent` is its outcome where it made no comparison."""
+class _Answer:
+    """The answer of one invariant on one case; `silent_outcome` is its outcome where it made no comparison."""
 
     findings: list[Finding] = field(default_factory=list)
     ties: list[Tie] = field(default_factory=list)
@@ -249,10 +260,10 @@ class _Said:
     control_errors: list[ControlError] = field(default_factory=list)
     positions: Positions = field(default_factory=Positions)
     predicted_ties: float | None = None
-    routed: Routed = field(default_factory=Routed)
+    routed: RoutingCounts = field(default_factory=RoutingCounts)
     compared: int = 0
     errors: list[InternalError] = field(default_factory=list)
-    silent: Outcome = "unobserved"
+    silent_outcome: Outcome = "unobserved"
     cut_off: bool = False
     unanswered: bool = False
 
@@ -260,7 +271,7 @@ class _Said:
         """Take one fact that the check yielded, or the tie that explains a finding."""
         if isinstance(fact, Compared):
             self.compared += fact.count
-            self.silent = "not_applicable"
+            self.silent_outcome = "not_applicable"
         elif isinstance(fact, Tie):
             self.ties.append(fact)
         elif isinstance(fact, Positions):
@@ -270,7 +281,7 @@ class _Said:
             self.predicted_ties = (self.predicted_ties or 0.0) + fact.count
         elif isinstance(fact, RoutingTie):
             self.routing_ties.append(fact)
-        elif isinstance(fact, Routed):
+        elif isinstance(fact, RoutingCounts):
             self.routed = self.routed + fact
         elif isinstance(fact, Evidence):
             self.evidence.append(fact)
@@ -289,7 +300,9 @@ class _Said:
         """One of RANKED."""
         if self.errors and not self.findings:
             return "internal"
-        return "failed" if self.findings else "checked" if self.judged else self.silent
+        if self.findings:
+            return "failed"
+        return "checked" if self.judged else self.silent_outcome
 
 
 def _ask(
@@ -299,37 +312,39 @@ def _ask(
     subject: Subject,
     trace: Trace | None,
     exchanges: Exchanges,
-    said: _Said,
+    answer: _Answer,
 ) -> None:
     """Take the answer of `invariant` on `case`; `trace` is the trace of the case's run, None where the run broke."""
-    excused = list[Reads]()
+    excused_reads = list[Reads]()
     try:
         for fact in invariant.check(case, oracle, subject):
             tie = None
             # A finding that cannot be compared with ties stays a finding.
-            with _surviving(JUDGE, said.errors):
+            with _record_errors(JUDGE, answer.errors):
                 tie = exchanges.explain(fact) if isinstance(fact, Finding) else None
             if isinstance(fact, Finding) and fact.reads is not None:
-                excused += [] if tie is None else [fact.reads]
+                excused_reads += [] if tie is None else [fact.reads]
                 fact = replace(fact, reads=None)
-            said.add(tie or fact)
-            if len(said.findings) == FINDINGS_PER_INVARIANT:
+            answer.add(tie or fact)
+            if len(answer.findings) == FINDINGS_PER_INVARIANT:
                 break
     except Unobserved:
-        said.cut_off, said.silent = True, "unobserved"
-    except (NotApplicable, Malformed) as why:
+        answer.cut_off = True
+        answer.silent_outcome = "unobserved"
+    except (NotApplicable, Malformed) as error:
         # Malformed: the check asked for a variant that does not fit the model, such as one node too many for its
         # longest sequence.
-        if isinstance(why, Inadmissible):
+        if isinstance(error, Inadmissible):
             _blame_processors(case, oracle)
-        said.silent = "not_applicable"
-        said.unanswered = isinstance(why, NoReference)
-    except NoTrace as absent:
-        if isinstance(absent.outcome, Crashed) and trace is not None:
-            said.findings.append(crash(invariant.name, absent.outcome, len(trace.steps)))
-        said.silent = "not_applicable" if trace is not None else "unobserved"
-    if excused and not said.findings and _saw_no_clear_row(excused, exchanges, trace):
-        said.cut_off, said.silent = True, "unobserved"
+        answer.silent_outcome = "not_applicable"
+        answer.unanswered = isinstance(error, NoReference)
+    except NoTrace as no_trace:
+        if isinstance(no_trace.outcome, Crashed) and trace is not None:
+            answer.findings.append(crash(invariant.name, no_trace.outcome, len(trace.steps)))
+        answer.silent_outcome = "not_applicable" if trace is not None else "unobserved"
+    if excused_reads and not answer.findings and _saw_no_clear_row(excused_reads, exchanges, trace):
+        answer.cut_off = True
+        answer.silent_outcome = "unobserved"
 
 
 def _saw_no_clear_row(excused: list[Reads], exchanges: Exchanges, trace: Trace | None) -> bool:
@@ -367,20 +382,20 @@ def _first_run(case: Case, subject: Subject) -> tuple[Trace | None, str | None]:
     """The trace, or None, and the reason why the backend declined, or None."""
     try:
         return subject(case), None
-    except NoTrace as absent:
-        return None, absent.outcome.why if isinstance(absent.outcome, Declined) else None
+    except NoTrace as no_trace:
+        return None, no_trace.outcome.why if isinstance(no_trace.outcome, Declined) else None
 
 
 def _no_reference(case: Case, oracle: Oracle) -> str | None:
     """Why the backend in the oracle's place has no answer for `case`; None where only variants lack an answer."""
     try:
         oracle(case)
-    except NoReference as why:
-        return str(why)
+    except NoReference as error:
+        return str(error)
     return None
 
 
-def _until_it_broke(case: Case, subject: Subject) -> Case | None:
+def _longest_survivor(case: Case, subject: Subject) -> Case | None:
     """The same case, stopped after the last step or action that the backend survives; None if it survives none."""
     survived = None
     if case.session is not None:
@@ -405,17 +420,17 @@ def _until_it_broke(case: Case, subject: Subject) -> Case | None:
 
 def revealed_by(trace: Trace) -> frozenset[Stage]:
     """The stages that the trace holds in any step of any request."""
-    runs = [trace] if trace.shared is None else [one for one in trace.shared.requests if one is not None]
+    runs = [trace] if trace.shared is None else [request for request in trace.shared.requests if request is not None]
     steps = [step for run in runs for step in run.steps]
     return frozenset(stage for stage in Stage if any(getattr(step, stage.word) is not None for step in steps))
 
 
-def _promised(invariant: Invariant, subject: Subject) -> bool:
+def _is_promised(invariant: Invariant, subject: Subject) -> bool:
     """Whether the backend makes the promise that the invariant is about; True where it is about none."""
     return not invariant.promise or bool(getattr(subject.abilities, invariant.promise, False))
 
 
-def _observed(invariant: Invariant, subject: Subject, trace: Trace | None) -> bool:
+def _is_observed(invariant: Invariant, subject: Subject, trace: Trace | None) -> bool:
     # The declaration rules first: a stage that a trace happens to hold is not judged unless it is declared.
     if not invariant.needs <= subject.reveals:
         return False

@@ -27,7 +27,7 @@ class Peer:
         self.name = backend.name
         self.abilities = abilities
         self._backend = backend
-        self._wavering: dict[Case, str] = {}
+        self._refusals: dict[Case, str] = {}
 
     def __call__(self, case: Case) -> Trace:
         """The reference's trace of the case's request, decoded plainly.
@@ -35,8 +35,8 @@ class Peer:
         Raises:
             NoReference: The reference declines the request or breaks on it, or did not repeat its own output.
         """
-        if case in self._wavering:
-            raise NoReference(self._wavering[case])
+        if case in self._refusals:
+            raise NoReference(self._refusals[case])
         return self._trace(lambda: self._backend(self._plain(case)))
 
     def again(self, case: Case, time: int = 1) -> Trace:
@@ -49,20 +49,21 @@ class Peer:
         Raises:
             NoReference: Always.
         """
-        self._wavering[case] = f"the reference {self.name} gave another output when asked again: it is nondeterministic"
-        raise NoReference(self._wavering[case])
+        self._refusals[case] = f"the reference {self.name} gave another output when asked again: it is nondeterministic"
+        raise NoReference(self._refusals[case])
 
-    def token_after(self, case: Case, told: tuple[int, ...], seed: int | None = None) -> int:
-        """The one token that the reference decodes after the prompt and the tokens `told`.
+    def token_after(self, case: Case, tokens: tuple[int, ...], seed: int | None = None) -> int:
+        """The one token that the reference decodes after the prompt and the tokens `tokens`.
 
         It is drawn on the coins of `seed`, or decoded greedily without a seed.
 
         Raises:
             NoReference: The reference gave no token or several, declined the request, or broke on it.
         """
-        warmth, seeded = (0.0, 0) if seed is None else (case.sampling.temperature, seed)
-        sampling = replace(case.sampling, temperature=warmth, tape=(), seed=seeded)
-        short = replace(self._plain(case), prompt=case.prompt + told, sampling=sampling, stops=Stops(1))
+        sampling = replace(case.sampling, temperature=0.0, tape=(), seed=0)
+        if seed is not None:
+            sampling = replace(case.sampling, tape=(), seed=seed)
+        short = replace(self._plain(case), prompt=case.prompt + tokens, sampling=sampling, stops=Stops(1))
         # Asked anew each time: requests differ in seed and text, and memory of them would be of no use.
         outcome = self._backend.fresh(short)
         if not isinstance(outcome, Trace):
@@ -73,8 +74,8 @@ class Peer:
 
     def _plain(self, case: Case) -> Case:
         """The request as the reference takes it: without draft, tape and layout."""
-        known = self.abilities
-        layout = KvLayout() if "branch" in known.layouts else replace(KvLayout(), kind=known.layouts[0])
+        abilities = self.abilities
+        layout = KvLayout() if "branch" in abilities.layouts else replace(KvLayout(), kind=abilities.layouts[0])
         plain = replace(case.plain_decode(), layout=layout)
         if not case.sampling.greedy:
             plain = replace(plain, sampling=replace(case.sampling, tape=()))
@@ -83,28 +84,28 @@ class Peer:
     def _trace(self, ask: Callable[[], Trace]) -> Trace:
         try:
             return ask()
-        except NoTrace as absent:
-            raise self._no_answer(absent.outcome.why, isinstance(absent.outcome, Declined)) from absent
+        except NoTrace as no_trace:
+            raise self._no_answer(no_trace.outcome.why, isinstance(no_trace.outcome, Declined)) from no_trace
 
     def _no_answer(self, why: str, declined: bool) -> NoReference:
         return NoReference(f"the reference {self.name} {'declines' if declined else 'breaks on'} it: {why}")
 
 
-def shared(engine: Abilities, reference: Abilities) -> Abilities:
+def shared_abilities(engine: Abilities, reference: Abilities) -> Abilities:
     """The abilities within which both sides can be asked one request; drafts and layouts are the engine's alone."""
-    dtypes = tuple(one for one in engine.dtypes if one in reference.dtypes)
+    dtypes = tuple(dtype for dtype in engine.dtypes if dtype in reference.dtypes)
     families = engine.families
     if reference.families is not None:
-        families = tuple(one for one in families or reference.families if one in reference.families)
+        families = tuple(family for family in families or reference.families if family in reference.families)
     # A model without a window is taken by all.
     windows = (engine.least_window, reference.least_window)
-    lengths = [one for one in (engine.longest, reference.longest) if one]
+    lengths = [length for length in (engine.longest, reference.longest) if length]
     return replace(
         engine,
         dtypes=dtypes or engine.dtypes,
         max_temperature=min(engine.max_temperature, reference.max_temperature),
-        processes=tuple(one for one in engine.processed if one in reference.processed),
-        stops=tuple(one for one in engine.stops if one in reference.stops),
+        processes=tuple(process for process in engine.processed if process in reference.processed),
+        stops=tuple(stop for stop in engine.stops if stop in reference.stops),
         families=families,
         soft_caps=max(engine.soft_caps, reference.soft_caps, key=SOFT_CAPS.index),
         sinks=engine.sinks and reference.sinks,

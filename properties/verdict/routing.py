@@ -39,7 +39,7 @@ MOST_BEHIND = 16
 Site = tuple[float, int, int]
 """A tie: its gap in sigmas, its layer and its row."""
 
-Exchanged = tuple[tuple[int, int, tuple[int, ...]], ...]
+ExchangePath = tuple[tuple[int, int, tuple[int, ...]], ...]
 """Exchanges, each behind the one before it: a layer, a row, and the experts that it takes."""
 
 
@@ -53,8 +53,8 @@ class Exchanges:
 
     oracle: Oracle
     _routings: dict[object, Routing | None] = field(default_factory=dict)
-    _kept_limits: dict[object, Array] = field(default_factory=dict)
-    _others: dict[object, Oracle] = field(default_factory=dict)
+    _tie_limits: dict[object, Array] = field(default_factory=dict)
+    _exchanged_oracles: dict[object, Oracle] = field(default_factory=dict)
 
     def explain(self, finding: Finding) -> RoutingTie | None:
         """The nearest of the ties that explain `finding` together; None where they do not."""
@@ -77,21 +77,22 @@ class Exchanges:
             return None
         return None
 
-    def sites(self, reads: Reads, behind: Exchanged = ()) -> list[Site]:
+    def sites(self, reads: Reads, path: ExchangePath = ()) -> list[Site]:
         """The ties between experts in the rows and layers that `reads` names and does not know, the nearest first.
 
         Where exchanges come before, the ties are those of the layers below the last of them.
         """
-        routing = self._routing(reads, behind)
+        routing = self._routing(reads, path)
         if routing is None:
             return []
-        margins, limits = routing.margins(), self._limits(reads, behind)
+        margins = routing.margins()
+        limits = self._limits(reads, path)
         near = margins / sigma(reads.case.dtype, len(margins))
-        unknown = (self._known(reads) == UNKNOWN).any(axis=-1)
+        unknown = (self._shown_experts(reads) == UNKNOWN).any(axis=-1)
         above = len(reads.context)
         nodes = range(len(reads.tree)) if reads.node is None else reads.tree.path(reads.node)
         rows = [*range(above), *(above + node for node in nodes)]
-        layers = range(behind[-1][0] + 1 if behind else 0, len(margins) if reads.before is None else reads.before)
+        layers = range(path[-1][0] + 1 if path else 0, len(margins) if reads.before is None else reads.before)
         return sorted(
             (float(near[layer, row]), layer, row)
             for layer in layers
@@ -104,76 +105,79 @@ class Exchanges:
         if step.drafted is None:
             return False
         tree = step.drafted.tree
-        whole = replace(reads, context=step.context, tree=tree, before=None)
-        return any(not self.sites(replace(whole, node=node)) for node in range(len(tree)))
+        node_reads = replace(reads, context=step.context, tree=tree, before=None)
+        return any(not self.sites(replace(node_reads, node=node)) for node in range(len(tree)))
 
     def _moves(self, reads: Reads) -> Iterator[tuple[int, int, float]]:
         """The rms change of the row by each exchange: (layer, row, change); those behind fewer exchanges come first."""
         last = (len(self._limits(reads)) if reads.before is None else reads.before) - 1
-        waiting, tried, left = deque[Exchanged]([()]), 0, MOST_SITES
-        while waiting and tried <= MOST_BEHIND and left:
-            behind = waiting.popleft()
-            tried += 1
-            base = reads.row(self._after(reads, behind))
-            sites = [] if base is None else self.sites(reads, behind)[:left]
-            left -= len(sites) if behind else 0
+        queue = deque[ExchangePath]([()])
+        num_tried = 0
+        sites_left = MOST_SITES
+        while queue and num_tried <= MOST_BEHIND and sites_left:
+            path = queue.popleft()
+            num_tried += 1
+            base = reads.row(self._oracle_after(reads, path))
+            sites = [] if base is None else self.sites(reads, path)[:sites_left]
+            sites_left -= len(sites) if path else 0
             for _, layer, row in sites:
-                for experts in self._others_of(reads, behind, layer, row):
-                    further = (*behind, (layer, row, experts))
-                    moved = reads.row(self._after(reads, further))
-                    if moved is not None and base is not None and moved.shape == base.shape:
-                        yield layer, row, float(np.sqrt(np.nanmean(np.square(moved - base))))
+                for experts in self._other_experts(reads, path, layer, row):
+                    longer_path = (*path, (layer, row, experts))
+                    moved_row = reads.row(self._oracle_after(reads, longer_path))
+                    if moved_row is not None and base is not None and moved_row.shape == base.shape:
+                        yield layer, row, float(np.sqrt(np.nanmean(np.square(moved_row - base))))
                     if layer < last:
-                        waiting.append(further)
+                        queue.append(longer_path)
 
-    def _others_of(self, reads: Reads, behind: Exchanged, layer: int, row: int) -> list[tuple[int, ...]]:
+    def _other_experts(self, reads: Reads, path: ExchangePath, layer: int, row: int) -> list[tuple[int, ...]]:
         """The experts that a tied row may take in place of its own."""
-        routing = self._routing(reads, behind)
+        routing = self._routing(reads, path)
         router = None if routing is None else routing.routers[layer]
-        limit = float(self._limits(reads, behind)[layer, row])
+        limit = float(self._limits(reads, path)[layer, row])
         exchanges = [] if router is None else router.exchanges(row, limit)[:MOST_EXCHANGES]
         return [tuple(experts.tolist()) for _, experts in exchanges]
 
-    def _after(self, reads: Reads, exchanged: Exchanged) -> Oracle:
+    def _oracle_after(self, reads: Reads, path: ExchangePath) -> Oracle:
         """The oracle with other experts in some rows, the backend's where they are shown, its own elsewhere."""
-        if not exchanged:
+        if not path:
             return self.oracle
-        key = (*_place(reads), exchanged)
-        if key not in self._others:
-            chosen = self._known(reads)
-            for layer, row, experts in exchanged:
+        key = (*_place(reads), path)
+        if key not in self._exchanged_oracles:
+            chosen = self._shown_experts(reads)
+            for layer, row, experts in path:
                 chosen[layer, row] = experts
             choices = Choices(chosen.shape[0], chosen.shape[2])
             choices.add(reads.context, reads.tree, chosen)
             assert isinstance(self.oracle, Follows)
-            self._others[key] = self.oracle.following(reads.case.model, choices)
-        return self._others[key]
+            self._exchanged_oracles[key] = self.oracle.following(reads.case.model, choices)
+        return self._exchanged_oracles[key]
 
-    def _routing(self, reads: Reads, behind: Exchanged = ()) -> Routing | None:
-        key = (*_place(reads), behind)
+    def _routing(self, reads: Reads, path: ExchangePath = ()) -> Routing | None:
+        key = (*_place(reads), path)
         if key not in self._routings:
-            oracle = self._after(reads, behind)
+            oracle = self._oracle_after(reads, path)
             assert isinstance(oracle, Follows)
             self._routings[key] = oracle.routing(reads.case, reads.context, reads.tree)
         return self._routings[key]
 
-    def _limits(self, reads: Reads, behind: Exchanged = ()) -> Array:
+    def _limits(self, reads: Reads, path: ExchangePath = ()) -> Array:
         """The largest gap of a tie in each row, [layers, rows]."""
-        key = (*_place(reads), behind)
-        if key not in self._kept_limits:
-            oracle = self._after(reads, behind)
+        key = (*_place(reads), path)
+        if key not in self._tie_limits:
+            oracle = self._oracle_after(reads, path)
             assert isinstance(oracle, Follows)
             units = tie_units(reads.case, oracle, reads.context, reads.tree)
             assert units is not None
-            self._kept_limits[key] = tie_limits(reads.case.dtype, units)
-        return self._kept_limits[key]
+            self._tie_limits[key] = tie_limits(reads.case.dtype, units)
+        return self._tie_limits[key]
 
-    def _known(self, reads: Reads) -> Array:
+    def _shown_experts(self, reads: Reads) -> Array:
         """The experts of the rows that the backend shows, [layers, rows, taken]; UNKNOWN for the others."""
-        routing, choices = self._routing(reads), getattr(self.oracle, "choices", None)
+        routing = self._routing(reads)
+        choices = getattr(self.oracle, "choices", None)
         assert routing is not None
-        own = reads.case.model == getattr(self.oracle, "target", None)
-        if isinstance(choices, Choices) and own:
+        on_target = reads.case.model == getattr(self.oracle, "target", None)
+        if isinstance(choices, Choices) and on_target:
             return choices.of(reads.context, reads.tree)
         return np.full(routing.chosen.shape, UNKNOWN)
 

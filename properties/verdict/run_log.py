@@ -12,7 +12,7 @@ OPENED, JUDGED, DIFFERED, UNJUDGED, FOUND, LOCATED, DIED, ENDED = (
 )  # fmt: skip
 """Events of a worker. FOUND begins the shrinking of a failure, LOCATED ends it."""
 
-KEPT = 500
+MAX_CASES = 500
 """Cases that a log keeps, from the first on: those whose conditions a report may look for."""
 
 MOST_EVENTS = 100_000
@@ -56,10 +56,10 @@ class RunLog:
         """Count one case."""
         for name, value in features(case).items():
             self.drawn.setdefault(name, Counter())[value] += 1
-        if len(self.cases) < KEPT:
+        if len(self.cases) < MAX_CASES:
             self.cases.append(case)
 
-    def heard(self, worker: int, kind: str | None) -> None:
+    def note(self, worker: int, kind: str | None) -> None:
         """Note what a worker did just now; None is nothing to note."""
         if kind is None or worker in self.ended:
             return

@@ -42,66 +42,71 @@ def members(case: Case, trace: Trace) -> Iterator[Member]:
     draft learns from other requests, becomes a script of the trees that it proposed; so does one of which the trace
     does not tell what its draft had to know.
     """
-    for number, one, steps in _entered(case, trace):
+    for number, run, steps in _stepping_requests(case, trace):
         alone = _alone(case, trace, number)
-        draft, whole = case.alone(number).draft, len(steps) == len(one.steps)
+        draft = case.alone(number).draft
+        complete = len(steps) == len(run.steps)
         # The sizes and the bare steps are known of all steps, or of none.
-        asks = draft.dispatch is not None or _names(case, "first", number)
-        bare = frozenset(at for at, step in enumerate(steps) if step.kind == "first") if whole else frozenset()
-        switches = _names(case, "switch", number)
-        unknown = asks and not whole
+        asks = draft.dispatch is not None or _is_named(case, "first", number)
+        bare = frozenset(index for index, step in enumerate(steps) if step.kind == "first") if complete else frozenset()
+        switches = _is_named(case, "switch", number)
+        unknown = asks and not complete
         retold = switches or draft.shared or unknown
         if draft.dispatch is not None:
             batches = tuple(step.batch for step in steps)
             draft = draft.in_batches(batches if set(batches) != {1} else ())
-        draft = _script(one) if retold else _with_bare_trees(draft, bare, len(one.steps), alone.prompt[-1])
+        draft = _script(run) if retold else _with_bare_trees(draft, bare, len(run.steps), alone.prompt[-1])
         # The prompt changes together with the draft: a script's first tree must begin with the prompt's last token.
-        alone = replace(alone, draft=draft, steps=len(one.steps))
-        yield Member(number, alone, one, retold, unknown, bare)
+        alone = replace(alone, draft=draft, steps=len(run.steps))
+        yield Member(number, alone, run, retold, unknown, bare)
 
 
 def before_a_switch(case: Case, trace: Trace) -> Iterator[Member]:
     """The requests that switched drafts, each with the steps that its own draft proposed before: a run of their own."""
     assert case.session is not None
-    for number, one, steps in _entered(case, trace):
+    for number, run, steps in _stepping_requests(case, trace):
         switch = next(
-            (at for at, step in enumerate(case.session.actions) if step.kind == "switch" and number in step.requests),
+            (
+                index
+                for index, step in enumerate(case.session.actions)
+                if step.kind == "switch" and number in step.requests
+            ),
             None,
         )
         draft = case.alone(number).draft
-        if switch is None or len(steps) != len(one.steps) or draft.shared:
+        if switch is None or len(steps) != len(run.steps) or draft.shared:
             continue
         count = sum(step.action <= switch for step in steps)
         if count:
-            bare = frozenset(at for at, step in enumerate(steps[:count]) if step.kind == "first")
+            bare = frozenset(index for index, step in enumerate(steps[:count]) if step.kind == "first")
             if draft.dispatch is not None:
                 batches = tuple(step.batch for step in steps[:count])
                 draft = draft.in_batches(batches if set(batches) != {1} else ())
             alone = _alone(case, trace, number)
             draft = _with_bare_trees(draft, bare, count, alone.prompt[-1])
             alone = replace(alone, draft=draft, steps=count)
-            yield Member(number, alone, replace(one, steps=one.steps[:count]), bare=bare)
+            yield Member(number, alone, replace(run, steps=run.steps[:count]), bare=bare)
 
 
-def _entered(case: Case, trace: Trace) -> Iterator[tuple[int, Trace, tuple[TakenStep, ...]]]:
+def _stepping_requests(case: Case, trace: Trace) -> Iterator[tuple[int, Trace, tuple[TakenStep, ...]]]:
     """The number of each request that took a step, its trace, and its steps by the session's accounts, if they tell."""
     if trace.shared is None:
         return
     taken = taken_steps(case, trace.shared)
-    for number, one in enumerate(trace.shared.requests):
-        if one is not None and one.steps:
-            yield number, one, taken.get(number, ())
+    for number, run in enumerate(trace.shared.requests):
+        if run is not None and run.steps:
+            yield number, run, taken.get(number, ())
 
 
 def _alone(case: Case, trace: Trace, number: int) -> Case:
     """The case of a request with the prompt with which it entered, and no trees."""
     assert trace.shared is not None
     text = trace.shared.prompts[number]
-    before = text[: len(text) - len(case.alone(number).prompt)]
-    return replace(case.alone(number, before), draft=Scripted())
+    context = text[: len(text) - len(case.alone(number).prompt)]
+    return replace(case.alone(number, context), draft=Scripted())
 
 
-def _names(case: Case, kind: str, number: int) -> bool:
+def _is_named(case: Case, kind: str, number: int) -> bool:
     """Whether an action of this kind names the request."""
     assert case.session is not None
     return any(action.kind == kind and number in action.requests for action in case.session.actions)
@@ -114,10 +119,10 @@ def _with_bare_trees(draft: Draft, bare: frozenset[int], steps: int, pending: in
     """
     if draft.trees is None or not bare:
         return draft
-    left = iter(draft.trees)
+    drafted_trees = iter(draft.trees)
     root = Tree((0,), (pending,))
-    found = [root if step in bare else next(left, root) for step in range(steps)]
-    return Scripted(tuple(found))
+    trees = [root if step in bare else next(drafted_trees, root) for step in range(steps)]
+    return Scripted(tuple(trees))
 
 
 def _script(trace: Trace) -> Scripted:
@@ -133,12 +138,14 @@ def view(subject: Subject, member: Member) -> Subject:
             return member.trace
         try:
             return subject(case)
-        except NoTrace as absent:
-            return absent.outcome
+        except NoTrace as no_trace:
+            return no_trace.outcome
 
-    seen = Subject(subject.name, run, subject.reveals, tables=subject.tables, takes_tape=subject.takes_tape)
-    seen.notes = subject.notes
-    seen.abilities = subject.abilities
-    seen.retold, seen.unknown, seen.bare = member.retold, member.unknown, member.bare
-    seen.remember(member.alone, member.trace)
-    return seen
+    member_subject = Subject(subject.name, run, subject.reveals, tables=subject.tables, takes_tape=subject.takes_tape)
+    member_subject.notes = subject.notes
+    member_subject.abilities = subject.abilities
+    member_subject.retold = member.retold
+    member_subject.unknown = member.unknown
+    member_subject.bare = member.bare
+    member_subject.remember(member.alone, member.trace)
+    return member_subject

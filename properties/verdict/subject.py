@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from properties.commits import counted
+from properties.commits import count_commits
 from reference.abilities import Abilities
 from reference.case import Case
-from reference.probability_world import Blocks, Given, World
+from reference.probability_world import Blocks, GivenTree, World
 from reference.session import Action
 from reference.trace import Array, Stage, Trace
 
@@ -60,7 +60,7 @@ class Tables(Protocol):
     `backends.base.ExactLaw` describes each method.
     """
 
-    def verify(self, given: Given, tape: Array) -> Blocks:
+    def verify(self, given: GivenTree, tape: Array) -> Blocks:
         """Accept a drafted tree whose laws are given."""
         ...
 
@@ -157,7 +157,7 @@ class Subject:
         self._keep = keep
         # The number tells repeated runs of one case apart; see `again`.
         self._memo: OrderedDict[tuple[Case, int], Trace | Declined | Crashed] = OrderedDict()
-        self._asked: dict[Case, None] | None = None
+        self._asked_cases: dict[Case, None] | None = None
 
     def __call__(self, case: Case) -> Trace:
         """The backend's trace of `case`, run once and remembered.
@@ -189,8 +189,8 @@ class Subject:
     def _answer(self, case: Case, time: int) -> Trace:
         key = (case, time)
         # Remembered answers are noted too: shrinking looks for the variant that is wrong by itself.
-        if self._asked is not None:
-            self._asked[case] = None
+        if self._asked_cases is not None:
+            self._asked_cases[case] = None
         outcome = self._memo.get(key)
         if outcome is None:
             run = self.watch if time == WATCHED else self._run
@@ -201,9 +201,9 @@ class Subject:
                 self.forward_s += outcome.forward_s
                 self.attention_calls += outcome.attention_calls
                 self.fallbacks.update(outcome.fallbacks)
-                asked, fell_back = counted(case, outcome)
-                self.commits.update(asked)
-                self.commit_fallbacks.update(fell_back)
+                commits, fallbacks = count_commits(case, outcome)
+                self.commits.update(commits)
+                self.commit_fallbacks.update(fallbacks)
             self._memo[key] = outcome
             # The oldest go first: traces hold logits and KV of whole runs.
             while len(self._memo) > self._keep:
@@ -213,16 +213,16 @@ class Subject:
         return outcome
 
     @contextmanager
-    def asked(self) -> Iterator[dict[Case, None]]:
+    def record_cases(self) -> Iterator[dict[Case, None]]:
         """The cases for which the subject is asked inside the `with`, in order, remembered ones included."""
-        asked: dict[Case, None] = {}
-        self._asked = asked
+        cases: dict[Case, None] = {}
+        self._asked_cases = cases
         try:
-            yield asked
+            yield cases
         finally:
-            self._asked = None
+            self._asked_cases = None
 
-    def noted(self, key: object, make: Callable[[], object]) -> object:
+    def compute_once(self, key: object, make: Callable[[], object]) -> object:
         """The result of `make()`, computed once for each key."""
         if key not in self.notes:
             self.notes[key] = make()

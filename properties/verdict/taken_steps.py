@@ -11,7 +11,7 @@ from reference.case import Case
 from reference.session import Account, Action, Event
 from reference.trace import Shared
 
-ENTERED = Account((), 0, {}, (), {}, {})
+FIRST_ACCOUNT = Account((), 0, {}, (), {}, {})
 """The account before the first action."""
 
 
@@ -39,19 +39,22 @@ def taken_steps(case: Case, shared: Shared) -> dict[int, tuple[TakenStep, ...]]:
     """
     assert case.session is not None
     launched = Counter(event.frame for event in shared.events if event.kind == "launched")
-    found: dict[int, tuple[TakenStep, ...]] = {}
-    accounts = pairwise((ENTERED, *shared.accounts))
+    steps_by_request: dict[int, tuple[TakenStep, ...]] = {}
+    accounts = pairwise((FIRST_ACCOUNT, *shared.accounts))
     for number, (action, (before, after)) in enumerate(zip(case.session.actions, accounts, strict=False)):
         resolved = [event for event in shared.events if event.kind == "counted" and event.action == number]
         for event in resolved:
             step = TakenStep("launch", launched[event.frame], number)
-            found[event.request] = (*found.get(event.request, ()), step)
+            steps_by_request[event.request] = (*steps_by_request.get(event.request, ()), step)
         if action.kind in ("step", "first"):
-            batch = _batch(action, before, after, resolved, shared, found)
+            batch = _batch(action, before, after, resolved, shared, steps_by_request)
             for request in batch:
-                found[request] = (*found.get(request, ()), TakenStep(action.kind, len(batch), number))
+                steps_by_request[request] = (
+                    *steps_by_request.get(request, ()),
+                    TakenStep(action.kind, len(batch), number),
+                )
     lengths = {request: len(trace.steps) for request, trace in enumerate(shared.requests) if trace is not None}
-    return {request: steps for request, steps in found.items() if lengths.get(request) == len(steps)}
+    return {request: steps for request, steps in steps_by_request.items() if lengths.get(request) == len(steps)}
 
 
 def _batch(
@@ -60,7 +63,7 @@ def _batch(
     after: Account,
     resolved: list[Event],
     shared: Shared,
-    found: dict[int, tuple[TakenStep, ...]],
+    steps_by_request: dict[int, tuple[TakenStep, ...]],
 ) -> list[int]:
     """The requests that the step `action` names and that took it; results in flight were `resolved` before it."""
     batch = []
@@ -72,7 +75,7 @@ def _batch(
             stepped = after.committed[request] > before.committed[request] + sum(tokens)
         elif tokens:  # it is over: the resolved results have ended it, or this step has
             trace = shared.requests[request] if request < len(shared.requests) else None
-            stepped = trace is not None and len(trace.steps) > len(found.get(request, ()))
+            stepped = trace is not None and len(trace.steps) > len(steps_by_request.get(request, ()))
         else:
             stepped = True
         if stepped:

@@ -29,8 +29,8 @@ def focus(case: Case, subject: Subject) -> Case:
         raise Unobserved("the backend does not reveal its trees")
     largest = max(steps, key=lambda step: len(step.drafted.tree) if step.drafted else 0)
     assert largest.drafted is not None
-    whole = replace(case, layout=replace(case.layout, prefill_chunk=0))
-    return whole.rebased(largest.context, largest.drafted.tree)
+    unchunked = replace(case, layout=replace(case.layout, prefill_chunk=0))
+    return unchunked.rebased(largest.context, largest.drafted.tree)
 
 
 def tree_of(case: Case) -> Tree:
@@ -44,7 +44,7 @@ def with_tree(case: Case, tree: Tree) -> Case:
     return case.rebased(case.prefix, tree)
 
 
-def first(case: Case, subject: Subject) -> Step:
+def run_first_step(case: Case, subject: Subject) -> Step:
     """The first step of the backend's run of `case`, as `first_step` gives it."""
     return first_step(subject(case))
 
@@ -82,7 +82,7 @@ def dice(case: Case, salt: str) -> np.random.Generator:
     return np.random.default_rng([int(case.id, 16), sum(salt.encode())])
 
 
-def shuffled(case: Case) -> tuple[int, ...]:
+def shuffled_order(case: Case) -> tuple[int, ...]:
     """A row order of the case's tree, root first, other than the tree's own order."""
     tree = tree_of(case)
     if len(tree) < 3:
@@ -92,16 +92,16 @@ def shuffled(case: Case) -> tuple[int, ...]:
     return order if order != tuple(range(len(tree))) else (0, *range(len(tree) - 1, 0, -1))
 
 
-def pruned(case: Case) -> tuple[Case, tuple[int, ...]]:
+def without_subtree(case: Case) -> tuple[Case, tuple[int, ...]]:
     """The case without one subtree, and the nodes that stayed, by their numbers in the full tree."""
     tree = tree_of(case)
     if len(tree) < 2:
         raise NotApplicable("the bare root has no subtree to remove")
-    gone = int(dice(case, "prune").integers(1, len(tree)))
-    kept = tuple(node for node in range(len(tree)) if gone not in tree.path(node))
-    row = {node: at for at, node in enumerate(kept)}
-    smaller = Tree(tuple(row[tree.parent[node]] for node in kept), tuple(tree.token[node] for node in kept))
-    return with_tree(case, smaller), kept
+    root = int(dice(case, "prune").integers(1, len(tree)))
+    kept_nodes = tuple(node for node in range(len(tree)) if root not in tree.path(node))
+    row = {node: index for index, node in enumerate(kept_nodes)}
+    smaller = Tree(tuple(row[tree.parent[node]] for node in kept_nodes), tuple(tree.token[node] for node in kept_nodes))
+    return with_tree(case, smaller), kept_nodes
 
 
 RENAMINGS = 8
@@ -119,22 +119,23 @@ def relabelled(case: Case) -> tuple[Case, tuple[int, ...]]:
         raise NotApplicable("a vocabulary of one token has one naming")
     # The seed depends on the root token and not on the case's digest, so that the renaming stays while a failing case
     # shrinks. Half of the permutations of two tokens are the identity: the next seed that changes a name is taken.
-    seed, same = 1 + case.prompt[-1] % RENAMINGS, tuple(range(case.model.vocab_size))
-    new = same
-    while new == same:
+    seed = 1 + case.prompt[-1] % RENAMINGS
+    identity = tuple(range(case.model.vocab_size))
+    new = identity
+    while new == identity:
         new = tuple(int(token) for token in permutation(seed, case.model.vocab_size))
-        seed += new == same
+        seed += new == identity
 
-    def renamed(tokens: tuple[int, ...]) -> tuple[int, ...]:
+    def rename(tokens: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(new[token] for token in tokens)
 
-    draft = case.draft.renamed(renamed, seed)
+    draft = case.draft.with_renamed_tokens(rename, seed)
     if draft is None:
         raise NotApplicable("the draft's own rule names tokens by their ids")
-    held = case.stops
-    pieces = tuple(held.pieces[new.index(token)] for token in range(len(new))) if held.pieces else ()
-    stops = replace(held, eos=renamed(held.eos), stop_tokens=renamed(held.stop_tokens), pieces=pieces)
-    sampling = replace(case.sampling, bad_words=tuple(renamed(word) for word in case.sampling.bad_words))
+    old_stops = case.stops
+    pieces = tuple(old_stops.pieces[new.index(token)] for token in range(len(new))) if old_stops.pieces else ()
+    stops = replace(old_stops, eos=rename(old_stops.eos), stop_tokens=rename(old_stops.stop_tokens), pieces=pieces)
+    sampling = replace(case.sampling, bad_words=tuple(rename(word) for word in case.sampling.bad_words))
     grammar = sampling.grammar
     if grammar is not None:
         words = tuple(grammar.words[new.index(token)] for token in range(len(new)))
@@ -143,7 +144,7 @@ def relabelled(case: Case) -> tuple[Case, tuple[int, ...]]:
     return replace(
         case,
         model=model,
-        prompt=renamed(case.prompt),
+        prompt=rename(case.prompt),
         draft=draft,
         sampling=sampling,
         stops=stops,
@@ -163,31 +164,34 @@ def probes(case: Case, layer: int) -> list[tuple[Case, tuple[int, ...]]]:
     columns around the edges of every window and chunk and of the first and the last page, and others drawn by the case.
     """
     assert isinstance(case.model, Seeded)
-    tree, context = tree_of(case), len(case.prefix)
+    tree = tree_of(case)
+    context = len(case.prefix)
     rows = context + len(tree)
     architecture = probe_architecture(case.model.architecture)
     model = Seeded(architecture, 0, "transparent", layer)
     nodes = list(range(context, rows))
     window, chunk = architecture.reaches[layer]
     positions = {context + depth for depth in tree.depth}
-    edges = [at - window + off for at in positions for off in (0, 1, 2)] if window else []
-    edges += [at - at % chunk + off for at in positions for off in (-1, 0)] if chunk else []
+    edges = [position - window + offset for position in positions for offset in (0, 1, 2)] if window else []
+    edges += [position - position % chunk + offset for position in positions for offset in (-1, 0)] if chunk else []
     page = case.layout.page_size
-    edges += [at + off for at in (page, context - context % page) for off in (-1, 0)] if page else []
+    edges += [boundary + offset for boundary in (page, context - context % page) for offset in (-1, 0)] if page else []
     ends = [column for column in (0, context - 1, *edges) if 0 <= column < context]
-    others = dice(case, "probe").permutation(context).tolist()
-    wanted = list(dict.fromkeys([*nodes, *ends, *others]))
-    wide = architecture.head_dim
-    made = []
-    for at in range(0, min(len(wanted), PROBE_FORWARDS * wide), wide):
-        columns = tuple(sorted(wanted[at : at + wide]))
+    drawn_columns = dice(case, "probe").permutation(context).tolist()
+    candidates = list(dict.fromkeys([*nodes, *ends, *drawn_columns]))
+    width = architecture.head_dim
+    probe_cases = []
+    for begin in range(0, min(len(candidates), PROBE_FORWARDS * width), width):
+        columns = tuple(sorted(candidates[begin : begin + width]))
         token = [0] * rows
         for code, column in enumerate(columns):
             token[column] = code + 1
-        named = Tree(tree.parent, tuple(token[context:]))
+        probe_tree = Tree(tree.parent, tuple(token[context:]))
         prompt = tuple(token[: context + 1])
-        made.append((replace(case, model=model, prompt=prompt, draft=Scripted((named,)), stops=Stops(1)), columns))
-    return made
+        probe_cases.append(
+            (replace(case, model=model, prompt=prompt, draft=Scripted((probe_tree,)), stops=Stops(1)), columns)
+        )
+    return probe_cases
 
 
 def leak_designs(tree: Tree) -> list[frozenset[int]]:
@@ -204,19 +208,22 @@ def leak_designs(tree: Tree) -> list[frozenset[int]]:
         at_level = [node for node in range(len(tree)) if tree.depth[node] == level]
         for bit in range((len(at_level) - 1).bit_length()):
             for value in (0, 1):
-                kept = {node for place, node in enumerate(at_level) if place >> bit & 1 == value}
-                below = {
-                    node for node in range(len(tree)) if tree.depth[node] < level or tree.path(node)[level] in kept
+                bit_nodes = {node for place, node in enumerate(at_level) if place >> bit & 1 == value}
+                kept_nodes = {
+                    node for node in range(len(tree)) if tree.depth[node] < level or tree.path(node)[level] in bit_nodes
                 }
-                digits.append(frozenset(below))
+                digits.append(frozenset(kept_nodes))
     best = paths if len(paths) <= len(digits) or not digits else digits
-    return [kept for kept in dict.fromkeys([*best, *depths]) if len(kept) < len(tree)]
+    return [nodes for nodes in dict.fromkeys([*best, *depths]) if len(nodes) < len(tree)]
 
 
-def changed_outside(case: Case, kept: frozenset[int]) -> Case:
-    """The case with another token at every node outside `kept`."""
+def change_outside(case: Case, kept_nodes: frozenset[int]) -> Case:
+    """The case with another token at every node outside `kept_nodes`."""
     tree = tree_of(case)
     vocab = case.model.vocab_size
     shift = dice(case, "leak").integers(1, vocab, size=len(tree))
-    token = tuple(one if node in kept else (one + int(shift[node])) % vocab for node, one in enumerate(tree.token))
+    token = tuple(
+        old_token if node in kept_nodes else (old_token + int(shift[node])) % vocab
+        for node, old_token in enumerate(tree.token)
+    )
     return replace(case, draft=Scripted((Tree(tree.parent, token),)))

@@ -7,7 +7,7 @@ file here and no other line.
 from importlib import import_module
 from pkgutil import iter_modules
 
-from reference.draft.base import KINDS, Draft, largest, most_rows
+from reference.draft.base import KINDS, Draft, largest_tree_size, most_rows
 from reference.draft.language_model import LanguageModel
 from reference.draft.ngram import Ngram
 from reference.draft.scripted import Scripted
@@ -15,4 +15,4 @@ from reference.draft.scripted import Scripted
 for _module in iter_modules(__path__):
     import_module(f"{__name__}.{_module.name}")
 
-__all__ = ["KINDS", "Draft", "LanguageModel", "Ngram", "Scripted", "largest", "most_rows"]
+__all__ = ["KINDS", "Draft", "LanguageModel", "Ngram", "Scripted", "largest_tree_size", "most_rows"]

@@ -18,7 +18,7 @@ from reference.malformed import Malformed
 from reference.tree import Shape, Tree
 
 Tokens = tuple[int, ...]
-Own = TypeVar("Own", bound="Draft")
+DraftT = TypeVar("DraftT", bound="Draft")
 
 KINDS: "dict[str, type[Draft]]" = {}
 """Each kind of draft by its tag."""
@@ -50,15 +50,15 @@ class Draft(ABC):
     def __init_subclass__(cls) -> None:
         """Enter the kind under its tag; a class without a tag is a base of kinds."""
         if "TAG" in vars(cls):
-            taken = KINDS.setdefault(cls.TAG, cls)
+            registered = KINDS.setdefault(cls.TAG, cls)
             # Not `is not`: a dataclass with slots makes a second class under the same name.
-            if taken.__qualname__ != cls.__qualname__:
-                raise TypeError(f"{cls.__qualname__}: the tag {cls.TAG!r} is that of {taken.__qualname__}")
+            if registered.__qualname__ != cls.__qualname__:
+                raise TypeError(f"{cls.__qualname__}: the tag {cls.TAG!r} is that of {registered.__qualname__}")
             KINDS[cls.TAG] = cls
 
     @classmethod
     @abstractmethod
-    def read(cls: type[Own], content: Mapping[str, Any]) -> Own:
+    def read(cls: type[DraftT], content: Mapping[str, Any]) -> DraftT:
         """The draft that the checked JSON object `content` describes; raises Malformed under the field's path."""
 
     @property
@@ -69,10 +69,10 @@ class Draft(ABC):
     @property
     def branches(self) -> bool:
         """Whether a node of a tree that the draft proposes may have more than one child."""
-        return any(one.branches for one in self.shapes)
+        return any(shape.branches for shape in self.shapes)
 
     @abstractmethod
-    def with_shapes(self: Own, shapes: tuple[Shape, ...]) -> Own:
+    def with_shapes(self: DraftT, shapes: tuple[Shape, ...]) -> DraftT:
         """The same draft with other trees: each a part of one of its own trees, or the only tree of a static draft."""
 
     @abstractmethod
@@ -81,21 +81,21 @@ class Draft(ABC):
 
     @property
     @abstractmethod
-    def told(self) -> str:
+    def description(self) -> str:
         """The draft in a few words for a page: `n-gram draft of 5 nodes`."""
 
-    def renamed(self: Own, renamed: Callable[[Tokens], Tokens], relabel: int) -> Own | None:
+    def with_renamed_tokens(self: DraftT, rename: Callable[[Tokens], Tokens], relabel: int) -> DraftT | None:
         """The draft after every token id was renamed; its model is relabelled by the seed `relabel`.
 
         None where the draft names tokens by a rule that depends on their ids.
         """
         return self
 
-    def simpler(self: Own) -> Iterator[Own]:
+    def simpler(self: DraftT) -> Iterator[DraftT]:
         """Drafts with one setting less; their trees stay."""
         return iter(())
 
-    def on(self: Own, model: Model) -> Own:
+    def with_model(self: DraftT, model: Model) -> DraftT:
         """The same draft with `model` in place of its own model; a draft without a model stays as it is."""
         return self if self.model is None else replace(self, model=model)  # type: ignore[type-var]
 
@@ -119,7 +119,7 @@ class Draft(ABC):
         """Layers, KV heads and head size of the draft's cache; None where `model` tells them, or there is none."""
         return None
 
-    def proposing(self: Own, tree: Tree) -> Own | None:
+    def with_fixed_tree(self: DraftT, tree: Tree) -> DraftT | None:
         """The draft that proposes `tree` as it is and scores it; None where no draft of the kind does so."""
         return None
 
@@ -133,7 +133,7 @@ class Draft(ABC):
         """The table of static trees by batch size that the draft fills; None for a draft without one."""
         return None
 
-    def in_batches(self: Own, sizes: Tokens) -> Own:
+    def in_batches(self: DraftT, sizes: Tokens) -> DraftT:
         """The draft of a request whose steps are taken by batches of `sizes`; it differs for a table of trees alone."""
         return self
 
@@ -150,7 +150,7 @@ class Draft(ABC):
     @property
     def open_rows(self) -> int:
         """The most rows that a proposal opens in the draft's own cache, the root's included."""
-        return largest(self)
+        return largest_tree_size(self)
 
     def refuses_draws(self, draws: str) -> str | None:
         """Why the draft cannot name siblings by `draws` for a request that samples, or None."""
@@ -162,17 +162,17 @@ class Draft(ABC):
         return max((shape.height for shape in self.shapes), default=0)
 
 
-def largest(draft: Draft) -> int:
+def largest_tree_size(draft: Draft) -> int:
     """Number of nodes of the largest tree that `draft` proposes."""
     return max((len(shape) for shape in draft.shapes), default=1)
 
 
 def most_rows(draft: Draft) -> int:
     """Rows that a cache of the target or of the draft must have room for at once."""
-    return max(largest(draft), draft.open_rows)
+    return max(largest_tree_size(draft), draft.open_rows)
 
 
-def only(shapes: tuple[Shape, ...]) -> Shape:
+def single_shape(shapes: tuple[Shape, ...]) -> Shape:
     """The one shape of a static draft.
 
     Raises:

@@ -11,7 +11,7 @@ from reference.architecture import Architecture, Model
 from reference.draft.layer_head import LayerHead, decoder_layer, layer_head_schema
 from reference.malformed import Malformed
 
-AT = "layers.0"
+LAYER_PREFIX = "layers.0"
 """The prefix of the decoder layer in published checkpoints."""
 
 
@@ -36,8 +36,8 @@ class Eagle1(LayerHead):
         return {
             "fc.weight": (hidden, 2 * hidden),
             **({"fc.bias": (hidden,)} if self.bias else {}),
-            **decoder_layer(AT, self.layer, hidden, hidden),
-            f"{AT}.post_attention_layernorm.weight": (hidden,),
+            **decoder_layer(LAYER_PREFIX, self.layer, hidden, hidden),
+            f"{LAYER_PREFIX}.post_attention_layernorm.weight": (hidden,),
         }
 
     def check_target(self, target: Model) -> None:

@@ -16,19 +16,24 @@ from reference.draft.layer_head import LayerHead, decoder_layer, layer_head_sche
 from reference.malformed import Malformed
 from reference.rules import OMIT_DEFAULT
 
-AT = "midlayer"
+LAYER_PREFIX = "midlayer"
 """The prefix of the decoder layer in published checkpoints."""
 
-NORMS = (f"{AT}.input_layernorm", f"{AT}.hidden_norm", f"{AT}.post_attention_layernorm", "norm")
+NORMS = (
+    f"{LAYER_PREFIX}.input_layernorm",
+    f"{LAYER_PREFIX}.hidden_norm",
+    f"{LAYER_PREFIX}.post_attention_layernorm",
+    "norm",
+)
 """The norms of the embedding, of h, after attention, and of the output."""
 
 MOST_LAYERS = 8
 """Most decoder layers of a head; published heads have one to three."""
 
 
-def layer_at(number: int) -> str:
+def layer_prefix(number: int) -> str:
     """The prefix of the decoder layer `number`, the first of which is AT."""
-    return f"layers.{number}" if number else AT
+    return f"layers.{number}" if number else LAYER_PREFIX
 
 
 @dataclass(frozen=True)
@@ -72,28 +77,28 @@ class Eagle3(LayerHead):
         hidden = target.hidden_size
         return {
             "fc.weight": (hidden, self.reads.parts * hidden),
-            **decoder_layer(AT, self.layer, 2 * hidden, hidden),
+            **decoder_layer(LAYER_PREFIX, self.layer, 2 * hidden, hidden),
             **{f"{name}.weight": (hidden,) for name in NORMS},
             "lm_head.weight": (target.vocab_size, hidden),
-            **{name: shape for number in range(1, self.layers) for name, shape in self._further(number, hidden)},
+            **{name: shape for number in range(1, self.layers) for name, shape in self._layer_shapes(number, hidden)},
         }
 
-    def _further(self, number: int, hidden: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    def _layer_shapes(self, number: int, hidden: int) -> Iterator[tuple[str, tuple[int, ...]]]:
         """The shapes of the decoder layer `number`, whose attention reads the normed output of the layer before."""
-        at = layer_at(number)
-        yield from decoder_layer(at, self.layer, hidden, hidden).items()
-        yield f"{at}.input_layernorm.weight", (hidden,)
-        yield f"{at}.post_attention_layernorm.weight", (hidden,)
+        prefix = layer_prefix(number)
+        yield from decoder_layer(prefix, self.layer, hidden, hidden).items()
+        yield f"{prefix}.input_layernorm.weight", (hidden,)
+        yield f"{prefix}.post_attention_layernorm.weight", (hidden,)
 
     @property
     def by_token(self) -> tuple[str, ...]:
         """See `Head`."""
         return ("lm_head.weight",)
 
-    def renamed(self, renamed: Callable[[Tokens], Tokens], relabel: int) -> "Eagle3 | None":
+    def with_renamed_tokens(self, rename: Callable[[Tokens], Tokens], relabel: int) -> "Eagle3 | None":
         """See `Draft`; the vocabulary must ascend, whatever order the new ids have."""
-        head = super().renamed(renamed, relabel)
-        return None if head is None else replace(head, vocabulary=tuple(sorted(renamed(self.vocabulary))))
+        head = super().with_renamed_tokens(rename, relabel)
+        return None if head is None else replace(head, vocabulary=tuple(sorted(rename(self.vocabulary))))
 
     def simpler(self) -> Iterator["Eagle3"]:
         """The head with a smaller dynamic tree, with one layer, without a reduced vocabulary, and without each flag."""

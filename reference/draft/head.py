@@ -20,7 +20,7 @@ from reference.quantisation.rows import QUANTISED, check_quantised
 from reference.rules import OMIT_DEFAULT
 from reference.tree import RankTree, Shape, Tree
 
-Own = TypeVar("Own", bound="Head")
+HeadT = TypeVar("HeadT", bound="Head")
 
 READS_SCHEMA: Mapping[str, Any] = {
     "type": "object",
@@ -48,16 +48,16 @@ NOTHING: Mapping[str, Any] = {}
 """No further fields."""
 
 
-def head_schema(further: Mapping[str, Any] = NOTHING, **own: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The JSON Schema of a kind of head with the fields `own` beside those of every head; `further` may be absent."""
-    every = {"kind": {}, "shape": {"$ref": "#/$defs/draftTree"}, "reads": READS_SCHEMA}
+def head_schema(optional_fields: Mapping[str, Any] = NOTHING, **fields_of_kind: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The JSON Schema of a kind of head: fields of every head, `fields_of_kind`, and `optional_fields`, if present."""
+    shared_fields = {"kind": {}, "shape": {"$ref": "#/$defs/draftTree"}, "reads": READS_SCHEMA}
     seed = {"seed": {"type": "integer", "minimum": 0}}
-    required = [*every, *seed, *own]
+    required = [*shared_fields, *seed, *fields_of_kind]
     return {
         "type": "object",
         "additionalProperties": False,
         "required": required,
-        "properties": {**every, **seed, **own, **further, **_MAY},
+        "properties": {**shared_fields, **seed, **fields_of_kind, **optional_fields, **_MAY},
     }
 
 
@@ -95,28 +95,28 @@ class Head(Static):
         if self.seed and self.files is not None:
             raise Malformed("seed", f"{self.seed}, though the weights are stored in files")
         if self.reads.shift != self.SHIFT:
-            beside = "the token after its state" if self.SHIFT else "no token"
+            token_words = "the token after its state" if self.SHIFT else "no token"
             raise Malformed(
                 "reads.shift",
-                f"{self.reads}: a row holds {beside}, so the shift is {self.SHIFT} in {self.WORD}",
+                f"{self.reads}: a row holds {token_words}, so the shift is {self.SHIFT} in {self.WORD}",
             )
         if self.fixed and (self.tree_kind != "static" or len(self.fixed) != len(self.shapes[0])):
-            raise Malformed("fixed", f"{len(self.fixed)} tokens for {self.told}")
+            raise Malformed("fixed", f"{len(self.fixed)} tokens for {self.description}")
 
     @classmethod
-    def read(cls: type[Own], content: Mapping[str, Any]) -> Own:
+    def read(cls: type[HeadT], content: Mapping[str, Any]) -> HeadT:
         """See `Draft`."""
-        given = {key: value for key, value in content.items() if key != "kind"}
+        values = {key: value for key, value in content.items() if key != "kind"}
         with under("shape"):
-            given["shape"] = draft_tree_from_json(content["shape"])
+            values["shape"] = draft_tree_from_json(content["shape"])
         with under("reads"):
-            given["reads"] = HiddenStates(**{**content["reads"], "layers": tuple(content["reads"]["layers"])})
+            values["reads"] = HiddenStates(**{**content["reads"], "layers": tuple(content["reads"]["layers"])})
         if "files" in content:
-            given["files"] = HeadFiles(**content["files"])
-        for one in fields(cls):
-            if one.name in given and isinstance(given[one.name], list):
-                given[one.name] = tuple(given[one.name])
-        return cls(**given)
+            values["files"] = HeadFiles(**content["files"])
+        for field_ in fields(cls):
+            if field_.name in values and isinstance(values[field_.name], list):
+                values[field_.name] = tuple(values[field_.name])
+        return cls(**values)
 
     @abstractmethod
     def tensors(self, target: Architecture) -> dict[str, tuple[int, ...]]:
@@ -132,35 +132,35 @@ class Head(Static):
         """See `Draft`."""
         return self.quantised
 
-    def in_weights(self: Own, kind: str) -> Own:
+    def in_weights(self: HeadT, kind: str) -> HeadT:
         """The head with weights of `kind`, one of QUANTISED, or as they are if it is empty."""
         return replace(self, quantised=kind)
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         """See `Draft`."""
-        return f"{super().told}, weights in {self.quantised}" if self.quantised else super().told
+        return f"{super().description}, weights in {self.quantised}" if self.quantised else super().description
 
-    def simpler(self: Own) -> Iterator[Own]:
+    def simpler(self: HeadT) -> Iterator[HeadT]:
         """The head with a smaller dynamic tree, and without quantised weights."""
         yield from super().simpler()
         if self.quantised:
             yield self.in_weights("")
 
-    def with_shapes(self: Own, shapes: tuple[Shape, ...]) -> Own:
+    def with_shapes(self: HeadT, shapes: tuple[Shape, ...]) -> HeadT:
         """See `Draft`; tokens that were fixed for another tree are dropped."""
         return super(Head, replace(self, fixed=())).with_shapes(shapes)
 
-    def proposing(self: Own, tree: Tree) -> Own | None:
+    def with_fixed_tree(self: HeadT, tree: Tree) -> HeadT | None:
         """See `Draft`."""
         return replace(self.with_shapes((tree,)), fixed=tree.token)
 
-    def renamed(self: Own, renamed: Callable[[Tokens], Tokens], relabel: int) -> Own | None:
+    def with_renamed_tokens(self: HeadT, rename: Callable[[Tokens], Tokens], relabel: int) -> HeadT | None:
         """See `Draft`; seeded weights follow the target's names of tokens, and stored ones keep their own."""
-        return None if self.files is not None else replace(self, fixed=renamed(self.fixed))
+        return None if self.files is not None else replace(self, fixed=rename(self.fixed))
 
     @property
-    def weights(self: Own) -> Own:
+    def weights(self: HeadT) -> HeadT:
         """The head with the bare root as its tree: heads with the same weights are equal in this form."""
         return self.with_shapes((RankTree((0,), (0,)),))
 

@@ -46,18 +46,18 @@ class LanguageModel(Static):
         return cls(model, shape, tuple(content["vocabulary"]))
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         """See `Draft`."""
         kind = self.model.quantised
-        return f"{super().told}, weights in {kind}" if kind else super().told
+        return f"{super().description}, weights in {kind}" if kind else super().description
 
-    def renamed(self, renamed: Callable[[Tokens], Tokens], relabel: int) -> "LanguageModel":
+    def with_renamed_tokens(self, rename: Callable[[Tokens], Tokens], relabel: int) -> "LanguageModel":
         """See `Draft`."""
         assert isinstance(self.model, Seeded), "the weights of a checkpoint have no other names"
         # Relabelling permutes embedding and head, so the draft proposes the same tokens under their new ids.
         model = replace(self.model, relabel=relabel)
         # The field must ascend, whatever order the new ids have.
-        return replace(self, model=model, vocabulary=tuple(sorted(renamed(self.vocabulary))))
+        return replace(self, model=model, vocabulary=tuple(sorted(rename(self.vocabulary))))
 
     def in_weights(self, kind: str) -> "LanguageModel":
         """The draft with a model of weights of `kind`, one of QUANTISED, or as they are if it is empty."""

@@ -14,7 +14,7 @@ from reference.files.json_parts import rope_from_json
 from reference.malformed import Malformed, under
 from reference.rules import OMIT_DEFAULT
 
-Own = TypeVar("Own", bound="LayerHead")
+LayerHeadT = TypeVar("LayerHeadT", bound="LayerHead")
 
 
 ROPES = ("linear", "llama3")
@@ -61,7 +61,7 @@ SEEDED_SIZES = {"heads": 256, "kv_heads": 256, "head_dim": 256, "intermediate_si
 LAYER_SCHEMA: Mapping[str, Any] = {
     "type": "object",
     "additionalProperties": False,
-    "required": ["heads", "kv_heads", "head_dim", "intermediate_size", "theta", "norm_eps"],
+    "required": ["heads", "kv_heads", "head_dim", "intermediate_size"],
     "properties": {
         **{name: {"type": "integer", "minimum": 1, "maximum": 4096} for name in ("heads", "kv_heads", "head_dim")},
         "intermediate_size": {"type": "integer", "minimum": 1, "maximum": 1048576},
@@ -73,9 +73,11 @@ LAYER_SCHEMA: Mapping[str, Any] = {
 """The JSON Schema of HeadLayer."""
 
 
-def layer_head_schema(further: Mapping[str, Any] = NOTHING, **own: Mapping[str, Any]) -> Mapping[str, Any]:
+def layer_head_schema(
+    optional_fields: Mapping[str, Any] = NOTHING, **fields_of_kind: Mapping[str, Any]
+) -> Mapping[str, Any]:
     """The JSON Schema of a kind of head with a decoder layer; see `head_schema`."""
-    return head_schema(further, layer=LAYER_SCHEMA, **own)
+    return head_schema(optional_fields, layer=LAYER_SCHEMA, **fields_of_kind)
 
 
 @dataclass(frozen=True)
@@ -97,15 +99,15 @@ class LayerHead(Head):
                 raise Malformed(f"layer.{name}", f"{getattr(self.layer, name)}; a seeded head has at most {most}")
 
     @classmethod
-    def read(cls: type[Own], content: Mapping[str, Any]) -> Own:
+    def read(cls: type[LayerHeadT], content: Mapping[str, Any]) -> LayerHeadT:
         """See `Draft`."""
         with under("layer"):
             # JSON has one kind of number: 10000 may stand where a fraction is meant.
-            fractions = {name: float(content["layer"][name]) for name in ("theta", "norm_eps")}
-            given = {**content["layer"], **fractions}
-            if "rope" in given:
-                given["rope"] = rope_from_json(given["rope"])
-            layer = HeadLayer(**given)
+            values = dict(content["layer"])
+            values |= {name: float(values[name]) for name in ("theta", "norm_eps") if name in values}
+            if "rope" in values:
+                values["rope"] = rope_from_json(values["rope"])
+            layer = HeadLayer(**values)
         return super().read({**content, "layer": layer})
 
     @property
@@ -119,15 +121,17 @@ class LayerHead(Head):
         return self.modules, self.layer.kv_heads, self.layer.head_dim
 
 
-def decoder_layer(at: str, layer: HeadLayer, width: int, hidden: int) -> dict[str, tuple[int, ...]]:
-    """The shapes of a Llama layer's projections under the prefix `at`, whose attention reads rows of `width`."""
-    wide, narrow, inner = layer.heads * layer.head_dim, layer.kv_heads * layer.head_dim, layer.intermediate_size
+def decoder_layer(prefix: str, layer: HeadLayer, width: int, hidden: int) -> dict[str, tuple[int, ...]]:
+    """The shapes of a Llama layer's projections under `prefix`, whose attention reads rows of `width`."""
+    query_width = layer.heads * layer.head_dim
+    kv_width = layer.kv_heads * layer.head_dim
+    inner_width = layer.intermediate_size
     return {
-        f"{at}.self_attn.q_proj.weight": (wide, width),
-        f"{at}.self_attn.k_proj.weight": (narrow, width),
-        f"{at}.self_attn.v_proj.weight": (narrow, width),
-        f"{at}.self_attn.o_proj.weight": (hidden, wide),
-        f"{at}.mlp.gate_proj.weight": (inner, hidden),
-        f"{at}.mlp.up_proj.weight": (inner, hidden),
-        f"{at}.mlp.down_proj.weight": (hidden, inner),
+        f"{prefix}.self_attn.q_proj.weight": (query_width, width),
+        f"{prefix}.self_attn.k_proj.weight": (kv_width, width),
+        f"{prefix}.self_attn.v_proj.weight": (kv_width, width),
+        f"{prefix}.self_attn.o_proj.weight": (hidden, query_width),
+        f"{prefix}.mlp.gate_proj.weight": (inner_width, hidden),
+        f"{prefix}.mlp.up_proj.weight": (inner_width, hidden),
+        f"{prefix}.mlp.down_proj.weight": (hidden, inner_width),
     }

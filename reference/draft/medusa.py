@@ -21,7 +21,7 @@ from reference.malformed import Malformed
 from reference.rules import OMIT_DEFAULT
 from reference.tree import RankTree, Tree
 
-AT = "medusa_head"
+HEADS_PREFIX = "medusa_head"
 """The prefix of the heads in published checkpoints."""
 
 
@@ -66,29 +66,31 @@ class Medusa(Head):
     def tensors(self, target: Architecture) -> dict[str, tuple[int, ...]]:
         """See `Head`."""
         hidden = target.hidden_size
-        made: dict[str, tuple[int, ...]] = {}
-        for at in range(self.heads):
+        shapes: dict[str, tuple[int, ...]] = {}
+        for head in range(self.heads):
             for layer in range(self.layers):
-                made[f"{AT}.{at}.{layer}.linear.weight"] = (hidden, hidden)
+                shapes[f"{HEADS_PREFIX}.{head}.{layer}.linear.weight"] = (hidden, hidden)
                 if self.bias:
-                    made[f"{AT}.{at}.{layer}.linear.bias"] = (hidden,)
+                    shapes[f"{HEADS_PREFIX}.{head}.{layer}.linear.bias"] = (hidden,)
             if not self.shared_head:
-                made[f"{AT}.{at}.{self.layers}.weight"] = (target.vocab_size, hidden)
-        return made
+                shapes[f"{HEADS_PREFIX}.{head}.{self.layers}.weight"] = (target.vocab_size, hidden)
+        return shapes
 
     @property
     def by_token(self) -> tuple[str, ...]:
         """See `Head`."""
-        return () if self.shared_head else tuple(f"{AT}.{at}.{self.layers}.weight" for at in range(self.heads))
+        if self.shared_head:
+            return ()
+        return tuple(f"{HEADS_PREFIX}.{head}.{self.layers}.weight" for head in range(self.heads))
 
     def as_chain(self) -> "Medusa":
         """See `Static`; the chain is no deeper than there are heads."""
         height = min(max(self.height, 2), self.heads)
         return self.with_shapes((RankTree((0, *range(height)), (0,) * (height + 1)),))
 
-    def proposing(self, tree: Tree) -> "Medusa | None":
+    def with_fixed_tree(self, tree: Tree) -> "Medusa | None":
         """See `Draft`; None for a tree that is deeper than there are heads."""
-        return super().proposing(tree) if tree.height <= self.heads else None
+        return super().with_fixed_tree(tree) if tree.height <= self.heads else None
 
     def simpler(self) -> Iterator["Medusa"]:
         """Heads with a smaller dynamic tree, without heads that the tree does not reach, and without each flag."""

@@ -61,28 +61,29 @@ class Merged(Draft):
             raise Malformed("drafts", f"{len(self.drafts)} drafts: one to {self.MOST} are joined")
         if self.nodes < 1:
             raise Malformed("nodes", f"{self.nodes}: a tree has at least its root")
-        for at, one in enumerate(self.drafts):
-            if not isinstance(one, Static) or one.model is not None or one.has_law or one.shared:
-                what = "shared trie" if one.shared else f"{one.TAG} draft"
-                raise Malformed(f"drafts[{at}]", f"no {what} is joined: its candidates follow from more than the text")
+        for i, draft in enumerate(self.drafts):
+            if not isinstance(draft, Static) or draft.model is not None or draft.has_law or draft.shared:
+                kind = "shared trie" if draft.shared else f"{draft.TAG} draft"
+                raise Malformed(f"drafts[{i}]", f"no {kind} is joined: its candidates follow from more than the text")
 
     @classmethod
     def read(cls, content: Mapping[str, Any]) -> "Merged":
         """See `Draft`."""
         drafts = []
-        for at, one in enumerate(content["drafts"]):
-            with under(f"drafts[{at}]"):
-                drafts.append(KINDS[one["kind"]].read(one))
+        for i, entry in enumerate(content["drafts"]):
+            with under(f"drafts[{i}]"):
+                drafts.append(KINDS[entry["kind"]].read(entry))
         return cls(tuple(drafts), content["nodes"])
 
     @property
     def shapes(self) -> tuple[Shape, ...]:
         """See `Draft`; all nodes of all drafts, as if no two had the same tokens and there was no limit."""
         parent, rank, source = [0], [0], [0]
-        for number, one in enumerate(self.drafts):
-            (shape,), before = one.shapes, len(parent) - 1
+        for number, draft in enumerate(self.drafts):
+            (shape,) = draft.shapes
+            offset = len(parent) - 1
             assert isinstance(shape, RankTree)
-            parent += [up and up + before for up in shape.parent[1:]]
+            parent += [parent_node and parent_node + offset for parent_node in shape.parent[1:]]
             rank += shape.rank[1:]
             source += [number] * (len(shape) - 1)
         return (SeveralShapes(tuple(parent), tuple(rank), tuple(source)),)
@@ -95,10 +96,10 @@ class Merged(Draft):
         if not isinstance(shape, SeveralShapes):
             return replace(self, nodes=min(self.nodes, len(shape)))
         drafts = []
-        for number, one in enumerate(self.drafts):
-            kept = [node for node in range(len(shape)) if not node or shape.source[node] == number]
-            part = shape.part(kept)
-            drafts.append(one.with_shapes((RankTree(part.parent, part.rank),)))
+        for number, draft in enumerate(self.drafts):
+            nodes = [node for node in range(len(shape)) if not node or shape.source[node] == number]
+            part = shape.subtree(nodes)
+            drafts.append(draft.with_shapes((RankTree(part.parent, part.rank),)))
         return replace(self, drafts=tuple(drafts))
 
     def as_chain(self) -> "Merged":
@@ -106,19 +107,19 @@ class Merged(Draft):
         return replace(self, drafts=(self.drafts[0].as_chain(),))
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         """See `Draft`."""
-        return f"{' joined with '.join(one.told for one in self.drafts)}, {self.nodes} nodes at most"
+        return f"{' joined with '.join(draft.description for draft in self.drafts)}, {self.nodes} nodes at most"
 
     @property
     def height(self) -> int:
         """See `Draft`; joined nodes may be fewer than those of the drafts, yet as deep."""
-        return min(max(one.height for one in self.drafts), self.nodes - 1)
+        return min(max(draft.height for draft in self.drafts), self.nodes - 1)
 
     def simpler(self) -> Iterator["Merged"]:
         """Fewer drafts, each draft with one setting less, and no limit of nodes that cuts."""
-        for at in range(len(self.drafts) if len(self.drafts) > 1 else 0):
-            yield replace(self, drafts=self.drafts[:at] + self.drafts[at + 1 :])
-        for at, one in enumerate(self.drafts):
-            for easier in one.simpler():
-                yield replace(self, drafts=(*self.drafts[:at], easier, *self.drafts[at + 1 :]))
+        for i in range(len(self.drafts) if len(self.drafts) > 1 else 0):
+            yield replace(self, drafts=self.drafts[:i] + self.drafts[i + 1 :])
+        for i, draft in enumerate(self.drafts):
+            for simpler_draft in draft.simpler():
+                yield replace(self, drafts=(*self.drafts[:i], simpler_draft, *self.drafts[i + 1 :]))

@@ -28,7 +28,7 @@ NORMS = ("enorm", "hnorm", "input_layernorm", "post_attention_layernorm", "share
 """The norms of a module: of the embedding, of the state, around attention, and of the output."""
 
 
-def module_at(layers: int, module: int) -> str:
+def module_prefix(layers: int, module: int) -> str:
     """The prefix of a module in published checkpoints, which count modules on from the target's `layers`."""
     return f"model.layers.{layers + module}"
 
@@ -70,13 +70,13 @@ class Mtp(LayerHead):
     def tensors(self, target: Architecture) -> dict[str, tuple[int, ...]]:
         """See `Head`; embedding and `shared_head.head` are the target's matrices."""
         hidden = target.hidden_size
-        made: dict[str, tuple[int, ...]] = {}
+        shapes: dict[str, tuple[int, ...]] = {}
         for module in range(self.count):
-            at = module_at(target.layers, module)
-            made[f"{at}.eh_proj.weight"] = (hidden, 2 * hidden)
-            made |= {f"{at}.{name}.weight": (hidden,) for name in NORMS}
-            made |= decoder_layer(at, self.layer, hidden, hidden)
-        return made
+            prefix = module_prefix(target.layers, module)
+            shapes[f"{prefix}.eh_proj.weight"] = (hidden, 2 * hidden)
+            shapes |= {f"{prefix}.{name}.weight": (hidden,) for name in NORMS}
+            shapes |= decoder_layer(prefix, self.layer, hidden, hidden)
+        return shapes
 
     def simpler(self) -> Iterator["Mtp"]:
         """The head with a smaller dynamic tree, with one module, and without each flag."""

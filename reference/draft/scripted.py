@@ -28,8 +28,8 @@ class Scripted(Draft):
     def read(cls, content: Mapping[str, Any]) -> "Scripted":
         """See `Draft`."""
         trees = []
-        for at, tree in enumerate(content["trees"]):
-            with under(f"trees[{at}]"):
+        for i, tree in enumerate(content["trees"]):
+            with under(f"trees[{i}]"):
                 trees.append(tree_from_json(tree))
         return cls(tuple(trees))
 
@@ -51,20 +51,20 @@ class Scripted(Draft):
         return Scripted(tuple(_deepest_path(tree) for tree in self.trees))
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         """See `Draft`."""
         sizes = [len(tree) for tree in self.trees]
         if len(sizes) < 2:
             return f"{sizes[0]} node{'s' * (sizes[0] > 1)}" if sizes else "no tree"
         return f"{len(sizes)} trees of {' + '.join(map(str, sizes[:6]))}{' + …' if len(sizes) > 6 else ''} nodes"
 
-    def renamed(self, renamed: Callable[[Tokens], Tokens], relabel: int) -> "Scripted":
+    def with_renamed_tokens(self, rename: Callable[[Tokens], Tokens], relabel: int) -> "Scripted":
         """See `Draft`."""
-        return Scripted(tuple(Tree(tree.parent, renamed(tree.token)) for tree in self.trees))
+        return Scripted(tuple(Tree(tree.parent, rename(tree.token)) for tree in self.trees))
 
     def token_fields(self) -> list[tuple[str, Tokens]]:
         """See `Draft`."""
-        return [(f"trees[{at}].token", tree.token) for at, tree in enumerate(self.trees)]
+        return [(f"trees[{i}].token", tree.token) for i, tree in enumerate(self.trees)]
 
     def check(self, pending: int) -> None:
         """Raise Malformed unless the first tree hangs from the pending root."""

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import ClassVar, TypeVar
 
-from reference.draft.base import Draft, Tokens, only
+from reference.draft.base import Draft, Tokens, single_shape
 from reference.draft.hidden import HiddenStates
 from reference.draft_trees import (
     Dispatch,
@@ -13,13 +13,13 @@ from reference.draft_trees import (
     most_rank,
     open_rows,
     outlines,
-    told_tree,
+    tree_description,
     tree_kind,
 )
 from reference.malformed import Malformed
 from reference.tree import RankTree, Shape
 
-Own = TypeVar("Own", bound="Static")
+StaticT = TypeVar("StaticT", bound="Static")
 
 
 class Static(Draft):
@@ -57,7 +57,7 @@ class Static(Draft):
         """See `Draft`."""
         return self.shape if isinstance(self.shape, Dispatch) else None
 
-    def in_batches(self: Own, sizes: Tokens) -> Own:
+    def in_batches(self: StaticT, sizes: Tokens) -> StaticT:
         """See `Draft`."""
         table = self.dispatch
         return self if table is None else replace(self, shape=replace(table, batches=sizes))  # type: ignore[type-var]
@@ -72,38 +72,38 @@ class Static(Draft):
         """See `Draft`."""
         return open_rows(self.shape)
 
-    def check_rank(self, named: int) -> None:
-        """Raise Malformed where the tree asks for a rank beyond the `named` tokens that the draft can name."""
+    def check_rank(self, num_tokens: int) -> None:
+        """Raise Malformed where the tree asks for a rank beyond the `num_tokens` tokens that the draft can name."""
         field = {"dynamic": "shape.top_k", "dispatched": "shape.trees"}.get(self.tree_kind, "shape.rank")
         rank = most_rank(self.shape)
-        if rank >= named:
-            raise Malformed(field, f"rank {rank} needs more than the {named} tokens it can name")
+        if rank >= num_tokens:
+            raise Malformed(field, f"rank {rank} needs more than the {num_tokens} tokens it can name")
 
-    def with_shapes(self: Own, shapes: tuple[Shape, ...]) -> Own:
+    def with_shapes(self: StaticT, shapes: tuple[Shape, ...]) -> StaticT:
         """See `Draft`; a shape without ranks gets the best children, in the order of its rows.
 
         One shape makes the tree static. Several are the trees of the first rows of the draft's table.
         """
-        ranked = tuple(shape if isinstance(shape, RankTree) else best_first(shape) for shape in shapes)
+        trees = tuple(shape if isinstance(shape, RankTree) else best_first(shape) for shape in shapes)
         table = self.dispatch
-        if table is not None and len(ranked) > 1:
-            return replace(self, shape=table.with_trees(ranked))  # type: ignore[type-var]
-        only(ranked)
-        return replace(self, shape=ranked[0])  # type: ignore[type-var]
+        if table is not None and len(trees) > 1:
+            return replace(self, shape=table.with_trees(trees))  # type: ignore[type-var]
+        single_shape(trees)
+        return replace(self, shape=trees[0])  # type: ignore[type-var]
 
-    def as_chain(self: Own) -> Own:
+    def as_chain(self: StaticT) -> StaticT:
         """A chain of best tokens with at least two levels: on one level, all rules for chains are the same."""
         height = max(self.height, 2)
         return self.with_shapes((RankTree((0, *range(height)), (0,) * (height + 1)),))
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         """See `Draft`."""
         if isinstance(self.shape, Expansion):
-            return f"{self.WORD} draft of a dynamic tree ({self.shape.told})"
+            return f"{self.WORD} draft of a dynamic tree ({self.shape.description})"
         if isinstance(self.shape, Dispatch):
-            return f"{self.WORD} draft of a tree by batch size ({self.shape.told})"
-        return f"{self.WORD} draft of {told_tree(self.shape)}"
+            return f"{self.WORD} draft of a tree by batch size ({self.shape.description})"
+        return f"{self.WORD} draft of {tree_description(self.shape)}"
 
     def refuses_draws(self, draws: str) -> str | None:
         """See `Draft`; which tokens a dynamic tree keeps depends on the tokens, so no law gives a drawn one."""
@@ -111,7 +111,7 @@ class Static(Draft):
             return f"draws {draws}: a dynamic tree of drawn tokens follows no law that a rule could correct (use top-k)"
         return None
 
-    def simpler(self: Own) -> Iterator[Own]:
+    def simpler(self: StaticT) -> Iterator[StaticT]:
         """Drafts with a smaller dynamic tree; with one tree of the table, or a smaller table."""
         for tree in self.dispatch.trees if self.dispatch is not None else ():
             yield self.with_shapes((tree,))

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from reference.draft.eagle1 import AT, Eagle1
+from reference.draft.eagle1 import LAYER_PREFIX, Eagle1
 from reference.draft.hidden import HiddenStates
 from reference.draft_files.layer_fields import check_one_layer, head_layer, layer_weights, own_embedding
 from reference.draft_files.target_sizes import TargetSizes
@@ -10,16 +10,16 @@ from reference.draft_files.tensors import HeadTensors
 from reference.files.fields import Fields, UnreadableCheckpoint
 from reference.trace import Array
 
-FROM_SPECULATORS = {"fusion_fc.": "fc.", "transformer.": f"{AT}."}
+FROM_SPECULATORS = {"fusion_fc.": "fc.", "transformer.": f"{LAYER_PREFIX}."}
 """Prefixes of speculators, each with the prefix of SafeAILab."""
 
 
 def place(name: str) -> str:
     """The name of a tensor in SafeAILab's layout; vLLM may put `model.` in front."""
     name = name.removeprefix("model.")
-    for theirs, ours in FROM_SPECULATORS.items():
-        if name.startswith(theirs):
-            return ours + name.removeprefix(theirs)
+    for their_prefix, our_prefix in FROM_SPECULATORS.items():
+        if name.startswith(their_prefix):
+            return our_prefix + name.removeprefix(their_prefix)
     return name
 
 
@@ -44,15 +44,15 @@ def read(fields: Fields, tensors: HeadTensors, target: TargetSizes) -> tuple[dic
         )
     check_one_layer(fields, Eagle1.WORD)
     layer = head_layer(fields, target, Eagle1.WORD)
-    ours = fields.get("speculators_model_type") is not None
-    bias = fields.flag("fusion_bias") if ours else fields.flag("bias", True)
-    told = f"fusion_bias {str(bias).lower()}" if ours else f"bias {str(bias).lower()}"
-    if not ours and fields.get("bias") is None:
-        told = "no field bias, which means true"
+    from_speculators = fields.get("speculators_model_type") is not None
+    bias = fields.flag("fusion_bias") if from_speculators else fields.flag("bias", True)
+    bias_words = f"fusion_bias {str(bias).lower()}" if from_speculators else f"bias {str(bias).lower()}"
+    if not from_speculators and fields.get("bias") is None:
+        bias_words = "no field bias, which means true"
     hidden = target.hidden_size
     state = own_embedding(tensors, fields, target)
-    state |= tensors.linear("fc", hidden, 2 * hidden, bias, told)
-    state |= layer_weights(tensors, AT, layer, hidden, hidden, fields)
-    norm = f"{AT}.post_attention_layernorm.weight"
+    state |= tensors.linear("fc", hidden, 2 * hidden, bias, bias_words)
+    state |= layer_weights(tensors, LAYER_PREFIX, layer, hidden, hidden, fields)
+    norm = f"{LAYER_PREFIX}.post_attention_layernorm.weight"
     state[norm] = tensors.take(norm, (hidden,))
     return {"reads": HiddenStates(place="normed", shift=1), "layer": layer, "bias": bias}, state

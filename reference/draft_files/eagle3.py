@@ -7,16 +7,16 @@ in SGLang.
 
 from typing import Any
 
-from reference.draft.eagle3 import AT, MOST_LAYERS, Eagle3, layer_at
+from reference.draft.eagle3 import LAYER_PREFIX, MOST_LAYERS, Eagle3, layer_prefix
 from reference.draft.hidden import HiddenStates
 from reference.draft_files.layer_fields import check_one_layer, head_layer, layer_weights, own_embedding
 from reference.draft_files.target_sizes import TargetSizes
 from reference.draft_files.tensors import HeadTensors
 from reference.draft_files.vocabulary import vocabulary
-from reference.files.fields import Fields, UnreadableCheckpoint, shown
+from reference.files.fields import Fields, UnreadableCheckpoint, quote_value
 from reference.trace import Array
 
-THEIRS = "layers.0."
+VLLM_PREFIX = "layers.0."
 """The prefix of the decoder layer in vLLM and speculators."""
 
 IDS = "eagle_aux_hidden_state_layer_ids"
@@ -27,7 +27,7 @@ def place(name: str) -> str:
     name = name.removeprefix("model.")
     if name == "draft_id_to_target_id":
         return "d2t"
-    return f"{AT}.{name.removeprefix(THEIRS)}" if name.startswith(THEIRS) else name
+    return f"{LAYER_PREFIX}.{name.removeprefix(VLLM_PREFIX)}" if name.startswith(VLLM_PREFIX) else name
 
 
 def read(
@@ -51,95 +51,102 @@ def read(
         raise fields.refuse(f"num_hidden_layers is {layers}: {Eagle3.WORD} heads of 1 to {MOST_LAYERS} layers are read")
     layer, hidden = head_layer(fields, target, Eagle3.WORD), target.hidden_size
     target.check_equal(fields, "target_hidden_size", hidden)
-    before, output = _flags(fields, midlayer)
+    norm_before_residual, norm_output = _flags(fields, midlayer)
     reads = _reads(fields, target, midlayer)
     ids = vocabulary(tensors, fields, target)
     state = own_embedding(tensors, fields, target)
-    state |= _fused(fields, tensors, reads, hidden, midlayer)
-    state |= layer_weights(tensors, AT, layer, 2 * hidden, hidden, fields)
-    for name in (f"{AT}.input_layernorm", f"{AT}.hidden_norm", f"{AT}.post_attention_layernorm", "norm"):
+    state |= _fusion_weights(fields, tensors, reads, hidden, midlayer)
+    state |= layer_weights(tensors, LAYER_PREFIX, layer, 2 * hidden, hidden, fields)
+    for name in (
+        f"{LAYER_PREFIX}.input_layernorm",
+        f"{LAYER_PREFIX}.hidden_norm",
+        f"{LAYER_PREFIX}.post_attention_layernorm",
+        "norm",
+    ):
         state[f"{name}.weight"] = tensors.take(f"{name}.weight", (hidden,))
-    for at in map(layer_at, range(1, layers)):
-        state |= layer_weights(tensors, at, layer, hidden, hidden, fields)
-        for name in (f"{at}.input_layernorm", f"{at}.post_attention_layernorm"):
+    for prefix in map(layer_prefix, range(1, layers)):
+        state |= layer_weights(tensors, prefix, layer, hidden, hidden, fields)
+        for name in (f"{prefix}.input_layernorm", f"{prefix}.post_attention_layernorm"):
             state[f"{name}.weight"] = tensors.take(f"{name}.weight", (hidden,), f"num_hidden_layers is {layers}")
-    state |= _head(fields, tensors, len(ids) or target.vocab_size, hidden)
+    state |= _head_matrix(fields, tensors, len(ids) or target.vocab_size, hidden)
     words = {"reads": reads, "layer": layer, "vocabulary": ids}
-    return {**words, "norm_before_residual": before, "norm_output": output, "layers": layers}, state
+    return {**words, "norm_before_residual": norm_before_residual, "norm_output": norm_output, "layers": layers}, state
 
 
 def _flags(fields: Fields, midlayer: bool) -> tuple[bool, bool]:
     """`norm_before_residual` and `norm_output`, where all readers of the layout agree on them."""
-    before, output = fields.flag("norm_before_residual"), fields.flag("norm_output")
+    norm_before_residual, norm_output = fields.flag("norm_before_residual"), fields.flag("norm_output")
     if not midlayer:
         if fields.flag("bias"):
             raise fields.refuse("bias is true: vLLM and SGLang give it to different projections; use attention_bias")
-        return before, output
+        return norm_before_residual, norm_output
     for name in ("norm_before_residual", "attention_bias", "qkv_bias"):
         if fields.flag(name):
             raise fields.refuse(
                 f"{name} is true beside tensors named midlayer: vLLM heeds it, SafeAILab and SGLang do not; name the "
                 "layer layers.0 if the head was trained with it, and else set it to false"
             )
-    if output:
+    if norm_output:
         raise fields.refuse(
             "norm_output is true beside tensors named midlayer: SpecForge before its change 879 wrote true for heads "
             "that feed back the output before the norm; set it to false for such a head, and name the layer layers.0 "
             "if the normed output is fed back"
         )
-    return before, output
+    return norm_before_residual, norm_output
 
 
 def _reads(fields: Fields, target: TargetSizes, midlayer: bool) -> HiddenStates:
     """The states that the head reads: layer inputs 2, N // 2 and N - 3 unless config.json numbers others."""
-    given = fields.get(IDS)
+    numbers = fields.get(IDS)
     if not fields.flag("use_aux_hidden_state", True):
-        if given is not None:
+        if numbers is not None:
             raise fields.refuse(f"{IDS} is given, and use_aux_hidden_state is false; remove one of them")
         return HiddenStates(place="normed", shift=1)
-    if given is None:
-        after = tuple(place - 1 for place in (2, target.layers // 2, target.layers - 3))
-        if sorted(set(after)) != list(after) or after[-1] < 0:
+    if numbers is None:
+        layers = tuple(place - 1 for place in (2, target.layers // 2, target.layers - 3))
+        if sorted(set(layers)) != list(layers) or layers[-1] < 0:
             raise fields.refuse(
                 f"{IDS} is missing, and the usual layers 2, N // 2 and N - 3 make no sense in the {target.layers} "
                 f"layers of {target.name}; add the field"
             )
-        return HiddenStates(after, shift=1)
-    if not isinstance(given, list) or not given or any(type(one) is not int for one in given):
-        raise fields.refuse(f"{IDS} is {shown(given)}, not a list of layer numbers; correct it")
+        return HiddenStates(layers, shift=1)
+    if not isinstance(numbers, list) or not numbers or any(type(number) is not int for number in numbers):
+        raise fields.refuse(f"{IDS} is {quote_value(numbers)}, not a list of layer numbers; correct it")
     # In SGLang j is the output of layer j, in vLLM its input, which is the output of layer j - 1.
-    after = tuple(one if midlayer else one - 1 for one in given)
+    layers = tuple(number if midlayer else number - 1 for number in numbers)
     meant = "outputs" if midlayer else "inputs"
-    if len(set(after)) < len(after) or not all(-1 <= one < target.layers - (not midlayer) for one in after):
+    if len(set(layers)) < len(layers) or not all(-1 <= layer < target.layers - (not midlayer) for layer in layers):
         raise fields.refuse(
-            f"{IDS} is {shown(given)}, and {target.name} has the layers 0 to {target.layers - 1}, of which the {meant} "
-            "are read, each once: the head of another target"
+            f"{IDS} is {quote_value(numbers)}, and {target.name} has the layers 0 to {target.layers - 1}, of which the "
+            f"{meant} are read, each once: the head of another target"
         )
-    return HiddenStates(after, shift=1)
+    return HiddenStates(layers, shift=1)
 
 
-def _fused(fields: Fields, tensors: HeadTensors, reads: HiddenStates, hidden: int, midlayer: bool) -> dict[str, Array]:
+def _fusion_weights(
+    fields: Fields, tensors: HeadTensors, reads: HiddenStates, hidden: int, midlayer: bool
+) -> dict[str, Array]:
     """`fc` with the norms before it, which speculators calls input_norm (one) and fc_norm (one for each state)."""
-    whole, each = fields.flag("norm_before_fc"), fields.flag("fc_norm")
-    if whole and each:
+    norm_whole, norm_each = fields.flag("norm_before_fc"), fields.flag("fc_norm")
+    if norm_whole and norm_each:
         raise fields.refuse("norm_before_fc and fc_norm are both true: they are two ways to norm the states")
     if not reads.layers:
-        if whole or each:
+        if norm_whole or norm_each:
             raise fields.refuse("a norm before fc is asked for, and use_aux_hidden_state false leaves out fc")
         return {}
     state: dict[str, Array] = {}
-    if whole:
+    if norm_whole:
         state["input_norm.weight"] = tensors.take(
             "input_norm.weight", (reads.parts * hidden,), "norm_before_fc is true"
         )
-    for part in range(reads.parts) if each else ():
+    for part in range(reads.parts) if norm_each else ():
         state[f"fc_norm.{part}.weight"] = tensors.take(f"fc_norm.{part}.weight", (hidden,), "fc_norm is true")
     bias = midlayer and fields.flag("bias")
-    told = f"bias {str(bias).lower()}" if midlayer else "no bias of fc in this layout"
-    return state | tensors.linear("fc", hidden, reads.parts * hidden, bias, told)
+    bias_words = f"bias {str(bias).lower()}" if midlayer else "no bias of fc in this layout"
+    return state | tensors.linear("fc", hidden, reads.parts * hidden, bias, bias_words)
 
 
-def _head(fields: Fields, tensors: HeadTensors, rows: int, hidden: int) -> dict[str, Array]:
+def _head_matrix(fields: Fields, tensors: HeadTensors, rows: int, hidden: int) -> dict[str, Array]:
     """`lm_head`; a head without one, and without a vocabulary of its own, scores with the target's."""
     if "lm_head.weight" in tensors:
         if fields.flag("tie_word_embeddings"):

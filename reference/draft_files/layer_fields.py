@@ -4,7 +4,7 @@ from reference.architecture import Rope
 from reference.draft.layer_head import ROPES, HeadLayer
 from reference.draft_files.target_sizes import TargetSizes
 from reference.draft_files.tensors import HeadTensors
-from reference.files.fields import Fields, shown
+from reference.files.fields import Fields, quote_value
 from reference.malformed import Malformed
 from reference.trace import Array
 
@@ -21,7 +21,7 @@ def check_plain(fields: Fields) -> None:
     if fields.get("quantization_config") is not None:
         raise fields.refuse("quantization_config asks for quantized weights; save the head dequantized")
     if (act := fields.content.get("hidden_act", "silu")) not in ("silu", "swish"):
-        raise fields.refuse(f"hidden_act is {shown(act)}; heads are computed with silu")
+        raise fields.refuse(f"hidden_act is {quote_value(act)}; heads are computed with silu")
     for name, plain in (("partial_rotary_factor", 1.0), ("logit_scale", 1.0)):
         if fields.number(name, plain) != plain:
             raise fields.refuse(f"{name} is {fields.number(name)}; heads are computed with {plain:g}")
@@ -73,44 +73,48 @@ def _rope(fields: Fields, word: str) -> Rope:
     """The rotary embedding, in `rope_scaling` (transformers 4) or `rope_parameters` (5), and the field `rope_theta`."""
     content = fields.get("rope_scaling") or fields.get("rope_parameters") or {}
     if not isinstance(content, dict):
-        raise fields.refuse(f"the rope dictionary is {shown(content)}, not an object; correct it")
+        raise fields.refuse(f"the rope dictionary is {quote_value(content)}, not an object; correct it")
     kind = content.get("rope_type", content.get("type"))
     if kind not in (*PLAIN_ROPE, *ROPES):
         raise fields.refuse(
-            f"rope_type is {shown(kind)}: {word} heads are computed with the plain rotary embedding, "
+            f"rope_type is {quote_value(kind)}: {word} heads are computed with the plain rotary embedding, "
             f"{' and '.join(ROPES)}"
         )
-    given = Fields(fields.where, content, {})
-    theta = float(given.number("rope_theta", fields.number("rope_theta", 10000.0)))
+    rope_fields = Fields(fields.where, content, {})
+    theta = float(rope_fields.number("rope_theta", fields.number("rope_theta", 10000.0)))
     if kind in PLAIN_ROPE:
         return Rope(theta)
     if kind == "linear":
-        return Rope(theta, kind, float(given.number("factor")))
-    low, high = (float(given.number(f"{name}_freq_factor")) for name in ("low", "high"))
-    original = given.integer("original_max_position_embeddings")
-    factor = float(given.number("factor"))
+        return Rope(theta, kind, float(rope_fields.number("factor")))
+    low, high = (float(rope_fields.number(f"{name}_freq_factor")) for name in ("low", "high"))
+    original = rope_fields.integer("original_max_position_embeddings")
+    factor = float(rope_fields.number("factor"))
     return Rope(theta, "llama3", factor, original, low_freq_factor=low, high_freq_factor=high)
 
 
 def layer_weights(
-    tensors: HeadTensors, at: str, layer: HeadLayer, width: int, hidden: int, fields: Fields
+    tensors: HeadTensors, prefix: str, layer: HeadLayer, width: int, hidden: int, fields: Fields
 ) -> dict[str, Array]:
-    """The projections of the decoder layer under the prefix `at`, whose attention reads rows of `width`.
+    """The projections of the decoder layer under `prefix`, whose attention reads rows of `width`.
 
     `attention_bias` asks for biases of all four projections, `qkv_bias` for those of queries, keys and values.
 
     Raises:
         UnreadableCheckpoint: as `HeadTensors.linear`.
     """
-    every, three = fields.flag("attention_bias"), fields.flag("qkv_bias")
-    wide, narrow, inner = layer.heads * layer.head_dim, layer.kv_heads * layer.head_dim, layer.intermediate_size
-    told = f"attention_bias {str(every).lower()}" + (" and qkv_bias true" if three else "")
+    all_biased = fields.flag("attention_bias")
+    qkv_biased = fields.flag("qkv_bias")
+    query_width = layer.heads * layer.head_dim
+    kv_width = layer.kv_heads * layer.head_dim
+    inner_width = layer.intermediate_size
+    bias_words = f"attention_bias {str(all_biased).lower()}" + (" and qkv_bias true" if qkv_biased else "")
     state: dict[str, Array] = {}
-    for name, out in (("q", wide), ("k", narrow), ("v", narrow)):
-        state |= tensors.linear(f"{at}.self_attn.{name}_proj", out, width, every or three, told)
-    state |= tensors.linear(f"{at}.self_attn.o_proj", hidden, wide, every, told)
-    for name, (out, into) in {"gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner)}.items():
-        state |= tensors.linear(f"{at}.mlp.{name}_proj", out, into, False, "mlp_bias false")
+    for name, out in (("q", query_width), ("k", kv_width), ("v", kv_width)):
+        state |= tensors.linear(f"{prefix}.self_attn.{name}_proj", out, width, all_biased or qkv_biased, bias_words)
+    state |= tensors.linear(f"{prefix}.self_attn.o_proj", hidden, query_width, all_biased, bias_words)
+    mlp_shapes = {"gate": (inner_width, hidden), "up": (inner_width, hidden), "down": (hidden, inner_width)}
+    for name, (out, into) in mlp_shapes.items():
+        state |= tensors.linear(f"{prefix}.mlp.{name}_proj", out, into, False, "mlp_bias false")
     return state
 
 

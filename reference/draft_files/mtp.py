@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from reference.draft.hidden import HiddenStates
-from reference.draft.mtp import NORMS, Mtp, module_at
+from reference.draft.mtp import NORMS, Mtp, module_prefix
 from reference.draft_files.layer_fields import head_layer, layer_weights
 from reference.draft_files.target_sizes import TargetSizes
 from reference.draft_files.tensors import HeadTensors
 from reference.files.fields import Fields, UnreadableCheckpoint
-from reference.files.stored import Stored
+from reference.files.stored import StoredTensor
 from reference.trace import Array
 
 COUNT = "num_nextn_predict_layers"
@@ -39,14 +39,14 @@ def count(fields: Fields) -> int:
     return modules
 
 
-def of_module(name: str, layers: int, modules: int) -> bool:
+def belongs_to_module(name: str, layers: int, modules: int) -> bool:
     """Whether a tensor of a target of `layers` layers belongs to one of its MTP modules."""
-    found = LAYER.match(name)
-    return found is not None and layers <= int(found[1]) < layers + modules
+    match = LAYER.match(name)
+    return match is not None and layers <= int(match[1]) < layers + modules
 
 
 def read(
-    fields: Fields, tensors: HeadTensors, target: TargetSizes, beside: dict[str, Stored]
+    fields: Fields, tensors: HeadTensors, target: TargetSizes, target_tensors: dict[str, StoredTensor]
 ) -> tuple[dict[str, Any], dict[str, Array]]:
     """The fields of `Mtp` and the weights of the modules, in the convention of transformers.
 
@@ -56,7 +56,7 @@ def read(
         fields: The target's config.json.
         tensors: The tensors of the modules.
         target: The target.
-        beside: The target's own tensors.
+        target_tensors: The target's own tensors.
 
     Raises:
         UnreadableCheckpoint: with one line that says what is wrong.
@@ -64,28 +64,30 @@ def read(
     layer, hidden, state = head_layer(fields, target, Mtp.WORD), target.hidden_size, dict[str, Array]()
     modules = count(fields)
     for module in range(modules):
-        at = module_at(target.layers, module)
-        state |= tensors.linear(f"{at}.eh_proj", hidden, 2 * hidden, False, "no bias of eh_proj")
+        prefix = module_prefix(target.layers, module)
+        state |= tensors.linear(f"{prefix}.eh_proj", hidden, 2 * hidden, False, "no bias of eh_proj")
         for name in NORMS:
-            state[f"{at}.{name}.weight"] = tensors.take(f"{at}.{name}.weight", (hidden,))
-        state |= layer_weights(tensors, at, layer, hidden, hidden, fields)
-        tied = "lm_head.weight" not in beside
-        for name, own in (
+            state[f"{prefix}.{name}.weight"] = tensors.take(f"{prefix}.{name}.weight", (hidden,))
+        state |= layer_weights(tensors, prefix, layer, hidden, hidden, fields)
+        is_tied = "lm_head.weight" not in target_tensors
+        for name, target_name in (
             ("embed_tokens", "model.embed_tokens.weight"),
-            ("shared_head.head", "model.embed_tokens.weight" if tied else "lm_head.weight"),
+            ("shared_head.head", "model.embed_tokens.weight" if is_tied else "lm_head.weight"),
         ):
-            _check_shared(tensors, f"{at}.{name}.weight", own, beside, target)
+            _check_shared(tensors, f"{prefix}.{name}.weight", target_name, target_tensors, target)
     words = {"reads": HiddenStates(place="normed", shift=1), "layer": layer, "count": modules, "normed_back": True}
     return words, state
 
 
-def _check_shared(tensors: HeadTensors, name: str, own: str, beside: dict[str, Stored], target: TargetSizes) -> None:
+def _check_shared(
+    tensors: HeadTensors, name: str, target_name: str, target_tensors: dict[str, StoredTensor], target: TargetSizes
+) -> None:
     """Refuse a matrix of a module that differs from the target's, which is used in its place."""
     if name not in tensors:
         return
     matrix = tensors.take(name, (target.vocab_size, target.hidden_size))
-    if own not in beside or not np.array_equal(matrix, beside[own].values(own)):
+    if target_name not in target_tensors or not np.array_equal(matrix, target_tensors[target_name].values(target_name)):
         raise UnreadableCheckpoint(
-            f"{tensors.root}: tensor {name} differs from {own}: modules with an embedding or a head of their own are "
-            "not computed"
+            f"{tensors.root}: tensor {name} differs from {target_name}: modules with an embedding or a head of their "
+            "own are not computed"
         )

@@ -10,16 +10,16 @@ import numpy as np
 
 from reference.architecture import Model
 from reference.draft.eagle1 import Eagle1
-from reference.draft.eagle3 import AT, Eagle3
+from reference.draft.eagle3 import LAYER_PREFIX, Eagle3
 from reference.draft.head import Head
 from reference.draft.medusa import Medusa
 from reference.draft.mtp import Mtp
 from reference.draft_files import eagle1, eagle3, medusa, mtp
 from reference.draft_files.target_sizes import TargetSizes, target_sizes
 from reference.draft_files.tensors import HeadTensors
-from reference.files.fields import Fields, UnreadableCheckpoint, read_json, shown
+from reference.files.fields import Fields, UnreadableCheckpoint, quote_value, read_json
 from reference.files.head_files import HeadFiles
-from reference.files.stored import FLOATS, WHOLE, Stored
+from reference.files.stored import FLOATS, INTEGERS, StoredTensor
 from reference.files.weight_files import digest, weight_files
 from reference.malformed import Malformed
 from reference.trace import Array
@@ -59,7 +59,7 @@ def open_head(directory: str | Path, target: Model) -> OpenedHead:
     Raises:
         UnreadableCheckpoint: with one line that says what is wrong; nothing was loaded.
     """
-    return _opened(Path(directory), target_sizes(target))
+    return _open(Path(directory), target_sizes(target))
 
 
 @lru_cache(maxsize=4)
@@ -71,36 +71,39 @@ def stored_head(head: Head, target: Model) -> dict[str, Array]:
             or a head that the case does not describe.
     """
     assert head.files is not None
-    found = open_head(head.files.source, target)
-    assert found.words.files is not None
-    if found.words.files.digest != head.files.digest:
+    opened_head = open_head(head.files.source, target)
+    assert opened_head.words.files is not None
+    if opened_head.words.files.digest != head.files.digest:
         raise UnreadableCheckpoint(
-            f"{head.files.source}: its digest is {found.words.files.digest}, the case was made with "
+            f"{head.files.source}: its digest is {opened_head.words.files.digest}, the case was made with "
             f"{head.files.digest}; point it to the original head"
         )
-    if found.words != replace(head, quantised=""):
+    if opened_head.words != replace(head, quantised=""):
         raise UnreadableCheckpoint(f"{head.files.source}: the case describes another {head.WORD} head than its files")
-    return found.weights
+    return opened_head.weights
 
 
-def _opened(root: Path, target: TargetSizes) -> OpenedHead:
+def _open(root: Path, target: TargetSizes) -> OpenedHead:
     if not root.is_dir():
         what = "not a directory" if root.exists() else "no such directory"
         raise UnreadableCheckpoint(f"{root}: {what}; give the directory of a draft head")
     fields = _fields(root)
-    stored, files = weight_files(root, {**FLOATS, **WHOLE}, FILES, CONVERT)
-    known = HeadFiles(str(root), digest([root / "config.json", *files]))
+    stored, files = weight_files(root, {**FLOATS, **INTEGERS}, FILES, CONVERT)
+    files_of_head = HeadFiles(str(root), digest([root / "config.json", *files]))
     try:
-        kind, given, state, tensors = _parts(root, fields, stored, target, known.digest)
+        kind, fields_of_kind, state, tensors = _read_parts(root, fields, stored, target, files_of_head.digest)
         tensors.check_empty(kind.WORD)
-        words = kind(shape=RankTree((0,), (0,)), files=known, **given)
+        words = kind(shape=RankTree((0,), (0,)), files=files_of_head, **fields_of_kind)
     except Malformed as complaint:
         raise fields.refuse(f"{complaint}; correct it") from None
     except MemoryError:
         raise UnreadableCheckpoint(f"{root}: its weights in float64 exceed the memory of this machine") from None
     if words.vocabulary:
-        named = np.array(words.vocabulary)
-        state |= {"d2t": named - np.arange(len(named)), "t2d": np.isin(np.arange(target.vocab_size), named)}
+        vocabulary = np.array(words.vocabulary)
+        state |= {
+            "d2t": vocabulary - np.arange(len(vocabulary)),
+            "t2d": np.isin(np.arange(target.vocab_size), vocabulary),
+        }
     for array in state.values():
         array.flags.writeable = False
     return OpenedHead(words, state)
@@ -121,36 +124,46 @@ def _fields(root: Path) -> Fields:
     return Fields(where, content, merged)
 
 
-def _parts(root: Path, fields: Fields, stored: dict[str, Stored], target: TargetSizes, known: str) -> Parts:
+def _read_parts(
+    root: Path, fields: Fields, stored: dict[str, StoredTensor], target: TargetSizes, head_digest: str
+) -> Parts:
     """The kind of the head, the fields of its words, its weights, and the tensors that are left."""
 
-    def reading(kind: type[Head], place: Callable[[str], str], read: Callable[..., Any], *further: Any) -> Parts:
+    def reading(kind: type[Head], place: Callable[[str], str], read: Callable[..., Any], *arguments: Any) -> Parts:
         tensors = HeadTensors(root, stored, place)
-        return kind, *read(fields, tensors, target, *further), tensors
+        return kind, *read(fields, tensors, target, *arguments), tensors
 
-    named = fields.get("speculators_model_type")
-    if named is not None and (not isinstance(named, str) or named not in SPECULATORS):
-        raise fields.refuse(f"speculators_model_type is {shown(named)}; {', '.join(SPECULATORS)} are read")
+    speculators_kind = fields.get("speculators_model_type")
+    if speculators_kind is not None and (not isinstance(speculators_kind, str) or speculators_kind not in SPECULATORS):
+        raise fields.refuse(
+            f"speculators_model_type is {quote_value(speculators_kind)}; {', '.join(SPECULATORS)} are read"
+        )
     if any(name.endswith("eh_proj.weight") for name in stored) or mtp.count(fields):
-        if known != target.digest:
+        if head_digest != target.digest:
             raise fields.refuse(
                 f"MTP modules are read from the target's own checkpoint, and {target.name} is another one"
             )
         if not mtp.count(fields):
             raise fields.refuse(f"tensors of MTP modules are stored, and {mtp.COUNT} is missing; add it")
-        modules = {name: one for name, one in stored.items() if mtp.of_module(name, target.layers, mtp.count(fields))}
-        beside = {name: one for name, one in stored.items() if name not in modules}
+        modules = {
+            name: tensor
+            for name, tensor in stored.items()
+            if mtp.belongs_to_module(name, target.layers, mtp.count(fields))
+        }
+        target_tensors = {name: tensor for name, tensor in stored.items() if name not in modules}
         tensors = HeadTensors(root, modules)
-        return Mtp, *mtp.read(fields, tensors, target, beside), tensors
-    if any(medusa.OWN.match(name) for name in stored):
+        return Mtp, *mtp.read(fields, tensors, target, target_tensors), tensors
+    if any(medusa.MEDUSA_NAME.match(name) for name in stored):
         return reading(Medusa, medusa.place, medusa.read)
-    bare = {name.removeprefix("model.") for name in stored}
-    midlayer, theirs = (any(name.startswith(at) for name in bare) for at in (f"{AT}.", eagle3.THEIRS))
-    if midlayer or f"{eagle3.THEIRS}hidden_norm.weight" in bare or named == "eagle3":
-        if midlayer and theirs:
+    bare_names = {name.removeprefix("model.") for name in stored}
+    has_midlayer, is_vllm = (
+        any(name.startswith(prefix) for name in bare_names) for prefix in (f"{LAYER_PREFIX}.", eagle3.VLLM_PREFIX)
+    )
+    if has_midlayer or f"{eagle3.VLLM_PREFIX}hidden_norm.weight" in bare_names or speculators_kind == "eagle3":
+        if has_midlayer and is_vllm:
             raise UnreadableCheckpoint(f"{root}: layers named midlayer and layers.0 in one head; keep one")
-        return reading(Eagle3, eagle3.place, eagle3.read, midlayer)
-    if {"fc.weight", "fusion_fc.weight"} & bare:
+        return reading(Eagle3, eagle3.place, eagle3.read, has_midlayer)
+    if {"fc.weight", "fusion_fc.weight"} & bare_names:
         return reading(Eagle1, eagle1.place, eagle1.read)
     raise UnreadableCheckpoint(
         f"{root}: its tensors are those of no draft head that is read here (EAGLE-1, EAGLE-3, Medusa, MTP); for a "

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from reference.files.fields import UnreadableCheckpoint
-from reference.files.stored import WHOLE, Stored, cut
+from reference.files.stored import INTEGERS, StoredTensor, cut
 from reference.trace import Array
 
 
@@ -15,20 +15,20 @@ class HeadTensors:
         root: The directory.
     """
 
-    def __init__(self, root: Path, stored: Mapping[str, Stored], named: Callable[[str], str] = str) -> None:
-        """Rename each tensor by `named`.
+    def __init__(self, root: Path, stored: Mapping[str, StoredTensor], rename: Callable[[str], str] = str) -> None:
+        """Rename each tensor by `rename`.
 
         Raises:
             UnreadableCheckpoint: two tensors have the same place.
         """
         self.root = root
-        self._stored: dict[str, tuple[str, Stored]] = {}
+        self._stored: dict[str, tuple[str, StoredTensor]] = {}
         for name, tensor in stored.items():
-            place = named(name)
+            place = rename(name)
             if place in self._stored:
-                other = self._stored[place][0]
+                first_name = self._stored[place][0]
                 raise UnreadableCheckpoint(
-                    f"{root}: tensors {cut(other)} and {cut(name)} are the same weight; remove one"
+                    f"{root}: tensors {cut(first_name)} and {cut(name)} are the same weight; remove one"
                 )
             self._stored[place] = (name, tensor)
 
@@ -52,25 +52,25 @@ class HeadTensors:
         Raises:
             UnreadableCheckpoint: it is missing, has another shape, or holds NaN, infinity or whole numbers.
         """
-        return self._taken(name, shape, why, whole=False)
+        return self._take(name, shape, why, integers=False)
 
     def take_whole(self, name: str, shape: tuple[int, ...]) -> Array:
         """The values of a map of the vocabulary, int64 of `shape`; raises as `take`, for fractions."""
-        return self._taken(name, shape, "", whole=True)
+        return self._take(name, shape, "", integers=True)
 
-    def _taken(self, name: str, shape: tuple[int, ...], why: str, whole: bool) -> Array:
+    def _take(self, name: str, shape: tuple[int, ...], why: str, integers: bool) -> Array:
         if name not in self._stored:
             raise UnreadableCheckpoint(f"{self.root}: tensor {name} is missing{f' ({why})' if why else ''}")
         original, tensor = self._stored.pop(name)
-        fits = len(shape) == len(tensor.shape)
-        if not fits or any(want not in (-1, has) for want, has in zip(shape, tensor.shape, strict=True)):
-            wanted = ", ".join("any" if one < 0 else str(one) for one in shape)
+        if not _fits(tensor.shape, shape):
+            shape_words = ", ".join("any" if size < 0 else str(size) for size in shape)
             raise UnreadableCheckpoint(
                 f"{tensor.file}: tensor {cut(original)} has shape {list(tensor.shape)}, where config.json and the "
-                f"target ask for [{wanted}]{f' ({why})' if why else ''}: the head of another target, or another layout"
+                f"target ask for [{shape_words}]{f' ({why})' if why else ''}: the head of another target, or another "
+                "layout"
             )
-        if (tensor.dtype in WHOLE) != whole:
-            kind = "whole numbers" if whole else "fractions"
+        if (tensor.dtype in INTEGERS) != integers:
+            kind = "whole numbers" if integers else "fractions"
             raise UnreadableCheckpoint(f"{tensor.file}: tensor {cut(original)} is {tensor.dtype}, and must hold {kind}")
         return tensor.values(original)
 
@@ -104,8 +104,16 @@ class HeadTensors:
         """
         if self._stored:
             name, tensor = next(iter(self._stored.values()))
-            further = len(self._stored) - 1
+            num_further = len(self._stored) - 1
+            more = f" (and {num_further} more)" if num_further else ""
             raise UnreadableCheckpoint(
-                f"{tensor.file}: tensor {cut(name)}{f' (and {further} more)' if further else ''} has no place in the "
-                f"{kind} head that config.json describes; nothing was loaded"
+                f"{tensor.file}: tensor {cut(name)}{more} has no place in the {kind} head that config.json describes; "
+                "nothing was loaded"
             )
+
+
+def _fits(shape: tuple[int, ...], expected_shape: tuple[int, ...]) -> bool:
+    """Whether `shape` is `expected_shape`, in which -1 stands for any length of an axis."""
+    if len(shape) != len(expected_shape):
+        return False
+    return all(expected in (-1, size) for expected, size in zip(expected_shape, shape, strict=True))

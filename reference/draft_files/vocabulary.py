@@ -21,44 +21,46 @@ def vocabulary(tensors: HeadTensors, fields: Fields, target: TargetSizes) -> tup
     size = target.vocab_size if fields.get("draft_vocab_size") is None else fields.size("draft_vocab_size")
     if size > target.vocab_size:
         raise fields.refuse(f"draft_vocab_size is {size}, more than the {target.vocab_size} of {target.name}")
-    marks = tensors.take_whole("t2d", (target.vocab_size,)) if "t2d" in tensors else None
+    is_named = tensors.take_whole("t2d", (target.vocab_size,)) if "t2d" in tensors else None
     if "d2t" not in tensors:
         if size < target.vocab_size:
             raise UnreadableCheckpoint(
                 f"{tensors.root}: tensor d2t is missing, and draft_vocab_size is {size} of {target.vocab_size}: "
                 "without it draft ids would be read as the first target ids"
             )
-        if marks is not None and not marks.all():
+        if is_named is not None and not is_named.all():
             raise UnreadableCheckpoint(f"{tensors.root}: t2d leaves ids out, and d2t is missing; save both")
         return ()
-    named = tensors.take_whole("d2t", (size,)) + np.arange(size)
-    _check_ids(tensors, named, marks, target)
-    return () if size == target.vocab_size else tuple(named.tolist())
+    target_ids = tensors.take_whole("d2t", (size,)) + np.arange(size)
+    _check_ids(tensors, target_ids, is_named, target)
+    return () if size == target.vocab_size else tuple(target_ids.tolist())
 
 
-def _check_ids(tensors: HeadTensors, named: Array, marks: Array | None, target: TargetSizes) -> None:
+def _check_ids(tensors: HeadTensors, target_ids: Array, is_named: Array | None, target: TargetSizes) -> None:
     """Refuse target ids that are out of range, out of order, or other than those that `t2d` marks."""
-    outside = np.flatnonzero((named < 0) | (named >= target.vocab_size))
-    if len(outside):
-        at = int(outside[0])
+    outside_ids = np.flatnonzero((target_ids < 0) | (target_ids >= target.vocab_size))
+    if len(outside_ids):
+        draft_id = int(outside_ids[0])
+        target_id = int(target_ids[draft_id])
         raise UnreadableCheckpoint(
-            f"{tensors.root}: d2t is out of range: draft id {at} means target id {int(named[at])}, and {target.name} "
+            f"{tensors.root}: d2t is out of range: draft id {draft_id} means target id {target_id}, and {target.name} "
             f"has ids 0 to {target.vocab_size - 1} (d2t holds offsets: target id less draft id)"
         )
-    falls = np.flatnonzero(np.diff(named) <= 0)
-    if len(falls):
-        at = int(falls[0])
+    descents = np.flatnonzero(np.diff(target_ids) <= 0)
+    if len(descents):
+        draft_id = int(descents[0])
+        target_id, next_id = int(target_ids[draft_id]), int(target_ids[draft_id + 1])
         raise UnreadableCheckpoint(
-            f"{tensors.root}: d2t gives target id {int(named[at])} to draft id {at} and {int(named[at + 1])} to the "
-            "next: target ids must ascend (d2t holds offsets: target id less draft id)"
+            f"{tensors.root}: d2t gives target id {target_id} to draft id {draft_id} and {next_id} to the next: target "
+            "ids must ascend (d2t holds offsets: target id less draft id)"
         )
-    if marks is not None and not np.array_equal(np.flatnonzero(marks), named):
+    if is_named is not None and not np.array_equal(np.flatnonzero(is_named), target_ids):
         raise UnreadableCheckpoint(
-            f"{tensors.root}: d2t names {len(named)} target ids and t2d marks {int((marks != 0).sum())} others; "
-            "the two belong to different vocabularies"
+            f"{tensors.root}: d2t names {len(target_ids)} target ids and t2d marks {int((is_named != 0).sum())} "
+            "others; the two belong to different vocabularies"
         )
-    if marks is None and len(named) < target.vocab_size and int(named[-1]) == len(named) - 1:
+    if is_named is None and len(target_ids) < target.vocab_size and int(target_ids[-1]) == len(target_ids) - 1:
         raise UnreadableCheckpoint(
-            f"{tensors.root}: d2t holds zeros alone, which would name the first {len(named)} target ids, and no t2d "
-            "confirms it: the map was never filled"
+            f"{tensors.root}: d2t holds zeros alone, which would name the first {len(target_ids)} target ids, and no "
+            "t2d confirms it: the map was never filled"
         )

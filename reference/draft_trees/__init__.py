@@ -2,7 +2,7 @@
 
 from reference.draft_trees.dispatch import Dispatch
 from reference.draft_trees.expansion import Expansion
-from reference.draft_trees.names import CHOICES, name_of, named_tree, told_tree, tree_of_paths
+from reference.draft_trees.names import CHOICES, name_of, named_tree, tree_description, tree_of_paths
 from reference.draft_trees.plan import (
     TREE_KINDS,
     DraftTree,
@@ -29,7 +29,7 @@ __all__ = [
     "open_rows",
     "outlines",
     "static_tree_from_json",
-    "told_tree",
+    "tree_description",
     "tree_kind",
     "tree_of_paths",
 ]

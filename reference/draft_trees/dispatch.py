@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from reference.draft_trees.names import told_tree
+from reference.draft_trees.names import tree_description
 from reference.malformed import Malformed
 from reference.rules import OMIT_DEFAULT
 from reference.tree import RankTree
@@ -44,9 +44,11 @@ class Dispatch:
             raise Malformed("batches", "at least one request takes each step")
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         """The table in a few words for a page."""
-        return ", ".join(f"up to {most}: {told_tree(tree)}" for most, tree in zip(self.up_to, self.trees, strict=True))
+        return ", ".join(
+            f"up to {most}: {tree_description(tree)}" for most, tree in zip(self.up_to, self.trees, strict=True)
+        )
 
     def with_trees(self, trees: tuple[RankTree, ...]) -> "Dispatch":
         """The first rows of the table, with `trees` in place of their own."""
@@ -54,12 +56,13 @@ class Dispatch:
 
     def simpler(self) -> Iterator["Dispatch"]:
         """Tables with a row less, and with fewer or smaller batches."""
-        for gone in range(len(self.up_to)) if len(self.up_to) > 1 else ():
-            kept = [at for at in range(len(self.up_to)) if at != gone]
-            up_to, trees = tuple(self.up_to[at] for at in kept), tuple(self.trees[at] for at in kept)
+        for dropped_row in range(len(self.up_to)) if len(self.up_to) > 1 else ():
+            kept_rows = [row for row in range(len(self.up_to)) if row != dropped_row]
+            up_to = tuple(self.up_to[row] for row in kept_rows)
+            trees = tuple(self.trees[row] for row in kept_rows)
             yield replace(self, up_to=up_to, trees=trees)
-        for at in range(len(self.batches)):
-            yield replace(self, batches=self.batches[:at] + self.batches[at + 1 :])
-        for at, size in enumerate(self.batches):
+        for i in range(len(self.batches)):
+            yield replace(self, batches=self.batches[:i] + self.batches[i + 1 :])
+        for i, size in enumerate(self.batches):
             if size > 1:
-                yield replace(self, batches=(*self.batches[:at], size - 1, *self.batches[at + 1 :]))
+                yield replace(self, batches=(*self.batches[:i], size - 1, *self.batches[i + 1 :]))

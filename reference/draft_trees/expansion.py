@@ -47,8 +47,10 @@ class Expansion:
             most = min(self.candidates + 1, MOST_NODES)
             raise Malformed("total", f"{self.total} nodes; top {self.top_k} over {self.depth} levels give {most}")
         if not self.rerank and self.total != 1 + self.top_k * self.depth:
-            kept = 1 + self.top_k * self.depth
-            raise Malformed("total", f"{self.total}: without reranking the tree has 1 + top_k * depth = {kept} nodes")
+            num_nodes = 1 + self.top_k * self.depth
+            raise Malformed(
+                "total", f"{self.total}: without reranking the tree has 1 + top_k * depth = {num_nodes} nodes"
+            )
 
     @property
     def candidates(self) -> int:
@@ -63,17 +65,17 @@ class Expansion:
     @cached_property
     def outline(self) -> RankTree:
         """A static tree with as many nodes, as deep as the dynamic tree can become; it may take other shapes too."""
-        deep = min(self.depth, self.total - 1)
-        parent, rank, depth = [0, *range(deep)], [0] * (deep + 1), [*range(deep + 1)]
-        at = 0
+        height = min(self.depth, self.total - 1)
+        parent, rank, depth = [0, *range(height)], [0] * (height + 1), [*range(height + 1)]
+        node = 0
         while len(parent) < self.total:
             # Each node of the first chain has its child of rank 0 already, and gets the others.
-            for other in range(1 if at < deep else 0, self.top_k if depth[at] < self.depth else 0):
+            for next_rank in range(1 if node < height else 0, self.top_k if depth[node] < self.depth else 0):
                 if len(parent) < self.total:
-                    parent.append(at)
-                    rank.append(other)
-                    depth.append(depth[at] + 1)
-            at += 1
+                    parent.append(node)
+                    rank.append(next_rank)
+                    depth.append(depth[node] + 1)
+            node += 1
         return RankTree(tuple(parent), tuple(rank))
 
     @property
@@ -86,13 +88,13 @@ class Expansion:
         for top_k, depth in ((self.top_k - 1, self.depth), (self.top_k, self.depth - 1), (self.top_k, self.depth)):
             if top_k and depth:
                 most = top_k + (depth - 1) * top_k**2 + 1
-                kept = 1 + top_k * depth if not self.rerank else min(self.total, most)
-                for total in (kept, kept - 1) if self.rerank else (kept,):
+                num_nodes = 1 + top_k * depth if not self.rerank else min(self.total, most)
+                for total in (num_nodes, num_nodes - 1) if self.rerank else (num_nodes,):
                     if total > 1 and (top_k, depth, total) != (self.top_k, self.depth, self.total):
                         yield replace(self, top_k=top_k, depth=depth, total=total)
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         """The tree in a few words for a page."""
         way = "best" if self.rerank else "greedy"
         return f"{self.total} {way} nodes of the top {self.top_k} over {self.depth} level{'s' * (self.depth > 1)}"

@@ -47,25 +47,25 @@ def named_tree(name: str) -> RankTree:
     if name in CHOICES:
         children = CHOICES[name]
         return tree_of_paths((*path, rank) for path, count in children.items() for rank in range(count))
-    found = _NAME.fullmatch(name)
-    if found is None:
-        near = _nearest(name)
-        asked = f"; did you mean {near}?" if near else ""
-        raise Malformed("", f"{name!r} is not Dm, Dm-BFn, Dm-BFn-Ni or one of {', '.join(CHOICES)}{asked}")
-    levels, width, kept = (None if number is None else int(number) for number in found.groups())
+    match = _NAME.fullmatch(name)
+    if match is None:
+        nearest = _nearest_name(name)
+        hint = f"; did you mean {nearest}?" if nearest else ""
+        raise Malformed("", f"{name!r} is not Dm, Dm-BFn, Dm-BFn-Ni or one of {', '.join(CHOICES)}{hint}")
+    levels, width, num_nodes = (None if number is None else int(number) for number in match.groups())
     assert levels is not None
-    return _pruned(name, levels, width or 1, kept)
+    return _pruned_tree(name, levels, width or 1, num_nodes)
 
 
-def _nearest(name: str) -> str | None:
+def _nearest_name(name: str) -> str | None:
     """The name most like `name`: a published list, or a name with the numbers that stand in `name`."""
     numbers = [str(int(number)) for number in re.findall(r"\d{1,4}", name)[:3]]
     marks = ("D", "-BF", "-N")
-    made = "".join(mark + number for mark, number in zip(marks, numbers, strict=False) if number != "0")
-    known = [*CHOICES, *([made] if _NAME.fullmatch(made) else [])]
-    lower = {one.lower(): one for one in known}
-    found = get_close_matches(name.lower(), lower, n=1, cutoff=0.4)
-    return lower[found[0]] if found else None
+    completed_name = "".join(mark + number for mark, number in zip(marks, numbers, strict=False) if number != "0")
+    known_names = [*CHOICES, *([completed_name] if _NAME.fullmatch(completed_name) else [])]
+    names_by_lower = {known_name.lower(): known_name for known_name in known_names}
+    matches = get_close_matches(name.lower(), names_by_lower, n=1, cutoff=0.4)
+    return names_by_lower[matches[0]] if matches else None
 
 
 @lru_cache(maxsize=256)
@@ -90,25 +90,25 @@ def _names_for(tree: RankTree) -> Iterator[str]:
     yield from (name for name in CHOICES if len(named_tree(name)) == nodes)
 
 
-def told_tree(tree: RankTree) -> str:
+def tree_description(tree: RankTree) -> str:
     """A static tree in a few words for a page: its size, and its name where it has one."""
     name = name_of(tree)
     return f"{len(tree)} node{'s' * (len(tree) > 1)}" + (f" ({name})" if name else "")
 
 
-def _pruned(name: str, levels: int, width: int, kept: int | None) -> RankTree:
-    """The `kept` first nodes of the full tree, or all of them."""
+def _pruned_tree(name: str, levels: int, width: int, num_nodes: int | None) -> RankTree:
+    """The first `num_nodes` nodes of the full tree, or all of them."""
     paths: list[Ranks] = []
-    waiting: list[tuple[int, int, Ranks]] = [(0, 0, ())]
-    while waiting and len(paths) != kept:
+    heap: list[tuple[int, int, Ranks]] = [(0, 0, ())]
+    while heap and len(paths) != num_nodes:
         if len(paths) == MOST_NODES:
             raise Malformed("", f"{name} has more than {MOST_NODES} nodes")
         # A child has at least its parent's sum and is deeper: no parent comes after its child.
-        total, depth, path = heappop(waiting)
+        total, depth, path = heappop(heap)
         paths.append(path)
         for rank in range(width) if depth < levels else ():
-            heappush(waiting, (total + rank, depth + 1, (*path, rank)))
-    if kept is not None and len(paths) < kept:
+            heappush(heap, (total + rank, depth + 1, (*path, rank)))
+    if num_nodes is not None and len(paths) < num_nodes:
         raise Malformed("", f"{name}: the full tree has {len(paths)} nodes")
     return tree_of_paths(paths[1:])
 

@@ -23,7 +23,7 @@ def outlines(tree: DraftTree) -> tuple[RankTree, ...]:
 
 def most_rank(tree: DraftTree) -> int:
     """The largest rank of any node of `tree`, or of any candidate."""
-    return tree.top_k - 1 if isinstance(tree, Expansion) else max(max(one.rank) for one in outlines(tree))
+    return tree.top_k - 1 if isinstance(tree, Expansion) else max(max(outline.rank) for outline in outlines(tree))
 
 
 def open_rows(tree: DraftTree) -> int:
@@ -63,7 +63,7 @@ def draft_tree_from_json(content: str | Mapping[str, Any]) -> DraftTree:
 def dispatch_from_json(content: Mapping[str, Any]) -> Dispatch:
     """The table that a checked JSON object describes; raises Malformed with the path below it."""
     trees = []
-    for at, tree in enumerate(content["trees"]):
-        with under(f"trees[{at}]"):
+    for i, tree in enumerate(content["trees"]):
+        with under(f"trees[{i}]"):
             trees.append(static_tree_from_json(tree))
     return Dispatch(tuple(content["up_to"]), tuple(trees), tuple(content.get("batches", ())))

@@ -6,7 +6,7 @@ new file here and no other line.
 
 from reference.family.base import Family, LayerNorms, members
 
-FAMILIES: dict[str, Family] = {one.name: one for one in members(__name__, __path__, Family)}
+FAMILIES: dict[str, Family] = {family.name: family for family in members(__name__, __path__, Family)}
 """Each family by its name."""
 
 __all__ = ["FAMILIES", "Family", "LayerNorms"]

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 T = TypeVar("T")
 
 
-class Sizes(Protocol):
+class ArchitectureFields(Protocol):
     """The fields that a family reads of an architecture, which is a `reference.architecture.Architecture`."""
 
     @property
@@ -75,23 +75,23 @@ Shapes = Mapping[str, tuple[int, ...]]
 """Names of tensors within one decoder layer, each with its shape."""
 
 
-def gated(arch: Sizes, layer: int) -> Shapes:
+def gated(arch: ArchitectureFields, layer: int) -> Shapes:
     """The gated feed-forward block of Llama (arXiv 2002.05202)."""
     return gated_block("mlp", arch.hidden_size, arch.intermediate_size, arch.mlp_bias)
 
 
-def gated_block(at: str, hidden: int, inner: int, biased: bool = False) -> Shapes:
-    """A gated feed-forward block with the names `at`.gate_proj, `at`.up_proj and `at`.down_proj."""
+def gated_block(prefix: str, hidden: int, inner: int, biased: bool = False) -> Shapes:
+    """A gated feed-forward block with the names `prefix`.gate_proj, `prefix`.up_proj and `prefix`.down_proj."""
     weights = {"gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner)}
     table: dict[str, tuple[int, ...]] = {}
     for name, shape in weights.items():
-        table[f"{at}.{name}_proj.weight"] = shape
+        table[f"{prefix}.{name}_proj.weight"] = shape
         if biased:
-            table[f"{at}.{name}_proj.bias"] = shape[:1]
+            table[f"{prefix}.{name}_proj.bias"] = shape[:1]
     return table
 
 
-def no_tensors(arch: Sizes, layer: int) -> Shapes:
+def no_tensors(arch: ArchitectureFields, layer: int) -> Shapes:
     """An empty table."""
     return {}
 
@@ -115,11 +115,11 @@ class LayerNorms:
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the norms that the family has."""
-        every = (self.before_attention, self.before_feed_forward, self.after_attention, self.after_feed_forward)
-        return tuple(name for name in every if name is not None)
+        all_names = (self.before_attention, self.before_feed_forward, self.after_attention, self.after_feed_forward)
+        return tuple(name for name in all_names if name is not None)
 
 
-def attention_alone(arch: Sizes, layer: int) -> Shapes | None:
+def attention_alone(arch: ArchitectureFields, layer: int) -> Shapes | None:
     """None: the `recurrent` of a family whose layers all have attention."""
     return None
 
@@ -159,16 +159,16 @@ class Family:
     resting_gain: float = 1.0
     query_key_gains: bool = True
     whole_query_key_norms: bool = False
-    feed_forward: Callable[[Sizes, int], Shapes] = gated
-    attention_extras: Callable[[Sizes, int], Shapes] = no_tensors
-    projections: Callable[[Sizes, int], Shapes] | None = None
-    recurrent: Callable[[Sizes, int], Shapes | None] = attention_alone
+    feed_forward: Callable[[ArchitectureFields, int], Shapes] = gated
+    attention_extras: Callable[[ArchitectureFields, int], Shapes] = no_tensors
+    projections: Callable[[ArchitectureFields, int], Shapes] | None = None
+    recurrent: Callable[[ArchitectureFields, int], Shapes | None] = attention_alone
     beside_attention: bool = False
     gated_attention: bool = False
     probed: Callable[[dict[str, float], int], dict[str, float]] = lambda settings, width: settings
     mixes_rows: bool = False
     sinks: bool = False
-    check: Callable[[Sizes], None] = lambda arch: None
+    check: Callable[[ArchitectureFields], None] = lambda arch: None
     soft_caps: bool = False
     fixed: Mapping[str, float] = field(default_factory=dict)
     settings: Mapping[str, float] = field(default_factory=dict)
@@ -195,5 +195,5 @@ def members(package: str, path: Iterable[str], kind: type[T]) -> list[T]:
         kind: The class.
     """
     modules = sorted(iter_modules(path), key=lambda each: each.name)
-    names = [vars(import_module(f"{package}.{module.name}")) for module in modules]
-    return [value for held in names for value in held.values() if isinstance(value, kind)]
+    namespaces = [vars(import_module(f"{package}.{module.name}")) for module in modules]
+    return [value for namespace in namespaces for value in namespace.values() if isinstance(value, kind)]

@@ -7,44 +7,44 @@ made of the scores. Qwen 2 MoE and GLM-4 MoE have a shared expert beside them, t
 have the names of Qwen 2 MoE.
 """
 
-from reference.family.base import Family, Shapes, Sizes, gated_block
+from reference.family.base import ArchitectureFields, Family, Shapes, gated_block
 from reference.family.rotary_width import check_width
 from reference.malformed import Malformed
 
 
-def has_experts(arch: Sizes, layer: int) -> bool:
+def has_experts(arch: ArchitectureFields, layer: int) -> bool:
     """Whether the feed-forward block of `layer` is a mixture of experts; other layers have a gated block."""
-    own = arch.words.settings
-    if "dense_layers" in own and layer < arch.setting("dense_layers"):
+    settings = arch.words.settings
+    if "dense_layers" in settings and layer < arch.setting("dense_layers"):
         return False
-    return "sparse_step" not in own or (layer + 1) % int(arch.setting("sparse_step")) == 0
+    return "sparse_step" not in settings or (layer + 1) % int(arch.setting("sparse_step")) == 0
 
 
-def expert_size(arch: Sizes) -> int:
+def expert_size(arch: ArchitectureFields) -> int:
     """The inner width of one expert."""
     return int(arch.setting("expert_size")) if "expert_size" in arch.words.settings else arch.intermediate_size
 
 
-def shared_size(arch: Sizes) -> int:
+def shared_size(arch: ArchitectureFields) -> int:
     """The inner width of the shared expert; 0 for a family without one."""
     if "shared_size" in arch.words.settings:
         return int(arch.setting("shared_size"))
     return int(arch.setting("shared_experts")) * expert_size(arch) if "shared_experts" in arch.words.settings else 0
 
 
-def corrected(arch: Sizes) -> bool:
+def has_correction(arch: ArchitectureFields) -> bool:
     """Whether experts are scored by the sigmoid, and chosen by the sum of score and correction bias."""
     return {"groups", "norm_topk"} <= set(arch.words.settings)
 
 
-def mixture(arch: Sizes, layer: int) -> Shapes:
+def mixture(arch: ArchitectureFields, layer: int) -> Shapes:
     """The tensors of the feed-forward block of `layer`."""
     hidden = arch.hidden_size
     if not has_experts(arch, layer):
         return gated_block("mlp", hidden, arch.intermediate_size)
     experts = int(arch.setting("experts"))
     table: dict[str, tuple[int, ...]] = {"mlp.gate.weight": (experts, hidden)}
-    if corrected(arch):
+    if has_correction(arch):
         table["mlp.gate.e_score_correction_bias"] = (experts,)
     for expert in range(experts):
         table |= gated_block(f"mlp.experts.{expert}", hidden, expert_size(arch))
@@ -56,34 +56,36 @@ def mixture(arch: Sizes, layer: int) -> Shapes:
     return table
 
 
-WHOLE = {"experts", "experts_per_token", "expert_size", "shared_size", "shared_experts", "groups", "top_groups",
-         "dense_layers", "sparse_step"}  # fmt: skip
+INTEGER_SETTINGS = {
+    "experts", "experts_per_token", "expert_size", "shared_size", "shared_experts", "groups", "top_groups",
+    "dense_layers", "sparse_step",
+}  # fmt: skip
 """Settings that are whole numbers."""
 
 FROM_NONE = {"dense_layers", "shared_experts"}
 """The fields of them that may be 0."""
 
 
-def check_experts(arch: Sizes) -> None:
+def check_experts(arch: ArchitectureFields) -> None:
     """Raise Malformed for counts of experts and groups that make no sense together."""
-    own = {name: arch.setting(name) for name in arch.words.settings}
-    for name in sorted(WHOLE & set(own)):
+    settings = {name: arch.setting(name) for name in arch.words.settings}
+    for name in sorted(INTEGER_SETTINGS & set(settings)):
         least = 0 if name in FROM_NONE else 1
-        if own[name] != int(own[name]) or not least <= own[name] <= 65536:
-            raise Malformed("settings", f"{name} of {own[name]} is not a whole number from {least} to 65536")
-    experts, groups = int(own["experts"]), int(own.get("groups", 1))
-    if not own["experts_per_token"] <= experts:
-        raise Malformed("settings", f"experts_per_token of {own['experts_per_token']:g} with {experts} experts")
-    if own.get("norm_topk", 0) not in (0, 1):
+        if settings[name] != int(settings[name]) or not least <= settings[name] <= 65536:
+            raise Malformed("settings", f"{name} of {settings[name]} is not a whole number from {least} to 65536")
+    experts, groups = int(settings["experts"]), int(settings.get("groups", 1))
+    if not settings["experts_per_token"] <= experts:
+        raise Malformed("settings", f"experts_per_token of {settings['experts_per_token']:g} with {experts} experts")
+    if settings.get("norm_topk", 0) not in (0, 1):
         raise Malformed("settings", "norm_topk is neither 0 nor 1")
-    chosen = int(own.get("top_groups", 1))
+    num_open = int(settings.get("top_groups", 1))
     # A corrected group is scored by its two best experts, and the chosen groups must hold the chosen experts.
-    least = 2 if corrected(arch) else 1
-    if experts % groups or chosen > groups or (groups > 1 and experts // groups < least):
-        raise Malformed("settings", f"{experts} experts in {groups} groups of which {chosen} are chosen")
-    if "groups" in own and (experts < least or chosen * (experts // groups) < own["experts_per_token"]):
-        raise Malformed("settings", f"{chosen} of {groups} groups hold fewer experts than a row takes")
-    if "rotary_dim" in own:
+    least = 2 if has_correction(arch) else 1
+    if experts % groups or num_open > groups or (groups > 1 and experts // groups < least):
+        raise Malformed("settings", f"{experts} experts in {groups} groups of which {num_open} are chosen")
+    if "groups" in settings and (experts < least or num_open * (experts // groups) < settings["experts_per_token"]):
+        raise Malformed("settings", f"{num_open} of {groups} groups hold fewer experts than a row takes")
+    if "rotary_dim" in settings:
         check_width(arch)
 
 

@@ -4,12 +4,12 @@ Gemma 2 without soft caps and with norms of queries and keys. Five layers of six
 embedding to a base of their own.
 """
 
-from reference.family.base import Family, Sizes
+from reference.family.base import ArchitectureFields, Family
 from reference.family.gemma2 import GEMMA2
 from reference.malformed import Malformed
 
 
-def _check(arch: Sizes) -> None:
+def _check(arch: ArchitectureFields) -> None:
     base = arch.setting("local_theta")
     if base and not base > 1:
         raise Malformed("settings", f"local_theta of {base} is not a rotary base (more than 1), nor 0 for the model's")

@@ -5,11 +5,11 @@ sliding window. All blocks are mixtures of experts with biases and a clamped gat
 Qwen 2 MoE's, each expert its own.
 """
 
-from reference.family.base import Family, Shapes, Sizes, gated_block
+from reference.family.base import ArchitectureFields, Family, Shapes, gated_block
 from reference.malformed import Malformed
 
 
-def _blocks(arch: Sizes, layer: int) -> Shapes:
+def _blocks(arch: ArchitectureFields, layer: int) -> Shapes:
     experts, hidden = int(arch.setting("experts")), arch.hidden_size
     table: dict[str, tuple[int, ...]] = {"mlp.gate.weight": (experts, hidden), "mlp.gate.bias": (experts,)}
     for expert in range(experts):
@@ -17,10 +17,14 @@ def _blocks(arch: Sizes, layer: int) -> Shapes:
     return table
 
 
-def _check(arch: Sizes) -> None:
-    experts, taken = arch.setting("experts"), arch.setting("experts_per_token")
-    if experts != int(experts) or taken != int(taken) or not 1 <= taken <= experts <= 4096:
-        raise Malformed("settings", f"experts_per_token of {taken:g} with {experts:g} experts")
+def _check(arch: ArchitectureFields) -> None:
+    experts, experts_per_token = arch.setting("experts"), arch.setting("experts_per_token")
+    if (
+        experts != int(experts)
+        or experts_per_token != int(experts_per_token)
+        or not 1 <= experts_per_token <= experts <= 4096
+    ):
+        raise Malformed("settings", f"experts_per_token of {experts_per_token:g} with {experts:g} experts")
     for name in ("gate_alpha", "gate_limit"):
         if not arch.setting(name) > 0:
             raise Malformed("settings", f"{name} of {arch.setting(name)} is not positive")

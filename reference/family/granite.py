@@ -3,11 +3,11 @@
 They multiply embeddings, the scores of attention and what a block adds to the residual stream, and divide logits.
 """
 
-from reference.family.base import Family, Sizes
+from reference.family.base import ArchitectureFields, Family
 from reference.malformed import Malformed
 
 
-def _check(arch: Sizes) -> None:
+def _check(arch: ArchitectureFields) -> None:
     for name in arch.words.settings:
         if not arch.setting(name) > 0:
             raise Malformed("settings", f"{name} of {arch.setting(name)} is not positive")

@@ -7,24 +7,24 @@ Blocks after the first few layers are mixtures of experts with shared experts (`
 scores experts as GLM-4 MoE does; DeepSeek-V2 takes the softmax over all experts and scores a group by its best one.
 """
 
-from reference.family.base import Family, Shapes, Sizes
+from reference.family.base import ArchitectureFields, Family, Shapes
 from reference.family.experts import check_experts, mixture
 from reference.malformed import Malformed
 
 
-def _projections(arch: Sizes, layer: int) -> Shapes:
-    hidden, heads, wide = arch.hidden_size, arch.heads, arch.heads * arch.head_dim
+def _projections(arch: ArchitectureFields, layer: int) -> Shapes:
+    hidden, heads, query_width = arch.hidden_size, arch.heads, arch.heads * arch.head_dim
     rank, latent, turned, values = (
         int(arch.setting(name)) for name in ("query_rank", "latent_rank", "rotary_dim", "value_dim")
     )
     table: dict[str, tuple[int, ...]] = {}
-    compressed = {"kv_a_proj_with_mqa": latent + turned}
+    widths = {"kv_a_proj_with_mqa": latent + turned}
     if rank:
-        compressed = {"q_a_proj": rank, **compressed}
-        table |= {"q_a_layernorm.weight": (rank,), "q_b_proj.weight": (wide, rank)}
+        widths = {"q_a_proj": rank, **widths}
+        table |= {"q_a_layernorm.weight": (rank,), "q_b_proj.weight": (query_width, rank)}
     else:
-        table["q_proj.weight"] = (wide, hidden)
-    for name, width in compressed.items():
+        table["q_proj.weight"] = (query_width, hidden)
+    for name, width in widths.items():
         table[f"{name}.weight"] = (width, hidden)
         if arch.qkv_bias:
             table[f"{name}.bias"] = (width,)
@@ -36,7 +36,7 @@ def _projections(arch: Sizes, layer: int) -> Shapes:
     return {f"self_attn.{name}": shape for name, shape in table.items()}
 
 
-def _check(arch: Sizes) -> None:
+def _check(arch: ArchitectureFields) -> None:
     check_experts(arch)
     for name, least in (("query_rank", 0), ("latent_rank", 1), ("rotary_dim", 2), ("value_dim", 1)):
         value = arch.setting(name)

@@ -7,19 +7,19 @@ with the highest scores and through a shared expert. Tensors have the names of Q
 
 from collections.abc import Sequence
 
-from reference.family.base import Family, Shapes, Sizes, gated_block
+from reference.family.base import ArchitectureFields, Family, Shapes, gated_block
 from reference.malformed import Malformed
 
 LLAMA4 = Family("llama4", query_key_gains=False)
 
 
-def has_experts(arch: Sizes, layer: int) -> bool:
+def has_experts(arch: ArchitectureFields, layer: int) -> bool:
     """Whether `layer` has experts: each so many layers the last one, where the setting `sparse_step` is not 0."""
     step = int(arch.setting("sparse_step"))
     return bool(step) and (layer + 1) % step == 0
 
 
-def _blocks(arch: Sizes, layer: int) -> Shapes:
+def _blocks(arch: ArchitectureFields, layer: int) -> Shapes:
     hidden, inner = arch.hidden_size, int(arch.setting("expert_size"))
     if not has_experts(arch, layer):
         return gated_block("mlp", hidden, arch.intermediate_size)
@@ -30,7 +30,7 @@ def _blocks(arch: Sizes, layer: int) -> Shapes:
     return {**table, **gated_block("mlp.shared_expert", hidden, inner)}
 
 
-def _check(arch: Sizes) -> None:
+def _check(arch: ArchitectureFields) -> None:
     for name, least in (("experts", 1), ("experts_per_token", 1), ("expert_size", 1), ("sparse_step", 0)):
         value = arch.setting(name)
         if value != int(value) or not least <= value <= 65536:
@@ -79,7 +79,7 @@ def check_irope(
         if window and chunk:
             raise Malformed(f"chunks[{layer}]", "a layer has a window or a chunk, not both")
     # Comparing with the sorted set refuses wrong order, repetition and layers that do not exist at once.
-    if list(unrotated) != sorted({one for one in unrotated if 0 <= one < layers}):
+    if list(unrotated) != sorted({layer for layer in unrotated if 0 <= layer < layers}):
         raise Malformed("unrotated", f"layers 0..{layers - 1} in ascending order, each once")
     if floor_scale < 0:
         raise Malformed("floor_scale", f"{floor_scale} is negative (0 leaves the temperature alone)")

@@ -7,7 +7,7 @@ the variant of the others. In EXAONE 4 layers without a window have none where o
 
 from reference.family.base import Family, LayerNorms
 
-BEHIND = LayerNorms(
+NORMS_AFTER = LayerNorms(
     before_attention=None,
     before_feed_forward=None,
     after_attention="post_attention_layernorm",
@@ -19,14 +19,14 @@ SIZES = {"vocab_size": 27, "hidden_size": 16, "intermediate_size": 24, "heads": 
 
 OLMO2 = Family(
     "olmo2",
-    norms=BEHIND,
+    norms=NORMS_AFTER,
     whole_query_key_norms=True,
     rare=True,
     drawn=({**SIZES, "vocab_size": 31, "windows": (0, 0)},),
 )
 OLMO3 = Family(
     "olmo3",
-    norms=BEHIND,
+    norms=NORMS_AFTER,
     whole_query_key_norms=True,
     rare=True,
     drawn=(
@@ -35,7 +35,7 @@ OLMO3 = Family(
 )  # fmt: skip
 EXAONE4 = Family(
     "exaone4",
-    norms=BEHIND,
+    norms=NORMS_AFTER,
     rare=True,
     drawn=(
         {**SIZES, "vocab_size": 39, "windows": (4, 0), "unrotated": (1,)},

@@ -4,13 +4,13 @@ Hunyuan norms them after rotary embedding, Apertus before it. Apertus (arXiv 250
 without a gate, with the activation xIELU (2411.13010) of two numbers that are learned in each layer.
 """
 
-from reference.family.base import Family, LayerNorms, Shapes, Sizes
+from reference.family.base import ArchitectureFields, Family, LayerNorms, Shapes
 
 SIZES = {"vocab_size": 27, "hidden_size": 16, "intermediate_size": 24, "heads": 4, "kv_heads": 2, "head_dim": 6,
          "qk_norm": True}  # fmt: skip
 
 
-def _ungated(arch: Sizes, layer: int) -> Shapes:
+def _ungated(arch: ArchitectureFields, layer: int) -> Shapes:
     hidden, inner = arch.hidden_size, arch.intermediate_size
     return {
         "mlp.up_proj.weight": (inner, hidden),

@@ -1,10 +1,10 @@
 """The check of partial rotary embedding, which turns a part of each head."""
 
-from reference.family.base import Sizes
+from reference.family.base import ArchitectureFields
 from reference.malformed import Malformed
 
 
-def check_width(arch: Sizes) -> None:
+def check_width(arch: ArchitectureFields) -> None:
     """Raise Malformed for a setting `rotary_dim` that is not an even number of dimensions of a head, nor 0 for all."""
     width = arch.setting("rotary_dim")
     if width % 2 or width >= arch.head_dim:

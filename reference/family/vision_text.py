@@ -5,7 +5,7 @@ turn by the position on that axis; `mrope_section` of config.json holds their nu
 and is Qwen 2's.
 """
 
-from reference.family.base import Family, Sizes
+from reference.family.base import ArchitectureFields, Family
 from reference.malformed import Malformed
 
 SECTIONS = ("time_pairs", "height_pairs", "width_pairs")
@@ -16,7 +16,7 @@ DEFAULTS = dict(zip(SECTIONS, (16.0, 24.0, 24.0), strict=True))
 """Their numbers in the published models, for heads of 128."""
 
 
-def _check(arch: Sizes) -> None:
+def _check(arch: ArchitectureFields) -> None:
     if sum(arch.setting(name) for name in SECTIONS) != arch.head_dim // 2:
         raise Malformed("settings", f"{', '.join(SECTIONS)} do not share {arch.head_dim // 2} rotary pairs")
     if not arch.qkv_bias or arch.output_bias or arch.mlp_bias or arch.qk_norm:

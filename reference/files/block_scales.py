@@ -10,7 +10,7 @@ working dtype: engines that round them to 8 bits (`activation_scheme` dynamic) c
 from pathlib import Path
 from typing import Any
 
-from reference.files.fields import Fields, UnreadableCheckpoint, shown
+from reference.files.fields import Fields, UnreadableCheckpoint, quote_value
 
 NUMBERS = "F8_E4M3"
 """The dtype of such matrices in safetensors files."""
@@ -38,25 +38,29 @@ def block_size(where: Path, content: dict[str, Any]) -> tuple[int, int] | None:
     Raises:
         UnreadableCheckpoint: The file asks for weights that are stored in another way.
     """
-    given = content.get("quantization_config")
-    if given is None:
+    quantisation = content.get("quantization_config")
+    if quantisation is None:
         return None
-    own = Fields(where, given if isinstance(given, dict) else {}, {})
-    method, asks = own.get("quant_method"), f"{where}: quantization_config asks for quantized weights"
+    fields = Fields(where, quantisation if isinstance(quantisation, dict) else {}, {})
+    method = fields.get("quant_method")
+    complaint = f"{where}: quantization_config asks for quantized weights"
     if method != "fp8":
-        held = UNREAD.get(method) if isinstance(method, str) else None
-        stored = f" ({held})" if held else ""
+        unread_format = UNREAD.get(method) if isinstance(method, str) else None
+        format_words = f" ({unread_format})" if unread_format else ""
         raise UnreadableCheckpoint(
-            f"{asks} of quant_method {shown(method)}{stored}, not of fp8; save the checkpoint dequantized"
+            f"{complaint} of quant_method {quote_value(method)}{format_words}, not of fp8; "
+            "save the checkpoint dequantized"
         )
-    size = own.get("weight_block_size")
-    if not isinstance(size, list) or len(size) != 2 or any(type(one) is not int or one < 1 for one in size):
+    size = fields.get("weight_block_size")
+    if not isinstance(size, list) or len(size) != 2 or any(type(length) is not int or length < 1 for length in size):
         raise UnreadableCheckpoint(
-            f"{asks} whose weight_block_size is {shown(size)}, not two sizes; save the checkpoint dequantized"
+            f"{complaint} whose weight_block_size is {quote_value(size)}, not two sizes; "
+            "save the checkpoint dequantized"
         )
-    for name, computed in (("fmt", "e4m3"), ("activation_scheme", "dynamic")):
-        if own.get(name) not in (None, computed):
+    for name, expected in (("fmt", "e4m3"), ("activation_scheme", "dynamic")):
+        if fields.get(name) not in (None, expected):
             raise UnreadableCheckpoint(
-                f"{asks} whose {name} is {shown(own.get(name))}, not {computed!r}; save the checkpoint dequantized"
+                f"{complaint} whose {name} is {quote_value(fields.get(name))}, not {expected!r}; "
+                "save the checkpoint dequantized"
             )
     return size[0], size[1]

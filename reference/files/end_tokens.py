@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from reference.files.fields import Fields, read_json, shown
+from reference.files.fields import Fields, quote_value, read_json
 
 FILES = ("generation_config.json", "config.json")
 """The files that may name end tokens; the first that does so counts, as in transformers' `generate`."""
@@ -21,11 +21,13 @@ def end_tokens(checkpoint: str | Path) -> tuple[int, ...]:
         if not where.is_file():
             continue
         fields = Fields(where, read_json(where), {})
-        named = fields.get("eos_token_id")
-        if named is None:
+        stated = fields.get("eos_token_id")
+        if stated is None:
             continue
-        ids = named if isinstance(named, list) else [named]
-        if any(isinstance(one, bool) or not isinstance(one, int) for one in ids):
-            raise fields.refuse(f"field eos_token_id is {shown(named)}, not a token id or a list of them; correct it")
+        ids = stated if isinstance(stated, list) else [stated]
+        if any(isinstance(token, bool) or not isinstance(token, int) for token in ids):
+            raise fields.refuse(
+                f"field eos_token_id is {quote_value(stated)}, not a token id or a list of them; correct it"
+            )
         return tuple(sorted(set(ids)))
     return ()

@@ -19,7 +19,7 @@ LARGEST_SIZE = 2**24
 LARGEST_NUMBER = 2**53
 """Bound of the whole numbers of a config.json: below it, float64 holds each of them exactly."""
 
-SHOWN = 60
+MOST_LETTERS = 60
 """Most letters of a value from the file that a message repeats."""
 
 
@@ -27,17 +27,17 @@ class UnreadableCheckpoint(ValueError):
     """A checkpoint directory cannot be read: one line that says what is wrong, in which file, and what to do."""
 
 
-def shown(value: Any) -> str:
+def quote_value(value: Any) -> str:
     """`value`, decoded JSON, for a message: its kind and length, or Python's notation cut to SHOWN letters."""
-    if isinstance(value, list) and len(value) <= 4 and not any(isinstance(one, (list, dict)) for one in value):
-        return f"[{', '.join(map(shown, value))}]"
+    if isinstance(value, list) and len(value) <= 4 and not any(isinstance(entry, (list, dict)) for entry in value):
+        return f"[{', '.join(map(quote_value, value))}]"
     if isinstance(value, (list, dict)):
         return f"{'a list' if isinstance(value, list) else 'an object'} of {len(value)} entries"
     # Python refuses to print an int of more than 4300 digits: the digits are counted instead.
     if isinstance(value, int) and abs(value) >= LARGEST_NUMBER:
         return f"a number of {math.ceil(value.bit_length() * math.log10(2))} digits"
-    text = repr(value[: SHOWN + 1] if isinstance(value, str) else value)
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
+    text = repr(value[: MOST_LETTERS + 1] if isinstance(value, str) else value)
+    return text if len(text) <= MOST_LETTERS else f"{text[:MOST_LETTERS]}…"
 
 
 class Fields:
@@ -66,9 +66,9 @@ class Fields:
             raise self.refuse(f"field {name} is missing; add it as the model's author published it")
         # In Python a bool is an int; in JSON `true` is no number.
         if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise self.refuse(f"field {name} is {shown(value)}, not a number; correct it")
-        if not _moderate(value):
-            raise self.refuse(f"field {name} is {shown(value)}, not a number that a model can have; correct it")
+            raise self.refuse(f"field {name} is {quote_value(value)}, not a number; correct it")
+        if not _is_moderate(value):
+            raise self.refuse(f"field {name} is {quote_value(value)}, not a number that a model can have; correct it")
         return value
 
     def integer(self, name: str, default: int | None = None) -> int:
@@ -79,7 +79,7 @@ class Fields:
         """
         value = self.number(name, default)
         if not isinstance(value, int):
-            raise self.refuse(f"field {name} is {shown(value)}, not a whole number; correct it")
+            raise self.refuse(f"field {name} is {quote_value(value)}, not a whole number; correct it")
         return value
 
     def size(self, name: str) -> int:
@@ -103,7 +103,7 @@ class Fields:
         """
         value = default if self.get(name) is None else self.get(name)
         if not isinstance(value, bool):
-            raise self.refuse(f"field {name} is {shown(value)}, neither true nor false; correct it")
+            raise self.refuse(f"field {name} is {quote_value(value)}, neither true nor false; correct it")
         return value
 
     def numbers(self, name: str) -> tuple[float, ...]:
@@ -117,12 +117,12 @@ class Fields:
             return ()
         if not isinstance(value, list) or any(isinstance(x, bool) or not isinstance(x, (int, float)) for x in value):
             raise self.refuse(f"{name} is not a list of numbers; correct it")
-        if not all(map(_moderate, value)):
+        if not all(map(_is_moderate, value)):
             raise self.refuse(f"{name} holds a number that no model can have; correct it")
         return tuple(float(x) for x in value)
 
 
-def _moderate(value: float) -> bool:
+def _is_moderate(value: float) -> bool:
     """Whether a number is finite and, where it is whole, small enough for float64 to hold it exactly."""
     return abs(value) < LARGEST_NUMBER if isinstance(value, int) else math.isfinite(value)
 

@@ -10,7 +10,7 @@ from reference.files.fields import Fields, read_json
 
 FILE = "generation_config.json"
 
-OTHERS = {
+NEUTRAL_VALUES = {
     "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0, "no_repeat_ngram_size": 0,
     "encoder_repetition_penalty": 1.0, "num_beams": 1, "guidance_scale": 1.0, "top_h": 1.0,
 }  # fmt: skip
@@ -36,7 +36,7 @@ def generation_settings(checkpoint: str | Path) -> GenerationSettings:
     """
     where = Path(checkpoint) / FILE
     fields = Fields(where, read_json(where), {})
-    for name, neutral in OTHERS.items():
+    for name, neutral in NEUTRAL_VALUES.items():
         if fields.number(name, neutral) != neutral:
             raise fields.refuse(f"{name} is {fields.number(name)}, which no case can hold; remove it")
     penalty = float(fields.number("repetition_penalty", 1.0))

@@ -28,41 +28,41 @@ def rope_from_json(content: dict[str, Any]) -> Rope:
     for key, value in content.items():
         # The default's type says which fields are fractions; JSON has one kind of number.
         rope[key] = float(value) if isinstance(getattr(Rope, key), float) else value
-    short, long = tuple(map(float, rope.pop("short_factor"))), tuple(map(float, rope.pop("long_factor")))
-    return Rope(**rope, short_factor=short, long_factor=long)
+    for name in ("short_factor", "long_factor"):
+        rope[name] = tuple(map(float, rope.get(name, ())))
+    return Rope(**rope)
 
 
 def adapter_from_json(content: dict[str, Any]) -> Adapter | None:
     """The adapter under the key `adapter` of a model or a mate; raises Malformed with the path below `content`."""
     if "adapter" not in content:
         return None
-    told = content["adapter"]
+    fields = content["adapter"]
     with under("adapter"):
-        return Adapter(told["rank"], float(told["alpha"]), tuple(told["projections"]), told["seed"])
+        return Adapter(fields["rank"], float(fields["alpha"]), tuple(fields["projections"]), fields.get("seed", 0))
 
 
 def model_from_json(content: dict[str, Any]) -> Model:
     """A model; raises Malformed with the path below the model."""
-    rest = {key: value for key, value in content.items() if key != "kind"}
+    fields = {key: value for key, value in content.items() if key != "kind"}
     if content["kind"] == "checkpoint":
-        return Checkpoint(**rest)
-    if "noise" in rest:
-        rest["noise"] = float(rest["noise"])
-    rest["adapter"] = adapter_from_json(rest)
-    rest["images"] = images_from_json(rest)
-    fields = dict(rest.pop("architecture"))
+        return Checkpoint(**fields)
+    if "noise" in fields:
+        fields["noise"] = float(fields["noise"])
+    fields["adapter"] = adapter_from_json(fields)
+    fields["images"] = images_from_json(fields)
+    architecture_fields = dict(fields.pop("architecture"))
     # JSON has one kind of number: 2 may stand where a fraction is meant.
-    fields["norm_eps"] = float(fields["norm_eps"])
     with under("architecture.rope"):
-        turned = rope_from_json(fields.pop("rope"))
+        rope = rope_from_json(architecture_fields.pop("rope", {}))
     for name in ("windows", "chunks", "unrotated"):
-        if name in fields:
-            fields[name] = tuple(fields[name])
-    for name in ("attn_scale", "score_cap"):
-        if name in fields:
-            fields[name] = float(fields[name])
-    if "settings" in fields:
-        fields["settings"] = tuple((name, float(value)) for name, value in fields["settings"])
+        if name in architecture_fields:
+            architecture_fields[name] = tuple(architecture_fields[name])
+    for name in ("norm_eps", "attn_scale", "score_cap"):
+        if name in architecture_fields:
+            architecture_fields[name] = float(architecture_fields[name])
+    if "settings" in architecture_fields:
+        architecture_fields["settings"] = tuple((name, float(value)) for name, value in architecture_fields["settings"])
     with under("architecture"):
-        architecture = Architecture(**fields, rope=turned)
-    return Seeded(architecture=architecture, **rest)
+        architecture = Architecture(**architecture_fields, rope=rope)
+    return Seeded(architecture=architecture, **fields)

@@ -24,10 +24,10 @@ class TooLarge(OSError):
 
 def irregular(mode: int) -> str | None:
     """The kind of a file with the mode bits `mode`, in words; None for regular files and directories."""
-    return next((words for holds, words in KINDS if holds(mode)), None)
+    return next((words for has_kind, words in KINDS if has_kind(mode)), None)
 
 
-def opened(path: str | Path) -> BinaryIO:
+def open_regular(path: str | Path) -> BinaryIO:
     """The regular file `path`, links followed, open for reading; never blocks, whatever `path` is.
 
     Raises:
@@ -55,9 +55,9 @@ def read_whole(path: str | Path, most: int) -> bytes:
 
     Raises:
         TooLarge: for a longer file.
-        OSError: as `opened`.
+        OSError: as `open_regular`.
     """
-    with opened(path) as file:
+    with open_regular(path) as file:
         # One byte more than allowed tells a file that is too long.
         content = file.read(most + 1)
     if len(content) > most:
@@ -70,6 +70,6 @@ def read_whole(path: str | Path, most: int) -> bytes:
 def _refuse(mode: int, path: str | Path) -> None:
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    found = irregular(mode)
-    if found is not None:
-        raise OSError(errno.EINVAL, f"it is {found}, not a regular file", str(path))
+    kind = irregular(mode)
+    if kind is not None:
+        raise OSError(errno.EINVAL, f"it is {kind}, not a regular file", str(path))

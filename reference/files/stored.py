@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from reference.files.fields import SHOWN, UnreadableCheckpoint, shown, unreadable
-from reference.files.regular import opened
+from reference.files.fields import MOST_LETTERS, UnreadableCheckpoint, quote_value, unreadable
+from reference.files.regular import open_regular
 
 FLOATS = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8}
 """Bytes of one number, for each dtype that weights may have."""
 
-WHOLE = {"BOOL": 1, "U8": 1, "I32": 4, "I64": 8}
+INTEGERS = {"BOOL": 1, "U8": 1, "I32": 4, "I64": 8}
 """Bytes of one number, for each dtype that maps of a vocabulary may have."""
 
 EIGHT_BITS = {"F8_E4M3": 1}
@@ -39,7 +39,7 @@ MOST_AXES = 8
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredTensor:
     """Where a tensor lies: file, dtype, shape, offset of its first byte in the file."""
 
     file: Path
@@ -60,7 +60,7 @@ class Stored:
             raise unreadable(self.file, error) from None
         if len(raw) != count:
             raise damaged(self.file, "it ends within a tensor")
-        if self.dtype in WHOLE:
+        if self.dtype in INTEGERS:
             return raw.astype(np.int64).reshape(self.shape)
         if self.dtype in EIGHT_BITS:
             raw = numbers_of_e4m3(raw)
@@ -83,15 +83,15 @@ def numbers_of_e4m3(bits: NDArray[Any]) -> NDArray[Any]:
     >>> numbers_of_e4m3(np.array([0x38, 0xB9, 0x01, 0x7E])).tolist()
     [1.0, -1.125, 0.001953125, 448.0]
     """
-    whole = bits.astype(np.int64)
-    exponent, mantissa = (whole >> 3) & 15, whole & 7
+    integers = bits.astype(np.int64)
+    exponent, mantissa = (integers >> 3) & 15, integers & 7
     size = np.where(exponent, np.ldexp(1 + mantissa / 8, exponent - 7), np.ldexp(mantissa / 8, -6))
-    size = np.where(whole & 127 == 127, np.nan, size)
-    signed: NDArray[Any] = np.where(whole >> 7, -size, size)
+    size = np.where(integers & 127 == 127, np.nan, size)
+    signed: NDArray[Any] = np.where(integers >> 7, -size, size)
     return signed
 
 
-def header(file: Path, dtypes: Collection[str] = FLOATS) -> dict[str, Stored]:
+def read_header(file: Path, dtypes: Collection[str] = FLOATS) -> dict[str, StoredTensor]:
     """The tensors of one safetensors file, after checking that its data fills the file as the header says.
 
     Args:
@@ -102,7 +102,7 @@ def header(file: Path, dtypes: Collection[str] = FLOATS) -> dict[str, Stored]:
         UnreadableCheckpoint: the file is damaged, or a tensor has another dtype.
     """
     try:
-        with opened(file) as stream:
+        with open_regular(file) as stream:
             size = os.fstat(stream.fileno()).st_size
             length = int.from_bytes(stream.read(8), "little")
             if size < 8 or length > min(size - 8, LARGEST_HEADER):
@@ -121,20 +121,20 @@ def header(file: Path, dtypes: Collection[str] = FLOATS) -> dict[str, Stored]:
     content.pop("__metadata__", None)
     if len(content) > MOST_TENSORS:
         raise UnreadableCheckpoint(f"{file}: {len(content)} tensors; at most {MOST_TENSORS} are read from one file")
-    stored: dict[str, Stored] = {}
+    stored: dict[str, StoredTensor] = {}
     spans: list[tuple[int, int]] = []
     for name, entry in content.items():
         dtype, shape, begin, end = _entry(file, name, entry, dtypes)
-        stored[name] = Stored(file, dtype, shape, 8 + length + begin)
+        stored[name] = StoredTensor(file, dtype, shape, 8 + length + begin)
         spans.append((begin, end))
     # The data must be tiled without holes: the format demands it, and a file cut short shows here.
-    at = 0
+    position = 0
     for begin, end in sorted(spans):
-        if begin != at:
+        if begin != position:
             raise damaged(file, "its tensors overlap or leave holes")
-        at = end
-    if at != size - 8 - length:
-        raise damaged(file, f"its header promises {at} bytes of weights, it holds {size - 8 - length}")
+        position = end
+    if position != size - 8 - length:
+        raise damaged(file, f"its header promises {position} bytes of weights, it holds {size - 8 - length}")
     return stored
 
 
@@ -151,18 +151,18 @@ def _entry(file: Path, name: str, entry: Any, dtypes: Collection[str]) -> tuple[
         raise broken
     if not isinstance(dtype, str) or dtype not in dtypes:
         raise UnreadableCheckpoint(
-            f"{file}: tensor {cut(name)} has dtype {cut(dtype) if isinstance(dtype, str) else shown(dtype)}, "
+            f"{file}: tensor {cut(name)} has dtype {cut(dtype) if isinstance(dtype, str) else quote_value(dtype)}, "
             f"not {', '.join(dtypes)}; save the checkpoint unquantized"
         )
-    if end - begin != math.prod(shape) * {**FLOATS, **WHOLE, **EIGHT_BITS}[dtype]:
+    if end - begin != math.prod(shape) * {**FLOATS, **INTEGERS, **EIGHT_BITS}[dtype]:
         raise damaged(file, f"tensor {cut(name)} has {end - begin} bytes for shape {list(shape)} of {dtype}")
     return dtype, shape, begin, end
 
 
 def cut(name: str) -> str:
     """A name from a file for a message: at most SHOWN letters, without line breaks or control characters."""
-    clean = "".join(letter if letter.isprintable() else "?" for letter in name[:SHOWN])
-    return clean if len(name) <= SHOWN else f"{clean}…"
+    clean = "".join(letter if letter.isprintable() else "?" for letter in name[:MOST_LETTERS])
+    return clean if len(name) <= MOST_LETTERS else f"{clean}…"
 
 
 def damaged(file: Path, how: str) -> UnreadableCheckpoint:

@@ -8,9 +8,9 @@ import os
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
-from reference.files.fields import LARGEST_INDEX, UnreadableCheckpoint, read_json, shown, unreadable
-from reference.files.regular import opened
-from reference.files.stored import FLOATS, MOST_TENSORS, Stored, cut, header
+from reference.files.fields import LARGEST_INDEX, UnreadableCheckpoint, quote_value, read_json, unreadable
+from reference.files.regular import open_regular
+from reference.files.stored import FLOATS, MOST_TENSORS, StoredTensor, cut, read_header
 
 MOST_SHARDS = 10_000
 """Most weight files that an index may name; the largest published checkpoints have some hundreds."""
@@ -25,27 +25,27 @@ def digest(files: Iterable[Path]) -> str:
     Raises:
         UnreadableCheckpoint: a file cannot be read.
     """
-    fed = hashlib.sha256()
+    sha256 = hashlib.sha256()
     for file in sorted(files, key=lambda each: each.name):
-        _feed(fed, file)
-    return f"sha256:{fed.hexdigest()}"
+        _feed(sha256, file)
+    return f"sha256:{sha256.hexdigest()}"
 
 
-def _feed(fed: "hashlib._Hash", file: Path) -> None:
+def _feed(sha256: "hashlib._Hash", file: Path) -> None:
     """Feed `file` to the digest: its name, a zero byte, its size in decimal, a zero byte, its content."""
     try:
-        with opened(file) as stream:
+        with open_regular(file) as stream:
             # Name and size come first, so that no two different sets of files feed the same bytes.
-            fed.update(f"{file.name}\0{os.fstat(stream.fileno()).st_size}\0".encode())
+            sha256.update(f"{file.name}\0{os.fstat(stream.fileno()).st_size}\0".encode())
             while block := stream.read(1 << 20):
-                fed.update(block)
+                sha256.update(block)
     except OSError as error:
         raise unreadable(file, error) from None
 
 
 def weight_files(
     root: Path, dtypes: Collection[str] = FLOATS, names: tuple[str, ...] = ("model.safetensors",), todo: str = ""
-) -> tuple[dict[str, Stored], list[Path]]:
+) -> tuple[dict[str, StoredTensor], list[Path]]:
     """Every stored tensor of the directory `root`, and the files they came from.
 
     Args:
@@ -59,36 +59,38 @@ def weight_files(
     """
     for single in (root / name for name in names):
         if single.exists():
-            return header(single, dtypes), [single]
+            return read_header(single, dtypes), [single]
     index = root / "model.safetensors.index.json"
     if not index.exists():
-        pickled = sorted(name for name in os.listdir(root) if name.endswith(PICKLED))
-        if pickled:
+        pickled_names = sorted(name for name in os.listdir(root) if name.endswith(PICKLED))
+        if pickled_names:
             raise UnreadableCheckpoint(
-                f"{root}: weights only as pickle ({cut(pickled[0])}); pickle is never loaded; "
+                f"{root}: weights only as pickle ({cut(pickled_names[0])}); pickle is never loaded; "
                 f"convert to safetensors{todo}"
             )
         raise UnreadableCheckpoint(f"{root}: model.safetensors is missing; download the weights as safetensors")
-    placed = read_json(index, LARGEST_INDEX).get("weight_map")
-    if not isinstance(placed, dict) or not all(isinstance(shard, str) for shard in placed.values()):
+    shard_of = read_json(index, LARGEST_INDEX).get("weight_map")
+    if not isinstance(shard_of, dict) or not all(isinstance(shard, str) for shard in shard_of.values()):
         raise UnreadableCheckpoint(f"{index}: weight_map is missing or damaged; download the file again")
-    shards = sorted(set(placed.values()))
-    if len(shards) > MOST_SHARDS or len(placed) > MOST_TENSORS:
+    shards = sorted(set(shard_of.values()))
+    if len(shards) > MOST_SHARDS or len(shard_of) > MOST_TENSORS:
         raise UnreadableCheckpoint(
-            f"{index}: {len(placed)} tensors in {len(shards)} files; at most {MOST_TENSORS} in {MOST_SHARDS} are read; "
-            "save the checkpoint in larger shards"
+            f"{index}: {len(shard_of)} tensors in {len(shards)} files; at most {MOST_TENSORS} in {MOST_SHARDS} are "
+            "read; save the checkpoint in larger shards"
         )
-    headers: dict[str, dict[str, Stored]] = {}
+    headers: dict[str, dict[str, StoredTensor]] = {}
     for shard in shards:
         # The index may come from a stranger: a name such as `../x` must not leave the directory.
         if Path(shard).name != shard:
-            raise UnreadableCheckpoint(f"{index}: shard {shown(shard)} lies outside the directory; correct weight_map")
+            raise UnreadableCheckpoint(
+                f"{index}: shard {quote_value(shard)} lies outside the directory; correct weight_map"
+            )
         if not os.path.exists(root / shard):
             raise UnreadableCheckpoint(f"{root}: shard {cut(shard)} is missing; download it (the index names it)")
-        headers[shard] = header(root / shard, dtypes)
-    for name, shard in placed.items():
+        headers[shard] = read_header(root / shard, dtypes)
+    for name, shard in shard_of.items():
         if name not in headers[shard]:
             raise UnreadableCheckpoint(
                 f"{root / shard}: tensor {cut(name)} is missing, though the index places it there; download both again"
             )
-    return {name: headers[shard][name] for name, shard in placed.items()}, [root / shard for shard in headers]
+    return {name: headers[shard][name] for name, shard in shard_of.items()}, [root / shard for shard in headers]

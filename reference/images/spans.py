@@ -43,24 +43,26 @@ def check_images(images: Images, family: str, three_axes: bool) -> None:
     """Raise Malformed for blocks of a family with one axis, and for blocks that overlap or are not in order."""
     if images and not three_axes:
         raise Malformed("images", f"{family} numbers its tokens on one axis")
-    for at, (one, after) in enumerate(pairwise(images)):
-        if after.start < one.end:
-            raise Malformed(f"images[{at + 1}]", f"begins at token {after.start}, and the one before ends at {one.end}")
+    for i, (image, next_image) in enumerate(pairwise(images)):
+        if next_image.start < image.end:
+            raise Malformed(
+                f"images[{i + 1}]", f"begins at token {next_image.start}, and the one before ends at {image.end}"
+            )
 
 
 def check_inside(images: Images, prompt: Sequence[int]) -> None:
     """Raise Malformed for a block that does not end before the last token of `prompt`: the pending root is text."""
-    for at, one in enumerate(images):
-        if one.end >= len(prompt):
+    for i, image in enumerate(images):
+        if image.end >= len(prompt):
             raise Malformed(
-                f"images[{at}]", f"ends at token {one.end}; text must follow, and the prompt has {len(prompt)} tokens"
+                f"images[{i}]", f"ends at token {image.end}; text must follow, and the prompt has {len(prompt)} tokens"
             )
 
 
 def images_from_json(content: dict[str, Any]) -> Images:
     """The blocks under the key `images` of a model or a mate; raises Malformed with the path below `content`."""
-    found = []
-    for at, told in enumerate(content.get("images", ())):
-        with under(f"images[{at}]"):
-            found.append(Image(told["start"], told["frames"], told["height"], told["width"]))
-    return tuple(found)
+    images = []
+    for i, fields in enumerate(content.get("images", ())):
+        with under(f"images[{i}]"):
+            images.append(Image(fields["start"], fields["frames"], fields["height"], fields["width"]))
+    return tuple(images)

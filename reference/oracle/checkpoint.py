@@ -14,7 +14,7 @@ from reference.draft_files import mtp
 from reference.files.block_scales import FACTORS, NUMBERS, block_size
 from reference.files.fields import Fields, UnreadableCheckpoint, read_json, unreadable
 from reference.files.regular import irregular
-from reference.files.stored import EIGHT_BITS, FLOATS, Stored, cut
+from reference.files.stored import EIGHT_BITS, FLOATS, StoredTensor, cut
 from reference.files.weight_files import digest, weight_files
 from reference.oracle.configuration import configured, sizes
 from reference.oracle.family import FAMILIES
@@ -72,7 +72,7 @@ def _block_size(root: Path) -> tuple[int, int] | None:
     return block_size(root / "config.json", read_json(root / "config.json"))
 
 
-def _values(stored: dict[str, Stored], name: str, block: tuple[int, int] | None) -> Array:
+def _values(stored: dict[str, StoredTensor], name: str, block: tuple[int, int] | None) -> Array:
     """The values of a stored tensor, float64; those of 8-bit floats multiplied by their factors."""
     values = stored[name].values(name)
     if block is None or stored[name].dtype != NUMBERS:
@@ -106,7 +106,7 @@ def identify(directory: str | Path, understood: bool = True) -> Checkpoint:
     return Checkpoint(str(root), digest([root / "config.json", *files]), vocab_size, max_positions, mixes_rows)
 
 
-def _weights(root: Path) -> tuple[dict[str, Stored], list[Path]]:
+def _weights(root: Path) -> tuple[dict[str, StoredTensor], list[Path]]:
     """The stored tensors and their files; 8-bit floats are among them where config.json says how they are scaled.
 
     Raises:
@@ -119,7 +119,7 @@ def _weights(root: Path) -> tuple[dict[str, Stored], list[Path]]:
     return stored, files
 
 
-def _check_factors(stored: dict[str, Stored], block: tuple[int, int]) -> None:
+def _check_factors(stored: dict[str, StoredTensor], block: tuple[int, int]) -> None:
     asks = f"quantization_config.weight_block_size {list(block)} asks for"
     for name, tensor in stored.items():
         if tensor.dtype != NUMBERS:
@@ -141,7 +141,7 @@ def _check_factors(stored: dict[str, Stored], block: tuple[int, int]) -> None:
             )
 
 
-def _opened(root: Path) -> tuple[Architecture, dict[str, Stored], list[Path]]:
+def _opened(root: Path) -> tuple[Architecture, dict[str, StoredTensor], list[Path]]:
     """Architecture, tensors and weight files; every header is checked, and no weight is read yet."""
     _check_folder(root)
     architecture = configured(root / "config.json")
@@ -166,7 +166,7 @@ def _opened(root: Path) -> tuple[Architecture, dict[str, Stored], list[Path]]:
     expected |= {f"{name}{FACTORS}": () for name in stored if stored[name].dtype == NUMBERS}
     for name, tensor in stored.items():
         # MTP modules behind the last layer are a draft's; a run without them leaves them alone.
-        known = name in expected or IGNORED.fullmatch(name) or mtp.of_module(name, architecture.layers, modules)
+        known = name in expected or IGNORED.fullmatch(name) or mtp.belongs_to_module(name, architecture.layers, modules)
         if not known:
             raise UnreadableCheckpoint(
                 f"{tensor.file}: tensor {cut(name)} has no place in the architecture config.json describes; "
@@ -202,7 +202,7 @@ def _check_folder(root: Path) -> None:
         raise unreadable(root, error) from None
 
 
-def _check_tied(stored: dict[str, Stored]) -> None:
+def _check_tied(stored: dict[str, StoredTensor]) -> None:
     """Refuse a stored head that is declared tied and differs from the embedding.
 
     transformers 4 would tie the two, transformers 5 would not.

@@ -10,7 +10,7 @@ from typing import Any
 
 from reference.architecture import Architecture, Rope
 from reference.files.block_scales import block_size
-from reference.files.fields import SHOWN, Fields, UnreadableCheckpoint, read_json, shown
+from reference.files.fields import MOST_LETTERS, Fields, UnreadableCheckpoint, quote_value, read_json
 from reference.malformed import Malformed
 from reference.oracle.family import FAMILIES, OracleFamily
 from reference.oracle.family.unread import UNREAD
@@ -47,7 +47,7 @@ def configured(where: Path) -> Architecture:
         known, why = ", ".join(BY_TYPE), UNREAD.get(kind) if isinstance(kind, str) else None
         because = f", since {why}" if why else ""
         raise UnreadableCheckpoint(
-            f"{where}: the oracle does not compute model_type {shown(kind)}{because} (it knows {known}); "
+            f"{where}: the oracle does not compute model_type {quote_value(kind)}{because} (it knows {known}); "
             "compare with plain transformers instead: --against transformers"
         )
     return _architecture(Fields(where, content, dict(family.defaults)), family)
@@ -131,7 +131,7 @@ def _refuse_unsupported(fields: Fields, family: OracleFamily) -> None:
     activation = fields.content.get(name, computed)
     if ALIASES.get(activation, activation) != computed if isinstance(activation, str) else True:
         raise fields.refuse(
-            f"the oracle computes {name} {computed!r}, not {shown(activation)}; compare --against a backend"
+            f"the oracle computes {name} {computed!r}, not {quote_value(activation)}; compare --against a backend"
         )
     if not family.partial_rotary and fields.number("partial_rotary_factor", 1.0) != 1.0:
         raise fields.refuse("partial_rotary_factor is not supported; compare --against a backend")
@@ -157,16 +157,16 @@ def _rope(fields: Fields, family: OracleFamily) -> Rope:
     content = family.rope(fields)
     theta = float(fields.number("rope_theta", 10000.0))
     if not isinstance(content, dict):
-        raise fields.refuse(f"the rope dictionary is {shown(content)}, not an object; correct it")
+        raise fields.refuse(f"the rope dictionary is {quote_value(content)}, not an object; correct it")
     unknown = sorted(set(content) - ROPE_FIELDS - family.rope_fields)
     if unknown:
-        raise fields.refuse(f"rope field {shown(unknown[0])} is not supported; compare --against a backend")
+        raise fields.refuse(f"rope field {quote_value(unknown[0])} is not supported; compare --against a backend")
     given = Fields(fields.where, content, {})
     if not family.partial_rotary and given.number("partial_rotary_factor", 1.0) != 1.0:
         raise fields.refuse("partial_rotary_factor is not supported; compare --against a backend")
     kind = content.get("rope_type", content.get("type", "default"))
     if isinstance(kind, (list, dict)):
-        raise fields.refuse(f"rope_type is {shown(kind)}, not the name of a variant; correct it")
+        raise fields.refuse(f"rope_type is {quote_value(kind)}, not the name of a variant; correct it")
     theta = float(given.number("rope_theta", theta))
     if kind == "default":
         return Rope(theta=theta)
@@ -193,7 +193,7 @@ def _rope(fields: Fields, family: OracleFamily) -> Rope:
     try:
         return Rope(
             theta=theta,
-            kind=str(kind)[:SHOWN],
+            kind=str(kind)[:MOST_LETTERS],
             factor=float(given.number("factor", ratio if implied else None)),
             original=original,
             truncate=given.flag("truncate", True),

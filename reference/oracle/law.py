@@ -15,7 +15,7 @@ from reference.oracle import acceptance, processing
 from reference.oracle.acceptance import Answer, Program, Question, Row, normalised
 from reference.oracle.coin_source import Chance, Number, enumerated
 from reference.oracle.tree_growth import Growth, Lazily, Path, Unfinished
-from reference.probability_world import Given, World
+from reference.probability_world import GivenTree, World
 from reference.rules import Rule
 from reference.tree import Shape, Tree
 
@@ -26,7 +26,7 @@ NONE: Number = 0
 """Probability 0; the int adds exactly to floats and to fractions."""
 
 
-def given_law(given: Given, sampled: bool, exact: bool = False, program: Program | None = None) -> Law:
+def given_law(given: GivenTree, sampled: bool, exact: bool = False, program: Program | None = None) -> Law:
     """The law of the block that one verification of a fixed tree emits.
 
     Args:

@@ -23,7 +23,7 @@ from reference.oracle.formulas.recurrence import Held
 from reference.oracle.formulas.routers import Router
 from reference.trace import Array
 from reference.tree import Tree
-from reference.weights import head_weights, seeded
+from reference.weights import head_weights, seeded_weights
 from reference.weights.adapters import low_rank
 
 
@@ -221,12 +221,12 @@ def load_head(head: Head, target: Model, dtype: str) -> dict[str, Array]:
 @lru_cache(maxsize=64)
 def _built_in(model: Seeded, embedding_scale: float) -> Parameters:
     # Seeded weights are exact in every working dtype (weights.representable): nothing to round.
-    return Parameters(model.architecture, seeded(model), embedding_scale)
+    return Parameters(model.architecture, seeded_weights(model), embedding_scale)
 
 
 @lru_cache(maxsize=64)
 def _quantised(model: Seeded, embedding_scale: float, dtype: str) -> Parameters:
-    return Parameters(model.architecture, _of_few_bits(seeded(model), model.quantised, dtype), embedding_scale)
+    return Parameters(model.architecture, _of_few_bits(seeded_weights(model), model.quantised, dtype), embedding_scale)
 
 
 @lru_cache(maxsize=64)
@@ -236,7 +236,7 @@ def _adapted(model: Seeded, embedding_scale: float) -> Parameters:
     changed = low_rank(model)
     state = {
         name: weight + model.adapter.scale * (changed[name][1] @ changed[name][0]) if name in changed else weight
-        for name, weight in seeded(model.bare).items()
+        for name, weight in seeded_weights(model.bare).items()
     }
     return Parameters(model.architecture, state, embedding_scale)
 

@@ -46,7 +46,7 @@ def scores(logits: Array, sampling: Sampling, stops: Stops, prompt: tuple[int, .
         for token in (*stops.eos, *stops.stop_tokens):
             row[token] = -math.inf
     for name in sampling.processors:
-        row = user_processors.applied(name, context, row)
+        row = user_processors.apply(name, context, row)
     if sampling.grammar is not None:
         legal = legal_after(sampling.grammar, stops.eos, output)
         masked = np.where(legal.tokens, row, -math.inf)

@@ -31,23 +31,23 @@ class RankRun:
     calls: tuple[str, ...]
 
 
-def part(size: int, rank: int, ranks: int) -> tuple[int, int]:
+def rank_part(size: int, rank: int, ranks: int) -> tuple[int, int]:
     """The first entry of `size` entries that `rank` holds, and the first one that it no longer holds.
 
     All parts but the last ones have ceil(size / ranks) entries; the last may have fewer, or none.
     """
-    held = -(-size // ranks)
-    return min(rank * held, size), min((rank + 1) * held, size)
+    size_per_rank = -(-size // ranks)
+    return min(rank * size_per_rank, size), min((rank + 1) * size_per_rank, size)
 
 
 def kv_part(kv_heads: int, rank: int, ranks: int) -> tuple[int, int]:
-    """As `part`, for KV heads: with fewer of them than ranks, each is held by several ranks."""
+    """As `rank_part`, for KV heads: with fewer of them than ranks, each is held by several ranks."""
     if kv_heads >= ranks:
-        return part(kv_heads, rank, ranks)
+        return rank_part(kv_heads, rank, ranks)
     return rank * kv_heads // ranks, rank * kv_heads // ranks + 1
 
 
-def unsharded(arch: Architecture, ranks: int) -> str | None:
+def sharding_refusal(arch: Architecture, ranks: int) -> str | None:
     """Why a model of this architecture cannot run on so many ranks, or None."""
     if ranks == 1:
         return None

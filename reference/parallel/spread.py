@@ -11,11 +11,11 @@ def owners(session: Session | None, ranks: int) -> tuple[int, ...]:
     """The rank of each request; request 0 alone where there is no session."""
     if session is None:
         return (0,)
-    found = [number % ranks for number in range(1 + len(session.mates))]
-    entered: set[int] = set()
+    ranks_of = [number % ranks for number in range(1 + len(session.mates))]
+    entered_requests: set[int] = set()
     for action in session.actions:
-        if action.kind == "fork" and action.requests[1] not in entered:
-            found[action.requests[1]] = found[action.requests[0]]
+        if action.kind == "fork" and action.requests[1] not in entered_requests:
+            ranks_of[action.requests[1]] = ranks_of[action.requests[0]]
         if action.kind in ("add", "fork"):
-            entered |= set(action.requests)
-    return tuple(found)
+            entered_requests |= set(action.requests)
+    return tuple(ranks_of)

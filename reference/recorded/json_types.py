@@ -36,13 +36,13 @@ UNWRITABLE = {"Infinity": np.inf, "-Infinity": -np.inf}
 
 
 @cache
-def hints(kind: type) -> dict[str, Any]:
+def field_types(kind: type) -> dict[str, Any]:
     """The type of each field of a dataclass."""
     return get_type_hints(kind)
 
 
-def schema_of(hint: Any, found: dict[str, Any]) -> dict[str, Any]:
-    """The JSON Schema of a type; `found` collects the schemas of arrays and dataclasses, for `$defs`.
+def schema_of(hint: Any, definitions: dict[str, Any]) -> dict[str, Any]:
+    """The JSON Schema of a type; `definitions` collects the schemas of arrays and dataclasses, for `$defs`.
 
     Raises:
         TypeError: The type has no JSON of its own.
@@ -51,41 +51,44 @@ def schema_of(hint: Any, found: dict[str, Any]) -> dict[str, Any]:
         return {"type": PLAIN[hint]}
     origin, inside = get_origin(hint), get_args(hint)
     if origin is np.ndarray:
-        found["Array"] = ARRAY
+        definitions["Array"] = ARRAY
         return {"$ref": "#/$defs/Array"}
     if origin in (Union, types.UnionType):
-        some = schema_of(next(one for one in inside if one is not type(None)), found)
+        member_schema = schema_of(next(member for member in inside if member is not type(None)), definitions)
         # One keyword where it can be: a complaint about `anyOf` says less than one about a type.
-        plain = isinstance(some.get("type"), str)
-        return {**some, "type": [some["type"], "null"]} if plain else {"anyOf": [some, {"type": "null"}]}
+        if isinstance(member_schema.get("type"), str):
+            return {**member_schema, "type": [member_schema["type"], "null"]}
+        return {"anyOf": [member_schema, {"type": "null"}]}
     if origin is tuple:
         if inside[1:] != (...,):
             raise TypeError(f"{hint}: a tuple of equal entries is expected")
-        return {"type": "array", "items": schema_of(inside[0], found)}
+        return {"type": "array", "items": schema_of(inside[0], definitions)}
     if origin is not None and issubclass(origin, Mapping):
-        return {"type": "object", "additionalProperties": schema_of(inside[1], found)}
+        return {"type": "object", "additionalProperties": schema_of(inside[1], definitions)}
     if not (isinstance(hint, type) and is_dataclass(hint)):
         raise TypeError(f"{hint} has no JSON of its own")
     name = hint.__name__
-    if name not in found:
-        found[name] = {}  # the place is kept, for a type that holds itself
-        found[name] = object_of(hint, tuple(fields(hint)), found)
+    if name not in definitions:
+        definitions[name] = {}  # the place is kept, for a type that holds itself
+        definitions[name] = object_schema(hint, tuple(fields(hint)), definitions)
     return {"$ref": f"#/$defs/{name}"}
 
 
-def object_of(kind: type, held: tuple[Field[Any], ...], found: dict[str, Any]) -> dict[str, Any]:
-    """The schema of an object with the fields `held` of the dataclass `kind`; fields with a default may be absent."""
+def object_schema(kind: type, members: tuple[Field[Any], ...], definitions: dict[str, Any]) -> dict[str, Any]:
+    """The schema of an object with the fields `members` of a dataclass; fields with a default may be absent."""
     return {
         "description": inspect.getdoc(kind) or "",
         "type": "object",
-        "properties": {one.name: schema_of(hints(kind)[one.name], found) for one in held},
-        "required": [one.name for one in held if one.default is MISSING and one.default_factory is MISSING],
+        "properties": {member.name: schema_of(field_types(kind)[member.name], definitions) for member in members},
+        "required": [
+            member.name for member in members if member.default is MISSING and member.default_factory is MISSING
+        ],
         "additionalProperties": False,
     }
 
 
-def decoded(hint: Any, content: Any) -> Any:
-    """The value of type `hint` that a JSON value stands for; the value must be valid under `schema_of`.
+def decode(hint: Any, content: Any) -> Any:
+    """The value of type `hint` that a JSON value stands for; the value must be valid under `schema_of(hint)`.
 
     An array becomes nested lists of Python numbers; its dtype and shape are not checked here.
 
@@ -94,50 +97,52 @@ def decoded(hint: Any, content: Any) -> Any:
     """
     origin, inside = get_origin(hint), get_args(hint)
     if origin is np.ndarray:
-        return numbers(content)
+        return decode_numbers(content)
     if origin in (Union, types.UnionType):
-        return None if content is None else decoded(next(one for one in inside if one is not type(None)), content)
+        if content is None:
+            return None
+        return decode(next(member for member in inside if member is not type(None)), content)
     if origin is tuple:
-        return _entries(inside[0], content)
+        return _decode_entries(inside[0], content)
     if origin is not None and issubclass(origin, Mapping):
-        return {name: decoded(inside[1], one) for name, one in content.items()}
+        return {name: decode(inside[1], item) for name, item in content.items()}
     if is_dataclass(hint) and isinstance(hint, type):
-        return built(hint, content)
+        return build(hint, content)
     return float(content) if hint is float else content
 
 
-def _entries(hint: Any, content: list[Any]) -> tuple[Any, ...]:
+def _decode_entries(hint: Any, content: list[Any]) -> tuple[Any, ...]:
     """The entries of a tuple; a complaint inside one of them names its place."""
     if hint in PLAIN:
         return tuple(map(float, content)) if hint is float else tuple(content)
-    made = []
-    for at, one in enumerate(content):
-        with under(f"[{at}]"):
-            made.append(decoded(hint, one))
-    return tuple(made)
+    entries = []
+    for i, entry in enumerate(content):
+        with under(f"[{i}]"):
+            entries.append(decode(hint, entry))
+    return tuple(entries)
 
 
-def built(kind: type, content: dict[str, Any]) -> Any:
+def build(kind: type, content: dict[str, Any]) -> Any:
     """The dataclass `kind` with the fields that `content` holds; the others keep their defaults.
 
     Raises:
-        Malformed: as `decoded`.
+        Malformed: as `decode`.
     """
-    given = {}
-    for name, one in content.items():
+    values = {}
+    for name, item in content.items():
         with under(name):
-            given[name] = decoded(hints(kind)[name], one)
-    return kind(**given)
+            values[name] = decode(field_types(kind)[name], item)
+    return kind(**values)
 
 
-def numbers(content: Any) -> Any:
+def decode_numbers(content: Any) -> Any:
     """Nested lists in which null and the words for infinity are numbers.
 
     Raises:
         Malformed: for a string, or an object, among the numbers.
     """
     if isinstance(content, list):
-        return [numbers(one) for one in content]
+        return [decode_numbers(entry) for entry in content]
     if content is None:
         return float("nan")
     if isinstance(content, str) and content in UNWRITABLE:
@@ -147,17 +152,17 @@ def numbers(content: Any) -> Any:
     raise Malformed("", f"{content!r:.40} stands among numbers")
 
 
-def encoded(value: Any) -> Any:
-    """`value` as JSON holds it: the opposite of `decoded`. Fields that hold their default None are left out."""
+def encode(value: Any) -> Any:
+    """`value` as JSON holds it: the opposite of `decode`. Fields that hold their default None are left out."""
     if is_dataclass(value) and not isinstance(value, type):
-        held = [(one, getattr(value, one.name)) for one in fields(value)]
-        return {one.name: encoded(item) for one, item in held if not (item is None and one.default is None)}
+        members = [(member, getattr(value, member.name)) for member in fields(value)]
+        return {member.name: encode(item) for member, item in members if not (item is None and member.default is None)}
     if isinstance(value, Mapping):
-        return {str(name): encoded(one) for name, one in value.items()}
+        return {str(name): encode(item) for name, item in value.items()}
     if isinstance(value, np.ndarray):
-        return encoded(value.tolist())
+        return encode(value.tolist())
     if isinstance(value, (tuple, list)):
-        return [encoded(one) for one in value]
+        return [encode(item) for item in value]
     plain = value.item() if isinstance(value, np.generic) else value
     if isinstance(plain, float) and not np.isfinite(plain):
         return None if np.isnan(plain) else "Infinity" if plain > 0 else "-Infinity"

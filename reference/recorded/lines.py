@@ -13,11 +13,11 @@ import jsonschema
 
 from reference.architecture import Checkpoint, Seeded
 from reference.case import Case
-from reference.case_json import Validator, brief, case_from_json, case_to_json, dotted
+from reference.case_json import Validator, case_from_json, case_to_json, dotted_path, shorten
 from reference.layout import KvLayout
 from reference.malformed import Malformed, under
 from reference.oracle.stopping import ending
-from reference.recorded.json_types import built, encoded
+from reference.recorded.json_types import build, encode
 from reference.recorded.schema import ENDING, KINDS, Request, line_schema
 from reference.trace import Emitted, Step, Trace
 
@@ -43,7 +43,7 @@ class UnreadableLine(ValueError):
 
 
 @dataclass
-class Recorded:
+class FileRun:
     """One run of a file.
 
     Attributes:
@@ -60,7 +60,7 @@ class Recorded:
 
     line: int
     request: Request | None
-    whole: Case | None
+    whole_case: Case | None
     takes_tape: bool = False
     engine: str = ""
     steps: list[dict[str, Any]] = field(default_factory=list)
@@ -78,19 +78,19 @@ class Recorded:
         """
         try:
             with under("run"):
-                return self._whole(model) if self.request is None else self._case(self.request, model)
+                return self._case_of_file(model) if self.request is None else self._case_of_request(self.request, model)
         except Malformed as why:
             raise UnreadableLine(self.line, str(why)) from None
 
-    def _whole(self, model: Checkpoint | None) -> Case:
-        assert self.whole is not None
+    def _case_of_file(self, model: Checkpoint | None) -> Case:
+        assert self.whole_case is not None
         if model is None:
-            return self.whole
-        if isinstance(self.whole.model, Seeded) or self.whole.model.digest != model.digest:
+            return self.whole_case
+        if isinstance(self.whole_case.model, Seeded) or self.whole_case.model.digest != model.digest:
             raise Malformed("case.model", "it is not the checkpoint that --model names: leave --model out")
-        return replace(self.whole, model=model)
+        return replace(self.whole_case, model=model)
 
-    def _case(self, request: Request, model: Checkpoint | None) -> Case:
+    def _case_of_request(self, request: Request, model: Checkpoint | None) -> Case:
         if model is None and request.vocabulary is None:
             raise Malformed("vocabulary", "missing: the number of token ids; or name the checkpoint with --model")
         if model is not None and request.vocabulary not in (None, model.vocab_size):
@@ -102,24 +102,24 @@ class Recorded:
             sampling=request.sampling,
             stops=request.stops,
             dtype=request.dtype,
-            layout=KvLayout(padded_nodes=self._padded(request) or 0),
+            layout=KvLayout(padded_nodes=self._padded_rows(request) or 0),
             # A limit of steps: the run is one of speculation, and none that could be its own control.
             steps=max(1, len(self.steps)),
         )
 
-    def _padded(self, request: Request) -> int | None:
+    def _padded_rows(self, request: Request) -> int | None:
         """Rows to which trees are padded; None where padded trees have different numbers of rows."""
         if request.padded_nodes is not None:
             return request.padded_nodes
-        shown = [one for one in self.steps if one.get("drafted") and one.get("lowered")]
-        sizes = [(len(one["lowered"]["parent"]), len(one["drafted"]["tree"]["parent"])) for one in shown]
+        tree_steps = [step for step in self.steps if step.get("drafted") and step.get("lowered")]
+        sizes = [(len(step["lowered"]["parent"]), len(step["drafted"]["tree"]["parent"])) for step in tree_steps]
         padded = {rows for rows, nodes in sizes if rows > nodes}
         return None if len(padded) > 1 else max(padded, default=0)
 
     @property
-    def padding_known(self) -> bool:
+    def is_padding_known(self) -> bool:
         """Whether one number of rows explains the padding of every step."""
-        return self.request is None or self._padded(self.request) is not None
+        return self.request is None or self._padded_rows(self.request) is not None
 
     def trace(self, case: Case) -> Trace:
         """The trace of the run, with the fields that may be left out.
@@ -127,80 +127,83 @@ class Recorded:
         Raises:
             UnreadableLine: A field that follows from others is left out, and those are left out too.
         """
-        told = dict(self.end or {})
+        end = dict(self.end or {})
         steps = [self._step(number, case) for number in range(len(self.steps))]
-        shown = [step.emitted for step in steps if step.emitted is not None]
-        if "output" not in told:
-            if shown and len(shown) < len(steps):
+        emissions = [step.emitted for step in steps if step.emitted is not None]
+        if "output" not in end:
+            if emissions and len(emissions) < len(steps):
                 line = self.end_line or self.line
                 raise UnreadableLine(line, "end.output: missing, and some steps do not say what they emitted")
-            told["output"] = tuple(token for one in shown for token in one.tokens)
-        output = tuple(told["output"])
-        strange = next((one for one in output if not 0 <= one < case.model.vocab_size), None)
-        if strange is not None:
-            why = f"end.output: {strange} is not in the vocabulary of {case.model.vocab_size}"
+            end["output"] = tuple(token for emitted in emissions for token in emitted.tokens)
+        output = tuple(end["output"])
+        unknown_token = next((token for token in output if not 0 <= token < case.model.vocab_size), None)
+        if unknown_token is not None:
+            why = f"end.output: {unknown_token} is not in the vocabulary of {case.model.vocab_size}"
             raise UnreadableLine(self.end_line or self.lines[-1], why)
-        if "finish" not in told:
+        if "finish" not in end:
             least, grammar = case.sampling.min_tokens, case.sampling.grammar
-            told["finish"] = ending(output, case.stops, len(case.prompt), least, grammar)
+            end["finish"] = ending(output, case.stops, len(case.prompt), least, grammar)
         if not steps and output:
             # Tokens alone: one step that emits them all.
             self.lines = [self.end_line]
-            steps = [Step(case.prefix, emitted=Emitted(output, told["finish"]))]
+            steps = [Step(case.prefix, emitted=Emitted(output, end["finish"]))]
         elif steps and steps[-1].emitted is not None and "finish" not in self.steps[-1]["emitted"]:
-            last = replace(steps[-1].emitted, finish=told["finish"])
+            last = replace(steps[-1].emitted, finish=end["finish"])
             steps[-1] = replace(steps[-1], emitted=last)
         try:
             with under("end"):
-                made: Trace = built(Trace, {**told, "output": output, "steps": []})
+                trace: Trace = build(Trace, {**end, "output": output, "steps": []})
         except Malformed as why:
             raise UnreadableLine(self.end_line, str(why)) from None
-        return replace(made, steps=tuple(steps))
+        return replace(trace, steps=tuple(steps))
 
     def _step(self, number: int, case: Case) -> Step:
         """The step as a file shows it; a context that is left out follows from the steps before."""
         content = dict(self.steps[number])
         if "context" not in content:
-            before = [one.get("emitted") for one in self.steps[:number]]
-            if None in before:
-                why = f"step.context: missing, and step {before.index(None)} does not say what it emitted"
+            earlier_emissions = [step.get("emitted") for step in self.steps[:number]]
+            if None in earlier_emissions:
+                why = f"step.context: missing, and step {earlier_emissions.index(None)} does not say what it emitted"
                 raise UnreadableLine(self.lines[number], why)
-            tokens = (*case.prompt, *(token for one in before if one is not None for token in one["tokens"]))
+            tokens = (
+                *case.prompt,
+                *(token for emitted in earlier_emissions if emitted is not None for token in emitted["tokens"]),
+            )
             content["context"] = list(tokens[:-1])
         try:
             with under("step"):
-                made: Step = built(Step, content)
+                step: Step = build(Step, content)
         except Malformed as why:
             raise UnreadableLine(self.lines[number], str(why)) from None
-        return made
+        return step
 
 
-def read(lines: Iterable[bytes | str]) -> list[Recorded]:
+def read_runs(lines: Iterable[bytes | str]) -> list[FileRun]:
     """The runs of a file, in order; blank lines are passed over.
 
     Raises:
         UnreadableLine: A line is no JSON, no line of the schema, or at the wrong place.
     """
-    found: list[Recorded] = []
+    runs: list[FileRun] = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
-        kind, content = _object(number, line)
+        kind, content = _parse_line(number, line)
         if kind == "run":
-            found.append(_run(number, content))
+            runs.append(_read_run(number, content))
             continue
-        if not found or found[-1].end is not None:
+        if not runs or runs[-1].end is not None:
             raise UnreadableLine(number, f"{kind}: a line `run` comes before it")
-        _valid(number, kind, content)
+        _validate(number, kind, content)
         if kind == "step":
-            found[-1].steps.append(content)
-            found[-1].lines.append(number)
+            runs[-1].steps.append(content)
+            runs[-1].lines.append(number)
         else:
-            found[-1].end, found[-1].end_line = content, number
-    return found
+            runs[-1].end, runs[-1].end_line = content, number
+    return runs
 
 
-def _object(number: int, line: bytes | str) -> tuple[str, dict[str, Any]]:
+def _parse_line(number: int, line: bytes | str) -> tuple[str, dict[str, Any]]:
     """Kind and content of a line."""
     try:
         content = json.loads(line)
@@ -212,32 +215,32 @@ def _object(number: int, line: bytes | str) -> tuple[str, dict[str, Any]]:
     return kind, inside
 
 
-def _valid(number: int, kind: str, content: Any, of_case: bool = False) -> None:
+def _validate(number: int, kind: str, content: Any, of_case: bool = False) -> None:
     validator = Validator(line_schema(kind, of_case))
     complaint = jsonschema.exceptions.best_match(validator.iter_errors(content))
     if complaint is not None:
-        place = dotted([kind, *complaint.absolute_path])
-        raise UnreadableLine(number, f"{place}: {brief(complaint.message)}")
+        place = dotted_path([kind, *complaint.absolute_path])
+        raise UnreadableLine(number, f"{place}: {shorten(complaint.message)}")
 
 
-def _run(number: int, content: Any) -> Recorded:
+def _read_run(number: int, content: Any) -> FileRun:
     """The beginning of a run."""
     of_case = isinstance(content, dict) and "case" in content
-    _valid(number, "run", content, of_case)
+    _validate(number, "run", content, of_case)
     try:
         with under("run"):
             if not of_case:
-                request: Request = built(Request, content)
+                request: Request = build(Request, content)
                 if request.sampling.processors:
                     raise Malformed("sampling.processors", "a name in a file imports nothing: leave it out")
-                return Recorded(number, request, None, engine=request.engine)
+                return FileRun(number, request, None, engine=request.engine)
             with under("case"):
                 case = case_from_json(content["case"])
             if case.session is not None or case.sampling.processors:
                 raise Malformed("case", "a session, or a processor of somebody's own: neither is read from a file")
     except Malformed as why:
         raise UnreadableLine(number, str(why)) from None
-    return Recorded(number, None, case, bool(content.get("takes_tape", False)), content.get("engine", ""))
+    return FileRun(number, None, case, bool(content.get("takes_tape", False)), content.get("engine", ""))
 
 
 def trace_lines(case: Case, trace: Trace, takes_tape: bool = False, engine: str = "") -> Iterator[str]:
@@ -249,14 +252,14 @@ def trace_lines(case: Case, trace: Trace, takes_tape: bool = False, engine: str 
         takes_tape: Whether the coins of the run are those of the case's tape.
         engine: Name and version of the engine.
     """
-    yield _written("run", {"case": case_to_json(case), "takes_tape": takes_tape, "engine": engine})
+    yield _line_text("run", {"case": case_to_json(case), "takes_tape": takes_tape, "engine": engine})
     for step in trace.steps:
-        content = encoded(step)
+        content = encode(step)
         if step.emitted is not None:
             content["emitted"]["finish"] = step.emitted.finish
-        yield _written("step", content)
-    yield _written("end", {"finish": trace.finish, **encoded({name: getattr(trace, name) for name in ENDING})})
+        yield _line_text("step", content)
+    yield _line_text("end", {"finish": trace.finish, **encode({name: getattr(trace, name) for name in ENDING})})
 
 
-def _written(kind: str, content: dict[str, Any]) -> str:
+def _line_text(kind: str, content: dict[str, Any]) -> str:
     return json.dumps({kind: content}, allow_nan=False) + "\n"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any
 
-from reference.recorded.json_types import object_of
+from reference.recorded.json_types import object_schema
 from reference.sampling import Sampling, Stops
 from reference.trace import Step, Trace
 
@@ -63,21 +63,21 @@ CASE = {
 
 
 @cache
-def _parts() -> tuple[dict[str, Any], dict[str, Any]]:
+def _line_schemas() -> tuple[dict[str, Any], dict[str, Any]]:
     """The schema of each kind of line, and the definitions that they share."""
-    found: dict[str, Any] = {}
-    step = object_of(Step, fields(Step), found)
+    definitions: dict[str, Any] = {}
+    step = object_schema(Step, fields(Step), definitions)
     step["required"] = []
     step["description"] += "\n\nA file may leave out `context`: the prompt and all tokens emitted before, but the last."
-    ending = object_of(Trace, tuple(one for one in fields(Trace) if one.name in ENDING), found)
+    ending = object_schema(Trace, tuple(field_ for field_ in fields(Trace) if field_.name in ENDING), definitions)
     ending["required"] = []
     ending["description"] = (
         "The end of a run. `output`: every emitted token; left out, the tokens of the steps. `finish`: eos, stop, "
         "grammar, length or null; left out, it is not judged. A run without this line was cut off after its last step."
     )
-    request = object_of(Request, fields(Request), found)
-    found["Stops"]["required"] = ["max_new_tokens"]
-    return {"run": request, "step": step, "end": ending}, found
+    request = object_schema(Request, fields(Request), definitions)
+    definitions["Stops"]["required"] = ["max_new_tokens"]
+    return {"run": request, "step": step, "end": ending}, definitions
 
 
 def line_schema(kind: str, of_case: bool = False) -> dict[str, Any]:
@@ -87,18 +87,18 @@ def line_schema(kind: str, of_case: bool = False) -> dict[str, Any]:
         kind: One of KINDS.
         of_case: Whether the line is a `run` that holds a case.
     """
-    lines, found = _parts()
-    return {**(CASE if of_case else lines[kind]), "$defs": {**found, "Array": {"type": "array"}}}
+    lines, definitions = _line_schemas()
+    return {**(CASE if of_case else lines[kind]), "$defs": {**definitions, "Array": {"type": "array"}}}
 
 
 def schema() -> dict[str, Any]:
     """The schema of one line of a file, as `specverify trace schema` prints it; a copy that may be changed."""
-    lines, found = _parts()
+    lines, definitions = _line_schemas()
 
-    def alone(kind: str, inside: dict[str, Any]) -> dict[str, Any]:
+    def single_key_schema(kind: str, inside: dict[str, Any]) -> dict[str, Any]:
         return {"type": "object", "properties": {kind: inside}, "required": [kind], "additionalProperties": False}
 
-    whole = {
+    schema_of_line = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "One line of a recorded trace",
         "description": (
@@ -106,10 +106,10 @@ def schema() -> dict[str, Any]:
             "any field with a default, may be left out: what a trace does not hold is not judged."
         ),
         "anyOf": [
-            alone("run", {"anyOf": [lines["run"], CASE]}),
-            alone("step", lines["step"]),
-            alone("end", lines["end"]),
+            single_key_schema("run", {"anyOf": [lines["run"], CASE]}),
+            single_key_schema("step", lines["step"]),
+            single_key_schema("end", lines["end"]),
         ],
-        "$defs": found,
+        "$defs": definitions,
     }
-    return deepcopy(whole)
+    return deepcopy(schema_of_line)

@@ -8,12 +8,12 @@ from reference.images.spans import Images
 from reference.malformed import Malformed
 
 
-def of_request(model: Model, adapter: Adapter | None, images: Images, text: tuple[int, ...]) -> Model:
+def model_of_request(model: Model, adapter: Adapter | None, images: Images, text: tuple[int, ...]) -> Model:
     """`model` with this adapter, and with those of `images` that end before the last token of `text`.
 
     A fork's twin has a text that begins with its source's: its images are told by their places in that text.
     """
-    images = tuple(one for one in images if one.end < len(text))
+    images = tuple(image for image in images if image.end < len(text))
     if (model.adapter, model.images) == (adapter, images):
         return model
     if not isinstance(model, Seeded):

@@ -4,7 +4,7 @@ The oracle and the engines share these tensors. Seeded ones are exact in every w
 """
 
 from reference.weights.heads import head_weights, seeded_head
-from reference.weights.models import PROBE_CODES, permutation, probe_architecture, representable, seeded, shapes
+from reference.weights.models import PROBE_CODES, permutation, probe_architecture, representable, seeded_weights, shapes
 
 __all__ = [
     "PROBE_CODES",
@@ -12,7 +12,7 @@ __all__ = [
     "permutation",
     "probe_architecture",
     "representable",
-    "seeded",
     "seeded_head",
+    "seeded_weights",
     "shapes",
 ]

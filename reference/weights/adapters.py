@@ -22,11 +22,12 @@ def low_rank(model: Seeded) -> dict[str, tuple[Array, Array]]:
     if adapter is None:
         return {}
     # The seed of the model enters as well, so that two models have unlike adapters.
-    draw, found = np.random.default_rng((adapter.seed, model.seed, adapter.rank)), {}
+    draw = np.random.default_rng((adapter.seed, model.seed, adapter.rank))
+    matrices = {}
     for name, (rows, columns) in ((n, s) for n, s in shapes(model.architecture).items() if adapter.names(n)):
         down = representable(draw.normal(size=(adapter.rank, columns)) / np.sqrt(columns))
         up = representable(draw.normal(size=(rows, adapter.rank)) * ADAPTER_GAIN / np.sqrt(adapter.rank))
         for array in (down, up):
             array.flags.writeable = False
-        found[name] = down, up
-    return found
+        matrices[name] = down, up
+    return matrices

@@ -15,7 +15,7 @@ from reference.weights.models import HEAD_GAIN, permutation, representable
 
 
 @lru_cache(maxsize=128)
-def _drawn(head: Head, target: Seeded) -> dict[str, Array]:
+def _draw_head(head: Head, target: Seeded) -> dict[str, Array]:
     # The seed of the target enters as well, so that two targets have unlike heads.
     draw = np.random.default_rng((head.seed, target.seed, len(head.TAG)))
     state = {}
@@ -29,15 +29,15 @@ def _drawn(head: Head, target: Seeded) -> dict[str, Array]:
             values = noise * (HEAD_GAIN if name in head.by_token else 1.0) / np.sqrt(shape[-1])
         state[name] = representable(values)
     for name in head.by_token:
-        moved = np.empty_like(state[name])
+        renamed_rows = np.empty_like(state[name])
         # Row t becomes row `renamed[t]`, as in the embedding of the target.
-        moved[permutation(target.relabel, target.vocab_size)] = state[name]
-        state[name] = moved[list(head.vocabulary)] if head.vocabulary else moved
+        renamed_rows[permutation(target.relabel, target.vocab_size)] = state[name]
+        state[name] = renamed_rows[list(head.vocabulary)] if head.vocabulary else renamed_rows
     if head.vocabulary:
-        named = np.array(head.vocabulary)
+        vocabulary = np.array(head.vocabulary)
         # Offsets, as published files have them: target id = draft id + d2t[draft id].
-        state["d2t"] = named - np.arange(len(named))
-        state["t2d"] = np.isin(np.arange(target.vocab_size), named)
+        state["d2t"] = vocabulary - np.arange(len(vocabulary))
+        state["t2d"] = np.isin(np.arange(target.vocab_size), vocabulary)
     for array in state.values():
         array.flags.writeable = False
     return state
@@ -48,7 +48,7 @@ def seeded_head(head: Head, target: Seeded) -> dict[str, Array]:
 
     The tree of the head changes no weight.
     """
-    return _drawn(head.weights, target)
+    return _draw_head(head.weights, target)
 
 
 def head_weights(head: Head, target: Model) -> dict[str, Array]:

@@ -40,9 +40,9 @@ def permutation(seed: int, size: int) -> Array:
 
 
 @lru_cache(maxsize=128)
-def seeded(model: Seeded) -> dict[str, Array]:
+def seeded_weights(model: Seeded) -> dict[str, Array]:
     """State dict of a built-in model: read-only float64 arrays, weight matrices as [out, in]."""
-    state = _transparent(model) if model.weights == "transparent" else _noisy(model)
+    state = _transparent_weights(model) if model.weights == "transparent" else _noisy_weights(model)
     if model.relabel:
         renamed = permutation(model.relabel, model.vocab_size)
         for name in ("model.embed_tokens.weight", "lm_head.weight"):
@@ -63,38 +63,38 @@ def shapes(arch: Architecture) -> dict[str, tuple[int, ...]]:
     hidden = arch.hidden_size
     table: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (arch.vocab_size, hidden)}
     for layer in range(arch.layers):
-        at = f"model.layers.{layer}"
+        prefix = f"model.layers.{layer}"
         for name in arch.words.norms.names:
-            table[f"{at}.{name}.weight"] = (hidden,)
+            table[f"{prefix}.{name}.weight"] = (hidden,)
         mixer = arch.words.recurrent(arch, layer)
         if mixer is not None:
-            table |= {f"{at}.{name}": shape for name, shape in mixer.items()}
+            table |= {f"{prefix}.{name}": shape for name, shape in mixer.items()}
         if layer in arch.unattended:
             pass
         elif arch.words.projections is not None:
-            table |= {f"{at}.{name}": shape for name, shape in arch.words.projections(arch, layer).items()}
+            table |= {f"{prefix}.{name}": shape for name, shape in arch.words.projections(arch, layer).items()}
         else:
-            asked = wide * (2 if arch.words.gated_attention else 1)
-            for name, out in (("q", asked), ("k", narrow), ("v", narrow)):
-                table[f"{at}.self_attn.{name}_proj.weight"] = (out, hidden)
+            query_width = wide * (2 if arch.words.gated_attention else 1)
+            for name, out in (("q", query_width), ("k", narrow), ("v", narrow)):
+                table[f"{prefix}.self_attn.{name}_proj.weight"] = (out, hidden)
                 if arch.qkv_bias:
-                    table[f"{at}.self_attn.{name}_proj.bias"] = (out,)
-            table[f"{at}.self_attn.o_proj.weight"] = (hidden, wide)
+                    table[f"{prefix}.self_attn.{name}_proj.bias"] = (out,)
+            table[f"{prefix}.self_attn.o_proj.weight"] = (hidden, wide)
             if arch.output_bias:
-                table[f"{at}.self_attn.o_proj.bias"] = (hidden,)
+                table[f"{prefix}.self_attn.o_proj.bias"] = (hidden,)
         if arch.qk_norm and arch.words.query_key_gains and layer not in arch.unattended:
-            whole = arch.words.whole_query_key_norms
+            is_whole = arch.words.whole_query_key_norms
             for name, heads in (("q", arch.heads), ("k", arch.kv_heads)):
-                table[f"{at}.self_attn.{name}_norm.weight"] = (arch.head_dim * (heads if whole else 1),)
-        for of in (arch.words.attention_extras, arch.words.feed_forward):
-            table |= {f"{at}.{name}": shape for name, shape in of(arch, layer).items()}
+                table[f"{prefix}.self_attn.{name}_norm.weight"] = (arch.head_dim * (heads if is_whole else 1),)
+        for tensors_of in (arch.words.attention_extras, arch.words.feed_forward):
+            table |= {f"{prefix}.{name}": shape for name, shape in tensors_of(arch, layer).items()}
     table["model.norm.weight"] = (hidden,)
     if not arch.tied:
         table["lm_head.weight"] = (arch.vocab_size, hidden)
     return table
 
 
-def _margin(arch: Architecture, seed: int | list[int]) -> dict[str, Array]:
+def _margin_weights(arch: Architecture, seed: int | list[int]) -> dict[str, Array]:
     draw = np.random.default_rng(seed)
     state = {}
     for name, shape in shapes(arch).items():
@@ -119,17 +119,17 @@ def _margin(arch: Architecture, seed: int | list[int]) -> dict[str, Array]:
     return state
 
 
-def _noisy(model: Seeded) -> dict[str, Array]:
+def _noisy_weights(model: Seeded) -> dict[str, Array]:
     """The margin weights of the seed with the model's share of noise, of the same standard deviation; norms stay."""
-    state = _margin(model.architecture, model.seed)
+    state = _margin_weights(model.architecture, model.seed)
     if not model.noise:
         return state
-    other = _margin(model.architecture, [model.seed, 1])
-    kept = np.sqrt(1.0 - model.noise**2)
-    return {
-        name: held if name.endswith("norm.weight") else representable(kept * held + model.noise * other[name])
-        for name, held in state.items()
-    }
+    noise = _margin_weights(model.architecture, [model.seed, 1])
+    margin_share = np.sqrt(1.0 - model.noise**2)
+    for name, values in state.items():
+        if not name.endswith("norm.weight"):
+            state[name] = representable(margin_share * values + model.noise * noise[name])
+    return state
 
 
 PROBE_CODES = 32
@@ -139,7 +139,7 @@ PROBE_CODES = 32
 def probe_architecture(arch: Architecture) -> Architecture:
     """`arch` resized so that its transparent weights can name PROBE_CODES rows; heads, windows and chunks stay."""
     wide = PROBE_CODES
-    own = arch.words.probed(dict(arch.settings), wide)
+    settings = arch.words.probed(dict(arch.settings), wide)
     return Architecture(
         family=arch.family,
         vocab_size=arch.heads * wide + 1,
@@ -162,11 +162,11 @@ def probe_architecture(arch: Architecture) -> Architecture:
         floor_scale=arch.floor_scale,
         attn_scale=arch.attn_scale,
         score_cap=arch.score_cap,
-        settings=tuple(sorted((name, value) for name, value in own.items() if value != arch.words.settings[name])),
+        settings=tuple(sorted((name, value) for name, value in settings.items() if value != arch.words.settings[name])),
     )
 
 
-def _transparent(model: Seeded) -> dict[str, Array]:
+def _transparent_weights(model: Seeded) -> dict[str, Array]:
     """Weights of the transparent probe, for a `probe_architecture`.
 
     Token c in 1..head_dim embeds to the c-th unit vector of a block that only the value projection reads; token 0
@@ -185,14 +185,14 @@ def _transparent(model: Seeded) -> dict[str, Array]:
             state[name][:] = arch.words.resting_gain
     state["model.embed_tokens.weight"][1 : wide + 1, :wide] = np.eye(wide)
     # All other layers have a zero output projection: the residual stream passes them unchanged.
-    at = f"model.layers.{model.probed_layer}.self_attn"
+    prefix = f"model.layers.{model.probed_layer}.self_attn"
     if arch.words.projections is not None:  # latent vectors hold the codes, and each head's values are their latents
-        state[f"{at}.kv_a_proj_with_mqa.weight"][:wide, :wide] = np.eye(wide)
-        by_head = state[f"{at}.kv_b_proj.weight"].reshape(arch.heads, -1, wide)
+        state[f"{prefix}.kv_a_proj_with_mqa.weight"][:wide, :wide] = np.eye(wide)
+        by_head = state[f"{prefix}.kv_b_proj.weight"].reshape(arch.heads, -1, wide)
         by_head[:, -wide:] = np.eye(wide)
     else:
         for head in range(arch.kv_heads):
-            state[f"{at}.v_proj.weight"][head * wide : (head + 1) * wide, :wide] = np.eye(wide)
-    state[f"{at}.o_proj.weight"][wide:blocks] = np.eye(arch.heads * wide)
+            state[f"{prefix}.v_proj.weight"][head * wide : (head + 1) * wide, :wide] = np.eye(wide)
+    state[f"{prefix}.o_proj.weight"][wide:blocks] = np.eye(arch.heads * wide)
     state["lm_head.weight"][: arch.heads * wide, wide:blocks] = np.eye(arch.heads * wide)
     return state

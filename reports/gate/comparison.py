@@ -62,27 +62,30 @@ def runs_of(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {str(result.get("backend")): result}
 
 
-def compared(before: dict[str, Any], after: dict[str, Any]) -> Comparison:
+def compare_results(before: dict[str, Any], after: dict[str, Any]) -> Comparison:
     """The differences between two results.
 
     Raises:
         ValueError: One of them is no result.
     """
-    told = Comparison(unjudged=after.get("outcome") == "unjudged")
-    first, second = runs_of(before), runs_of(after)
-    for name, run in second.items():
-        _compare(cut(name, 100), first.get(name, {}), run, told)
-    missing = [name for name in first if name not in second]
-    told.unjudged |= bool(missing)
-    told.less += [f"{cut(name, 100)}: did not run" for name in missing]
-    told.otherwise += _settings(before, after)
-    stale = {one["name"] for one in before.get("known", []) if one["state"] in ("stale", "expired")}
-    told.failing += [
-        f"{cut(one['backend'], 100)}: known failure {cut(one['name'], 60)} is {one['state']}"
-        for one in after.get("known", [])
-        if one["state"] in ("stale", "expired") and one["name"] not in stale
-    ]
-    return told
+    comparison = Comparison(unjudged=after.get("outcome") == "unjudged")
+    runs_before, runs_after = runs_of(before), runs_of(after)
+    for name, run in runs_after.items():
+        _compare(cut(name, 100), runs_before.get(name, {}), run, comparison)
+    missing_runs = [name for name in runs_before if name not in runs_after]
+    comparison.unjudged |= bool(missing_runs)
+    comparison.less += [f"{cut(name, 100)}: did not run" for name in missing_runs]
+    comparison.otherwise += _setting_differences(before, after)
+    stale_names = {
+        known_failure["name"]
+        for known_failure in before.get("known", [])
+        if known_failure["state"] in ("stale", "expired")
+    }
+    for known_failure in after.get("known", []):
+        name, state = known_failure["name"], known_failure["state"]
+        if state in ("stale", "expired") and name not in stale_names:
+            comparison.failing.append(f"{cut(known_failure['backend'], 100)}: known failure {cut(name, 60)} is {state}")
+    return comparison
 
 
 def _title(run: dict[str, Any]) -> str:
@@ -92,31 +95,35 @@ def _title(run: dict[str, Any]) -> str:
 def failures_of(run: dict[str, Any]) -> dict[str, str]:
     """The failures of a run by signature, each with its invariant."""
     findings = run.get("findings", [])
-    signatures = run.get("signatures") or [f"{one['invariant']} at {one['stage']}" for one in findings]
-    return {str(says): str(one["invariant"]) for says, one in zip(signatures, findings, strict=False)}
+    signatures = run.get("signatures") or [f"{finding['invariant']} at {finding['stage']}" for finding in findings]
+    return {str(signature): str(finding["invariant"]) for signature, finding in zip(signatures, findings, strict=False)}
 
 
-def _compare(name: str, before: dict[str, Any], after: dict[str, Any], told: Comparison) -> None:
-    was, now = failures_of(before), failures_of(after)
-    told.failing += [f"{name}: {cut(one, 200)}" for one in now if one not in was]
-    if after.get("outcome") == "differ" and not now and before.get("outcome") != "differ":
-        told.failing.append(f"{name}: the run differs, and no single case shows where")
+def _compare(name: str, before: dict[str, Any], after: dict[str, Any], comparison: Comparison) -> None:
+    failures_before, failures_after = failures_of(before), failures_of(after)
+    comparison.failing += [
+        f"{name}: {cut(signature, 200)}" for signature in failures_after if signature not in failures_before
+    ]
+    if after.get("outcome") == "differ" and not failures_after and before.get("outcome") != "differ":
+        comparison.failing.append(f"{name}: the run differs, and no single case shows where")
     if not before:
-        told.otherwise.append(f"{name}: is new in the second result")
+        comparison.otherwise.append(f"{name}: is new in the second result")
         return
-    for one, invariant in was.items():
-        if one not in now:
+    for signature, invariant in failures_before.items():
+        if signature not in failures_after:
             counts = after["invariants"].get(invariant, {})
-            (told.fixed if counts.get("checked") else told.gone).append(f"{name}: {cut(one, 200)}")
-    told.less += [f"{name}: {line}" for line in _less(before, after)]
-    ratios = [_ratio(run) for run in (before, after)]
+            (comparison.fixed if counts.get("checked") else comparison.gone).append(f"{name}: {cut(signature, 200)}")
+    comparison.less += [f"{name}: {line}" for line in _judged_less(before, after)]
+    ratios = [_time_ratio(run) for run in (before, after)]
     if ratios[0] is not None and ratios[1] is not None and ratios[1] > SLOWER * ratios[0]:
-        took = f"the run took {number(ratios[1])} times the time inside the backend, and {number(ratios[0])} before"
-        told.slower.append(f"{name}: {took}")
-    told.otherwise += [f"{name}: {line}" for line in _drawn(before, after)]
+        ratio_words = (
+            f"the run took {number(ratios[1])} times the time inside the backend, and {number(ratios[0])} before"
+        )
+        comparison.slower.append(f"{name}: {ratio_words}")
+    comparison.otherwise += [f"{name}: {line}" for line in _draw_differences(before, after)]
 
 
-def _less(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+def _judged_less(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     shares = [run["judged"] / run["cases"] if run.get("cases") else 0.0 for run in (before, after)]
     lines = []
     if after["judged"] < before["judged"] and shares[1] < shares[0] - LESS:
@@ -124,22 +131,22 @@ def _less(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
             f"{after['judged']} of {after['cases']} cases judged, {before['judged']} of {before['cases']} before"
         )
     for invariant, counts in before["invariants"].items():
-        now = after["invariants"].get(invariant, {}).get("checked", 0)
-        if counts["checked"] and not now:
+        num_checked = after["invariants"].get(invariant, {}).get("checked", 0)
+        if counts["checked"] and not num_checked:
             lines.append(
                 f"{cut(invariant, 80)} compared nothing, and was judged on {plural(counts['checked'], 'case')}"
             )
     return lines
 
 
-def _ratio(run: dict[str, Any]) -> float | None:
+def _time_ratio(run: dict[str, Any]) -> float | None:
     """Times that the run took its backend's own time, shrinking left out; None for a run too short to say."""
     inside = run.get("backend_seconds") or 0.0
     seconds: float = run.get("seconds", 0.0) - run.get("shrink_seconds", 0.0)
     return seconds / inside if inside >= LEAST_S else None
 
 
-def _drawn(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+def _draw_differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     lines = []
     if before.get("cases") != after.get("cases"):
         lines.append(f"{after.get('cases')} cases, {before.get('cases')} before")
@@ -149,16 +156,23 @@ def _drawn(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
         lines.append(
             f"reference {cut(str(after.get('reference')), 60)}, {cut(str(before.get('reference')), 60)} before"
         )
-    was, now = before.get("environment", {}), after.get("environment", {})
-    names = [name for name in (*was, *(one for one in now if one not in was)) if was.get(name) != now.get(name)]
-    lines += [f"{cut(name, 40)} {cut(str(now.get(name)), 60)}, {cut(str(was.get(name)), 60)} before" for name in names]
+    environment_before, environment_after = before.get("environment", {}), after.get("environment", {})
+    names = [
+        name
+        for name in (*environment_before, *(name for name in environment_after if name not in environment_before))
+        if environment_before.get(name) != environment_after.get(name)
+    ]
+    for name in names:
+        value_before = cut(str(environment_before.get(name)), 60)
+        value_after = cut(str(environment_after.get(name)), 60)
+        lines.append(f"{cut(name, 40)} {value_after}, {value_before} before")
     return lines
 
 
-def _settings(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+def _setting_differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     lines = []
     for name in ("seeds", "shard"):
         if name in before and name in after and before[name] != after[name]:
-            was, now = (", ".join(map(str, one[name])) for one in (before, after))
-            lines.append(f"{name} {now}; {was} before")
+            before_words, after_words = (", ".join(map(str, result[name])) for result in (before, after))
+            lines.append(f"{name} {after_words}; {before_words} before")
     return lines

@@ -20,28 +20,28 @@ def gate_junit(result: GateResult) -> bytes:
     """
     suites = []
     for run in result.runs:
-        known: dict[str, list[str]] = {}
-        for one in result.known:
-            if run.tally.known[one.known.name]:
-                known.setdefault(one.known.main.invariant, []).append(cut(one.reason, 200))
-        suite = suite_of(run.tally, title=run.title, known=known)
+        reasons: dict[str, list[str]] = {}
+        for known_failure in result.known:
+            if run.tally.known[known_failure.known.name]:
+                reasons.setdefault(known_failure.known.main.invariant, []).append(cut(known_failure.reason, 200))
+        suite = suite_of(run.tally, title=run.title, known_failures=reasons)
         if run.short:
             suite.add_testcase(_error("floors", run.title, run.short))
         suites.append(suite)
-    own = TestSuite(GATE)
-    for one in result.known:
-        entry = TestCase(cut(f"known failure {one.known.name}", LONGEST_NAME), classname=GATE)
-        if one.state in RED:
-            entry.result = [JUnitFailure(cut(words.known_line(one), LONGEST_MESSAGE), one.state)]
-        elif one.state == UNJUDGED:
-            entry.result = [Error(cut(words.known_line(one), LONGEST_MESSAGE), "unjudged")]
-        own.add_testcase(entry)
+    gate_suite = TestSuite(GATE)
+    for known_failure in result.known:
+        entry = TestCase(cut(f"known failure {known_failure.known.name}", LONGEST_NAME), classname=GATE)
+        if known_failure.state in RED:
+            entry.result = [JUnitFailure(cut(words.known_line(known_failure), LONGEST_MESSAGE), known_failure.state)]
+        elif known_failure.state == UNJUDGED:
+            entry.result = [Error(cut(words.known_line(known_failure), LONGEST_MESSAGE), "unjudged")]
+        gate_suite.add_testcase(entry)
     if result.complaints:
-        own.add_testcase(_error("gate", GATE, result.complaints))
-    return document_of([*suites, *([own] if len(own) else [])], result.seconds)
+        gate_suite.add_testcase(_error("gate", GATE, result.complaints))
+    return document_of([*suites, *([gate_suite] if len(gate_suite) else [])], result.seconds)
 
 
-def _error(name: str, suite: str, why: list[str]) -> TestCase:
+def _error(name: str, suite: str, lines: list[str]) -> TestCase:
     entry = TestCase(name, classname=cut(suite, LONGEST_NAME))
-    entry.result = [Error(cut(line, LONGEST_MESSAGE), "unjudged") for line in why]
+    entry.result = [Error(cut(line, LONGEST_MESSAGE), "unjudged") for line in lines]
     return entry

@@ -8,9 +8,9 @@ import re
 from properties.gate_result import ELSEWHERE, GateResult, GateRun
 from properties.tally import Failure
 from reports.bundle import replay_command
-from reports.case_diff import described
+from reports.case_diff import case_summary
 from reports.drawing import draw
-from reports.format import address, both, cut, escaped, excess, number
+from reports.format import address, cut, escape, excess, expected_and_observed, number
 from reports.gate import words
 from reports.gate.comparison import Comparison
 from reports.tree_scene import scene_of
@@ -18,7 +18,7 @@ from reports.tree_scene import scene_of
 LARGEST = 60_000
 """Most characters of the summary: a comment on GitHub takes 65,536, a step summary a megabyte."""
 
-SHOWN = 10
+MOST_FAILURES = 10
 """Most failures that the summary shows."""
 
 MOST_LINES = 40
@@ -34,10 +34,10 @@ def code(text: str, longest: int = 240) -> str:
     >>> print(code("a|b <i>"))
     <code>a&#124;b &#60;i&#62;</code>
     """
-    return f"<code>{_plain(text, longest)}</code>"
+    return f"<code>{_escape_markup(text, longest)}</code>"
 
 
-def _plain(text: str, longest: int) -> str:
+def _escape_markup(text: str, longest: int) -> str:
     """`text` on one line, with a character reference for all that Markdown or HTML could take for markup."""
     # A dash inside a word is no list and no line.
     plain = re.sub(r"[^A-Za-z0-9 .,=/()-]|(?<![A-Za-z0-9])-", lambda char: f"&#{ord(char[0])};", cut(text, longest))
@@ -47,7 +47,7 @@ def _plain(text: str, longest: int) -> str:
 
 def block(text: str) -> str:
     """`text` as a fenced block, whose fence is longer than every run of backticks in it."""
-    lines = [escaped(line[:LONGEST_LINE]) for line in text[:LARGEST].split("\n")[:MOST_LINES]]
+    lines = [escape(line[:LONGEST_LINE]) for line in text[:LARGEST].split("\n")[:MOST_LINES]]
     content = "\n".join(lines).strip("\n")
     fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", content)), default=0))
     return f"{fence}text\n{content}\n{fence}\n"
@@ -56,19 +56,23 @@ def block(text: str) -> str:
 def summary(result: GateResult) -> str:
     """The whole summary, of at most LARGEST characters."""
     sections = [_head(result), _table(result)]
-    found = words.failures(result)
-    sections += [_failure(run, failure) for run, failure in found[:SHOWN]]
-    if len(found) > SHOWN:
-        sections.append(f"{len(found) - SHOWN} further failures are in the JUnit report and in `gate.json`.\n")
-    sections += [_known(result), _not_judged(result), _foot(result)]
-    kept, size = [], 0
+    located = words.failures(result)
+    sections += [_failure(run, failure) for run, failure in located[:MOST_FAILURES]]
+    if len(located) > MOST_FAILURES:
+        sections.append(
+            f"{len(located) - MOST_FAILURES} further failures are in the JUnit report and in `gate.json`.\n"
+        )
+    sections += [_known_rows(result), _unjudged_lines(result), _foot(result)]
+    kept_sections, size = [], 0
     for section in filter(None, sections):
         size += len(section) + 1
         if size > LARGEST - 200:
-            kept.append("The rest is left out: see `gate.json` and `junit.xml` among the artefacts of the run.\n")
+            kept_sections.append(
+                "The rest is left out: see `gate.json` and `junit.xml` among the artefacts of the run.\n"
+            )
             break
-        kept.append(section)
-    return "\n".join(kept)
+        kept_sections.append(section)
+    return "\n".join(kept_sections)
 
 
 def _head(result: GateResult) -> str:
@@ -78,7 +82,7 @@ def _head(result: GateResult) -> str:
 
 def _prose(text: str) -> str:
     """A sentence of ours that may hold foreign names."""
-    return _plain(text, 600)
+    return _escape_markup(text, 600)
 
 
 def _table(result: GateResult) -> str:
@@ -86,9 +90,9 @@ def _table(result: GateResult) -> str:
     for run in result.runs[:40]:
         tally = run.tally
         emulated = " EMULATED" if tally.emulated else ""
-        checked = sum(1 for counts in tally.invariants.values() if counts.checked)
-        known = sum(1 for _ in tally.known.elements())
-        counts = " | ".join(map(str, (tally.judged, tally.cases, tally.differed, known, checked)))
+        num_checked = sum(1 for counts in tally.invariants.values() if counts.checked)
+        num_known = sum(1 for _ in tally.known.elements())
+        counts = " | ".join(map(str, (tally.judged, tally.cases, tally.differed, num_known, num_checked)))
         rows.append(f"| {code(run.title, 60)} | {words.HEADLINE[run.outcome]}{emulated} | {counts} |")
     return "\n".join(rows) + "\n"
 
@@ -96,61 +100,67 @@ def _table(result: GateResult) -> str:
 def _failure(run: GateRun, failure: Failure) -> str:
     finding = failure.finding
     scene = scene_of(failure.verdict, finding)
-    beyond = f" ({excess(finding)})" if excess(finding) else ""
-    expected, observed = both(finding)
+    excess_words = f" ({excess(finding)})" if excess(finding) else ""
+    expected, observed = expected_and_observed(finding)
     parts = [
         f"### {code(run.title, 120)}: {code(finding.invariant, 80)}\n",
         f"{_prose(words.sentence(failure))}\n",
         block(draw(scene.tree, scene.path, scene.node)) if scene.tree else "",
-        f"- began at {_prose(address(finding))}; {_prose(described(failure.verdict.case))}",
+        f"- began at {_prose(address(finding))}; {_prose(case_summary(failure.verdict.case))}",
         f"- expected {code(expected)}",
-        f"- observed {code(observed + beyond)}",
+        f"- observed {code(observed + excess_words)}",
     ]
     parts += [f"- bundle {code(failure.file, 300)}"] if failure.file is not None else []
     if finding.said:
         parts.append("\nThe engine's last lines:\n\n" + block("\n".join(finding.said[-8:])))
     command = replay_command(failure)
     if command is not None:
-        parts.append("\nReplay:\n\n" + block(command if len(command) <= LONGEST_LINE else _broken(command)))
+        parts.append("\nReplay:\n\n" + block(command if len(command) <= LONGEST_LINE else _break_lines(command)))
     return "\n".join(part for part in parts if part) + "\n"
 
 
-def _broken(command: str) -> str:
+def _break_lines(command: str) -> str:
     return command.replace(" --", " \\\n  --")
 
 
-def _known(result: GateResult) -> str:
-    told = [one for one in result.known if one.state != ELSEWHERE]
-    if not told:
+def _known_rows(result: GateResult) -> str:
+    known_failures = [known_failure for known_failure in result.known if known_failure.state != ELSEWHERE]
+    if not known_failures:
         return ""
     rows = ["### Known failures\n", "| failure | state | cases | until | reason |", "|---|---|--:|---|---|"]
-    for one in told[:20]:
-        failure = f"{code(one.backend, 60)} {code(str(one.known.main), 120)}"
-        why = f": {_plain(one.why, 100)}" if one.why else ""
-        reason = _plain(one.reason, 100) + (f" {code(one.issue, 120)}" if one.issue else "")
-        rows.append(f"| {failure} | {one.state}{why} | {one.cases} | {one.until} | {reason} |")
-    behind = [f"- behind them: {code(name)} in {count} cases" for name, count in result.behind.most_common(10)]
-    return "\n".join([*rows, "", *behind]) + "\n"
+    for known_failure in known_failures[:20]:
+        failure = f"{code(known_failure.backend, 60)} {code(str(known_failure.known.main), 120)}"
+        why = f": {_escape_markup(known_failure.why, 100)}" if known_failure.why else ""
+        reason = _escape_markup(known_failure.reason, 100) + (
+            f" {code(known_failure.issue, 120)}" if known_failure.issue else ""
+        )
+        rows.append(
+            f"| {failure} | {known_failure.state}{why} | {known_failure.cases} | {known_failure.until} | {reason} |"
+        )
+    hidden_rows = [f"- behind them: {code(name)} in {count} cases" for name, count in result.behind.most_common(10)]
+    return "\n".join([*rows, "", *hidden_rows]) + "\n"
 
 
-def _not_judged(result: GateResult) -> str:
-    lines = [f"- {_plain(reason, 160)}" for reason in words.reasons(result)[:15]]
-    lines += [f"- note: {_plain(note, 160)}" for note in result.notes[:10]]
+def _unjudged_lines(result: GateResult) -> str:
+    lines = [f"- {_escape_markup(reason, 160)}" for reason in words.reasons(result)[:15]]
+    lines += [f"- note: {_escape_markup(note, 160)}" for note in result.notes[:10]]
     return "\n".join(["### Not judged, and notes\n", *lines]) + "\n" if lines else ""
 
 
 def _foot(result: GateResult) -> str:
-    fixed = ", ".join(map(str, result.seeds))
-    again = f"Seeds {fixed}; {number(result.seconds)} s. The same cases again: {code(words.again(result))}"
-    return f"{again}\n\nThe page `gate.html` among the artefacts of the run has pictures of each failure.\n"
+    seeds = ", ".join(map(str, result.seeds))
+    rerun_words = (
+        f"Seeds {seeds}; {number(result.seconds)} s. The same cases again: {code(words.rerun_command(result))}"
+    )
+    return f"{rerun_words}\n\nThe page `gate.html` among the artefacts of the run has pictures of each failure.\n"
 
 
-def comparison_summary(told: Comparison) -> str:
+def comparison_summary(comparison: Comparison) -> str:
     """Two results compared, of at most LARGEST characters."""
-    mark = {0: "✅", 1: "❌", 3: "⚠️"}[told.exit_code]
+    mark = {0: "✅", 1: "❌", 3: "⚠️"}[comparison.exit_code]
     lines = [f"## {mark} SpecVerify: this run beside the earlier one\n"]
-    for name, found in told.sections():
-        lines += [f"### {name.capitalize()}\n", *(f"- {_plain(line, 300)}" for line in found[:50])]
-        lines += [f"- and {len(found) - 50} more", ""] if len(found) > 50 else [""]
-    lines += [] if told.sections() else ["No difference."]
+    for name, section_lines in comparison.sections():
+        lines += [f"### {name.capitalize()}\n", *(f"- {_escape_markup(line, 300)}" for line in section_lines[:50])]
+        lines += [f"- and {len(section_lines) - 50} more", ""] if len(section_lines) > 50 else [""]
+    lines += [] if comparison.sections() else ["No difference."]
     return "\n".join(lines)[:LARGEST] + "\n"

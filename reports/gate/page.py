@@ -7,22 +7,22 @@ from properties.gate_result import ELSEWHERE, GateResult, GateRun
 from reports.bundle import replay_command
 from reports.format import clean, cut, number, plural
 from reports.gate import words
-from reports.layout80 import MARGIN, WIDTH, folded, indented, labelled, printed
+from reports.layout80 import MARGIN, WIDTH, indent, label_rows, plain_text, wrapping_text
 from reports.pages.summary import opening, summary_page
 from reports.pages.terminal import failure_page, labelled_lines, wrapped_command
 
-SHOWN = 10
+MOST_FAILURES = 10
 """Most failures of a run that the page shows whole."""
 
 
 def seeds_line(result: GateResult) -> str:
     """The seeds, told before the first case."""
-    fixed = ", ".join(str(seed) for seed in result.seeds if seed != result.fresh)
-    fresh = f"{'; ' if fixed else ''}new in this run: {result.fresh}" if result.fresh is not None else ""
-    return f"seeds {fixed}{fresh}; the same cases again: {words.again(result)}"
+    fixed_seeds = ", ".join(str(seed) for seed in result.seeds if seed != result.fresh)
+    fresh_words = f"{'; ' if fixed_seeds else ''}new in this run: {result.fresh}" if result.fresh is not None else ""
+    return f"seeds {fixed_seeds}{fresh_words}; the same cases again: {words.rerun_command(result)}"
 
 
-def whole(result: GateResult, width: int = WIDTH, verbose: bool = False) -> str:
+def gate_output(result: GateResult, width: int = WIDTH, verbose: bool = False) -> str:
     """First sentences and failures of each run, with `verbose` its counts, and then the result of the gate."""
     parts = []
     for run in result.runs:
@@ -34,33 +34,46 @@ def whole(result: GateResult, width: int = WIDTH, verbose: bool = False) -> str:
 def failure_pages(run: GateRun, width: int = WIDTH) -> str:
     """The failures of one run, each on a page."""
     failures = run.tally.failures
-    more = f"{plural(len(failures) - SHOWN, 'further failure')} in the reports\n" if len(failures) > SHOWN else ""
-    return "\n".join([*(failure_page(failure, width=width) for failure in failures[:SHOWN]), *([more] if more else [])])
+    omission = (
+        f"{plural(len(failures) - MOST_FAILURES, 'further failure')} in the reports\n"
+        if len(failures) > MOST_FAILURES
+        else ""
+    )
+    return "\n".join(
+        [
+            *(failure_page(failure, width=width) for failure in failures[:MOST_FAILURES]),
+            *([omission] if omission else []),
+        ]
+    )
 
 
 def gate_page(result: GateResult, width: int = WIDTH) -> str:
     """The result of the whole gate."""
     emulated = "  EMULATED, no hardware was judged" if any(run.tally.emulated for run in result.runs) else ""
     head = f"{words.HEADLINE[result.outcome]}  specverify gate{emulated}\n"
-    parts = [printed(folded(head), width=width) + labelled_lines(words.verdict(result), width)]
+    parts = [plain_text(wrapping_text(head), width=width) + labelled_lines(words.verdict(result), width)]
     if result.runs:
-        parts.append(indented(_side_by_side(result, width)))
+        parts.append(indent(_side_by_side(result, width)))
     facts = [("not judged", reason) for reason in words.reasons(result)]
-    facts += [("known", words.known_line(one)) for one in result.known if one.state != ELSEWHERE]
-    facts += [("behind", f"{cut(name, 200)}, in {plural(count, 'case')}") for name, count in _behind(result)]
+    facts += [
+        ("known", words.known_line(known_failure)) for known_failure in result.known if known_failure.state != ELSEWHERE
+    ]
+    facts += [
+        ("behind", f"{cut(name, 200)}, in {plural(count, 'case')}") for name, count in _hidden_differences(result)
+    ]
     facts += [("note", cut(note, 300)) for note in result.notes]
     facts += [("seeds", seeds_line(result)), ("time", f"{number(result.seconds)} s")]
-    parts.append(labelled(facts, width))
-    for _, failure in words.failures(result)[:SHOWN]:
+    parts.append(label_rows(facts, width))
+    for _, failure in words.failures(result)[:MOST_FAILURES]:
         command = replay_command(failure)
         if command is not None:
             parts.append(wrapped_command(command, " " * MARGIN + "next    ", width))
     return "\n".join(part.strip("\n") + "\n" for part in parts)
 
 
-def _behind(result: GateResult) -> list[tuple[str, int]]:
+def _hidden_differences(result: GateResult) -> list[tuple[str, int]]:
     """Differences behind known failures: they may be consequences, and are not judged as new."""
-    return result.behind.most_common(SHOWN)
+    return result.behind.most_common(MOST_FAILURES)
 
 
 def _side_by_side(result: GateResult, width: int) -> str:
@@ -71,8 +84,8 @@ def _side_by_side(result: GateResult, width: int) -> str:
         rows.add_column(Text(name), justify="right", no_wrap=True)
     for run in result.runs:
         tally = run.tally
-        checked = sum(1 for counts in tally.invariants.values() if counts.checked)
-        counts = (tally.judged, tally.cases, tally.differed, sum(1 for _ in tally.known.elements()), checked)
+        num_checked = sum(1 for counts in tally.invariants.values() if counts.checked)
+        counts = (tally.judged, tally.cases, tally.differed, sum(1 for _ in tally.known.elements()), num_checked)
         cells = (clean(run.title), words.HEADLINE[run.outcome], *map(str, counts))
         rows.add_row(*(Text(cell) for cell in cells))
-    return printed(rows, width=width - MARGIN)
+    return plain_text(rows, width=width - MARGIN)

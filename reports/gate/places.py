@@ -23,20 +23,29 @@ def place_of(failure: Failure, root: Path) -> tuple[str, int] | None:
         frame = FRAME.match(line.strip())
         if frame is None or "\0" in frame["file"]:
             continue
-        named = Path(frame["file"]).parts
+        named_parts = Path(frame["file"]).parts
         # A frame of a file at the root begins with the root's own name.
-        whole = root.resolve()
-        inside = next((file for file in _files(root, named[-1]) if (whole / file).parts[-len(named) :] == named), None)
-        if inside is not None and int(frame["line"]):
-            return inside.as_posix(), int(frame["line"])
+        resolved_root = root.resolve()
+        inner_path = next(
+            (
+                file
+                for file in _find_files(root, named_parts[-1])
+                if (resolved_root / file).parts[-len(named_parts) :] == named_parts
+            ),
+            None,
+        )
+        if inner_path is not None and int(frame["line"]):
+            return inner_path.as_posix(), int(frame["line"])
     return None
 
 
-def _files(root: Path, name: str) -> Iterator[Path]:
+def _find_files(root: Path, name: str) -> Iterator[Path]:
     """Files called `name` below `root`, as paths from there, without those of hidden and foreign folders."""
-    for at, (folder, below, names) in enumerate(os.walk(root)):
-        if at == MOST_FOLDERS:
+    for num_folders, (folder, subfolders, names) in enumerate(os.walk(root)):
+        if num_folders == MOST_FOLDERS:
             return
-        below[:] = sorted(one for one in below if not one.startswith(".") and one not in FOREIGN)
+        subfolders[:] = sorted(
+            subfolder for subfolder in subfolders if not subfolder.startswith(".") and subfolder not in FOREIGN
+        )
         if name in names:
             yield Path(folder, name).relative_to(root)

@@ -43,17 +43,17 @@ def gate_fact(result: GateResult) -> dict[str, Any]:
             "notes": result.notes,
             "known": [
                 {
-                    "name": one.known.name,
-                    "backend": one.backend,
-                    "signature": str(one.known.main),
-                    "state": one.state,
-                    "why": one.why,
-                    "cases": one.cases,
-                    "reason": one.reason,
-                    "issue": one.issue,
-                    "until": one.until,
+                    "name": known_failure.known.name,
+                    "backend": known_failure.backend,
+                    "signature": str(known_failure.known.main),
+                    "state": known_failure.state,
+                    "why": known_failure.why,
+                    "cases": known_failure.cases,
+                    "reason": known_failure.reason,
+                    "issue": known_failure.issue,
+                    "until": known_failure.until,
                 }
-                for one in result.known
+                for known_failure in result.known
             ],
             "runs": [
                 {
@@ -82,7 +82,7 @@ def _bounded(value: Any) -> Any:
     if isinstance(value, str):
         return value if len(value) <= LONGEST else f"{value[:LONGEST]}…"
     if isinstance(value, list):
-        return [_bounded(one) for one in value]
+        return [_bounded(item) for item in value]
     if isinstance(value, dict):
-        return {_bounded(key): _bounded(one) for key, one in value.items()}
+        return {_bounded(key): _bounded(item) for key, item in value.items()}
     return value

@@ -12,16 +12,16 @@ HEADLINE = {"agree": "AGREE", "differ": "DIFFER", "unjudged": "COULD NOT JUDGE"}
 
 def verdict(result: GateResult) -> str:
     """The gate's findings in one or two sentences."""
-    differ = [run for run in result.runs if run.exit_code == 1]
-    red = [one for one in result.known if one.state in RED]
+    differing_runs = [run for run in result.runs if run.exit_code == 1]
+    red_failures = [known_failure for known_failure in result.known if known_failure.state in RED]
     parts = []
-    if differ:
-        names = ", ".join(clean(run.title) for run in differ)
-        does = "does" if len(differ) == 1 else "do"
-        parts.append(f"{cut(names, 200)} {does} not do what the target model alone would do.")
-    if red:
-        has = "is not as the ledger says" if len(red) == 1 else "are not as the ledger says"
-        parts.append(f"{plural(len(red), 'known failure')} {has}.")
+    if differing_runs:
+        names = ", ".join(clean(run.title) for run in differing_runs)
+        verb = "does" if len(differing_runs) == 1 else "do"
+        parts.append(f"{cut(names, 200)} {verb} not do what the target model alone would do.")
+    if red_failures:
+        predicate = "is not as the ledger says" if len(red_failures) == 1 else "are not as the ledger says"
+        parts.append(f"{plural(len(red_failures), 'known failure')} {predicate}.")
     if not parts and result.exit_code == 0:
         parts.append("Everything that could be judged does what the target model alone would do.")
     if not parts:
@@ -29,23 +29,25 @@ def verdict(result: GateResult) -> str:
     return " ".join(parts)
 
 
-def judged(run: GateRun) -> str:
+def judged_words(run: GateRun) -> str:
     """How many cases of a run were judged, in a sentence that needs no glossary."""
     tally = run.tally
     drawn = tally.cases - sum(tally.unsupported.values())
-    told = f"{tally.judged} of {plural(drawn, 'case')} judged in {number(tally.seconds)} s"
-    differed = f", {tally.differed} of them differ" if tally.differed else ""
-    known = sum(1 for _ in tally.known.elements())
-    return f"{told}{differed}" + (f"; known failures seen {plural(known, 'time')}" if known else "")
+    judged_words = f"{tally.judged} of {plural(drawn, 'case')} judged in {number(tally.seconds)} s"
+    differ_words = f", {tally.differed} of them differ" if tally.differed else ""
+    num_known = sum(1 for _ in tally.known.elements())
+    return f"{judged_words}{differ_words}" + (f"; known failures seen {plural(num_known, 'time')}" if num_known else "")
 
 
 def reasons(result: GateResult) -> list[str]:
     """Every reason why the gate, or a run of it, could not judge."""
-    told = [cut(one, 300) for one in result.complaints]
+    lines = [cut(reason, 300) for reason in result.complaints]
     for run in result.runs:
-        told += [f"{cut(run.title, 100)}: {cut(one, 300)}" for one in (*run.tally.reasons, *run.short)]
-    unknown = [one for one in result.known if one.state == UNJUDGED]
-    return told + [f"known failure {clean(one.known.name)}: {cut(one.why, 200)}" for one in unknown]
+        lines += [f"{cut(run.title, 100)}: {cut(reason, 300)}" for reason in (*run.tally.reasons, *run.short)]
+    unjudged = [known_failure for known_failure in result.known if known_failure.state == UNJUDGED]
+    return lines + [
+        f"known failure {clean(known_failure.known.name)}: {cut(known_failure.why, 200)}" for known_failure in unjudged
+    ]
 
 
 def failures(result: GateResult) -> list[tuple[GateRun, Failure]]:
@@ -58,15 +60,16 @@ def sentence(failure: Failure) -> str:
     return cut(account(failure.finding, scene_of(failure.verdict, failure.finding)), 600)
 
 
-def known_line(one: KnownState) -> str:
+def known_line(known_failure: KnownState) -> str:
     """A known failure on one line: what, how often, until when, and why its state is what it is."""
-    seen = f", seen in {plural(one.cases, 'case')}" if one.cases else ""
-    until = f", until {one.until}" if one.until else ""
-    why = f": {cut(one.why, 200)}" if one.why else ""
-    return f"{cut(one.backend, 80)}: {cut(str(one.known.main), 200)}{seen}{until} ({one.state}{why})"
+    seen_words = f", seen in {plural(known_failure.cases, 'case')}" if known_failure.cases else ""
+    until_words = f", until {known_failure.until}" if known_failure.until else ""
+    reason = f": {cut(known_failure.why, 200)}" if known_failure.why else ""
+    signature = f"{cut(known_failure.backend, 80)}: {cut(str(known_failure.known.main), 200)}"
+    return f"{signature}{seen_words}{until_words} ({known_failure.state}{reason})"
 
 
-def again(result: GateResult) -> str:
+def rerun_command(result: GateResult) -> str:
     """The options that draw the same cases again."""
     seed = "" if result.fresh is None else f" --seed {result.fresh}"
     shard = "" if result.shard[1] == 1 else f" --shard {result.shard[0]}/{result.shard[1]}"

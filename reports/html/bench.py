@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from reports.format import cut, plural
-from reports.html.document import rendered
+from reports.html.document import render_page
 from reports.html.pictures.bars import Bar, Bars
-from reports.html.pictures.plot import Plot, Whole, plot, wholes
+from reports.html.pictures.plot import Plot, StackedBar, plot, stacked_bars
 from reports.html.selftest import tables_of
 
 DECODING = (
@@ -27,7 +27,7 @@ def bench_page(what: str, figures: Mapping[str, Any], version: str) -> bytes:
     facts = {
         "title": f"Bench: {what}",
         "what": DECODING if decoding else GROWING,
-        "lines": [*_best(figures), *figures.get("missing", ())],
+        "lines": [*_best_budgets(figures), *figures.get("missing", ())],
         "version": version,
         "bars": [_speed_ups(figures["ways"])] if decoding and figures["ways"] else [],
         "charts": [chart for chart in charts if chart is not None],
@@ -36,25 +36,25 @@ def bench_page(what: str, figures: Mapping[str, Any], version: str) -> bytes:
         "single": single,
         "tables": tables,
     }
-    return rendered("bench.html.j2", facts)
+    return render_page("bench.html.j2", facts)
 
 
-def _best(figures: Mapping[str, Any]) -> list[str]:
-    found = []
+def _best_budgets(figures: Mapping[str, Any]) -> list[str]:
+    lines = []
     for grid in figures.get("grids", ()):
         best = grid["best"]
         size = f"{plural(best['nodes'], 'node')} in {plural(best['depth'], 'level')}"
         speed = f"{best['speed_up']:.2f} times the target alone"
-        found.append(f"Best budget of {cut(grid['draft'], 80)}: {size}, {speed}.")
-    return found
+        lines.append(f"Best budget of {cut(grid['draft'], 80)}: {size}, {speed}.")
+    return lines
 
 
 def _speed_ups(rows: Sequence[Mapping[str, Any]]) -> Bars:
-    most = max(max(row["speed_up"]["mean"] for row in rows), 1e-12)
+    most_mean = max(max(row["speed_up"]["mean"] for row in rows), 1e-12)
     groups = []
     for row in rows:
         mean = row["speed_up"]["mean"]
-        share = mean / most
+        share = mean / most_mean
         state = "due" if row["accepted"] is None else "got"
         groups.append((cut(row["way"], 60), (Bar("", share, f"{mean:.2f}×", share, share, state),)))
     return Bars("tokens per second over the target alone", tuple(groups), "Mean over turns; blue: drafts of ours.")
@@ -62,7 +62,7 @@ def _speed_ups(rows: Sequence[Mapping[str, Any]]) -> Bars:
 
 def _decode_plots(figures: Mapping[str, Any]) -> list[Plot | None]:
     rows = [row for row in figures["ways"] if row["accepted"] is not None][:MOST_SERIES]
-    depths = {cut(row["way"], 40): [(at + 1, share) for at, share in enumerate(row["by_depth"])] for row in rows}
+    depths = {cut(row["way"], 40): [(depth + 1, share) for depth, share in enumerate(row["by_depth"])] for row in rows}
     charts = [plot("acceptance by depth", "depth", "share of the trees that reach it", depths)]
     for grid in figures["grids"]:
         draft = cut(grid["draft"], 40)
@@ -90,10 +90,10 @@ def _growth_plots(figures: Mapping[str, Any]) -> list[Plot | None]:
     return charts
 
 
-def _stages(rows: Sequence[Mapping[str, Any]]) -> tuple[Whole, ...]:
-    return wholes({cut(row["way"], 60): row["stages"] for row in rows if row["stages"]})
+def _stages(rows: Sequence[Mapping[str, Any]]) -> tuple[StackedBar, ...]:
+    return stacked_bars({cut(row["way"], 60): row["stages"] for row in rows if row["stages"]})
 
 
-def _names(rows: Sequence[Whole]) -> list[tuple[str, int]]:
+def _names(rows: Sequence[StackedBar]) -> list[tuple[str, int]]:
     """The names of parts with their styles, for the legend."""
     return list(dict.fromkeys((part.name, part.style) for row in rows for part in row.parts))

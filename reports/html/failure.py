@@ -4,14 +4,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from properties.invariants import EVERY_INVARIANT
-from properties.tally import Beside, Failure
+from properties.tally import EagerOutcome, Failure
 from properties.verdict.finding import STAGE_UNKNOWN
 from reference.case import Case
 from reference.trace import Stage
-from reports.bundle import content_of, replay_command
-from reports.case_diff import described, fields_apart
-from reports.counts import fallen
-from reports.format import address, both, clean, cut, excess, number, plural, show
+from reports.bundle import bundle_content, replay_command
+from reports.case_diff import case_summary, differing_fields
+from reports.counts import fallback_counts
+from reports.format import address, clean, cut, excess, expected_and_observed, number, plural, show
 from reports.html.document import Downloads
 from reports.html.pictures.bars import Bar, Bars
 from reports.html.pictures.heat import heat_maps
@@ -19,12 +19,12 @@ from reports.html.pictures.mask import mask_picture
 from reports.html.pictures.slots import slots_picture
 from reports.html.pictures.step_truth import StepTruth, step_truth
 from reports.html.pictures.tokens import TokensPicture, tokens_picture
-from reports.html.pictures.tree import WHOLE, tree_picture
+from reports.html.pictures.tree import MOST_WHOLE, tree_picture
 from reports.html.plain_words import STAGES, steps_of
-from reports.tree_scene import Scene, revealed_by, scene_of
-from reports.vocabulary import account, reference_of
+from reports.tree_scene import Scene, revealed_stages, scene_of
+from reports.vocabulary import account, reference_name
 
-STATEMENTS = {one.name: one.statement for one in EVERY_INVARIANT}
+STATEMENTS = {invariant.name: invariant.statement for invariant in EVERY_INVARIANT}
 """The sentence that each invariant holds."""
 
 SAID_LINES = 40
@@ -54,8 +54,8 @@ def failure_facts(
     """The facts of failure `number_` of a page, by the names that the templates use."""
     verdict, finding = failure.verdict, failure.finding
     truth = step_truth(failure)
-    known = finding.where.get("side") != STAGE_UNKNOWN
-    expected, observed = both(finding)
+    stage_known = finding.where.get("side") != STAGE_UNKNOWN
+    expected, observed = expected_and_observed(finding)
     command = replay_command(failure)
     statement = STATEMENTS.get(finding.invariant, "")
     return {
@@ -64,11 +64,11 @@ def failure_facts(
         "invariant": cut(finding.invariant, 120),
         "statement": statement,
         "sentence": cut(account(finding, truth.scene, complete=False), 900),
-        "stage": finding.stage.word if known else "not known",
-        "happens": STAGES[finding.stage][0] if known else "",
+        "stage": finding.stage.word if stage_known else "not known",
+        "happens": STAGES[finding.stage][0] if stage_known else "",
         "address": cut(address(finding), 300),
         "case": verdict.case.id,
-        "described": cut(described(verdict.case), 400),
+        "described": cut(case_summary(verdict.case), 400),
         "drawn": cut(failure.drawn, 60) if failure.drawn != verdict.case.id else "",
         "tried": failure.tried,
         "expected": expected,
@@ -77,15 +77,15 @@ def failure_facts(
         "said": [cut(line, 300) for line in finding.said[-SAID_LINES:]],
         "replay": command,
         "file": failure.file,
-        "bundle": downloads.held(content_of(failure, environment)),
-        "todo": steps_of(finding.stage, known),
+        "bundle": downloads.embed(bundle_content(failure, environment)),
+        "todo": steps_of(finding.stage, stage_known),
         "fault": failure.fault,
-        "rows": _rows(failure),
-        "stages": _stages(failure, known),
-        "nearest": _nearest(failure, truth.scene),
+        "rows": _fact_rows(failure),
+        "stages": _stages(failure, stage_known),
+        "nearest": _nearest_facts(failure, truth.scene),
         **_pictures(truth),
         "tokens": _tokens(failure, truth),
-        "law": _law(failure, expected, observed),
+        "law": _law_bars(failure, expected, observed),
     }
 
 
@@ -93,25 +93,25 @@ def _pictures(truth: StepTruth) -> dict[str, Any]:
     """The pictures of the step: those of the finding's stage first, the others to be opened."""
     stage, variant = truth.finding.stage, "variant" in truth.finding.where
     mask, slots, maps = mask_picture(truth), slots_picture(truth), heat_maps(truth)
-    seen = mask.cell if mask is not None and stage in (Stage.LOWERED, Stage.ATTENDED) else None
-    tree = tree_picture(truth.scene, f"The tree of step {truth.finding.step}", seen, _due(truth))
-    first = {
+    wrong_cell = mask.cell if mask is not None and stage in (Stage.LOWERED, Stage.ATTENDED) else None
+    tree = tree_picture(truth.scene, f"The tree of step {truth.finding.step}", wrong_cell, _due_path(truth))
+    first_pictures = {
         "mask": mask if mask is not None and (stage is Stage.LOWERED or mask.wrong) else None,
         "slots": slots if stage is Stage.COMMITTED else None,
-        "maps": [one for one in maps if one.stage == stage.word],
+        "maps": [heat_map for heat_map in maps if heat_map.stage == stage.word],
     }
     return {
         "tree": tree,
-        "more_tree": tree_picture(truth.scene, "The tree", seen, _due(truth), WHOLE)
+        "more_tree": tree_picture(truth.scene, "The tree", wrong_cell, _due_path(truth), MOST_WHOLE)
         if tree and tree.left_out
         else None,
-        **first,
+        **first_pictures,
         "masked": stage in MASKED and mask is not None and mask.expected and mask.observed and not mask.wrong,
-        "more_mask": mask if first["mask"] is None else None,
-        "more_slots": slots if first["slots"] is None else None,
-        "more_maps": [one for one in maps if one.stage != stage.word],
+        "more_mask": mask if first_pictures["mask"] is None else None,
+        "more_slots": slots if first_pictures["slots"] is None else None,
+        "more_maps": [heat_map for heat_map in maps if heat_map.stage != stage.word],
         # The pictures are those of the case's own run; the difference may show in a run beside it.
-        "beside": f"The pictures show the case's own run; the difference shows beside it, {_variant(truth)}."
+        "beside": f"The pictures show the case's own run; the difference shows beside it, {_variant_words(truth)}."
         if variant
         else "",
         "why": f"Pictures that need the reference's numbers are missing: {cut(truth.why, 300)}." if truth.why else "",
@@ -126,45 +126,50 @@ def _tokens(failure: Failure, truth: StepTruth) -> TokensPicture | None:
     return tokens_picture(truth, trace.output) if truth.finding.stage in (Stage.ACCEPTED, Stage.EMITTED) else None
 
 
-def _law(failure: Failure, expected: str, observed: str) -> Bars | None:
+def _law_bars(failure: Failure, expected: str, observed: str) -> Bars | None:
     """The probability that a law must have, and the one that it has, where the finding is about one."""
     finding = failure.finding
-    due, got = finding.expected, finding.observed
-    if finding.invariant not in PROBABILITIES or not isinstance(due, float) or not isinstance(got, float):
+    expected_p, observed_p = finding.expected, finding.observed
+    if finding.invariant not in PROBABILITIES or not isinstance(expected_p, float) or not isinstance(observed_p, float):
         return None
-    if not (0.0 <= due <= 1.0 and 0.0 <= got <= 1.0):
+    if not (0.0 <= expected_p <= 1.0 and 0.0 <= observed_p <= 1.0):
         return None
     where = ", ".join(f"{name} {cut(str(value), 60)}" for name, value in finding.where.items())
-    pair = (Bar("must be", due, expected, due, due, "due"), Bar("is", got, observed, got, got, "off"))
+    pair = (
+        Bar("must be", expected_p, expected, expected_p, expected_p, "due"),
+        Bar("is", observed_p, observed, observed_p, observed_p, "off"),
+    )
     return Bars("Probability", ((where, pair),), "Exact: nothing was sampled.")
 
 
-def _due(truth: StepTruth) -> tuple[int, ...] | None:
+def _due_path(truth: StepTruth) -> tuple[int, ...] | None:
     """The nodes that must be accepted, where the finding says so."""
     finding = truth.finding
-    wanted = finding.expected
-    if finding.invariant not in WALKS or finding.where.get("side") != "path" or not isinstance(wanted, (tuple, list)):
+    path = finding.expected
+    if finding.invariant not in WALKS or finding.where.get("side") != "path" or not isinstance(path, (tuple, list)):
         return None
-    return tuple(wanted) if all(isinstance(node, int) for node in wanted) else None
+    return tuple(path) if all(isinstance(node, int) for node in path) else None
 
 
-def _variant(truth: StepTruth) -> str:
+def _variant_words(truth: StepTruth) -> str:
     return f"in the variant “{cut(str(truth.finding.where['variant']), 80)}”"
 
 
-def _stages(failure: Failure, known: bool) -> list[tuple[str, str, str]]:
+def _stages(failure: Failure, stage_known: bool) -> list[tuple[str, str, str]]:
     """Every stage with its state on this case, and what happens in it."""
-    finding, shown = failure.finding, revealed_by(failure.verdict)
-    failing = {other.stage for other in failure.verdict.findings if other.step == finding.step}
+    finding, revealed = failure.finding, revealed_stages(failure.verdict)
+    failing_stages = {
+        other_finding.stage for other_finding in failure.verdict.findings if other_finding.step == finding.step
+    }
     rows = []
     for stage in Stage:
-        if known and stage is finding.stage:
+        if stage_known and stage is finding.stage:
             state = "differs first"
-        elif stage not in shown:
+        elif stage not in revealed:
             state = "not shown by the engine"
-        elif stage in failing:
+        elif stage in failing_stages:
             state = "differs too"
-        elif known and stage < finding.stage:
+        elif stage_known and stage < finding.stage:
             state = "agrees"
         else:
             state = "later"
@@ -172,30 +177,37 @@ def _stages(failure: Failure, known: bool) -> list[tuple[str, str, str]]:
     return rows
 
 
-def _rows(failure: Failure) -> list[tuple[str, str]]:
+def _fact_rows(failure: Failure) -> list[tuple[str, str]]:
     """Labelled facts beside the sentences."""
     verdict, finding = failure.verdict, failure.finding
     rows = []
-    others = list(dict.fromkeys(one.invariant for one in verdict.findings if one.invariant != finding.invariant))
-    if others:
-        more = f" and {len(others) - 12} more" if len(others) > 12 else ""
-        rows.append(("also failed", ", ".join(cut(name, 80) for name in others[:12]) + more))
-    rows += [
-        ("also seen", f"by {cut(one.invariant, 80)} at stage {one.stage.word}, case {cut(one.case, 40)}: one cause")
-        for one in failure.also[:6]
-    ]
+    other_invariants = list(
+        dict.fromkeys(
+            other_finding.invariant
+            for other_finding in verdict.findings
+            if other_finding.invariant != finding.invariant
+        )
+    )
+    if other_invariants:
+        more = f" and {len(other_invariants) - 12} more" if len(other_invariants) > 12 else ""
+        rows.append(("also failed", ", ".join(cut(name, 80) for name in other_invariants[:12]) + more))
+    for sighting in failure.also[:6]:
+        stage = sighting.stage.word
+        sentence = f"by {cut(sighting.invariant, 80)} at stage {stage}, case {cut(sighting.case, 40)}: one cause"
+        rows.append(("also seen", sentence))
     if verdict.trace is not None:
         rows += [
-            ("fell back", f"{number(count)} times: {cut(why)}") for why, count in fallen(verdict.trace.fallbacks)[:6]
+            ("fell back", f"{number(count)} times: {cut(why)}")
+            for why, count in fallback_counts(verdict.trace.fallbacks)[:6]
         ]
     if failure.beside is not None:
-        rows.append(("other backend", _twin(failure.beside)))
+        rows.append(("other backend", _twin_words(failure.beside)))
     if failure.against is not None:
-        rows.append(("reference", f"{cut(reference_of(failure.against), 120)}: the NumPy oracle did not run"))
+        rows.append(("reference", f"{cut(reference_name(failure.against), 120)}: the NumPy oracle did not run"))
     return rows
 
 
-def _twin(twin: Beside) -> str:
+def _twin_words(twin: EagerOutcome) -> str:
     """The outcome of the same case on the eager backend of the device."""
     name = cut(twin.backend, 80)
     if twin.finding is None:
@@ -203,22 +215,24 @@ def _twin(twin: Beside) -> str:
     return f"the same case on {name} differs too: {cut(twin.finding.invariant, 80)} at {cut(address(twin.finding))}"
 
 
-def _nearest(failure: Failure, scene: Scene) -> dict[str, Any] | None:
+def _nearest_facts(failure: Failure, scene: Scene) -> dict[str, Any] | None:
     """The nearest case that agrees, its tree, and the fields in which the two differ."""
-    near = failure.nearest
-    if near is None:
+    near_case = failure.nearest
+    if near_case is None:
         return None
-    fields = fields_apart(near, failure.verdict.case)
+    fields = differing_fields(near_case, failure.verdict.case)
     return {
-        "case": near.id,
-        "described": cut(described(near), 400),
-        "tree": tree_picture(Scene(_tree(near, failure.finding.step)), "The tree of the case that agrees"),
-        "fields": [(cut(name, 80), show(mine), show(other)) for name, mine, other in fields[:20]],
+        "case": near_case.id,
+        "described": cut(case_summary(near_case), 400),
+        "tree": tree_picture(Scene(_case_tree(near_case, failure.finding.step)), "The tree of the case that agrees"),
+        "fields": [
+            (cut(name, 80), show(near_value), show(failing_value)) for name, near_value, failing_value in fields[:20]
+        ],
         "more": plural(len(fields) - 20, "further field") if len(fields) > 20 else "",
     }
 
 
-def _tree(case: Case, step: int) -> Any:
+def _case_tree(case: Case, step: int) -> Any:
     trees = case.draft.trees
     return None if not trees else trees[min(max(step, 0), len(trees) - 1)]
 

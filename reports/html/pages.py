@@ -6,10 +6,10 @@ from properties.gate_result import ELSEWHERE, RED, GateResult
 from properties.tally import Failure, Tally
 from reports.format import cut, number, plural
 from reports.gate import words
-from reports.html.document import Downloads, rendered
+from reports.html.document import Downloads, render_page
 from reports.html.failure import failure_facts
 from reports.html.plain_words import WHAT
-from reports.html.run import LOOKED_S, SHOWN, run_facts
+from reports.html.run import CONDITIONS_S, MOST_FAILURES, run_facts
 
 REPLAYED = {
     "FAILED": "The saved difference is still there.",
@@ -26,7 +26,7 @@ def diff_page(tally: Tally, version: str) -> bytes:
     """The page of one run."""
     facts = run_facts(tally, Downloads())
     title = f"{facts['headword']}: {facts['backend']}"
-    return rendered("diff.html.j2", {"title": title, "version": version, "r": facts})
+    return render_page("diff.html.j2", {"title": title, "version": version, "r": facts})
 
 
 def replay_page(
@@ -34,39 +34,39 @@ def replay_page(
 ) -> bytes:
     """The page of one saved case that ran again."""
     outcome = {"FIXED": "agree", "AGREE": "agree", "UNJUDGED": "unjudged"}.get(word, "differ")
-    found = None if failure is None else failure_facts(failure, 1, Downloads(), environment)
+    failure_content = None if failure is None else failure_facts(failure, 1, Downloads(), environment)
     facts = {
-        "title": f"{word.capitalize()}: {found['backend'] if found else 'a saved case'}",
+        "title": f"{word.capitalize()}: {failure_content['backend'] if failure_content else 'a saved case'}",
         "word": word.capitalize(),
         "outcome": outcome,
         "verdict": REPLAYED[word],
         "what": WHAT,
         "why": cut(why, 400),
         "emulated": emulated,
-        "f": found,
+        "f": failure_content,
         "version": version,
     }
-    return rendered("replay.html.j2", facts)
+    return render_page("replay.html.j2", facts)
 
 
 def gate_page(result: GateResult, version: str) -> bytes:
     """The page of a gate: every run with its failures, the ledger, and the seeds."""
     downloads = Downloads()
-    runs, first, room = [], 1, SHOWN
+    runs, first, room = [], 1, MOST_FAILURES
     for run in result.runs:
-        facts = run_facts(run.tally, downloads, first, room, LOOKED_S / len(result.runs))
+        facts = run_facts(run.tally, downloads, first, room, CONDITIONS_S / len(result.runs))
         first, room = first + len(facts["failures"]), room - len(facts["failures"])
-        known = sum(1 for _ in run.tally.known.elements())
+        num_known = sum(1 for _ in run.tally.known.elements())
         facts |= {
             "title": cut(run.title, 120),
             "headword": words.HEADLINE[run.outcome],
             "outcome": run.outcome,
-            "counts": (run.tally.judged, run.tally.cases, run.tally.differed, known),
-            "short": [cut(one, 300) for one in run.short],
+            "counts": (run.tally.judged, run.tally.cases, run.tally.differed, num_known),
+            "short": [cut(shortfall, 300) for shortfall in run.short],
         }
         runs.append(facts)
-    told = [one for one in result.known if one.state != ELSEWHERE]
-    again = words.again(result)
+    known_failures = [known_failure for known_failure in result.known if known_failure.state != ELSEWHERE]
+    rerun_words = words.rerun_command(result)
     facts = {
         "title": f"{words.HEADLINE[result.outcome].capitalize()}: specverify gate",
         "version": version,
@@ -74,27 +74,37 @@ def gate_page(result: GateResult, version: str) -> bytes:
         "word": words.HEADLINE[result.outcome].capitalize(),
         "verdict": words.verdict(result),
         "what": WHAT,
-        "judged": [f"{cut(run.title, 120)}: {words.judged(run)}." for run in result.runs],
-        "wrong": [(cut(run.title, 80), words.sentence(failure)) for run, failure in words.failures(result)[:SHOWN]],
+        "judged": [f"{cut(run.title, 120)}: {words.judged_words(run)}." for run in result.runs],
+        "wrong": [
+            (cut(run.title, 80), words.sentence(failure)) for run, failure in words.failures(result)[:MOST_FAILURES]
+        ],
         "reasons": words.reasons(result)[:40],
-        "todo": _todo(result),
+        "todo": _advice(result),
         "runs": runs,
-        "known": [(one.state in RED, words.known_line(one), cut(one.reason, 200), cut(one.issue, 200)) for one in told],
+        "known": [
+            (
+                known_failure.state in RED,
+                words.known_line(known_failure),
+                cut(known_failure.reason, 200),
+                cut(known_failure.issue, 200),
+            )
+            for known_failure in known_failures
+        ],
         "behind": [f"{cut(name, 200)}, in {plural(count, 'case')}" for name, count in result.behind.most_common(10)],
         "notes": [cut(note, 300) for note in result.notes],
         "rows": [
             ("seeds", ", ".join(map(str, result.seeds))),
-            ("the same cases again", again),
+            ("the same cases again", rerun_words),
             ("time", f"{number(result.seconds)} s"),
         ],
     }
-    return rendered("gate.html.j2", facts)
+    return render_page("gate.html.j2", facts)
 
 
-def _todo(result: GateResult) -> str:
+def _advice(result: GateResult) -> str:
     if words.failures(result):
         return "Each failure below says how to see it again, and where to look."
-    if any(one.state in RED for one in result.known):
+    if any(known_failure.state in RED for known_failure in result.known):
         return "Known failures are not as the ledger says: take out those that are repaired, and look at the others."
     if result.exit_code:
         return "Read the reasons: each says what was missing. Then run the gate again."

@@ -59,9 +59,9 @@ WHAT = (
 """The thing that is judged, for somebody who meets speculative decoding here."""
 
 
-def steps_of(stage: Stage, known: bool = True) -> list[str]:
+def steps_of(stage: Stage, is_known: bool = True) -> list[str]:
     """The advice on a failure that began at `stage`, after the command that replays it."""
-    if not known:
+    if not is_known:
         return ["Look at the last lines that the engine printed: it broke before a stage could be compared."]
     happens, look = STAGES[stage]
     return [

@@ -16,7 +16,7 @@ def record_page(folder: str, figures: Mapping[str, Any], version: str) -> bytes:
     A record of a bench with finished turns has the plots of the bench; any other has its figures alone.
     """
     manifest = figures["manifest"]
-    ran = {
+    run_fields = {
         "record": folder,
         **{f"ran {name}": value for name, value in manifest.items() if name not in ("facts", "prompts", "ways")},
         "failure dumps": figures["failures"],
@@ -24,10 +24,10 @@ def record_page(folder: str, figures: Mapping[str, Any], version: str) -> bytes:
     }
     turns = [_turn(turn) for turn in figures["turns"]]
     if figures.get("ways"):
-        found = {name: value for name, value in figures.items() if name not in ("manifest", "failures", "torn")}
-        return bench_page("decode", {**ran, **found, "turns": turns}, version)
+        bench_figures = {name: value for name, value in figures.items() if name not in ("manifest", "failures", "torn")}
+        return bench_page("decode", {**run_fields, **bench_figures, "turns": turns}, version)
     sentence = "A run as its record holds it: what ran, and each turn that ended."
-    return figures_page(f"Record of {manifest['kind']}", sentence, {**ran, "turns": turns}, version)
+    return figures_page(f"Record of {manifest['kind']}", sentence, {**run_fields, "turns": turns}, version)
 
 
 def _turn(turn: Mapping[str, Any]) -> dict[str, Any]:

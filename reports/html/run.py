@@ -8,26 +8,26 @@ from typing import Any
 from properties.laws.sampled.gate import stream_bar
 from properties.strategies.conditions import CONDITIONS
 from properties.streams import streams_of
-from properties.tally import Tally, Unanswered
+from properties.tally import InternalFailure, Tally
 from properties.verdict.run_log import RunLog
 from reference.architecture import Seeded
 from reports.bundle import replay_command
-from reports.counts import chosen, commits, fallen, left_behind, not_judged, tersely
+from reports.counts import commit_rows, fallback_counts, residue_rows, short_count, unjudged_reason, way_rows
 from reports.format import cut, number, plural
 from reports.html.document import Downloads
 from reports.html.failure import STATEMENTS, failure_facts, headline
-from reports.html.pictures.bars import Bars, evidence, shares
+from reports.html.pictures.bars import Bars, evidence_bars, share_bars
 from reports.html.pictures.timeline import timeline
 from reports.html.plain_words import GROUPS, VERDICTS, WHAT
 from reports.pages import sampling
 from reports.record import mean_accepted
-from reports.unrevealed import rows, speculation
-from reports.vocabulary import reference_of
+from reports.unrevealed import speculation_rows, unrevealed_rows
+from reports.vocabulary import reference_name
 
-SHOWN = 10
+MOST_FAILURES = 10
 """Most failures that are shown whole."""
 
-LOOKED_S = 5.0
+CONDITIONS_S = 5.0
 """Seconds in which the drawn cases are looked at for the conditions under which faults show."""
 
 ORDERED = ("nodes of the largest tree", "tokens before the first step", "requests side by side")
@@ -35,7 +35,7 @@ ORDERED = ("nodes of the largest tree", "tokens before the first step", "request
 
 
 def run_facts(
-    tally: Tally, downloads: Downloads, first: int = 1, most: int = SHOWN, looked_s: float = LOOKED_S
+    tally: Tally, downloads: Downloads, first: int = 1, most: int = MOST_FAILURES, looked_s: float = CONDITIONS_S
 ) -> dict[str, Any]:
     """The facts of a run, by the names that the templates use.
 
@@ -51,56 +51,62 @@ def run_facts(
         "verdict": sentence.format(name=name),
         "emulated": tally.emulated,
         "what": WHAT,
-        "judged": judged(tally),
+        "judged": judged_words(tally),
         "wrong": headline(tally.failures) or _beyond_cases(tally),
-        "failures": [failure_facts(one, at, downloads, tally.environment) for at, one in enumerate(failures, first)],
+        "failures": [
+            failure_facts(failure, ordinal, downloads, tally.environment)
+            for ordinal, failure in enumerate(failures, first)
+        ],
         "more_failures": len(tally.failures) - len(failures),
-        "reasons": [cut(one, 400) for one in tally.errors] + [_internal(one) for one in tally.internal],
+        "reasons": [
+            *(cut(error, 400) for error in tally.errors),
+            *(_internal_words(unanswered) for unanswered in tally.internal),
+        ],
         "stopped": cut(tally.stopped, 300) if tally.stopped else "",
-        "todo": _todo(tally),
+        "todo": _advice(tally),
         "groups": _groups(tally),
         "rows": _rows(tally),
-        "drawn": _drawn(tally.log),
-        "accepted": _accepted(tally),
+        "drawn": _feature_charts(tally.log),
+        "accepted": _acceptance_bars(tally),
         "conditions": _conditions(tally.log, looked_s),
-        "streams": _streams(tally),
+        "streams": _stream_bars(tally),
         "timeline": timeline(tally.log, tally.seconds),
         "environment": [(cut(key, 60), cut(value, 200)) for key, value in tally.environment.items()],
     }
 
 
-def judged(tally: Tally) -> str:
+def judged_words(tally: Tally) -> str:
     """How much was judged, in a sentence that needs no glossary."""
     drawn = tally.cases - sum(tally.unsupported.values())
     declined = sum(tally.unsupported.values())
-    reference = cut(reference_of(tally.against), 80)
+    reference = cut(reference_name(tally.against), 80)
     if reference == "the oracle":
         reference = "a slow, exact reference (the oracle)"
     parts = [f"{tally.judged} of {plural(drawn, 'case')} judged in {number(tally.seconds)} seconds"]
     parts += [f"{declined} more declined by the engine"] if declined else []
-    checked = sum(1 for counts in tally.invariants.values() if counts.checked)
-    compared = sum(counts.compared for counts in tally.invariants.values())
+    num_checked = sum(1 for counts in tally.invariants.values() if counts.checked)
+    num_compared = sum(counts.compared for counts in tally.invariants.values())
     return (
         f"{'; '.join(parts)}. In each, a model, a prompt and the drafted trees are fixed, and what the engine did is "
-        f"compared with {reference}: {checked} of {plural(len(tally.invariants), 'rule')}, "
-        f"{tersely(compared)} comparisons."
+        f"compared with {reference}: {num_checked} of {plural(len(tally.invariants), 'rule')}, "
+        f"{short_count(num_compared)} comparisons."
     )
 
 
-def _internal(one: Unanswered) -> str:
+def _internal_words(unanswered: InternalFailure) -> str:
     """An exception inside the judge, with the last lines of its traceback and the command that replays its case."""
-    command = None if one.saved is None else replay_command(one.saved)
-    again = "" if command is None else f" Run it again: {command}"
-    return cut(f"{one.line}. Last lines: {'; '.join(one.error.said)}.{again}", 1200)
+    command = None if unanswered.saved is None else replay_command(unanswered.saved)
+    command_words = "" if command is None else f" Run it again: {command}"
+    return cut(f"{unanswered.line}. Last lines: {'; '.join(unanswered.error.said)}.{command_words}", 1200)
 
 
 def _beyond_cases(tally: Tally) -> str:
     """Why a run without a located failure differs: its samples, its ties or its errors, together."""
-    told = tally.excess_evidence or tally.excess_ties or tally.excess_error
-    return cut(told, 600) if told else ""
+    reason = tally.excess_evidence or tally.excess_ties or tally.excess_error
+    return cut(reason, 600) if reason else ""
 
 
-def _todo(tally: Tally) -> list[str]:
+def _advice(tally: Tally) -> list[str]:
     """The advice on the run as a whole; failures bring steps of their own."""
     if tally.outcome == "agree":
         return ["Nothing. What was not judged stands below; a stage that the engine does not show proves nothing."]
@@ -113,9 +119,11 @@ def _todo(tally: Tally) -> list[str]:
 
 def _groups(tally: Tally) -> list[dict[str, Any]]:
     """The invariants by what they look at, each with the depth of its evidence."""
-    named = sorted(tally.invariants, key=lambda name: [*GROUPS].index(_room(name)) if _room(name) in GROUPS else 99)
+    sorted_names = sorted(
+        tally.invariants, key=lambda name: [*GROUPS].index(_room(name)) if _room(name) in GROUPS else 99
+    )
     groups = []
-    for room, names in groupby(named, key=_room):
+    for room, names in groupby(sorted_names, key=_room):
         stage, promise = GROUPS.get(room, ("", ""))
         lines = []
         for name in names:
@@ -134,12 +142,14 @@ def _groups(tally: Tally) -> list[dict[str, Any]]:
                         counts.unobserved,
                         counts.not_applicable,
                     ),
-                    "why": cut(not_judged(name, counts) or "", 200) if state == "silent" else "",
+                    "why": cut(unjudged_reason(name, counts) or "", 200) if state == "silent" else "",
                     "internal": plural(counts.internal, "case") if counts.internal else "",
                 }
             )
-        whole = sum(one["state"] not in ("silent", "internal") for one in lines)
-        groups.append({"room": cut(room, 40), "stage": stage, "promise": promise, "lines": lines, "checked": whole})
+        num_checked = sum(line["state"] not in ("silent", "internal") for line in lines)
+        groups.append(
+            {"room": cut(room, 40), "stage": stage, "promise": promise, "lines": lines, "checked": num_checked}
+        )
     return groups
 
 
@@ -149,20 +159,21 @@ def _room(name: str) -> str:
 
 def _rows(tally: Tally) -> list[tuple[str, str]]:
     """Labelled facts of the run."""
-    facts = [*speculation(tally), *rows(tally)]
+    facts = [*speculation_rows(tally), *unrevealed_rows(tally)]
     mean = mean_accepted(tally)
     if mean is not None:
         steps = plural(sum(tally.accept_lengths.values()), "step")
         facts.append(("accepted", f"{mean:.2f} drafted tokens per step on average, over {steps}"))
-    facts += sampling.evidence(tally)
+    facts += sampling.evidence_rows(tally)
     calls = tally.attention_calls
-    facts += chosen(tally.fallbacks)
+    facts += way_rows(tally.fallbacks)
     facts += [
-        ("fell back", f"{count} of {calls} attention calls: {cut(why)}") for why, count in fallen(tally.fallbacks)
+        ("fell back", f"{count} of {calls} attention calls: {cut(why)}")
+        for why, count in fallback_counts(tally.fallbacks)
     ]
-    facts += commits(tally)
+    facts += commit_rows(tally)
     facts += [("declined", f"{plural(count, 'case')}: {cut(why)}") for why, count in [*tally.unsupported.items()][:20]]
-    facts += left_behind(tally.residue.values())
+    facts += residue_rows(tally.residue.values())
     if tally.ties:
         facts.append(("ties", f"{len(tally.ties)} tokens were as likely as the reference's: either is right"))
     if tally.backend_seconds > 0:
@@ -170,14 +181,14 @@ def _rows(tally: Tally) -> list[tuple[str, str]]:
     return [(label, cut(text, 500)) for label, text in facts]
 
 
-def _drawn(log: RunLog) -> list[Bars]:
+def _feature_charts(log: RunLog) -> list[Bars]:
     """A chart for each feature of the cases."""
     charts = []
     for feature, counts in log.drawn.items():
         ordered = Counter(dict(counts.most_common()))
         if feature in ORDERED:
-            ordered = Counter(dict(sorted(counts.items(), key=lambda one: _first_number(one[0]))))
-        chart = shares(feature[:1].upper() + feature[1:], {cut(name, 60): count for name, count in ordered.items()})
+            ordered = Counter(dict(sorted(counts.items(), key=lambda item: _first_number(item[0]))))
+        chart = share_bars(feature[:1].upper() + feature[1:], {cut(name, 60): count for name, count in ordered.items()})
         charts += [chart] if chart is not None else []
     return charts
 
@@ -187,38 +198,38 @@ def _first_number(name: str) -> tuple[int, bool]:
     return int("".join(char if char.isdigit() else " " for char in name).split()[0]), name.startswith("more")
 
 
-def _accepted(tally: Tally) -> Bars | None:
+def _acceptance_bars(tally: Tally) -> Bars | None:
     counts = {plural(length, "drafted token"): count for length, count in sorted(tally.accept_lengths.items())}
     note = "The thin line is Wilson's 95 % interval of the share."
-    return shares("Drafted tokens accepted in a step", counts, note)
+    return share_bars("Drafted tokens accepted in a step", counts, note)
 
 
 def _conditions(log: RunLog, looked_s: float) -> dict[str, Any] | None:
     """The conditions under which reported faults show, met by cases or not, as far as there was time to look."""
-    until = time.monotonic() + looked_s
-    met: Counter[str] = Counter()
-    looked = 0
-    for case in (one for one in log.cases if isinstance(one.model, Seeded)):
-        if time.monotonic() > until:
+    deadline = time.monotonic() + looked_s
+    met_counts: Counter[str] = Counter()
+    num_looked = 0
+    for case in (case for case in log.cases if isinstance(case.model, Seeded)):
+        if time.monotonic() > deadline:
             break
-        met.update(condition.name for condition in CONDITIONS if condition.holds(case))
-        looked += 1
-    if not looked:
+        met_counts.update(condition.name for condition in CONDITIONS if condition.holds(case))
+        num_looked += 1
+    if not num_looked:
         return None
-    lines = [(one.name, one.sentence, met[one.name]) for one in CONDITIONS]
-    return {"looked": looked, "met": sum(1 for line in lines if line[2]), "lines": lines}
+    lines = [(condition.name, condition.sentence, met_counts[condition.name]) for condition in CONDITIONS]
+    return {"looked": num_looked, "met": sum(1 for line in lines if line[2]), "lines": lines}
 
 
-def _streams(tally: Tally) -> Bars | None:
+def _stream_bars(tally: Tally) -> Bars | None:
     """The evidence of each stream of tests by sampling, beside the bar at which one stream alone makes a run red."""
     streams = streams_of(tally.evidence).all
     if not streams:
         return None
     red = stream_bar(1, max(1, len(streams)))
-    named = [(f"{cut(one.name, 100)} ({plural(one.draws, 'draw')})", one.log_e) for one in streams]
-    return evidence(
+    evidence_rows = [(f"{cut(stream.name, 100)} ({plural(stream.draws, 'draw')})", stream.log_e) for stream in streams]
+    return evidence_bars(
         "Evidence that sampled tokens are not from the target's law",
-        named,
+        evidence_rows,
         red,
         f"A full bar is e^{number(red)}, which is red.",
     )

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from properties.tally import Tally
 from properties.verdict.finding import Verdict
 from reference.trace import Stage
-from reports.case_diff import described
-from reports.counts import tersely
+from reports.case_diff import case_summary
+from reports.counts import short_count
 from reports.format import address, clean, excess, plural, show
-from reports.layout80 import labelled
+from reports.layout80 import label_rows
 
 STEPS = {
     "raised": "mend the first traceback above; then run this command again",
@@ -22,16 +22,16 @@ STEPS = {
 """The next step after each outcome; the first of them that some case has is told."""
 
 
-def case_lines(number: int, verdict: Verdict, outcome: str, raised: str | None) -> str:
+def case_lines(number: int, verdict: Verdict, outcome: str, traceback: str | None) -> str:
     """One case: a line, and below it what differs, why it was declined, or the whole traceback."""
-    lines = [f"{outcome:<12}  case {number}, {verdict.case.id}: {clean(described(verdict.case))}"]
+    lines = [f"{outcome:<12}  case {number}, {verdict.case.id}: {clean(case_summary(verdict.case))}"]
     first = verdict.first
-    if raised is not None:
-        lines += [f"  {line}" for line in raised.rstrip("\n").split("\n")]
+    if traceback is not None:
+        lines += [f"  {line}" for line in traceback.rstrip("\n").split("\n")]
     elif first is not None:
         lines.append(f"  {clean(first.invariant)}, {clean(address(first))}")
-        far = f" ({excess(first)})" if excess(first) else ""
-        lines += [f"  expected {show(first.expected)}", f"  observed {show(first.observed)}{far}"]
+        excess_words = f" ({excess(first)})" if excess(first) else ""
+        lines += [f"  expected {show(first.expected)}", f"  observed {show(first.observed)}{excess_words}"]
         lines += [f"  {clean(line)}" for line in first.said]
     elif verdict.internal:
         lines += [f"  {clean(error.invariant)}: {clean(error.why)}" for error in verdict.internal]
@@ -58,27 +58,31 @@ def examination_page(
         gained: Each stage that is not declared, with the invariants that it would add.
         never_drawn: What cases never ask, because the declaration leaves it out.
     """
-    told = [f"{outcome} {count}" for outcome, count in outcomes if count]
-    asked = [f"{one} ({tersely(counts.compared)})" for one, counts in tally.invariants.items() if counts.checked]
-    hidden = {one for _, names in gained for one in names}
-    silent = [one for one, counts in tally.invariants.items() if not counts.checked and one not in hidden]
-    rows = [
-        ("cases", f"{', '.join(told) or 'none'} of {tally.cases}"),
-        ("shown", ", ".join(one.word for one in sorted(tally.revealed)) or "nothing"),
-        ("compared", ", ".join(asked) or "nothing"),
+    outcome_words = [f"{outcome} {count}" for outcome, count in outcomes if count]
+    compared_words = [
+        f"{name_} ({short_count(counts.compared)})" for name_, counts in tally.invariants.items() if counts.checked
     ]
-    if silent:
-        rows.append(("no occasion", f"in these few cases: {', '.join(silent)}"))
+    gained_names = {name_ for _, names in gained for name_ in names}
+    silent_names = [
+        name_ for name_, counts in tally.invariants.items() if not counts.checked and name_ not in gained_names
+    ]
+    rows = [
+        ("cases", f"{', '.join(outcome_words) or 'none'} of {tally.cases}"),
+        ("shown", ", ".join(stage.word for stage in sorted(tally.revealed)) or "nothing"),
+        ("compared", ", ".join(compared_words) or "nothing"),
+    ]
+    if silent_names:
+        rows.append(("no occasion", f"in these few cases: {', '.join(silent_names)}"))
     if never_shown:
-        words = ", ".join(one.word for one in never_shown)
+        words = ", ".join(stage.word for stage in never_shown)
         rows.append(("missing", f"declared, and no trace holds it: {words}; fill the stage, or do not declare it"))
     rows += [(f"+ {stage.word}", _gain(added)) for stage, added in gained]
     rows += [("never drawn", clean(line)) for line in never_drawn]
     rows += [("declined", f"{plural(count, 'case')}: {clean(why)}") for why, count in tally.unsupported.items()]
     step = next((words for outcome, words in STEPS.items() if dict(outcomes).get(outcome)), STEPS["not compared"])
-    shown = f"'{name}'" if " " in name else name
-    rows.append(("next", step.format(name=shown)))
-    return labelled(rows)
+    shown_name = f"'{name}'" if " " in name else name
+    rows.append(("next", step.format(name=shown_name)))
+    return label_rows(rows)
 
 
 def _gain(added: Sequence[str]) -> str:

@@ -5,14 +5,14 @@ from typing import Any
 
 from rich.table import Table
 
-from reports.counts import chosen
+from reports.counts import way_rows
 from reports.format import clean, number, plural
-from reports.layout80 import printed
+from reports.layout80 import plain_text
 
 TIMES = ("tpot_ms", "ttft_ms", "prefill_ms")
 """The times of a way, in the order of the columns."""
 
-SHOWN = 3
+MOST_TEXTS = 3
 """Most texts of a way that are shown to differ."""
 
 
@@ -26,7 +26,7 @@ def decode_page(figures: dict[str, Any]) -> str:
         f"bench decode on {clean(str(facts['backend']))}, {clean(str(facts['device']))}: {facts['dtype']}, "
         f"{plural(facts['threads'], 'thread')}, {prompts}, greedy"
     )
-    grids = [_grid(one) for one in figures["grids"]]
+    grids = [_budget_grid(grid) for grid in figures["grids"]]
     lengths = _lengths(figures.get("lengths", []))
     dialogues = _dialogues(figures.get("dialogues", []))
     parts = [
@@ -40,20 +40,20 @@ def decode_page(figures: dict[str, Any]) -> str:
         _stages(rows),
     ]
     parts.append(_texts(figures["texts"]))
-    drafted = [one for one in rows if one["break_even"] is not None]
-    if len(drafted) > 1:
-        best = max(drafted, key=lambda one: one["tokens_per_s"])
+    drafting_rows = [row for row in rows if row["break_even"] is not None]
+    if len(drafting_rows) > 1:
+        best = max(drafting_rows, key=lambda row: row["tokens_per_s"])
         parts.append(f"fastest draft: {clean(best['way'])}, {best['speed_up']['mean']:.2f} times the target alone\n")
     parts += [
-        fill(f"{clean(one['way'])}: attention {text}", 80) + "\n"
-        for one in rows
-        for _, text in chosen(one.get("fallbacks", {}))
+        fill(f"{clean(row['way'])}: attention {text}", 80) + "\n"
+        for row in rows
+        for _, text in way_rows(row.get("fallbacks", {}))
     ]
     parts.append(_memory(rows))
     parts += [f"{line}\n" for line in figures.get("missing", ())]
     if figures.get("resumed"):
-        taken = "dialogue" if facts.get("dialogues") else "prompt"
-        parts.append(f"{plural(figures['resumed'], taken)} taken from the record of an earlier run\n")
+        noun = "dialogue" if facts.get("dialogues") else "prompt"
+        parts.append(f"{plural(figures['resumed'], noun)} taken from the record of an earlier run\n")
     parts.append(f"memory: {facts['peak_resident_mb']:.0f} MB resident at most, all ways together\n")
     return "\n".join(part for part in parts if part)
 
@@ -69,31 +69,31 @@ def _table(title: str, *columns: str) -> Table:
 def _speeds(rows: list[dict[str, Any]]) -> str:
     title = "speed; × is over the target alone, turn by turn"
     table = _table(title, "tok/s", "×", "p50", "p90", "p99", "TPOT ms", "TTFT ms", "prefill")
-    for one in rows:
-        speed = one["speed_up"]
-        cells = [f"{one['tokens_per_s']:.1f}", *(f"{speed[name]:.2f}" for name in ("mean", "p50", "p90", "p99"))]
-        times = ["-" if one[name] is None else f"{one[name]:.1f}" for name in TIMES]
-        table.add_row(clean(one["way"]), *cells, *times)
-    return printed(table)
+    for row in rows:
+        speed = row["speed_up"]
+        cells = [f"{row['tokens_per_s']:.1f}", *(f"{speed[name]:.2f}" for name in ("mean", "p50", "p90", "p99"))]
+        times = ["-" if row[name] is None else f"{row[name]:.1f}" for name in TIMES]
+        table.add_row(clean(row["way"]), *cells, *times)
+    return plain_text(table)
 
 
 def _times(rows: list[dict[str, Any]]) -> str:
     ranks = ("p50", "p90", "p99")
     table = _table("times over turns in ms: each further token, first token, prefill", *ranks, *ranks, *ranks)
-    for one in rows:
-        spreads = [one["spreads"][name] for name in TIMES]
+    for row in rows:
+        spreads = [row["spreads"][name] for name in TIMES]
         cells = ["-" if spread is None else f"{spread[rank]:.1f}" for spread in spreads for rank in ranks]
-        table.add_row(clean(one["way"]), *cells)
-    return printed(table)
+        table.add_row(clean(row["way"]), *cells)
+    return plain_text(table)
 
 
 def _memory(rows: list[dict[str, Any]]) -> str:
     names = ("target", "draft", "KV", "peak")
     table = _table("memory in MiB: weights, KV caches, and the most in use during the way", *names)
-    for one in rows:
-        held = [one["memory"][name] for name in ("target_mb", "draft_mb", "kv_mb", "peak_mb")]
-        table.add_row(clean(one["way"]), *("-" if value is None else f"{value:.4g}" for value in held))
-    return printed(table)
+    for row in rows:
+        sizes_mb = [row["memory"][name] for name in ("target_mb", "draft_mb", "kv_mb", "peak_mb")]
+        table.add_row(clean(row["way"]), *("-" if value is None else f"{value:.4g}" for value in sizes_mb))
+    return plain_text(table)
 
 
 def _acceptance(rows: list[dict[str, Any]]) -> str:
@@ -101,22 +101,22 @@ def _acceptance(rows: list[dict[str, Any]]) -> str:
         "accepted drafted tokens per step; break-even is the mean that a step's cost asks for",
         "mean", "p50", "p90", "p99", "break-even", "steps", "drafts", "drafted", "rejected",
     )  # fmt: skip
-    shown = [one for one in rows if one["accepted"] is not None]
-    if not shown:
+    drafting_rows = [row for row in rows if row["accepted"] is not None]
+    if not drafting_rows:
         return ""
-    for one in shown:
-        taken = one["accepted"]
+    for row in drafting_rows:
+        accepted = row["accepted"]
         table.add_row(
-            clean(one["way"]), f"{taken['mean']:.2f}", f"{taken['p50']:.0f}", f"{taken['p90']:.0f}",
-            f"{taken['p99']:.0f}",
-            f"{one['break_even']:.2f}", *(str(one[name]) for name in ("steps", "draft_calls", "drafted", "rejected")),
+            clean(row["way"]), f"{accepted['mean']:.2f}", f"{accepted['p50']:.0f}", f"{accepted['p90']:.0f}",
+            f"{accepted['p99']:.0f}",
+            f"{row['break_even']:.2f}", *(str(row[name]) for name in ("steps", "draft_calls", "drafted", "rejected")),
         )  # fmt: skip
-    deepest = max(len(one["by_depth"]) for one in shown)
+    deepest = max(len(row["by_depth"]) for row in drafting_rows)
     depths = _table("share of the trees of that depth in which it was accepted", *map(str, range(1, deepest + 1)))
-    for one in shown:
-        shares = [f"{share:.2f}" for share in one["by_depth"]]
-        depths.add_row(clean(one["way"]), *shares, *[""] * (deepest - len(shares)))
-    return printed(table) + "\n" + printed(depths)
+    for row in drafting_rows:
+        shares = [f"{share:.2f}" for share in row["by_depth"]]
+        depths.add_row(clean(row["way"]), *shares, *[""] * (deepest - len(shares)))
+    return plain_text(table) + "\n" + plain_text(depths)
 
 
 def _lengths(rows: list[dict[str, Any]]) -> str:
@@ -124,12 +124,12 @@ def _lengths(rows: list[dict[str, Any]]) -> str:
     if not rows:
         return ""
     table = _table("by tokens of the prompt", "tokens", "tok/s", "×", "accepted", "TPOT ms", "TTFT ms", "prefill")
-    for one in rows:
-        taken = one["accepted"]
-        times = ["-" if one[name] is None else f"{one[name]:.1f}" for name in TIMES]
-        cells = [str(one["context"]), f"{one['tokens_per_s']:.1f}", f"{one['speed_up']['mean']:.2f}"]
-        table.add_row(clean(one["way"]), *cells, "-" if taken is None else f"{taken['mean']:.2f}", *times)
-    return printed(table)
+    for row in rows:
+        accepted = row["accepted"]
+        times = ["-" if row[name] is None else f"{row[name]:.1f}" for name in TIMES]
+        cells = [str(row["context"]), f"{row['tokens_per_s']:.1f}", f"{row['speed_up']['mean']:.2f}"]
+        table.add_row(clean(row["way"]), *cells, "-" if accepted is None else f"{accepted['mean']:.2f}", *times)
+    return plain_text(table)
 
 
 def _dialogues(rows: list[dict[str, Any]]) -> str:
@@ -140,32 +140,32 @@ def _dialogues(rows: list[dict[str, Any]]) -> str:
         "by turn: its prompt with the history, and the columns of it that the cache had",
         "turn", "tokens", "kept", "tok/s", "×", "accepted", "TPOT ms", "TTFT ms",
     )  # fmt: skip
-    for one in rows:
-        taken = one["accepted"]
-        times = ["-" if one[name] is None else f"{one[name]:.1f}" for name in TIMES[:2]]
-        cells = [str(one["place"]), f"{one['context']:.0f}", f"{one['kept']:.0f}", f"{one['tokens_per_s']:.1f}"]
-        cells += [f"{one['speed_up']['mean']:.2f}", "-" if taken is None else f"{taken['mean']:.2f}", *times]
-        table.add_row(clean(one["way"]), *cells)
-    later = [one for one in rows if one["place"] > 1]
-    anew = [
+    for row in rows:
+        accepted = row["accepted"]
+        times = ["-" if row[name] is None else f"{row[name]:.1f}" for name in TIMES[:2]]
+        cells = [str(row["place"]), f"{row['context']:.0f}", f"{row['kept']:.0f}", f"{row['tokens_per_s']:.1f}"]
+        cells += [f"{row['speed_up']['mean']:.2f}", "-" if accepted is None else f"{accepted['mean']:.2f}", *times]
+        table.add_row(clean(row["way"]), *cells)
+    later_rows = [row for row in rows if row["place"] > 1]
+    uncached_ways = [
         way
-        for way in dict.fromkeys(one["way"] for one in later)
-        if not any(one["kept"] for one in later if one["way"] == way)
+        for way in dict.fromkeys(row["way"] for row in later_rows)
+        if not any(row["kept"] for row in later_rows if row["way"] == way)
     ]
-    line = "every turn with an empty cache: " + ", ".join(map(clean, anew))
-    return printed(table) + (fill(line, 80) + "\n" if anew else "")
+    line = "every turn with an empty cache: " + ", ".join(map(clean, uncached_ways))
+    return plain_text(table) + (fill(line, 80) + "\n" if uncached_ways else "")
 
 
-def _grid(grid: dict[str, Any]) -> str:
+def _budget_grid(grid: dict[str, Any]) -> str:
     """The budgets of one draft: a row for each depth, a column for each number of nodes, and the best one."""
     title = f"budgets of {clean(grid['draft'])}: × over the target alone, and accepted tokens per step"
     table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
     table.add_column("levels", justify="right")
     for nodes in grid["nodes"]:
         table.add_column(plural(nodes, "node"), justify="right")
-    at = {(cell["nodes"], cell["depth"]): cell for cell in grid["cells"]}
+    cell_at = {(cell["nodes"], cell["depth"]): cell for cell in grid["cells"]}
     for depth in grid["depths"]:
-        cells = [at.get((nodes, depth)) for nodes in grid["nodes"]]
+        cells = [cell_at.get((nodes, depth)) for nodes in grid["nodes"]]
         table.add_row(str(depth), *("-" if cell is None else _budget(cell) for cell in cells))
     best = grid["best"]
     why = "it drafts nothing"
@@ -175,7 +175,7 @@ def _grid(grid: dict[str, Any]) -> str:
         f"best budget: {plural(best['nodes'], 'node')} in {plural(best['depth'], 'level')}, "
         f"{best['speed_up']:.2f} times the target alone;\n{why}\n"
     )
-    return printed(table) + line
+    return plain_text(table) + line
 
 
 def _budget(cell: dict[str, Any]) -> str:
@@ -184,16 +184,16 @@ def _budget(cell: dict[str, Any]) -> str:
 
 
 def _stages(rows: list[dict[str, Any]]) -> str:
-    names = list(dict.fromkeys(name for one in rows for name in one["stages"]))
+    names = list(dict.fromkeys(name for row in rows for name in row["stages"]))
     if not names:
         return ""
     table = _table("share of the time by stage, in percent", *names)
-    for one in rows:
-        if one["stages"]:
-            table.add_row(clean(one["way"]), *(f"{100 * one['stages'].get(name, 0.0):.1f}" for name in names))
-    shares = [f"{clean(one['way'])} {100 * one['beyond_forwards']:.1f}" for one in rows if one["stages"]]
+    for row in rows:
+        if row["stages"]:
+            table.add_row(clean(row["way"]), *(f"{100 * row['stages'].get(name, 0.0):.1f}" for name in names))
+    shares = [f"{clean(row['way'])} {100 * row['beyond_forwards']:.1f}" for row in rows if row["stages"]]
     title = "of a step without its prefill, percent beyond forwards: "
-    return printed(table) + fill(title + ", ".join(shares), 80) + "\n"
+    return plain_text(table) + fill(title + ", ".join(shares), 80) + "\n"
 
 
 def _texts(texts: list[dict[str, Any]]) -> str:
@@ -202,19 +202,19 @@ def _texts(texts: list[dict[str, Any]]) -> str:
     table.add_column("equal", justify="right")
     table.add_column("tied", justify="right")
     table.add_column("other", ratio=2, overflow="fold")
-    for one in texts:
-        other = [
-            f"{_which(place)}, from token {place['at'] + 1} on: {number(place['gap'])} below the best"
+    for text in texts:
+        differences = [
+            f"{_place_words(place)}, from token {place['at'] + 1} on: {number(place['gap'])} below the best"
             f" logit (noise {number(place['noise'])})"
-            for place in one["other"][:SHOWN]
+            for place in text["other"][:MOST_TEXTS]
         ]
-        if len(one["other"]) > SHOWN:
-            other.append(f"and {plural(len(one['other']) - SHOWN, 'further text')}")
-        table.add_row(clean(one["way"]), str(one["equal"]), str(one["tied"]), "; ".join(other) or "none")
-    return printed(table)
+        if len(text["other"]) > MOST_TEXTS:
+            differences.append(f"and {plural(len(text['other']) - MOST_TEXTS, 'further text')}")
+        table.add_row(clean(text["way"]), str(text["equal"]), str(text["tied"]), "; ".join(differences) or "none")
+    return plain_text(table)
 
 
-def _which(text: dict[str, Any]) -> str:
+def _place_words(text: dict[str, Any]) -> str:
     """The prompt of a text, or its dialogue and its turn, numbered from 1 on."""
     number = text["prompt"] + 1
     return f"dialogue {number}, turn {text['place']}" if text.get("place") else f"prompt {number}"

@@ -2,10 +2,10 @@
 
 from rich.table import Table
 
-from reference.draft_trees import told_tree
+from reference.draft_trees import tree_description
 from reference.tree import RankTree
 from reports.format import clean, number, plural
-from reports.layout80 import printed
+from reports.layout80 import plain_text
 
 
 def learned_page(draft: str, steps: int, rows: list[tuple[int, RankTree, float, float]]) -> str:
@@ -23,5 +23,5 @@ def learned_page(draft: str, steps: int, rows: list[tuple[int, RankTree, float, 
     table.add_column("tokens a step", justify="right", no_wrap=True)
     table.add_column("tokens per time", justify="right", no_wrap=True)
     for batch, tree, tokens, rate in rows:
-        table.add_row(str(batch), told_tree(tree), number(tokens), number(rate))
-    return printed(table).rstrip("\n")
+        table.add_row(str(batch), tree_description(tree), number(tokens), number(rate))
+    return plain_text(table).rstrip("\n")

@@ -5,7 +5,7 @@ from typing import Any
 from rich.table import Table
 
 from reports.format import clean, plural
-from reports.layout80 import printed
+from reports.layout80 import plain_text
 
 
 def growth_page(figures: dict[str, Any]) -> str:
@@ -35,11 +35,11 @@ def grid(title: str, rows: list[dict[str, Any]], across: str, down: str) -> str:
     columns = list(dict.fromkeys(row[across] for row in rows))
     for name in columns:
         table.add_column(str(name), justify="right")
-    at = {(row[down], row[across]): row["ms"] for row in rows}
+    time_ms = {(row[down], row[across]): row["ms"] for row in rows}
     for name in dict.fromkeys(row[down] for row in rows):
-        cells = [at.get((name, column)) for column in columns]
+        cells = [time_ms.get((name, column)) for column in columns]
         table.add_row(str(name), *("-" if cell is None else f"{cell:.1f}" for cell in cells))
-    return printed(table)
+    return plain_text(table)
 
 
 def _lines(lines: list[dict[str, Any]]) -> str:
@@ -49,7 +49,7 @@ def _lines(lines: list[dict[str, Any]]) -> str:
     for line in lines:
         straight = "-" if line["straight"] is None else f"{line['straight']:.3f}"
         table.add_row(line["by"], line["at"], f"{line['base_ms']:.1f}", f"{line['each_ms']:.3f}", straight)
-    return printed(table)
+    return plain_text(table)
 
 
 def oracle_page(figures: dict[str, Any]) -> str:
@@ -62,4 +62,4 @@ def oracle_page(figures: dict[str, Any]) -> str:
         times = [f"{row[name]:.2f}" for name in ("oracle_ms", "transformers_ms", "ratio")]
         table.add_row(str(row["nodes"]), *times, f"{row['apart']:.1g}")
     wrong = "" if figures["same"] else "the two do not compute the same: the times mean nothing\n"
-    return printed(table) + wrong
+    return plain_text(table) + wrong

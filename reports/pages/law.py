@@ -15,7 +15,7 @@ from reference.oracle.coin_source import Number
 from reference.oracle.law import Bias
 from reference.oracle.tree_growth import Path
 from reports.format import clean, number, plural
-from reports.layout80 import MARGIN, WIDTH, folded, indented, labelled, printed
+from reports.layout80 import MARGIN, WIDTH, indent, label_rows, plain_text, wrapping_text
 
 MOST_ROWS = 12
 """The most tokens of a law that are printed: the most different probabilities first, then the likeliest."""
@@ -77,33 +77,33 @@ class LawFacts:
     evaluations: int
     biases: tuple[Bias, ...]
     world: str = ""
-    shared: tuple[str, ...] = ()
+    shared_draws: tuple[str, ...] = ()
 
     @property
-    def broken(self) -> bool:
+    def is_broken(self) -> bool:
         """Whether the rule breaks its promise to be lossless, or loses by random numbers that decide twice."""
-        return self.biased and (self.promise is True or bool(self.shared))
+        return self.biased and (self.promise is True or bool(self.shared_draws))
 
     @property
     def verdict(self) -> str:
         """The comparison of law and promise in a few words."""
-        if self.broken and not self.promise:
+        if self.is_broken and not self.promise:
             return "BROKEN, nothing claimed"
         if self.promise is None:
             return f"{'LOSSY' if self.biased else 'LOSSLESS'}, nothing claimed"
-        if self.broken:
+        if self.is_broken:
             return "BROKEN PROMISE"
         if self.biased:
             return "LOSSY as declared"
         return "LOSSLESS as declared" if self.promise else "LOSSLESS here, though not declared"
 
     @property
-    def first(self) -> Bias:
+    def first_token(self) -> Bias:
         """The law of the first token."""
         return next(bias for bias in self.biases if bias.context == ())
 
     @property
-    def worst(self) -> list[Bias]:
+    def worst_biases(self) -> list[Bias]:
         """The prefixes that contribute to the bias, the worst first; none where there is no bias."""
         return [bias for bias in self.biases if bias.weight > 1e-12] if self.biased else []
 
@@ -114,86 +114,86 @@ def law_page(facts: LawFacts, picture: bool) -> str:
     setting = [("", facts.sentence)] if facts.sentence else []
     setting += [("draws", facts.draws), ("tree", facts.tree)]
     setting += [("setting", facts.setting)] if facts.setting else []
-    parts = [printed(folded(head)) + labelled(setting), _probabilities(facts.first)]
+    parts = [plain_text(wrapping_text(head)) + label_rows(setting), _probabilities(facts.first_token)]
     if picture:
-        parts.append(_bars(facts.first))
-        parts += [_bars(bias) for bias in facts.worst[:1] if bias.context != ()]
-    parts.append(labelled(results(facts)))
-    parts.append(printed(folded(f"{facts.verdict}  {because(facts)}")))
+        parts.append(_bars(facts.first_token))
+        parts += [_bars(bias) for bias in facts.worst_biases[:1] if bias.context != ()]
+    parts.append(label_rows(result_rows(facts)))
+    parts.append(plain_text(wrapping_text(f"{facts.verdict}  {verdict_reason(facts)}")))
     return "\n".join(parts)
 
 
-def results(facts: LawFacts) -> list[tuple[str, str]]:
+def result_rows(facts: LawFacts) -> list[tuple[str, str]]:
     """Labelled facts: the distance of the law, its tokens per step, and where its bias comes from."""
-    off = facts.total_variation
-    told = f"total variation {_both(off)} from the target's law of {plural(facts.height, 'token')}"
+    distance = facts.total_variation
+    law_text = f"total variation {_number_text(distance)} from the target's law of {plural(facts.height, 'token')}"
     if not facts.exact:
-        told += " (computed in floats)"
-    rows = [("law", told)]
-    rows.append(("tokens", f"{_both(facts.expected)} per step, of {facts.height} at most"))
-    worst = facts.worst
-    where = [in_words(bias) for bias in worst[:WORST]]
+        law_text += " (computed in floats)"
+    rows = [("law", law_text)]
+    rows.append(("tokens", f"{_number_text(facts.expected)} per step, of {facts.height} at most"))
+    worst = facts.worst_biases
+    sentences = [bias_words(bias) for bias in worst[:WORST]]
     if len(worst) > WORST:
-        where.append(f"and {plural(len(worst) - WORST, 'more context')} with less")
-    rows += [("where from" if at == 0 else "", line) for at, line in enumerate(where)]
+        sentences.append(f"and {plural(len(worst) - WORST, 'more context')} with less")
+    rows += [("where from" if i == 0 else "", line) for i, line in enumerate(sentences)]
     if not worst:
         rows.append(("where from", "nowhere: whatever was emitted, the next token has the target's law"))
-    rows += [("decides twice" if at == 0 else "", line) for at, line in enumerate(facts.shared)]
+    rows += [("decides twice" if i == 0 else "", line) for i, line in enumerate(facts.shared_draws)]
     rows.append(("enumerated", f"{plural(facts.evaluations, 'run')} of the rule, {plural(facts.cells, 'block')}"))
     return rows
 
 
-def because(facts: LawFacts) -> str:
+def verdict_reason(facts: LawFacts) -> str:
     """The reason behind `LawFacts.verdict`, in a phrase."""
     if facts.why:
         return facts.why
     condition = f" on this condition: {facts.condition}" if facts.condition else ""
-    if facts.broken and facts.shared:
+    if facts.is_broken and facts.shared_draws:
         return ADVICE
     if facts.promise is None:
         return "--claims-lossless makes this a gate (exit code 1 where it is lossy)"
-    if facts.broken:
+    if facts.is_broken:
         return f"it promises the target's own law{condition}"
     if facts.promise:
         return f"the target's own law{condition}"
     return f"it promises the target's own law{condition}" if facts.condition else "it promises no law"
 
 
-def in_words(bias: Bias) -> str:
+def bias_words(bias: Bias) -> str:
     """A context and its most biased token, such as `after tokens 3, token 2 gets .41 where ...`."""
-    token = max(range(len(bias.law)), key=lambda at: abs(float(bias.law[at] - bias.target[at])))
-    got, due = _apart(bias.law[token], bias.target[token])
+    token = max(range(len(bias.law)), key=lambda candidate: abs(float(bias.law[candidate] - bias.target[candidate])))
+    rule_text, target_text = _distinct_texts(bias.law[token], bias.target[token])
     if bias.context == ():
-        return f"at the first token, token {token} gets {got} where the target gives {due}"
+        return f"at the first token, token {token} gets {rule_text} where the target gives {target_text}"
     return (
-        f"after tokens {path_in_words(bias.context)}, token {token} gets {got} where the target gives {due}"
+        f"after tokens {path_words(bias.context)}, token {token} gets {rule_text} where the target gives {target_text}"
         f" (a block goes on from there with probability {number(float(bias.reach))})"
     )
 
 
-def path_in_words(context: Path) -> str:
+def path_words(context: Path) -> str:
     """The tokens of a context."""
     return " ".join(map(str, context))
 
 
-def _apart(a: Number, b: Number) -> tuple[str, str]:
+def _distinct_texts(a: Number, b: Number) -> tuple[str, str]:
     """Two numbers with as many digits as are needed to tell them apart."""
     for digits in range(3, 17):
-        shown = f"{float(a):.{digits}g}", f"{float(b):.{digits}g}"
-        if shown[0] != shown[1]:
+        texts = f"{float(a):.{digits}g}", f"{float(b):.{digits}g}"
+        if texts[0] != texts[1]:
             break
-    return shown
+    return texts
 
 
 def exact_text(value: Number) -> str | None:
     """A fraction as text; None for a float, and for a fraction too long to write."""
     if isinstance(value, float):
         return None
-    one = Fraction(value)
-    return None if max(one.numerator.bit_length(), one.denominator.bit_length()) > DIGITS else str(one)
+    fraction = Fraction(value)
+    return None if max(fraction.numerator.bit_length(), fraction.denominator.bit_length()) > DIGITS else str(fraction)
 
 
-def _both(value: Number) -> str:
+def _number_text(value: Number) -> str:
     """A number as a decimal, preceded by its fraction where that is short."""
     decimal, exact = number(float(value)), exact_text(value)
     if exact is None or len(exact) > EXACT or exact == decimal:
@@ -201,39 +201,41 @@ def _both(value: Number) -> str:
     return f"{exact} = {float(value):.6g}"
 
 
-def shown_tokens(bias: Bias) -> list[int]:
+def tokens_to_show(bias: Bias) -> list[int]:
     """The tokens to print, in the order of their ids."""
-    gap = [abs(float(got - due)) for got, due in zip(bias.law, bias.target, strict=True)]
-    ranked = sorted(range(len(gap)), key=lambda at: (-gap[at], -float(bias.target[at]), at))
+    gaps = [abs(float(rule_p - target_p)) for rule_p, target_p in zip(bias.law, bias.target, strict=True)]
+    ranked = sorted(range(len(gaps)), key=lambda token: (-gaps[token], -float(bias.target[token]), token))
     return sorted(ranked[:MOST_ROWS])
 
 
-def _left_out(bias: Bias) -> str:
+def _omission(bias: Bias) -> str:
     more = len(bias.law) - MOST_ROWS
-    return indented(f"{plural(more, 'token')} more, each less far off\n") if more > 0 else ""
+    return indent(f"{plural(more, 'token')} more, each less far off\n") if more > 0 else ""
 
 
 def _probabilities(bias: Bias) -> str:
     """Target and law of the first token as decimals, and as fractions where all fractions are short."""
-    tokens = shown_tokens(bias)
+    tokens = tokens_to_show(bias)
     fractions = [[exact_text(row[token]) for token in tokens] for row in (bias.target, bias.law)]
     short = all(text is not None and len(text) <= EXACT for texts in fractions for text in texts)
     table = Table(box=None, padding=(0, 3, 0, 0), pad_edge=False)
     table.add_column("first token")
     for name in ("target", "law", "law - target", *(["target =", "law ="] if short else [])):
         table.add_column(name, justify="right")
-    for at, token in enumerate(tokens):
-        p, got, off = map(float, (bias.target[token], bias.law[token], bias.law[token] - bias.target[token]))
-        row = [str(token), f"{p:.6g}", f"{got:.6g}", f"{off:+.3g}" if off else "0"]
-        table.add_row(*row, *(str(texts[at]) for texts in fractions if short))
-    return indented(printed(table, width=WIDTH - MARGIN)) + _left_out(bias)
+    for i, token in enumerate(tokens):
+        target_p, rule_p, shift = map(
+            float, (bias.target[token], bias.law[token], bias.law[token] - bias.target[token])
+        )
+        row = [str(token), f"{target_p:.6g}", f"{rule_p:.6g}", f"{shift:+.3g}" if shift else "0"]
+        table.add_row(*row, *(str(texts[i]) for texts in fractions if short))
+    return indent(plain_text(table, width=WIDTH - MARGIN)) + _omission(bias)
 
 
 def _bars(bias: Bias) -> str:
     """Two bars for each token to one scale, the target's above the law's."""
-    tokens = shown_tokens(bias)
+    tokens = tokens_to_show(bias)
     top = max(float(value) for row in (bias.target, bias.law) for value in row)
-    title = "first token" if bias.context == () else f"after tokens {path_in_words(bias.context)}"
+    title = "first token" if bias.context == () else f"after tokens {path_words(bias.context)}"
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(justify="right")
     table.add_column()
@@ -244,7 +246,7 @@ def _bars(bias: Bias) -> str:
             value = float(row[token])
             label = str(token) if name == "target" else ""
             table.add_row(Text(label), Text(name), Bar(top, 0, value, width=46), Text(f"{value:.4f}"))
-    return indented(printed(Group(Text(title), table), width=WIDTH - MARGIN)) + _left_out(bias)
+    return indent(plain_text(Group(Text(title), table), width=WIDTH - MARGIN)) + _omission(bias)
 
 
 def law_table(rows: Iterable[LawFacts]) -> str:
@@ -257,15 +259,15 @@ def law_table(rows: Iterable[LawFacts]) -> str:
     conditions: dict[str, str] = {}
     for facts in rows:
         draws = ", ".join(part for part in (facts.draws, facts.setting) if part)
-        declared = "BROKEN" if facts.broken else "lossless" if facts.promise else "lossy"
+        declared = "BROKEN" if facts.is_broken else "lossless" if facts.promise else "lossy"
         if facts.condition:
             conditions[facts.rule] = facts.condition
             declared += " *"
-        off = "0" if facts.total_variation == 0 else f"{float(facts.total_variation):.3g}"
-        cells = (facts.rule, draws, declared, off, str(facts.cells), str(facts.evaluations))
+        distance = "0" if facts.total_variation == 0 else f"{float(facts.total_variation):.3g}"
+        cells = (facts.rule, draws, declared, distance, str(facts.cells), str(facts.evaluations))
         table.add_row(*(Text(cell) for cell in cells))
     notes = [f"* {rule} is lossless on this condition: {condition}" for rule, condition in conditions.items()]
-    return printed(table) + "\n" + "".join(printed(folded(note)) for note in notes)
+    return plain_text(table) + "\n" + "".join(plain_text(wrapping_text(note)) for note in notes)
 
 
 def law_record(facts: LawFacts) -> dict[str, Any]:
@@ -285,14 +287,14 @@ def law_record(facts: LawFacts) -> dict[str, Any]:
         "expected_tokens": float(facts.expected),
         "cells": facts.cells,
         "evaluations": facts.evaluations,
-        "first_token": {"law": _floats(facts.first.law), "target": _floats(facts.first.target)},
-        "where_from": [_context(bias) for bias in facts.worst[:WORST]],
-        "decides_twice": list(facts.shared),
+        "first_token": {"law": _floats(facts.first_token.law), "target": _floats(facts.first_token.target)},
+        "where_from": [_context(bias) for bias in facts.worst_biases[:WORST]],
+        "decides_twice": list(facts.shared_draws),
     }
 
 
 @dataclass(frozen=True)
-class WithoutLaw:
+class UnknownLaw:
     """A sampler whose random numbers decide several times, in a way whose joint law is not known.
 
     Attributes:
@@ -304,7 +306,7 @@ class WithoutLaw:
 
     rule: str
     why: str
-    shared: tuple[str, ...]
+    shared_draws: tuple[str, ...]
     promise: bool
 
     @property
@@ -313,14 +315,16 @@ class WithoutLaw:
         return "BROKEN PROMISE" if self.promise else "BROKEN, nothing claimed"
 
 
-def page_without_law(facts: WithoutLaw) -> str:
+def page_without_law(facts: UnknownLaw) -> str:
     """The page of a sampler that has no law."""
-    rows = [("decides twice" if at == 0 else "", line) for at, line in enumerate(facts.shared)]
+    rows = [("decides twice" if i == 0 else "", line) for i, line in enumerate(facts.shared_draws)]
     rows.append(("law", f"none: {facts.why}"))
-    return f"{printed(folded(clean(facts.rule)))}{labelled(rows)}\n{printed(folded(f'{facts.verdict}  {ADVICE}'))}"
+    head = plain_text(wrapping_text(clean(facts.rule)))
+    verdict = plain_text(wrapping_text(f"{facts.verdict}  {ADVICE}"))
+    return f"{head}{label_rows(rows)}\n{verdict}"
 
 
-def record_without_law(facts: WithoutLaw) -> dict[str, Any]:
+def record_without_law(facts: UnknownLaw) -> dict[str, Any]:
     """A sampler without a law as `--json` writes it: a list with one record."""
     record = {
         "rule": facts.rule,
@@ -328,7 +332,7 @@ def record_without_law(facts: WithoutLaw) -> dict[str, Any]:
         "verdict": facts.verdict,
         "total_variation": None,
         "why": facts.why,
-        "decides_twice": list(facts.shared),
+        "decides_twice": list(facts.shared_draws),
     }
     return {"rules": [record]}
 
@@ -340,7 +344,7 @@ def _context(bias: Bias) -> dict[str, Any]:
         "total_variation": float(bias.total_variation),
         "law": _floats(bias.law),
         "target": _floats(bias.target),
-        "words": in_words(bias),
+        "words": bias_words(bias),
     }
 
 

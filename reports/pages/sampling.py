@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from properties.laws.sampled.sights import Sight
 from properties.resolution import ACCEPTANCE, LIKELIEST
-from properties.streams import Planned, Stream, Streams, streams_of
+from properties.streams import SamplingPlan, Stream, Streams, streams_of
 from properties.tally import Tally
 from reports.format import clean, number, plural
 from reports.record import sampling_tests
@@ -16,39 +16,39 @@ GROSS = 0.2
 """A shift above which a sample is called too small: it shows gross faults alone."""
 
 
-def evidence(tally: Tally) -> list[tuple[str, str]]:
+def evidence_rows(tally: Tally) -> list[tuple[str, str]]:
     """The result of the tests of laws by sampling: their number, their evidence and their power."""
     if tally.excess_evidence is not None:
-        return [("SAMPLING", clean(tally.excess_evidence)), *power(tally)]
-    told = sampling_tests(tally)
-    if not told["tests"]:
-        return power(tally)
-    seen = told["smallest_tv"]
+        return [("SAMPLING", clean(tally.excess_evidence)), *power_rows(tally)]
+    tests = sampling_tests(tally)
+    if not tests["tests"]:
+        return power_rows(tally)
+    smallest_tv = tests["smallest_tv"]
     blocks = ""
-    if seen is not None:
+    if smallest_tv is not None:
         blocks = (
-            f"; half of those on tables see total variation {number(seen['median'])} or more with probability .99, "
-            f"the weakest (given something rare) {number(seen['worst'])}"
+            f"; half of those on tables see total variation {number(smallest_tv['median'])} or more with probability "
+            f".99, the weakest (given something rare) {number(smallest_tv['worst'])}"
         )
-    total = f"evidence against the laws {number(told['evidence'])}, red at {number(told['red_at'])}"
-    return [("sampling", f"{plural(told['tests'], 'test')} of laws by sampling; {total}{blocks}"), *power(tally)]
+    total = f"evidence against the laws {number(tests['evidence'])}, red at {number(tests['red_at'])}"
+    return [("sampling", f"{plural(tests['tests'], 'test')} of laws by sampling; {total}{blocks}"), *power_rows(tally)]
 
 
-def power(tally: Tally) -> list[tuple[str, str]]:
+def power_rows(tally: Tally) -> list[tuple[str, str]]:
     """The shift of whole generations that was to be seen, the faults that would have been seen, and those that not."""
     facts = []
     if tally.planned is not None:
         facts.append(("power", f"before the run: {planned_line(tally.planned)}"))
     streams = streams_of(tally.evidence)
-    grouped = [stream for stream in streams.all if stream.group is not None]
-    for stream in [stream for stream in streams.whole if stream.group is None] or streams.settings:
-        parts = [one for one in streams.settings if one is not stream and one.name.startswith(f"{stream.name} at ")]
-        alone = [f"{one.name.rsplit(' ', 1)[1]}: {percent(streams.smallest(one))}" for one in parts]
-        each = f"; at one temperature alone {', '.join(alone)}" if alone else ""
-        facts.append(("power", f"afterwards: {_line(stream, streams.smallest(stream))}{each}"))
-    facts += [("power", line) for stream in grouped for line in _fault_lines(streams, stream)]
+    grouped_streams = [stream for stream in streams.all if stream.group is not None]
+    for stream in [stream for stream in streams.over_settings if stream.group is None] or streams.settings:
+        parts = [part for part in streams.settings if part is not stream and part.name.startswith(f"{stream.name} at ")]
+        shifts = [f"{part.name.rsplit(' ', 1)[1]}: {percent(streams.smallest(part))}" for part in parts]
+        shift_words = f"; at one temperature alone {', '.join(shifts)}" if shifts else ""
+        facts.append(("power", f"afterwards: {_line(stream, streams.smallest(stream))}{shift_words}"))
+    facts += [("power", line) for stream in grouped_streams for line in _fault_lines(streams, stream)]
     if streams.all:
-        facts.append(("power", NOT_ABOUT if grouped else f"{NOT_ABOUT}; {OF_A_DRAFT}"))
+        facts.append(("power", NOT_ABOUT if grouped_streams else f"{NOT_ABOUT}; {OF_A_DRAFT}"))
     if tally.planned is not None and not streams.all:
         facts.append(("power", "afterwards: no draw was compared, so that no shift would have shown"))
     return facts
@@ -67,11 +67,20 @@ OF_A_DRAFT = "nor faults of a draft whose law is not known (a coin that drafts a
 def _fault_lines(streams: Streams, stream: Stream) -> list[str]:
     """The faults of a draft that a stream would have shown, and those that it would not; a line for each kind."""
     sights = streams.sights(stream)
-    told = f"{plural(stream.draws, 'draw')} for {clean(stream.name)}"
-    shown = _weakest([sight for sight in sights if sight.shown])
-    absent = [sight for sight in sights if not any(other.shown and other.fault == sight.fault for other in sights)]
-    lines = [(shown, "would have shown with probability .99"), (_strongest(absent), "would not have shown")]
-    return [f"afterwards: {told}, which {verb}: {'; '.join(map(_sight, kind))}" for kind, verb in lines if kind]
+    draws = f"{plural(stream.draws, 'draw')} for {clean(stream.name)}"
+    shown_sights = _weakest([sight for sight in sights if sight.shown])
+    absent_sights = [
+        sight for sight in sights if not any(candidate.shown and candidate.fault == sight.fault for candidate in sights)
+    ]
+    lines = [
+        (shown_sights, "would have shown with probability .99"),
+        (_strongest(absent_sights), "would not have shown"),
+    ]
+    return [
+        f"afterwards: {draws}, which {verb}: {'; '.join(map(_sight, kind_sights))}"
+        for kind_sights, verb in lines
+        if kind_sights
+    ]
 
 
 def _weakest(sights: Iterable[Sight]) -> list[Sight]:
@@ -93,7 +102,7 @@ def _sight(sight: Sight) -> str:
     return f"{sight.fault}, moving {percent(sight.share)} of {where}"
 
 
-def planned_line(planned: Planned) -> str:
+def planned_line(planned: SamplingPlan) -> str:
     """The shifts that the sampling of a run is to see, in one sentence."""
     return (
         f"about {plural(planned.draws, 'draw')} of whole generations, in which a shift of about "
@@ -108,9 +117,9 @@ def _line(stream: Stream, smallest: float) -> str:
         ACCEPTANCE: "of the acceptances of drafted tokens",
     }
     about = " or ".join(events[event] for event in stream.resolution.about)
-    told = f"{plural(stream.draws, 'draw')} for {clean(stream.name)}, in which a shift of {percent(smallest)} {about}"
-    weak = "; that is weak: it would show gross faults alone" if smallest > GROSS else ""
-    return f"{told} would have shown with probability .99{weak}"
+    draws = f"{plural(stream.draws, 'draw')} for {clean(stream.name)}, in which a shift of {percent(smallest)} {about}"
+    weakness = "; that is weak: it would show gross faults alone" if smallest > GROSS else ""
+    return f"{draws} would have shown with probability .99{weakness}"
 
 
 def percent(share: float) -> str:

@@ -36,11 +36,11 @@ class Screen:
     width: int = WIDTH
     colour: bool = False
 
-    def painted(self, page: str) -> str:
+    def paint(self, page: str) -> str:
         """`page`, which holds no control codes, in colours if there are any: results, labels, the marked node."""
         if not self.colour:
             return page
-        return "\n".join(_painted(line) for line in page.split("\n"))
+        return "\n".join(_paint_line(line) for line in page.split("\n"))
 
 
 def screen_of(file: TextIO, variables: Mapping[str, str]) -> Screen:
@@ -61,9 +61,9 @@ def in_ci(variables: Mapping[str, str]) -> bool:
 
 def _columns(file: TextIO, variables: Mapping[str, str], terminal: bool) -> int:
     """The columns that the environment or the terminal tells; WIDTH if neither does."""
-    told = variables.get("COLUMNS", "")
-    if told.isdecimal() and len(told) < 6:
-        return int(told)
+    columns = variables.get("COLUMNS", "")
+    if columns.isdecimal() and len(columns) < 6:
+        return int(columns)
     if not terminal:
         return WIDTH
     try:
@@ -72,20 +72,20 @@ def _columns(file: TextIO, variables: Mapping[str, str], terminal: bool) -> int:
         return WIDTH
 
 
-def _painted(line: str) -> str:
+def _paint_line(line: str) -> str:
     """A line of a page in colours."""
     headline = next((word for word in HEADLINES if line.startswith((f"{word}  ", f"{word}\n")) or line == word), None)
     if headline is not None:
-        return _styled(headline, f"{BOLD};{HEADLINES[headline]}") + line[len(headline) :]
+        return _style(headline, f"{BOLD};{HEADLINES[headline]}") + line[len(headline) :]
     if MARK in line:  # what stands behind the mark is the sentence beside the tree
         end = line.index(MARK) + len(MARK)
-        return _styled(line[:end], f"{BOLD};{RED}") + line[end:]
-    found = _LABELLED.match(line)
-    if found is None:
+        return _style(line[:end], f"{BOLD};{RED}") + line[end:]
+    match = _LABELLED.match(line)
+    if match is None:
         return line
-    margin, label, gap = found.groups()
-    return margin + _styled(label, LABELS.get(label, DIM)) + gap + line[found.end() :]
+    margin, label, gap = match.groups()
+    return margin + _style(label, LABELS.get(label, DIM)) + gap + line[match.end() :]
 
 
-def _styled(text: str, style: str) -> str:
+def _style(text: str, style: str) -> str:
     return f"\x1b[{style}m{text}\x1b[0m"

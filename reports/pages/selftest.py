@@ -11,11 +11,11 @@ from rich.table import Table
 
 from reference.rules import DRAWS
 from reports.format import clean, number, plural
-from reports.layout80 import printed
+from reports.layout80 import plain_text
 
 
 @dataclass
-class Caught:
+class FaultHunt:
     """The outcome of the hunt for one fault.
 
     Attributes:
@@ -55,18 +55,18 @@ class Caught:
     missing: str | None = None
 
     @property
-    def harmless(self) -> bool:
+    def is_harmless(self) -> bool:
         """Whether the fault changes no law under any kind of draft."""
         return set(self.equivalent) == set(DRAWS)
 
     @property
-    def small(self) -> bool:
+    def is_small(self) -> bool:
         """Whether no tree of the smallest case has more than six nodes."""
         return self.nodes <= 6
 
 
 @dataclass(frozen=True)
-class Clean:
+class CleanRun:
     """One clean run: the judged cases, and the invariant and the case that differed, although none should."""
 
     backend: str
@@ -80,57 +80,57 @@ class Clean:
 class SelfTest:
     """The whole self-test; `invariants` are the invariants that were asked."""
 
-    faults: list[Caught]
-    clean: list[Clean] = field(default_factory=list)
+    faults: list[FaultHunt]
+    clean_runs: list[CleanRun] = field(default_factory=list)
     invariants: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
     @property
-    def tried(self) -> list[Caught]:
+    def tried_faults(self) -> list[FaultHunt]:
         """The faults that could be planted here and that change something."""
-        return [one for one in self.faults if one.missing is None and not one.harmless]
+        return [hunt for hunt in self.faults if hunt.missing is None and not hunt.is_harmless]
 
     @property
-    def escaped(self) -> list[Caught]:
+    def escaped_faults(self) -> list[FaultHunt]:
         """The faults that were hunted without a case that showed them."""
-        return [one for one in self.tried if not one.caught and one.cases]
+        return [hunt for hunt in self.tried_faults if not hunt.caught and hunt.cases]
 
     @property
-    def unhunted(self) -> list[Caught]:
+    def unhunted_faults(self) -> list[FaultHunt]:
         """The faults for which no time was left: neither caught nor escaped, so the self-test is no pass."""
-        return [one for one in self.tried if not one.caught and not one.cases]
+        return [hunt for hunt in self.tried_faults if not hunt.caught and not hunt.cases]
 
     @property
-    def alarms(self) -> list[Clean]:
+    def false_alarms(self) -> list[CleanRun]:
         """The clean runs in which something differed."""
-        return [one for one in self.clean if one.by is not None]
+        return [run for run in self.clean_runs if run.by is not None]
 
     @property
-    def idle(self) -> list[str]:
+    def idle_invariants(self) -> list[str]:
         """The invariants that differed for no fault."""
-        met = {name for one in self.faults for name in one.failed}
-        return [name for name in self.invariants if name not in met]
+        failed_names = {name for hunt in self.faults for name in hunt.failed}
+        return [name for name in self.invariants if name not in failed_names]
 
     @property
     def exit_code(self) -> int:
         """0 if all faults were caught and all clean runs agreed, 1 for an escape or a false alarm, 3 if cut short."""
         # An escape counts only in a complete test: after an error the hunt may have been cut short.
-        if self.alarms or (self.escaped and not self.errors):
+        if self.false_alarms or (self.escaped_faults and not self.errors):
             return 1
-        return 3 if self.errors or self.unhunted or not self.tried else 0
+        return 3 if self.errors or self.unhunted_faults or not self.tried_faults else 0
 
 
 def facts(report: SelfTest) -> dict[str, Any]:
     """The report as `--json` writes it."""
     return {
-        "faults": [asdict(one) for one in report.faults],
+        "faults": [asdict(hunt) for hunt in report.faults],
         "clean": {
-            "cases": sum(one.cases for one in report.clean),
-            "findings": [asdict(one) for one in report.alarms],
+            "cases": sum(run.cases for run in report.clean_runs),
+            "findings": [asdict(run) for run in report.false_alarms],
         },
-        "idle": report.idle,
-        "escaped": [one.name for one in report.escaped],
+        "idle": report.idle_invariants,
+        "escaped": [hunt.name for hunt in report.escaped_faults],
         "errors": report.errors,
         "seconds": report.seconds,
     }
@@ -144,37 +144,50 @@ def page(report: SelfTest) -> str:
     table.add_column("caught by", ratio=4, overflow="fold")
     for name in ("cases", "s", "nodes"):
         table.add_column(name, justify="right", no_wrap=True)
-    for one in report.faults:
-        stage = one.stage_planted
+    for hunt in report.faults:
+        stage = hunt.stage_planted
         # The invariant located the fault at another stage than the planted one.
-        if one.caught and one.stage_named != stage:
-            stage = f"{stage} ≠ {one.stage_named}"
-        by = one.by or ("(equivalent)" if one.harmless else "NOT RUN" if one.missing or not one.cases else "ESCAPED")
-        sizes = (str(one.cases), number(one.seconds), f"{one.nodes}" + (f"/{one.actions}" if one.actions else ""))
-        table.add_row(clean(one.name), stage, by, *(sizes if one.missing is None else ("", "", "")))
-    return printed(table) + "\n" + "\n".join(_sums(report)) + "\n"
+        if hunt.caught and hunt.stage_named != stage:
+            stage = f"{stage} ≠ {hunt.stage_named}"
+        sizes = ("", "", "")
+        if hunt.missing is None:
+            actions = f"/{hunt.actions}" if hunt.actions else ""
+            sizes = (str(hunt.cases), number(hunt.seconds), f"{hunt.nodes}{actions}")
+        table.add_row(clean(hunt.name), stage, _catcher(hunt), *sizes)
+    return plain_text(table) + "\n" + "\n".join(_total_lines(report)) + "\n"
 
 
-def _sums(report: SelfTest) -> list[str]:
+def _catcher(hunt: FaultHunt) -> str:
+    """The invariant that caught the fault, or the reason why none did."""
+    if hunt.by:
+        return hunt.by
+    if hunt.is_harmless:
+        return "(equivalent)"
+    return "NOT RUN" if hunt.missing or not hunt.cases else "ESCAPED"
+
+
+def _total_lines(report: SelfTest) -> list[str]:
     """The lines of totals below the table."""
-    caught = [one for one in report.tried if one.caught]
-    lines = [f"{len(caught)} of {plural(len(report.tried), 'fault')} caught in {number(report.seconds)} s"]
-    if caught:
-        right = sum(one.stage_named == one.stage_planted for one in caught)
-        small = sum(one.small for one in caught)
-        median = statistics.median(one.cases for one in caught)
-        lines.append(f"stage named as planted in {right} of {len(caught)}; median cases to catch {number(median)}")
-        lines.append(f"smallest case of at most 6 nodes in {small} of {len(caught)}")
-    judged = sum(one.cases for one in report.clean)
-    lines.append(f"clean runs between: {plural(judged, 'case')}, {plural(len(report.alarms), 'finding')}")
-    lines += [f"  FALSE ALARM  {one.backend}  {one.by}  case {one.case}" for one in report.alarms]
-    missing = {one.missing: one.backend for one in report.faults if one.missing}
-    lines += [f"not run on {backend}: {why}" for why, backend in missing.items()]
-    if report.unhunted:
-        lines.append(f"not hunted for want of time: {plural(len(report.unhunted), 'fault')}; give more --budget")
-    if report.escaped:
-        lines.append(f"ESCAPED: {', '.join(one.name for one in report.escaped)}")
+    caught_hunts = [hunt for hunt in report.tried_faults if hunt.caught]
+    lines = [f"{len(caught_hunts)} of {plural(len(report.tried_faults), 'fault')} caught in {number(report.seconds)} s"]
+    if caught_hunts:
+        num_right = sum(hunt.stage_named == hunt.stage_planted for hunt in caught_hunts)
+        num_small = sum(hunt.is_small for hunt in caught_hunts)
+        median = statistics.median(hunt.cases for hunt in caught_hunts)
+        lines.append(
+            f"stage named as planted in {num_right} of {len(caught_hunts)}; median cases to catch {number(median)}"
+        )
+        lines.append(f"smallest case of at most 6 nodes in {num_small} of {len(caught_hunts)}")
+    num_judged = sum(run.cases for run in report.clean_runs)
+    lines.append(f"clean runs between: {plural(num_judged, 'case')}, {plural(len(report.false_alarms), 'finding')}")
+    lines += [f"  FALSE ALARM  {run.backend}  {run.by}  case {run.case}" for run in report.false_alarms]
+    missing_backends = {hunt.missing: hunt.backend for hunt in report.faults if hunt.missing}
+    lines += [f"not run on {backend}: {why}" for why, backend in missing_backends.items()]
+    if report.unhunted_faults:
+        lines.append(f"not hunted for want of time: {plural(len(report.unhunted_faults), 'fault')}; give more --budget")
+    if report.escaped_faults:
+        lines.append(f"ESCAPED: {', '.join(hunt.name for hunt in report.escaped_faults)}")
     # Without a caught fault every invariant is idle, and the list says nothing.
-    if report.idle and caught:
-        lines += ["idle, caught nothing:", *(f"  {name}" for name in report.idle)]
-    return lines + [clean(one) for one in report.errors]
+    if report.idle_invariants and caught_hunts:
+        lines += ["idle, caught nothing:", *(f"  {name}" for name in report.idle_invariants)]
+    return lines + [clean(error) for error in report.errors]

@@ -3,18 +3,26 @@
 from collections import Counter
 
 from properties.control_errors import exactness
-from properties.tally import Failure, Tally, Unanswered
+from properties.tally import Failure, InternalFailure, Tally
 from properties.verdict.finding import FINISHED, STAGE_UNKNOWN, Finding
 from reference.trace import Stage
 from reports.bundle import replay_command
-from reports.counts import chosen, commits, fallen, judged_part, left_behind, table, unjudged_reasons
+from reports.counts import (
+    commit_rows,
+    fallback_counts,
+    invariant_table,
+    judged_rows,
+    residue_rows,
+    unjudged_rows,
+    way_rows,
+)
 from reports.format import clean, cut, number, plural
-from reports.layout80 import MARGIN, WIDTH, folded, indented, labelled, last_lines, printed
-from reports.pages.sampling import evidence
+from reports.layout80 import MARGIN, WIDTH, indent, label_rows, last_lines, plain_text, wrapping_text
+from reports.pages.sampling import evidence_rows
 from reports.pages.terminal import labelled_lines, wrapped_command
 from reports.record import mean_accepted
-from reports.unrevealed import rows, speculation
-from reports.vocabulary import reference_of
+from reports.unrevealed import speculation_rows, unrevealed_rows
+from reports.vocabulary import reference_name
 
 OUTCOMES = {"agree": "AGREE", "differ": "DIFFER", "unjudged": "COULD NOT JUDGE"}
 """The headline of each outcome."""
@@ -45,46 +53,43 @@ def opening(tally: Tally, width: int = WIDTH) -> str:
     """The first sentences of a run that differs, before the pages of its failures; empty without failures."""
     if not tally.failures:
         return ""
-    name, count = clean(tally.backend), len(tally.failures)
-    if count == 1:
-        found = (
-            f"{_judged(tally)}, then {name} {_wrong(tally.failures[0].finding)}. This is the smallest case found that "
-            f"shows it:"
+    name, count, judged = clean(tally.backend), len(tally.failures), _judged_words(tally)
+    error = _error_words(tally.failures[0].finding)
+    if count > 1:
+        sentence = (
+            f"{judged}, and {name} went wrong in {count} ways. These are the smallest cases found that show them:"
         )
-        if tally.cases >= tally.wanted > 1 or not tally.judged:
-            found = (
-                f"{_judged(tally)}. {name} {_wrong(tally.failures[0].finding)} in {tally.differed} of them. This is "
-                "the smallest case found that shows it:"
-            )
-        return printed(folded(found), width=width)
-    found = (
-        f"{_judged(tally)}, and {name} went wrong in {count} ways. These are the smallest cases found that show them:"
-    )
-    return printed(folded(found), width=width)
+    elif tally.cases >= tally.wanted > 1 or not tally.judged:
+        sentence = (
+            f"{judged}. {name} {error} in {tally.differed} of them. This is the smallest case found that shows it:"
+        )
+    else:
+        sentence = f"{judged}, then {name} {error}. This is the smallest case found that shows it:"
+    return plain_text(wrapping_text(sentence), width=width)
 
 
-def _wrong(finding: Finding) -> str:
+def _error_words(finding: Finding) -> str:
     """The error of a backend, for a reader who knows none of the project's words."""
     if finding.where.get("side") == STAGE_UNKNOWN or finding.expected == FINISHED:
         return "did not finish a case"
     return WRONG[finding.stage]
 
 
-def _judged(tally: Tally) -> str:
+def _judged_words(tally: Tally) -> str:
     """The judged cases out of those that the run was to judge."""
-    were = "was" if tally.judged == 1 else "were"
+    verb = "was" if tally.judged == 1 else "were"
     if tally.open_ended and tally.cases < tally.wanted:
-        return f"{plural(tally.judged, 'case')} {were} judged in the time budget"
-    of = max(tally.wanted, tally.cases)
-    return f"{tally.judged} of {plural(of, 'case')} {were} judged"
+        return f"{plural(tally.judged, 'case')} {verb} judged in the time budget"
+    total = max(tally.wanted, tally.cases)
+    return f"{tally.judged} of {plural(total, 'case')} {verb} judged"
 
 
-def _breadth(tally: Tally) -> str:
+def _breadth_words(tally: Tally) -> str:
     """How many invariants had a turn, and how much ran in the backend's own attention."""
-    told = f", {tally.had_turn} of {plural(len(tally.invariants), 'invariant')} had a turn"
+    words = f", {tally.had_turn} of {plural(len(tally.invariants), 'invariant')} had a turn"
     if tally.native_share is not None:
-        told += f", {100 * tally.native_share:.3g} % of attention calls were native"
-    return told
+        words += f", {100 * tally.native_share:.3g} % of attention calls were native"
+    return words
 
 
 def summary_page(tally: Tally, width: int = WIDTH, verbose: bool = False) -> str:
@@ -97,48 +102,48 @@ def summary_page(tally: Tally, width: int = WIDTH, verbose: bool = False) -> str
     """
     emulated = "  EMULATED, no hardware was judged" if tally.emulated else ""
     head = f"{OUTCOMES[tally.outcome]}  {clean(tally.backend)}{emulated}\n"
-    reference = reference_of(tally.against) if tally.against else "the target model, run alone by the oracle"
-    said = EXIT[tally.outcome].format(reference=reference)
+    reference = reference_name(tally.against) if tally.against else "the target model, run alone by the oracle"
+    sentence = EXIT[tally.outcome].format(reference=reference)
     if tally.cases:
-        said = f"{_judged(tally)}{_breadth(tally)}: {said}"
-    parts = [printed(folded(head), width=width) + labelled_lines(said, width)]
+        sentence = f"{_judged_words(tally)}{_breadth_words(tally)}: {sentence}"
+    parts = [plain_text(wrapping_text(head), width=width) + labelled_lines(sentence, width)]
     if tally.errors:
-        parts.append(labelled([("error", cut(error, 400)) for error in tally.errors], width))
-    parts += [_internal(one, width) for one in tally.internal[:REPLAYED]]
+        parts.append(label_rows([("error", cut(error, 400)) for error in tally.errors], width))
+    parts += [_internal_lines(unanswered, width) for unanswered in tally.internal[:REPLAYED]]
     if verbose and tally.invariants:
-        parts.append(indented(table(tally, width)))
-    parts.append(labelled(_run_facts(tally, verbose), width))
-    parts += _ending(tally, width)
+        parts.append(indent(invariant_table(tally, width)))
+    parts.append(label_rows(_run_facts(tally, verbose), width))
+    parts += _ending_lines(tally, width)
     return "\n".join(part.strip("\n") + "\n" for part in parts)
 
 
-def _internal(one: Unanswered, width: int) -> str:
+def _internal_lines(unanswered: InternalFailure, width: int) -> str:
     """An exception inside the judge: the invariant, the last lines of the traceback, the case, and how to run it."""
-    facts = [("internal", cut(one.line, 600))]
-    if one.error.said:
-        facts.append(("said", last_lines(one.error.said, width)))
-    command = None if one.saved is None else replay_command(one.saved)
-    again = "" if command is None else wrapped_command(command, " " * MARGIN + "replay  ", width)
-    return labelled(facts, width) + again
+    facts = [("internal", cut(unanswered.line, 600))]
+    if unanswered.error.said:
+        facts.append(("said", last_lines(unanswered.error.said, width)))
+    command = None if unanswered.saved is None else replay_command(unanswered.saved)
+    replay_lines = "" if command is None else wrapped_command(command, " " * MARGIN + "replay  ", width)
+    return label_rows(facts, width) + replay_lines
 
 
-def _ending(tally: Tally, width: int) -> list[str]:
+def _ending_lines(tally: Tally, width: int) -> list[str]:
     """The last lines: each failure again, and what to do next."""
-    told = [("failure", _failure_line(failure)) for failure in tally.failures]
-    if tally.outcome == "differ" and not told:
-        why = (
+    failure_rows = [("failure", _failure_line(failure)) for failure in tally.failures]
+    if tally.outcome == "differ" and not failure_rows:
+        reason = (
             tally.excess_ties
             or tally.excess_evidence
             or tally.excess_error
             or f"{plural(tally.differed, 'case')} differ"
         )
-        told.append(("failure", cut(why, 400)))
-    following = "".join(
+        failure_rows.append(("failure", cut(reason, 400)))
+    commands = "".join(
         wrapped_command(command, " " * MARGIN + "next    ", width)
         for command in map(replay_command, tally.failures[:REPLAYED])
         if command is not None
     )
-    return [labelled(told, width) + following] if told else []
+    return [label_rows(failure_rows, width) + commands] if failure_rows else []
 
 
 def _failure_line(failure: Failure) -> str:
@@ -153,43 +158,45 @@ def _run_facts(tally: Tally, verbose: bool) -> list[tuple[str, str]]:
     facts = [("cases", _pace(tally))]
     if verbose or tally.shrink_seconds:
         facts.append(("time", _time(tally)))
-    facts += speculation(tally)
-    together = rows(tally)
+    facts += speculation_rows(tally)
+    stage_rows = unrevealed_rows(tally)
     if not tally.invariants:
-        together = [("not judged", "everything: no invariant was selected")]
-    facts += judged_part(tally, verbose)
-    facts += together or unjudged_reasons(tally, verbose)
+        stage_rows = [("not judged", "everything: no invariant was selected")]
+    facts += judged_rows(tally, verbose)
+    facts += stage_rows or unjudged_rows(tally, verbose)
     mean = mean_accepted(tally)
     if mean is not None:
         steps = plural(sum(tally.accept_lengths.values()), "step")
-        each = ", ".join(f"{kind} {taken / count:.2f}" for kind, (count, taken) in tally.accepted_by_draft.items())
-        by_draft = f" ({each})" if each else ""
+        means = ", ".join(
+            f"{kind} {accepted / count:.2f}" for kind, (count, accepted) in tally.accepted_by_draft.items()
+        )
+        by_draft = f" ({means})" if means else ""
         facts.append(("accepted", f"{mean:.2f} drafted tokens per step on average, over {steps}{by_draft}"))
     facts += _ties(tally, verbose) + _exactness(tally, verbose)
     if tally.routing_ties:
         facts.append(("routing", f"{plural(len(tally.routing_ties), 'difference')} at a tie between experts (rule T)"))
     if tally.routed.ties:
-        told = f"{plural(tally.routed.ties, 'row')} of {tally.routed.judged} took other experts at a tie (rule T)"
-        facts.append(("experts", f"{told}; {tally.routed.predicted:.3g} predicted"))
-    facts += evidence(tally)
-    facts += chosen(tally.fallbacks)
+        ties = f"{plural(tally.routed.ties, 'row')} of {tally.routed.judged} took other experts at a tie (rule T)"
+        facts.append(("experts", f"{ties}; {tally.routed.predicted:.3g} predicted"))
+    facts += evidence_rows(tally)
+    facts += way_rows(tally.fallbacks)
     facts += [
         ("fell back", f"{count} of {tally.attention_calls} attention calls: {clean(why)}")
-        for why, count in fallen(tally.fallbacks)
+        for why, count in fallback_counts(tally.fallbacks)
     ]
-    facts += commits(tally)
+    facts += commit_rows(tally)
     facts += [("declined", f"{plural(count, 'case')}: {clean(why)}") for why, count in tally.unsupported.items()]
-    facts += left_behind(tally.residue.values())
+    facts += residue_rows(tally.residue.values())
     if tally.stopped is not None:
         facts.append(("stopped", f"early: {clean(tally.stopped)}"))
     if tally.against is not None:
-        alone = ", and no oracle in its place; tokens are compared with its tokens" if tally.tokens_alone else ""
-        facts.append(("reference", f"{reference_of(tally.against)}: the NumPy oracle did not run{alone}"))
-    ran = (
+        addition = ", and no oracle in its place; tokens are compared with its tokens" if tally.tokens_alone else ""
+        facts.append(("reference", f"{reference_name(tally.against)}: the NumPy oracle did not run{addition}"))
+    environment = (
         tally.environment if verbose else {name: tally.environment[name] for name in SHORT if name in tally.environment}
     )
-    if ran:
-        facts.append(("ran on", cut(", ".join(f"{name} {value}" for name, value in ran.items()), 400)))
+    if environment:
+        facts.append(("ran on", cut(", ".join(f"{name} {value}" for name, value in environment.items()), 400)))
     if tally.invariants and not verbose:
         facts.append(("all counts", "by --verbose"))
     return facts
@@ -204,9 +211,9 @@ def _pace(tally: Tally) -> str:
     if not tally.cases:
         return "none was run"
     pace = f", {number(tally.cases / tally.seconds)} per second" if tally.seconds > 0 else ""
-    drawn = tally.cases - sum(tally.unsupported.values())
-    short = f" ({tally.wanted} wanted)" if tally.wanted and tally.wanted != drawn else ""
-    return f"{tally.judged} judged / {drawn} drawn{short}, in {number(tally.seconds)} s{pace}"
+    num_drawn = tally.cases - sum(tally.unsupported.values())
+    shortfall = f" ({tally.wanted} wanted)" if tally.wanted and tally.wanted != num_drawn else ""
+    return f"{tally.judged} judged / {num_drawn} drawn{shortfall}, in {number(tally.seconds)} s{pace}"
 
 
 def _time(tally: Tally) -> str:
@@ -223,14 +230,14 @@ def _exactness(tally: Tally, verbose: bool) -> list[tuple[str, str]]:
     """The errors of plain decode over the run, beside the usual ones of the dtype."""
     if tally.excess_error is not None:
         return [("EXACTNESS", clean(tally.excess_error))]
-    logits = [one for one in exactness(tally.control_errors) if one.quantity == "logits" or verbose]
-    if not logits:
+    errors = [error for error in exactness(tally.control_errors) if error.quantity == "logits" or verbose]
+    if not errors:
         return []
-    each = ", ".join(
-        f"{one.times:.2f} in {one.dtype}{' attention' if one.quantity == 'attended' else ''}" for one in logits
+    ratios = ", ".join(
+        f"{error.times:.2f} in {error.dtype}{' attention' if error.quantity == 'attended' else ''}" for error in errors
     )
-    prompts = plural(sum(one.prompts for one in logits if one.quantity == "logits"), "prompt")
-    return [("exactness", f"errors of plain decode over the usual ones: {each} ({prompts})")]
+    prompts = plural(sum(error.prompts for error in errors if error.quantity == "logits"), "prompt")
+    return [("exactness", f"errors of plain decode over the usual ones: {ratios} ({prompts})")]
 
 
 def _ties(tally: Tally, verbose: bool) -> list[tuple[str, str]]:
@@ -239,17 +246,17 @@ def _ties(tally: Tally, verbose: bool) -> list[tuple[str, str]]:
     if tally.excess_ties is not None:
         return [("TIES", f"{clean(tally.excess_ties)}: that many cannot be chance")]
     facts = []
-    drafted = Counter(tie.invariant for tie in tally.ties if tie.invariant.startswith("draft."))
-    greedy = len(tally.ties) - drafted.total()
-    if (greedy or verbose) and counts.judged:
+    drafted_ties = Counter(tie.invariant for tie in tally.ties if tie.invariant.startswith("draft."))
+    num_greedy = len(tally.ties) - drafted_ties.total()
+    if (num_greedy or verbose) and counts.judged:
         control = f"{number(counts.predicted)} predicted by the control, which had {counts.control_ties} itself"
         spread = f"{plural(counts.judged, 'position')} judged, {counts.near} near a tie"
-        facts.append(("ties", f"{greedy}; {control} ({spread})"))
-    elif greedy:
-        facts.append(("ties", f"{greedy}, without a control to compare with"))
-    for name, count in drafted.items():
-        predicted = number(tally.predicted_ties.get(name, 0.0))
+        facts.append(("ties", f"{num_greedy}; {control} ({spread})"))
+    elif num_greedy:
+        facts.append(("ties", f"{num_greedy}, without a control to compare with"))
+    for invariant, count in drafted_ties.items():
+        predicted = number(tally.predicted_ties.get(invariant, 0.0))
         facts.append(
-            ("ties", f"{count} of drafted nodes; {predicted} predicted by the draft's control ({clean(name)})")
+            ("ties", f"{count} of drafted nodes; {predicted} predicted by the draft's control ({clean(invariant)})")
         )
     return facts

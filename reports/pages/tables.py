@@ -5,7 +5,7 @@ from typing import Any
 from rich.table import Table
 
 from reports.format import clean, number, plural
-from reports.layout80 import printed
+from reports.layout80 import plain_text
 
 
 def rows_table(title: str, rows: list[dict[str, Any]]) -> str:
@@ -22,7 +22,7 @@ def rows_table(title: str, rows: list[dict[str, Any]]) -> str:
         if row.get("unavailable"):
             sentence = f"NOT AVAILABLE: {row['unavailable']}"
         table.add_row(clean(str(row["name"])), clean(str(state)), clean(str(sentence)))
-    return printed(table)
+    return plain_text(table)
 
 
 def figures_table(figures: dict[str, Any]) -> str:
@@ -30,7 +30,7 @@ def figures_table(figures: dict[str, Any]) -> str:
     table = Table(title="bench", title_justify="left", box=None, show_header=False, padding=(0, 2, 0, 0))
     for name, value in figures.items():
         table.add_row(name, number(value) if isinstance(value, float) else clean(str(value)))
-    return printed(table)
+    return plain_text(table)
 
 
 def kv_table(figures: dict[str, Any]) -> str:
@@ -55,7 +55,7 @@ def kv_table(figures: dict[str, Any]) -> str:
             cells.append(f"{line[0][f'{kind}_us']:.0f}")
             cells += [f"{row[f'{kind}_ratio']:.1f}" for row in line[1:]]
         table.add_row(layout, str(page or ""), str(accepted), *cells)
-    return printed(table)
+    return plain_text(table)
 
 
 def attention_table(figures: dict[str, Any]) -> str:
@@ -64,20 +64,20 @@ def attention_table(figures: dict[str, Any]) -> str:
     title += f"{figures['kv_heads']} KV of {figures['dim']}, {plural(figures['threads'], 'thread')}"
     names = [name for name in dict.fromkeys(row["path"] for row in figures["rows"]) if name != "read"]
     pages = [title]
-    for words, field, shown in (
+    for words, field, shown_names in (
         ("times of SDPA under the dense mask", "ratio", [name for name in names if name != "sdpa"]),
         ("times of reading keys and values once", "over_read", names),
     ):
         base = "sdpa" if field == "ratio" else "read"
         table = Table(title=words, title_justify="left", box=None, padding=(0, 2, 0, 0))
-        for name in ("batch", "prefix", "nodes", f"{base} µs", *shown):
+        for name in ("batch", "prefix", "nodes", f"{base} µs", *shown_names):
             table.add_column(name, justify="right", no_wrap=True)
         lines: dict[tuple[int, int, int], dict[str, dict[str, Any]]] = {}
         for row in figures["rows"]:
             lines.setdefault((row["batch"], row["prefix"], row["nodes"]), {})[row["path"]] = row
         for place, line in lines.items():
-            cells = [f"{line[name][field]:.2f}" for name in shown]
+            cells = [f"{line[name][field]:.2f}" for name in shown_names]
             table.add_row(*map(str, place), f"{line[base]['us']:.0f}", *cells)
-        pages.append(printed(table).rstrip("\n"))
+        pages.append(plain_text(table).rstrip("\n"))
     pages += [f"{name}: not measured\n  {clean(why)}" for name, why in figures["absent"].items()]
     return "\n".join([*pages, ""])

@@ -4,18 +4,28 @@ import shlex
 
 from rich.cells import cell_len
 
-from properties.tally import Beside, Failure
+from properties.tally import EagerOutcome, Failure
 from properties.verdict.finding import STAGE_UNKNOWN
 from properties.verdict.internal import InternalError
 from reference.trace import Stage
 from reports.bundle import replay_command
-from reports.case_diff import described, differences
-from reports.counts import fallen
+from reports.case_diff import case_summary, differences
+from reports.counts import fallback_counts
 from reports.drawing import draw
-from reports.format import address, both, clean, cut, escaped, excess, number, plural
-from reports.layout80 import INDENT, MARGIN, WIDTH, beside, folded, indented, labelled, last_lines, printed
-from reports.tree_scene import revealed_by, scene_of
-from reports.vocabulary import account, reference_of
+from reports.format import address, clean, cut, escape, excess, expected_and_observed, number, plural
+from reports.layout80 import (
+    INDENT,
+    MARGIN,
+    WIDTH,
+    indent,
+    label_rows,
+    last_lines,
+    plain_text,
+    side_by_side,
+    wrapping_text,
+)
+from reports.tree_scene import revealed_stages, scene_of
+from reports.vocabulary import account, reference_name
 
 TREE_INDENT = 6
 """The columns by which a failure's tree is indented."""
@@ -31,18 +41,18 @@ def failure_page(failure: Failure, revealed: frozenset[Stage] | None = None, wid
     """
     verdict, finding = failure.verdict, failure.finding
     if revealed is None:
-        revealed = revealed_by(verdict)
+        revealed = revealed_stages(verdict)
     scene = scene_of(verdict, finding)
     case = verdict.case
     head = f"DIFFER  {clean(verdict.backend)}  {clean(finding.invariant)}\n"
-    drawn = f", first drawn as {clean(failure.drawn)}" if failure.drawn != case.id else ""
+    drawn_words = f", first drawn as {clean(failure.drawn)}" if failure.drawn != case.id else ""
     tries = f", {plural(failure.tried, 'case')} run to shrink it" if failure.tried else ""
-    where = f"case {case.id}{drawn}{tries}\nsmallest found: {described(case)}\nbegan at {address(finding)}"
+    where = f"case {case.id}{drawn_words}{tries}\nsmallest found: {case_summary(case)}\nbegan at {address(finding)}"
     tree = draw(scene.tree, scene.path, scene.node) if scene.tree else ""
-    told = account(finding, scene, complete=False)
-    parts = [printed(folded(head), width=width) + labelled_lines(where, width)]
-    parts.append(indented(beside(tree, told, width=width - TREE_INDENT), TREE_INDENT))
-    parts.append(labelled(_facts(failure, revealed, width), width) + _replay(failure, width))
+    sentence = account(finding, scene, complete=False)
+    parts = [plain_text(wrapping_text(head), width=width) + labelled_lines(where, width)]
+    parts.append(indent(side_by_side(tree, sentence, width=width - TREE_INDENT), TREE_INDENT))
+    parts.append(label_rows(_facts(failure, revealed, width), width) + _replay_lines(failure, width))
     return "\n".join(part.strip("\n") + "\n" for part in parts)
 
 
@@ -51,54 +61,59 @@ def internal_lines(error: InternalError, width: int = WIDTH) -> str:
     facts = [("internal", f"{clean(error.invariant)}: {cut(error.why, 400)}")]
     if error.said:
         facts.append(("said", last_lines(error.said, width)))
-    return labelled(facts, width)
+    return label_rows(facts, width)
 
 
 def labelled_lines(text: str, width: int = WIDTH) -> str:
     """The lines of a page's body, each wrapped separately."""
-    return indented("".join(printed(folded(line), width=width - MARGIN) for line in text.split("\n")))
+    return indent("".join(plain_text(wrapping_text(line), width=width - MARGIN) for line in text.split("\n")))
 
 
 def _facts(failure: Failure, revealed: frozenset[Stage], width: int) -> list[tuple[str, str]]:
     """The labelled facts of a failure, in the order in which they are printed."""
     verdict, finding = failure.verdict, failure.finding
-    beyond = f" ({excess(finding)})" if excess(finding) else ""
-    expected, observed = both(finding)
-    facts = [("expected", expected), ("observed", observed + beyond)]
+    excess_words = f" ({excess(finding)})" if excess(finding) else ""
+    expected, observed = expected_and_observed(finding)
+    facts = [("expected", expected), ("observed", observed + excess_words)]
     if finding.said:
         facts.append(("said", last_lines(finding.said, width)))
-    failing = {other.stage for other in verdict.findings if other.step == finding.step}
+    failing_stages = {other_finding.stage for other_finding in verdict.findings if other_finding.step == finding.step}
     # An earlier stage agreed only if it was revealed and no finding of this step names it.
-    agreed = [stage for stage in Stage if stage < finding.stage and stage in revealed and stage not in failing]
-    hidden = [stage for stage in Stage if stage not in revealed]
+    agreeing_stages = [
+        stage for stage in Stage if stage < finding.stage and stage in revealed and stage not in failing_stages
+    ]
+    hidden_stages = [stage for stage in Stage if stage not in revealed]
     if finding.where.get("side") != STAGE_UNKNOWN:
-        facts.append(("agreed", _stages(agreed) or "no stage before it"))
-    if hidden:
-        facts.append(("not revealed", f"{_stages(hidden)} (not judged)"))
-    others = dict.fromkeys(other.invariant for other in verdict.findings if other.invariant != finding.invariant)
-    if others:
-        facts.append(("also failed", _one_line([clean(name) for name in others], width - INDENT)))
+        facts.append(("agreed", _stages(agreeing_stages) or "no stage before it"))
+    if hidden_stages:
+        facts.append(("not revealed", f"{_stages(hidden_stages)} (not judged)"))
+    other_invariants = dict.fromkeys(
+        other_finding.invariant for other_finding in verdict.findings if other_finding.invariant != finding.invariant
+    )
+    if other_invariants:
+        facts.append(("also failed", _join_fitting([clean(name) for name in other_invariants], width - INDENT)))
     facts += [
-        ("also seen", f"by {clean(one.invariant)} at stage {one.stage.word}, case {one.case}: one cause")
-        for one in failure.also
+        ("also seen", f"by {clean(sighting.invariant)} at stage {sighting.stage.word}, case {sighting.case}: one cause")
+        for sighting in failure.also
     ]
     if verdict.trace is not None:
         facts += [
-            ("fell back", f"{number(count)} times: {clean(why)}") for why, count in fallen(verdict.trace.fallbacks)
+            ("fell back", f"{number(count)} times: {clean(why)}")
+            for why, count in fallback_counts(verdict.trace.fallbacks)
         ]
     if failure.nearest is not None:
         changes = "; ".join(differences(failure.nearest, verdict.case)) or "no difference that the case file shows"
         facts.append(("nearest", f"case that agrees: {cut(changes)}"))
     if failure.beside is not None:
-        facts.append(("beside", _beside(failure.beside)))
+        facts.append(("beside", _twin_words(failure.beside)))
     if failure.against is not None:
-        facts.append(("reference", f"{reference_of(failure.against)}: the NumPy oracle did not run"))
+        facts.append(("reference", f"{reference_name(failure.against)}: the NumPy oracle did not run"))
     if failure.fault is not None:
         facts.append(("planted", f"fault {clean(failure.fault)}: this failure is wanted"))
     return facts
 
 
-def _beside(twin: Beside) -> str:
+def _twin_words(twin: EagerOutcome) -> str:
     """The outcome of the same case on the eager backend of the device."""
     if twin.finding is None:
         return f"the same case on {clean(twin.backend)}: {cut(twin.outcome)}"
@@ -111,22 +126,22 @@ def _stages(stages: list[Stage]) -> str:
     return ", ".join(stage.word for stage in stages)
 
 
-def _one_line(names: list[str], width: int) -> str:
+def _join_fitting(names: list[str], width: int) -> str:
     """As many names as fit into `width` columns, and the number of the others."""
     # The largest number of names that fits is found by trying from the longest line down.
-    for kept in range(len(names), 0, -1):
-        rest = f" and {len(names) - kept} more" if kept < len(names) else ""
-        line = ", ".join(names[:kept]) + rest
-        if len(line) <= width:
-            return line
+    for num_names in range(len(names), 0, -1):
+        suffix = f" and {len(names) - num_names} more" if num_names < len(names) else ""
+        text = ", ".join(names[:num_names]) + suffix
+        if len(text) <= width:
+            return text
     return f"{len(names)} more invariants"
 
 
-def _replay(failure: Failure, width: int) -> str:
+def _replay_lines(failure: Failure, width: int) -> str:
     """The command that replays the failure, or the reason why there is none."""
     command = replay_command(failure)
     if command is None:
-        return labelled([("replay", "no bundle was written; the case is in the output of --json")], width)
+        return label_rows([("replay", "no bundle was written; the case is in the output of --json")], width)
     return wrapped_command(command, " " * MARGIN + "replay  ", width)
 
 
@@ -136,10 +151,10 @@ def wrapped_command(command: str, lead: str, width: int = WIDTH) -> str:
     An option stays on the line of its value. A word too long for a line continues at column 0, where the shell
     joins it.
     """
-    words = [escaped(word) for word in shlex.split(command)]
-    whole = lead + shlex.join(words)
-    if cell_len(whole) <= width:
-        return whole + "\n"
+    words = [escape(word) for word in shlex.split(command)]
+    line = lead + shlex.join(words)
+    if cell_len(line) <= width:
+        return line + "\n"
     units: list[str] = []
     for word in words:
         if units and units[-1].startswith("--") and " " not in units[-1]:

@@ -20,9 +20,9 @@ from reference.trace import (
     Scored,
     Stage,
 )
-from reports.counts import tersely
-from reports.format import both, clean, excess, places, plural
-from reports.layout80 import labelled
+from reports.counts import short_count
+from reports.format import clean, coordinate_words, excess, expected_and_observed, plural
+from reports.layout80 import label_rows
 
 PARTS = {
     Stage.DRAFTED: Drafted,
@@ -77,11 +77,11 @@ def field_of(finding: Finding) -> str:
     side = str(finding.where.get("side", ""))
     if side == "context":
         return side
-    if finding.invariant == "lossless.accounting" and side in [one.name for one in fields(Accounting)]:
+    if finding.invariant == "lossless.accounting" and side in [part.name for part in fields(Accounting)]:
         return f"accounting.{side}"
     if finding.invariant == "lossless.accounting" and side.startswith("fallback"):
         return "fallbacks"
-    if side in [one.name for one in fields(PARTS[finding.stage])]:
+    if side in [part.name for part in fields(PARTS[finding.stage])]:
         return f"{finding.stage.word}.{side}"
     if finding.invariant == "attention.context-exact" and finding.stage is Stage.ATTENDED:
         return "attended.output"
@@ -90,15 +90,18 @@ def field_of(finding: Finding) -> str:
 
 def finding_line(file: str, line: int, run: int, finding: Finding) -> str:
     """One finding on one line: file, line, run, step, field, coordinates, expected, observed, invariant."""
-    named = field_of(finding)
+    field_name = field_of(finding)
     side = str(finding.where.get("side", ""))
     # A side that the field repeats is not said twice.
-    rest = places(finding.where, without=frozenset({"side"} if side and named.endswith(side) else ()))
-    far = f", {excess(finding)}" if excess(finding) else ""
-    expected, observed = both(finding)
+    coordinates = coordinate_words(
+        finding.where, without=frozenset({"side"} if side and field_name.endswith(side) else ())
+    )
+    address = f"{field_name}, {coordinates}" if coordinates else field_name
+    excess_words = f", {excess(finding)}" if excess(finding) else ""
+    expected, observed = expected_and_observed(finding)
     return (
-        f"{clean(file)}:{line}: run {run}, step {finding.step}, {named}{f', {rest}' if rest else ''}: "
-        f"expected {expected}, observed {observed}{far} ({clean(finding.invariant)})"
+        f"{clean(file)}:{line}: run {run}, step {finding.step}, {address}: "
+        f"expected {expected}, observed {observed}{excess_words} ({clean(finding.invariant)})"
     )
 
 
@@ -119,14 +122,14 @@ def audit_page(
         doubts: Reasons why the audit is no pass.
     """
     headline = f"{HEADLINES[tally.outcome]}  {clean(file)}: {plural(tally.cases, 'run')}, {tally.judged} judged"
-    asked = {name: counts for name, counts in tally.invariants.items() if counts.checked}
-    said = [f"{name} ({tersely(counts.compared)})" for name, counts in asked.items()]
-    rows = [("compared", ", ".join(said) or "nothing")]
+    judged = {name: counts for name, counts in tally.invariants.items() if counts.checked}
+    comparisons = [f"{name} ({short_count(counts.compared)})" for name, counts in judged.items()]
+    rows = [("compared", ", ".join(comparisons) or "nothing")]
     if tally.ties:
         rows.append(("ties", f"{plural(len(tally.ties), 'token')} within the noise of the logits (rule T)"))
     by_reason: dict[tuple[str, str], list[str]] = {}
     for name, reasons in unasked.items():
-        if name not in asked:
+        if name not in judged:
             # Runs may give different reasons: the first of REASONS is the one that somebody can do something about.
             first = min(reasons, key=lambda reason: list(REASONS).index(reason[0]))
             by_reason.setdefault(first, []).append(name)
@@ -134,10 +137,10 @@ def audit_page(
         for (reason, stages), names in sorted(by_reason.items()):
             if reason == kind:
                 rows.append(("not asked", f"{words.format(stages=stages)}: {', '.join(names)}"))
-    partly = [f"{name} ({sum(reasons.values())})" for name, reasons in unasked.items() if name in asked]
+    partly = [f"{name} ({sum(reasons.values())})" for name, reasons in unasked.items() if name in judged]
     if partly:
         rows.append(("in part", f"compared nothing in so many runs: {', '.join(partly)}"))
     rows += [("no pass", doubt) for doubt in doubts]
     if tally.excess_ties:
         rows.append(("too many", tally.excess_ties))
-    return "\n".join([*lines, *([""] if lines else []), headline, labelled(rows)])
+    return "\n".join([*lines, *([""] if lines else []), headline, label_rows(rows)])

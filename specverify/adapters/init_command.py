@@ -69,4 +69,4 @@ def _write(file: Path, content: str) -> None:
         with file.open("x") as opened:
             opened.write(content)
     except OSError as why:
-        raise Unwritable.because(file, why) from None
+        raise Unwritable.from_os_error(file, why) from None

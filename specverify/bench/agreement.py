@@ -43,7 +43,7 @@ class Agreement:
         return self.at is None or self.tied
 
 
-def rows_of(trace: Trace) -> list[Array]:
+def logit_rows(trace: Trace) -> list[Array]:
     """The logits [vocabulary] from which each token of the output was chosen."""
     rows = list[Array]()
     for step in trace.steps:
@@ -54,26 +54,29 @@ def rows_of(trace: Trace) -> list[Array]:
     return rows
 
 
-def first_difference(one: tuple[int, ...], other: tuple[int, ...]) -> int | None:
+def first_difference(first: tuple[int, ...], second: tuple[int, ...]) -> int | None:
     """The first place at which two texts differ; None if they are equal."""
-    at = next(
-        (place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
+    position = next(
+        (place for place, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second))
     )
-    return None if len(one) == len(other) == at else at
+    return None if len(first) == len(second) == position else position
 
 
-def noise_between(target: list[Array], other: list[Array], same: int) -> float:
-    """The root mean square of the differences of the first `same` rows, and 0.0 without rows."""
-    apart = [np.square(a - b, dtype=np.float64).mean() for a, b in zip(target[:same], other[:same], strict=True)]
+def noise_between(target_rows: list[Array], turn_rows: list[Array], num_equal: int) -> float:
+    """The root mean square of the differences of the first `num_equal` rows, and 0.0 without rows."""
+    apart = [
+        np.square(a - b, dtype=np.float64).mean()
+        for a, b in zip(target_rows[:num_equal], turn_rows[:num_equal], strict=True)
+    ]
     return float(np.sqrt(np.mean(apart))) if apart else 0.0
 
 
-def compared(target: Turn, rows: list[Array], other: Turn, noise: float) -> Agreement:
-    """The comparison of `other` with `target`, whose logits are `rows`, at this noise."""
-    at = first_difference(target.tokens, other.tokens)
-    if at is None:
-        return Agreement(other.prompt, other.way, len(target.tokens), noise=noise, place=other.place)
-    if at in (len(target.tokens), len(other.tokens)):  # one text is the beginning of the other
-        return Agreement(other.prompt, other.way, at, at, noise=noise, place=other.place)
-    gap = float(rows[at].max() - rows[at][other.tokens[at]])
-    return Agreement(other.prompt, other.way, at, at, gap, noise, gap <= TIE_SIGMA * noise, other.place)
+def compare_turn(target: Turn, target_rows: list[Array], turn: Turn, noise: float) -> Agreement:
+    """The comparison of `turn` with `target`, whose logits are `target_rows`, at this noise."""
+    position = first_difference(target.tokens, turn.tokens)
+    if position is None:
+        return Agreement(turn.prompt, turn.way, len(target.tokens), noise=noise, place=turn.place)
+    if position in (len(target.tokens), len(turn.tokens)):  # one text is the beginning of the other
+        return Agreement(turn.prompt, turn.way, position, position, noise=noise, place=turn.place)
+    gap = float(target_rows[position].max() - target_rows[position][turn.tokens[position]])
+    return Agreement(turn.prompt, turn.way, position, position, gap, noise, gap <= TIE_SIGMA * noise, turn.place)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from backends.devices import missing
+from backends.devices import why_no_device
 from backends.engine.attention.measured.device import device_name
 from backends.engine.attention.measured.ways import TRITON, ways_on
 from backends.engine.columns import Attend, AttentionInputs
@@ -67,7 +67,8 @@ def scenes(setting: Setting, device: str) -> Iterator[tuple[dict[str, int], Scen
 
 
 def _scene(setting: Setting, batch: int, prefix: int, nodes: int, device: str) -> Scene:
-    dice, made = random.Random(nodes), torch.Generator().manual_seed(0)
+    dice = random.Random(nodes)
+    generator = torch.Generator().manual_seed(0)
     ancestry = torch.eye(nodes, dtype=torch.bool)
     for node in range(1, nodes):
         # A random earlier node becomes the parent; a row sees its parent's ancestors and itself.
@@ -76,7 +77,8 @@ def _scene(setting: Setting, batch: int, prefix: int, nodes: int, device: str) -
     width = prefix + nodes
     shapes = [(setting.heads, nodes), (setting.kv_heads, width), (setting.kv_heads, width)]
     query, key, value = (
-        torch.randn(batch, heads, rows, setting.dim, generator=made).to(device, setting.dtype) for heads, rows in shapes
+        torch.randn(batch, heads, rows, setting.dim, generator=generator).to(device, setting.dtype)
+        for heads, rows in shapes
     )
     masks = visible.expand(batch, 1, nodes, width).contiguous().to(device)
     ends = torch.full((batch,), prefix, dtype=torch.int32)
@@ -85,13 +87,13 @@ def _scene(setting: Setting, batch: int, prefix: int, nodes: int, device: str) -
 
 def paths(device: str) -> dict[str, Attend | str]:
     """The compared paths by name; for an absent path, the reason."""
-    found: dict[str, Attend | str] = {way.name: way.attend for way in ways_on(device)}
+    attends: dict[str, Attend | str] = {way.name: way.attend for way in ways_on(device)}
     if device == "cpu":
-        found[TRITON] = "on the CPU the kernel is only interpreted: a time would mean nothing"
-    return found
+        attends[TRITON] = "on the CPU the kernel is only interpreted: a time would mean nothing"
+    return attends
 
 
-def _attended(attend: Attend, scene: Scene) -> Tensor:
+def _attend(attend: Attend, scene: Scene) -> Tensor:
     return attend(scene.query, scene.columns, scene.scaling)
 
 
@@ -112,7 +114,7 @@ def measure(device: str, repetitions: int = REPETITIONS, setting: Setting | None
     Raises:
         MissingInput: The device, or a package that it needs, is missing.
     """
-    why = missing(device)
+    why = why_no_device(device)
     if why is not None:
         raise MissingInput(f"bench attention --device {device}: {why}")
     setting = setting or SETTINGS[device]
@@ -121,10 +123,11 @@ def measure(device: str, repetitions: int = REPETITIONS, setting: Setting | None
     except ImportError as absent:
         raise MissingInput(f"bench attention --device {device}: {absent}") from None
     runs: dict[str, Callable[[Scene], object]] = {
-        name: partial(_attended, one) for name, one in offered.items() if not isinstance(one, str)
+        name: partial(_attend, attend) for name, attend in offered.items() if not isinstance(attend, str)
     }
     runs["read"] = read_once
-    order, rows = random.Random(0), []
+    order = random.Random(0)
+    rows = []
     for place, scene in scenes(setting, device):
         times: dict[str, list[float]] = {name: [] for name in runs}
         for repetition in range(repetitions + 1):
@@ -145,7 +148,7 @@ def measure(device: str, repetitions: int = REPETITIONS, setting: Setting | None
         ]
     return {
         "rows": rows,
-        "absent": {name: one for name, one in offered.items() if isinstance(one, str)},
+        "absent": {name: reason for name, reason in offered.items() if isinstance(reason, str)},
         "device": device_name(device) if device == "cuda" else device,
         "threads": torch.get_num_threads(),
         "dtype": str(setting.dtype).removeprefix("torch."),

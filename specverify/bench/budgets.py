@@ -10,7 +10,7 @@ from reference.draft import Draft, Ngram
 from reference.draft_trees import Expansion
 from reference.malformed import Malformed
 from reference.tree import RankTree
-from specverify.bench.growth.contexts import check_windowed
+from specverify.bench.growth.contexts import check_window
 from specverify.bench.turn import Way
 from specverify.checkpoints.cases import LOOKUP_ORDER, branches
 from specverify.checkpoints.given_draft import TOP_K
@@ -30,16 +30,16 @@ def windows_of(way: Way, draft: Draft, windows: tuple[int, ...]) -> Iterator[tup
     """The way as it is, and once for each window; a draft that cannot have one is refused.
 
     Raises:
-        UnusableInput: As `check_windowed`.
+        UnusableInput: As `check_window`.
     """
     yield way, draft
     for window in windows:
-        check_windowed(way.given, draft)
+        check_window(way.given, draft)
         yield replace(way, name=f"{way.name} w{window}", window=window), draft
 
 
 def ways_of(
-    given: str, draft: Draft | None, nodes: tuple[int, ...], depths: tuple[int, ...]
+    draft_name: str, draft: Draft | None, nodes: tuple[int, ...], depths: tuple[int, ...]
 ) -> Iterator[tuple[Way, Draft]]:
     """The ways of the draft that `--draft given` names: with its own tree, or one for each budget and each depth.
 
@@ -48,32 +48,32 @@ def ways_of(
     Raises:
         UnusableInput: The draft is scripted, or no pair has a tree.
     """
-    name = given if len(given) < LONGEST_NAME else Path(given).name
+    name = draft_name if len(draft_name) < LONGEST_NAME else Path(draft_name).name
     if draft is None:
-        if given != Ngram.TAG:
+        if draft_name != Ngram.TAG:
             raise UnusableInput(
-                f"bench decode --draft {given}: a scripted draft knows the text, so that no time means anything"
+                f"bench decode --draft {draft_name}: a scripted draft knows the text, so that no time means anything"
             )
         draft = Ngram(branches(NGRAM_DEPTH, NGRAM_DEPTH), LOOKUP_ORDER)
     if not nodes and not depths:
         yield Way(name, name), draft
         return
     shape = draft.shape if isinstance(draft.shape, Expansion) else None  # type: ignore[attr-defined]
-    made = 0
+    num_trees = 0
     for depth in depths or (shape.depth if shape else NGRAM_DEPTH,):
         for count in nodes or (shape.total - 1 if shape else depth,):
             with suppress(Malformed):
-                tree = Expansion(TOP_K, depth, count + 1) if shape else _in_branches(count, depth)
+                tree = Expansion(TOP_K, depth, count + 1) if shape else _branch_tree(count, depth)
                 shaped = replace(draft, shape=tree)  # type: ignore[type-var]
-                made += 1
+                num_trees += 1
                 yield Way(f"{name} {count}x{depth}", name, count, depth), shaped
-    if not made:
-        raise UnusableInput(f"bench decode --draft {given}: no tree has such a number of nodes in such few levels")
+    if not num_trees:
+        raise UnusableInput(f"bench decode --draft {draft_name}: no tree has such a number of nodes in such few levels")
 
 
-def _in_branches(nodes: int, depth: int) -> RankTree:
+def _branch_tree(nodes: int, depth: int) -> RankTree:
     """A static tree of branches from the root, each `depth` long, `nodes` together; a branch's rank is its number."""
-    return branches(*(min(depth, nodes - done) for done in range(0, nodes, depth)))
+    return branches(*(min(depth, nodes - num_placed) for num_placed in range(0, nodes, depth)))
 
 
 def grids(ways: list[Way], rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -88,23 +88,23 @@ def grids(ways: list[Way], rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         way, tokens_per_s, speed_up (mean over turns), accepted (mean per step) and break_even; best (the cell with the
         most tokens per second).
     """
-    of = {one["way"]: one for one in rows}
-    found: list[dict[str, Any]] = []
-    for given in dict.fromkeys(way.given for way in ways if way.nodes is not None and way.window is None):
-        mine = [way for way in ways if way.given == given and way.nodes is not None and way.window is None]
-        cells: list[dict[str, Any]] = [_cell(way, of[way.name]) for way in mine]
+    row_of_way = {row["way"]: row for row in rows}
+    draft_grids: list[dict[str, Any]] = []
+    for draft_name in dict.fromkeys(way.given for way in ways if way.nodes is not None and way.window is None):
+        draft_ways = [way for way in ways if way.given == draft_name and way.nodes is not None and way.window is None]
+        cells: list[dict[str, Any]] = [_cell(way, row_of_way[way.name]) for way in draft_ways]
         if len(cells) < 2:
             continue
-        found.append(
+        draft_grids.append(
             {
-                "draft": given,
+                "draft": draft_name,
                 "nodes": sorted({cell["nodes"] for cell in cells}),
                 "depths": sorted({cell["depth"] for cell in cells}),
                 "cells": cells,
                 "best": max(cells, key=lambda cell: float(cell["tokens_per_s"])),
             }
         )
-    return found
+    return draft_grids
 
 
 def _cell(way: Way, row: dict[str, Any]) -> dict[str, Any]:

@@ -17,11 +17,11 @@ from reference.draft import Draft, Ngram
 from reference.malformed import Malformed
 from reports.progress import Progress
 from specverify.bench.budgets import ways_of, windows_of
-from specverify.bench.decode_record import Measured, manifest_for, recorded, stray_of, take
+from specverify.bench.decode_record import Measurements, add_record, manifest_for, measurements_of, stray_of
 from specverify.bench.decode_run import Run
 from specverify.bench.dialogues.reading import Tokens, dialogues_of
-from specverify.bench.dialogues.run import DialogueRun, roomy
-from specverify.bench.growth.contexts import lengthened
+from specverify.bench.dialogues.run import DialogueRun, with_room
+from specverify.bench.growth.contexts import lengthen
 from specverify.bench.hugging_face import ASSISTED, LOOKUP, PLAIN
 from specverify.bench.memory import MB, resident_bytes
 from specverify.bench.turn import TARGET, Turn, Way
@@ -38,7 +38,7 @@ from specverify.setup.subjects import manifest, open_planted
 
 
 @dataclass(frozen=True)
-class Asked:
+class DecodeOrder:
     """The order for a bench: ways, prompts and trees to time.
 
     Attributes:
@@ -64,7 +64,7 @@ class Asked:
     folder: Path | None = None
 
 
-def measure(asked: Asked, ranks: Ranks) -> Measured:
+def measure(order: DecodeOrder, ranks: Ranks) -> Measurements:
     """Time every way on every prompt of this rank, and wait for the other ranks.
 
     Returns:
@@ -75,25 +75,27 @@ def measure(asked: Asked, ranks: Ranks) -> Measured:
             record of another run, or there are several ranks and no folder.
         MissingInput: This machine lacks something.
     """
-    if ranks.world > 1 and asked.folder is None:
+    if ranks.world > 1 and order.folder is None:
         raise UnusableInput("bench decode under torchrun needs --trace DIR: the shards of its ranks are files")
     ranks.join()
-    run, bases, drafts, device = _opened(asked)
-    facts = run.facts | device | ({"lengths": asked.lengths} if asked.lengths else {})
-    measured = Measured(run.ways, list(drafts), [], [], facts, [way for way, _ in drafts.values()])
-    numbers = ranks.mine(len(bases))
+    run, bases, drafts, device = _open_run(order)
+    facts = run.facts | device | ({"lengths": order.lengths} if order.lengths else {})
+    measured = Measurements(run.ways, list(drafts), [], [], facts, [way for way, _ in drafts.values()])
+    numbers = ranks.prompt_numbers(len(bases))
     with ExitStack() as stack:
         writer = None
-        if asked.folder is not None:
-            told = manifest_for(_told(asked), bases[0], run.given, drafts, run.ways, facts, (ranks.rank, ranks.world))
-            writer = stack.enter_context(Writer(ranks.folder(asked.folder), told))
-            take(measured, writer.before)
+        if order.folder is not None:
+            manifest = manifest_for(
+                _options(order), bases[0], run.prompts, drafts, run.ways, facts, (ranks.rank, ranks.world)
+            )
+            writer = stack.enter_context(Writer(ranks.folder(order.folder), manifest))
+            add_record(measured, writer.before)
             numbers = [number for number in numbers if number not in writer.before.prompts]
         if numbers:
             run.warm_up()
-        progress = stack.enter_context(Progress(sum(map(run.turns_of, numbers)) * asked.repeats * len(run.ways)))
+        progress = stack.enter_context(Progress(sum(map(run.turns_of, numbers)) * order.repeats * len(run.ways)))
         for number in numbers:
-            for turn in run.prompt(number, asked.repeats):
+            for turn in run.run_prompt(number, order.repeats):
                 measured.turns.append(turn)
                 if writer is not None:
                     writer.turn(asdict(turn))
@@ -101,24 +103,26 @@ def measure(asked: Asked, ranks: Ranks) -> Measured:
             measured.agreements += run.agreements[number]
             if writer is not None:
                 _write_strays(writer, run, number, measured.turns)
-                writer.prompt({"prompt": number, "agreements": [asdict(one) for one in run.agreements[number]]})
+                writer.prompt(
+                    {"prompt": number, "agreements": [asdict(agreement) for agreement in run.agreements[number]]}
+                )
     unmet = ranks.meet()
     if ranks.world > 1 and ranks.rank == 0:
-        assert asked.folder is not None
-        shards = [merge.shard_folder(asked.folder, rank, ranks.world) for rank in range(ranks.world)]
-        whole = merge.merged(shards)
-        merge.write(whole, asked.folder)
-        measured = recorded(whole)
+        assert order.folder is not None
+        shards = [merge.shard_folder(order.folder, rank, ranks.world) for rank in range(ranks.world)]
+        record = merge.merge_records(shards)
+        merge.write(record, order.folder)
+        measured = measurements_of(record)
     elif unmet is not None:
         measured.missing.append(f"{unmet}; this shard is whole: `specverify trace merge` puts shards together")
-    peaks = [resident_bytes() / MB, *(one.peak_mb for one in measured.turns if one.peak_mb is not None)]
+    peaks = [resident_bytes() / MB, *(turn.peak_mb for turn in measured.turns if turn.peak_mb is not None)]
     measured.facts["peak_resident_mb"] = max(peaks)
     return measured
 
 
-def _opened(asked: Asked) -> tuple[Run, list[Case], dict[str, tuple[Way, Draft]], dict[str, str]]:
+def _open_run(order: DecodeOrder) -> tuple[Run, list[Case], dict[str, tuple[Way, Draft]], dict[str, str]]:
     """The run, a case of the target alone for each prompt or dialogue, the ways with a draft, and the device."""
-    plan = asked.plan
+    plan = order.plan
     backend = open_planted(plan.backend, None, plan.mode)
     if not isinstance(backend, EngineBackend):
         raise UnusableInput(
@@ -127,16 +131,18 @@ def _opened(asked: Asked) -> tuple[Run, list[Case], dict[str, tuple[Way, Draft]]
     assert plan.model is not None
     checkpoint = open_checkpoint(plan.model)
     ends = ends_of(checkpoint)
-    dialogues = [] if asked.dialogues is None else dialogues_of(asked.dialogues, plan.model, plan.cases)
+    dialogues = [] if order.dialogues is None else dialogues_of(order.dialogues, plan.model, plan.cases)
     prompts = [turns[0] for turns in dialogues] or prompts_of(plan, checkpoint, keeps=True)
-    if asked.lengths:
-        prompts = [prompt for length in asked.lengths for prompt in lengthened(prompts, length)]
+    if order.lengths:
+        prompts = [prompt for length in order.lengths for prompt in lengthen(prompts, length)]
     bases = [base_case(checkpoint, prompt, number, plan, ends).plain_decode() for number, prompt in enumerate(prompts)]
     drafts = {
         way.name: (way, draft)
-        for given in asked.drafts
-        for one in ways_of(given, given_draft(given, checkpoint, backend.declaration), asked.nodes, asked.depths)
-        for way, draft in windows_of(*one, asked.windows)
+        for name in order.drafts
+        for way_and_draft in ways_of(
+            name, given_draft(name, checkpoint, backend.declaration), order.nodes, order.depths
+        )
+        for way, draft in windows_of(*way_and_draft, order.windows)
     }
     for number, base in enumerate(bases):
         for name, (_, draft) in drafts.items():
@@ -144,38 +150,38 @@ def _opened(asked: Asked) -> tuple[Run, list[Case], dict[str, tuple[Way, Draft]]
             if dialogues:
                 _check_fits(name, base, draft, number, dialogues[number])
     facts = manifest(backend)
-    theirs = [PLAIN, LOOKUP] if backend.declaration.device == "cpu" else []
-    if theirs and any(draft.model is not None for _, draft in drafts.values()):
-        theirs.append(ASSISTED)
+    transformers_ways = [PLAIN, LOOKUP] if backend.declaration.device == "cpu" else []
+    if transformers_ways and any(draft.model is not None for _, draft in drafts.values()):
+        transformers_ways.append(ASSISTED)
     if dialogues:
-        return DialogueRun(backend, dialogues, bases, drafts, theirs), bases, drafts, facts
-    return Run(backend, bases, drafts, [TARGET, *drafts, *theirs]), bases, drafts, facts
+        return DialogueRun(backend, dialogues, bases, drafts, transformers_ways), bases, drafts, facts
+    return Run(backend, bases, drafts, [TARGET, *drafts, *transformers_ways]), bases, drafts, facts
 
 
 def _write_strays(writer: Writer, run: Run, number: int, turns: list[Turn]) -> None:
     """Write a dump for each text of this prompt that is not the target's and parts from it at no tie."""
-    of = {(turn.way, turn.place): turn for turn in turns if turn.prompt == number}
+    turn_of_way = {(turn.way, turn.place): turn for turn in turns if turn.prompt == number}
     for agreement in run.agreements[number]:
         key = number, agreement.way, agreement.place
-        if not agreement.agrees and key in run.strayed:
+        if not agreement.agrees and key in run.strays:
             name = f"dialogue-{number}-turn-{agreement.place}" if agreement.place else f"prompt-{number}"
-            dump = stray_of(of[key[1:]], agreement, *run.strayed[key])
+            dump = stray_of(turn_of_way[key[1:]], agreement, *run.strays[key])
             writer.failure(f"{name}-{run.ways.index(agreement.way)}", dump)
 
 
 def _check_fits(name: str, base: Case, draft: Draft, number: int, turns: Sequence[Tokens] = ()) -> None:
     """Refuse a draft, or a dialogue of these turns, for which the target has no room."""
     try:
-        replace(roomy(base, turns) if turns else base, draft=draft)
+        replace(with_room(base, turns) if turns else base, draft=draft)
     except Malformed as why:
         raise UnusableInput(f"bench decode --draft {name}: prompt {number + 1}: {why}") from None
 
 
-def _told(asked: Asked) -> dict[str, Any]:
-    plan = asked.plan
+def _options(order: DecodeOrder) -> dict[str, Any]:
+    plan = order.plan
     return {
         "model": plan.model, "prompts": plan.prompts, "cases": plan.cases, "new_tokens": plan.new_tokens,
-        "drafts": asked.drafts, "nodes": asked.nodes, "depths": asked.depths, "windows": asked.windows,
-        "lengths": asked.lengths, "dialogues": asked.dialogues,
-        "repeats": asked.repeats, "seed": plan.seed, "layout": plan.layout,
+        "drafts": order.drafts, "nodes": order.nodes, "depths": order.depths, "windows": order.windows,
+        "lengths": order.lengths, "dialogues": order.dialogues,
+        "repeats": order.repeats, "seed": plan.seed, "layout": plan.layout,
     }  # fmt: skip

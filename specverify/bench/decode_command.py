@@ -3,13 +3,13 @@
 from typing import Any
 
 from backends.base import Unsupported
-from specverify.bench.decode import Asked, measure
-from specverify.bench.decode_figures import told
+from specverify.bench.decode import DecodeOrder, measure
+from specverify.bench.decode_figures import report_decode
 from specverify.records.ranks import Ranks
 from specverify.setup.errors import UnusableInput
 
 
-def decoded(asked: Asked, ranks: Ranks) -> tuple[dict[str, Any], str, int]:
+def run_decode(order: DecodeOrder, ranks: Ranks) -> tuple[dict[str, Any], str, int]:
     """Run a bench.
 
     Returns:
@@ -19,11 +19,11 @@ def decoded(asked: Asked, ranks: Ranks) -> tuple[dict[str, Any], str, int]:
         UnusableInput: The backend declines the model; `measure` raises it for other reasons too.
     """
     try:
-        measured = measure(asked, ranks)
+        measured = measure(order, ranks)
     except Unsupported as why:
-        raise UnusableInput(f"bench decode --backend {asked.plan.backend}: {why}") from None
+        raise UnusableInput(f"bench decode --backend {order.plan.backend}: {why}") from None
     if ranks.rank == 0:
-        return told(measured)
+        return report_decode(measured)
     count = len({turn.prompt for turn in measured.turns})
     line = f"rank {ranks.rank} of {ranks.world}: prompts finished: {count}"
     return {}, "\n".join([line, *measured.missing]), 3 if measured.missing else 0

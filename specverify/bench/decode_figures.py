@@ -11,7 +11,7 @@ import numpy as np
 
 from reports.pages.decode import decode_page
 from specverify.bench.budgets import grids
-from specverify.bench.decode_record import Measured
+from specverify.bench.decode_record import Measurements
 from specverify.bench.turn import TARGET, Turn
 
 PERCENTILES = (50, 90, 99)
@@ -20,7 +20,7 @@ Place = tuple[int, int, int]
 """Prompt or dialogue, repeat, and turn of the dialogue."""
 
 
-def figures(measured: Measured) -> dict[str, Any]:
+def figures(measured: Measurements) -> dict[str, Any]:
     """The figures of every way, the comparisons of texts, and the facts of the run.
 
     Returns:
@@ -37,48 +37,48 @@ def figures(measured: Measured) -> dict[str, Any]:
             rows.append(row(way, turns, alone) | {"memory": memory(turns)})
     lengths = []
     if measured.facts.get("lengths"):
-        of = {(way, turn.context): None for way in measured.ways for turn in measured.turns if turn.way == way}
-        for way, context in of:
-            mine = [turn for turn in measured.turns if (turn.way, turn.context) == (way, context)]
-            lengths.append({"context": context} | row(way, mine, alone))
+        contexts = {(way, turn.context): None for way in measured.ways for turn in measured.turns if turn.way == way}
+        for way, context in contexts:
+            context_turns = [turn for turn in measured.turns if (turn.way, turn.context) == (way, context)]
+            lengths.append({"context": context} | row(way, context_turns, alone))
     places = sorted({turn.place for turn in measured.turns} - {0})
-    dialogues = [_place(way, place, measured.turns, alone) for way in measured.ways for place in places]
+    dialogues = [_place_row(way, place, measured.turns, alone) for way in measured.ways for place in places]
     texts = []
     for way in measured.ways[1:]:
-        told = [one for one in measured.agreements if one.way == way]
+        agreements = [agreement for agreement in measured.agreements if agreement.way == way]
         texts.append(
             {
                 "way": way,
-                "equal": sum(one.at is None for one in told),
-                "tied": sum(one.tied for one in told),
-                "other": [asdict(one) for one in told if not one.agrees],
+                "equal": sum(agreement.at is None for agreement in agreements),
+                "tied": sum(agreement.tied for agreement in agreements),
+                "other": [asdict(agreement) for agreement in agreements if not agreement.agrees],
             }
         )
     return {
         "facts": measured.facts,
         "ways": rows,
-        "grids": grids(measured.drafted, rows),
+        "grids": grids(measured.draft_ways, rows),
         "lengths": lengths,
         "dialogues": dialogues,
         "texts": texts,
     }
 
 
-def _place(way: str, place: int, every: list[Turn], alone: dict[Place, Turn]) -> dict[str, Any]:
+def _place_row(way: str, place: int, every: list[Turn], alone: dict[Place, Turn]) -> dict[str, Any]:
     """The figures of the turns of a way that have this place in their dialogues."""
     turns = [turn for turn in every if (turn.way, turn.place) == (way, place)]
-    context, kept = (float(np.mean([getattr(turn, name) for turn in turns])) for name in ("context", "kept"))
-    return {"place": place, "context": context, "kept": kept} | row(way, turns, alone)
+    context, kept_columns = (float(np.mean([getattr(turn, name) for turn in turns])) for name in ("context", "kept"))
+    return {"place": place, "context": context, "kept": kept_columns} | row(way, turns, alone)
 
 
-def told(measured: Measured) -> tuple[dict[str, Any], str, int]:
+def report_decode(measured: Measurements) -> tuple[dict[str, Any], str, int]:
     """The figures of a bench, its page, and its exit code.
 
     Returns:
         The code is 1 where a text of our engine is not the target's own, 3 where a shard is missing.
     """
     content = figures(measured) | {"missing": measured.missing, "resumed": measured.resumed}
-    wrong = any(not one.agrees for one in measured.agreements if one.way in measured.ours)
+    wrong = any(not agreement.agrees for agreement in measured.agreements if agreement.way in measured.draft_names)
     return content, decode_page(content), 1 if wrong else 3 if measured.missing else 0
 
 
@@ -95,15 +95,15 @@ def row(way: str, turns: list[Turn], alone: dict[Place, Turn]) -> dict[str, Any]
         beyond_forwards (see the function).
     """
     tokens, seconds = sum(len(turn.tokens) for turn in turns), sum(turn.seconds for turn in turns)
-    accepted = [one for turn in turns for one in turn.accepted]
-    heights = [one for turn in turns for one in turn.height]
+    accepted = [count for turn in turns for count in turn.accepted]
+    heights = [height for turn in turns for height in turn.height]
     drafted = sum(sum(turn.nodes) for turn in turns)
     stages: Counter[str] = Counter()
     for turn in turns:
         stages.update(turn.stages)
     speculates = drafted > 0
     pace = [turn.per_token_s for turn in turns if turn.per_token_s is not None]
-    shown = [turn.prefill_s for turn in turns if turn.prefill_s is not None]
+    prefills = [turn.prefill_s for turn in turns if turn.prefill_s is not None]
     faster = [
         (len(turn.tokens) / turn.seconds) / (len(base.tokens) / base.seconds)
         for turn in turns
@@ -116,11 +116,11 @@ def row(way: str, turns: list[Turn], alone: dict[Place, Turn]) -> dict[str, Any]
         "tokens_per_s": tokens / seconds,
         "speed_up": spread(faster),
         "ttft_ms": 1000 * float(np.mean([turn.first_token_s for turn in turns])),
-        "prefill_ms": 1000 * float(np.mean(shown)) if shown else None,
+        "prefill_ms": 1000 * float(np.mean(prefills)) if prefills else None,
         "tpot_ms": 1000 * float(np.mean(pace)) if pace else None,
         "spreads": {
             "ttft_ms": _milliseconds([turn.first_token_s for turn in turns]),
-            "prefill_ms": _milliseconds(shown),
+            "prefill_ms": _milliseconds(prefills),
             "tpot_ms": _milliseconds(pace),
         },
         "accepted": spread(accepted) if speculates else None,
@@ -147,33 +147,35 @@ def beyond_forwards(turns: list[Turn]) -> float | None:
     for turn in turns:
         spent.update(turn.stages)
     steps = sum(spent.values()) - spent["prefill"]
-    return sum(one for name, one in spent.items() if name not in forwards) / steps if steps else None
+    return sum(seconds for name, seconds in spent.items() if name not in forwards) / steps if steps else None
 
 
 def memory(turns: list[Turn]) -> dict[str, float | None]:
     """MiB over the turns of one way: weights of target and draft, most of the KV caches, most that was in use."""
-    found: dict[str, float | None] = {}
+    most: dict[str, float | None] = {}
     for name in ("target_mb", "draft_mb", "kv_mb", "peak_mb"):
         values = (getattr(turn, name) for turn in turns)
-        found[name] = max((value for value in values if value is not None), default=None)
-    return found
+        most[name] = max((value for value in values if value is not None), default=None)
+    return most
 
 
 def _milliseconds(seconds: list[float]) -> dict[str, float] | None:
-    return spread([1000 * one for one in seconds]) if seconds else None
+    return spread([1000 * value for value in seconds]) if seconds else None
 
 
 def spread(values: list[Any]) -> dict[str, float]:
     """Mean and percentiles."""
     ranks = np.percentile(values, PERCENTILES)
-    return {"mean": float(np.mean(values))} | {f"p{at}": float(one) for at, one in zip(PERCENTILES, ranks, strict=True)}
+    return {"mean": float(np.mean(values))} | {
+        f"p{percent}": float(value) for percent, value in zip(PERCENTILES, ranks, strict=True)
+    }
 
 
 def by_depth(accepted: list[int], heights: list[int]) -> list[float]:
     """For each depth from 1 on, the share of the trees that reach it in which a node of that depth was accepted."""
     pairs = list(zip(accepted, heights, strict=True))
     return [
-        sum(taken >= depth for taken, height in pairs if height >= depth) / sum(height >= depth for height in heights)
+        sum(length >= depth for length, height in pairs if height >= depth) / sum(height >= depth for height in heights)
         for depth in range(1, max(heights, default=0) + 1)
     ]
 

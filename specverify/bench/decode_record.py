@@ -16,34 +16,34 @@ from specverify.records.write import digest_of, manifest_of
 
 
 @dataclass
-class Measured:
+class Measurements:
     """The measurements of a bench.
 
     Attributes:
         ways: Names of the ways, the target alone first.
-        ours: Those of the ways that our engine runs with a draft.
+        draft_names: Those of the ways that our engine runs with a draft.
         turns: All timed generations.
         agreements: Comparisons of the texts with those of the target alone.
         facts: Device, dtype, sizes and versions.
-        drafted: Those of the ways that our engine runs with a draft, each with its tree.
+        draft_ways: The same ways, each with its tree.
         resumed: Number of prompts that an earlier run of the same record had finished.
         missing: One line for each shard that is not whole.
     """
 
     ways: list[str]
-    ours: list[str]
+    draft_names: list[str]
     turns: list[Turn]
     agreements: list[Agreement]
     facts: dict[str, Any]
-    drafted: list[Way] = field(default_factory=list)
+    draft_ways: list[Way] = field(default_factory=list)
     resumed: int = 0
     missing: list[str] = field(default_factory=list)
 
 
 def manifest_for(
-    asked: Fact,
+    options: Fact,
     base: Case,
-    given: Sequence[Any],
+    texts: Sequence[Any],
     drafts: dict[str, tuple[Way, Draft]],
     ways: list[str],
     facts: Fact,
@@ -52,9 +52,9 @@ def manifest_for(
     """The manifest of a bench.
 
     Args:
-        asked: The options.
+        options: The options.
         base: The case of the target alone for the first prompt.
-        given: The tokens of each prompt, or of each dialogue turn by turn.
+        texts: The tokens of each prompt, or of each dialogue turn by turn.
         drafts: The ways of our engine with a draft.
         ways: Names of all ways, the target alone first.
         facts: Device, dtype and sizes.
@@ -62,14 +62,19 @@ def manifest_for(
     """
     model = base.model
     digests = {name: _draft_digest(base, draft) for name, (_, draft) in drafts.items()}
-    prompts = [digest_of(one) for one in given]
+    digests_of_prompts = [digest_of(prompt) for prompt in texts]
     named = [asdict(drafts[way][0]) if way in drafts else {"name": way} for way in ways]
     checkpoint = {"name": str(getattr(model, "source", model.TAG)), "digest": str(getattr(model, "digest", ""))}
-    deciding = {"model": checkpoint["digest"], "drafts": digests, "prompts": prompts, "device": facts["device"]}
+    deciding = {
+        "model": checkpoint["digest"],
+        "drafts": digests,
+        "prompts": digests_of_prompts,
+        "device": facts["device"],
+    }
     return manifest_of(
-        BENCH, asked, deciding, model=checkpoint, device=facts["device"], seed=asked["seed"],
+        BENCH, options, deciding, model=checkpoint, device=facts["device"], seed=options["seed"],
         drafts=[{"name": name, "digest": digest} for name, digest in digests.items()],
-        prompts=prompts, ways=named, facts=facts, **({} if shard == (0, 1) else {"shard": shard}),
+        prompts=digests_of_prompts, ways=named, facts=facts, **({} if shard == (0, 1) else {"shard": shard}),
     )  # fmt: skip
 
 
@@ -80,16 +85,18 @@ def _draft_digest(base: Case, draft: Draft) -> str:
 
 def turn_of(line: Fact) -> Turn:
     """The turn of a line of a record."""
-    given: dict[str, Any] = {one.name: line[one.name] for one in fields(Turn) if one.name in line}
-    for name, value in given.items():
+    values: dict[str, Any] = {
+        turn_field.name: line[turn_field.name] for turn_field in fields(Turn) if turn_field.name in line
+    }
+    for name, value in values.items():
         if isinstance(value, list):
-            given[name] = tuple(tuple(one) if isinstance(one, list) else one for one in value)
-    return Turn(**given)
+            values[name] = tuple(tuple(item) if isinstance(item, list) else item for item in value)
+    return Turn(**values)
 
 
 def agreements_of(line: Fact) -> list[Agreement]:
     """The comparisons that a line of a finished prompt holds."""
-    return [Agreement(**one) for one in line["agreements"]]
+    return [Agreement(**agreement) for agreement in line["agreements"]]
 
 
 def stray_of(turn: Turn, agreement: Agreement, number: int, step: Step) -> Fact:
@@ -107,23 +114,26 @@ def stray_of(turn: Turn, agreement: Agreement, number: int, step: Step) -> Fact:
 def ways_in(record: Record) -> tuple[list[str], list[Way]]:
     """The names of all ways of a record, and those of our engine with a draft."""
     ways = record.manifest.get("ways", [])
-    drafted = [Way(**one) for one in ways if "given" in one]
-    return [one["name"] for one in ways], drafted
+    drafted = [Way(**way) for way in ways if "given" in way]
+    return [way["name"] for way in ways], drafted
 
 
-def recorded(record: Record) -> Measured:
+def measurements_of(record: Record) -> Measurements:
     """The bench that a record holds."""
     ways, drafted = ways_in(record)
-    measured = Measured(ways, [way.name for way in drafted], [], [], dict(record.manifest.get("facts", {})), drafted)
-    take(measured, record)
-    measured.resumed, measured.missing = 0, list(record.manifest.get("missing", []))
-    peaks = [one.peak_mb for one in measured.turns if one.peak_mb is not None]
+    measured = Measurements(
+        ways, [way.name for way in drafted], [], [], dict(record.manifest.get("facts", {})), drafted
+    )
+    add_record(measured, record)
+    measured.resumed = 0
+    measured.missing = list(record.manifest.get("missing", []))
+    peaks = [turn.peak_mb for turn in measured.turns if turn.peak_mb is not None]
     measured.facts.setdefault("peak_resident_mb", max(peaks, default=0.0))
     return measured
 
 
-def take(measured: Measured, record: Record) -> None:
+def add_record(measured: Measurements, record: Record) -> None:
     """Add the finished prompts of a record."""
     measured.turns += [turn_of(line) for line in record.finished]
-    measured.agreements += [one for line in record.prompts.values() for one in agreements_of(line)]
+    measured.agreements += [agreement for line in record.prompts.values() for agreement in agreements_of(line)]
     measured.resumed += len(record.prompts)

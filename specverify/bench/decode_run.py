@@ -10,9 +10,9 @@ from backends.engine.backend import EngineBackend
 from reference.case import Case
 from reference.draft import Draft
 from reference.trace import Array, Step, Trace
-from specverify.bench.agreement import Agreement, compared, first_difference, noise_between, rows_of
-from specverify.bench.growth.contexts import windowed
-from specverify.bench.hugging_face import ASSISTED, LOOKUP, PLAIN, generated
+from specverify.bench.agreement import Agreement, compare_turn, first_difference, logit_rows, noise_between
+from specverify.bench.growth.contexts import draft_window
+from specverify.bench.hugging_face import ASSISTED, LOOKUP, PLAIN, generate_turn
 from specverify.bench.memory import MB, Peak
 from specverify.bench.stage_clock import StageClock
 from specverify.bench.turn import TARGET, Turn, Way
@@ -28,8 +28,8 @@ class Run:
         ways: Names of the ways, the target alone first.
         facts: Backend, dtype, threads and sizes of the prompts.
         agreements: For each prompt that has run, the comparisons of its texts with that of the target alone.
-        strayed: For each prompt, way and turn whose text leaves that of the target alone, the step where it does.
-        given: The tokens of each prompt.
+        strays: For each prompt, way and turn whose text leaves that of the target alone, the step where it does.
+        prompts: The tokens of each prompt.
     """
 
     def __init__(
@@ -39,12 +39,13 @@ class Run:
         self._bases = bases
         self._drafts = {name: draft for name, (_, draft) in drafts.items()}
         self._windows = {name: way.window for name, (way, _) in drafts.items()}
-        self._clock, self._peak = StageClock(backend.declaration.device), Peak(backend.declaration.device)
+        self._clock = StageClock(backend.declaration.device)
+        self._peak = Peak(backend.declaration.device)
         self._backend = backend
-        backend.seams = self._clock.planted(backend.seams)
+        backend.seams = self._clock.plant_in(backend.seams)
         self.agreements: dict[int, list[Agreement]] = {}
-        self.strayed: dict[tuple[int, str, int], tuple[int, Step]] = {}
-        self.given: list[Any] = [base.prompt for base in bases]
+        self.strays: dict[tuple[int, str, int], tuple[int, Step]] = {}
+        self.prompts: list[Any] = [base.prompt for base in bases]
         self.facts: dict[str, Any] = {
             "backend": backend.declaration.name,
             "dtype": bases[0].dtype,
@@ -59,29 +60,30 @@ class Run:
         for way in self.ways:
             self._turn(way, short, 0, 0)
 
-    def prompt(self, number: int, repeats: int) -> Iterator[Turn]:
+    def run_prompt(self, number: int, repeats: int) -> Iterator[Turn]:
         """Every way on one prompt, `repeats` times; the texts of the first time are compared."""
-        texts, rows = dict[str, Turn](), list[Array]()
+        texts = dict[str, Turn]()
+        rows = list[Array]()
         noise = 0.0
         for repeat in range(repeats):
-            others = self.ways[1:]
-            turning = (number + repeat) % max(1, len(others))
+            other_ways = self.ways[1:]
+            turning = (number + repeat) % max(1, len(other_ways))
             # The target alone comes first: its logits are what the others are compared with.
-            for way in (TARGET, *others[turning:], *others[:turning]):
+            for way in (TARGET, *other_ways[turning:], *other_ways[:turning]):
                 turn, trace = self._turn(way, self._bases[number], number, repeat)
                 if repeat == 0:
                     texts[way] = turn
                     if way == TARGET and trace is not None:
-                        rows = rows_of(trace)
+                        rows = logit_rows(trace)
                     elif trace is not None:
-                        at = first_difference(texts[TARGET].tokens, turn.tokens)
-                        if at is not None:
-                            self.strayed[number, way, 0] = step_at(trace, at)
-                        same = min(len(turn.tokens), len(rows)) if at is None else at
-                        noise = max(noise, noise_between(rows, rows_of(trace), same))
+                        position = first_difference(texts[TARGET].tokens, turn.tokens)
+                        if position is not None:
+                            self.strays[number, way, 0] = step_at(trace, position)
+                        num_equal = min(len(turn.tokens), len(rows)) if position is None else position
+                        noise = max(noise, noise_between(rows, logit_rows(trace), num_equal))
                 yield turn
-        others = [way for way in texts if way != TARGET]
-        self.agreements[number] = [compared(texts[TARGET], rows, texts[way], noise) for way in others]
+        other_ways = [way for way in texts if way != TARGET]
+        self.agreements[number] = [compare_turn(texts[TARGET], rows, texts[way], noise) for way in other_ways]
 
     def turns_of(self, number: int) -> int:
         """The turns that a way takes for the prompt `number`."""
@@ -89,20 +91,20 @@ class Run:
 
     def _turn(self, way: str, base: Case, number: int, repeat: int) -> tuple[Turn, Trace | None]:
         if way in (PLAIN, LOOKUP, ASSISTED):
-            return generated(way, self.theirs(way, base), number, repeat), None
+            return generate_turn(way, self.transformers_case(way, base), number, repeat), None
         case = replace(base, draft=self._drafts[way]) if way in self._drafts else base
-        return self.timed(way, case, self._backend.run, number, repeat)
+        return self.time_turn(way, case, self._backend.run, number, repeat)
 
-    def theirs(self, way: str, base: Case) -> Case:
+    def transformers_case(self, way: str, base: Case) -> Case:
         """The case of a way of transformers; its assistant is the first of our drafts that is a model."""
-        model = next((one for one in self._drafts.values() if one.model is not None), base.draft)
+        model = next((draft for draft in self._drafts.values() if draft.model is not None), base.draft)
         return replace(base, draft=model) if way == ASSISTED else base
 
-    def timed(
+    def time_turn(
         self, way: str, case: Case, play: Callable[[Case], Trace], number: int, repeat: int
     ) -> tuple[Turn, Trace]:
         """The turn and the trace of `play` on `case`, within the window of the way."""
-        with windowed(self._backend, case, self._windows.get(way)):
+        with draft_window(self._backend, case, self._windows.get(way)):
             self._peak.start()
             self._clock.start()
             trace = play(case)
@@ -123,13 +125,13 @@ class Run:
         return turn, trace
 
 
-def step_at(trace: Trace, at: int) -> tuple[int, Step]:
-    """The number of the step that emitted token `at` of the output, or of the last step, and the light part of it."""
-    done = 0
+def step_at(trace: Trace, position: int) -> tuple[int, Step]:
+    """The number of the step that emitted the output's token `position`, or of the last step; and its light part."""
+    num_emitted = 0
     for number, step in enumerate(trace.steps):
         assert step.emitted is not None
-        done += len(step.emitted.tokens)
-        if at < done or number == len(trace.steps) - 1:
+        num_emitted += len(step.emitted.tokens)
+        if position < num_emitted or number == len(trace.steps) - 1:
             # Logits of all nodes over a large vocabulary are not kept.
             return number, replace(step, attended=None, scored=None, committed=None)
     raise ValueError("a run without a step has no text that could differ")

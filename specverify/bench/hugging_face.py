@@ -18,7 +18,7 @@ from specverify.bench.turn import Turn
 PLAIN, LOOKUP, ASSISTED = "transformers", "transformers-lookup", "transformers-assisted"
 """The ways: target alone, prompt lookup, and the same draft model as ours."""
 
-LOOKED_UP = 10
+LOOKUP_TOKENS = 10
 """Tokens that prompt lookup proposes; transformers' own documentation takes this number."""
 
 
@@ -26,14 +26,14 @@ class Times:
     """A streamer that notes when tokens come; the first call brings the prompt."""
 
     def __init__(self) -> None:
-        self.at: list[float] = []
+        self.times_s: list[float] = []
         self.counts: list[int] = []
         self._prompted = False
 
     def put(self, tokens: torch.Tensor) -> None:
         """Take the tokens of one step, or the prompt."""
         if self._prompted:
-            self.at.append(time.perf_counter())
+            self.times_s.append(time.perf_counter())
             self.counts.append(tokens.numel())
         self._prompted = True
 
@@ -41,13 +41,13 @@ class Times:
         """The text has ended."""
 
 
-def generated(way: str, case: Case, prompt: int, repeat: int) -> Turn:
+def generate_turn(way: str, case: Case, prompt: int, repeat: int) -> Turn:
     """One greedy generation of transformers for the prompt of `case`; the model stays open for the next."""
-    return continued(way, case, prompt, repeat)[0]
+    return continue_turn(way, case, prompt, repeat)[0]
 
 
-def continued(way: str, case: Case, prompt: int, repeat: int, kept: Any = None) -> tuple[Turn, Any]:
-    """A greedy generation behind the cache `kept`, whose columns hold a beginning of the prompt; None for no cache.
+def continue_turn(way: str, case: Case, prompt: int, repeat: int, cache: Any = None) -> tuple[Turn, Any]:
+    """A greedy generation behind the cache `cache`, whose columns hold a beginning of the prompt; None for no cache.
 
     Returns:
         The turn, and the cache at its end.
@@ -55,17 +55,18 @@ def continued(way: str, case: Case, prompt: int, repeat: int, kept: Any = None) 
     network = transformers_model(case.model, case.dtype)
     peak = Peak("cpu")
     peak.start()
-    given: dict[str, Any] = {} if kept is None else {"past_key_values": kept}
-    columns = 0 if kept is None else int(kept.get_seq_length())
+    options: dict[str, Any] = {} if cache is None else {"past_key_values": cache}
+    columns = 0 if cache is None else int(cache.get_seq_length())
     if way == LOOKUP:
-        given["prompt_lookup_num_tokens"] = LOOKED_UP
+        options["prompt_lookup_num_tokens"] = LOOKUP_TOKENS
     elif way == ASSISTED:
         assert case.draft.model is not None
-        given["assistant_model"] = transformers_model(case.draft.model, case.dtype, role="draft")
-    times, ids = Times(), torch.tensor([case.prompt])
+        options["assistant_model"] = transformers_model(case.draft.model, case.dtype, role="draft")
+    times = Times()
+    ids = torch.tensor([case.prompt])
     began = time.perf_counter()
     with torch.no_grad():
-        told = network.generate(
+        output = network.generate(
             ids,
             attention_mask=torch.ones_like(ids),
             max_new_tokens=case.stops.room(len(case.prompt)),
@@ -74,12 +75,12 @@ def continued(way: str, case: Case, prompt: int, repeat: int, kept: Any = None) 
             pad_token_id=0,
             streamer=times,
             return_dict_in_generate=True,
-            **given,
+            **options,
         )
     seconds = time.perf_counter() - began
-    held = _weights(way, case)
-    tokens = tuple(told.sequences[0, len(case.prompt) :].tolist())
-    steps = tuple(at - began for at in times.at)
+    weights = _weights(way, case)
+    tokens = tuple(output.sequences[0, len(case.prompt) :].tolist())
+    steps = tuple(at_s - began for at_s in times.times_s)
     turn = Turn(
         prompt,
         repeat,
@@ -89,12 +90,12 @@ def continued(way: str, case: Case, prompt: int, repeat: int, kept: Any = None) 
         steps,
         emitted=tuple(times.counts),
         peak_mb=peak.mb(),
-        target_mb=held[0] / MB,
-        draft_mb=held[1] / MB,
+        target_mb=weights[0] / MB,
+        draft_mb=weights[1] / MB,
         context=len(case.prompt),
         kept=columns,
     )
-    return turn, told.past_key_values
+    return turn, output.past_key_values
 
 
 def _weights(way: str, case: Case) -> tuple[int, int]:

@@ -18,8 +18,8 @@ from properties.verdict.judge import judge
 from reference.oracle.decoder import Oracle
 from specverify.campaign.case_stream import Stream
 from specverify.campaign.threads import ForWorkers
+from specverify.isolation.backend_spec import BackendSpec
 from specverify.isolation.isolated import Isolated
-from specverify.isolation.wanted import Wanted
 from specverify.plan import default_jobs, drawn_dtypes
 from specverify.setup.subjects import open_planted, subject_of
 
@@ -44,7 +44,7 @@ def measure(backend: str, count: int, number: int, jobs: int | None = None) -> d
     share = -(-count // jobs)
     total: Counter[str] = Counter()
     with ForWorkers(1), ProcessPoolExecutor(jobs, mp.get_context("spawn")) as workers:
-        for part in workers.map(_measured, [backend] * jobs, [share] * jobs, range(number, number + jobs)):
+        for part in workers.map(_measure_share, [backend] * jobs, [share] * jobs, range(number, number + jobs)):
             total.update(part)
     ratios = {
         name: (total["drawing_s"] + total[f"isolated{kind}"]) / (total["drawing_s"] + total[f"here{kind}"])
@@ -54,7 +54,7 @@ def measure(backend: str, count: int, number: int, jobs: int | None = None) -> d
     return {"backend": backend, "cases": int(total["cases"]), "jobs": jobs, **seconds, **ratios}
 
 
-def _measured(backend: str, count: int, number: int) -> dict[str, float]:
+def _measure_share(backend: str, count: int, number: int) -> dict[str, float]:
     """One worker's cases and SPENT.
 
     The order of the two sides alternates from case to case. Each has an oracle of its own, so that neither profits from
@@ -71,12 +71,12 @@ def _measured(backend: str, count: int, number: int) -> dict[str, float]:
     drawn = list(islice(Stream(number, drawn_dtypes(declared.dtypes), interval, within=declared), count))
     spent = dict.fromkeys(SPENT, 0.0) | {"drawing_s": time.perf_counter() - began, "cases": len(drawn)}
     gc.freeze()  # as a worker does
-    with Isolated(Wanted(backend)) as apart:
+    with Isolated(BackendSpec(backend)) as apart:
         # Opening the backend has used processor time already, which does not count.
         began_there = apart.processor_s
         sides = [("here", here, Oracle()), ("isolated", apart.subject(), Oracle())]
-        for at, case in enumerate(drawn):
-            for name, subject, oracle in sides if at % 2 else reversed(sides):
+        for place, case in enumerate(drawn):
+            for name, subject, oracle in sides if place % 2 else reversed(sides):
                 began, busy = time.perf_counter(), time.process_time()
                 judge(case, taking_turns(case, ALL, interval), oracle, subject)
                 spent[f"{name}_s"] += time.perf_counter() - began

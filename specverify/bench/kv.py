@@ -61,7 +61,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Anything:
+class CacheModel:
     """A stand-in for a model that gives the arena the sizes of a cache, and nothing else."""
 
     reach: Reach
@@ -89,11 +89,11 @@ def _opened(cell: Cell) -> KvCache:
     layout, capacity = cell.layout, cell.prefix + 2 * ROWS
     pages = layout.pages_for(capacity) if layout.traits.pages else 0
     reach = Reach(window=WINDOW if layout.traits.ring else 0)
-    cache = Arena(layout, pages).lease(Anything(reach), None, capacity, ROWS).target
+    cache = Arena(layout, pages).lease(CacheModel(reach), None, capacity, ROWS).target
     # A ring takes at most `most_rows` rows at once, so that the prefix is committed in blocks.
     width = min(cell.prefix, cache.most_rows or cell.prefix)
-    for at in range(0, cell.prefix, width):
-        rows = min(width, cell.prefix - at)
+    for column in range(0, cell.prefix, width):
+        rows = min(width, cell.prefix - column)
         cache.open(rows)
         for layer in range(LAYERS):
             cache.write(layer, *torch.randn(2, HEADS, rows, DIM))
@@ -106,28 +106,28 @@ def _step(cache: KvCache, cell: Cell, keys: torch.Tensor) -> tuple[float, float]
     # A path out of row order makes the commit move columns; some ways to commit admit row order alone.
     ordered = cell.layout.commit == "length" or cell.layout.traits.in_place
     path = list(range(cell.accepted)) if ordered else [0, *range(2, cell.accepted + 1)]
-    _cold()
+    _evict_caches()
     began = time.perf_counter()
     cache.open(ROWS)
-    made = []  # keeps the tensors of verify alive, so that the timed commit does not free them
+    tensors = []  # keeps the tensors of verify alive, so that the timed commit does not free them
     for layer in range(LAYERS):
         cache.write(layer, keys[0], keys[1])
-        made.append(cache.read(layer))
+        tensors.append(cache.read(layer))
     verified = time.perf_counter()
-    _cold()
+    _evict_caches()
     again = time.perf_counter()
     cache.commit(path)
-    done = time.perf_counter()
+    committed = time.perf_counter()
     cache.crop(cell.prefix)
-    return verified - began, done - again
+    return verified - began, committed - again
 
 
-_OTHER = torch.zeros(4 * 2**20)
+_EVICTION_BUFFER = torch.zeros(4 * 2**20)
 
 
-def _cold() -> None:
+def _evict_caches() -> None:
     """Evict the processor's caches, as a long prefix would by itself: else a short prefix is timed on warm caches."""
-    _OTHER.add_(1)
+    _EVICTION_BUFFER.add_(1)
 
 
 def measure(kind: str | None, repetitions: int, seconds: Callable[..., Any] = _step) -> dict[str, Any]:
@@ -150,10 +150,12 @@ def measure(kind: str | None, repetitions: int, seconds: Callable[..., Any] = _s
         times: dict[Cell, list[tuple[float, float]]] = {cell: [] for cell in group}
         for repetition in range(repetitions + 2):
             for cell in order.sample(group, len(group)):
-                taken = seconds(caches[cell], cell, keys)
+                step_times = seconds(caches[cell], cell, keys)
                 if repetition >= 2:  # the first two warm up
-                    times[cell].append(taken)
-        medians = {cell: list(map(statistics.median, zip(*taken, strict=True))) for cell, taken in times.items()}
+                    times[cell].append(step_times)
+        medians = {
+            cell: list(map(statistics.median, zip(*step_times, strict=True))) for cell, step_times in times.items()
+        }
         for cell, (verify, commit) in medians.items():
             first_verify, first_commit = medians[cell.smallest]
             rows.append(

@@ -30,7 +30,7 @@ def drafting_bytes(drafting: object) -> int:
 
 def storage_bytes(tensors: list[Tensor]) -> int:
     """Bytes of the storages behind `tensors`, each storage once."""
-    sizes = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in tensors}
+    sizes = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
     return sum(sizes.values())
 
 
@@ -39,20 +39,20 @@ def cache_bytes(caches: list[Any]) -> int:
     return storage_bytes(list(_tensors(caches, set())))
 
 
-def _tensors(value: Any, seen: set[int]) -> Iterator[Tensor]:
-    if id(value) in seen:
+def _tensors(value: Any, visited: set[int]) -> Iterator[Tensor]:
+    if id(value) in visited:
         return
-    seen.add(id(value))
+    visited.add(id(value))
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, dict):
-        for one in value.values():
-            yield from _tensors(one, seen)
+        for item in value.values():
+            yield from _tensors(item, visited)
     elif isinstance(value, (list, tuple)):
-        for one in value:
-            yield from _tensors(one, seen)
+        for item in value:
+            yield from _tensors(item, visited)
     elif type(value).__module__.startswith("backends.engine.kv"):
-        yield from _tensors(list(vars(value).values()), seen)
+        yield from _tensors(list(vars(value).values()), visited)
 
 
 class Peak:
@@ -64,7 +64,7 @@ class Peak:
 
     def __init__(self, device: str) -> None:
         self._cuda = device == "cuda"
-        self._known = self._cuda
+        self._is_known = self._cuda
 
     def start(self) -> None:
         """Forget the peak so far; systems other than Linux cannot, and then no peak is told."""
@@ -73,13 +73,13 @@ class Peak:
             return
         try:
             Path("/proc/self/clear_refs").write_text(RESET_PEAK)
-            self._known = True
+            self._is_known = True
         except OSError:  # no Linux, or a container that forbids it: `mb` says None
-            self._known = False
+            self._is_known = False
 
     def mb(self) -> float | None:
         """The peak since `start` in MiB; None where it is not known."""
-        if not self._known:
+        if not self._is_known:
             return None
         return float(torch.cuda.max_memory_allocated() if self._cuda else resident_bytes()) / MB
 

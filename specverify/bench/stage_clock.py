@@ -45,7 +45,8 @@ class StageClock:
         self.stages: defaultdict[str, float] = defaultdict(float)
         self.steps: list[float] = []
         self.prefilled = 0.0
-        self.kv_bytes, self.weights = 0, (0, 0)
+        self.kv_bytes = 0
+        self.weights = (0, 0)
         self._inside = ["host"]
         self._synchronise()
         self._began = self._last = time.perf_counter()
@@ -79,13 +80,13 @@ class StageClock:
         finally:
             self.leave()
 
-    def stepped(self) -> None:
+    def end_step(self) -> None:
         """Note the end of a step."""
         self._turn()
         self.steps.append(self._last - self._began)
 
     @contextmanager
-    def standing(self) -> Iterator[None]:
+    def paused(self) -> Iterator[None]:
         """A time inside the `with` that no stage, no step and no sum counts."""
         self._turn()
         yield
@@ -100,14 +101,14 @@ class StageClock:
         self.stages[self._inside[-1]] += now - self._last
         self._last = now
 
-    def planted(self, seams: Seams) -> Seams:
+    def plant_in(self, seams: Seams) -> Seams:
         """`seams` on this clock; a request then reveals neither KV nor attention: such copies are no work of a step."""
 
         def timed(stage: str, function: Callable[..., Any]) -> Callable[..., Any]:
             @wraps(function)
-            def run(*given: Any) -> Any:
+            def run(*arguments: Any) -> Any:
                 with self.stage(stage):
-                    return function(*given)
+                    return function(*arguments)
 
             return run
 
@@ -118,7 +119,7 @@ class StageClock:
 
         return replace(
             seams,
-            request=_timed(seams.request, self),
+            request=_timed_request(seams.request, self),
             gather=gather,
             lower_tree=timed("lower", seams.lower_tree),
             walk=timed("accept", seams.walk),
@@ -126,12 +127,12 @@ class StageClock:
         )
 
 
-def _timed(request: type[Request], clock: StageClock) -> type[Request]:
+def _timed_request(request: type[Request], clock: StageClock) -> type[Request]:
     """`request` with its phases on the clock."""
 
     class Timed(request):  # type: ignore[misc, valid-type]  # a class that is a variable
-        def __init__(self, *given: Any) -> None:
-            super().__init__(*given)
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
             self._reveal = Revealer(0)
 
         def prefill(self) -> None:
@@ -147,9 +148,9 @@ def _timed(request: type[Request], clock: StageClock) -> type[Request]:
             if clock.inside == "verify":
                 clock.leave()
             super().settle(flat, heads)
-            clock.stepped()
+            clock.end_step()
             if self.finish is not None:
-                with clock.standing():
+                with clock.paused():
                     clock.kv_bytes = cache_bytes(self.lease.caches)
                     drafting = drafting_bytes(self.lease.owner or self.draft)
                     clock.weights = weight_bytes(self.target.model), drafting

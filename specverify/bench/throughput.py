@@ -34,7 +34,7 @@ def throughput(backend: str, count: int, number: int, dtypes: tuple[str, ...] = 
     declared, subject, oracle, tally = opened.declaration, subject_of(opened), Oracle(), Tally(backend)
     judging = 0.0
 
-    def one(case: Case) -> None:
+    def judge_case(case: Case) -> None:
         nonlocal judging
         began = time.perf_counter()
         verdict: Verdict = judge(case, taking_turns(case, ALL), oracle, subject)
@@ -42,7 +42,7 @@ def throughput(backend: str, count: int, number: int, dtypes: tuple[str, ...] = 
         tally.add(verdict)
 
     began = time.perf_counter()
-    explore(number, count, cases(dtypes or drawn_dtypes(declared.dtypes), within=declared), one)
+    explore(number, count, cases(dtypes or drawn_dtypes(declared.dtypes), within=declared), judge_case)
     seconds = time.perf_counter() - began
     return {
         "backend": backend,

@@ -30,7 +30,7 @@ from reference.sampling import Stops
 from reference.trace import Array, Kv, Stage, Trace
 from reference.tree import Tree
 from specverify.isolation import door
-from specverify.isolation.wanted import Wanted
+from specverify.isolation.backend_spec import BackendSpec
 from specverify.plan import TRANSFORMERS
 from specverify.setup.selection import Unknown, check_declared
 
@@ -41,9 +41,9 @@ REMEMBERED = 2**28
 """Most bytes of runs of sequences that one evaluator keeps."""
 
 
-def reference_named(
+def open_reference(
     against: str | None,
-    open_ones: ExitStack,
+    stack: ExitStack,
     checkpoint: Model | None = None,
     dtype: str = "float32",
     layout: str | None = None,
@@ -55,7 +55,7 @@ def reference_named(
 
     Args:
         against: `transformers`, a backend's name, `pkg.module:factory`, or None.
-        open_ones: The stack that closes the reference backend, which is opened in a process of its own.
+        stack: The stack that closes the reference backend, which is opened in a process of its own.
         checkpoint: The model of every case, if the run has one. The reference runs it once, so that a model that the
             reference cannot run is refused before any case.
         dtype: Working dtype of those cases.
@@ -73,7 +73,7 @@ def reference_named(
         if checkpoint is not None:
             oracle.model(checkpoint, dtype).kv((0, 0))
         return oracle
-    backend = open_ones.enter_context(door.opened(Wanted(against, threads=1 if checkpoint is None else 0)))
+    backend = stack.enter_context(door.open_backend(BackendSpec(against, threads=1 if checkpoint is None else 0)))
     if backend.declaration.reveals < frozenset(Stage) or "scripted" not in backend.declaration.drafts:
         if Stage.EMITTED not in backend.declaration.reveals:
             raise Unknown(
@@ -84,18 +84,20 @@ def reference_named(
         check_declared(layout, against, backend.declaration.layouts)
     # The reference runs drawn cases in float64 if it can, and a checkpoint in the dtype of the case.
     exact = "float64" in backend.declaration.dtypes and checkpoint is None
-    other = backend.subject()
+    subject = backend.subject()
     if checkpoint is not None:
-        _refuse_declined(other, Case(checkpoint, (0, 0), stops=Stops(1), dtype=dtype))
+        _refuse_declined(subject, Case(checkpoint, (0, 0), stops=Stops(1), dtype=dtype))
 
-    return ByBackend(against, other, exact)
+    return ByBackend(against, subject, exact)
 
 
 class ByBackend:
     """A backend as the reference; what rounds in a model is asked of the NumPy oracle, where it knows the model."""
 
     def __init__(self, name: str, subject: Subject, exact: bool) -> None:
-        self._name, self._subject, self._exact = name, subject, exact
+        self._name = name
+        self._subject = subject
+        self._exact = exact
         self._oracle = NumpyOracle()
 
     def __call__(self, case: Case) -> Trace:
@@ -122,14 +124,14 @@ class ByBackend:
             return None
 
 
-def _refuse_declined(other: Subject, case: Case) -> None:
-    """Run `case` on the reference `other`.
+def _refuse_declined(reference: Subject, case: Case) -> None:
+    """Run `case` on `reference`.
 
     Raises:
         Unsupported: The reference declines the case.
     """
     try:
-        other(case)
+        reference(case)
     except NoTrace as absent:
         if isinstance(absent.outcome, Declined):
             raise Unsupported(absent.outcome.why) from absent
@@ -144,9 +146,9 @@ class TransformersOracle(NumpyOracle):
         Raises:
             Malformed: as `ByTransformers.nodes`.
         """
-        others = (other.model(case.model, case.dtype) for other in self.neighbours())
+        evaluators = (neighbour.model(case.model, case.dtype) for neighbour in self.neighbours())
         base = self.model(case.model, case.dtype).nodes(context, tree)
-        return movement(base, (other.nodes(context, tree) for other in others))
+        return movement(base, (evaluator.nodes(context, tree) for evaluator in evaluators))
 
     def neighbours(self) -> tuple[NumpyOracle, ...]:
         """Oracles on the same networks with their weights changed a little, each in a way of its own."""
@@ -173,17 +175,18 @@ class TransformersOracle(NumpyOracle):
 
 
 class _Neighbour(NumpyOracle):
-    """The oracle `of` with the weights of its models changed a little, all by one seed."""
+    """The oracle `oracle` with the weights of its models changed a little, all by one seed."""
 
-    def __init__(self, of: TransformersOracle, seed: int) -> None:
+    def __init__(self, oracle: TransformersOracle, seed: int) -> None:
         super().__init__()
-        self._of, self._seed = of, seed
+        self._unchanged_oracle = oracle
+        self._seed = seed
 
     def model(self, model: Model, dtype: str) -> Evaluator:
         """The evaluator of the changed `model`; the latest one is kept, on the network of the unchanged one."""
         key = (model, dtype)
         if key not in self._evaluators:
-            unchanged = self._of.model(model, dtype)
+            unchanged = self._unchanged_oracle.model(model, dtype)
             assert isinstance(unchanged, ByTransformers)
             self._evaluators.clear()
             self._evaluators[key] = unchanged.changed(self._seed)
@@ -207,19 +210,21 @@ class ByTransformers:
         self._plain = PlainTransformers(model, dtype)
         self.parameters = Parameters(_architecture(model, self._plain), {})
         self._runs: OrderedDict[tuple[int, ...], Sequence] = OrderedDict()
-        self._held = 0
+        self._kept_bytes = 0
         self._seed: int | None = None
 
     def changed(self, seed: int) -> "ByTransformers":
         """The evaluator of the same network with each weight changed by PERTURBED, by normal numbers of `seed`."""
-        other = copy(self)
-        other._runs, other._held, other._seed = OrderedDict(), 0, seed
-        return other
+        evaluator = copy(self)
+        evaluator._runs = OrderedDict()
+        evaluator._kept_bytes = 0
+        evaluator._seed = seed
+        return evaluator
 
     @contextmanager
     def _weights(self) -> "Iterator[PlainTransformers]":
         """The network, inside the `with` with the weights of this evaluator."""
-        with nullcontext() if self._seed is None else self._plain.changed(self._seed, PERTURBED):
+        with nullcontext() if self._seed is None else self._plain.perturbed(self._seed, PERTURBED):
             yield self._plain
 
     def nodes(self, context: tuple[int, ...], tree: Tree) -> Nodes:
@@ -230,8 +235,8 @@ class ByTransformers:
         """
         rows = self._rows(context, tree)
         return Nodes(
-            np.stack([run.logits[at] for run, at in rows]),
-            np.stack([run.attended[:, :, at] for run, at in rows], axis=2),
+            np.stack([run.logits[row] for run, row in rows]),
+            np.stack([run.attended[:, :, row] for run, row in rows], axis=2),
         )
 
     def inputs(self, context: tuple[int, ...], tree: Tree) -> Inputs:
@@ -241,9 +246,9 @@ class ByTransformers:
 
         def columns(kind: str) -> Array:
             first: Array = getattr(rows[0][0], kind)[:, :, above]
-            return np.concatenate([first, *(getattr(run, kind)[:, :, at : at + 1] for run, at in rows)], axis=2)
+            return np.concatenate([first, *(getattr(run, kind)[:, :, row : row + 1] for run, row in rows)], axis=2)
 
-        queries = np.stack([run.queries[:, :, at] for run, at in rows], axis=2)
+        queries = np.stack([run.queries[:, :, row] for run, row in rows], axis=2)
         return Inputs(queries, columns("keys"), columns("values"), self._plain.scale)
 
     def states(self, tokens: tuple[int, ...]) -> Array:
@@ -273,30 +278,30 @@ class ByTransformers:
         """For each node, the run of a path through it, and the node's row in that run."""
         arch = self.parameters.architecture
         rotary.check_span(arch.rope, arch.max_positions, len(context), len(context) + tree.height + 1)
-        found: dict[int, tuple[Sequence, int]] = {}
+        run_rows: dict[int, tuple[Sequence, int]] = {}
         for leaf in range(len(tree)):
             if tree.children[leaf]:
                 continue
             run = self._run((*context, *tree.tokens_to(leaf)))
             for depth, node in enumerate(tree.path(leaf)):
                 # Paths share their first nodes; by causality any run through a node gives its numbers.
-                found.setdefault(node, (run, len(context) + depth))
-        return [found[node] for node in range(len(tree))]
+                run_rows.setdefault(node, (run, len(context) + depth))
+        return [run_rows[node] for node in range(len(tree))]
 
     def _run(self, tokens: tuple[int, ...]) -> "Sequence":
         if tokens not in self._runs:
             with self._weights() as plain:
                 self._runs[tokens] = plain.run(tokens)
-            self._held += _size(self._runs[tokens])
+            self._kept_bytes += _run_bytes(self._runs[tokens])
             # The run just made is kept even if it alone is larger than the limit.
-            while self._held > REMEMBERED and len(self._runs) > 1:
-                self._held -= _size(self._runs.popitem(last=False)[1])
+            while self._kept_bytes > REMEMBERED and len(self._runs) > 1:
+                self._kept_bytes -= _run_bytes(self._runs.popitem(last=False)[1])
         self._runs.move_to_end(tokens)
         return self._runs[tokens]
 
 
-def _size(run: "Sequence") -> int:
-    return sum(int(one.nbytes) for one in vars(run).values())
+def _run_bytes(run: "Sequence") -> int:
+    return sum(int(array.nbytes) for array in vars(run).values())
 
 
 def _architecture(model: Model, plain: "PlainTransformers") -> Architecture:
@@ -307,7 +312,7 @@ def _architecture(model: Model, plain: "PlainTransformers") -> Architecture:
     """
     if isinstance(model, Seeded):
         return model.architecture
-    windows, chunks = (tuple(one) for one in zip(*plain.reaches, strict=True))
+    windows, chunks = (tuple(bounds) for bounds in zip(*plain.reaches, strict=True))
     return Architecture(
         family="llama",
         vocab_size=model.vocab_size,
@@ -329,13 +334,13 @@ def _span(config: Any) -> Rope:
     Raises:
         Unsupported: Layers have different variants, and the tables of one change with the length of the sequence.
     """
-    given = getattr(config, "rope_parameters", None) or {}
-    kinds = [one for one in given.values() if isinstance(one, dict)] or [given]
-    changing = [one for one in kinds if one.get("rope_type") in ("dynamic", "longrope")]
+    rope = getattr(config, "rope_parameters", None) or {}
+    scalings = [value for value in rope.values() if isinstance(value, dict)] or [rope]
+    changing = [scaling for scaling in scalings if scaling.get("rope_type") in ("dynamic", "longrope")]
     if not changing:
         return Rope()
     # `Rope` holds one variant for all layers.
-    if len(changing) < len(kinds) or any(one != changing[0] for one in changing):
+    if len(changing) < len(scalings) or any(scaling != changing[0] for scaling in changing):
         raise Unsupported("layers with different rotary variants, one of which changes with the length: not judged")
     if changing[0]["rope_type"] == "dynamic":
         return Rope(kind="dynamic", factor=float(changing[0]["factor"]))

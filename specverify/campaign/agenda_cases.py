@@ -28,8 +28,11 @@ class AgendaCases:
         self, plan: Plan, invariants: tuple[Invariant, ...], subject: Subject, tell: Callable[[object], None]
     ) -> None:
         assert plan.agenda is not None
-        self._plan, self._agenda = plan, plan.agenda
-        self._invariants, self._subject, self._tell = invariants, subject, tell
+        self._plan = plan
+        self._agenda = plan.agenda
+        self._invariants = invariants
+        self._subject = subject
+        self._tell = tell
         self.exhausted = False
 
     def __iter__(self) -> Iterator[Given]:
@@ -45,8 +48,8 @@ class AgendaCases:
             if why is not None:
                 self._tell(Passed(saved.case.id, why))
                 continue
-            turns = {one.name for one in self._turns(saved.case)} | {saved.invariant}
-            yield saved.case, tuple(one for one in self._invariants if one.name in turns)
+            turns = {invariant.name for invariant in self._turns(saved.case)} | {saved.invariant}
+            yield saved.case, tuple(invariant for invariant in self._invariants if invariant.name in turns)
 
     def _beyond(self, case: Case) -> str | None:
         """Why this run cannot judge a saved case, or None."""
@@ -74,25 +77,25 @@ class AgendaCases:
         plan, seeds = self._plan, self._agenda.seeds
         number = drawing_seed(seeds[lane % len(seeds)], lane)
         stream = Stream(number, plan.dtypes, self._subject.variant_interval, within, plan.processors, plan.layout)
-        given = 0
-        for at, case in enumerate(stream):
+        num_given = 0
+        for index, case in enumerate(stream):
             # Every stream begins with the plainest case, which the first lane judges.
-            if at == 0 and lane:
+            if index == 0 and lane:
                 continue
-            if given == share:
+            if num_given == share:
                 return
-            given += 1
+            num_given += 1
             yield case
-        self.exhausted |= given < share
+        self.exhausted |= num_given < share
 
 
-def of_this_part(cases: Iterator[Given], agenda: Agenda) -> Iterator[Given]:
+def cases_of_part(cases: Iterator[Given], agenda: Agenda) -> Iterator[Given]:
     """The cases at the places of the agenda's part; those of prompts are made one after another."""
-    return (given for at, given in enumerate(cases) if at % agenda.parts == agenda.part)
+    return (case for index, case in enumerate(cases) if index % agenda.parts == agenda.part)
 
 
 def _narrowed(within: Abilities | None, layouts: tuple[str, ...]) -> Abilities | None:
     """`within`, with no KV layout beside `layouts`."""
     if within is None or not layouts:
         return within
-    return replace(within, layouts=tuple(one for one in within.layouts if one in layouts))
+    return replace(within, layouts=tuple(layout for layout in within.layouts if layout in layouts))

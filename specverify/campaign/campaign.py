@@ -11,13 +11,13 @@ from typing import Any, Protocol
 
 from backends.flags import Mode
 from backends.shipped import ROWS
-from properties.control_errors import inexact
+from properties.control_errors import excess_error
 from properties.residue import Residue
 from properties.same_cause import by_cause
 from properties.shortfall import shortfalls
-from properties.streams import Expected
-from properties.tally import Counts, Failure, Tally, condemned, nothing_fused
-from properties.tie_count import too_many, too_many_experts, vacuous
+from properties.streams import ExpectedDraws
+from properties.tally import Counts, Failure, Tally, excess_evidence, nothing_fused
+from properties.tie_count import excess_expert_choices, excess_ties, vacuous
 from properties.verdict.finding import Verdict
 from reference.case import Case
 from specverify.campaign.crew import AnyCrew, Crew, Place
@@ -35,7 +35,7 @@ from specverify.campaign.messages import (
     Opened,
     Passed,
     Trouble,
-    told_of,
+    event_of,
 )
 from specverify.interrupts import Interrupts
 from specverify.plan import Plan
@@ -54,37 +54,37 @@ REPLACEMENTS = 3
 class Listener(Protocol):
     """The interface of an object that records a campaign while it runs."""
 
-    def opened(self, told: Opened) -> None:
+    def backend_opened(self, message: Opened) -> None:
         """The first worker's backend is open."""
 
-    def estimated(self, line: str) -> None:
+    def time_estimated(self, line: str) -> None:
         """The first steps of a run on a checkpoint were timed; `line` tells how long the run will take."""
 
-    def arrived(self, verdict: Verdict) -> str | None:
+    def verdict_arrived(self, verdict: Verdict) -> str | None:
         """A case was judged; return the reason if the verdict could not be recorded, else None."""
 
-    def found(self, failure: Failure, before: Failure | None) -> tuple[Failure, str | None]:
+    def failure_found(self, failure: Failure, before: Failure | None) -> tuple[Failure, str | None]:
         """A failure was found; with `before`, it is the shrunk form of the failure `before` and replaces that.
 
         Returns the failure with the name of its file, and the reason if no file could be written.
         """
 
-    def recalled(self) -> None:
+    def messages_recalled(self) -> None:
         """Mark the cases so far as those of an earlier run; the cases that follow are new."""
 
-    def waited(self) -> None:
+    def tick_passed(self) -> None:
         """No message came for a moment."""
 
-    def heard(self, place: int, message: object) -> str | None:
+    def message_heard(self, place: int, message: object) -> str | None:
         """A message came from the worker at `place`, or the campaign itself has `Ended`, at place 0.
 
         Returns the reason if it could not be recorded, else None.
         """
 
-    def raised(self, failure: Failure) -> tuple[Failure, str | None]:
-        """The judge raised on a case; save it as `found` does."""
+    def judge_raised(self, failure: Failure) -> tuple[Failure, str | None]:
+        """The judge raised on a case; save it as `failure_found` does."""
 
-    def lost(self, case: Case) -> str | None:
+    def worker_lost(self, case: Case) -> str | None:
         """A worker died at `case`; save the case, and return the file's path, or None if it could not be saved."""
 
 
@@ -111,7 +111,7 @@ class Campaign:
         self._enough = False
         self.stopping = False
         self.code: int | None = None
-        self._sampling: Expected | None = None
+        self._sampling: ExpectedDraws | None = None
         ran = {**environment(), "seed": str(plan.seed), "jobs": str(plan.jobs)}
         self.tally = Tally(plan.backend, environment=ran, against=plan.against)
         self.tally.wanted = plan.drawn_and_saved
@@ -123,13 +123,13 @@ class Campaign:
         deadline = began + self.plan.time_budget_s if self.plan.time_budget_s else float("inf")
         with Interrupts() as interrupts:
             # Inside `Interrupts`, so that a signal during the start of workers is noted.
-            self.crew = self.started(deadline)
+            self.crew = self.start_crew(deadline)
             try:
                 while not all(place.over for place in self.places):
-                    for at, message in self.crew.messages(TICK_S):
-                        self.trouble(self.listener.heard(at, message))
-                        self._hear(at, message)
-                    self.listener.waited()
+                    for number, message in self.crew.messages(TICK_S):
+                        self.trouble(self.listener.message_heard(number, message))
+                        self._hear(number, message)
+                    self.listener.tick_passed()
                     if interrupts.word and not self.stopping:
                         self._stop()
                     if interrupts.word and time.monotonic() - interrupts.at > GRACE_S:
@@ -138,20 +138,22 @@ class Campaign:
                 self.crew.end()
         exhausted = all(place.exhausted for place in self.places)
         ended = self._ended(time.monotonic() - began, interrupts.word, time.monotonic() > deadline, exhausted)
-        self.trouble(self.listener.heard(0, ended))
+        self.trouble(self.listener.message_heard(0, ended))
         self._conclude(ended)
 
-    def recall(self, told: Iterable[tuple[int, object]]) -> None:
+    def recall(self, messages: Iterable[tuple[int, object]]) -> None:
         """Take messages of an earlier run before this one goes on."""
-        for at, message in told:
-            self._hear(at, message)
-        self.listener.recalled()
+        for number, message in messages:
+            self._hear(number, message)
+        self.listener.messages_recalled()
 
-    def retell(self, told: Iterable[tuple[int, object]], ended: Ended) -> None:
+    def retell(self, messages: Iterable[tuple[int, object]], ended: Ended) -> None:
         """Take the messages of runs that are over, in place of workers'; `ended` is the end of all of them."""
-        self.recall(told)
+        self.recall(messages)
         tally = self.tally
-        self.code, tally.replaced, tally.wanted = ended.code, ended.replaced, ended.wanted
+        self.code = ended.code
+        tally.replaced = ended.replaced
+        tally.wanted = ended.wanted
         if self._sampling is not None:
             tally.planned = self._sampling.over(ended.wanted)
         tally.errors = [*dict.fromkeys((*tally.errors, *ended.errors))]
@@ -163,29 +165,29 @@ class Campaign:
             seconds, tally.wanted, tuple(tally.errors), self.code, tally.replaced, interrupted, late, exhausted
         )
 
-    def started(self, deadline: float) -> AnyCrew:
+    def start_crew(self, deadline: float) -> AnyCrew:
         """The crew that judges the plan; its workers begin no case after `deadline` on the monotonic clock."""
         return Crew(self.plan, deadline)
 
-    def _hear(self, at: int, message: object) -> None:
-        place = self.places[at]
-        self.tally.log.heard(at, told_of(message))
+    def _hear(self, number: int, message: object) -> None:
+        place = self.places[number]
+        self.tally.log.note(number, event_of(message))
         if isinstance(message, Opened):
-            self._opened(message)
+            self._take_opened(message)
         elif isinstance(message, Estimated):
-            self.listener.estimated(message.line)
+            self.listener.time_estimated(message.line)
         elif isinstance(message, Began):
-            place.at = message.case
+            place.case = message.case
         elif isinstance(message, Verdict):
-            place.at = None
+            place.case = None
             place.judged[message.case.id] += 1
             self.tally.add(message)
-            self.trouble(self.listener.arrived(message))
+            self.trouble(self.listener.verdict_arrived(message))
             if message.internal:
                 self._save_internal()
         elif isinstance(message, (Found, Located)):
-            self._located(place, message)
-            if self._found >= self.plan.max_failures and not self._enough:
+            self._save_failure(place, message)
+            if self._num_causes >= self.plan.max_failures and not self._enough:
                 self._enough = True
                 self.crew.tell(ENOUGH)
         elif isinstance(message, Passed):
@@ -196,7 +198,8 @@ class Campaign:
         elif isinstance(message, Residue):
             self.tally.residue.setdefault(message.kind, message)
         elif isinstance(message, Done):
-            place.over, place.exhausted = True, message.exhausted
+            place.over = True
+            place.exhausted = message.exhausted
         elif isinstance(message, Broken):
             place.over = True
             self.trouble(message.why)
@@ -204,7 +207,7 @@ class Campaign:
             if self.code == 2:
                 self._stop()  # what is wrong with the input is wrong for every worker
         elif isinstance(message, Died) and not place.over:
-            self.bury(at, place, message.how)
+            self.bury(number, place, message.how)
 
     def _save_internal(self) -> None:
         """Save the first case of every exception inside the judge that has no file yet."""
@@ -212,15 +215,15 @@ class Campaign:
         origin: dict[str, Any] = {
             "fault": plan.fault, "backend": plan.backend, "model": plan.model, "against": plan.against,
         }  # fmt: skip
-        for one in self.tally.internal:
-            if one.saved is None:
-                one.saved, why = self.listener.raised(replace(one.as_failure(), **origin))
+        for error in self.tally.internal:
+            if error.saved is None:
+                error.saved, why = self.listener.judge_raised(replace(error.as_failure(), **origin))
                 self.trouble(why)
 
     @property
-    def _found(self) -> int:
+    def _num_causes(self) -> int:
         """The number of distinct causes among the failures so far."""
-        return len(by_cause([one for place in self.places for one in place.failures]))
+        return len(by_cause([failure for place in self.places for failure in place.failures]))
 
     def _stop(self) -> None:
         self.stopping = True
@@ -231,61 +234,66 @@ class Campaign:
         if why is not None and why not in self.tally.errors:
             self.tally.errors.append(why)
 
-    def _opened(self, told: Opened) -> None:
+    def _take_opened(self, message: Opened) -> None:
         tally = self.tally
-        tally.environment |= told.environment
+        tally.environment |= message.environment
         if tally.opened:
             return
         tally.opened = True
-        tally.backend, tally.emulated, tally.declared = told.name, told.emulated, told.reveals
+        tally.backend = message.name
+        tally.emulated = message.emulated
+        tally.declared = message.reveals
         row = next((row for row in ROWS if row.name == self.plan.backend), None)
-        tally.own_kernel = row is not None and row.own_kernel and told.environment.get("mode") == Mode().word
+        tally.own_kernel = row is not None and row.own_kernel and message.environment.get("mode") == Mode().word
         # Invariants that no verdict names must appear too; counts that have arrived are kept.
-        tally.invariants = {name: Counts() for name in told.invariants} | tally.invariants
-        tally.wanted = told.wanted if self.plan.model is not None else self.plan.drawn_and_saved - len(tally.passed)
-        tally.tokens_alone = told.tokens_alone
-        self._sampling = told.sampling
-        tally.planned = None if told.sampling is None else told.sampling.over(tally.wanted)
-        self.listener.opened(told)
+        tally.invariants = {name: Counts() for name in message.invariants} | tally.invariants
+        tally.wanted = message.wanted if self.plan.model is not None else self.plan.drawn_and_saved - len(tally.passed)
+        tally.tokens_alone = message.tokens_alone
+        self._sampling = message.sampling
+        tally.planned = None if message.sampling is None else message.sampling.over(tally.wanted)
+        self.listener.backend_opened(message)
 
-    def _located(self, place: Place, message: Found | Located) -> None:
+    def _save_failure(self, place: Place, message: Found | Located) -> None:
         """Save a failure at once; its shrunk form later replaces the saved one."""
         before = place.failures.pop() if isinstance(message, Located) and place.provisional else None
-        saved, why = self.listener.found(message.failure, before)
+        saved, why = self.listener.failure_found(message.failure, before)
         self.trouble(why)
         place.failures.append(saved)
         place.provisional = isinstance(message, Found)
         if isinstance(message, Located):
             self.tally.shrink_seconds = max(self.tally.shrink_seconds, message.shrink_s)
 
-    def bury(self, at: int, place: Place, how: str) -> None:
+    def bury(self, number: int, place: Place, how: str) -> None:
         """A worker died: report its case, and start a replacement.
 
         There is none if the worker was shrinking (the failure is reported as drawn), at the end of a run, or after
         too many deaths.
         """
-        case, place.deaths = place.at, place.deaths + 1
+        case = place.case
+        place.deaths += 1
         where = "" if case is None else f" at case {case.id}"
         if place.provisional:
             place.over = True
-            self.trouble(f"worker {at} died ({how}) while it made a failure smaller: the failure is told as it was")
+            self.trouble(f"worker {number} died ({how}) while it made a failure smaller: the failure is told as it was")
             return
         if self.stopping or place.deaths > REPLACEMENTS:
             place.over = True
-            kept = None if case is None else self.listener.lost(case)
-            saved = f", saved as {kept}" if kept else ""
-            self.trouble(f"worker {at} died ({how}){where}{saved}; its other cases were not judged")
+            file = None if case is None else self.listener.worker_lost(case)
+            saved = f", saved as {file}" if file else ""
+            self.trouble(f"worker {number} died ({how}){where}{saved}; its other cases were not judged")
             self.code = 3 if self.code is None else self.code
             return
         # From the second death in this place on, the current case is given up; the first may have had another cause.
         if case is not None and place.deaths > 1 and case.id not in place.judged:
             place.judged[case.id] += 1
-            kept = self.listener.lost(case)
-            saved = f" (saved as {kept})" if kept else ""
-            self.trouble(f"case {case.id}{saved} was given up: worker {at} died at it ({how}), as one before it did")
+            file = self.listener.worker_lost(case)
+            saved = f" (saved as {file})" if file else ""
+            self.trouble(
+                f"case {case.id}{saved} was given up: worker {number} died at it ({how}), as one before it did"
+            )
         self.tally.replaced += 1
-        place.at = None
-        self.crew.replace(at, tuple(place.judged.elements()))
+        place.case = None
+        self.crew.replace(number, tuple(place.judged.elements()))
         # The replacement has not heard the order that its predecessor got.
         if self._enough:
             self.crew.tell(ENOUGH)
@@ -294,10 +302,10 @@ class Campaign:
         """Add the facts that only a whole run shows: an early end, gaps, and ties or samples beyond chance."""
         tally, interrupted = self.tally, ended.interrupted
         tally.seconds = ended.seconds
-        tally.failures = by_cause([one for place in self.places for one in place.failures])
-        tally.excess_ties = too_many(tally) or too_many_experts(tally) or tally.excess_ties
-        tally.excess_evidence = condemned(tally)
-        tally.excess_error = inexact(tally.control_errors)
+        tally.failures = by_cause([failure for place in self.places for failure in place.failures])
+        tally.excess_ties = excess_ties(tally) or excess_expert_choices(tally) or tally.excess_ties
+        tally.excess_evidence = excess_evidence(tally)
+        tally.excess_error = excess_error(tally.control_errors)
         if interrupted is not None:
             tally.stopped = f"interrupted ({interrupted})"
             tally.errors.append(f"interrupted after {tally.cases} cases: what did not run is not a pass")

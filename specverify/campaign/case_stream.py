@@ -27,23 +27,26 @@ class Stream:
         processors: tuple[str, ...] = (),
         layout: str | None = None,
     ) -> None:
-        self._number, self._dtypes = number, dtypes
-        self._variant_interval, self._within = variant_interval, within
-        self._processors, self._layout = processors, layout
+        self._number = number
+        self._dtypes = dtypes
+        self._variant_interval = variant_interval
+        self._within = within
+        self._processors = processors
+        self._layout = layout
         self._drawn: dict[Case, None] = {}
         self._cases: list[Case] = []
         self._rounds = 0
 
     def __iter__(self) -> Iterator[Case]:
         """Yield cases, drawing new ones when needed; stop after BARREN successive rounds without a new case."""
-        at = 0
+        index = 0
         while True:
-            while at < len(self._cases):
-                yield self._cases[at]
-                at += 1
+            while index < len(self._cases):
+                yield self._cases[index]
+                index += 1
             for _ in range(BARREN):
                 self._round()
-                if at < len(self._cases):
+                if index < len(self._cases):
                     break
             else:
                 return

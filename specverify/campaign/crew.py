@@ -18,7 +18,7 @@ from properties.tally import Failure
 from reference.case import Case
 from specverify.campaign.messages import STOP, Died
 from specverify.campaign.threads import ForWorkers
-from specverify.campaign.worker_entry import begin, packed
+from specverify.campaign.worker_entry import begin, pack_order
 from specverify.isolation import ancestor
 from specverify.isolation.handle import Handle
 from specverify.isolation.proc import STOPPED
@@ -39,7 +39,7 @@ class Place:
     """The campaign's record of one worker's place, which a replacement inherits.
 
     Attributes:
-        at: The case that the worker is judging, or None.
+        case: The case that the worker is judging, or None.
         judged: Ids of the cases that were judged in this place, or given up, each as often as it was.
         failures: Failures found in this place; the last one may still be as drawn.
         provisional: Whether the last of `failures` is still being shrunk.
@@ -48,7 +48,7 @@ class Place:
         exhausted: Whether there were no more new cases to draw.
     """
 
-    at: Case | None = None
+    case: Case | None = None
     judged: Counter[str] = field(default_factory=Counter)
     failures: list[Failure] = field(default_factory=list)
     provisional: bool = False
@@ -66,8 +66,8 @@ class AnyCrew(Protocol):
     def tell(self, word: str) -> None:
         """Give every worker an order."""
 
-    def replace(self, at: int, judged: tuple[str, ...]) -> None:
-        """Start a new worker at place `at`, which passes over the cases `judged`."""
+    def replace(self, number: int, judged: tuple[str, ...]) -> None:
+        """Start a new worker at place `number`, which passes over the cases `judged`."""
 
     def end(self) -> None:
         """End every worker."""
@@ -97,40 +97,40 @@ class Crew:
         self._deadline = deadline
         self._threads = ForWorkers((os.cpu_count() or 1) if plan.model else 1)
         with self._threads:
-            self._ancestor = ancestor.started()
+            self._ancestor = ancestor.start_ancestor()
         self._next_look = 0.0
-        self._hands = [self._started(plan.slice(at), judged) for at in range(plan.jobs)]
+        self._hands = [self._start_worker(plan.slice(number), judged) for number in range(plan.jobs)]
 
-    def _started(self, plan: Plan, judged: tuple[str, ...]) -> _Hand:
-        mine, its = self._context.Pipe()
-        told = packed(plan, self._deadline, judged)
+    def _start_worker(self, plan: Plan, judged: tuple[str, ...]) -> _Hand:
+        campaign_end, worker_end = self._context.Pipe()
+        order = pack_order(plan, self._deadline, judged)
         keeper = None if self._ancestor is None else self._ancestor.keeper()
-        process = self._context.Process(target=begin, args=(os.getpid(), its, told, keeper), daemon=True)
+        process = self._context.Process(target=begin, args=(os.getpid(), worker_end, order, keeper), daemon=True)
         with self._threads:
             process.start()
         # Only the worker holds its ends now: its death closes both connections, which `messages` and its keeper see.
-        its.close()
+        worker_end.close()
         if keeper is not None:
             keeper.close()
         assert process.pid is not None
-        return _Hand(plan, process, mine, Handle(process.pid))
+        return _Hand(plan, process, campaign_end, Handle(process.pid))
 
     def messages(self, timeout: float) -> Iterator[tuple[int, object]]:
         """Messages that arrive within `timeout` seconds, each with its worker's number; the last one may be `Died`."""
         self._kill_stopped()
-        talking = {one.connection: at for at, one in enumerate(self._hands) if one.talks}
+        talking = {hand.connection: number for number, hand in enumerate(self._hands) if hand.talks}
         for ready in wait(list(talking), timeout):
             assert isinstance(ready, Connection)
-            at = talking[ready]
+            number = talking[ready]
             try:
-                yield at, ready.recv()
+                yield number, ready.recv()
             except (EOFError, OSError):
-                hand = self._hands[at]
+                hand = self._hands[number]
                 hand.talks = False
                 # The exit code of a process that has just ended is known only after `join`.
                 hand.process.join(JOIN_S)
                 stopped = ", since it was stopped (SIGSTOP)" if hand.stopped_looks >= STOPPED_LOOKS else ""
-                yield at, Died(f"{_how(hand.process.exitcode)}{stopped}")
+                yield number, Died(f"{_how(hand.process.exitcode)}{stopped}")
 
     def _kill_stopped(self) -> None:
         """Kill every worker that a signal has stopped, such as one of its engine's: it would never answer."""
@@ -143,20 +143,20 @@ class Crew:
                 if hand.stopped_looks >= STOPPED_LOOKS:
                     hand.process.kill()
 
-    def tell(self, word: str, but: int | None = None) -> None:
-        """Send the order `word` to every living worker except number `but`."""
-        for at, hand in enumerate(self._hands):
-            if at != but and hand.talks:
+    def tell(self, word: str, except_number: int | None = None) -> None:
+        """Send the order `word` to every living worker except number `except_number`."""
+        for number, hand in enumerate(self._hands):
+            if number != except_number and hand.talks:
                 try:
                     hand.connection.send(word)
                 except OSError:  # the worker has just died: `messages` will say so
                     continue
 
-    def replace(self, at: int, judged: tuple[str, ...]) -> None:
-        """Start a new process in the place of worker `at`; it does not judge the cases `judged` again."""
-        self._hands[at].connection.close()
-        self._hands[at].handle.close()
-        self._hands[at] = self._started(self._hands[at].plan, judged)
+    def replace(self, number: int, judged: tuple[str, ...]) -> None:
+        """Start a new process in the place of worker `number`; it does not judge the cases `judged` again."""
+        self._hands[number].connection.close()
+        self._hands[number].handle.close()
+        self._hands[number] = self._start_worker(self._hands[number].plan, judged)
 
     def end(self) -> None:
         """End every remaining worker, first by the order STOP, then by a signal."""

@@ -4,10 +4,10 @@ What the two sides of a comparison must share is checked here, before any case.
 """
 
 from backends.base import Declaration
-from properties.planned_sampling import FOCUSED, expected
-from properties.streams import Expected
+from properties.planned_sampling import FOCUSED, expected_draws
+from properties.streams import ExpectedDraws
 from properties.verdict.invariant import Oracle
-from properties.verdict.peer import Peer, shared
+from properties.verdict.peer import Peer, shared_abilities
 from reference.abilities import Abilities
 from reference.trace import Stage
 from specverify.plan import Plan
@@ -25,7 +25,7 @@ def drawn_within(plan: Plan, declared: Declaration, oracle: Oracle) -> Abilities
         sides = f"{declared.name} and --against {plan.against}"
         if Stage.EMITTED not in declared.reveals:
             raise Unknown(f"{sides}: {declared.name} reveals no emitted tokens, so that there is nothing to compare")
-        within = shared(declared, oracle.abilities)
+        within = shared_abilities(declared, oracle.abilities)
         if within.families == ():
             raise Unknown(f"{sides} declare no family of models that both load")
     if plan.focus is not None and not within.max_temperature and plan.model is None:
@@ -42,17 +42,21 @@ def dtypes_of(plan: Plan, declared: Declaration, oracle: Oracle) -> tuple[str, .
     """
     if not isinstance(oracle, Peer):
         return plan.dtypes
-    both = tuple(one for one in plan.dtypes if one in oracle.abilities.dtypes)
-    if not both:
-        has = ", ".join(oracle.abilities.dtypes)
-        asked = ", ".join(plan.dtypes)
-        raise Unknown(f"{declared.name} is asked in {asked}, and --against {plan.against} declares {has} alone")
-    return both
+    shared_dtypes = tuple(dtype for dtype in plan.dtypes if dtype in oracle.abilities.dtypes)
+    if not shared_dtypes:
+        reference_dtypes = ", ".join(oracle.abilities.dtypes)
+        plan_dtypes = ", ".join(plan.dtypes)
+        raise Unknown(
+            f"{declared.name} is asked in {plan_dtypes}, and --against {plan.against} declares {reference_dtypes} alone"
+        )
+    return shared_dtypes
 
 
-def sampling_of(plan: Plan, within: Abilities, oracle: Oracle, tables: bool, names: tuple[str, ...]) -> Expected | None:
+def sampling_of(
+    plan: Plan, within: Abilities, oracle: Oracle, tables: bool, names: tuple[str, ...]
+) -> ExpectedDraws | None:
     """The draws that a case of the plan adds to its sampling; None where no invariant of `names` asks for it."""
     if plan.model is not None or not FOCUSED & set(names):
         return None
     interval = within.variant_interval if isinstance(within, Declaration) else 1
-    return expected(within, isinstance(oracle, Peer), tables, plan.focus is not None, interval)
+    return expected_draws(within, isinstance(oracle, Peer), tables, plan.focus is not None, interval)

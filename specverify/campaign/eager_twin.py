@@ -8,11 +8,11 @@ from dataclasses import replace
 from backends.base import Unavailable
 from backends.registry import eager_beside
 from properties.invariants import EVERY_INVARIANT
-from properties.tally import Beside, Failure
+from properties.tally import EagerOutcome, Failure
 from properties.verdict.invariant import Oracle
 from properties.verdict.judge import judge
 from specverify.isolation import door
-from specverify.isolation.wanted import Wanted
+from specverify.isolation.backend_spec import BackendSpec
 
 
 def with_eager(failure: Failure, oracle: Oracle) -> Failure:
@@ -23,26 +23,26 @@ def with_eager(failure: Failure, oracle: Oracle) -> Failure:
     name = eager_beside(failure.backend)
     if name is None:
         return failure
-    return replace(failure, beside=_asked(name, failure, oracle))
+    return replace(failure, beside=_judge_again(name, failure, oracle))
 
 
-def _asked(name: str, failure: Failure, oracle: Oracle) -> Beside:
-    failed = {one.invariant for one in failure.verdict.findings}
+def _judge_again(name: str, failure: Failure, oracle: Oracle) -> EagerOutcome:
+    failed = {finding.invariant for finding in failure.verdict.findings}
     # Only the invariants that failed: the question is whether the same finding appears.
-    concerned = tuple(one for one in EVERY_INVARIANT if one.name in failed)
+    concerned = tuple(invariant for invariant in EVERY_INVARIANT if invariant.name in failed)
     case = failure.verdict.case
     try:
-        with door.opened(Wanted(name, threads=1 if failure.model is None else 0)) as backend:
+        with door.open_backend(BackendSpec(name, threads=1 if failure.model is None else 0)) as backend:
             backend.admit(case.sampling.processors, (case.model.vocab_size,))
             verdict = judge(case, concerned, oracle, backend.subject())
     except Unavailable as why:
-        return Beside(name, f"not run: {why}")
+        return EagerOutcome(name, f"not run: {why}")
     if verdict.first is not None:
-        return Beside(name, "differs", verdict.first)
+        return EagerOutcome(name, "differs", verdict.first)
     if verdict.unsupported is not None:
-        return Beside(name, f"not judged: {verdict.unsupported}")
+        return EagerOutcome(name, f"not judged: {verdict.unsupported}")
     if verdict.internal:
         first = verdict.internal[0]
-        return Beside(name, f"not judged: internal error in {first.invariant}: {first.why}")
+        return EagerOutcome(name, f"not judged: internal error in {first.invariant}: {first.why}")
     # Agreement needs a comparison; without one the eager backend proves nothing.
-    return Beside(name, "agrees" if "checked" in verdict.outcomes.values() else "not judged")
+    return EagerOutcome(name, "agrees" if "checked" in verdict.outcomes.values() else "not judged")

@@ -6,7 +6,7 @@ behind (`properties.residue.Residue`).
 
 from dataclasses import dataclass
 
-from properties.streams import Expected
+from properties.streams import ExpectedDraws
 from properties.tally import Failure
 from properties.verdict import run_log
 from properties.verdict.finding import Verdict
@@ -33,7 +33,7 @@ class Opened:
     wanted: int
     reveals: frozenset[Stage] = frozenset()
     tokens_alone: bool = False
-    sampling: Expected | None = None
+    sampling: ExpectedDraws | None = None
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class Ended:
     exhausted: bool = False
 
 
-def told_of(message: object) -> str | None:
+def event_of(message: object) -> str | None:
     """The event of a worker's timeline that `message` tells of; None for a message that is no event."""
     if isinstance(message, Verdict):
         return run_log.DIFFERED if message.findings else run_log.JUDGED if message.judged else run_log.UNJUDGED

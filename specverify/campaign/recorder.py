@@ -53,16 +53,16 @@ def diff(
     try:
         report.mkdir(parents=True, exist_ok=True)
     except OSError as why:
-        raise writing.Unwritable.because(report, why) from None
+        raise writing.Unwritable.from_os_error(report, why) from None
     for file in filter(None, (junit_file, json_file, html_file)):
-        writing.check(file)
-    own = "the run's own results"
-    check_apart({own: str(results), "--json": json_file, "--junit": junit_file, "--html": html_file})
+        writing.check_writable(file)
+    results_name = "the run's own results"
+    check_apart({results_name: str(results), "--json": json_file, "--junit": junit_file, "--html": html_file})
     with Interrupts():  # an interrupt during the writing of reports waits until they are written
-        return _carried_out(plan, report, results, junit_file, json_file, html_file, verbose, trace)
+        return _run_and_report(plan, report, results, junit_file, json_file, html_file, verbose, trace)
 
 
-def _carried_out(
+def _run_and_report(
     plan: Plan,
     report: Path,
     results: Path,
@@ -78,8 +78,8 @@ def _carried_out(
         writer = None if trace is None else stack.enter_context(Writer(trace, of_diff.manifest_for(plan)))
         lines = stack.enter_context(record.Lines(results, identity))
         progress = stack.enter_context(Progress(plan.drawn_and_saved))
-        asked = replace(plan, recorded=writer is not None)
-        tally, refused = campaign.run(asked, Recorder(plan, report, lines, progress, writer))
+        recorded_plan = replace(plan, recorded=writer is not None)
+        tally, refused = campaign.run(recorded_plan, Recorder(plan, report, lines, progress, writer))
     # A run that could not start has nothing to report, unless failures or cases came before the refusal.
     if refused is not None and not (tally.failures if refused == 2 else tally.cases):
         errors = "; ".join(" ".join(line.split()) for line in tally.errors)
@@ -126,29 +126,29 @@ class Recorder:
         self._before: set[str] = set()
         self._streams: dict[str, Stream] = {}
 
-    def opened(self, news: Opened) -> None:
+    def backend_opened(self, message: Opened) -> None:
         """See `specverify.campaign.campaign.Listener`."""
-        self._progress.wanted = news.wanted if self._plan.model is not None else self._plan.drawn_and_saved
-        self._environment |= news.environment
-        if self._plan.model is not None and Stage.ACCEPTED in news.reveals:
-            begun = f"{news.wanted} cases; its weights are being read"
+        self._progress.num_wanted = message.wanted if self._plan.model is not None else self._plan.drawn_and_saved
+        self._environment |= message.environment
+        if self._plan.model is not None and Stage.ACCEPTED in message.reveals:
+            begun = f"{message.wanted} cases; its weights are being read"
             self._progress.say(f"specverify: {self._plan.model}: {begun}")
         # Where sampling is what the run is for, or all that it has, its power is told before its first case.
-        planned = None if news.sampling is None else news.sampling.over(self._plan.cases)
-        if planned is not None and (self._plan.focus is not None or news.tokens_alone):
+        planned = None if message.sampling is None else message.sampling.over(self._plan.cases)
+        if planned is not None and (self._plan.focus is not None or message.tokens_alone):
             self._progress.say(f"specverify: sampling: {sampling.planned_line(planned)}")
 
-    def estimated(self, line: str) -> None:
+    def time_estimated(self, line: str) -> None:
         """See `specverify.campaign.campaign.Listener`."""
         self._progress.say(f"specverify: {line}")
 
-    def arrived(self, verdict: Verdict) -> str | None:
+    def verdict_arrived(self, verdict: Verdict) -> str | None:
         """See `specverify.campaign.campaign.Listener`."""
-        for test in (one for one in verdict.evidence if one.stream):
+        for test in (evidence for evidence in verdict.evidence if evidence.stream):
             stream = self._streams.setdefault(test.invariant, Stream(test.invariant))
             stream.add(test)
             smallest = Streams((stream,)).smallest(stream)
-            self._progress.sees(f"{stream.draws} draws show shifts of {sampling.percent(smallest)}")
+            self._progress.show_power(f"{stream.draws} draws show shifts of {sampling.percent(smallest)}")
         self._progress.advance(1, failures=int(bool(verdict.findings)))
         try:
             self._lines.add(verdict)
@@ -158,7 +158,7 @@ class Recorder:
             return str(why)
         return None
 
-    def found(self, failure: Failure, before: Failure | None) -> tuple[Failure, str | None]:
+    def failure_found(self, failure: Failure, before: Failure | None) -> tuple[Failure, str | None]:
         """See `specverify.campaign.campaign.Listener`."""
         self._progress.note("" if before is not None else "shrinking")
         path = self._folder / f"{failure.verdict.case.id}.json"
@@ -167,7 +167,7 @@ class Recorder:
         try:
             saved = replace(failure, file=str(bundle.save(self._folder, failure, self._environment)))
             if self._writer is not None:
-                self._dumped(failure, before)
+                self._write_dump(failure, before)
         except writing.Unwritable as why:
             return replace(failure, file=None if before is None else before.file), str(why)
         # The shrunk case has another id, and thus another file than the case as drawn.
@@ -176,7 +176,7 @@ class Recorder:
                 Path(before.file).unlink()
         return saved, None
 
-    def raised(self, failure: Failure) -> tuple[Failure, str | None]:
+    def judge_raised(self, failure: Failure) -> tuple[Failure, str | None]:
         """See `specverify.campaign.campaign.Listener`."""
         try:
             # The case may differ beside: its own file has the name of the case alone.
@@ -185,7 +185,7 @@ class Recorder:
         except writing.Unwritable as why:
             return failure, str(why)
 
-    def _dumped(self, failure: Failure, before: Failure | None) -> None:
+    def _write_dump(self, failure: Failure, before: Failure | None) -> None:
         """Write the dump of a failure in place of that of the case before it was made smaller."""
         assert self._writer is not None
         dump = of_diff.failure_for(failure, self._environment)
@@ -193,23 +193,23 @@ class Recorder:
         if before is not None and before.verdict.case.id != failure.verdict.case.id:
             path.with_stem(before.verdict.case.id).unlink(missing_ok=True)
 
-    def recalled(self) -> None:
+    def messages_recalled(self) -> None:
         """See `specverify.campaign.campaign.Listener`."""
         self._progress.restart()
 
-    def waited(self) -> None:
+    def tick_passed(self) -> None:
         """See `specverify.campaign.campaign.Listener`."""
         self._progress.wait()
 
-    def heard(self, place: int, message: object) -> str | None:
+    def message_heard(self, place: int, message: object) -> str | None:
         """See `specverify.campaign.campaign.Listener`."""
         return None
 
-    def lost(self, case: Case) -> str | None:
+    def worker_lost(self, case: Case) -> str | None:
         """See `specverify.campaign.campaign.Listener`."""
         path = self._folder / f"{case.id}.json"
         with contextlib.suppress(writing.Unwritable):
-            writing.write_json(path, case_to_json(case))
+            bundle.save_case(path, case)
             return str(path)
         return None
 
@@ -219,7 +219,7 @@ def show(tally: Tally, out: TextIO, verbose: bool = False) -> None:
     screen = screen_of(out, os.environ)
 
     def put(page: str) -> None:
-        print(screen.painted(page), file=out)
+        print(screen.paint(page), file=out)
 
     if tally.failures:
         put(summary.opening(tally, screen.width))

@@ -15,12 +15,12 @@ from reference.architecture import Checkpoint
 from reference.user_processors import Inadmissible
 from reports import bundle
 from reports.format import cut
-from specverify.campaign.against import reference_named
+from specverify.campaign.against import open_reference
 from specverify.campaign.eager_twin import with_eager
 from specverify.checkpoints.placing import placed
 from specverify.isolation import door
+from specverify.isolation.backend_spec import BackendSpec
 from specverify.isolation.limits import BUILT_IN_S, CHECKPOINT_S, Patience
-from specverify.isolation.wanted import Wanted
 from specverify.setup import processors
 from specverify.setup.errors import MissingInput, UnusableInput
 from specverify.setup.grammars import check_grammars
@@ -28,7 +28,7 @@ from specverify.setup.selection import invariants_matching
 
 
 @dataclass(frozen=True)
-class Replayed:
+class ReplayResult:
     """The result of a replay.
 
     Attributes:
@@ -61,13 +61,13 @@ def replay(
     backend: str | None,
     fault: str | None,
     models: tuple[str, ...] = (),
-    named: tuple[str, ...] = (),
+    names: tuple[str, ...] = (),
     mode: str | None = None,
     against: str | None = None,
     case_timeout_s: float | None = None,
     memory: int | None = None,
     heads: tuple[str, ...] = (),
-) -> Replayed:
+) -> ReplayResult:
     """Run the case in `file`; options that are None are taken from the file, except code, paths and hub ids.
 
     The following are used only if the arguments name them: a fault, a backend `pkg.module:factory` (to run the case or
@@ -85,18 +85,18 @@ def replay(
     against = against or saved.against
     name = backend or saved.backend or "cpu-eager"
     # Before the case is run: a processor is the user's code, and only named ones may run.
-    processors.admit(named, saved.case.model.vocab_size)
+    processors.admit(names, saved.case.model.vocab_size)
     processors.check_admitted(saved.case, file)
     check_grammars(saved.case, file)
     case = placed(saved, models, file, understood=against is None, heads=heads)
     small = not isinstance(case.model, Checkpoint)
-    wanted = Wanted(name, fault, mode, threads=1 if small else 0)
+    backend_spec = BackendSpec(name, fault, mode, threads=1 if small else 0)
     patience = Patience(case_timeout_s, BUILT_IN_S if small else CHECKPOINT_S)
-    with ExitStack() as open_ones:
-        opened = open_ones.enter_context(door.opened(wanted, patience, memory))
-        opened.admit(named, (case.model.vocab_size,))
+    with ExitStack() as stack:
+        opened = stack.enter_context(door.open_backend(backend_spec, patience, memory))
+        opened.admit(names, (case.model.vocab_size,))
         try:
-            oracle = reference_named(against, open_ones, None if small else case.model, case.dtype)
+            oracle = open_reference(against, stack, None if small else case.model, case.dtype)
         except Unsupported as why:
             raise MissingInput(f"--against {against}: {why}") from why
         try:
@@ -104,12 +104,12 @@ def replay(
         except Inadmissible as why:
             raise UnusableInput(f"--processor {why.why}") from None
         # The saved finding comes first, even if another finding is earlier.
-        found = _same(verdict, saved) or verdict.first
+        finding = _saved_finding(verdict, saved) or verdict.first
         failure = None
-        if found is not None:
+        if finding is not None:
             failure = Failure(
                 verdict,
-                found,
+                finding,
                 saved.case.id,
                 file=file,
                 fault=fault,
@@ -118,45 +118,47 @@ def replay(
                 against=against,
             )
             failure = with_eager(failure, oracle)
-    told = replace(_told(verdict, saved, found, failure), residue=tuple(opened.residue.values()))
+    result = replace(_result(verdict, saved, finding, failure), residue=tuple(opened.residue.values()))
     if saved.fault is not None and fault is None:
         name = shlex.quote(cut(saved.fault, 60))
         planted = f"saved with --fault {name} planted; give --fault {name} to plant it again"
-        told = replace(told, why=f"{told.why}; {planted}", saved_fault=saved.fault)
+        result = replace(result, why=f"{result.why}; {planted}", saved_fault=saved.fault)
     if opened.declaration.emulated:
-        return replace(told, why=f"{told.why}; EMULATED, no hardware was judged", emulated=True)
-    return told
+        return replace(result, why=f"{result.why}; EMULATED, no hardware was judged", emulated=True)
+    return result
 
 
-def _told(verdict: Verdict, saved: bundle.Bundle, found: Finding | None, failure: Failure | None) -> Replayed:
-    if verdict.unsupported is not None and found is None:
-        return Replayed("UNJUDGED", None, f"the case is declined: {verdict.unsupported}")
-    if found is None and verdict.internal:
+def _result(verdict: Verdict, saved: bundle.Bundle, finding: Finding | None, failure: Failure | None) -> ReplayResult:
+    if verdict.unsupported is not None and finding is None:
+        return ReplayResult("UNJUDGED", None, f"the case is declined: {verdict.unsupported}")
+    if finding is None and verdict.internal:
         return _unanswered(verdict, saved)
     if saved.invariant is None:
-        return Replayed("DIFFER" if found else "AGREE", failure, "the file holds a case and no finding")
-    if saved.invariant == JUDGE and found is None:
-        return Replayed("FIXED", None, "the judge has an answer")
+        return ReplayResult("DIFFER" if finding else "AGREE", failure, "the file holds a case and no finding")
+    if saved.invariant == JUDGE and finding is None:
+        return ReplayResult("FIXED", None, "the judge has an answer")
     outcome = verdict.outcomes.get(saved.invariant)
     # FIXED needs a comparison: an invariant that saw nothing proves nothing.
-    if found is None and outcome != "checked":
-        return Replayed("UNJUDGED", None, f"{saved.invariant} is {outcome or 'unknown'} here")
-    if found is None:
-        return Replayed("FIXED", None, f"{saved.invariant} holds")
-    if _same(verdict, saved) is not None:
-        return Replayed("FAILED", failure, f"{saved.invariant} fails as saved")
-    return Replayed("CHANGED", failure, f"{saved.invariant} holds at the saved stage, {found.invariant} does not")
+    if finding is None and outcome != "checked":
+        return ReplayResult("UNJUDGED", None, f"{saved.invariant} is {outcome or 'unknown'} here")
+    if finding is None:
+        return ReplayResult("FIXED", None, f"{saved.invariant} holds")
+    if _saved_finding(verdict, saved) is not None:
+        return ReplayResult("FAILED", failure, f"{saved.invariant} fails as saved")
+    return ReplayResult("CHANGED", failure, f"{saved.invariant} holds at the saved stage, {finding.invariant} does not")
 
 
-def _unanswered(verdict: Verdict, saved: bundle.Bundle) -> Replayed:
+def _unanswered(verdict: Verdict, saved: bundle.Bundle) -> ReplayResult:
     """The result where the judge raised and nothing differs."""
-    first = next((one for one in verdict.internal if one.invariant == saved.invariant), verdict.internal[0])
+    first = next((error for error in verdict.internal if error.invariant == saved.invariant), verdict.internal[0])
     again = " again" if first.invariant == saved.invariant and saved.stage is None else ""
     why = f"internal error in {first.invariant}{again}: {first.why}; please report it with this file"
-    return Replayed("UNJUDGED", None, why, internal=verdict.internal)
+    return ReplayResult("UNJUDGED", None, why, internal=verdict.internal)
 
 
-def _same(verdict: Verdict, saved: bundle.Bundle) -> Finding | None:
+def _saved_finding(verdict: Verdict, saved: bundle.Bundle) -> Finding | None:
     """The verdict's finding with the invariant and stage of the saved one, or None."""
-    alike = (one for one in verdict.findings if (one.invariant, one.stage) == (saved.invariant, saved.stage))
-    return next(alike, None)
+    findings = (
+        finding for finding in verdict.findings if (finding.invariant, finding.stage) == (saved.invariant, saved.stage)
+    )
+    return next(findings, None)

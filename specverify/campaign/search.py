@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from hypothesis.errors import Flaky
 
-from properties.known import recognised
+from properties.known import without_known_findings
 from properties.planned_sampling import FOCUSED
 from properties.strategies import cases
 from properties.strategies.settings import SEARCHING, explore
@@ -65,8 +65,8 @@ class Search:
         emit: Called with each verdict, as soon as the case is judged.
         stopped: Whether no further case may begin.
         halted: Whether shrinking must end too; if None, `stopped` decides both.
-        began: Called with each case before it is judged.
-        found: Called with a failure as drawn, before it is shrunk.
+        on_begin: Called with each case before it is judged.
+        on_failure: Called with a failure as drawn, before it is shrunk.
         shrink_s: Seconds that shrinking the last failure took.
         exhausted: Whether the search ended because there were no more new cases.
     """
@@ -78,40 +78,40 @@ class Search:
     emit: Emit
     stopped: Callable[[], bool]
     halted: Callable[[], bool] | None = None
-    began: Callable[[Case], None] = lambda case: None
+    on_begin: Callable[[Case], None] = lambda case: None
     found: Callable[[Failure], None] = lambda failure: None
     shrink_s: float = 0.0
     exhausted: bool = False
     _shrinking: Shrinking | None = None
     _error: Exception | None = None
-    _seen: set[str] = field(default_factory=set)
-    _judged: Counter[str] = field(default_factory=Counter)
-    _known: set[tuple[str, Stage]] = field(default_factory=set)
+    _drawn_ids: set[str] = field(default_factory=set)
+    _judged_counts: Counter[str] = field(default_factory=Counter)
+    _reported: set[tuple[str, Stage]] = field(default_factory=set)
     _rounds: int = 0
 
-    def passed(self, judged: Iterable[str]) -> None:
+    def skip_cases(self, judged: Iterable[str]) -> None:
         """Skip the cases with the ids `judged`, which a dead worker in this place has judged.
 
         A case may be given several times, by several lanes; each time that it was judged counts once.
         """
-        self._judged.update(judged)
+        self._judged_counts.update(judged)
 
-    def go_on(self, told: Failure) -> None:
-        """Prepare to search on after the failure `told`; its invariant and stage are not reported again.
+    def continue_after(self, failure: Failure) -> None:
+        """Prepare to search on after the failure `failure`; its invariant and stage are not reported again.
 
         The same holds for invariant and stage of the failure as drawn.
         """
         if self._shrinking is not None:
-            self._known |= self._shrinking.failed_as
-        self._known.add((told.finding.invariant, told.finding.stage))
+            self._reported |= self._shrinking.failed_stages
+        self._reported.add((failure.finding.invariant, failure.finding.stage))
         self._shrinking = None
 
     def run(self) -> None:
         """Draw and judge the plan's cases; at the first difference, Hypothesis shrinks the case."""
         barren = 0
         # Hypothesis begins every round with the plainest case; a repeated case is judged and counted once.
-        while len(self._seen) < self.plan.cases and barren < BARREN and not self.differs and not self.stopped():
-            before = len(self._seen)
+        while len(self._drawn_ids) < self.plan.cases and barren < BARREN and not self.differs and not self.stopped():
+            before = len(self._drawn_ids)
             # A new strategy and a new seed each round: Hypothesis draws more varied cases in short rounds (ROUND).
             plan, subject = self.plan, self.subject
             interval, within = subject.variant_interval, subject.abilities
@@ -120,19 +120,20 @@ class Search:
                 explore(round_seed(self.plan.seed, self._rounds), ROUND, drawn, self._try, SEARCHING)
             if self._error is not None:
                 raise self._error
-            self._rounds, barren = self._rounds + 1, 0 if len(self._seen) > before else barren + 1
+            self._rounds += 1
+            barren = 0 if len(self._drawn_ids) > before else barren + 1
         self.exhausted = barren >= BARREN
 
     def run_given(self, given_cases: Iterable[tuple[Case, tuple[Invariant, ...]]]) -> None:
         """Judge given cases, each by its own invariants, until the first difference."""
         for case, invariants in given_cases:
-            if self._judged[case.id] > 0:
-                self._judged[case.id] -= 1
+            if self._judged_counts[case.id] > 0:
+                self._judged_counts[case.id] -= 1
                 continue
             if self.stopped():
                 break
-            self.began(case)
-            verdict = self._judged_as(case, invariants)
+            self.on_begin(case)
+            verdict = self._verdict_on(case, invariants)
             self.emit(verdict)
             if self._is_new(verdict):
                 self._begin_shrinking(verdict)
@@ -178,20 +179,20 @@ class Search:
         """Judge a new case; end the round once the plan's number of cases is reached."""
         if self.stopped():
             raise Enough
-        if case.id in self._seen:
+        if case.id in self._drawn_ids:
             return
         # A case that a dead worker has judged counts as seen, so that the plan's number is not exceeded.
-        self._seen.add(case.id)
-        if case.id not in self._judged:
-            self.began(case)
+        self._drawn_ids.add(case.id)
+        if case.id not in self._judged_counts:
+            self.on_begin(case)
             always = FOCUSED if self.plan.focus is not None else frozenset()
             turns = taking_turns(case, self.invariants, self.subject.variant_interval, always | self._due())
-            verdict = self._judged_as(case, turns)
+            verdict = self._verdict_on(case, turns)
             self.emit(verdict)
             if self._is_new(verdict):
                 self._begin_shrinking(verdict)
                 raise Differs
-        if len(self._seen) == self.plan.cases:
+        if len(self._drawn_ids) == self.plan.cases:
             raise Enough
 
     def _due(self) -> frozenset[str]:
@@ -206,17 +207,17 @@ class Search:
         return frozenset(
             invariant.name
             for place, invariant in enumerate(self.invariants)
-            if invariant.every > count and (len(self._seen) + place) % count == 0
+            if invariant.every > count and (len(self._drawn_ids) + place) % count == 0
         )
 
-    def _judged_as(self, case: Case, invariants: tuple[Invariant, ...]) -> Verdict:
+    def _verdict_on(self, case: Case, invariants: tuple[Invariant, ...]) -> Verdict:
         """The verdict on `case`, without findings that the plan's ledger knows."""
-        return recognised(judge(case, invariants, self.oracle, self.subject), self.plan.known)
+        return without_known_findings(judge(case, invariants, self.oracle, self.subject), self.plan.known)
 
     def _is_new(self, verdict: Verdict) -> bool:
         """Whether the verdict's first finding has an invariant and a stage that were not reported before."""
         located = verdict.first
-        return located is not None and (located.invariant, located.stage) not in self._known
+        return located is not None and (located.invariant, located.stage) not in self._reported
 
     def _begin_shrinking(self, verdict: Verdict) -> None:
         """Report the first difference as drawn, then begin to shrink it."""
@@ -228,7 +229,7 @@ class Search:
         return (self.stopped if self.halted is None else self.halted)()
 
 
-def stripped(verdict: Verdict, recorded: bool = False) -> Verdict:
+def without_trace(verdict: Verdict, recorded: bool = False) -> Verdict:
     """The verdict without its trace, as workers send it to the campaign; with what the run did if it is `recorded`."""
     run = run_facts(verdict.trace) if recorded and verdict.trace is not None else None
     return replace(verdict, trace=None, run=run)

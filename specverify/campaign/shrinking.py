@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from properties.known import recognised
-from properties.shrinking.cases import STEPS, Steps, apart, attempts, nearer, size
+from properties.known import without_known_findings
+from properties.shrinking.cases import STEPS, Steps, attempts, distance, nearer, size
 from properties.shrinking.without_draft import without_draft
 from properties.tally import Failure
 from properties.verdict.finding import TARGET_ALONE, Finding, Verdict, of_draft_numbers, of_target_alone
@@ -51,8 +51,8 @@ class Shrinking:
     first: Verdict
     began: float = field(default_factory=time.monotonic)
     smallest: Verdict = field(init=False)
-    _located: Finding = field(init=False)
-    _agreed: Case | None = None
+    _finding: Finding = field(init=False)
+    _agreeing_case: Case | None = None
     _tried: int = 0
 
     def __post_init__(self) -> None:
@@ -62,9 +62,9 @@ class Shrinking:
         self._until = self.began + DRAWN_SHARE * self.plan.shrink_s
 
     @property
-    def failed_as(self) -> set[tuple[str, Stage]]:
+    def failed_stages(self) -> set[tuple[str, Stage]]:
         """Invariant and stage of the difference, as drawn and as shrunk (`blame` may have changed them)."""
-        return {(one.invariant, one.stage) for one in (_first_finding(self.first), self._located)}
+        return {(finding.invariant, finding.stage) for finding in (_first_finding(self.first), self._located)}
 
     def out_of_time(self) -> bool:
         """Whether the time for shrinking is over, or the work was halted."""
@@ -84,13 +84,13 @@ class Shrinking:
         case = self.smallest.case
         if case.dtype not in ("bfloat16", "float16") or "float32" not in self.plan.dtypes or self.out_of_time():
             return
-        asked = tuple(one for one in self.invariants if one.name in self.first.outcomes)
+        invariants = tuple(invariant for invariant in self.invariants if invariant.name in self.first.outcomes)
         self._tried += 1
-        judged = self._judged(replace(case, dtype="float32"), asked)
-        found = judged.first
+        judged = self._verdict_on(replace(case, dtype="float32"), invariants)
+        finding = judged.first
         # Tuples compare step first: an earlier step outweighs an earlier stage.
-        if found is not None and (found.step, found.stage) < (self._located.step, self._located.stage):
-            self.smallest, self._located = judged, found
+        if finding is not None and (finding.step, finding.stage) < (self._located.step, self._located.stage):
+            self.smallest, self._located = judged, finding
 
     def _blame_what_draft_and_target_share(self) -> None:
         """If a model draft computes wrong numbers, continue with a case without a draft on which the target is wrong.
@@ -101,13 +101,13 @@ class Shrinking:
         drifted = next((finding for finding in self.first.findings if of_draft_numbers(finding)), None)
         if drifted is None or self.first.trace is None:
             return
-        asked = tuple(one for one in self.invariants if one.name in TARGET_ALONE)
+        invariants = tuple(invariant for invariant in self.invariants if invariant.name in TARGET_ALONE)
         request = int(drifted.where.get("request", 0))
         for case in without_draft(self.first.case, self.first.trace, request, drifted.step):
             if self.out_of_time():
                 return
             self._tried += 1
-            judged = self._judged(case, asked)
+            judged = self._verdict_on(case, invariants)
             if judged.first is not None and of_target_alone(judged.first):
                 self.smallest, self._located = judged, judged.first
                 return
@@ -119,14 +119,15 @@ class Shrinking:
         """
         located = self._located
         self._tried += 1
-        verdict = self._judged(case, self._concerned(located))
-        found = verdict.first
-        if found is None or (found.invariant, found.stage) != (located.invariant, located.stage):
+        verdict = self._verdict_on(case, self._invariant_of(located))
+        finding = verdict.first
+        if finding is None or (finding.invariant, finding.stage) != (located.invariant, located.stage):
             self._remember_agreeing(verdict)
             return None
         if size(case) < size(self.smallest.case):
             # An agreeing case was near to the larger case, so that it is forgotten.
-            self.smallest, self._agreed = verdict, None
+            self.smallest = verdict
+            self._agreeing_case = None
         return verdict
 
     def as_drawn(self) -> Failure:
@@ -140,20 +141,20 @@ class Shrinking:
         """
         self._until = self.began + self.plan.shrink_s
         self._reduce()
-        whole = self._judged(self.smallest.case, invariants)
-        if whole.first is None:
+        verdict = self._verdict_on(self.smallest.case, invariants)
+        if verdict.first is None:
             # The smallest case fails only when judged by one invariant: report the verdict on the case as drawn.
-            whole = self.first
-        whole = self._shown_by_itself(whole, invariants)
-        finding = _first_finding(whole)
-        nearest = self._agreed if whole.case == self.smallest.case else None
+            verdict = self.first
+        verdict = self._verdict_on_variant(verdict, invariants)
+        finding = _first_finding(verdict)
+        nearest = self._agreeing_case if verdict.case == self.smallest.case else None
         if nearest is None and search_nearest:
-            nearest = self._agreeing(whole.case, finding)
-        return self._failure(whole, finding, nearest)
+            nearest = self._search_agreeing(verdict.case, finding)
+        return self._failure(verdict, finding, nearest)
 
-    def _judged(self, case: Case, invariants: tuple[Invariant, ...]) -> Verdict:
+    def _verdict_on(self, case: Case, invariants: tuple[Invariant, ...]) -> Verdict:
         """The verdict on `case`, without findings that the plan's ledger knows."""
-        return recognised(judge(case, invariants, self.oracle, self.subject), self.plan.known)
+        return without_known_findings(judge(case, invariants, self.oracle, self.subject), self.plan.known)
 
     def _failure(self, verdict: Verdict, finding: Finding, nearest: Case | None = None) -> Failure:
         return Failure(
@@ -173,33 +174,33 @@ class Shrinking:
         if not _agrees(verdict):
             return
         differing = self.smallest.case
-        if self._agreed is None or apart(verdict.case, differing) < apart(self._agreed, differing):
-            self._agreed = verdict.case
+        if self._agreeing_case is None or distance(verdict.case, differing) < distance(self._agreeing_case, differing):
+            self._agreeing_case = verdict.case
 
-    def _concerned(self, located: Finding) -> tuple[Invariant, ...]:
+    def _invariant_of(self, located: Finding) -> tuple[Invariant, ...]:
         """The invariant of the finding `located`, the only one that shrinking checks."""
-        return tuple(one for one in self.invariants if one.name == located.invariant)
+        return tuple(invariant for invariant in self.invariants if invariant.name == located.invariant)
 
-    def _shown_by_itself(self, whole: Verdict, invariants: tuple[Invariant, ...]) -> Verdict:
+    def _verdict_on_variant(self, verdict: Verdict, invariants: tuple[Invariant, ...]) -> Verdict:
         """The verdict on a variant of the case that differs by itself, at no later stage and with no more nodes.
 
         An invariant that compares runs of variants can only say where two runs part. The wrong variant, judged as a
         case of its own, has a finding with step and stage, and it can be replayed alone.
         """
-        located = _first_finding(whole)
-        looking = tuple(one for one in invariants if one.looks_at_run)
-        if any(one.name == located.invariant for one in looking):
-            return whole
-        with self.subject.asked() as asked:
-            self._judged(whole.case, self._concerned(located))
-        for variant in asked:
+        located = _first_finding(verdict)
+        watchers = tuple(invariant for invariant in invariants if invariant.looks_at_run)
+        if any(invariant.name == located.invariant for invariant in watchers):
+            return verdict
+        with self.subject.record_cases() as variants:
+            self._verdict_on(verdict.case, self._invariant_of(located))
+        for variant in variants:
             # The first entry of a size is the number of nodes of the largest tree.
-            if variant == whole.case or size(variant)[0] > size(whole.case)[0]:
+            if variant == verdict.case or size(variant)[0] > size(verdict.case)[0]:
                 continue
-            found = self._judged(variant, looking).first
-            if found is not None and found.stage <= located.stage:
-                return self._judged(variant, invariants)
-        return whole
+            finding = self._verdict_on(variant, watchers).first
+            if finding is not None and finding.stage <= located.stage:
+                return self._verdict_on(variant, invariants)
+        return verdict
 
     def _reduce(self) -> None:
         """Take greedy steps to smaller cases until no smaller case differs, or the time is over.
@@ -226,22 +227,22 @@ class Shrinking:
                 return True
         return False
 
-    def _agreeing(self, case: Case, located: Finding) -> Case | None:
+    def _search_agreeing(self, case: Case, located: Finding) -> Case | None:
         """The first case of `nearer` on which the invariant holds, or None."""
         deadline = time.monotonic() + NEAREST_SHARE * self.plan.shrink_s
-        for other in nearer(case):
+        for neighbour in nearer(case):
             if time.monotonic() > deadline or self.halted():
                 return None
-            if _agrees(self._judged(other, self._concerned(located))):
-                return other
+            if _agrees(self._verdict_on(neighbour, self._invariant_of(located))):
+                return neighbour
         return None
 
 
 def _first_finding(verdict: Verdict) -> Finding:
     """The first finding of a verdict that differs."""
-    found = verdict.first
-    assert found is not None, "the verdict agrees"
-    return found
+    finding = verdict.first
+    assert finding is not None, "the verdict agrees"
+    return finding
 
 
 def _agrees(verdict: Verdict) -> bool:

@@ -9,11 +9,11 @@ from contextlib import contextmanager
 
 NAMES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
-_ours: set[str] = set()
-"""The variables that `single` set, as opposed to the user."""
+_set_names: set[str] = set()
+"""The variables that `set_one_thread` set, as opposed to the user."""
 
 
-def single() -> None:
+def set_one_thread() -> None:
     """Set one thread for this process, unless the user has set a number.
 
     It must be called before NumPy is first imported, since BLAS reads the variables then.
@@ -21,7 +21,7 @@ def single() -> None:
     for name in NAMES:
         if name not in os.environ:
             os.environ[name] = "1"
-            _ours.add(name)
+            _set_names.add(name)
 
 
 @contextmanager
@@ -30,7 +30,7 @@ def for_checkpoint(count: int = 0) -> Iterator[None]:
     import torch  # not for the commands that run no model
 
     before = torch.get_num_threads()
-    if count or NAMES[0] in _ours:
+    if count or NAMES[0] in _set_names:
         torch.set_num_threads(count or os.cpu_count() or 1)
     yield
     torch.set_num_threads(before)
@@ -46,8 +46,8 @@ class ForWorkers:
     def __enter__(self) -> None:
         self._before = {name: os.environ.get(name) for name in NAMES}
         for name, value in self._before.items():
-            # A value that `single` set for this process is not the user's wish.
-            if value is None or name in _ours:
+            # A value that `set_one_thread` set for this process is not the user's wish.
+            if value is None or name in _set_names:
                 os.environ[name] = self._count
 
     def __exit__(self, *_: object) -> None:

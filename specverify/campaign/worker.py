@@ -16,12 +16,12 @@ from properties.verdict.invariant import Oracle
 from properties.verdict.peer import Peer
 from reference.trace import Stage
 from reference.user_processors import Inadmissible
-from specverify.campaign.against import reference_named
-from specverify.campaign.agenda_cases import AgendaCases, of_this_part
+from specverify.campaign.against import open_reference
+from specverify.campaign.agenda_cases import AgendaCases, cases_of_part
 from specverify.campaign.drawn_within import drawn_within, dtypes_of, sampling_of
 from specverify.campaign.eager_twin import with_eager
 from specverify.campaign.messages import STOP, Began, Broken, Done, Estimated, Found, Located, Opened, Trouble
-from specverify.campaign.search import Search, stripped
+from specverify.campaign.search import Search, without_trace
 from specverify.checkpoints import cases
 from specverify.checkpoints.estimate import estimate
 from specverify.checkpoints.opening import open_checkpoint
@@ -91,8 +91,8 @@ def enter(plan: Plan, connection: Connection, deadline: float, judged: tuple[str
 
 def _line(plan: Plan, why: Exception) -> str:
     """One line about an unexpected exception, with its file and line number."""
-    at = traceback.extract_tb(why.__traceback__)[-1]
-    where = f"{Path(at.filename).name}:{at.lineno}"
+    frame = traceback.extract_tb(why.__traceback__)[-1]
+    where = f"{Path(frame.filename).name}:{frame.lineno}"
     return f"internal error in worker {plan.seed % 1000}: {type(why).__name__}: {why} ({where})"
 
 
@@ -102,9 +102,9 @@ def work(plan: Plan, tell: Tell, orders: Orders, judged: tuple[str, ...] = ()) -
     Raises:
         Refused: The plan's backend, model, prompts or names cannot be opened, or a processor fails.
     """
-    with ExitStack() as open_ones:
+    with ExitStack() as stack:
         try:
-            backend = open_ones.enter_context(door.opened(plan.wanted, plan.patience, plan.memory))
+            backend = stack.enter_context(door.open_backend(plan.backend_spec, plan.patience, plan.memory))
             if plan.layout is not None:
                 check_declared(plan.layout, plan.backend, backend.declaration.layouts)
                 check_latent(plan.layout, plan.backend, backend.declaration.layout_settings)
@@ -113,15 +113,15 @@ def work(plan: Plan, tell: Tell, orders: Orders, judged: tuple[str, ...] = ()) -
             if plan.model is None:
                 processors.admit(plan.processors)
                 backend.admit(plan.processors)
-            oracle = oracle_of(plan, open_ones)
+            oracle = open_oracle(plan, stack)
             # Traces of a checkpoint are large, so that fewer runs are remembered.
             subject = backend.subject(48 if plan.model is None else 8)
             invariants = invariants_matching(plan.invariants, isinstance(oracle, Peer))
             plan = replace(plan, dtypes=dtypes_of(plan, backend.declaration, oracle))
             subject.abilities = within = drawn_within(plan, backend.declaration, oracle)
-            given = cases.prepare(plan, subject, invariants) if plan.model is not None else None
-            if given is not None:
-                backend.admit(plan.processors, (given.vocab_size,))
+            prepared = cases.prepare(plan, subject, invariants) if plan.model is not None else None
+            if prepared is not None:
+                backend.admit(plan.processors, (prepared.vocab_size,))
         except (Unknown, UnknownBackend, UnusableInput, WrongFlag) as why:
             raise Refused(str(why), 2) from why
         except Unsupported as why:
@@ -131,7 +131,7 @@ def work(plan: Plan, tell: Tell, orders: Orders, judged: tuple[str, ...] = ()) -
         gc.freeze()  # modules live as long as the worker, so that garbage collections can skip them
         gc.set_threshold(YOUNG)
         declared = backend.declaration
-        names = tuple(one.name for one in invariants)
+        names = tuple(invariant.name for invariant in invariants)
         tell(
             Opened(
                 declared.name,
@@ -139,7 +139,7 @@ def work(plan: Plan, tell: Tell, orders: Orders, judged: tuple[str, ...] = ()) -
                 declared.emulated,
                 backend.manifest,
                 names,
-                _wanted(plan, given),
+                _num_cases(plan, prepared),
                 declared.reveals,
                 isinstance(oracle, Peer),
                 sampling_of(plan, within, oracle, subject.tables is not None, names),
@@ -149,7 +149,7 @@ def work(plan: Plan, tell: Tell, orders: Orders, judged: tuple[str, ...] = ()) -
         told_kinds: set[str] = set()
 
         def emit(verdict: Verdict) -> None:
-            tell(stripped(verdict, plan.recorded))
+            tell(without_trace(verdict, plan.recorded))
             while backend.complaints:
                 tell(Trouble(backend.complaints.pop(0)))
             for kind in [kind for kind in backend.residue if kind not in told_kinds]:
@@ -159,19 +159,19 @@ def work(plan: Plan, tell: Tell, orders: Orders, judged: tuple[str, ...] = ()) -
         search = Search(plan, invariants, oracle, subject, emit, orders.no_more)
         # A failure in another worker ends drawing here, but not shrinking; an interrupt ends both.
         search.halted = orders.stop
-        search.began = lambda case: tell(Began(case))
+        search.on_begin = lambda case: tell(Began(case))
         search.found = lambda failure: tell(Found(failure))
-        search.passed(judged)
+        search.skip_cases(judged)
         try:
             # An engine that shows tokens alone, such as a server, runs no single step that could be timed.
-            timed = given if Stage.ACCEPTED in declared.reveals else None
+            timed = prepared if Stage.ACCEPTED in declared.reveals else None
             line = "" if timed is None else estimate(timed.first, timed.total, plan.new_tokens, oracle, subject)
             if line:
                 tell(Estimated(line))
-            given_cases = None if given is None else given.cases(oracle)
+            given_cases = None if prepared is None else prepared.cases(oracle)
             agenda = None
             if plan.agenda is not None and given_cases is not None:
-                given_cases = of_this_part(given_cases, plan.agenda)
+                given_cases = cases_of_part(given_cases, plan.agenda)
             elif plan.agenda is not None:
                 agenda = AgendaCases(plan, invariants, subject, tell)
                 given_cases = iter(agenda)
@@ -187,7 +187,7 @@ def work(plan: Plan, tell: Tell, orders: Orders, judged: tuple[str, ...] = ()) -
                 # With one allowed failure the search is over; else go on to the next cause.
                 if plan.max_failures == 1 or orders.no_more():
                     break
-                search.go_on(failure)
+                search.continue_after(failure)
             tell(Done(search.exhausted or (agenda is not None and agenda.exhausted)))
         except Unavailable as why:  # an engine elsewhere is gone: what was judged so far stands
             raise Refused(str(why), 3) from why
@@ -195,14 +195,14 @@ def work(plan: Plan, tell: Tell, orders: Orders, judged: tuple[str, ...] = ()) -
             raise Refused(f"--processor {why.why}", 2) from why
 
 
-def _wanted(plan: Plan, given: cases.Prepared | None) -> int:
+def _num_cases(plan: Plan, prepared: cases.Prepared | None) -> int:
     """The number of cases that this worker should judge."""
-    if given is None:
+    if prepared is None:
         return plan.drawn_and_saved
-    return given.total if plan.agenda is None else len(plan.agenda.own(range(given.total)))
+    return prepared.total if plan.agenda is None else len(plan.agenda.own(range(prepared.total)))
 
 
-def oracle_of(plan: Plan, open_ones: ExitStack) -> Oracle:
+def open_oracle(plan: Plan, stack: ExitStack) -> Oracle:
     """The reference: the NumPy oracle, or the one that `--against` names.
 
     Raises:
@@ -213,4 +213,4 @@ def oracle_of(plan: Plan, open_ones: ExitStack) -> Oracle:
     checkpoint = None
     if plan.against is not None and plan.model is not None:
         checkpoint = open_checkpoint(plan.model, understood=False)
-    return reference_named(plan.against, open_ones, checkpoint, plan.dtypes[0], plan.layout)
+    return open_reference(plan.against, stack, checkpoint, plan.dtypes[0], plan.layout)

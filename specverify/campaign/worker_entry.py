@@ -16,24 +16,24 @@ from specverify.isolation import keeping
 from specverify.isolation.lifeline import die_with
 
 
-def packed(*told: Any) -> bytes:
-    """The orders `told` to a worker, pickled for `begin`."""
-    return bytes(ForkingPickler.dumps(told))
+def pack_order(*order: Any) -> bytes:
+    """The orders `order` to a worker, pickled for `begin`."""
+    return bytes(ForkingPickler.dumps(order))
 
 
-def begin(parent: int, connection: Connection, told: bytes, keeper: socket.socket | None = None) -> None:
+def begin(parent: int, connection: Connection, order: bytes, keeper: socket.socket | None = None) -> None:
     """Ignore interrupts (the process `parent` handles them), tie this process to `parent`, and start the worker.
 
     Its engines are those of the keeper at the other end of `keeper`, if there is one.
     """
-    for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(one, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     die_with(parent)
     if keeper is not None:
-        keeping.take(keeper)
+        keeping.take_keeper(keeper)
     os.dup2(2, 1)  # prints of processors and tokenizers go to standard error, not into our output
     # Imported here, not above: these imports take seconds, and this process must be tied to its parent first.
     from specverify.campaign.worker import enter
 
-    plan, deadline, judged = ForkingPickler.loads(told)
+    plan, deadline, judged = ForkingPickler.loads(order)
     enter(plan, connection, deadline, judged)

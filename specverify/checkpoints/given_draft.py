@@ -167,5 +167,5 @@ def with_static_tree(draft: Draft) -> Draft:
     for height in range(STATIC.height, 0, -1):
         kept = [node for node in range(len(STATIC)) if STATIC.depth[node] <= height]
         with suppress(Malformed):  # fewer Medusa heads than levels
-            return draft.with_shapes((STATIC.part(kept),))
+            return draft.with_shapes((STATIC.subtree(kept),))
     return draft

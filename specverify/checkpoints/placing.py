@@ -114,7 +114,7 @@ def _moved(case: Case, found: dict[str, Checkpoint], heads: dict[str, HeadFiles]
     def draft_of(draft: Draft) -> Draft:
         if isinstance(draft, Head) and draft.files is not None:
             return replace(draft, files=heads.get(draft.files.digest, draft.files))
-        return draft if draft.model is None else draft.on(model_of(draft.model))
+        return draft if draft.model is None else draft.with_model(model_of(draft.model))
 
     session = case.session
     if session is not None:

@@ -38,7 +38,7 @@ def own_top_tokens(plain: Trace, root: int, seed: int) -> Scripted:
             spine = below
         natural = Tree(tuple(parent), tuple(token))
         order = (0, *(1 + rng.permutation(len(natural) - 1)).tolist())
-        trees.append(natural.renumbered(order))
+        trees.append(natural.renumber(order))
         # The next step begins after the accepted nodes and the bonus.
         at += len(accepted_path(natural, output[at + 1 :]))
     return Scripted(tuple(trees))

@@ -11,7 +11,7 @@ from reference.abilities import Abilities
 from reference.architecture import Checkpoint
 from reference.case import Case
 from reference.family import FAMILIES
-from reference.files.fields import read_json, shown
+from reference.files.fields import quote_value, read_json
 from reference.layout import KINDS, PLAIN, KvLayout
 from reference.malformed import Malformed
 from reference.oracle.configuration import BY_TYPE
@@ -56,7 +56,9 @@ def _check_latent(asked: str, where: Path) -> None:
     known = {kind: "latent_rank" in FAMILIES[family.name].settings for kind, family in BY_TYPE.items()}
     if not known.get(str(model_type), False):
         having = " and ".join(kind for kind, latent in known.items() if latent)
-        said = f"{where.parent} is of model_type {shown(model_type)}, which has no latent rows ({having} have them)"
+        said = (
+            f"{where.parent} is of model_type {quote_value(model_type)}, which has no latent rows ({having} have them)"
+        )
         raise UnusableInput(f"--layout {asked}: {said}")
 
 

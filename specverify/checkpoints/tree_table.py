@@ -5,7 +5,7 @@
 
 from pathlib import Path
 
-from reference.case_json import Validator, brief, dotted, schema
+from reference.case_json import Validator, dotted_path, schema, shorten
 from reference.draft_trees import Dispatch, dispatch_from_json
 from reference.malformed import Malformed
 from specverify.setup.errors import UnusableInput
@@ -23,7 +23,7 @@ def table_in(path: Path) -> Dispatch:
     validator = Validator({"$ref": "#/$defs/dispatch", "$defs": whole["$defs"]})
     wrong = next(iter(validator.iter_errors(content)), None)
     if wrong is not None:
-        raise UnusableInput(f"{path}: {dotted(wrong.absolute_path)}: {brief(wrong.message)}")
+        raise UnusableInput(f"{path}: {dotted_path(wrong.absolute_path)}: {shorten(wrong.message)}")
     try:
         return dispatch_from_json(content)
     except Malformed as why:

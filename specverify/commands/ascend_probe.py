@@ -14,9 +14,9 @@ def probed() -> list[dict[str, Any]]:
     Raises:
         Unavailable: torch_npu or a device is missing; the emulation is never probed in its place.
     """
-    from backends.ascend.device import missing
+    from backends.ascend.device import why_no_npu
 
-    why = missing()
+    why = why_no_npu()
     if why is not None:
         raise Unavailable(f"--probe ascend needs an Ascend device: {why}; nothing emulated is probed in its place")
     import torch

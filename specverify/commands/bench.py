@@ -112,7 +112,7 @@ def bench(
     """
     # Imports stand in the function, so that other commands and `--help` do not pay for them.
     from reports.pages.tables import attention_table, figures_table, kv_table
-    from reports.writing import check, write_json, write_whole
+    from reports.writing import check_writable, write_json, write_whole
     from specverify.campaign.threads import for_checkpoint
     from specverify.setup.report_files import check_apart
 
@@ -142,15 +142,15 @@ def bench(
         raise click.UsageError(f"bench {what} needs --model")
     check_apart({"--json": json_file, "--html": html_file, "--table": table})
     for file in filter(None, (json_file, html_file, table)):
-        check(file)
+        check_writable(file)
     figures: dict[str, Any]
     code = 0
     if what in ("decode", "growth"):
         click.get_current_context().with_resource(for_checkpoint(threads or 0))
     if what == "decode":
         from specverify.bench.budgets import SWEPT_DEPTHS, SWEPT_NODES
-        from specverify.bench.decode import Asked
-        from specverify.bench.decode_command import decoded
+        from specverify.bench.decode import DecodeOrder
+        from specverify.bench.decode_command import run_decode
         from specverify.records.ranks import ranks_of
 
         plan = Plan(
@@ -160,8 +160,10 @@ def bench(
         if sweep:
             nodes, depths = nodes or SWEPT_NODES, depths or SWEPT_DEPTHS
         folder, ranks = None if trace is None else Path(trace), ranks_of(backend=dist_backend or "gloo")
-        wanted = Asked(plan, drafts or ("ngram",), nodes, depths, repeat or 1, windows, lengths, dialogues, folder)
-        figures, page, code = decoded(wanted, ranks)
+        wanted = DecodeOrder(
+            plan, drafts or ("ngram",), nodes, depths, repeat or 1, windows, lengths, dialogues, folder
+        )
+        figures, page, code = run_decode(wanted, ranks)
         if ranks.rank:  # the first rank alone writes files
             click.echo(page, err=True)
             return code
@@ -190,7 +192,7 @@ def bench(
     elif what == "attention":
         from specverify.bench.ways import table as ways
 
-        every = ways.measured(device or "cpu", ways.settings(device or "cpu", model, dtype))
+        every = ways.measure_settings(device or "cpu", ways.settings(device or "cpu", model, dtype))
         found = ways.table(device or "cpu", every)
         # Figures of one shape are shown with their ratios, those of many by the table.
         figures, page = (every[0], attention_table(every[0])) if len(every) == 1 else (found, ways.summary(found))

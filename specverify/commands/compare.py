@@ -17,14 +17,14 @@ LARGEST = 256 * 2**20
 @click.option("--markdown", metavar="FILE", help="Write them as Markdown, for a merge request.")
 def compare(before: Path, after: Path, json_file: str | None, markdown: str | None) -> int:
     """Compare two results of `gate` or `diff --json`: exit code 1 if AFTER fails where BEFORE did not."""
-    from reports.gate.comparison import compared
+    from reports.gate.comparison import compare_results
     from reports.gate.markdown import comparison_summary
     from reports.writing import write_json, write_whole
     from specverify.setup.errors import UnusableInput
 
     first, second = read(before), read(after)
     try:
-        told = compared(first, second)
+        told = compare_results(first, second)
     except (ValueError, LookupError, TypeError, AttributeError) as why:
         file = after if _sound(first) else before
         raise UnusableInput(f"{file}: {why if isinstance(why, ValueError) else 'not a whole result'}") from None
@@ -42,10 +42,10 @@ def compare(before: Path, after: Path, json_file: str | None, markdown: str | No
 
 
 def _sound(result: dict[str, Any]) -> bool:
-    from reports.gate.comparison import compared
+    from reports.gate.comparison import compare_results
 
     try:
-        compared(result, result)
+        compare_results(result, result)
     except (ValueError, LookupError, TypeError, AttributeError):
         return False
     return True

@@ -22,7 +22,7 @@ from reference.rules import DRAWS, RULES
 @click.option("--delta", metavar="X", help="typical: the factor of exp(-entropy) (default 0.09).")
 @click.option("--world", metavar="FILE.json", help="Tree, thresholds, and target and draft after each path.")
 @click.option("--soft-q", is_flag=True, help="With top-k: hand over the soft q, as if tokens had been drawn from it.")
-@click.option("--rule", "own", metavar="pkg.module:function", help="A rule of your own in place of RULE.")
+@click.option("--rule", "user_rule", metavar="pkg.module:function", help="A rule of your own in place of RULE.")
 @click.option("--torch", metavar="pkg.module:function", help="A whole sampler in torch, each draw of it forked.")
 @click.option("--claims-lossless", is_flag=True, help="With --rule, --torch: exit 1 unless it is lossless.")
 @click.option("--table", is_flag=True, help="All built-in rules, all kinds of draft, on a standard set of worlds.")

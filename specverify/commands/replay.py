@@ -56,8 +56,8 @@ def replay(
 ) -> int:
     """Run one saved case again: FAILED (same finding), CHANGED (another), FIXED (none)."""
     from reports import record, writing
-    from reports.counts import left_behind
-    from reports.layout80 import labelled
+    from reports.counts import residue_rows
+    from reports.layout80 import label_rows
     from reports.pages import terminal
     from reports.pages.screen import screen_of
     from specverify.campaign.replay import replay as run
@@ -65,15 +65,15 @@ def replay(
 
     check_apart({"the saved case": file, "--json": json_file, "--html": html_file})
     for written in filter(None, (json_file, html_file)):
-        writing.check(written)
+        writing.check_writable(written)
     result = run(file, backend, fault, models, processors, mode, against, case_timeout, memory_limit, heads)
     out = sys.stderr if "-" in (json_file, html_file) else sys.stdout
     screen = screen_of(out, os.environ)
     told = "" if result.failure is None else f"{terminal.failure_page(result.failure, width=screen.width)}\n"
     for error in result.internal:
         told += f"{terminal.internal_lines(error, screen.width)}\n"
-    left = labelled(left_behind(result.residue), screen.width) if result.residue else ""
-    print(screen.painted(f"{told}{left}{result.word}  {result.why}"), file=out)
+    left = label_rows(residue_rows(result.residue), screen.width) if result.residue else ""
+    print(screen.paint(f"{told}{left}{result.word}  {result.why}"), file=out)
     if json_file is not None:
         found = None if result.failure is None else record.failure_fact(result.failure)
         facts: dict[str, Any] = {

@@ -134,7 +134,7 @@ def _planted() -> list[dict[str, Any]]:
 
 def catalogue() -> list[dict[str, Any]]:
     """Every report of the catalogue, with the faults planted for it, or the reason why no fault can be planted."""
-    from backends.faults.unplanted import UNPLANTED, reports
+    from backends.faults.unplanted import REASONS_UNPLANTED, reports
 
     faults, rows = plantable(), []
     for report in reports():
@@ -147,7 +147,7 @@ def catalogue() -> list[dict[str, Any]]:
                 "title": report.title,
                 "source": report.source,
                 "faults": planted,
-                "sentence": ", ".join(planted) if planted else UNPLANTED[report.id],
+                "sentence": ", ".join(planted) if planted else REASONS_UNPLANTED[report.id],
             }
         )
     return rows

@@ -50,7 +50,7 @@ def train(
     """
     import os
 
-    from reports.writing import check, write_json
+    from reports.writing import check_writable, write_json
     from specverify.setup.errors import UnusableInput
     from specverify.training.plan import TrainingPlan
 
@@ -74,7 +74,7 @@ def train(
         **own,
     )
     if json_file is not None:
-        check(json_file)
+        check_writable(json_file)
     from specverify.training.run import train as run
     from specverify.training.watch import page
 
@@ -97,12 +97,12 @@ def vocabulary(model: str, texts: tuple[str, ...], size: int, json_file: str | N
     Writes a file with the offsets `d2t` (target id less draft id) and the mask `t2d`, for `train --vocabulary-file`;
     the file bears the digest of what it follows from, and is not made twice.
     """
-    from reports.writing import check, write_json
-    from specverify.training.vocabulary_file import made
+    from reports.writing import check_writable, write_json
+    from specverify.training.vocabulary_file import make_vocabulary
 
     if json_file is not None:
-        check(json_file)
-    found = made(model, texts, size)
+        check_writable(json_file)
+    found = make_vocabulary(model, texts, size)
     click.echo(
         f"{found['file']}: {found['size']} of {found['total']} ids, {found['covered']:.2%} of {found['tokens']} tokens"
         f" ({found['held_out']:.2%} of held-out text)",

@@ -33,17 +33,17 @@ def learn(results: tuple[Path, ...], costs: Path, kind: str | None, out: str) ->
     from specverify.dispatch.table import rows, table, table_json
     from specverify.setup.errors import MissingInput
 
-    writing.check(out)
-    found: dict[str, RankCounts] = {}
+    writing.check_writable(out)
+    counts_by_kind: dict[str, RankCounts] = {}
     for path in results:
         for tag, counts in counts_in(path, kind).items():
-            found[tag] = found.get(tag, RankCounts()) + counts
-    if not found:
+            counts_by_kind[tag] = counts_by_kind.get(tag, RankCounts()) + counts
+    if not counts_by_kind:
         named = f" of a draft {kind}" if kind else ""
         raise MissingInput(f"no step{named} in {', '.join(map(str, results))} shows its tree and its accepted nodes")
-    if len(found) > 1:
-        raise click.UsageError(f"counts of {', '.join(sorted(found))}: name one of them with --draft")
-    ((tag, counts),) = found.items()
+    if len(counts_by_kind) > 1:
+        raise click.UsageError(f"counts of {', '.join(sorted(counts_by_kind))}: name one of them with --draft")
+    ((tag, counts),) = counts_by_kind.items()
     chosen = rows(rates_of(counts), costs_in(costs))
     steps = sum(offered for (depth, rank), offered in counts.offered.items() if (depth, rank) == (1, 0))
     click.echo(
@@ -55,10 +55,10 @@ def learn(results: tuple[Path, ...], costs: Path, kind: str | None, out: str) ->
 
 def _numbers(context: click.Context, option: click.Parameter, value: str) -> tuple[int, ...]:
     """The ascending numbers of a list such as `1,4,16`."""
-    found = [int(one) for one in value.split(",") if one.strip().isdecimal()]
-    if len(found) != len(value.split(",")) or not found or found[0] < 1 or found != sorted(set(found)):
+    numbers = [int(number) for number in value.split(",") if number.strip().isdecimal()]
+    if len(numbers) != len(value.split(",")) or not numbers or numbers[0] < 1 or numbers != sorted(set(numbers)):
         raise click.BadParameter(f"{value}: numbers from 1 on, ascending, such as 1,4,16")
-    return tuple(found)
+    return tuple(numbers)
 
 
 @dispatch.command()
@@ -90,17 +90,17 @@ def costs(
     from specverify.plan import default_dtypes
     from specverify.setup.subjects import open_planted
 
-    writing.check(out)
+    writing.check_writable(out)
     click.get_current_context().with_resource(for_checkpoint())
     target, opened = open_checkpoint(model), open_planted(backend, None)
     if not isinstance(opened, Serving):
         raise click.UsageError(f"--backend {backend} plays no sessions: one of our engines is needed")
     dtype = default_dtypes(backend)[0]
-    found: dict[str, dict[str, float]] = {}
+    times: dict[str, dict[str, float]] = {}
     for batch in batches:
         for count in nodes:
             seconds = forward_seconds(opened, target, batch, count, prefix, steps, dtype)
-            found.setdefault(str(batch), {})[str(count)] = seconds
+            times.setdefault(str(batch), {})[str(count)] = seconds
             click.echo(f"batch {batch}, {count} nodes: {seconds:.4g} s", err=True)
-    writing.write_json(out, found)
+    writing.write_json(out, times)
     return 0

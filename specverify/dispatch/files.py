@@ -5,7 +5,7 @@ from pathlib import Path
 
 from properties.accepted_ranks import RankCounts, counts_of
 from reference.malformed import Malformed
-from reference.recorded.lines import UnreadableLine, read
+from reference.recorded.lines import UnreadableLine, read_runs
 from reference.tree import Tree
 from specverify.dispatch.table import Costs
 from specverify.setup.errors import UnusableInput
@@ -27,33 +27,35 @@ def counts_in(path: Path, kind: str | None) -> dict[str, RankCounts]:
         head = json.loads(first)
     except ValueError:
         raise UnusableInput(f"{path}: line 1 is no JSON: results.jsonl of diff, or a recorded trace, is read") from None
-    found = _recorded(path, lines) if isinstance(head, dict) and "run" in head and "id" not in head else None
-    found = _results(path, lines) if found is None else found
-    return {tag: counts for tag, counts in found.items() if kind is None or tag == kind}
+    counts_by_kind = (
+        _trace_counts(path, lines) if isinstance(head, dict) and "run" in head and "id" not in head else None
+    )
+    counts_by_kind = _result_counts(path, lines) if counts_by_kind is None else counts_by_kind
+    return {tag: counts for tag, counts in counts_by_kind.items() if kind is None or tag == kind}
 
 
-def _recorded(path: Path, lines: list[str]) -> dict[str, RankCounts]:
-    shown = []
+def _trace_counts(path: Path, lines: list[str]) -> dict[str, RankCounts]:
+    steps = []
     try:
-        runs = read(lines)
+        runs = read_runs(lines)
     except UnreadableLine as why:
         raise UnusableInput(f"{path}: {why}") from None
     for run in runs:
         for number, step in zip(run.lines, run.steps, strict=True):
             if step.get("drafted") and step.get("accepted"):
-                told, nodes = step["drafted"]["tree"], tuple(step["accepted"]["path"])
+                written_tree, nodes = step["drafted"]["tree"], tuple(step["accepted"]["path"])
                 try:
-                    tree = Tree(tuple(told["parent"]), tuple(told["token"]))
+                    tree = Tree(tuple(written_tree["parent"]), tuple(written_tree["token"]))
                 except Malformed as why:
                     raise UnusableInput(f"{path}: line {number}: drafted.tree.{why}") from None
                 if not all(0 <= node < len(tree) for node in nodes):
                     raise UnusableInput(f"{path}: line {number}: accepted.path: {list(nodes)} leaves the tree")
-                shown.append((tree, nodes))
-    return {"trace": counts_of(shown)} if shown else {}
+                steps.append((tree, nodes))
+    return {"trace": counts_of(steps)} if steps else {}
 
 
-def _results(path: Path, lines: list[str]) -> dict[str, RankCounts]:
-    found: dict[str, RankCounts] = {}
+def _result_counts(path: Path, lines: list[str]) -> dict[str, RankCounts]:
+    counts_by_kind: dict[str, RankCounts] = {}
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -67,17 +69,17 @@ def _results(path: Path, lines: list[str]) -> dict[str, RankCounts]:
                     {(depth, rank): accepted for depth, rank, _, accepted in rows if accepted},
                 )
                 _check(counts)
-                found[tag] = found.get(tag, RankCounts()) + counts
+                counts_by_kind[tag] = counts_by_kind.get(tag, RankCounts()) + counts
         except (ValueError, TypeError, AttributeError) as why:
             raise UnusableInput(f"{path}: line {number}: {why}: no line of results.jsonl") from None
-    return found
+    return counts_by_kind
 
 
 def _check(counts: RankCounts) -> None:
     """Raise ValueError for counts that no run has."""
     for place, offered in counts.offered.items():
-        whole = all(isinstance(one, int) for one in (*place, offered))
-        if not whole or place[0] < 1 or place[1] < 0 or not 0 <= counts.accepted.get(place, 0) <= offered:
+        are_integers = all(isinstance(number, int) for number in (*place, offered))
+        if not are_integers or place[0] < 1 or place[1] < 0 or not 0 <= counts.accepted.get(place, 0) <= offered:
             raise ValueError(f"ranks {[*place, offered, counts.accepted.get(place, 0)]}")
 
 
@@ -88,7 +90,7 @@ def costs_in(path: Path) -> Costs:
         UnusableInput: The file cannot be read, or holds anything else.
     """
     content = json_in(path)
-    found: dict[int, dict[int, float]] = {}
+    costs: dict[int, dict[int, float]] = {}
     if not isinstance(content, dict) or not content:
         raise UnusableInput(f'{path}: step times are an object such as {{"1": {{"1": 10.2, "8": 11.0}}}}')
     for batch, times in content.items():
@@ -98,5 +100,5 @@ def costs_in(path: Path) -> Costs:
             number = isinstance(time, (int, float)) and not isinstance(time, bool) and 0 < time < float("inf")
             if not (batch.isdecimal() and nodes.isdecimal() and int(batch) and int(nodes) and number):
                 raise UnusableInput(f"{path}: {batch}: {nodes}: {time} is no time of a batch and a number of nodes")
-            found.setdefault(int(batch), {})[int(nodes)] = float(time)
-    return found
+            costs.setdefault(int(batch), {})[int(nodes)] = float(time)
+    return costs

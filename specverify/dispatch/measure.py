@@ -34,16 +34,16 @@ def forward_seconds(
         steps: Steps that are timed, after one that is not.
         dtype: The working dtype.
     """
-    prompt = tuple(at % model.vocab_size for at in range(prefix))
+    prompt = tuple(position % model.vocab_size for position in range(prefix))
     tree = tree_of(nodes)
-    script = Scripted(tuple(tree.rooted(prompt[-1]) for _ in range(steps + 1)))
+    script = Scripted(tuple(tree.with_root(prompt[-1]) for _ in range(steps + 1)))
     stops = Stops((steps + 1) * (tree.height + 1))
     mates = tuple(Mate(prompt, script, stops=stops) for _ in range(batch - 1))
     live = backend.serve(Case(model, prompt, script, stops=stops, dtype=dtype, session=Session(mates)))
     everyone = tuple(range(batch))
     for number in everyone:
         live.do(Action("add", (number,)))
-    times, before = [], 0.0
+    times = []
     for _ in range(steps + 1):
         before = live.trace.forward_s
         live.do(Action("step", everyone))

@@ -39,21 +39,21 @@ def rows(rates: Rates, costs: Costs) -> list[Row]:
     The trees that compete have the numbers of nodes whose times are known. A tree that has fewer nodes, since others
     are never accepted, costs the time of the number that was asked for.
     """
-    found = []
+    choices = []
     for batch, times in sorted(costs.items()):
         trees = [(nodes, best_tree(rates, nodes)) for nodes in sorted(times)]
         every = [Row(batch, tree, times[nodes], 1 + expected_accepted(tree, rates)) for nodes, tree in trees]
         # `max` keeps the first of equals.
-        found.append(max(every, key=lambda row: row.per_time))
-    return found
+        choices.append(max(every, key=lambda row: row.per_time))
+    return choices
 
 
-def table(found: list[Row]) -> Dispatch:
+def table(choices: list[Row]) -> Dispatch:
     """The table of these rows; of neighbours with one tree the larger batch stays."""
-    kept = [
-        row for row, after in zip(found, [*found[1:], None], strict=True) if after is None or after.tree != row.tree
+    last_of_tree = [
+        row for row, after in zip(choices, [*choices[1:], None], strict=True) if after is None or after.tree != row.tree
     ]
-    return Dispatch(tuple(row.batch for row in kept), tuple(row.tree for row in kept))
+    return Dispatch(tuple(row.batch for row in last_of_tree), tuple(row.tree for row in last_of_tree))
 
 
 def table_json(dispatch: Dispatch) -> dict[str, object]:

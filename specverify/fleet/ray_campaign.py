@@ -30,14 +30,14 @@ class FleetCampaign(Campaign):
         self._ray, self._device = ray, device
         self._falls: Counter[tuple[int, str]] = Counter()
 
-    def started(self, deadline: float) -> AnyCrew:
+    def start_crew(self, deadline: float) -> AnyCrew:
         """The crew that judges what is not judged yet."""
         judged = [None if place.over else tuple(place.judged.elements()) for place in self.places]
         return RayCrew(self._ray, self.plan, deadline, self._device, judged)
 
     def bury(self, at: int, place: Place, how: str) -> None:
         """A task was lost: start another one in its place, which goes on behind the last verdict."""
-        case, place.at = place.at, None
+        case, place.case = place.case, None
         # A failure that was being made smaller stays as it was drawn.
         place.provisional = False
         if self.stopping:
@@ -52,7 +52,7 @@ class FleetCampaign(Campaign):
             return
         if self._falls[key] >= FALLS and case is not None:
             place.judged[case.id] += 1
-            kept = self.listener.lost(case)
+            kept = self.listener.worker_lost(case)
             saved = f" (saved as {kept})" if kept else ""
             self.trouble(f"case {case.id}{saved} was given up: {FALLS} tasks died at it, the last by {how}")
         self.tally.replaced += 1

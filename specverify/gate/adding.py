@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-from properties.known import Known, recognised, signature
+from properties.known import KnownFailure, signature, without_known_findings
 from reports import bundle
 from reports.writing import Unwritable, write_whole
-from specverify.campaign.replay import Replayed, replay
+from specverify.campaign.replay import ReplayResult, replay
 from specverify.gate.ledger import NARROW, Entry
 from specverify.setup.errors import MissingInput, UnusableInput
 
@@ -53,24 +53,24 @@ def entry_from(
     case = saved.case
     as_here = {"layout": case.layout.kind, "draft": case.draft.TAG, "dtype": case.dtype}
     only = {field: as_here[field] for field in NARROW if field in narrow}
-    known = Known(file.stem, main, tuple(one for one in others if one != main), **only)
+    known = KnownFailure(file.stem, main, tuple(one for one in others if one != main), **only)
     copy = ledger.parent / ledger.stem / file.name
     try:
         copy.parent.mkdir(parents=True, exist_ok=True)
         write_whole(copy, file.read_bytes())
     except OSError as why:
-        raise Unwritable.because(copy, why) from None
+        raise Unwritable.from_os_error(copy, why) from None
     return Entry(name, known, bundle=f"{ledger.stem}/{file.name}", **facts)
 
 
 def tried(file: Path, entry: Entry, allowed: tuple[str, ...]) -> tuple[str, str]:
     """FIXED, FAILS or UNJUDGED for a known failure, whose bundle is `file`, with the reason."""
-    again: Replayed = replay(str(file), _opened(entry.backend, None, allowed), None)
+    again: ReplayResult = replay(str(file), _opened(entry.backend, None, allowed), None)
     if again.word == "UNJUDGED":
         return UNJUDGED, again.why
     if again.failure is None:
         return FIXED, again.why
-    met = recognised(again.failure.verdict, (entry.known,)).known
+    met = without_known_findings(again.failure.verdict, (entry.known,)).known
     return FAILS, "it fails as before" if met else f"its bundle fails otherwise now: {again.why}"
 
 

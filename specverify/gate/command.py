@@ -66,7 +66,7 @@ def gate(
 
     With --merge, FOLDERS are the report folders of all shards of a gate; the reports are those of the whole run.
     """
-    from reports.writing import as_json, check
+    from reports.writing import as_json, check_writable
     from specverify.fleet.journal import read
     from specverify.gate import profile as profiles
     from specverify.gate.profile import Wishes
@@ -88,7 +88,7 @@ def gate(
     check_names(profile, fault)
     check_apart({"--json": json_file, "--html": html_file})
     for written in filter(None, (json_file, html_file)):
-        check(written)
+        check_writable(written)
     from specverify.gate.reporting import carried_out
 
     if merge != bool(folders):

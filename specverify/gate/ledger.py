@@ -10,7 +10,7 @@ from datetime import date, datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from properties.known import KINDS, Known, Signature
+from properties.known import KINDS, KnownFailure, Signature
 from reference.trace import Stage
 from reports.format import cut
 from reports.writing import write_whole
@@ -47,7 +47,7 @@ class Entry:
     """
 
     backend: str
-    known: Known
+    known: KnownFailure
     reason: str
     bundle: str
     issue: str = ""
@@ -117,7 +117,7 @@ def _entry(at: str, table: Any) -> Entry:
         raise UnusableInput(f"{at}: also: a list of tables stands here")
     also = tuple(_signature(f"{at}: also", one) for one in others)
     only = {name: table.get(name) for name in NARROW}
-    known = Known(Path(table["bundle"]).stem, _signature(at, table), also, **only)
+    known = KnownFailure(Path(table["bundle"]).stem, _signature(at, table), also, **only)
     return Entry(table["backend"], known, table["reason"], table["bundle"], table.get("issue", ""), until)
 
 

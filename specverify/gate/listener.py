@@ -42,12 +42,12 @@ class Listener(Recorder):
         self.watched: dict[str, Verdict] = {}
         self.devices: set[str] = set()
 
-    def opened(self, news: Opened) -> None:
+    def backend_opened(self, news: Opened) -> None:
         """See `specverify.campaign.campaign.Listener`."""
-        super().opened(news)
+        super().backend_opened(news)
         self.devices |= set() if news.emulated else {news.device}
 
-    def heard(self, place: int, message: object) -> str | None:
+    def message_heard(self, place: int, message: object) -> str | None:
         """See `specverify.campaign.campaign.Listener`."""
         try:
             self._journal(place, message)
@@ -55,16 +55,16 @@ class Listener(Recorder):
             return str(why)
         return None
 
-    def arrived(self, verdict: Verdict) -> str | None:
+    def verdict_arrived(self, verdict: Verdict) -> str | None:
         """See `specverify.campaign.campaign.Listener`."""
         self.ids.append(verdict.case.id)
         if verdict.case.id in self._watch:
             self.watched[verdict.case.id] = verdict
-        return super().arrived(verdict)
+        return super().verdict_arrived(verdict)
 
-    def found(self, failure: Failure, before: Failure | None) -> tuple[Failure, str | None]:
+    def failure_found(self, failure: Failure, before: Failure | None) -> tuple[Failure, str | None]:
         """See `specverify.campaign.campaign.Listener`."""
-        saved, why = super().found(failure, before)
+        saved, why = super().failure_found(failure, before)
         if saved.file is not None and self._keeps:
             unkept = self._remembered.keep(Path(saved.file))
             if unkept is not None and unkept not in self._remembered.notes:

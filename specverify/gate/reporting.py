@@ -56,7 +56,7 @@ def carried_out(
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as why:
-        raise writing.Unwritable.because(folder, why) from None
+        raise writing.Unwritable.from_os_error(folder, why) from None
     github = variables.get("GITHUB_ACTIONS") == "true"
     with Interrupts():  # an interrupt during the writing of reports waits until they are written
         if merged:
@@ -66,9 +66,9 @@ def carried_out(
             print(f"specverify gate: {page.seeds_line(made.result)}", file=sys.stderr)  # noqa: T201
             result = made.run()
         screen = screen_of(out, variables)
-        text = screen.painted(page.whole(result, screen.width, verbose))
+        text = screen.paint(page.gate_output(result, screen.width, verbose))
         # Words of engines must not be taken for commands of the workflow.
-        print(annotations.walled(text) if github else text, file=out)
+        print(annotations.wall_off(text) if github else text, file=out)
         if github:
             print(annotations.annotations(result, root_of(variables)), end="", file=out)
         unwritten = _written(result, folder, json_file, html_file, variables)

@@ -17,7 +17,7 @@ import socket
 import subprocess
 from typing import Any
 
-from specverify.isolation.keeper import Keeper, forks, imported, launch
+from specverify.isolation.keeper import Keeper, forks, import_engine, launch
 from specverify.isolation.lifeline import Bell, adopt_orphans, die_with, end_children, outlive_parent
 
 ORDER = b"k"
@@ -28,11 +28,11 @@ class Ancestor:
     """The ancestor of this process's keepers."""
 
     def __init__(self) -> None:
-        self._control, its = socket.socketpair()
-        with its:
+        self._control, ancestor_end = socket.socketpair()
+        with ancestor_end:
             self._process = subprocess.Popen(
-                launch("specverify.isolation.ancestor", its.fileno()),
-                pass_fds=(its.fileno(),),
+                launch("specverify.isolation.ancestor", ancestor_end.fileno()),
+                pass_fds=(ancestor_end.fileno(),),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 start_new_session=True,  # a Ctrl-C at the terminal is the campaign's
@@ -43,15 +43,15 @@ class Ancestor:
 
         None where the ancestor has ended: a worker then starts a keeper itself.
         """
-        mine, its = socket.socketpair()
-        with its:
+        worker_end, keeper_end = socket.socketpair()
+        with keeper_end:
             self._process.send_signal(signal.SIGCONT)  # an engine may have stopped it
             try:
-                socket.send_fds(self._control, [ORDER], [its.fileno()])
+                socket.send_fds(self._control, [ORDER], [keeper_end.fileno()])
             except OSError:
-                mine.close()
+                worker_end.close()
                 return None
-        return mine
+        return worker_end
 
     def end(self) -> None:
         """End the ancestor; keepers that it forked go on."""
@@ -60,18 +60,18 @@ class Ancestor:
         self._process.wait()
 
 
-def started() -> Ancestor | None:
+def start_ancestor() -> Ancestor | None:
     """A new ancestor, or None where engines are fresh interpreters."""
     return Ancestor() if forks() else None
 
 
 def main(control: str, campaign: str) -> None:
     """Serve the process `campaign` on descriptor `control` until the campaign ends."""
-    for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(one, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     die_with(int(campaign))
     adopt_orphans()
-    imported()
+    import_engine()
     orders = socket.socket(fileno=int(control))
     bell = Bell()
     keepers: set[int] = set()

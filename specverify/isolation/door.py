@@ -8,9 +8,9 @@ from typing import Protocol
 from backends.base import Declaration
 from properties.residue import Residue
 from properties.verdict.subject import Subject
+from specverify.isolation.backend_spec import BackendSpec
 from specverify.isolation.isolated import Isolated
 from specverify.isolation.limits import Patience, default_memory
-from specverify.isolation.wanted import Wanted
 
 
 class Door(Protocol):
@@ -45,10 +45,10 @@ class Door(Protocol):
         ...
 
 
-def opened(wanted: Wanted, patience: Patience | None = None, memory: int | None = None) -> Door:
+def open_backend(spec: BackendSpec, patience: Patience | None = None, memory: int | None = None) -> Door:
     """Open a backend in a process of its own.
 
     Raises:
         Unknown, UnknownBackend, UnusableInput, WrongFlag, Unavailable, MissingInput: The backend cannot be opened.
     """
-    return Isolated(wanted, patience or Patience(), memory or default_memory())
+    return Isolated(spec, patience or Patience(), memory or default_memory())

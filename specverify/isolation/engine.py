@@ -27,11 +27,11 @@ from properties.verdict.subject import Crashed, Declined, Live, NoTrace, Subject
 from reference.case import Case
 from reference.trace import Trace
 from specverify.isolation.attributes import Attributes
-from specverify.isolation.leftovers import left, leftovers
+from specverify.isolation.leftovers import changed_phrases, leftovers
 from specverify.isolation.lifeline import die_with
 from specverify.isolation.residue import changed, state
 from specverify.isolation.wire import Closed, Garbled, Wire
-from specverify.setup.subjects import ended, manifest, open_planted, subject_of
+from specverify.setup.subjects import manifest, open_planted, outcome_of, subject_of
 
 COMPLAINTS = ("Unknown", "UnknownBackend", "UnusableInput", "WrongFlag", "Unavailable", "MissingInput")
 """Names of exceptions during opening that the worker raises again; any other is a defect of ours."""
@@ -58,7 +58,7 @@ def main(connection: str, keeper: str, printed: str, engine: str) -> None:
 
 
 def serve(connection: int, printed: int, keeper: int, engine: dict[str, Any]) -> None:
-    """Open the backend that `engine` names (`specverify.isolation.wanted.Wanted`), then answer requests.
+    """Open the backend that `engine` names (`specverify.isolation.backend_spec.BackendSpec`), then answer requests.
 
     It returns when the worker closes the connection.
     """
@@ -77,8 +77,8 @@ def serve(connection: int, printed: int, keeper: int, engine: dict[str, Any]) ->
             served = Served(engine)
         except Exception as why:
             kind = type(why).__name__
-            known = kind if kind in COMPLAINTS else ""
-            wire.send(("refused", known, str(why) if known else f"{engine['backend']}: {kind}: {why}"))
+            complaint = kind if kind in COMPLAINTS else ""
+            wire.send(("refused", complaint, str(why) if complaint else f"{engine['backend']}: {kind}: {why}"))
             return
         wire.send(("told", served.facts(), False))
         while True:
@@ -122,8 +122,8 @@ def _settle(printed: int, keeper: int) -> None:
     sys.stderr = open(2, "w", buffering=1, closefd=False, errors="backslashreplace")  # noqa: SIM115
     faulthandler.enable(2, all_threads=True)
     faulthandler.register(DUMP, 2, all_threads=True)
-    for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(one, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write(OUT_OF_MEMORY_FIRST)
@@ -174,21 +174,21 @@ class Served:
     def answer(self, request: tuple[Any, ...]) -> tuple[Any, ...]:
         """The answer to one request; an exception of the backend, even SystemExit, becomes an answer."""
         try:
-            told = self._words[request[0]](*request[1:])
-            answer = ("absent", told) if isinstance(told, (Declined, Crashed)) else ("told", told)
+            value = self._words[request[0]](*request[1:])
+            answer = ("absent", value) if isinstance(value, (Declined, Crashed)) else ("told", value)
         except NoTrace as absent:
             answer = ("absent", absent.outcome)
         except Unavailable as why:
             answer = ("gone", str(why))
         except BaseException as why:
-            answer = ("absent", ended(why))
+            answer = ("absent", outcome_of(why))
         # A fork that the run made has returned here as if it were the engine: it must not answer a second time.
         if os.getpid() != self._process:
             self._copies.came_back()
             os._exit(0)
         before, self._state = self._state, state()
-        kept = self._backend.processes if isinstance(self._backend, Keeping) else ()
-        residue = [*changed(before, self._state), *self._attributes.replaced(), *self._copies.left(kept)]
+        kept_pids = self._backend.processes if isinstance(self._backend, Keeping) else ()
+        residue = [*changed(before, self._state), *self._attributes.replaced(), *self._copies.phrases(kept_pids)]
         phrases = self._new_leftovers()
         if residue and answer[0] == "told":
             answer = ("absent", Crashed(None, f"the run left its process changed: {'; '.join(residue)}"))
@@ -197,7 +197,7 @@ class Served:
     def _new_leftovers(self) -> dict[str, str]:
         """What else the run left, a phrase by kind; each kind once."""
         before, self._leftovers = self._leftovers, leftovers()
-        phrases = left(before, self._leftovers)
+        phrases = changed_phrases(before, self._leftovers)
         new = {kind: phrase for kind, phrase in phrases.items() if kind not in self._told_kinds}
         self._told_kinds.update(new)
         return new
@@ -228,19 +228,19 @@ class Copies:
     process ids that the copies noted. Python's fork hooks see `os.fork`, but no programs that are started.
     """
 
-    BACK, MADE, FIRST, CELLS = 0, 1, 2, 66
+    BACK, FORKS, FIRST, CELLS = 0, 1, 2, 66
 
     def __init__(self) -> None:
         self._shared = memoryview(mmap.mmap(-1, 4 * self.CELLS)).cast("I")
-        os.register_at_fork(after_in_parent=self._made, after_in_child=self._enter)
+        os.register_at_fork(after_in_parent=self._count_fork, after_in_child=self._enter)
 
-    def _made(self) -> None:
-        self._shared[self.MADE] += 1
+    def _count_fork(self) -> None:
+        self._shared[self.FORKS] += 1
 
     def _enter(self) -> None:
         """Note the process id of a fork; called in the fork."""
         # If all cells are taken, the last one is overwritten: one copy is enough for a report.
-        free = next((at for at in range(self.FIRST, self.CELLS) if not self._shared[at]), self.CELLS - 1)
+        free = next((cell for cell in range(self.FIRST, self.CELLS) if not self._shared[cell]), self.CELLS - 1)
         self._shared[free] = os.getpid()
 
     def came_back(self) -> None:
@@ -250,22 +250,22 @@ class Copies:
     def _noted(self) -> list[int]:
         return [int(pid) for pid in self._shared[self.FIRST :] if pid]
 
-    def left(self, kept: tuple[int, ...] = ()) -> list[str]:
+    def phrases(self, kept_pids: tuple[int, ...] = ()) -> list[str]:
         """One phrase about a copy that returned or still runs, or none; then all notes are cleared.
 
         Args:
-            kept: Processes that the backend keeps open (`backends.base.Keeping`).
+            kept_pids: Processes that the backend keeps open (`backends.base.Keeping`).
         """
-        if not self._shared[self.MADE]:
+        if not self._shared[self.FORKS]:
             return []
         until = time.monotonic() + NOTED_S
         # A copy notes itself when it first runs, which may be after the run has returned.
-        while len(self._noted()) < self._shared[self.MADE] and time.monotonic() < until:
+        while len(self._noted()) < self._shared[self.FORKS] and time.monotonic() < until:
             time.sleep(0.001)
-        going = [pid for pid in self._noted() if pid not in kept and _same_program(pid)]
+        going = [pid for pid in self._noted() if pid not in kept_pids and _same_program(pid)]
         back = self._shared[self.BACK]
-        for at in range(self.CELLS):
-            self._shared[at] = 0
+        for cell in range(self.CELLS):
+            self._shared[cell] = 0
         if back:
             return ["a forked copy of the process came back from the run, which so ended twice"]
         return [f"a forked copy of the process goes on (process {going[0]})"] if going else []
@@ -274,7 +274,7 @@ class Copies:
 def _same_program(pid: int) -> bool:
     """Whether process `pid` is a plain fork of this one, which has not started another program."""
     try:
-        with open(f"/proc/{pid}/cmdline", "rb") as its, open("/proc/self/cmdline", "rb") as mine:
-            return its.read() == mine.read()
+        with open(f"/proc/{pid}/cmdline", "rb") as its_file, open("/proc/self/cmdline", "rb") as own_file:
+            return its_file.read() == own_file.read()
     except OSError:
         return False

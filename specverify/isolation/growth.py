@@ -72,5 +72,5 @@ class Trend:
 
     def add(self, value: int, case: Case | None) -> Growth | None:
         """Take the value after a run of `case`; the trend, when one is complete."""
-        seen = [series.add(value, case) for series in self._series]
-        return next((growth for growth in seen if growth is not None), None)
+        growths = [series.add(value, case) for series in self._series]
+        return next((growth for growth in growths if growth is not None), None)

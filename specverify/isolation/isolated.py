@@ -14,18 +14,18 @@ from backends.registry import UnknownBackend
 from properties.residue import Residue
 from properties.verdict.subject import Crashed, Declined, Live, NoTrace, Subject
 from reference.case import Case
-from reference.probability_world import Blocks, Given, World
+from reference.probability_world import Blocks, GivenTree, World
 from reference.session import Action
 from reference.trace import Array, Stage, Trace
+from specverify.isolation.backend_spec import BackendSpec
 from specverify.isolation.keeping import Lost
 from specverify.isolation.limits import Patience, processor_s
 from specverify.isolation.process import EngineProcess, Limits
-from specverify.isolation.wanted import Wanted
 from specverify.setup.errors import MissingInput, UnusableInput
 from specverify.setup.selection import Unknown
 
 COMPLAINTS: dict[str, type[Exception]] = {
-    one.__name__: one for one in (Unknown, UnknownBackend, UnusableInput, WrongFlag, Unavailable, MissingInput)
+    error.__name__: error for error in (Unknown, UnknownBackend, UnusableInput, WrongFlag, Unavailable, MissingInput)
 }
 """The errors of opening a backend, by the name that the engine's process sends."""
 
@@ -38,7 +38,7 @@ class Isolated:
     """An open backend in another process, which is started again whenever it breaks.
 
     Attributes:
-        wanted: The backend to open, and how.
+        spec: The backend to open, and how.
         patience: The time limit of an answer.
         memory: Bytes that the process may hold, or None.
         declaration: The backend's declaration of itself.
@@ -50,7 +50,7 @@ class Isolated:
         Unknown, UnknownBackend, UnusableInput, WrongFlag, Unavailable, MissingInput: The backend cannot be opened.
     """
 
-    wanted: Wanted
+    spec: BackendSpec
     patience: Patience = field(default_factory=Patience)
     memory: int | None = None
     complaints: list[str] = field(default_factory=list)
@@ -64,21 +64,22 @@ class Isolated:
         try:
             facts = self._open()
         except Lost as lost:
-            last = f": {lost.said[-1]}" if lost.said else ""
-            raise Unavailable(f"{self.wanted.backend}: its process {lost.how} while it was opened{last}") from None
+            last = f": {lost.last_lines[-1]}" if lost.last_lines else ""
+            raise Unavailable(f"{self.spec.backend}: its process {lost.how} while it was opened{last}") from None
         self.declaration: Declaration = facts["declaration"]
         self.manifest: dict[str, str] = facts["manifest"]
         self._has_tables: bool = facts["tables"]
         self._serves: bool = facts["serves"]
 
     def _open(self) -> dict[str, Any]:
-        engine = EngineProcess(vars(self.wanted))
+        engine = EngineProcess(vars(self.spec))
         answer = engine.ask(("open",), Limits(OPENING_S, self.memory))
         if answer[0] == "refused":
             engine.end()
             raise COMPLAINTS.get(answer[1], Unavailable)(answer[2])
         engine.watch.begin()
-        self._engine, self._opened = engine, self._opened + 1
+        self._engine = engine
+        self._opened += 1
         # A replacement must know the custom processors that earlier processes admitted.
         for request in self._admitted:
             engine.ask(request, Limits(OPENING_S, self.memory))
@@ -101,9 +102,11 @@ class Isolated:
         tables = RemoteTables(self) if self._has_tables else None
         serve = self._serve if self._serves else None
         subject = Subject(declared.name, run, declared.reveals, keep, tables, declared.takes_tape, serve)
-        subject.abilities, subject.declines = declared, declared.outside
+        subject.abilities = declared
+        subject.declines = declared.outside
         subject.watch = None if declared.takes_tape else lambda case: run(case, "watch")
-        subject.variant_interval, subject.tables_dtype = declared.variant_interval, declared.tables_dtype
+        subject.variant_interval = declared.variant_interval
+        subject.tables_dtype = declared.tables_dtype
         return subject
 
     def ask(self, *request: Any) -> Any:
@@ -116,35 +119,35 @@ class Isolated:
         try:
             engine = self._alive()
             began = time.monotonic()
-            kind, told, is_changed, phrases = engine.ask(request, Limits(self.patience.seconds, self.memory))
+            kind, value, is_changed, phrases = engine.ask(request, Limits(self.patience.seconds, self.memory))
         except Lost as lost:
             self._engine = None
             if lost.hung:
-                self.patience.hung()
-            raise NoTrace(Crashed(None, f"the backend's process {lost.how}", lost.said)) from None
+                self.patience.note_hang()
+            raise NoTrace(Crashed(None, f"the backend's process {lost.how}", lost.last_lines)) from None
         # Only answers that came count towards the median.
-        self.patience.answered(time.monotonic() - began)
+        self.patience.note_answer(time.monotonic() - began)
         self._note(request, phrases, engine)
         if is_changed:
             # The run left global state changed: end the process, so that the next run starts in a clean one.
             engine.end()
             self._engine = None
         if kind == "gone":
-            raise Unavailable(told)
+            raise Unavailable(value)
         if kind != "told":
-            raise NoTrace(told)
-        return told
+            raise NoTrace(value)
+        return value
 
     def _note(self, request: tuple[Any, ...], phrases: dict[str, str], engine: EngineProcess) -> None:
         """Note what the run of `request` left, each kind once for the backend."""
         case = next((part for part in request if isinstance(part, Case)), self._last)
-        seen = {kind: (phrase, case) for kind, phrase in phrases.items()} | engine.watch.look(case)
-        for kind, (phrase, first_case) in seen.items():
+        phrases_by_kind = {kind: (phrase, case) for kind, phrase in phrases.items()} | engine.watch.look(case)
+        for kind, (phrase, first_case) in phrases_by_kind.items():
             if kind not in self.residue:
                 self.residue[kind] = Residue(kind, phrase, "" if first_case is None else first_case.id)
 
     def _alive(self) -> EngineProcess:
-        if self._engine is not None and (how := self._engine.gone) is not None:
+        if self._engine is not None and (how := self._engine.ending) is not None:
             after = f" after case {self._last.id}" if self._last is not None else ""
             self.complaints.append(f"the backend's process {how} between two cases{after}: replaced")
             self._engine.end()
@@ -157,7 +160,7 @@ class Isolated:
                     raise
                 if isinstance(why, OSError):
                     # This process cannot start another, whatever the backend does: its folder may be gone.
-                    raise Unavailable(f"{self.wanted.backend}: no further process could be started ({why})") from why
+                    raise Unavailable(f"{self.spec.backend}: no further process could be started ({why})") from why
                 raise Lost(f"could not be opened again ({why})") from why
         assert self._engine is not None
         return self._engine
@@ -200,27 +203,27 @@ class RemoteTables:
     def __init__(self, backend: Isolated) -> None:
         self._backend = backend
 
-    def verify(self, given: Given, tape: Array) -> Blocks:
+    def verify(self, given: GivenTree, tape: Array) -> Blocks:
         """Run acceptance on a given tree with given probabilities, on coins from `tape`."""
-        blocks: Blocks = self._asked("verify", given, tape)
+        blocks: Blocks = self._ask_tables("verify", given, tape)
         return blocks
 
     def rounds(self, world: World, tape: Array) -> Blocks:
         """Run drafting and acceptance in `world`, on coins from `tape`."""
-        blocks: Blocks = self._asked("rounds", world, tape)
+        blocks: Blocks = self._ask_tables("rounds", world, tape)
         return blocks
 
     def samples(self, world: World, seeds: Array) -> Blocks:
         """Run drafting and acceptance in `world`, on the backend's own random numbers from `seeds`."""
-        blocks: Blocks = self._asked("samples", world, seeds)
+        blocks: Blocks = self._ask_tables("samples", world, seeds)
         return blocks
 
     def batches(self, world: World, seeds: Sequence[Array]) -> tuple[Blocks, ...]:
         """Run `samples` on each array of seeds, by one request for all of them."""
-        blocks: tuple[Blocks, ...] = self._asked("batches", world, seeds)
+        blocks: tuple[Blocks, ...] = self._ask_tables("batches", world, seeds)
         return blocks
 
-    def _asked(self, method: str, *arguments: Any) -> Any:
+    def _ask_tables(self, method: str, *arguments: Any) -> Any:
         try:
             return self._backend.ask("tables", method, *arguments)
         except NoTrace as absent:
@@ -234,11 +237,11 @@ class RemoteTables:
 class RemoteLive:
     """A live session in the backend's process; the session ends with that process."""
 
-    _made = 0
+    _num_made = 0
 
     def __init__(self, backend: Isolated, case: Case) -> None:
-        RemoteLive._made += 1
-        self._number = RemoteLive._made
+        RemoteLive._num_made += 1
+        self._number = RemoteLive._num_made
         self._backend = backend
         backend.ask("serve", self._number, case)
         self._generation = backend.generation

@@ -47,7 +47,7 @@ def forks() -> bool:
     return sys.platform == "linux" and find_spec("torch_npu") is None
 
 
-def imported() -> None:
+def import_engine() -> None:
     """Import the modules that every engine needs, before engines are forked from this process."""
     gc.disable()  # modules are no garbage, and collections during the imports took a quarter of their time
     import_module(ENGINE)
@@ -57,13 +57,13 @@ def imported() -> None:
 
 def main(control: str, worker: str) -> None:
     """Serve the process `worker` on descriptor `control` until the worker closes its end."""
-    for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(one, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     die_with(int(worker))  # during the imports the keeper does not watch the connection, and it has no engine yet
     adopt_orphans()
     forking = forks()
     if forking:
-        imported()
+        import_engine()
     outlive_parent()  # from here on the keeper notices the worker's end itself, and ends its engines first
     Keeper(socket.socket(fileno=int(control)), forking).serve()
     os._exit(0)  # nothing is left to close, and the normal teardown of all modules takes seconds
@@ -77,7 +77,7 @@ class Keeper:
         self._forking = forking
         # Each engine's process id, with its folder for temporary files: an engine that is killed removes none itself.
         self._engines: dict[int, str] = {}
-        self._held = b""
+        self._unread = b""
         self._handed: list[int] = []
         self._bell = Bell()
 
@@ -103,9 +103,9 @@ class Keeper:
             raw, handed = b"", []
         if not raw:
             return False
-        self._held += raw
+        self._unread += raw
         self._handed += handed
-        *lines, self._held = self._held.split(b"\n")
+        *lines, self._unread = self._unread.split(b"\n")
         for line in lines:
             order = json.loads(line)
             if order["do"] == "start":

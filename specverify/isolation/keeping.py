@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from specverify.isolation.ancestor import Ancestor, started
+from specverify.isolation.ancestor import Ancestor, start_ancestor
 from specverify.isolation.handle import Handle
 from specverify.isolation.keeper import launch
 from specverify.isolation.proc import STOPPED
@@ -40,14 +40,14 @@ class Lost(Exception):
 
     Attributes:
         how: The end of the process, as the predicate of a sentence that begins with "the backend's process".
-        said: The last lines that the process printed.
+        last_lines: The last lines that the process printed.
         hung: Whether the process was ended at the time limit.
     """
 
-    def __init__(self, how: str, said: tuple[str, ...] = (), hung: bool = False) -> None:
+    def __init__(self, how: str, last_lines: tuple[str, ...] = (), hung: bool = False) -> None:
         super().__init__(how)
         self.how = how
-        self.said = said
+        self.last_lines = last_lines
         self.hung = hung
 
 
@@ -57,19 +57,19 @@ class Keeping:
     def __init__(self, control: socket.socket | None = None) -> None:
         self._keeper: subprocess.Popen[bytes] | None = None
         if control is None:
-            control, its = socket.socketpair()
-            with its:
+            control, keeper_end = socket.socketpair()
+            with keeper_end:
                 self._keeper = subprocess.Popen(
-                    launch("specverify.isolation.keeper", its.fileno()),
-                    pass_fds=(its.fileno(),),
+                    launch("specverify.isolation.keeper", keeper_end.fileno()),
+                    pass_fds=(keeper_end.fileno(),),
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                 )
         self.control = control
         self.owner = os.getpid()
-        self._held = b""
-        self._ended: dict[int, int] = {}
-        self._started: list[int] = []
+        self._unread = b""
+        self._exit_codes: dict[int, int] = {}
+        self._started_pids: list[int] = []
         self._served = False
         # Known when the keeper has started its first engine; before, no engine can have harmed it.
         self.process: Handle | None = None
@@ -89,11 +89,11 @@ class Keeping:
         except OSError as why:
             raise Lost(f"could not be started: its keeper is gone ({why.strerror})") from None
         until = time.monotonic() + KEEPER_S
-        while not self._started:
+        while not self._started_pids:
             self.awaken()
             if time.monotonic() > until or not self.listen(TICK_S):
                 raise Lost("could not be started: its keeper ended or does not answer")
-        return self._started.pop()
+        return self._started_pids.pop()
 
     def kill(self, pid: int) -> None:
         """Kill an engine and all processes that it started; return when the keeper has reaped the engine.
@@ -102,7 +102,7 @@ class Keeping:
         """
         with contextlib.suppress(OSError):
             self.control.sendall(json.dumps({"do": "kill", "pid": pid}).encode() + b"\n")
-        if not self._wait(lambda: pid in self._ended):
+        if not self._wait(lambda: pid in self._exit_codes):
             self._kill_keeper()
 
     def _wait(self, is_over: Callable[[], bool]) -> bool:
@@ -128,10 +128,12 @@ class Keeping:
         """
         if self.process is None:
             return False
-        state, ticks = self.process.settled_state(), 0
+        state = self.process.settled_state()
+        ticks = 0
         while state == STOPPED and ticks < STOPPED_TICKS:
             time.sleep(TICK_S)
-            state, ticks = self.process.settled_state(), ticks + 1
+            state = self.process.settled_state()
+            ticks += 1
         return state == STOPPED
 
     def is_dead(self) -> bool:
@@ -142,9 +144,9 @@ class Keeping:
         if self.process is not None:
             self.process.send(signal.SIGKILL)
 
-    def ended(self, pid: int) -> int | None:
+    def exit_code(self, pid: int) -> int | None:
         """The exit code of an engine that has ended, negative for a signal; None while it lives."""
-        return self._ended.get(pid)
+        return self._exit_codes.get(pid)
 
     def listen(self, seconds: float) -> bool:
         """Wait up to `seconds` for messages of the keeper and note them; False if the keeper is gone."""
@@ -157,14 +159,14 @@ class Keeping:
             raw = self.control.recv(CHUNK)
         except OSError:
             return False
-        self._held += raw
-        *lines, self._held = self._held.split(b"\n")
+        self._unread += raw
+        *lines, self._unread = self._unread.split(b"\n")
         for fact in map(json.loads, lines):
             if "started" in fact:
-                self._started.append(fact["started"])
+                self._started_pids.append(fact["started"])
                 self.process = self.process or Handle(fact["keeper"])
             else:
-                self._ended[fact["ended"]] = fact["code"]
+                self._exit_codes[fact["ended"]] = fact["code"]
         return bool(raw)
 
     @property
@@ -177,15 +179,15 @@ class Keeping:
     def close(self) -> None:
         """End the keeper, and with it every engine."""
         # A fork of this process must not wait for a keeper that is not its own.
-        mine = self.owner == os.getpid()
-        if mine and self._keeper is None and self._served:
+        is_owner = self.owner == os.getpid()
+        if is_owner and self._keeper is None and self._served:
             with contextlib.suppress(OSError):
                 self.control.shutdown(socket.SHUT_WR)
             # A keeper that is no child of this process closes its end when its engines are dead.
             if not self._wait(lambda: False):
                 self._kill_keeper()
         self.control.close()
-        if mine and self._keeper is not None:
+        if is_owner and self._keeper is not None:
             self.awaken()
             self._keeper.wait()
         if self.process is not None:
@@ -206,7 +208,7 @@ _ancestors: dict[int, Ancestor] = {}
 """The ancestor that a process started for itself, by the id of that process: a fork has none."""
 
 
-def take(control: socket.socket) -> None:
+def take_keeper(control: socket.socket) -> None:
     """Take the keeper at the other end of `control` as this process's own."""
     _keeping.append(Keeping(control))
     atexit.register(end_keeping)
@@ -231,7 +233,7 @@ def _forked_keeper() -> socket.socket | None:
         return control
     if ancestor is not None:
         ancestor.end()
-    ancestor = started()
+    ancestor = start_ancestor()
     if ancestor is None:
         return None
     _ancestors[os.getpid()] = ancestor

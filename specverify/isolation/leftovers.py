@@ -85,7 +85,7 @@ def leftovers() -> dict[str, Any]:
     return values
 
 
-def left(before: dict[str, Any], now: dict[str, Any]) -> dict[str, str]:
+def changed_phrases(before: dict[str, Any], now: dict[str, Any]) -> dict[str, str]:
     """A phrase for each kind of state that differs, whose subject is the run."""
     kinds = [kind for kind in before if now[kind] != before[kind]]
     return {kind: _phrase(kind, before[kind], now[kind]) for kind in kinds}

@@ -48,17 +48,20 @@ def children() -> list[int]:
         return []
 
 
-def end_children(but: Collection[int]) -> None:
-    """Kill every child except those in `but`, and the orphans that become children by that, until none is left.
+def end_children(spared: Collection[int]) -> None:
+    """Kill every child except those in `spared`, and the orphans that become children by that, until none is left.
 
     It gives up after SWEEP_S seconds, since a process that forks as fast as it is killed would keep it busy for ever.
     """
     until = time.monotonic() + SWEEP_S
-    while (left := [pid for pid in children() if pid not in but]) and time.monotonic() < until:
-        for pid in left:
+    while time.monotonic() < until:
+        remaining = [pid for pid in children() if pid not in spared]
+        if not remaining:
+            return
+        for pid in remaining:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        for pid in left:
+        for pid in remaining:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, 0)
 

@@ -43,39 +43,39 @@ class Patience:
     """The time limit of an answer.
 
     Attributes:
-        asked: The user's limit in seconds (`--case-timeout`), or None for a measured one.
+        user_limit_s: The user's limit in seconds (`--case-timeout`), or None for a measured one.
         floor: Least measured limit in seconds.
     """
 
-    asked: float | None = None
+    user_limit_s: float | None = None
     floor: float = BUILT_IN_S
-    _took: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
+    _times_s: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
     _median: float = 0.0
     _answers: int = 0
     _slowest: float = 0.0
     _hung: bool = False
 
-    def answered(self, seconds: float) -> None:
+    def note_answer(self, seconds: float) -> None:
         """Note the time of an answer."""
-        self._took.append(seconds)
+        self._times_s.append(seconds)
         # The median of hundreds of answers changes slowly, and sorting them at each answer would cost more than asking.
         if self._answers < EACH or self._answers % EACH == 0:
-            self._median = statistics.median(self._took)
+            self._median = statistics.median(self._times_s)
         self._answers += 1
         self._slowest = max(self._slowest, seconds)
 
-    def hung(self) -> None:
+    def note_hang(self) -> None:
         """Note that an answer did not come in time."""
         self._hung = True
 
     @property
     def seconds(self) -> float:
         """The limit for the next answer."""
-        limit = self.asked
+        limit = self.user_limit_s
         if limit is None:
             limit = max(self.floor, MEDIANS * self._median)
         # Without any answer so far there is no time to compare with.
-        if self._hung and self._took:
+        if self._hung and self._times_s:
             limit = min(limit, max(AFTER_A_HANG_S, AFTER_A_HANG * self._slowest))
         return limit
 
@@ -92,10 +92,10 @@ def processor_s(pid: int) -> float:
 
 def default_memory() -> int | None:
     """SHARE_OF_MEMORY of the memory of the machine or of the container, whichever is less; None if unknown."""
-    known = [size for size in map(_limit_in, CGROUP_LIMITS) if size is not None]
+    sizes = [size for size in map(_limit_in, CGROUP_LIMITS) if size is not None]
     with contextlib.suppress(OSError, ValueError):
-        known.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    return int(SHARE_OF_MEMORY * min(known)) if known else None
+        sizes.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    return int(SHARE_OF_MEMORY * min(sizes)) if sizes else None
 
 
 def _limit_in(file: str) -> int | None:
@@ -126,7 +126,7 @@ def size_of(text: str) -> int:
     return size
 
 
-def told(size: int) -> str:
+def size_words(size: int) -> str:
     """A size in words: `8 GiB`."""
     for unit in ("T", "G", "M", "K"):
         if size >= UNITS[unit]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from specverify.isolation.handle import Handle
 from specverify.isolation.keeping import CHUNK, STOPPED_TICKS, TICK_S, Keeping, Lost, keeping
-from specverify.isolation.limits import told
+from specverify.isolation.limits import size_words
 from specverify.isolation.proc import STOPPED
 from specverify.isolation.watch import Watch
 from specverify.isolation.wire import Closed, Garbled, Wire
@@ -32,7 +32,7 @@ DUMP_S = 0.5
 STACKS = ("Fatal Python error", "Current thread", "Thread 0x")
 """The first words of stacks that faulthandler writes."""
 
-OWN = "/specverify/isolation/"
+OUR_FOLDER = "/specverify/isolation/"
 """Folder of our own loop in the engine's process; its frames say nothing about the backend."""
 
 
@@ -71,10 +71,10 @@ class EngineProcess:
         self._wire = Wire(connection, TICK_S)
 
     @property
-    def gone(self) -> str | None:
+    def ending(self) -> str | None:
         """How the process ended, if it has."""
         self._keeping.listen(0)
-        code = self._keeping.ended(self.pid)
+        code = self._keeping.exit_code(self.pid)
         return None if code is None else how_ended(code)
 
     def ask(self, request: tuple[Any, ...], limits: Limits) -> Any:
@@ -85,7 +85,7 @@ class EngineProcess:
                 keeper. By then the process and all that it started are dead.
         """
         try:
-            answer = self._asked(request, limits)
+            answer = self._await_answer(request, limits)
             self._check_keeper()
             return answer
         except Closed:
@@ -97,20 +97,20 @@ class EngineProcess:
         self.end()
         raise lost
 
-    def _asked(self, request: tuple[Any, ...], limits: Limits) -> Any:
+    def _await_answer(self, request: tuple[Any, ...], limits: Limits) -> Any:
         # Output before the request belongs to earlier cases.
-        self._from = self._shortened()
+        self._from = self._truncate_output()
         until = time.monotonic() + limits.seconds
         stopped_ticks = 0
         self._wire.send(request)
         while True:
-            whole, answer = self._wire.arrived()
+            is_complete, answer = self._wire.read_message()
             self._check_memory(limits)
-            if whole:
+            if is_complete:
                 return answer
-            self._shortened()
+            self._truncate_output()
             # A process that the engine started may hold the connection open after the engine's end.
-            if self._wire.silent and (how := self.gone) is not None:
+            if self._wire.silent and (how := self.ending) is not None:
                 raise Lost(how, self._last_words())
             # Ticks and not seconds: a run that is suspended as a whole stands still too.
             stopped_ticks = stopped_ticks + 1 if self._wire.silent and self._process.state() == STOPPED else 0
@@ -123,9 +123,10 @@ class EngineProcess:
     def _check_memory(self, limits: Limits) -> None:
         if limits.memory is None:
             return
-        held = self.watch.held()
-        if held is not None and held > limits.memory:
-            how = f"held {told(held)} of memory, more than the {told(limits.memory)} allowed (--memory-limit)"
+        held_bytes = self.watch.memory_bytes()
+        if held_bytes is not None and held_bytes > limits.memory:
+            allowed = size_words(limits.memory)
+            how = f"held {size_words(held_bytes)} of memory, more than the {allowed} allowed (--memory-limit)"
             raise Lost(how, self._last_words())
 
     def _check_keeper(self) -> None:
@@ -149,7 +150,7 @@ class EngineProcess:
             return "ended with its keeper stopped (SIGSTOP): the keeper was continued"
         until = time.monotonic() + 1.0
         while time.monotonic() < until and self._keeping.listen(TICK_S):
-            if (how := self.gone) is not None:
+            if (how := self.ending) is not None:
                 return how
         if self._keeping.is_dead():
             return KILLED
@@ -161,13 +162,13 @@ class EngineProcess:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGUSR1)
         until = time.monotonic() + DUMP_S
-        while time.monotonic() < until and self.gone is None:
+        while time.monotonic() < until and self.ending is None:
             time.sleep(0.02)
             if os.fstat(self._printed.fileno()).st_size > before:
                 time.sleep(0.1)  # the rest of it
                 return
 
-    def _shortened(self) -> int:
+    def _truncate_output(self) -> int:
         """Delete the output if it has grown too large; return its size."""
         size = os.fstat(self._printed.fileno()).st_size
         if size <= LARGEST_PRINT:
@@ -187,7 +188,7 @@ class EngineProcess:
 
     def end(self) -> None:
         """Kill the process and all that it started, unless it has ended, and close connection and output file."""
-        if self.gone is None:
+        if self.ending is None:
             self._process.send(signal.SIGKILL)  # the keeper may be stopped, and is again as long as the engine lives
             self._keeping.kill(self.pid)
         self._process.close()
@@ -221,8 +222,8 @@ def last_words(text: str) -> tuple[str, ...]:
     faulthandler writes the innermost frame first, so that a stack is cut at its end, where the frames are our own.
     """
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("Extension modules:")]
-    lines = [line for line in lines if OWN not in line]
-    stack = next((at for at, line in enumerate(lines) if line.startswith(STACKS)), None)
+    lines = [line for line in lines if OUR_FOLDER not in line]
+    stack = next((number for number, line in enumerate(lines) if line.startswith(STACKS)), None)
     if stack is None:
         return tuple(lines[-LAST_LINES:])
     first = max(0, stack - LAST_LINES // 3)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from reference.case import Case
 from specverify.isolation.growth import Growth, Trend
-from specverify.isolation.limits import told
+from specverify.isolation.limits import size_words
 from specverify.isolation.proc import ProcFile, command_of, name_of, numbers_of
 
 MEMORY_STEP = 8 * 2**20
@@ -26,7 +26,7 @@ MASKS = {b"SigBlk": "blocked", b"SigIgn": "ignored", b"SigCgt": "handled"}
 OF_C = 1 << 31 | 1 << 32
 """The bits of signals 32 and 33, which the C library handles since its first thread."""
 
-OWN = (b"multiprocessing.resource_tracker", b"specverify.isolation")
+OUR_PROGRAMS = (b"multiprocessing.resource_tracker", b"specverify.isolation")
 """Words in the command lines of processes that end by themselves: a helper of Python's, and processes of ours."""
 
 
@@ -48,7 +48,7 @@ class Watch:
         self._family: frozenset[int] = frozenset()
         self._masks: dict[bytes, int] = {}
 
-    def held(self) -> int | None:
+    def memory_bytes(self) -> int | None:
         """Bytes of memory that the process holds now (resident, with shared pages); None where that is unknown."""
         fields = self._statm.read().split()
         return int(fields[1]) * os.sysconf("SC_PAGE_SIZE") if fields else None
@@ -63,18 +63,18 @@ class Watch:
         lines = _lines(self._status.read())
         if not lines:
             return {}
-        seen: dict[str, tuple[str, Case | None]] = {}
+        phrases: dict[str, tuple[str, Case | None]] = {}
         masks = _masks(lines)
         if masks != self._masks:
-            seen["signals"] = (_changed_signals(self._masks, masks), case)
+            phrases["signals"] = (_changed_signals(self._masks, masks), case)
             self._masks = masks
         family = self._living()
-        left = sorted(name_of(pid) for pid in family - self._family if self._is_program(pid))
-        if left:
-            seen["programs"] = (f"left programs running: {', '.join(left[:4])}", case)
+        new_programs = sorted(name_of(pid) for pid in family - self._family if self._is_program(pid))
+        if new_programs:
+            phrases["programs"] = (f"left programs running: {', '.join(new_programs[:4])}", case)
         self._family = family
         values = {
-            "memory": self.held() or 0,
+            "memory": self.memory_bytes() or 0,
             "threads": int(lines.get(b"Threads", b"0")),
             "open files": _open_files(self._engine),
             "processes": len(family),
@@ -82,8 +82,8 @@ class Watch:
         for kind, value in values.items():
             growth = self._trends[kind].add(value, case)
             if growth is not None:
-                seen[f"{kind}, growing"] = (_grew(kind, growth), growth.case)
-        return seen
+                phrases[f"{kind}, growing"] = (_growth_phrase(kind, growth), growth.case)
+        return phrases
 
     def _living(self) -> frozenset[int]:
         """The engine's children, and those that its keeper adopted; the keeper's other engines are among these."""
@@ -92,7 +92,7 @@ class Watch:
     def _is_program(self, pid: int) -> bool:
         """Whether a process runs another program than the engine: the engine itself notes its own forks."""
         command = command_of(pid)
-        return command != command_of(self._engine) and not any(word in command for word in OWN)
+        return command != command_of(self._engine) and not any(word in command for word in OUR_PROGRAMS)
 
     def close(self) -> None:
         """Close the files."""
@@ -135,8 +135,8 @@ def _open_files(pid: int) -> int:
         return 0
 
 
-def _grew(kind: str, growth: Growth) -> str:
-    words: Callable[[int], str] = told if kind == "memory" else str
+def _growth_phrase(kind: str, growth: Growth) -> str:
+    words: Callable[[int], str] = size_words if kind == "memory" else str
     what = "resident memory" if kind == "memory" else COUNTED[kind]
     stretch = "run by run" if growth.block == 1 else f"from each {growth.block} runs to the next {growth.block}"
     return f"left more {what} behind than the run before, {stretch}: {words(growth.first)}, then {words(growth.last)}"

@@ -28,7 +28,7 @@ LARGEST = 2**40
 AT_ONCE = 2**18
 """Bytes of the buffer that a wire reads into; more than a Unix socket holds by default (208 KiB)."""
 
-KEPT = 2**25
+LARGEST_KEPT = 2**25
 """Most bytes of a buffer that is kept for the next message."""
 
 PLAIN = "?bBhHiIlLqQefd"
@@ -46,7 +46,7 @@ class Garbled(Exception):
     """The bytes that arrived are no message of ours."""
 
 
-def reduced_array(array: npt.NDArray[Any]) -> Any:
+def reduce_array(array: npt.NDArray[Any]) -> Any:
     """An array for the pickler: its bytes, where it is small and they tell all of it, and else in NumPy's own form.
 
     A trace holds some sixty small arrays, each of which NumPy's form makes three times as slow. A large one is copied
@@ -73,7 +73,7 @@ class Message(ForkingPickler):
         self.dispatch_table = REDUCTIONS
 
 
-REDUCTIONS: dict[type, Callable[[Any], Any]] = {**copyreg.dispatch_table, np.ndarray: reduced_array}
+REDUCTIONS: dict[type, Callable[[Any], Any]] = {**copyreg.dispatch_table, np.ndarray: reduce_array}
 """How objects of some types are pickled; all others have their types' own form."""
 
 
@@ -94,8 +94,8 @@ class Wire:
         self.silent = False
         if tick:
             # The kernel's own time limit of a read: `select` before each read would cost a second call and wake-up.
-            whole = int(tick)
-            limit = struct.pack("ll", whole, int((tick - whole) * 1e6))
+            seconds = int(tick)
+            limit = struct.pack("ll", seconds, int((tick - seconds) * 1e6))
             end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
         # Both buffers are used again for the next message: the first touch of a page of memory costs more than a copy.
         self._written = io.BytesIO()
@@ -119,7 +119,7 @@ class Wire:
                 self.socket.sendall(written[:size])
             except OSError as why:
                 raise Closed from why
-        if size > KEPT:
+        if size > LARGEST_KEPT:
             self._written = io.BytesIO()
 
     def receive(self) -> Any:
@@ -130,11 +130,11 @@ class Wire:
             Garbled: The bytes are no message.
         """
         while True:
-            found, content = self.arrived()
-            if found:
+            is_complete, content = self.read_message()
+            if is_complete:
                 return content
 
-    def arrived(self, load: Callable[[memoryview], Any] = ForkingPickler.loads) -> tuple[bool, Any]:
+    def read_message(self, load: Callable[[memoryview], Any] = ForkingPickler.loads) -> tuple[bool, Any]:
         """Read once: (True, message) if a message is now complete, else (False, None), as after a tick without bytes.
 
         Raises:
@@ -182,11 +182,11 @@ class Wire:
         Bytes behind them are foreign, since each side waits for the other's message. They are kept, and the next read
         finds that they are no head.
         """
-        rest = self._buffer[end : self._filled]
-        if len(self._buffer) > KEPT:
+        surplus = self._buffer[end : self._filled]
+        if len(self._buffer) > LARGEST_KEPT:
             self._buffer = bytearray(AT_ONCE)
-        self._filled = min(len(rest), HEAD.size)
-        self._buffer[: self._filled] = rest[: self._filled]
+        self._filled = min(len(surplus), HEAD.size)
+        self._buffer[: self._filled] = surplus[: self._filled]
 
     def close(self) -> None:
         """Close this end."""

@@ -16,7 +16,7 @@ from reference.tree import Shape
 from reports import writing
 from reports.pages.law import (
     LawFacts,
-    WithoutLaw,
+    UnknownLaw,
     law_page,
     law_records,
     law_table,
@@ -24,9 +24,17 @@ from reports.pages.law import (
     record_without_law,
 )
 from specverify import __version__
-from specverify.law.enumeration import Asked, measured
-from specverify.law.world_file import THRESHOLDS, Told, read
-from specverify.law.world_options import Tables, exactly, fitting, full, listed, numbers, shaped
+from specverify.law.enumeration import LawQuery, enumerate_law
+from specverify.law.world_file import THRESHOLDS, WrittenWorld, read
+from specverify.law.world_options import (
+    Tables,
+    exact_number,
+    fitting_tokens,
+    full_tree,
+    parse_law,
+    parse_numbers,
+    shape_of,
+)
 from specverify.setup.errors import UnusableInput
 from specverify.setup.report_files import check_apart
 
@@ -55,7 +63,7 @@ class Options:
     delta: str | None = None
     world: str | None = None
     soft_q: bool = False
-    own: str | None = None
+    user_rule: str | None = None
     torch: str | None = None
     claims_lossless: bool = False
     table: bool = False
@@ -64,34 +72,36 @@ class Options:
     json_file: str | None = None
     html_file: str | None = None
 
-    def given(self, *but: str) -> list[str]:
-        """The typed options, in the spelling of the command line, except the fields `but`."""
-        names = {"rule": "RULE", "own": "--rule", "json_file": "--json", "html_file": "--html"}
+    def typed(self, *skipped: str) -> list[str]:
+        """The typed options, in the spelling of the command line, except the fields `skipped`."""
+        names = {"rule": "RULE", "user_rule": "--rule", "json_file": "--json", "html_file": "--html"}
         typed = [field.name for field in fields(self) if getattr(self, field.name) not in (None, False)]
-        return [names.get(name, f"--{name.replace('_', '-')}") for name in typed if name not in but]
+        return [names.get(name, f"--{name.replace('_', '-')}") for name in typed if name not in skipped]
 
 
 def law(options: Options) -> int:
     """Enumerate the law, print it and write it; return exit code 1 if a promise is broken, else 0."""
     check_apart({"--json": options.json_file, "--html": options.html_file})
     for file in filter(None, (options.json_file, options.html_file)):
-        writing.check(file)
+        writing.check_writable(file)
     try:
-        found = laws_of(options)
+        laws = laws_of(options)
     except DecidesTooOften as why:
-        return _without_law(options, WithoutLaw(options.torch or "", str(why), why.shared, options.claims_lossless))
-    page = law_table(found) if options.table else law_page(found[0], options.picture)
+        return _without_law(
+            options, UnknownLaw(options.torch or "", str(why), why.shared_numbers, options.claims_lossless)
+        )
+    page = law_table(laws) if options.table else law_page(laws[0], options.picture)
     click.echo(page, nl=False, err="-" in (options.json_file, options.html_file))
     if options.json_file is not None:
-        writing.write_json(options.json_file, law_records(found))
+        writing.write_json(options.json_file, law_records(laws))
     if options.html_file is not None:
         from reports.html import law as html
 
-        writing.write_whole(options.html_file, html.law_page(found, __version__))
-    return 1 if any(facts.broken for facts in found) else 0
+        writing.write_whole(options.html_file, html.law_page(laws, __version__))
+    return 1 if any(facts.is_broken for facts in laws) else 0
 
 
-def _without_law(options: Options, facts: WithoutLaw) -> int:
+def _without_law(options: Options, facts: UnknownLaw) -> int:
     """Print and write what a sampler without a law does wrong; return exit code 1."""
     click.echo(page_without_law(facts), nl=False, err="-" in (options.json_file, options.html_file))
     if options.json_file is not None:
@@ -110,67 +120,67 @@ def laws_of(options: Options) -> list[LawFacts]:
         UsageError, UnusableInput: The options do not fit together, or describe no world.
     """
     if options.table:
-        from specverify.law.standard_worlds import standard
+        from specverify.law.standard_worlds import standard_laws
 
-        others = options.given("table", "json_file", "html_file")
-        if others:
-            raise click.UsageError(f"--table has rules and worlds of its own: leave out {', '.join(others)}")
-        return standard()
-    return [_sampler(options, options.torch) if options.torch is not None else _asked(options)]
+        typed_options = options.typed("table", "json_file", "html_file")
+        if typed_options:
+            raise click.UsageError(f"--table has rules and worlds of its own: leave out {', '.join(typed_options)}")
+        return standard_laws()
+    return [_sampler_law(options, options.torch) if options.torch is not None else _rule_law(options)]
 
 
-def _sampler(options: Options, name: str) -> LawFacts:
+def _sampler_law(options: Options, name: str) -> LawFacts:
     """The facts about a sampler written in torch."""
     from specverify.law.torch_sampler import torch_law  # brings torch
 
-    others = options.given(
+    typed_options = options.typed(
         "torch", "p", "q", "world", "claims_lossless", "picture", "max_runs", "json_file", "html_file"
     )
-    if others:
-        raise click.UsageError(f"--torch has a tree and a rule of its own: leave out {', '.join(others)}")
-    return torch_law(name, _told(options).tables, options.claims_lossless, options.max_runs)
+    if typed_options:
+        raise click.UsageError(f"--torch has a tree and a rule of its own: leave out {', '.join(typed_options)}")
+    return torch_law(name, _world(options).tables, options.claims_lossless, options.max_runs)
 
 
-def _asked(options: Options) -> LawFacts:
+def _rule_law(options: Options) -> LawFacts:
     """The facts about the one rule that the options name."""
-    if (options.rule is None) == (options.own is None):
-        known = f"RULE ({', '.join(RULES)}) or --rule pkg.module:function, or --torch pkg.module:function"
-        raise click.UsageError(f"give {known}{', not both' if options.rule else '; or --table'}")
-    if options.claims_lossless and options.own is None:
+    if (options.rule is None) == (options.user_rule is None):
+        choices = f"RULE ({', '.join(RULES)}) or --rule pkg.module:function, or --torch pkg.module:function"
+        raise click.UsageError(f"give {choices}{', not both' if options.rule else '; or --table'}")
+    if options.claims_lossless and options.user_rule is None:
         raise click.UsageError("--claims-lossless is for --rule and --torch: the built-in rules declare what they are")
-    told = _told(options)
-    thresholds = {**told.thresholds, **_thresholds(options)}
+    world = _world(options)
+    thresholds = {**world.thresholds, **_thresholds(options)}
     try:
         # Annotated as floats, but rules only compare and divide thresholds; fractions keep the law exact.
         rule = Rule(options.rule or "multi-round", **{name: cast(float, value) for name, value in thresholds.items()})
     except Malformed as why:
         raise UnusableInput(f"{why.path}: {why.why}") from None
     # Only a built-in rule declares which trees it verifies.
-    refused = rule.refuses(told.tables.shape.branches) if options.own is None else None
+    refused = rule.refuses(world.tables.shape.branches) if options.user_rule is None else None
     if refused is not None:
         raise UnusableInput(f"{refused}, or give --siblings 1")
-    draws = options.draws or told.draws or ("top-k" if options.soft_q else PUBLISHED.get(options.rule or ""))
+    draws = options.draws or world.draws or ("top-k" if options.soft_q else PUBLISHED.get(options.rule or ""))
     # The order of precedence: the command line, the world file, the soft q, the rule as published.
     draws = draws or "without-replacement"
-    if told.tables.tokens is not None and (options.draws is not None or options.soft_q):
+    if world.tables.tokens is not None and (options.draws is not None or options.soft_q):
         raise click.UsageError("--draws and --soft-q mean nothing where tokens are given: none is drawn")
-    if options.soft_q and (draws != "top-k" or len(told.tables.drafts) > 1):
+    if options.soft_q and (draws != "top-k" or len(world.tables.drafts) > 1):
         raise click.UsageError("--soft-q needs --draws top-k and one draft: drawn tokens have the soft q already")
-    return measured(
-        Asked(
+    return enumerate_law(
+        LawQuery(
             rule,
-            told.tables,
+            world.tables,
             draws,
             _in_words(rule, thresholds, options),
             options.soft_q,
-            options.own,
+            options.user_rule,
             options.claims_lossless,
         ),
         options.max_runs,
     )
 
 
-def _told(options: Options) -> Told:
+def _world(options: Options) -> WrittenWorld:
     """The world that the options describe, or the file they name."""
     if options.world is not None:
         clash = [
@@ -190,23 +200,23 @@ def _told(options: Options) -> Told:
     elif options.p is None or (options.q is None and options.tokens is None):
         raise click.UsageError("--p and --q come together (--q alone may be missing where --tokens are given)")
     else:
-        p = listed(options.p, "--p")
-        q = p if options.q is None else listed(options.q, "--q")
+        p = parse_law(options.p, "--p")
+        q = p if options.q is None else parse_law(options.q, "--q")
         if len(p) != len(q):
             raise UnusableInput(f"--p has {len(p)} probabilities and --q {len(q)}: give one for each token to both")
     tokens = None
     if options.tokens is not None:
-        tokens = fitting(numbers(options.tokens, "--tokens"), shape, len(p), "--tokens")
-    return Told(Tables(shape, {(): p}, ({(): q},), tokens), None, {})
+        tokens = fitting_tokens(parse_numbers(options.tokens, "--tokens"), shape, len(p), "--tokens")
+    return WrittenWorld(Tables(shape, {(): p}, ({(): q},), tokens), None, {})
 
 
 def _shape(options: Options) -> Shape:
     if options.tree is not None:
-        return shaped(numbers(options.tree, "--tree"), "--tree")
+        return shape_of(parse_numbers(options.tree, "--tree"), "--tree")
     chain = options.rule is not None and RULES[options.rule].chains_only
     if options.siblings is None and options.depth is None:
         return Shape((0, 0, 1) if chain else (0, 0, 0, 1, 1))
-    return full(options.siblings or (1 if chain else 2), options.depth or 1)
+    return full_tree(options.siblings or (1 if chain else 2), options.depth or 1)
 
 
 def _thresholds(options: Options) -> dict[str, Fraction]:
@@ -214,11 +224,11 @@ def _thresholds(options: Options) -> dict[str, Fraction]:
     for name in typed:
         if options.rule is not None and name not in OWN_THRESHOLDS.get(options.rule, ()):
             raise click.UsageError(f"--{name.replace('_', '-')} means nothing to the rule {options.rule}")
-    return {name: exactly(text, f"--{name.replace('_', '-')}") for name, text in typed.items()}
+    return {name: exact_number(text, f"--{name.replace('_', '-')}") for name, text in typed.items()}
 
 
 def _in_words(rule: Rule, thresholds: dict[str, Fraction], options: Options) -> str:
     """The settings in words: the thresholds that the rule reads, and whether the soft q is handed over."""
-    heeded = THRESHOLDS if options.own is not None else OWN_THRESHOLDS.get(rule.name, ())
+    heeded = THRESHOLDS if options.user_rule is not None else OWN_THRESHOLDS.get(rule.name, ())
     parts = [f"{name} {thresholds[name]}" for name in heeded if name in thresholds]
     return ", ".join(parts + (["soft q handed over"] if options.soft_q else []))

@@ -31,7 +31,7 @@ READ_Q = ("chain", "multi-round", "specinfer", "block")
 
 
 @dataclass(frozen=True)
-class Asked:
+class LawQuery:
     """A rule in a world.
 
     Attributes:
@@ -40,7 +40,7 @@ class Asked:
         draws: One of DRAWS; ignored if the tables give tokens.
         setting: The settings in words.
         soft: Whether top-k tokens come with the soft q, as if they had been drawn from it.
-        own: The user's own rule, `pkg.module:function`, or None.
+        user_rule: The user's own rule, `pkg.module:function`, or None.
         claims: Whether the user's rule claims to be lossless.
     """
 
@@ -49,46 +49,49 @@ class Asked:
     draws: str
     setting: str = ""
     soft: bool = False
-    own: str | None = None
+    user_rule: str | None = None
     claims: bool = False
 
 
-def measured(asked: Asked, most: int | None = None) -> LawFacts:
+def enumerate_law(query: LawQuery, most: int | None = None) -> LawFacts:
     """The facts about a rule in a world, by enumeration of every possible decision.
 
     Args:
-        asked: Rule and world.
+        query: Rule and world.
         most: Most runs of the rule; None for as many as take about ten seconds.
 
     Raises:
         UnusableInput: The world is too large, or the user's own rule errs.
     """
-    tables, rule = asked.tables, asked.rule
-    runs = _Runs(asked, min(MOST_RUNS, MOST_WORK // tables.vocab) if most is None else most)
-    blocks = _law(asked, runs)
+    tables, rule = query.tables, query.rule
+    runs = _Runs(query, min(MOST_RUNS, MOST_WORK // tables.vocab) if most is None else most)
+    blocks = _law(query, runs)
     height = tables.shape.height + 1
     off = total_variation(blocks, tables.target_row, height)
     # One float among the weights of a user's rule makes the law inexact.
     exact = not any(isinstance(mass, float) for mass in blocks.values())
-    given = tables.tokens is not None
-    promise: bool | None = rule.lossless("top-k" if given else asked.draws, tables.distinct(asked.draws))
+    has_tokens = tables.tokens is not None
+    promise: bool | None = rule.lossless("top-k" if has_tokens else query.draws, tables.distinct(query.draws))
     declared = rule.promise
-    condition, why = declared.condition, ""
-    if asked.own is not None:
+    condition = declared.condition
+    why = ""
+    if query.user_rule is not None:
         # A user's rule promises only what the command line claims for it.
-        promise, condition = (True if asked.claims else None), ""
-    elif asked.soft and rule.name in READ_Q:
-        promise, condition = False, "tokens are drawn from the q that is handed over"
+        promise = True if query.claims else None
+        condition = ""
+    elif query.soft and rule.name in READ_Q:
+        promise = False
+        condition = "tokens are drawn from the q that is handed over"
         why = f"a greedy draft treated as a sample: {rule.name} promises the target's law only where {condition}"
     return LawFacts(
-        rule=asked.own or rule.name,
-        setting=asked.setting,
-        draws="given" if given else asked.draws,
+        rule=query.user_rule or rule.name,
+        setting=query.setting,
+        draws="given" if has_tokens else query.draws,
         tree=_tree(tables),
         promise=promise,
         condition=condition,
-        source="" if asked.own else declared.source,
-        sentence="" if asked.own else declared.sentence,
+        source="" if query.user_rule else declared.source,
+        sentence="" if query.user_rule else declared.sentence,
         why=why,
         biased=off != 0 if exact else off > NOISE,
         exact=exact,
@@ -103,34 +106,34 @@ def measured(asked: Asked, most: int | None = None) -> LawFacts:
 
 def _tree(tables: Tables) -> str:
     parents = " ".join(map(str, tables.shape.parent))
-    told = f", tokens {' '.join(map(str, tables.tokens))}" if tables.tokens is not None else ""
-    return f"parents {parents} (node 0 is the root){told}; {tables.vocab} tokens"
+    tokens = f", tokens {' '.join(map(str, tables.tokens))}" if tables.tokens is not None else ""
+    return f"parents {parents} (node 0 is the root){tokens}; {tables.vocab} tokens"
 
 
-def _law(asked: Asked, runs: "_Runs") -> Law:
-    tables = asked.tables
+def _law(query: LawQuery, runs: "_Runs") -> Law:
+    tables = query.tables
     # Built-in rules read only the children of the current node, so that a tree can be drawn while it is walked.
-    whole = asked.soft or asked.own is not None
+    is_drawn_first = query.soft or query.user_rule is not None
     try:
         blocks = round_law(
             tables.shape,
             tables.target_row,
             tables.draft_row,
-            asked.rule,
-            asked.draws,
+            query.rule,
+            query.draws,
             tables.tokens,
             runs,
-            whole_tree_first=whole,
+            whole_tree_first=is_drawn_first,
         )
     except Malformed as why:
         if isinstance(why.__cause__, UnusableInput):
             raise why.__cause__ from None
-        raise UnusableInput(cut(f"--rule {asked.own}: {why.why}" if asked.own else str(why))) from why
+        raise UnusableInput(cut(f"--rule {query.user_rule}: {why.why}" if query.user_rule else str(why))) from why
     # A rule that reads a clock or random numbers of its own gives runs that do not add up to 1.
     total = sum(blocks.values())
     if not -NOISE < float(total) - 1.0 < NOISE:
         raise UnusableInput(
-            f"--rule {asked.own}: its runs add up to {float(total):.6g}, not to 1:"
+            f"--rule {query.user_rule}: its runs add up to {float(total):.6g}, not to 1:"
             " it may depend on nothing but its arguments and coins"
         )
     return blocks
@@ -143,9 +146,11 @@ class _Runs:
         count: Runs so far.
     """
 
-    def __init__(self, asked: Asked, most: int) -> None:
-        self._program: Program = acceptance.verify if asked.own is None else own_rule(asked.own)
-        self._tables, self._soft, self._most = asked.tables, asked.soft, most
+    def __init__(self, query: LawQuery, most: int) -> None:
+        self._program: Program = acceptance.verify if query.user_rule is None else own_rule(query.user_rule)
+        self._tables = query.tables
+        self._soft = query.soft
+        self._most = most
         self.count = 0
 
     def __call__(self, *arguments: Any) -> Answer:
@@ -160,10 +165,10 @@ class _Runs:
                 f"too large a world: more than {self._most} runs of the rule; give it fewer nodes or tokens (of at most"
                 f" {MOST_TOKENS}), --draws top-k, or more time with --max-runs"
             )
-        asked = Question(*arguments)
+        question = Question(*arguments)
         if self._soft:
-            above = [asked.tree.tokens_to(up)[1:] for up in asked.tree.parent]
+            above = [question.tree.tokens_to(up)[1:] for up in question.tree.parent]
             # The soft q of a node is the draft's law at its parent, after the path to the parent.
             soft = [self._tables.draft_row(path, 0) for path in above]
-            asked = asked._replace(proposal=soft, sampled=True)
-        return self._program(*asked)
+            question = question._replace(proposal=soft, sampled=True)
+        return self._program(*question)

@@ -16,7 +16,7 @@ from reference.oracle.tree_growth import Path
 from reference.rules import DRAWS, RULES, Rule
 from reference.tree import Shape
 from reports.pages.law import LawFacts
-from specverify.law.enumeration import Asked, measured
+from specverify.law.enumeration import LawQuery, enumerate_law
 from specverify.law.world_options import Tables
 
 HEAVY_EXACT: tuple[Row, Row] = (
@@ -29,26 +29,41 @@ LOSSY = (("threshold_acc", Fraction(9, 10)), ("threshold_single", Fraction(1, 5)
 """Thresholds with which target-only does not promise to be lossless."""
 
 
-def standard() -> list[LawFacts]:
+def standard_laws() -> list[LawFacts]:
     """One row for each rule and kind of draft: the facts of its worst world, with cells and runs of all worlds."""
     rows = [
-        _row({world: Asked(Rule(name), tables, draws) for world, tables in worlds(name).items()})
+        _row({world: LawQuery(Rule(name), tables, draws) for world, tables in worlds(name).items()})
         for name, draws in itertools.product(RULES, DRAWS)
     ]
     loose = worlds("target-only")
     for name, value in LOSSY:
         rule = Rule("target-only", **{name: cast(float, value)})  # only compared and divided: a fraction stays exact
-        rows.append(_row({at: Asked(rule, one, "top-k", f"{name} {value}") for at, one in loose.items()}))
+        rows.append(
+            _row({world: LawQuery(rule, tables, "top-k", f"{name} {value}") for world, tables in loose.items()})
+        )
     # Siblings with one token: target-only promises nothing for them.
-    twins = {at: replace(one, tokens=(0, *(1 + up for up in one.shape.parent[1:]))) for at, one in loose.items()}
-    rows.append(_row({at: Asked(Rule("target-only"), one, "top-k", "repeated siblings") for at, one in twins.items()}))
+    twins = {
+        world: replace(tables, tokens=(0, *(1 + up for up in tables.shape.parent[1:])))
+        for world, tables in loose.items()
+    }
+    rows.append(
+        _row(
+            {
+                world: LawQuery(Rule("target-only"), tables, "top-k", "repeated siblings")
+                for world, tables in twins.items()
+            }
+        )
+    )
     return rows
 
 
-def _row(asked: dict[str, Asked]) -> LawFacts:
-    found = [replace(measured(one), world=world) for world, one in asked.items()]
-    worst = max(found, key=lambda facts: facts.total_variation)
-    cells, evaluations = sum(one.cells for one in found), sum(one.evaluations for one in found)
+def _row(queries: dict[str, LawQuery]) -> LawFacts:
+    facts_of_worlds = [replace(enumerate_law(query), world=world) for world, query in queries.items()]
+    worst = max(facts_of_worlds, key=lambda facts: facts.total_variation)
+    cells, evaluations = (
+        sum(facts.cells for facts in facts_of_worlds),
+        sum(facts.evaluations for facts in facts_of_worlds),
+    )
     return replace(worst, cells=cells, evaluations=evaluations)
 
 
@@ -58,10 +73,10 @@ def worlds(rule: str) -> dict[str, Tables]:
         deep, wide = Shape((0, 0, 1)), Shape((0, 0, 1, 2))
     else:
         deep, wide = Shape((0, 0, 0, 1, 1)), Shape((0, 0, 0, 0))
-    made = {"heavy": _tables(deep, 6, lambda name, path: _turned(HEAVY_EXACT[name == "q"], sum(path)))}
+    tables_by_name = {"heavy": _tables(deep, 6, lambda name, path: _rotate(HEAVY_EXACT[name == "q"], sum(path)))}
     for seed, (shape, vocab) in enumerate(((deep, 3), (deep, 3), (wide, 4))):
-        made[f"random {seed}"] = _tables(shape, vocab, _drawn(seed, vocab))
-    return made
+        tables_by_name[f"random {seed}"] = _tables(shape, vocab, _draw_rows(seed, vocab))
+    return tables_by_name
 
 
 def _tables(shape: Shape, vocab: int, row: Callable[[str, Path], Row]) -> Tables:
@@ -69,12 +84,12 @@ def _tables(shape: Shape, vocab: int, row: Callable[[str, Path], Row]) -> Tables
     return Tables(shape, {path: row("p", path) for path in paths}, ({path: row("q", path) for path in paths},))
 
 
-def _turned(row: Row, by: int) -> Row:
+def _rotate(row: Row, by: int) -> Row:
     """`row` rotated along the vocabulary, so that contexts differ while p and q keep their relation."""
-    return [row[(at + by) % len(row)] for at in range(len(row))]
+    return [row[(token + by) % len(row)] for token in range(len(row))]
 
 
-def _drawn(seed: int, vocab: int) -> Callable[[str, Path], Row]:
+def _draw_rows(seed: int, vocab: int) -> Callable[[str, Path], Row]:
     """A function that gives each row small rational probabilities, from a seed of the row's own."""
 
     def row(name: str, path: Path) -> Row:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from backends.interception.intercept import DecidesTooOften, NotInterceptable, TooManyRuns, enumerated
+from backends.interception.intercept import DecidesTooOften, NotInterceptable, TooManyRuns, enumerate_law
 from backends.randomness.hooks import names_replaced, watched_names
 from reference.oracle.law import expected_length, total_variation, where_from
 from reports.pages.law import LawFacts
@@ -55,7 +55,7 @@ def torch_law(name: str, tables: Tables, claims: bool, most: int | None = None) 
             raise UnusableInput(f"{where}: raised {brief(why)}; a sampler takes (target, draft)") from why
 
     try:
-        enumeration = enumerated(block, most_runs=MOST_RUNS if most is None else most)
+        enumeration = enumerate_law(block, most_runs=MOST_RUNS if most is None else most)
     except (NotInterceptable, TooManyRuns) as why:
         raise UnusableInput(f"{where}: {why}") from None
     law: dict[tuple[int, ...], Any] = dict(enumeration.law)
@@ -83,7 +83,7 @@ def torch_law(name: str, tables: Tables, claims: bool, most: int | None = None) 
         cells=len(law),
         evaluations=count,
         biases=tuple(where_from(law, tables.target_row, height)),
-        shared=enumeration.shared,
+        shared_draws=enumeration.shared_numbers,
     )
 
 
@@ -97,7 +97,7 @@ def _table(row: Callable[[tuple[int, ...]], Any]) -> Callable[[Any], Tensor]:
     return after
 
 
-def _tokens(told: Any) -> tuple[int, ...]:
+def _tokens(ids: Any) -> tuple[int, ...]:
     """Token ids from a tensor, a list, a tuple or a single id; TypeError for anything else."""
-    listed = told.tolist() if isinstance(told, Tensor) else told
+    listed = ids.tolist() if isinstance(ids, Tensor) else ids
     return tuple(operator.index(token) for token in ([listed] if isinstance(listed, int) else listed))

@@ -37,10 +37,10 @@ def function_named(name: str, where: str) -> Callable[..., Any]:
         ) from why
     except (Exception, SystemExit) as why:  # the user's code may raise anything, which becomes one line
         raise UnusableInput(f"{where}: importing {module_name!r} raised {brief(why)}") from why
-    found = getattr(module, attribute, None)
-    if not callable(found):
+    function = getattr(module, attribute, None)
+    if not callable(function):
         raise UnusableInput(f"{where}: {module_name!r} has no function called {attribute!r}")
-    return found  # type: ignore[no-any-return]
+    return function  # type: ignore[no-any-return]
 
 
 def own_rule(name: str) -> Program:
@@ -50,14 +50,14 @@ def own_rule(name: str) -> Program:
         UnusableInput: As in `function_named`.
     """
     where = f"--rule {name}"
-    found = function_named(name, where)
+    function = function_named(name, where)
 
     def program(*arguments: Any) -> Answer:
-        asked = Question(*arguments)
+        question = Question(*arguments)
         # All runs share the rows; as tuples, no run can change them.
-        rows, laws = ([tuple(row) for row in table] for table in (asked.target, asked.proposal))
+        rows, laws = ([tuple(row) for row in table] for table in (question.target, question.proposal))
         try:
-            answer = found(*asked._replace(target=rows, proposal=laws))
+            answer = function(*question._replace(target=rows, proposal=laws))
         except (Exception, SystemExit) as why:
             raise UnusableInput(f"{where}: raised {brief(why)}; a rule takes {SIGNATURE}") from why
         return _answer(answer, where, len(rows[0]))
@@ -72,7 +72,7 @@ def _answer(answer: Any, where: str, vocab: int) -> Answer:
         nodes = tuple(operator.index(node) for node in path)
         counted = len(weights)
     except (TypeError, ValueError):
-        raise UnusableInput(f"{where}: answered {_shown(answer)}, not (path of node indices, weights)") from None
+        raise UnusableInput(f"{where}: answered {_quote(answer)}, not (path of node indices, weights)") from None
     if counted != vocab:
         raise UnusableInput(f"{where}: answered {counted} weights for a vocabulary of {vocab}")
     return nodes, [_number(weight, where) for weight in weights]
@@ -85,10 +85,10 @@ def _number(weight: Any, where: str) -> Number:
     try:
         return float(weight)
     except (TypeError, ValueError, OverflowError):
-        raise UnusableInput(f"{where}: answered the weight {_shown(weight)}, which is no number") from None
+        raise UnusableInput(f"{where}: answered the weight {_quote(weight)}, which is no number") from None
 
 
-def _shown(value: object) -> str:
+def _quote(value: object) -> str:
     text = " ".join(repr(value).split())
     return text if len(text) <= 80 else f"{text[:80]}…"
 

@@ -14,7 +14,7 @@ from reference.oracle.acceptance import Row
 from reference.oracle.tree_growth import Path
 from reference.rules import DRAWS
 from reference.tree import Shape
-from specverify.law.world_options import LONGEST, Tables, exactly, fitting, probabilities, shaped
+from specverify.law.world_options import LONGEST, Tables, exact_number, fitting_tokens, probabilities, shape_of
 from specverify.setup.errors import UnusableInput
 
 MOST_BYTES = 4_000_000
@@ -32,7 +32,7 @@ class Written(str):
 
 
 @dataclass(frozen=True)
-class Told:
+class WrittenWorld:
     """The contents of a world file.
 
     Attributes:
@@ -46,14 +46,14 @@ class Told:
     thresholds: dict[str, Fraction]
 
 
-def read(name: str) -> Told:
+def read(name: str) -> WrittenWorld:
     """The world in the file of that name.
 
     Raises:
         UnusableInput: The file cannot be read, or a field has a wrong value; the message holds the field's path.
     """
     where = f"--world {name}"
-    content = _decoded(name, where)
+    content = _read_json(name, where)
     if not isinstance(content, dict):
         raise UnusableInput(f"{where}: a world is a JSON object, not {_kind(content)}")
     for field in content:
@@ -62,7 +62,7 @@ def read(name: str) -> Told:
     for field in ("parents", "target", *([] if "tokens" in content else ["draft"])):
         if field not in content:
             raise UnusableInput(f"{where}: {field} is missing")
-    shape = shaped(_integers(content["parents"], f"{where}: parents"), f"{where}: parents")
+    shape = shape_of(_integers(content["parents"], f"{where}: parents"), f"{where}: parents")
     target = _table(content["target"], shape, None, f"{where}: target")
     vocab = len(target[()])
     # With given tokens the draft's law is not read, and the field may be missing.
@@ -70,19 +70,21 @@ def read(name: str) -> Told:
     if isinstance(written, list):
         if not written:
             raise UnusableInput(f"{where}: draft: the list is empty; give at least one draft")
-        drafts = [_table(one, shape, vocab, f"{where}: draft[{at}]") for at, one in enumerate(written)]
+        drafts = [_table(table, shape, vocab, f"{where}: draft[{number}]") for number, table in enumerate(written)]
     else:
         drafts = [_table(written, shape, vocab, f"{where}: draft")]
     tokens = None
     if "tokens" in content:
-        tokens = fitting(_integers(content["tokens"], f"{where}: tokens"), shape, vocab, f"{where}: tokens")
+        tokens = fitting_tokens(_integers(content["tokens"], f"{where}: tokens"), shape, vocab, f"{where}: tokens")
     draws = content.get("draws")
     if draws is not None and draws not in DRAWS:
-        raise UnusableInput(f"{where}: draws: {_shown(draws)} is none of {', '.join(DRAWS)}")
-    return Told(Tables(shape, target, tuple(drafts), tokens), draws, _thresholds(content.get("thresholds", {}), where))
+        raise UnusableInput(f"{where}: draws: {_quote(draws)} is none of {', '.join(DRAWS)}")
+    return WrittenWorld(
+        Tables(shape, target, tuple(drafts), tokens), draws, _thresholds(content.get("thresholds", {}), where)
+    )
 
 
-def _decoded(name: str, where: str) -> Any:
+def _read_json(name: str, where: str) -> Any:
     try:
         raw = read_whole(name, MOST_BYTES)
     except TooLarge:
@@ -91,7 +93,9 @@ def _decoded(name: str, where: str) -> Any:
         raise UnusableInput(f"{where}: {why.strerror or why}") from None
     try:
         # Decimals are kept as texts, since Python's float would round them before they become fractions.
-        return json.loads(raw.decode("utf-8"), parse_float=Written, parse_constant=Written, object_pairs_hook=_unique)
+        return json.loads(
+            raw.decode("utf-8"), parse_float=Written, parse_constant=Written, object_pairs_hook=_unique_object
+        )
     except UnicodeDecodeError as why:
         raise UnusableInput(f"{where}: not UTF-8 at byte {why.start}") from None
     except json.JSONDecodeError as why:
@@ -100,14 +104,14 @@ def _decoded(name: str, where: str) -> Any:
         raise UnusableInput(f"{where}: not JSON that can be read: {str(why)[:LONGEST]}") from None
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """A JSON object as a dict; a repeated name is refused, since one of its two values would be lost."""
-    made: dict[str, Any] = {}
+    content: dict[str, Any] = {}
     for name, value in pairs:
-        if name in made:
+        if name in content:
             raise ValueError(f"the name {name[:40]!r} stands twice in one object")
-        made[name] = value
-    return made
+        content[name] = value
+    return content
 
 
 def _table(written: object, shape: Shape, vocab: int | None, where: str) -> dict[Path, Row]:
@@ -120,12 +124,12 @@ def _table(written: object, shape: Shape, vocab: int | None, where: str) -> dict
         vocab = len(written[""])
     rows: dict[Path, Row] = {}
     for name, row in written.items():
-        at = f"{where}[{name[:LONGEST]!r}]"
+        place = f"{where}[{name[:LONGEST]!r}]"
         if not isinstance(row, list):
-            raise UnusableInput(f"{at}: is {_kind(row)}, not a list of probabilities")
+            raise UnusableInput(f"{place}: is {_kind(row)}, not a list of probabilities")
         if len(row) != vocab:
-            raise UnusableInput(f"{at}: {len(row)} probabilities where {vocab} are needed")
-        rows[_path(name, shape, vocab, at)] = probabilities(row, at)
+            raise UnusableInput(f"{place}: {len(row)} probabilities where {vocab} are needed")
+        rows[_path(name, shape, vocab, place)] = probabilities(row, place)
     return rows
 
 
@@ -149,20 +153,20 @@ def _thresholds(written: object, where: str) -> dict[str, Fraction]:
             raise UnusableInput(
                 f"{where}: thresholds: {name[:LONGEST]!r} is no threshold (known: {', '.join(THRESHOLDS)})"
             )
-    return {name: exactly(value, f"{where}: thresholds.{name}") for name, value in written.items()}
+    return {name: exact_number(value, f"{where}: thresholds.{name}") for name, value in written.items()}
 
 
 def _integers(written: object, where: str) -> Path:
     if not isinstance(written, list):
         raise UnusableInput(f"{where}: is {_kind(written)}, not a list of whole numbers")
-    for at, one in enumerate(written):
+    for position, number in enumerate(written):
         # `type`, since True and False are ints by `isinstance`.
-        if type(one) is not int or abs(one) >= 10**6:
-            raise UnusableInput(f"{where}[{at}]: {_shown(one)} is not a node or token")
+        if type(number) is not int or abs(number) >= 10**6:
+            raise UnusableInput(f"{where}[{position}]: {_quote(number)} is not a node or token")
     return tuple(written)
 
 
-def _shown(value: object) -> str:
+def _quote(value: object) -> str:
     return value[:LONGEST] if isinstance(value, Written) else json.dumps(value)[:LONGEST]
 
 

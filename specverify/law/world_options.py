@@ -69,7 +69,7 @@ class Tables:
         return draws == "top-k" and len(self.drafts) == 1
 
 
-def exactly(written: object, where: str) -> Fraction:
+def exact_number(written: object, where: str) -> Fraction:
     """The number `written` (text, or an int) as an exact fraction; a decimal is not rounded to a float.
 
     Raises:
@@ -78,8 +78,8 @@ def exactly(written: object, where: str) -> Fraction:
     text = str(written).strip() if isinstance(written, str) or type(written) is int else ""
     # The last test refuses a denominator of 0.
     if len(text) > LONGEST or not NUMBER.fullmatch(text) or re.search(r"/0+$", text):
-        shown = repr(written) if len(repr(written)) <= LONGEST else f"{repr(written)[:LONGEST]}…"
-        raise UnusableInput(f"{where}: {shown} is not a number (write 0.6 or 3/5)")
+        quoted = repr(written) if len(repr(written)) <= LONGEST else f"{repr(written)[:LONGEST]}…"
+        raise UnusableInput(f"{where}: {quoted} is not a number (write 0.6 or 3/5)")
     return Fraction(text)
 
 
@@ -91,31 +91,31 @@ def probabilities(written: Sequence[object], where: str) -> Row:
     """
     if len(written) > MOST_TOKENS:
         raise UnusableInput(f"{where}: {len(written)} tokens are too many to enumerate; use {MOST_TOKENS} at most")
-    row = [exactly(one, f"{where}[{at}]") for at, one in enumerate(written)]
-    for at, value in enumerate(row):
+    row = [exact_number(value, f"{where}[{token}]") for token, value in enumerate(written)]
+    for token, value in enumerate(row):
         if value < 0:
-            raise UnusableInput(f"{where}[{at}]: {written[at]} is negative")
+            raise UnusableInput(f"{where}[{token}]: {written[token]} is negative")
     total = sum(row, Fraction(0))
     if abs(total - 1) > OFF:
         raise UnusableInput(f"{where}: sums to {float(total):.9g}, not to 1 (1/3 is exact where 0.333 is not)")
     return normalised(row)
 
 
-def listed(text: str, where: str) -> Row:
+def parse_law(text: str, where: str) -> Row:
     """The law in a text of probabilities with commas between them."""
     return probabilities(text.split(","), where)
 
 
-def numbers(text: str, where: str) -> Path:
+def parse_numbers(text: str, where: str) -> Path:
     """The whole numbers in a text with commas between them."""
     parts = [part.strip() for part in text.split(",")]
-    for at, part in enumerate(parts):
+    for position, part in enumerate(parts):
         if not re.fullmatch(r"\d{1,6}", part, re.ASCII):
-            raise UnusableInput(f"{where}[{at}]: {part[:LONGEST]!r} is not a whole number of 0 or more")
+            raise UnusableInput(f"{where}[{position}]: {part[:LONGEST]!r} is not a whole number of 0 or more")
     return tuple(int(part) for part in parts)
 
 
-def shaped(parents: Path, where: str) -> Shape:
+def shape_of(parents: Path, where: str) -> Shape:
     """The tree with these parents.
 
     Raises:
@@ -129,7 +129,7 @@ def shaped(parents: Path, where: str) -> Shape:
         raise UnusableInput(f"{where}: {why} (node 0 is the root and its own parent)") from None
 
 
-def full(siblings: int, depth: int) -> Shape:
+def full_tree(siblings: int, depth: int) -> Shape:
     """The tree in which every node above `depth` has `siblings` children, level by level."""
     # The depth first, so that no huge powers are computed.
     if depth >= MOST_NODES or sum(siblings**level for level in range(depth + 1)) > MOST_NODES:
@@ -144,7 +144,7 @@ def full(siblings: int, depth: int) -> Shape:
     return Shape(tuple(parents))
 
 
-def fitting(tokens: Path, shape: Shape, vocab: int, where: str) -> Path:
+def fitting_tokens(tokens: Path, shape: Shape, vocab: int, where: str) -> Path:
     """`tokens`, after a check that there is one for each node of `shape` and that each is in the vocabulary.
 
     Raises:

@@ -32,25 +32,28 @@ class Comparison:
         return 1 if self.differ else 0 if self.same else 3
 
 
-def compared(one: Record, other: Record) -> Comparison:
+def compare_records(first: Record, second: Record) -> Comparison:
     """Compare the finished turns of two records by their keys."""
-    mine, theirs = _keyed(one), _keyed(other)
-    found = Comparison(only=(len(mine.keys() - theirs.keys()), len(theirs.keys() - mine.keys())))
-    for key in (key for key in mine if key in theirs):
-        left, right = mine[key], theirs[key]
-        apart = [name for name in COMPARED if left.get(name) != right.get(name)]
+    first_turns, second_turns = _keyed(first), _keyed(second)
+    comparison = Comparison(
+        only=(len(first_turns.keys() - second_turns.keys()), len(second_turns.keys() - first_turns.keys()))
+    )
+    for key in (key for key in first_turns if key in second_turns):
+        first_turn, second_turn = first_turns[key], second_turns[key]
+        apart = [name for name in COMPARED if first_turn.get(name) != second_turn.get(name)]
         if apart:
-            found.differ[key] = apart
+            comparison.differ[key] = apart
         else:
-            found.same += 1
-        before = found.seconds.get(key[2], (0.0, 0.0))
-        found.seconds[key[2]] = before[0] + left["seconds"], before[1] + right["seconds"]
-    asked = one.manifest["asked"], other.manifest["asked"]
-    for name in dict.fromkeys((*asked[0], *asked[1])):
-        values = asked[0].get(name), asked[1].get(name)
+            comparison.same += 1
+        before = comparison.seconds.get(key[2], (0.0, 0.0))
+        comparison.seconds[key[2]] = before[0] + first_turn["seconds"], before[1] + second_turn["seconds"]
+    first_options = first.manifest["asked"]
+    second_options = second.manifest["asked"]
+    for name in dict.fromkeys((*first_options, *second_options)):
+        values = first_options.get(name), second_options.get(name)
         if values[0] != values[1]:
-            found.settings[name] = values
-    return found
+            comparison.settings[name] = values
+    return comparison
 
 
 def _keyed(record: Record) -> dict[Key, Fact]:

@@ -13,13 +13,13 @@ def step_fact(step: Step) -> Fact:
     drafted, lowered, accepted = step.drafted, step.lowered, step.accepted
     return {
         "tree": None if drafted is None else {"parent": drafted.tree.parent, "token": drafted.tree.token},
-        "lowered": None if lowered is None else _lowered(lowered),
+        "lowered": None if lowered is None else _lowered_fact(lowered),
         "path": None if accepted is None else accepted.path,
     }
 
 
-def _lowered(lowered: Lowered) -> Fact:
-    found: Fact = {name: getattr(lowered, name) for name in lowered.shown}
+def _lowered_fact(lowered: Lowered) -> Fact:
+    fact: Fact = {name: getattr(lowered, name) for name in lowered.array_names}
     if lowered.visible is not None:
-        found["visible"] = list({id(mask): mask for mask in lowered.visible}.values())
-    return found
+        fact["visible"] = list({id(mask): mask for mask in lowered.visible}.values())
+    return fact

@@ -19,16 +19,16 @@ def shards_in(folders: Sequence[Path]) -> list[Path]:
     Raises:
         UnusableInput: A folder has shards of runs with different numbers of ranks.
     """
-    found = list[Path]()
+    shards = list[Path]()
     for folder in folders:
-        inner = sorted(one for one in folder.glob("shard-*-of-*") if one.is_dir())
-        if len({one.name.rpartition("-")[2] for one in inner}) > 1:
+        inner = sorted(path for path in folder.glob("shard-*-of-*") if path.is_dir())
+        if len({path.name.rpartition("-")[2] for path in inner}) > 1:
             raise UnusableInput(f"{folder}: holds shards of several numbers of ranks; name the shards of one")
-        found += inner or [folder]
-    return found
+        shards += inner or [folder]
+    return shards
 
 
-def merged(folders: Sequence[Path]) -> Record:
+def merge_records(folders: Sequence[Path]) -> Record:
     """The whole shards among `folders` as one record, which no folder holds yet; its manifest names the missing ones.
 
     Records of diff have no shards: their turns are put together.
@@ -40,42 +40,44 @@ def merged(folders: Sequence[Path]) -> Record:
     if not records:
         raise UnusableInput(f"{', '.join(map(str, folders))}: no record of a run; was it killed before its first turn?")
     first = records[0]
-    for one in records[1:]:
-        if any(one.manifest[name] != first.manifest[name] for name in ("kind", "settings")):
-            raise UnusableInput(f"{first.folder} and {one.folder} are parts of different runs")
+    for record in records[1:]:
+        if any(record.manifest[name] != first.manifest[name] for name in ("kind", "settings")):
+            raise UnusableInput(f"{first.folder} and {record.folder} are parts of different runs")
     if first.manifest["kind"] == DIFF:
         manifest = {name: value for name, value in first.manifest.items() if name != "seed"}
-        every = {key: turn for one in records for key, turn in one.turns.items()}
-        return Record(first.folder, manifest, every, {}, sum(one.torn for one in records))
-    return _of_shards(records)
+        every = {key: turn for record in records for key, turn in record.turns.items()}
+        return Record(first.folder, manifest, every, {}, sum(record.torn for record in records))
+    return _merge_shards(records)
 
 
-def _of_shards(records: list[Record]) -> Record:
-    first, at = records[0], dict[int, Record]()
+def _merge_shards(records: list[Record]) -> Record:
+    first = records[0]
+    record_of_rank = dict[int, Record]()
     world = first.shard[1]
-    for one in records:
-        rank, ranks = one.shard
-        if ranks != world or rank in at:
-            other = at.get(rank, first)
-            raise UnusableInput(f"{other.folder} and {one.folder} are not two shards of one run")
-        at[rank] = one
-    missing, whole = list[str](), list[Record]()
+    for record in records:
+        rank, ranks = record.shard
+        if ranks != world or rank in record_of_rank:
+            same_rank = record_of_rank.get(rank, first)
+            raise UnusableInput(f"{same_rank.folder} and {record.folder} are not two shards of one run")
+        record_of_rank[rank] = record
+    missing = list[str]()
+    whole_shards = list[Record]()
     for rank in range(world):
-        if rank not in at:
+        if rank not in record_of_rank:
             missing.append(f"shard {rank} of {world} is missing: it wrote no record")
-        elif at[rank].unfinished:
-            left = len(at[rank].unfinished)
-            missing.append(f"shard {rank} of {world} is missing: {left} of its prompts are not finished")
+        elif record_of_rank[rank].unfinished:
+            num_unfinished = len(record_of_rank[rank].unfinished)
+            missing.append(f"shard {rank} of {world} is missing: {num_unfinished} of its prompts are not finished")
         else:
-            whole.append(at[rank])
+            whole_shards.append(record_of_rank[rank])
     order = {way["name"]: place for place, way in enumerate(first.manifest.get("ways", ()))}
-    keyed = {key_of(turn): turn for one in whole for turn in one.finished}
+    keyed = {key_of(turn): turn for shard in whole_shards for turn in shard.finished}
     keys = sorted(keyed, key=lambda key: (key[0], key[1], key[3], order.get(key[2], len(order))))
-    prompts = {number: line for one in whole for number, line in one.prompts.items()}
+    prompts = {number: line for shard in whole_shards for number, line in shard.prompts.items()}
     manifest: Fact = {**first.manifest, "missing": missing}
     manifest.pop("shard", None)
     turns = {key: keyed[key] for key in keys}
-    return Record(first.folder, manifest, turns, dict(sorted(prompts.items())), sum(one.torn for one in records))
+    return Record(first.folder, manifest, turns, dict(sorted(prompts.items())), sum(shard.torn for shard in records))
 
 
 def write(record: Record, folder: Path) -> None:
@@ -87,7 +89,7 @@ def write(record: Record, folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as why:
-        raise writing.Unwritable.because(folder, why) from None
+        raise writing.Unwritable.from_os_error(folder, why) from None
     for name, lines in ((TURNS, record.turns.values()), (PROMPTS, record.prompts.values())):
         writing.write_whole(folder / name, "".join(map(writing.as_json, lines)).encode())
     # The manifest comes last: without it the folder holds no record.

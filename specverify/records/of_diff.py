@@ -13,13 +13,13 @@ from specverify.records.write import manifest_of
 
 def manifest_for(plan: Plan) -> Fact:
     """The manifest of a `diff`."""
-    asked: Fact = {
+    options: Fact = {
         "backend": plan.backend, "against": plan.against, "model": plan.model, "draft": plan.draft,
         "prompts": plan.prompts, "invariants": plan.invariants, "cases": plan.cases, "new_tokens": plan.new_tokens,
         "dtypes": plan.dtypes, "seed": plan.seed, "jobs": plan.jobs, "fault": plan.fault, "layout": plan.layout,
         "mode": plan.mode, "focus": plan.focus, "batch": plan.batch, "processors": plan.processors,
     }  # fmt: skip
-    return manifest_of(DIFF, asked, {}, seed=plan.seed)
+    return manifest_of(DIFF, options, {}, seed=plan.seed)
 
 
 def turn_for(verdict: Verdict) -> Fact:
@@ -45,12 +45,12 @@ def failure_for(failure: Failure, environment: Mapping[str, str]) -> Fact:
     """The dump of a failure: its finding, the tree of its step as it was lowered, and the environment of the run."""
     verdict, finding = failure.verdict, failure.finding
     steps = () if verdict.trace is None else verdict.trace.steps
-    shown = step_fact(steps[finding.step]) if 0 <= finding.step < len(steps) else {}
+    shown_step = step_fact(steps[finding.step]) if 0 <= finding.step < len(steps) else {}
     return {
         "prompt": verdict.case.id,
         "way": failure.backend,
         "finding": finding_fact(finding),
         "step": finding.step,
-        **shown,
+        **shown_step,
         "environment": dict(environment),
     }

@@ -39,7 +39,7 @@ class Ranks:
     local: int = 0
     backend: str = BACKENDS[0]
 
-    def mine(self, count: int) -> list[int]:
+    def prompt_numbers(self, count: int) -> list[int]:
         """The numbers of the prompts of this rank among `count`: each that leaves `rank` when divided by `world`."""
         return list(range(self.rank, count, self.world))
 
@@ -96,12 +96,12 @@ def ranks_of(environment: Mapping[str, str] = os.environ, backend: str = BACKEND
     Raises:
         UnusableInput: A variable is no such number.
     """
-    found: dict[str, Any] = {}
+    numbers: dict[str, Any] = {}
     for name, default in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0")):
         text = environment.get(name) or default
         if not text.isdecimal():
             raise UnusableInput(f"{name}={text!r}: torchrun sets it to a number")
-        found[name] = int(text)
-    if not found["RANK"] < found["WORLD_SIZE"]:
-        raise UnusableInput(f"RANK={found['RANK']}: WORLD_SIZE is {found['WORLD_SIZE']}")
-    return Ranks(found["RANK"], found["WORLD_SIZE"], found["LOCAL_RANK"], backend)
+        numbers[name] = int(text)
+    if not numbers["RANK"] < numbers["WORLD_SIZE"]:
+        raise UnusableInput(f"RANK={numbers['RANK']}: WORLD_SIZE is {numbers['WORLD_SIZE']}")
+    return Ranks(numbers["RANK"], numbers["WORLD_SIZE"], numbers["LOCAL_RANK"], backend)

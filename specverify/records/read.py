@@ -9,7 +9,7 @@ from typing import Any
 
 import jsonschema
 
-from reference.case_json import Validator, brief, dotted
+from reference.case_json import Validator, dotted_path, shorten
 from reference.files.regular import read_whole
 from reference.malformed import Malformed
 from specverify.setup.errors import UnusableInput
@@ -67,7 +67,9 @@ class Record:
     def unfinished(self) -> list[int]:
         """Numbers of the prompts that this shard still has to run."""
         rank, world = self.shard
-        return [one for one in range(rank, len(self.manifest.get("prompts", ())), world) if one not in self.prompts]
+        return [
+            number for number in range(rank, len(self.manifest.get("prompts", ())), world) if number not in self.prompts
+        ]
 
 
 @cache
@@ -100,8 +102,8 @@ def check(part: str, fact: Any, where: str) -> None:
     """
     complaint = jsonschema.exceptions.best_match(_validator(part).iter_errors(fact))
     if complaint is not None:
-        field = dotted(complaint.absolute_path)
-        raise UnusableInput(f"{where}: {field + ': ' if field else ''}{brief(complaint.message)}")
+        field = dotted_path(complaint.absolute_path)
+        raise UnusableInput(f"{where}: {field + ': ' if field else ''}{shorten(complaint.message)}")
 
 
 def read(folder: Path) -> Record:
@@ -111,14 +113,14 @@ def read(folder: Path) -> Record:
         UnusableInput: There is none, or a part of it is damaged; the line names the file, the line and the field.
     """
     path = folder / MANIFEST
-    manifest = _decoded(_text(path), str(path))
+    manifest = _read_json(_text(path), str(path))
     if isinstance(manifest, dict) and manifest.get("record") != VERSION:
         raise UnusableInput(f"{path}: no record of version {VERSION}, the one known here")
     check("manifest", manifest, str(path))
     turns, torn = _lines(folder / TURNS, "turn")
     prompts, also = _lines(folder / PROMPTS, "prompt")
-    keyed = {key_of(one): one for one in turns}
-    return Record(folder, manifest, keyed, {one["prompt"]: one for one in prompts}, torn + also)
+    keyed = {key_of(turn): turn for turn in turns}
+    return Record(folder, manifest, keyed, {line["prompt"]: line for line in prompts}, torn + also)
 
 
 def _lines(path: Path, part: str) -> tuple[list[Fact], int]:
@@ -129,7 +131,8 @@ def _lines(path: Path, part: str) -> tuple[list[Fact], int]:
     """
     if not path.exists():
         return [], 0
-    found, torn = [], 0
+    facts = []
+    torn = 0
     for number, line in enumerate(_text(path).split("\n"), 1):
         if not line:
             continue
@@ -141,8 +144,8 @@ def _lines(path: Path, part: str) -> tuple[list[Fact], int]:
                 continue
             raise UnusableInput(f"{path}:{number}: no JSON object") from None
         check(part, fact, f"{path}:{number}")
-        found.append(fact)
-    return found, torn
+        facts.append(fact)
+    return facts, torn
 
 
 def _text(path: Path) -> str:
@@ -153,8 +156,8 @@ def _text(path: Path) -> str:
         raise UnusableInput(f"{path}: no record of a run: {getattr(why, 'strerror', None) or why}") from None
 
 
-def _decoded(text: str, where: str) -> Any:
+def _read_json(text: str, where: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as why:
-        raise UnusableInput(f"{where}: not JSON ({brief(str(why))})") from None
+        raise UnusableInput(f"{where}: not JSON ({shorten(str(why))})") from None

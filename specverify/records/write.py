@@ -19,27 +19,31 @@ from specverify.setup.errors import UnusableInput
 
 def digest_of(content: Any) -> str:
     """The first 16 hex digits of the SHA-256 of a fact as JSON."""
-    whole = json.dumps(writing.jsonable(content), sort_keys=True)
-    return hashlib.sha256(whole.encode()).hexdigest()[:16]
+    text = json.dumps(writing.jsonable(content), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def manifest_of(kind: str, asked: Fact, deciding: Fact, **facts: Any) -> Fact:
+def manifest_of(kind: str, options: Fact, deciding: Fact, **facts: Any) -> Fact:
     """A manifest.
 
     Args:
         kind: `specverify.records.read.BENCH` or `DIFF`.
-        asked: The options of the command.
-        deciding: All that decides on the turns beside `asked`, such as digests of weights.
+        options: The options of the command.
+        deciding: All that decides on the turns beside `options`, such as digests of weights.
         facts: Further fields of the schema.
     """
-    found = environment()
-    kept = {name: value for name, value in asked.items() if name not in ("seed",) or kind != "diff"}
-    settings = digest_of([kind, kept, deciding, found["specverify"]])
+    versions = environment()
+    deciding_options = {name: value for name, value in options.items() if name not in ("seed",) or kind != "diff"}
+    settings = digest_of([kind, deciding_options, deciding, versions["specverify"]])
     head = {"record": VERSION, "kind": kind, "settings": settings}
-    told = {"started": datetime.now(timezone.utc).isoformat(timespec="seconds"), "environment": found, "asked": asked}
-    whole: Fact = writing.jsonable({**head, **told, **facts})
-    check("manifest", whole, MANIFEST)
-    return whole
+    start = {
+        "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "environment": versions,
+        "asked": options,
+    }
+    manifest: Fact = writing.jsonable({**head, **start, **facts})
+    check("manifest", manifest, MANIFEST)
+    return manifest
 
 
 class Writer:
@@ -62,7 +66,7 @@ class Writer:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as why:
-            raise writing.Unwritable.because(folder, why) from None
+            raise writing.Unwritable.from_os_error(folder, why) from None
         if (folder / MANIFEST).exists():
             self.before = read(folder)
             _check_same(self.before, manifest)
@@ -71,7 +75,8 @@ class Writer:
         else:
             self.before = Record(folder, manifest, {}, {})
             writing.write_json(folder / MANIFEST, manifest)
-        self._turns, self._prompts = Lines(folder / TURNS, durable=True), Lines(folder / PROMPTS, durable=True)
+        self._turns = Lines(folder / TURNS, durable=True)
+        self._prompts = Lines(folder / PROMPTS, durable=True)
 
     def __enter__(self) -> "Writer":
         self._turns.__enter__()
@@ -98,7 +103,7 @@ class Writer:
         try:
             folder.mkdir(exist_ok=True)
         except OSError as why:
-            raise writing.Unwritable.because(folder, why) from None
+            raise writing.Unwritable.from_os_error(folder, why) from None
         path = folder / f"{name}.json"
         writing.write_json(path, {**fact, "environment": {**environment(), **fact.get("environment", {})}})
         return path
@@ -108,7 +113,7 @@ def _check_same(before: Record, manifest: Fact) -> None:
     old = before.manifest
     if (old["kind"], old["settings"]) == (manifest["kind"], manifest["settings"]):
         return
-    asked = writing.jsonable(manifest["asked"])
-    names = [name for name in asked if old["asked"].get(name) != asked[name]]
+    options = writing.jsonable(manifest["asked"])
+    names = [name for name in options if old["asked"].get(name) != options[name]]
     what = f"its {names[0]} differs" if names else "its kind, weights, prompts or version differ"
     raise UnusableInput(f"{before.folder}: holds the record of another run ({what}); choose another folder")

@@ -21,10 +21,10 @@ from properties.verdict.subject import NoTrace, Subject
 from reference.case import Case
 from specverify.setup.subjects import open_planted, subject_of
 
-KEPT = 4096
+MOST_DIGESTS = 4096
 """Most digests kept for one backend."""
 
-ON_TABLES = {one.name for one in (*law.INVARIANTS, *distribution.INVARIANTS)}
+ON_TABLES = {invariant.name for invariant in (*law.INVARIANTS, *distribution.INVARIANTS)}
 """Invariants that run the backend's sampling on tables or coins of their own, which the case's run does not show."""
 
 TABLES_ALONE = ON_TABLES - {"lossless.distribution"}
@@ -38,17 +38,21 @@ class CleanDigests:
         self._backend = open_planted(backend, None)
         # The digests are remembered, not the traces.
         self._clean = subject_of(self._backend, keep=2)
-        self._held: OrderedDict[Case, str] = OrderedDict()
+        self._digests: OrderedDict[Case, str] = OrderedDict()
 
     def samples_like(self, planted: Backend) -> bool:
         """Whether `planted` samples by the same functions as the clean backend, so that tables cannot tell them apart.
 
         It is False for a backend that lacks our sampling seams.
         """
-        one, other = (getattr(backend, "seams", None) for backend in (self._backend, planted))
-        return isinstance(one, Seams) and isinstance(other, Seams) and one.sampling == other.sampling
+        clean_seams, planted_seams = (getattr(backend, "seams", None) for backend in (self._backend, planted))
+        return (
+            isinstance(clean_seams, Seams)
+            and isinstance(planted_seams, Seams)
+            and clean_seams.sampling == planted_seams.sampling
+        )
 
-    def left(
+    def worth_judging(
         self, case: Case, planted: Subject, invariants: tuple[Invariant, ...], tables: bool
     ) -> tuple[Invariant, ...]:
         """The members of `invariants` that are worth judging on `case`.
@@ -57,14 +61,14 @@ class CleanDigests:
         `tables` says that `planted` samples by functions of its own; else none is. A fault that shows only in a variant
         of the case, or in another generation from its prompt, is then missed.
         """
-        if case not in self._held:
-            self._held[case] = digest(self._clean, case)
+        if case not in self._digests:
+            self._digests[case] = digest(self._clean, case)
             # The oldest digest goes first: rounds over many faults use the same cases in the same order.
-            while len(self._held) > KEPT:
-                self._held.popitem(last=False)
-        if digest(planted, case) != self._held[case]:
+            while len(self._digests) > MOST_DIGESTS:
+                self._digests.popitem(last=False)
+        if digest(planted, case) != self._digests[case]:
             return invariants
-        return () if not tables else tuple(one for one in invariants if one.name in ON_TABLES)
+        return () if not tables else tuple(invariant for invariant in invariants if invariant.name in ON_TABLES)
 
 
 @cache
@@ -80,10 +84,10 @@ def digest(subject: Subject, case: Case) -> str:
         outcome: object = replace(subject(case), forward_s=0.0)
     except NoTrace as absent:
         outcome = absent.outcome
-    told = hashlib.blake2b(digest_size=16)
+    digest_of_parts = hashlib.blake2b(digest_size=16)
     for part in _parts(outcome):
-        told.update(part)
-    return told.hexdigest()
+        digest_of_parts.update(part)
+    return digest_of_parts.hexdigest()
 
 
 def _parts(value: Any) -> Iterator[bytes]:
@@ -97,12 +101,12 @@ def _parts(value: Any) -> Iterator[bytes]:
             yield from _parts(getattr(value, field.name))
     elif isinstance(value, (tuple, list)):
         yield f"{len(value)}[".encode()
-        for one in value:
-            yield from _parts(one)
+        for item in value:
+            yield from _parts(item)
     elif isinstance(value, Mapping):
         yield f"{len(value)}{{".encode()
-        for key, one in value.items():
+        for key, item in value.items():
             yield repr(key).encode()
-            yield from _parts(one)
+            yield from _parts(item)
     else:
         yield f"{value!r},".encode()

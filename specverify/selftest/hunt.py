@@ -14,12 +14,12 @@ from multiprocessing.synchronize import Event
 from backends import faults
 from backends.base import Backend, Unavailable
 from properties.invariants import ALL
-from properties.shrinking.sessions import burden
+from properties.shrinking.sessions import session_size
 from properties.verdict.finding import Verdict
 from properties.verdict.invariant import Invariant, taking_turns
 from properties.verdict.subject import Subject
 from reference.case import Case
-from reference.draft import largest
+from reference.draft import largest_tree_size
 from reference.oracle.decoder import Oracle
 from specverify.campaign.case_stream import stream
 from specverify.campaign.search import Search
@@ -130,14 +130,14 @@ def hunt(task: HuntPlan) -> HuntResult:
     began, busy = time.perf_counter(), time.process_time()
     met_at = 0.0
 
-    def arrived(verdict: Verdict) -> None:
+    def note_verdict(verdict: Verdict) -> None:
         nonlocal met_at
         judged.append(verdict)
         met_at = time.perf_counter()
 
     declared = backend.declaration.dtypes
     # A backend that is not ours may lack the dtypes of the plan.
-    dtypes = tuple(one for one in task.dtypes if one in declared) or drawn_dtypes(declared)
+    dtypes = tuple(dtype for dtype in task.dtypes if dtype in declared) or drawn_dtypes(declared)
     plan = Plan(
         backend=task.backend,
         cases=task.cases,
@@ -148,32 +148,34 @@ def hunt(task: HuntPlan) -> HuntResult:
     )
 
     def stopped() -> bool:
-        return time.time() > task.until or any(one.is_set() for one in _stops)
+        return time.time() > task.until or any(event.is_set() for event in _stops)
 
     subject = subject_of(backend)
     tables = asks_tables(task, backend)
-    invariants = tuple(one for one in ALL if tables or one.name not in TABLES_ALONE)
-    search = Search(plan, invariants, _oracle(), subject, arrived, stopped)
-    search.run_given(_posed(task, dtypes, subject, tables))
+    invariants = tuple(invariant for invariant in ALL if tables or invariant.name not in TABLES_ALONE)
+    search = Search(plan, invariants, _oracle(), subject, note_verdict, stopped)
+    search.run_given(_cases_to_judge(task, dtypes, subject, tables))
     seconds = (met_at or time.perf_counter()) - began
     if search.differs and subject.variant_interval > 1:
         # On a slow backend the smallest case is judged by the invariants that judged the drawn one alone. All
         # invariants would run an interpreted kernel behind a long prompt for half a minute, to name further failures.
-        search.invariants = tuple(one for one in invariants if one.name in judged[-1].outcomes)
+        search.invariants = tuple(invariant for invariant in invariants if invariant.name in judged[-1].outcomes)
     # Shrinking has a time limit of its own, so that `until` no longer counts.
-    search.stopped = lambda: any(one.is_set() for one in _stops) or _small(search.smallest)
+    search.stopped = lambda: any(event.is_set() for event in _stops) or _small(search.smallest)
     failure = search.failure(search_nearest=False)
     raised = {
-        f"{task.fault or 'a clean run'}: internal error in {one.invariant}, case {verdict.case.id}: {one.why}": None
+        f"{task.fault or 'a clean run'}: internal error in {error.invariant}, case {verdict.case.id}: {error.why}": None
         for verdict in judged
-        for one in verdict.internal
+        for error in verdict.internal
     }
     if failure is None:
         busy = time.process_time() - busy
         return HuntResult(task.fault, task.backend, len(judged), seconds, busy, skip=task.skip, internal=tuple(raised))
     smallest = failure.verdict
     # The verdict that differed is the last: `run_given` stops at the first difference.
-    failed = {name for one in (judged[-1], smallest) for name, outcome in one.outcomes.items() if outcome == "failed"}
+    failed = {
+        name for verdict in (judged[-1], smallest) for name, outcome in verdict.outcomes.items() if outcome == "failed"
+    }
     session = smallest.case.session
     return HuntResult(
         task.fault,
@@ -195,7 +197,7 @@ def hunt(task: HuntPlan) -> HuntResult:
 
 def nodes_of(case: Case) -> int:
     """The number of nodes, with the root, of the largest tree of any request."""
-    return max(largest(case.draft), burden(case)[0])
+    return max(largest_tree_size(case.draft), session_size(case)[0])
 
 
 def _small(case: Case | None) -> bool:
@@ -210,17 +212,20 @@ def asks_tables(task: HuntPlan, backend: Backend) -> bool:
     return task.fault is None or not digests_of(task.backend).samples_like(backend)
 
 
-def _posed(
+def _cases_to_judge(
     task: HuntPlan, dtypes: tuple[str, ...], subject: Subject, tables: bool
 ) -> Iterator[tuple[Case, tuple[Invariant, ...]]]:
     """The cases that a search with the hunt's seed draws, each with the invariants to judge."""
     drawn = stream(task.seed, dtypes, subject.variant_interval)
     for case in islice(drawn, task.skip, task.skip + task.cases):
         turns = taking_turns(case, ALL, subject.variant_interval)
-        asked = tuple(one for one in turns if tables or one.name not in TABLES_ALONE)
-        yield case, digests_of(task.backend).left(case, subject, asked, tables) if task.sieved else asked
+        invariants = tuple(invariant for invariant in turns if tables or invariant.name not in TABLES_ALONE)
+        yield (
+            case,
+            digests_of(task.backend).worth_judging(case, subject, invariants, tables) if task.sieved else invariants,
+        )
 
 
 def grounds_of(names: list[str], backend: str | None) -> dict[str, str]:
     """The backend for each fault: `backend` if given, else the one that the fault names."""
-    return {name: backend or faults.named(name).on for name in names}
+    return {name: backend or faults.fault_named(name).on for name in names}

@@ -20,7 +20,7 @@ from backends import faults
 from backends.faults.fault import Fault
 from properties.invariants import ALL
 from reports import writing
-from reports.pages.selftest import Caught, Clean, SelfTest, facts, page
+from reports.pages.selftest import CleanRun, FaultHunt, SelfTest, facts, page
 from reports.progress import Progress
 from reports.record import Lines
 from specverify import __version__
@@ -62,17 +62,21 @@ class Options:
     html_file: str | None = None
 
 
-def chosen(globs: tuple[str, ...]) -> list[Fault]:
+def matching_faults(globs: tuple[str, ...]) -> list[Fault]:
     """The faults that any of `globs` matches, by name or catalogue id; all without globs.
 
     Raises:
         Unknown: A glob matches no fault.
     """
     for glob in globs:
-        if not any(fnmatchcase(name, glob) for one in faults.ALL for name in (one.name, one.id)):
+        if not any(fnmatchcase(name, glob) for fault in faults.ALL for name in (fault.name, fault.id)):
             raise Unknown(f"--fault {glob}: no fault matches; `specverify list faults` names them")
-    wanted = globs or ("*",)
-    return [one for one in faults.ALL if any(fnmatchcase(name, glob) for glob in wanted for name in (one.name, one.id))]
+    patterns = globs or ("*",)
+    return [
+        fault
+        for fault in faults.ALL
+        if any(fnmatchcase(name, glob) for glob in patterns for name in (fault.name, fault.id))
+    ]
 
 
 def selftest(options: Options, folder: Path) -> int:
@@ -89,13 +93,13 @@ def selftest(options: Options, folder: Path) -> int:
         check_seams(options.backend)
     check_apart({"--json": options.json_file, "--html": options.html_file})
     for file in filter(None, (options.json_file, options.html_file)):
-        writing.check(file)
-    wanted = chosen(options.globs)
-    names = [one.name for one in wanted]
+        writing.check_writable(file)
+    chosen_faults = matching_faults(options.globs)
+    names = [fault.name for fault in chosen_faults]
     began = time.time()
     report = SelfTest(
-        [Caught(one.name, one.id, one.stage.word, dict(one.harmless)) for one in wanted],
-        invariants=[one.name for one in ALL],
+        [FaultHunt(fault.name, fault.id, fault.stage.word, dict(fault.harmless)) for fault in chosen_faults],
+        invariants=[invariant.name for invariant in ALL],
     )
     folder.mkdir(parents=True, exist_ok=True)
     with Lines(folder / "selftest.jsonl") as lines, Progress(None) as progress:
@@ -126,9 +130,9 @@ def _results(names: list[str], options: Options, until: float, report: SelfTest)
         pending = {pool.submit(hunt, task) for task in course.first()}
         try:
             while pending:
-                done, pending = wait(pending, return_when=FIRST_COMPLETED)
-                for one in done:
-                    yield (result := one.result())
+                finished, pending = wait(pending, return_when=FIRST_COMPLETED)
+                for future in finished:
+                    yield (result := future.result())
                     pending |= {pool.submit(hunt, task) for task in course.after(result)}
                 pending |= {pool.submit(hunt, task) for task in course.spare(jobs - len(pending))}
                 if not course.at_large and not course.clean_due:
@@ -138,19 +142,22 @@ def _results(names: list[str], options: Options, until: float, report: SelfTest)
         except KeyboardInterrupt:
             report.errors.append("interrupted: what did not run is not a pass")
             stop.set()
-            for one in pending:
-                one.cancel()
+            for future in pending:
+                future.cancel()
 
 
 class Course:
     """The order of hunts: the next round of a fault queues behind the waiting hunts, so that no worker is idle."""
 
     def __init__(self, names: list[str], backends: dict[str, str], seed: int, until: float) -> None:
-        self._names, self._backends, self._seed, self._until = names, backends, seed, until
+        self._names = names
+        self._backends = backends
+        self._seed = seed
+        self._until = until
         self._round = dict.fromkeys(names, 0)
         self.at_large = set(names)
         self.clean_due = 0
-        self._made = 0
+        self._num_hunts = 0
 
     def first(self) -> list[HuntPlan]:
         """The first round, ordered by backend."""
@@ -183,31 +190,37 @@ class Course:
         cases, sieved = ROUNDS[number]
         skip = sum(count for count, _ in ROUNDS[:number])
         dtypes = default_dtypes(backend)
-        made = [HuntPlan(name, backend, drawing_seed(self._seed), cases, dtypes, SHRINK_S, self._until, sieved, skip)]
-        self._made += 1
+        plans = [HuntPlan(name, backend, drawing_seed(self._seed), cases, dtypes, SHRINK_S, self._until, sieved, skip)]
+        self._num_hunts += 1
         # The very first hunt has one beside it, so that every self-test has a clean run.
-        if self._made % CLEAN_EVERY == 1:
+        if self._num_hunts % CLEAN_EVERY == 1:
             # Each clean hunt has a seed of its own, so that clean runs see ever new cases.
-            clean = drawing_seed(self._seed, self._made)
+            clean = drawing_seed(self._seed, self._num_hunts)
             self.clean_due += 1
-            made.append(HuntPlan(None, backend, clean, CLEAN_CASES, dtypes, SHRINK_S, self._until))
-        return made
+            plans.append(HuntPlan(None, backend, clean, CLEAN_CASES, dtypes, SHRINK_S, self._until))
+        return plans
 
 
 def _note(report: SelfTest, result: HuntResult) -> None:
     """Enter the result of one hunt into the report."""
     report.errors += [line for line in result.internal if line not in report.errors]
     if result.fault is None:
-        report.clean.append(Clean(result.backend, result.cases, result.by, result.case, result.missing))
+        report.clean_runs.append(CleanRun(result.backend, result.cases, result.by, result.case, result.missing))
         return
-    row = next(one for one in report.faults if one.name == result.fault)
+    row = next(row for row in report.faults if row.name == result.fault)
     if row.caught:
         return  # another round, which ran beside this one, has caught the fault
-    row.backend, row.missing = result.backend, result.missing
+    row.backend = result.backend
+    row.missing = result.missing
     # The number of the case in `diff`'s order, or the furthest case so far: rounds may end out of order.
     row.cases = result.skip + result.cases if result.caught else max(row.cases, result.skip + result.cases)
     row.seconds += result.seconds
     row.cpu += result.cpu
     if result.caught:
-        row.caught, row.by, row.stage_named, row.case = True, result.by, result.stage, result.case
-        row.nodes, row.actions, row.failed = result.nodes, result.actions, result.failed
+        row.caught = True
+        row.by = result.by
+        row.stage_named = result.stage
+        row.case = result.case
+        row.nodes = result.nodes
+        row.actions = result.actions
+        row.failed = result.failed

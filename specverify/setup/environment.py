@@ -21,11 +21,11 @@ def package_version(name: str) -> str | None:
 
 def environment() -> dict[str, str]:
     """Versions, the machine and the set flags, as texts by which two runs can be compared."""
-    found = {name: package_version(name) for name in PACKAGES}
+    versions = {name: package_version(name) for name in PACKAGES}
     return {
         "specverify": specverify.__version__,
         "python": platform.python_version(),
-        **{name: installed for name, installed in found.items() if installed},
+        **{name: installed for name, installed in versions.items() if installed},
         "platform": f"{platform.system()} {platform.machine()}",
         "cores": str(os.cpu_count()),
         "executable": os.path.basename(sys.executable),

@@ -61,7 +61,8 @@ def read_grammar(file: str, library: str) -> GivenGrammar:
         MissingInput: The library is not installed.
     """
     path = Path(file)
-    if (kind := KIND_OF.get(path.suffix.lower())) is None:
+    kind = KIND_OF.get(path.suffix.lower())
+    if kind is None:
         raise UnusableInput(
             f"--grammar {file}: the suffix says how a grammar is written: .json (a JSON schema), .regex or .ebnf"
         )
@@ -79,6 +80,6 @@ def read_grammar(file: str, library: str) -> GivenGrammar:
             f"--grammar-library {library} is not installed: pip install 'specverify-decoding[grammars]', "
             f"or --grammar-library {LIBRARIES[0]}"
         )
-    given = GivenGrammar(file, kind, text, library)
-    given.over(BYTES)
-    return given
+    grammar = GivenGrammar(file, kind, text, library)
+    grammar.over(BYTES)
+    return grammar

@@ -40,6 +40,6 @@ def check_admitted(case: Case, file: str) -> None:
     """
     try:
         for name in case.sampling.processors:
-            user_processors.admitted(name)
+            user_processors.admitted_processor(name)
     except user_processors.Inadmissible as why:
         raise UnusableInput(f"{file}: {why}") from None

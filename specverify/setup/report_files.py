@@ -11,11 +11,13 @@ def check_apart(files: dict[str, str | None]) -> None:
     Raises:
         UnusableInput: Two options name one file; the message names options and file.
     """
-    taken: dict[str, str] = {}
+    option_of_place: dict[str, str] = {}
     for option, file in files.items():
         if file is None:
             continue
         place = "-" if file == "-" else str(Path(file).resolve())
-        if place in taken:
-            raise UnusableInput(f"{taken[place]} and {option} would be one file, {file}: give them different names")
-        taken[place] = option
+        if place in option_of_place:
+            raise UnusableInput(
+                f"{option_of_place[place]} and {option} would be one file, {file}: give them different names"
+            )
+        option_of_place[place] = option

@@ -25,15 +25,17 @@ def invariants_matching(globs: tuple[str, ...], tokens_alone: bool = False) -> t
     Raises:
         Unknown: A glob matches no invariant, or none that can be asked with this reference.
     """
-    known = BESIDE_TOKENS if tokens_alone else ALL
+    invariants = BESIDE_TOKENS if tokens_alone else ALL
     for glob in globs:
-        if not any(fnmatchcase(one.name, glob) for one in known):
+        if not any(fnmatchcase(invariant.name, glob) for invariant in invariants):
             check_globs((glob,))
             needs = (
                 "an oracle, and the reference shows tokens alone" if tokens_alone else "--against an engine of tokens"
             )
             raise Unknown(f"every invariant that matches {glob!r} needs {needs}")
-    return tuple(one for one in known if not globs or any(fnmatchcase(one.name, glob) for glob in globs))
+    return tuple(
+        invariant for invariant in invariants if not globs or any(fnmatchcase(invariant.name, glob) for glob in globs)
+    )
 
 
 def check_globs(globs: tuple[str, ...]) -> None:
@@ -43,7 +45,7 @@ def check_globs(globs: tuple[str, ...]) -> None:
         Unknown: A glob matches none.
     """
     for glob in globs:
-        if not any(fnmatchcase(one.name, glob) for one in EVERY_INVARIANT):
+        if not any(fnmatchcase(invariant.name, glob) for invariant in EVERY_INVARIANT):
             raise Unknown(f"no invariant matches {glob!r}: `specverify list invariants` names them")
 
 
@@ -87,9 +89,9 @@ def check_latent(layout: str, backend: str, settings: tuple[str, ...]) -> None:
         raise Unknown(f"{backend} declares no latent rows, which {layout} asks for")
 
 
-def check_dtypes(asked: tuple[str, ...], backend: str, declared: tuple[str, ...]) -> None:
+def check_dtypes(dtypes: tuple[str, ...], backend: str, declared: tuple[str, ...]) -> None:
     """Raise Unknown, naming the first working dtype that is asked for and not declared by `backend`."""
-    missing = next((one for one in asked if one not in declared), None)
+    missing = next((dtype for dtype in dtypes if dtype not in declared), None)
     if missing is not None:
         raise Unknown(f"{backend} declares no dtype {missing}: it has {', '.join(declared)}")
 
@@ -106,8 +108,8 @@ def check_ranks(ranks: int, backends: tuple[str, ...]) -> None:
 
 
 def _no_ranks(name: str, ranks: int, declared: tuple[int, ...]) -> str:
-    has = " and ".join(map(str, declared))
-    return f"{name} declares no run on {ranks} rank{'s' * (ranks > 1)}: it has {has} (`cpu-ranks` has 2 and 4)"
+    numbers = " and ".join(map(str, declared))
+    return f"{name} declares no run on {ranks} rank{'s' * (ranks > 1)}: it has {numbers} (`cpu-ranks` has 2 and 4)"
 
 
 def over_ranks(within: Abilities, ranks: int, name: str) -> Abilities:
@@ -118,7 +120,7 @@ def over_ranks(within: Abilities, ranks: int, name: str) -> Abilities:
     """
     if ranks not in within.ranks:
         raise Unknown(_no_ranks(name, ranks, within.ranks))
-    sharded = tuple(one for one in SHARDED if within.families is None or one in within.families)
+    sharded = tuple(family for family in SHARDED if within.families is None or family in within.families)
     return replace(within, ranks=(ranks,), spread=False, families=within.families if ranks == 1 else sharded)
 
 

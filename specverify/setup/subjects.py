@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from backends import faults
-from backends.admission import LiveDoor, Misshapen, admitted, admitted_blocks
+from backends.admission import LiveAdmission, Misshapen, admit_blocks, admit_trace
 from backends.base import Backend, ExactLaw, ProgramFailure, Serving, StageFailure, Unavailable, Unsupported
 from backends.faults.fault import Fault
 from backends.flags import Mode, mode_of
@@ -18,7 +18,7 @@ from backends.registry import open_backend
 from properties.verdict.subject import Crashed, Declined, Live, NoTrace, Subject
 from reference.case import Case
 from reference.draws import Draw
-from reference.probability_world import Blocks, Given, World
+from reference.probability_world import Blocks, GivenTree, World
 from reference.session import Action
 from reference.tape import stride
 from reference.trace import Array, Stage, Trace
@@ -32,7 +32,7 @@ def fault_named(name: str) -> Fault:
         Unknown: There is no such fault.
     """
     try:
-        return faults.named(name)
+        return faults.fault_named(name)
     except KeyError as why:
         raise Unknown(str(why.args[0])) from None
 
@@ -87,14 +87,14 @@ def subject_of(backend: Backend, keep: int = 48) -> Subject:
         if reason is not None:
             return Declined(reason)
         try:
-            return admitted((ask or backend.run)(case), case, declared)
+            return admit_trace((ask or backend.run)(case), case, declared)
         except Unavailable:  # no outcome of this case: the engine is gone, and the run ends
             raise
         except Misshapen as why:
             place = function_at(backend.run)
             return Crashed(why.stage, why.why, (f"{place} in run",) if place else ())
         except (Exception, SystemExit, GeneratorExit) as why:
-            return ended(why)
+            return outcome_of(why)
 
     def watch(case: Case) -> Trace | Declined | Crashed:
         from backends.run_draws import recording  # brings torch
@@ -108,26 +108,28 @@ def subject_of(backend: Backend, keep: int = 48) -> Subject:
         reason = declared.outside(case)
         if reason is not None:
             raise NoTrace(Declined(reason))
-        return GuardedLive(backend, case, LiveDoor(case, declared))
+        return GuardedLive(backend, case, LiveAdmission(case, declared))
 
     tables = Guarded(backend) if isinstance(backend, ExactLaw) else None
     door = serve if declared.sessions and isinstance(backend, Serving) else None
     subject = Subject(declared.name, run, declared.reveals, keep, tables, declared.takes_tape, door)
-    subject.abilities, subject.declines = declared, declared.outside
+    subject.abilities = declared
+    subject.declines = declared.outside
     # The places of a tape's coins are in every trace.
     subject.watch = None if declared.takes_tape else watch
-    subject.variant_interval, subject.tables_dtype = declared.variant_interval, declared.tables_dtype
+    subject.variant_interval = declared.variant_interval
+    subject.tables_dtype = declared.tables_dtype
     return subject
 
 
-def ended(why: BaseException) -> Declined | Crashed:
+def outcome_of(why: BaseException) -> Declined | Crashed:
     """The outcome for a backend's exception: a refusal, or a crash, since an engine under test may raise anything."""
     if isinstance(why, Unsupported):
         return Declined(str(why))
     if isinstance(why, Misshapen):
         return Crashed(why.stage, why.why)  # no frames: they would be those of our admission code
     if isinstance(why, ProgramFailure):
-        return Crashed(None, why.why, why.said)  # no frames: the engine is another program
+        return Crashed(None, why.why, why.last_lines)  # no frames: the engine is another program
     if isinstance(why, StageFailure):
         return Crashed(why.stage, why.why, last_frames(why))
     return Crashed(None, in_words(why), last_frames(why))
@@ -136,16 +138,16 @@ def ended(why: BaseException) -> Declined | Crashed:
 def in_words(why: BaseException) -> str:
     """An exception in one line: its type, and the beginning of its message, if `str` can make one."""
     try:
-        said = " ".join(str(why).split())[:200]
+        message = " ".join(str(why).split())[:200]
     except Exception:  # `__str__` is the backend's code too
-        said = "(it cannot be put into words)"
-    return f"{type(why).__name__}: {said}"
+        message = "(it cannot be put into words)"
+    return f"{type(why).__name__}: {message}"
 
 
 FRAMES = 6
 """Number of innermost frames that a crash keeps: the backend's own, not the frames of our code that called it."""
 
-OURS = Path(__file__).resolve().parent
+OUR_FOLDER = Path(__file__).resolve().parent
 """Our folder, whose frames say nothing about the backend."""
 
 SOURCE = 120
@@ -161,7 +163,9 @@ def last_frames(why: BaseException) -> tuple[str, ...]:
     # The first error names the place of the fault; later ones only wrap it.
     while why.__cause__ is not None:
         why = why.__cause__
-    frames = [frame for frame in traceback.extract_tb(why.__traceback__) if OURS not in Path(frame.filename).parents]
+    frames = [
+        frame for frame in traceback.extract_tb(why.__traceback__) if OUR_FOLDER not in Path(frame.filename).parents
+    ]
     return tuple(
         f"{'/'.join(Path(frame.filename).parts[-2:])}:{frame.lineno} in {frame.name}: {(frame.line or '')[:SOURCE]}"
         for frame in frames[-FRAMES:]
@@ -171,12 +175,12 @@ def last_frames(why: BaseException) -> tuple[str, ...]:
 class GuardedLive:
     """A backend's live session, whose refusals and exceptions become `NoTrace`."""
 
-    def __init__(self, backend: Serving, case: Case, door: LiveDoor) -> None:
+    def __init__(self, backend: Serving, case: Case, door: LiveAdmission) -> None:
         self._door = door
         try:
             self._live = backend.serve(case)
         except Exception as why:
-            raise NoTrace(ended(why)) from why
+            raise NoTrace(outcome_of(why)) from why
 
     def do(self, action: Action) -> None:
         """As `Live.do`; raises NoTrace."""
@@ -184,7 +188,7 @@ class GuardedLive:
             self._live.do(action)
             self._door.do(action)
         except (Exception, SystemExit, GeneratorExit) as why:
-            raise NoTrace(ended(why)) from why
+            raise NoTrace(outcome_of(why)) from why
 
     @property
     def trace(self) -> Trace:
@@ -192,7 +196,7 @@ class GuardedLive:
         try:
             return self._door.admit(self._live.trace)
         except Exception as why:
-            raise NoTrace(ended(why)) from why
+            raise NoTrace(outcome_of(why)) from why
 
 
 class Guarded:
@@ -201,21 +205,21 @@ class Guarded:
     def __init__(self, tables: ExactLaw) -> None:
         self._tables = tables
 
-    def verify(self, given: Given, tape: Array) -> Blocks:
+    def verify(self, given: GivenTree, tape: Array) -> Blocks:
         """As `ExactLaw.verify`; raises NoTrace."""
         size = len(tape), given.tree, given.target.shape[1], tape.shape[1]
-        return self._guarded(lambda: admitted_blocks(self._tables.verify(given, tape), *size))
+        return self._guarded(lambda: admit_blocks(self._tables.verify(given, tape), *size))
 
     def rounds(self, world: World, tape: Array) -> Blocks:
         """As `ExactLaw.rounds`; raises NoTrace."""
         size = len(tape), world.shape, world.vocab, tape.shape[1]
-        return self._guarded(lambda: admitted_blocks(self._tables.rounds(world, tape), *size))
+        return self._guarded(lambda: admit_blocks(self._tables.rounds(world, tape), *size))
 
     def samples(self, world: World, seeds: Array) -> Blocks:
         """As `ExactLaw.samples`; raises NoTrace."""
         # No tape is given here, so that its width follows from the tree.
         size = len(seeds), world.shape, world.vocab, stride(len(world.shape))
-        return self._guarded(lambda: admitted_blocks(self._tables.samples(world, seeds), *size))
+        return self._guarded(lambda: admit_blocks(self._tables.samples(world, seeds), *size))
 
     def batches(self, world: World, seeds: Sequence[Array]) -> tuple[Blocks, ...]:
         """As `Tables.batches`; raises NoTrace."""

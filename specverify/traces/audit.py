@@ -8,22 +8,22 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from backends.admission import Misshapen, admitted
+from backends.admission import Misshapen, admit_trace
 from backends.admission.sizes import sizes_of
-from backends.admission.stages import admitted_step
+from backends.admission.stages import admit_step
 from backends.base import Declaration
 from properties.shortfall import DECLINED_FLOOR
 from properties.tally import Tally
-from properties.tie_count import too_many, too_many_experts, vacuous
+from properties.tie_count import excess_expert_choices, excess_ties, vacuous
 from properties.verdict.finding import Finding
 from properties.verdict.invariant import Invariant, Oracle
 from properties.verdict.judge import judge
 from reference.architecture import Architecture, Checkpoint, Seeded
 from reference.case import Case
-from reference.files.regular import opened
+from reference.files.regular import open_regular
 from reference.malformed import Malformed
 from reference.oracle.decoder import Oracle as Definition
-from reference.recorded.lines import Recorded, UnreadableLine, read
+from reference.recorded.lines import FileRun, UnreadableLine, read_runs
 from reference.trace import Stage, Trace
 from specverify.setup.errors import UnusableInput
 from specverify.setup.selection import invariants_matching
@@ -44,7 +44,7 @@ words."""
 
 
 @dataclass(frozen=True)
-class Located:
+class LocatedFinding:
     """A finding, with its place in the file: the line, and the number of the run."""
 
     line: int
@@ -59,7 +59,7 @@ class Audit:
     Attributes:
         file: The file, as it was named.
         tally: The counts of all runs, each as one case.
-        located: Every finding.
+        findings: Every finding.
         unasked: Each invariant that compared nothing in some run, with the reasons and the number of runs.
         cut_off: Runs that are beginnings of runs, one line each.
         doubts: Reasons why the audit is no pass, one line each.
@@ -67,7 +67,7 @@ class Audit:
 
     file: str
     tally: Tally = field(default_factory=lambda: Tally("recorded"))
-    located: list[Located] = field(default_factory=list)
+    findings: list[LocatedFinding] = field(default_factory=list)
     unasked: dict[str, Counter[Why]] = field(default_factory=dict)
     cut_off: list[str] = field(default_factory=list)
     doubts: list[str] = field(default_factory=list)
@@ -91,12 +91,15 @@ def audit(file: str, model: Checkpoint | None, globs: tuple[str, ...] = (), pref
         UnusableInput: The file cannot be read, or a line of it is no part of a trace; the message names the line.
         Unknown: A glob matches no invariant.
     """
-    wanted = invariants_matching(globs)
-    asked = (*(one for one in wanted if one.name not in NOT_OF_A_FILE), *(() if globs else (CONTINUES,)))
-    found = Audit(file)
+    chosen = invariants_matching(globs)
+    invariants = (
+        *(invariant for invariant in chosen if invariant.name not in NOT_OF_A_FILE),
+        *(() if globs else (CONTINUES,)),
+    )
+    result = Audit(file)
     try:
-        with opened(file) as lines:
-            runs = read(lines)
+        with open_regular(file) as lines:
+            runs = read_runs(lines)
     except OSError as why:
         raise UnusableInput(f"{file}: cannot be read ({why.strerror or why})") from None
     except UnreadableLine as why:
@@ -104,68 +107,75 @@ def audit(file: str, model: Checkpoint | None, globs: tuple[str, ...] = (), pref
     definition = Definition()
     try:
         for number, run in enumerate(runs):
-            _judge(found, number, run, model, asked, definition)
+            _judge(result, number, run, model, invariants, definition)
     except UnreadableLine as why:
         raise UnusableInput(f"{file}:{why.line}: {why.why}") from None
-    _settle(found, len(runs), prefix)
-    return found
+    _note_doubts(result, len(runs), prefix)
+    return result
 
 
-def _cut_off(number: int, run: Recorded, trace: Trace, most: int) -> str | None:
+def _why_cut_off(number: int, run: FileRun, trace: Trace, most: int) -> str | None:
     """Why run `number` is the beginning of one, as a crash or a full disk leaves it; None for a whole run."""
-    told = [run.end, *(step.get("emitted") for step in run.steps[-1:])]
+    ends = [run.end, *(step.get("emitted") for step in run.steps[-1:])]
     if run.end is None:
         after = f"after step {len(run.steps) - 1}" if run.steps else "before its first step"
         why = f"has no line `end`: it was cut off {after}"
-    elif trace.finish is None and not any(part is not None and "finish" in part for part in told):
+    elif trace.finish is None and not any(part is not None and "finish" in part for part in ends):
         why = f"ends after {len(trace.output)} of {most} tokens, at no stop, and `end.finish` does not say why"
     else:
         return None
     return f"run {number} (line {run.line}) {why}; --prefix judges the beginning of a run as it is"
 
 
-def _settle(found: Audit, runs: int, prefix: bool) -> None:
+def _note_doubts(result: Audit, runs: int, prefix: bool) -> None:
     """Note why the audit is no pass; with `prefix`, runs that were cut off are no reason."""
-    tally = found.tally
-    tally.excess_ties = too_many(tally) or too_many_experts(tally)
+    tally = result.tally
+    tally.excess_ties = excess_ties(tally) or excess_expert_choices(tally)
     silent = runs - tally.judged
     if not runs:
-        found.doubts.append("the file holds no run")
+        result.doubts.append("the file holds no run")
     elif silent > DECLINED_FLOOR * runs:
-        found.doubts.append(f"nothing could be judged in {silent} of {runs} runs")
+        result.doubts.append(f"nothing could be judged in {silent} of {runs} runs")
     if not prefix:
-        found.doubts += found.cut_off
-    tally.errors += [*found.doubts, *filter(None, [vacuous(tally)])]
-    found.doubts = tally.errors + [f"{one.line} (last lines: {'; '.join(one.error.said)})" for one in tally.internal]
+        result.doubts += result.cut_off
+    tally.errors += [*result.doubts, *filter(None, [vacuous(tally)])]
+    result.doubts = tally.errors + [
+        f"{error.line} (last lines: {'; '.join(error.error.said)})" for error in tally.internal
+    ]
 
 
 def _judge(
-    found: Audit, number: int, run: Recorded, model: Checkpoint | None, asked: tuple[Invariant, ...], exact: Definition
+    result: Audit,
+    number: int,
+    run: FileRun,
+    model: Checkpoint | None,
+    asked_invariants: tuple[Invariant, ...],
+    exact: Definition,
 ) -> None:
-    """Judge one run, and add it to `found`."""
+    """Judge one run, and add it to `result`."""
     case = run.case(model)
-    trace = _admitted(run, case)
-    found.cut_off += filter(None, [_cut_off(number, run, trace, case.stops.max_new_tokens)])
+    trace = _admit_trace(run, case)
+    result.cut_off += filter(None, [_why_cut_off(number, run, trace, case.stops.max_new_tokens)])
     of_request = run.request is not None
-    known = isinstance(case.model, Seeded) or model is not None
-    architecture = _architecture(run, case, trace, exact if known else None)
-    oracle: Oracle = exact if known else WithoutModel(architecture)
-    out = (*(NOT_OF_A_REQUEST if of_request else ()), *(() if run.padding_known else NEEDS_PADDING))
-    invariants = tuple(one for one in asked if one.name not in out)
-    subject = RecordedRun(run.engine or Path(found.file).name, case, trace, run.takes_tape, of_request)
+    has_model = isinstance(case.model, Seeded) or model is not None
+    architecture = _architecture(run, case, trace, exact if has_model else None)
+    oracle: Oracle = exact if has_model else WithoutModel(architecture)
+    out = (*(NOT_OF_A_REQUEST if of_request else ()), *(() if run.is_padding_known else NEEDS_PADDING))
+    invariants = tuple(invariant for invariant in asked_invariants if invariant.name not in out)
+    subject = RecordedRun(run.engine or Path(result.file).name, case, trace, run.takes_tape, of_request)
     verdict = judge(case, invariants, oracle, subject)
-    found.tally.add(verdict)
-    found.located += [Located(_line(run, one), number, one) for one in verdict.findings]
-    for one in asked:
-        outcome = verdict.outcomes.get(one.name)
+    result.tally.add(verdict)
+    result.findings += [LocatedFinding(_line_of(run, finding), number, finding) for finding in verdict.findings]
+    for invariant in asked_invariants:
+        outcome = verdict.outcomes.get(invariant.name)
         if outcome == "internal":
-            found.unasked.setdefault(one.name, Counter())["internal", ""] += 1
+            result.unasked.setdefault(invariant.name, Counter())["internal", ""] += 1
         elif outcome not in ("checked", "failed"):
-            why_not = _why(one, case, oracle, subject) if one in invariants else ("evidence", "")
-            found.unasked.setdefault(one.name, Counter())[why_not] += 1
+            why_not = _why_silent(invariant, case, oracle, subject) if invariant in invariants else ("evidence", "")
+            result.unasked.setdefault(invariant.name, Counter())[why_not] += 1
 
 
-def _admitted(run: Recorded, case: Case) -> Trace:
+def _admit_trace(run: FileRun, case: Case) -> Trace:
     """The trace of a run, with arrays of the types and shapes that the case gives them.
 
     Raises:
@@ -173,68 +183,73 @@ def _admitted(run: Recorded, case: Case) -> Trace:
     """
     trace = run.trace(case)
     sizes = sizes_of(case, run.takes_tape)
-    at = 0
+    number = 0
     try:
-        for at, step in enumerate(trace.steps):  # noqa: B007 - the complaint names the step
-            admitted_step(step, sizes)
+        for number, step in enumerate(trace.steps):  # noqa: B007 - the complaint names the step
+            admit_step(step, sizes)
     except Misshapen as wrong:
-        raise UnreadableLine(run.lines[at], f"step {at}, {wrong.why}") from None
+        raise UnreadableLine(run.lines[number], f"step {number}, {wrong.why}") from None
     declared = Declaration(
         name="recorded", device="cpu", dtypes=(case.dtype,), reveals=frozenset(Stage), takes_tape=run.takes_tape
     )
     try:
-        return admitted(trace, case, declared)
+        return admit_trace(trace, case, declared)
     except Misshapen as wrong:
         raise UnreadableLine(run.end_line or run.line, f"end, {wrong.why}") from None
 
 
-def _architecture(run: Recorded, case: Case, trace: Trace, exact: Definition | None) -> Architecture:
+def _architecture(run: FileRun, case: Case, trace: Trace, exact: Definition | None) -> Architecture:
     """The architecture by which trees are lowered: the model's, or a stand-in with the layers of the trace.
 
     Raises:
         UnreadableLine: A step shows a number of masks that the layers do not have.
     """
-    shown = {at: step.lowered.visible for at, step in enumerate(trace.steps) if step.lowered is not None}
-    masks = {at: len(visible) for at, visible in shown.items() if visible is not None}
+    visible_masks = {
+        number: step.lowered.visible for number, step in enumerate(trace.steps) if step.lowered is not None
+    }
+    masks = {number: len(visible) for number, visible in visible_masks.items() if visible is not None}
     if exact is not None:
         try:
-            known = exact.model(case.model, case.dtype).parameters.architecture
+            architecture = exact.model(case.model, case.dtype).parameters.architecture
         except Malformed as why:
             raise UnreadableLine(run.line, str(why)) from None
     else:
-        told = (run.request.windows, run.request.chunks) if run.request is not None else ((), ())
-        layers = len(told[0]) or len(told[1]) or next(iter(masks.values()), 1)
+        windows = run.request.windows if run.request is not None else ()
+        chunks = run.request.chunks if run.request is not None else ()
+        layers = len(windows) or len(chunks) or next(iter(masks.values()), 1)
         try:
-            known = Architecture(
-                "llama", case.model.vocab_size, 2, 2, 1, 1, 2, windows=told[0] or (0,) * layers, chunks=told[1]
+            architecture = Architecture(
+                "llama", case.model.vocab_size, 2, 2, 1, 1, 2, windows=windows or (0,) * layers, chunks=chunks
             )
         except Malformed as why:
             raise UnreadableLine(run.line, f"run.{why}") from None
-    for at, count in masks.items():
-        if count != known.layers:
-            line = f"step {at}, lowered.visible: {count} masks, expected one for each of {known.layers} layers"
-            raise UnreadableLine(run.lines[at], line)
-    return known
+    for number, count in masks.items():
+        if count != architecture.layers:
+            line = (
+                f"step {number}, lowered.visible: {count} masks, expected one for each of {architecture.layers} layers"
+            )
+            raise UnreadableLine(run.lines[number], line)
+    return architecture
 
 
-def _why(one: Invariant, case: Case, oracle: Oracle, subject: RecordedRun) -> Why:
-    """Why `one` compared nothing, found by asking it alone."""
-    missing = one.needs - subject.reveals
+def _why_silent(invariant: Invariant, case: Case, oracle: Oracle, subject: RecordedRun) -> Why:
+    """Why `invariant` compared nothing, found by asking it alone."""
+    missing = invariant.needs - subject.reveals
     if missing:
         return "stages", ", ".join(stage.word for stage in sorted(missing))
     without = oracle if isinstance(oracle, WithoutModel) else None
     subject.asked_again = False
     if without is not None:
-        without.asked.clear()
-    outcome = judge(case, [one], oracle, subject).outcomes[one.name]
-    if without is not None and without.asked:
+        without.asked_stages.clear()
+    outcome = judge(case, [invariant], oracle, subject).outcomes[invariant.name]
+    if without is not None and without.asked_stages:
         return "model", ""
     if subject.asked_again:
         return "runs", ""
     return ("evidence", "") if outcome == "unobserved" else ("nothing", "")
 
 
-def _line(run: Recorded, finding: Finding) -> int:
+def _line_of(run: FileRun, finding: Finding) -> int:
     """The line of the file on which the difference stands."""
     if finding.invariant == "lossless.accounting" and finding.where.get("side") != "tokens":
         return run.end_line or run.line

@@ -28,31 +28,34 @@ def check(file: str, model: str | None, invariants: tuple[str, ...], json_file: 
     from specverify.traces.audit import audit
 
     if json_file is not None:
-        writing.check(json_file)
-    found = audit(file, None if model is None else open_checkpoint(model), invariants, prefix)
-    lines = [finding_line(file, one.line, one.run, one.finding) for one in found.located]
-    page = audit_page(file, found.tally, lines, found.unasked, found.doubts)
+        writing.check_writable(json_file)
+    result = audit(file, None if model is None else open_checkpoint(model), invariants, prefix)
+    lines = [finding_line(file, located.line, located.run, located.finding) for located in result.findings]
+    page = audit_page(file, result.tally, lines, result.unasked, result.doubts)
     click.echo(page.rstrip("\n"), err=json_file == "-")
     if json_file is not None:
-        facts = summary(found.tally)
+        facts = summary(result.tally)
         unasked = [
             {"invariant": name, "why": REASONS[kind].format(stages=stages), "runs": count}
-            for name, reasons in found.unasked.items()
+            for name, reasons in result.unasked.items()
             for (kind, stages), count in reasons.items()
         ]
-        told = {
+        content = {
             "outcome": facts["outcome"],
             "file": file,
             "runs": facts["cases"],
             "judged": facts["judged"],
             "invariants": facts["invariants"],
-            "findings": [{"line": one.line, "run": one.run, **finding_fact(one.finding)} for one in found.located],
+            "findings": [
+                {"line": located.line, "run": located.run, **finding_fact(located.finding)}
+                for located in result.findings
+            ],
             "ties": facts["ties"],
             "unasked": unasked,
-            "no_pass": found.doubts,
+            "no_pass": result.doubts,
         }
-        writing.write_json(json_file, told)
-    return found.exit_code
+        writing.write_json(json_file, content)
+    return result.exit_code
 
 
 @trace.command()
@@ -78,26 +81,26 @@ def show(folder: Path, json_file: str | None, html_file: str | None) -> int:
     """
     from reports import writing
     from reports.pages.records import diff_turns, record_head
-    from specverify.records.merge import merged, shards_in
+    from specverify.records.merge import merge_records, shards_in
     from specverify.records.read import BENCH, FAILURES, MANIFEST, read
     from specverify.setup.report_files import check_apart
 
     check_apart({"--json": json_file, "--html": html_file})
     for file in filter(None, (json_file, html_file)):
-        writing.check(file)
-    whole = (folder / MANIFEST).exists()
-    shards = [] if whole else [one for one in shards_in([folder]) if one != folder]
-    record = merged(shards) if shards else read(folder)
-    failures = sorted(str(one) for place in (folder, *shards) for one in (place / FAILURES).glob("*.json"))
+        writing.check_writable(file)
+    is_single = (folder / MANIFEST).exists()
+    shards = [] if is_single else [shard for shard in shards_in([folder]) if shard != folder]
+    record = merge_records(shards) if shards else read(folder)
+    failures = sorted(str(file) for place in (folder, *shards) for file in (place / FAILURES).glob("*.json"))
     page = record_head(str(folder), record.manifest, len(record.finished), record.torn, failures)
     figures = {"manifest": record.manifest, "turns": record.finished, "failures": failures, "torn": record.torn}
     code = 3 if record.manifest.get("missing") else 0
     if record.manifest["kind"] == BENCH:
-        from specverify.bench.decode_figures import told
-        from specverify.bench.decode_record import recorded
+        from specverify.bench.decode_figures import report_decode
+        from specverify.bench.decode_record import measurements_of
 
         if record.finished:
-            content, bench_page, _ = told(recorded(record))
+            content, bench_page, _ = report_decode(measurements_of(record))
             figures |= content
             page += "\n" + bench_page
     else:
@@ -121,9 +124,9 @@ def merge(folders: tuple[Path, ...], out: Path) -> int:
 
     A DIR is a shard, or the folder of a run that holds shards. Exit codes: 0, or 3 where a shard is missing.
     """
-    from specverify.records.merge import merged, shards_in, write
+    from specverify.records.merge import merge_records, shards_in, write
 
-    record = merged(shards_in(folders))
+    record = merge_records(shards_in(folders))
     write(record, out)
     missing = record.manifest.get("missing", [])
     click.echo("\n".join([f"{out}: {len(record.finished)} turns", *missing]))
@@ -141,18 +144,18 @@ def compare(first: Path, second: Path, json_file: str | None) -> int:
     """
     from reports import writing
     from reports.pages.records import comparison_page
-    from specverify.records.compare import COMPARED, compared
+    from specverify.records.compare import COMPARED, compare_records
     from specverify.records.read import read
 
     if json_file is not None:
-        writing.check(json_file)
-    found = compared(read(first), read(second))
+        writing.check_writable(json_file)
+    comparison = compare_records(read(first), read(second))
     differ = [
         {**dict(zip(("prompt", "repeat", "way", "place"), key, strict=True)), "fields": names}
-        for key, names in found.differ.items()
+        for key, names in comparison.differ.items()
     ]
-    figures = {"compared": COMPARED, **vars(found), "differ": differ}
+    figures = {"compared": COMPARED, **vars(comparison), "differ": differ}
     click.echo(comparison_page(figures).rstrip("\n"), err=json_file == "-")
     if json_file is not None:
         writing.write_json(json_file, figures)
-    return found.exit_code
+    return comparison.exit_code

@@ -21,7 +21,7 @@ MODELLED = ("attended", "scored", "accepted", "emitted", "committed")
 """The stages of a step that only a model can give."""
 
 
-KEPT = 10**6
+MOST_ANSWERS = 10**6
 """The answers that a recorded run remembers: more than are asked for, since its one trace must not be forgotten."""
 
 
@@ -33,7 +33,7 @@ class RecordedRun(Subject):
     """
 
     def __init__(self, name: str, case: Case, trace: Trace, takes_tape: bool, of_request: bool) -> None:
-        super().__init__(name, self._other, revealed_by(trace), KEPT, takes_tape=takes_tape)
+        super().__init__(name, self._decline, revealed_by(trace), MOST_ANSWERS, takes_tape=takes_tape)
         self.asked_again = False
         # A request tells no draft: its trees are the run's own, of which the roots alone can be compared.
         self.retold = self.roots_alone = of_request
@@ -52,7 +52,7 @@ class RecordedRun(Subject):
         self.asked_again = True
         return super().again(case, time)
 
-    def _other(self, case: Case) -> Declined:
+    def _decline(self, case: Case) -> Declined:
         return Declined("a recorded trace is one run: this other run was not recorded")
 
 
@@ -62,13 +62,13 @@ class LoweredStep(Step):
     Reading a stage of MODELLED raises NoReference, so that the invariant which reads it has nothing to say.
     """
 
-    def __init__(self, case: Case, tree: Tree, lowered: Lowered, asked: set[str]) -> None:
+    def __init__(self, case: Case, tree: Tree, lowered: Lowered, asked_stages: set[str]) -> None:
         super().__init__(case.prefix, Drafted(tree), lowered)
-        object.__setattr__(self, "asked", asked)  # the class is frozen
+        object.__setattr__(self, "asked_stages", asked_stages)  # the class is frozen
 
     def __getattribute__(self, name: str) -> Any:
         if name in MODELLED:
-            super().__getattribute__("asked").add(name)
+            super().__getattribute__("asked_stages").add(name)
             raise NoReference("no model is known")
         return super().__getattribute__(name)
 
@@ -77,12 +77,12 @@ class WithoutModel:
     """The oracle of a run whose model nobody names.
 
     Attributes:
-        asked: The stages of MODELLED for which invariants asked.
+        asked_stages: The stages of MODELLED for which invariants asked.
     """
 
     def __init__(self, architecture: Architecture) -> None:
         self._architecture = architecture
-        self.asked: set[str] = set()
+        self.asked_stages: set[str] = set()
 
     def __call__(self, case: Case) -> Trace:
         """The tree of a case of one step, lowered; no steps for any other case."""
@@ -90,7 +90,7 @@ class WithoutModel:
         if case.steps != 1 or not trees:
             return Trace((), (), None)
         lowered = lower(trees[0], len(case.prefix), self._architecture)
-        return Trace((LoweredStep(case, trees[0], lowered, self.asked),), (), None)
+        return Trace((LoweredStep(case, trees[0], lowered, self.asked_stages),), (), None)
 
 
 def continues(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
@@ -99,11 +99,22 @@ def continues(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     for number, step in enumerate(subject(case).steps):
         yield Compared(len(tokens))
         if step.context != tokens[:-1]:
-            same = (at for at, pair in enumerate(zip(step.context, tokens[:-1], strict=False)) if pair[0] != pair[1])
-            at = next(same, min(len(step.context), len(tokens) - 1))
-            where: dict[str, int | str] = {"position": at, "side": "context"}
-            found = Finding("trace.continues", Stage.DRAFTED, number, where, tokens[:-1][at:], step.context[at:])
-            yield found
+            differences = (
+                position
+                for position, pair in enumerate(zip(step.context, tokens[:-1], strict=False))
+                if pair[0] != pair[1]
+            )
+            first_difference = next(differences, min(len(step.context), len(tokens) - 1))
+            where: dict[str, int | str] = {"position": first_difference, "side": "context"}
+            finding = Finding(
+                "trace.continues",
+                Stage.DRAFTED,
+                number,
+                where,
+                tokens[:-1][first_difference:],
+                step.context[first_difference:],
+            )
+            yield finding
             return
         if step.emitted is None:
             raise Unobserved("a step does not say what it emitted")

@@ -13,7 +13,7 @@ from torch import Tensor
 from reference.draft import Ngram
 from reference.draft_trees import Expansion
 from reference.oracle.draft.ngram import followers
-from specverify.training.heads.base import Opened, TrainedHead
+from specverify.training.heads.base import OpenedHead, TrainedHead
 
 CHAIN = Expansion(1, 4, 5)
 """A chain of four tokens."""
@@ -23,7 +23,7 @@ TREE = Expansion(8, 6, 25)
 
 
 @dataclass(frozen=True)
-class HeldOut:
+class HeldOutText:
     """A text that is never learned: a prompt and the target's greedy continuation.
 
     Attributes:
@@ -38,7 +38,7 @@ class HeldOut:
 
 
 @dataclass
-class Accepted:
+class Acceptance:
     """The accepted drafted tokens of each step of all texts."""
 
     steps: list[int] = field(default_factory=list)
@@ -56,72 +56,76 @@ class Accepted:
     def by_depth(self, depth: int) -> list[float]:
         """The share of steps that accepted at least 1, 2, ... `depth` drafted tokens."""
         return [
-            float(np.mean([one >= level for one in self.steps])) if self.steps else 0.0 for level in range(1, depth + 1)
+            float(np.mean([length >= level for length in self.steps])) if self.steps else 0.0
+            for level in range(1, depth + 1)
         ]
 
 
-def of_head(head: TrainedHead, texts: list[HeldOut], tree: Expansion) -> Accepted:
+def head_acceptance(head: TrainedHead, texts: list[HeldOutText], tree: Expansion) -> Acceptance:
     """The acceptance of `head` with dynamic trees `tree`, over all texts in lockstep.
 
     Each tree grows as the words of `Expansion` say. A step near the end of a text accepts no more than the text holds.
     """
-    accepted = Accepted()
+    accepted = Acceptance()
     device = head.embedding.device
     longest = max(len(text.tokens) for text in texts)
-    tokens = torch.stack([_padded(text.tokens, longest) for text in texts]).to(device)
-    states = torch.stack([_padded(text.states, longest) for text in texts]).to(device)
-    opened, names = head.opened(tokens, states), head.names()
+    tokens = torch.stack([_pad_rows(text.tokens, longest) for text in texts]).to(device)
+    states = torch.stack([_pad_rows(text.states, longest) for text in texts]).to(device)
+    opened, names = head.open(tokens, states), head.names()
     roots = [text.prompt - 1 for text in texts]
     # The last token of a text may be emitted, but nothing after it is known.
     ends = [len(text.tokens) - 1 for text in texts]
     while any(root < end for root, end in zip(roots, ends, strict=True)):
-        at = torch.tensor([min(root, end) for root, end in zip(roots, ends, strict=True)], device=device)
-        paths = grown(opened, names, at, tree)
+        root_rows = torch.tensor([min(root, end) for root, end in zip(roots, ends, strict=True)], device=device)
+        paths = grow_paths(opened, names, root_rows, tree)
         for lane, (root, end) in enumerate(zip(roots, ends, strict=True)):
             if root < end:
-                taken = _walked(paths[lane], tokens[lane, root + 1 : end + 1].tolist())
-                accepted.steps.append(taken)
-                roots[lane] += taken + 1
+                length = _accepted_length(paths[lane], tokens[lane, root + 1 : end + 1].tolist())
+                accepted.steps.append(length)
+                roots[lane] += length + 1
     return accepted
 
 
-def of_ngram(draft: Ngram, texts: list[HeldOut]) -> Accepted:
+def ngram_acceptance(draft: Ngram, texts: list[HeldOutText]) -> Acceptance:
     """The acceptance of an n-gram lookup with the static tree of `draft`; its formulas are the oracle's."""
-    accepted = Accepted()
+    accepted = Acceptance()
     for text in texts:
         tokens = tuple(text.tokens.tolist())
         root = text.prompt - 1
         while root < len(tokens) - 1:
-            known, node, taken = tokens[: root + 1], 0, 0
-            while root + taken + 1 < len(tokens):
-                named = _continuations(draft.order, known, known + tokens[root + 1 : root + 1 + taken])
+            context = tokens[: root + 1]
+            node = 0
+            length = 0
+            while root + length + 1 < len(tokens):
+                followers_of_path = _continuations(draft.order, context, context + tokens[root + 1 : root + 1 + length])
                 children = {
-                    named[draft.shape.rank[one]]: one
-                    for one in draft.shape.children[node]
-                    if draft.shape.rank[one] < len(named)
+                    followers_of_path[draft.shape.rank[child]]: child
+                    for child in draft.shape.children[node]
+                    if draft.shape.rank[child] < len(followers_of_path)
                 }
-                if tokens[root + 1 + taken] not in children:
+                if tokens[root + 1 + length] not in children:
                     break
-                node, taken = children[tokens[root + 1 + taken]], taken + 1
-            accepted.steps.append(taken)
-            root += taken + 1
+                node = children[tokens[root + 1 + length]]
+                length += 1
+            accepted.steps.append(length)
+            root += length + 1
     return accepted
 
 
-def _continuations(order: int, known: tuple[int, ...], sequence: tuple[int, ...]) -> list[int]:
-    """The tokens that followed the longest suffix of `sequence` that occurs in `known` with a successor."""
+def _continuations(order: int, context: tuple[int, ...], sequence: tuple[int, ...]) -> list[int]:
+    """The tokens that followed the longest suffix of `sequence` that occurs in `context` with a successor."""
     for width in range(min(order - 1, len(sequence)), 0, -1):
-        found = followers(known, sequence[-width:])
-        if found:
-            return found
+        successors = followers(context, sequence[-width:])
+        if successors:
+            return successors
     return []
 
 
-def _padded(of: Tensor, rows: int) -> Tensor:
-    return torch.cat([of, of.new_zeros(rows - len(of), *of.shape[1:])])
+def _pad_rows(tensor: Tensor, rows: int) -> Tensor:
+    return torch.cat([tensor, tensor.new_zeros(rows - len(tensor), *tensor.shape[1:])])
 
 
-def grown(opened: Opened, names: Tensor, roots: Tensor, tree: Expansion) -> list[set[tuple[int, ...]]]:
+def grow_paths(opened: OpenedHead, names: Tensor, roots: Tensor, tree: Expansion) -> list[set[tuple[int, ...]]]:
     """For each text, the paths of target ids of the nodes of a dynamic tree.
 
     Args:
@@ -134,7 +138,7 @@ def grown(opened: Opened, names: Tensor, roots: Tensor, tree: Expansion) -> list
     law = torch.log_softmax(opened.root(roots).float(), -1)[:, None]  # [B, F, V]
     above = torch.zeros(lanes, 1, device=law.device)
     paths: list[list[tuple[int, ...]]] = [[()] for _ in range(lanes)]
-    found: list[list[tuple[float, tuple[int, ...]]]] = [[] for _ in range(lanes)]
+    scored_paths: list[list[tuple[float, tuple[int, ...]]]] = [[] for _ in range(lanes)]
     for depth in range(1, tree.depth + 1):
         # Of two children whose scores are equal to the last bit, either may stand first.
         best, ids = torch.topk(law, width, -1)
@@ -142,25 +146,27 @@ def grown(opened: Opened, names: Tensor, roots: Tensor, tree: Expansion) -> list
         tokens = names[ids].flatten(1)
         parents = torch.arange(law.shape[1], device=law.device).repeat_interleave(width)
         listed = tokens.tolist()
-        made = [
+        child_paths = [
             [(*paths[lane][int(parent)], token) for parent, token in zip(parents, listed[lane], strict=True)]
             for lane in range(lanes)
         ]
         for lane, row in enumerate(scores.tolist()):
-            found[lane] += list(zip(row, made[lane], strict=True))
+            scored_paths[lane] += list(zip(row, child_paths[lane], strict=True))
         if depth == tree.depth:
             break
-        kept = torch.sort(torch.sort(scores, dim=-1, descending=True, stable=True).indices[:, : tree.top_k], -1).values
-        paths = [[made[lane][place] for place in row] for lane, row in enumerate(kept.tolist())]
-        above = scores.gather(1, kept)
-        law = torch.log_softmax(opened.level(tokens.gather(1, kept), parents[kept]).float(), -1)
+        kept_places = torch.sort(
+            torch.sort(scores, dim=-1, descending=True, stable=True).indices[:, : tree.top_k], -1
+        ).values
+        paths = [[child_paths[lane][place] for place in row] for lane, row in enumerate(kept_places.tolist())]
+        above = scores.gather(1, kept_places)
+        law = torch.log_softmax(opened.level(tokens.gather(1, kept_places), parents[kept_places]).float(), -1)
     # Sorting is stable: of equal scores the lower number stays in front.
-    return [{path for _, path in sorted(lane, key=lambda one: -one[0])[: tree.total - 1]} for lane in found]
+    return [{path for _, path in sorted(lane, key=lambda pair: -pair[0])[: tree.total - 1]} for lane in scored_paths]
 
 
-def _walked(paths: set[tuple[int, ...]], truth: list[int]) -> int:
+def _accepted_length(paths: set[tuple[int, ...]], truth: list[int]) -> int:
     """The number of tokens of `truth` along which the tree has a path."""
-    taken = 0
-    while taken < len(truth) and tuple(truth[: taken + 1]) in paths:
-        taken += 1
-    return taken
+    length = 0
+    while length < len(truth) and tuple(truth[: length + 1]) in paths:
+        length += 1
+    return length

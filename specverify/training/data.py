@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from specverify.setup.errors import UnusableInput
-from specverify.training.acceptance import HeldOut
+from specverify.training.acceptance import HeldOutText
 from specverify.training.plan import CACHE, TrainingPlan
 from specverify.training.states import StateCache
 from specverify.training.target import Target, states_of, texts_digest
@@ -46,11 +46,11 @@ class Data:
     """
 
     cache: StateCache
-    watched: list[HeldOut]
-    judged: list[HeldOut]
+    watched: list[HeldOutText]
+    judged: list[HeldOutText]
 
 
-def opened_cache(plan: TrainingPlan, target: Target, texts: Texts) -> StateCache:
+def open_cache(plan: TrainingPlan, target: Target, texts: Texts) -> StateCache:
     """The cache of the plan's target and texts.
 
     Raises:
@@ -62,7 +62,7 @@ def opened_cache(plan: TrainingPlan, target: Target, texts: Texts) -> StateCache
     return StateCache(plan.cache or CACHE / digest[:16], digest, reads)
 
 
-def prepared(
+def prepare_data(
     cache: StateCache,
     plan: TrainingPlan,
     target: Target,
@@ -78,8 +78,10 @@ def prepared(
         Stopped: `stopped` said so.
         Unwritable: The cache cannot be written.
     """
-    encoded = target.encoded(texts.learned, LONGEST_PROMPT)
-    learned = [one for at in range(0, len(encoded), WINDOW) for one in sorted(encoded[at : at + WINDOW], key=len)]
+    encoded = target.encode(texts.learned, LONGEST_PROMPT)
+    learned = [
+        text for first in range(0, len(encoded), WINDOW) for text in sorted(encoded[first : first + WINDOW], key=len)
+    ]
     if sum(map(len, learned)) < LEAST_TOKENS:
         raise UnusableInput(
             f"--text: {sum(map(len, learned))} tokens to learn from are too few; {LEAST_TOKENS} are needed"
@@ -87,18 +89,18 @@ def prepared(
     if cache.held_out("judged") is None:
         count = len(texts.watched) + len(texts.judged)
         say(f"the target continues {count} held-out prompts by {JUDGED_TOKENS} tokens, in float32")
-        watched, judged = (target.encoded(prompts, LONGEST_PROMPT) for prompts in (texts.watched, texts.judged))
+        watched, judged = (target.encode(prompts, LONGEST_PROMPT) for prompts in (texts.watched, texts.judged))
         if not watched or not judged:
             raise UnusableInput("--text: the held-out prompts have too few tokens; two are needed in each")
         # Side by side: a forward of few rows costs nearly as much as one of many.
-        made = target.continued([*watched, *judged], JUDGED_TOKENS, cache.reads, stopped)
-        cache.hold_out("watched", made[: len(watched)])
-        cache.hold_out("judged", made[len(watched) :])
-    held = cache.held_out("watched"), cache.held_out("judged")
-    assert held[0] is not None
-    assert held[1] is not None
+        held_out = target.continue_prompts([*watched, *judged], JUDGED_TOKENS, cache.reads, stopped)
+        cache.hold_out("watched", held_out[: len(watched)])
+        cache.hold_out("judged", held_out[len(watched) :])
+    texts_held_out = cache.held_out("watched"), cache.held_out("judged")
+    assert texts_held_out[0] is not None
+    assert texts_held_out[1] is not None
     _continue(cache, plan, target, learned, goes_on, stopped, say)
-    return Data(cache, held[0], held[1])
+    return Data(cache, texts_held_out[0], texts_held_out[1])
 
 
 def _continue(
@@ -110,20 +112,25 @@ def _continue(
     stopped: Callable[[], bool],
     say: Callable[[str], None],
 ) -> None:
-    """Add shards of continuations after those of the cache; see `prepared`."""
-    number, first, size = cache.shards, cache.texts, FIRST_SHARD
+    """Add shards of continuations after those of the cache; see `prepare_data`."""
+    number = cache.shards
+    first = cache.texts
+    size = FIRST_SHARD
     if first >= len(prompts) or (number and not goes_on()):
         return
-    target.narrowed(quicker_dtype(target.device.type))
+    target.narrow(quicker_dtype(target.device.type))
     while first < len(prompts):
-        began, used = time.monotonic(), time.process_time()
-        made = target.continued(prompts[first : first + size], plan.generated, cache.reads, stopped)
-        cache.keep(number, made)
-        took, cpu = time.monotonic() - began, time.process_time() - used
-        tokens = sum(len(one.tokens) for one in made)
-        say(f"shard {number}: {len(made)} texts, {tokens} tokens in {took:.0f} s ({cpu:.0f} s of processor)")
-        number, first = number + 1, first + len(made)
-        size = max(1, min(LARGEST_SHARD, int(size * SHARD_S / max(took, 1e-3))))
+        began = time.monotonic()
+        began_cpu = time.process_time()
+        shard = target.continue_prompts(prompts[first : first + size], plan.generated, cache.reads, stopped)
+        cache.write_shard(number, shard)
+        wall_s = time.monotonic() - began
+        cpu_s = time.process_time() - began_cpu
+        tokens = sum(len(text.tokens) for text in shard)
+        say(f"shard {number}: {len(shard)} texts, {tokens} tokens in {wall_s:.0f} s ({cpu_s:.0f} s of processor)")
+        number += 1
+        first += len(shard)
+        size = max(1, min(LARGEST_SHARD, int(size * SHARD_S / max(wall_s, 1e-3))))
         if not goes_on():
             break
 

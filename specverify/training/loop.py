@@ -13,15 +13,15 @@ import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from specverify.training.acceptance import CHAIN, TREE, HeldOut, of_head
+from specverify.training.acceptance import CHAIN, TREE, HeldOutText, head_acceptance
 from specverify.training.data import quicker_dtype
 from specverify.training.heads.base import TrainedHead
 from specverify.training.plan import TrainingPlan
 from specverify.training.processes import Processes
-from specverify.training.published import HeadFolder, Saved, optimiser_tensors, restore_optimiser
+from specverify.training.published import HeadFolder, RunState, optimiser_tensors, restore_optimiser
 from specverify.training.states import Order
 
-KEPT_EVERY_S = 40.0
+WRITE_EVERY_S = 40.0
 """The seconds between two writings of the state, so that a kill costs less than a minute."""
 
 MEASURES = 8
@@ -85,7 +85,7 @@ class Training:
     head: TrainedHead
     average: TrainedHead
     folder: HeadFolder
-    watched: list[HeldOut]
+    watched: list[HeldOutText]
     target: dict[str, Any]
     clock: Clock
     processes: Processes
@@ -106,35 +106,38 @@ class Training:
         """The share of the training that is over, from 0 to 1: of its time, or of its steps where they are bounded."""
         if self.plan.most_steps and self.clock.seconds < self.plan.seconds:
             return min(self.step / self.plan.most_steps, 1.0)
-        whole = max(self.plan.seconds - self.begins_at, 1e-9)
-        return min(max((self.clock.seconds - self.begins_at) / whole, 0.0), 1.0)
+        total_s = max(self.plan.seconds - self.begins_at, 1e-9)
+        return min(max((self.clock.seconds - self.begins_at) / total_s, 0.0), 1.0)
 
     def resume(self) -> bool:
         """Take the state of a killed run over, if there is one."""
-        saved = self.folder.saved()
+        saved = self.folder.load_state()
         if saved is None:
             return False
         for name, head in (("head", self.head), ("average", self.average)):
             head.load_published(
-                {key[len(name) + 1 :]: one for key, one in saved.tensors.items() if key.startswith(f"{name}/")}
+                {key[len(name) + 1 :]: tensor for key, tensor in saved.tensors.items() if key.startswith(f"{name}/")}
             )
         restore_optimiser(self.optimiser, saved.tensors)
         facts = saved.facts
-        self.step, self.learned, self.best = facts["step"], facts["learned"], facts["best"]
-        self.begins_at, self.next_measure = facts["begins_at"], facts["next_measure"]
+        self.step = facts["step"]
+        self.learned = facts["learned"]
+        self.best = facts["best"]
+        self.begins_at = facts["begins_at"]
+        self.next_measure = facts["next_measure"]
         self.clock = Clock(facts["seconds"], facts["processor"], self.clock.began, self.clock.began_used)
         return True
 
-    def keep(self, shards: int) -> None:
+    def write_state(self, shards: int) -> None:
         """Write the state of the run."""
-        tensors = {f"head/{name}": one.cpu() for name, one in self.head.published().items()}
-        tensors |= {f"average/{name}": one.cpu() for name, one in self.average.published().items()}
+        tensors = {f"head/{name}": tensor.cpu() for name, tensor in self.head.published_tensors().items()}
+        tensors |= {f"average/{name}": tensor.cpu() for name, tensor in self.average.published_tensors().items()}
         facts = {
             "step": self.step, "learned": self.learned, "best": self.best, "begins_at": self.begins_at,
             "next_measure": self.next_measure, "seconds": self.clock.seconds, "processor": self.clock.processor,
             "shards": shards,
         }  # fmt: skip
-        self.folder.save(Saved({**tensors, **optimiser_tensors(self.optimiser)}, facts))
+        self.folder.save_state(RunState({**tensors, **optimiser_tensors(self.optimiser)}, facts))
 
     def run(
         self,
@@ -147,16 +150,19 @@ class Training:
         network: Any = DistributedDataParallel(self.head) if self.processes.world > 1 else self.head
         device = self.plan.device
         narrow = quicker_dtype(device)
-        began = kept = time.monotonic()
-        loss_of_line, spent = list[float](), 0.0
+        began = written_at = time.monotonic()
+        loss_of_line = list[float]()
+        measure_s = 0.0
         batches = order.batches(self.step, device)
         while True:
-            stop, progress = self.processes.told([float(stopped() or self.progress >= 1), self.progress])
-            due = progress * MEASURES >= self.next_measure and spent <= MEASURED * (time.monotonic() - began)
+            stop, progress = self.processes.broadcast([float(stopped() or self.progress >= 1), self.progress])
+            due = progress * MEASURES >= self.next_measure and measure_s <= MEASURED * (time.monotonic() - began)
             if self.processes.first and (stop or due):
-                self.next_measure, since = math.floor(progress * MEASURES) + 1, time.monotonic()
+                self.next_measure = math.floor(progress * MEASURES) + 1
+                since = time.monotonic()
                 self.measure(loss_of_line, say)
-                loss_of_line, spent = list[float](), spent + time.monotonic() - since
+                loss_of_line = list[float]()
+                measure_s += time.monotonic() - since
             if stop:
                 break
             batch = next(batches)
@@ -174,16 +180,16 @@ class Training:
             self.loss = loss_of_line[-1]
             self._average()
             if self.processes.first:
-                moved(self.clock.seconds, self._told)
-                if time.monotonic() - kept > KEPT_EVERY_S:
-                    self.keep(order.shards)
-                    kept = time.monotonic()
+                moved(self.clock.seconds, self._status)
+                if time.monotonic() - written_at > WRITE_EVERY_S:
+                    self.write_state(order.shards)
+                    written_at = time.monotonic()
         if self.processes.first:
-            self.keep(order.shards)
+            self.write_state(order.shards)
 
     def measure(self, losses: list[float], say: Callable[[str], None]) -> None:
         """Measure the acceptance on watched prompts, add it to the curve, and publish the head if it is the best."""
-        chain, tree = (of_head(self.average, self.watched, one) for one in (CHAIN, TREE))
+        chain, tree = (head_acceptance(self.average, self.watched, tree_shape) for tree_shape in (CHAIN, TREE))
         line = {
             "seconds": round(self.clock.seconds, 1),
             "processor_seconds": round(self.clock.processor, 1),
@@ -192,9 +198,9 @@ class Training:
             "loss": round(sum(losses) / len(losses), 4) if losses else None,
             "chain": round(chain.mean, 4),
             "tree": round(tree.mean, 4),
-            "by_depth": [round(one, 4) for one in tree.by_depth(TREE.depth)],
+            "by_depth": [round(share, 4) for share in tree.by_depth(TREE.depth)],
         }
-        self.folder.note(line)
+        self.folder.add_curve_line(line)
         say(
             f"{line['seconds']:.0f} s, {line['processor_seconds']:.0f} s of processor, step {self.step}: "
             f"accepted per step {chain.mean:.2f} in a chain, {tree.mean:.2f} in a tree "
@@ -204,15 +210,15 @@ class Training:
             self.best = tree.mean
             self.folder.publish(self.average, self.target)
 
-    def _told(self) -> str:
+    def _status(self) -> str:
         return f"step {self.step}, loss {self.loss:.3f}, best tree {self.best:.2f}"
 
     @torch.no_grad()
     def _average(self) -> None:
         # A young average follows the weights more closely, so that it does not remember where they began.
         weight = min(AVERAGED, (1 + self.step) / (10 + self.step))
-        own, averaged = (list[Tensor](head.parameters()) for head in (self.head, self.average))
-        torch._foreach_lerp_(averaged, own, 1 - weight)
+        weights, averaged = (list[Tensor](head.parameters()) for head in (self.head, self.average))
+        torch._foreach_lerp_(averaged, weights, 1 - weight)
 
 
 def rate_at(progress: float, step: int) -> float:

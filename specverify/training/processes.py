@@ -29,7 +29,8 @@ class Processes:
         Raises:
             UnusableInput: The variables of `torchrun` are there, and the processes do not find each other.
         """
-        self.rank, self.world = 0, int(os.environ.get("WORLD_SIZE", "1") or 1)
+        self.rank = 0
+        self.world = int(os.environ.get("WORLD_SIZE", "1") or 1)
         if self.world == 1:
             return
         try:
@@ -48,13 +49,13 @@ class Processes:
         if self.world > 1:
             distributed.barrier()
 
-    def told(self, values: list[float]) -> list[float]:
+    def broadcast(self, values: list[float]) -> list[float]:
         """The values of the first process, the same in all."""
         if self.world == 1:
             return values
         sent = torch.tensor(values, dtype=torch.float64)
         distributed.broadcast(sent, 0)
-        return [float(one) for one in sent]
+        return [float(value) for value in sent]
 
     def leave(self) -> None:
         """Part from the other processes."""

@@ -22,7 +22,7 @@ CONFIG, WEIGHTS, RUN = "config.json", "model.safetensors", "training"
 
 
 @dataclass(frozen=True)
-class Saved:
+class RunState:
     """The state of a run: tensors by name, and numbers by name."""
 
     tensors: dict[str, Tensor]
@@ -41,13 +41,15 @@ class HeadFolder:
     """
 
     def __init__(self, folder: Path, digest: str) -> None:
-        self.folder, self.digest = folder, digest
-        self.state, self.curve = folder / RUN / "state.safetensors", folder / RUN / "curve.jsonl"
+        self.folder = folder
+        self.digest = digest
+        self.state = folder / RUN / "state.safetensors"
+        self.curve = folder / RUN / "curve.jsonl"
         about = folder / RUN / "about.json"
         try:
             if folder.exists() and any(folder.iterdir()):
-                held = json.loads(about.read_text(encoding="utf-8"))["digest"] if about.exists() else None
-                if held != digest:
+                held_digest = json.loads(about.read_text(encoding="utf-8"))["digest"] if about.exists() else None
+                if held_digest != digest:
                     what = "another head, or one of other options" if (folder / WEIGHTS).exists() else "other files"
                     raise UnusableInput(f"--out {folder}: holds {what}; name another folder")
             (folder / RUN).mkdir(parents=True, exist_ok=True)
@@ -61,32 +63,32 @@ class HeadFolder:
         """Write the head in the published layout; the weights last, so that they never lack their configuration."""
         config = {**head.config(target), "specverify_training": self.digest}
         write_whole(self.folder / CONFIG, (json.dumps(config, indent=2) + "\n").encode())
-        tensors = {name: one.contiguous().cpu() for name, one in head.published().items()}
+        tensors = {name: tensor.contiguous().cpu() for name, tensor in head.published_tensors().items()}
         write_whole(self.folder / WEIGHTS, save(tensors, {"format": "pt"}))
 
-    def published(self) -> dict[str, Tensor] | None:
+    def published_tensors(self) -> dict[str, Tensor] | None:
         """The tensors of the head in the folder, or None if none was written."""
         if not (self.folder / WEIGHTS).exists():
             return None
         return _tensors(self.folder / WEIGHTS)[0]
 
-    def save(self, saved: Saved) -> None:
+    def save_state(self, saved: RunState) -> None:
         """Write the state of the run, in one file, whole."""
         write_whole(self.state, save(saved.tensors, {"facts": json.dumps(saved.facts)}))
 
-    def saved(self) -> Saved | None:
+    def load_state(self) -> RunState | None:
         """The state of the run, or None if none was written."""
         if not self.state.exists():
             return None
         tensors, header = _tensors(self.state)
-        return Saved(tensors, json.loads(header["facts"]))
+        return RunState(tensors, json.loads(header["facts"]))
 
-    def note(self, line: dict[str, Any]) -> None:
+    def add_curve_line(self, line: dict[str, Any]) -> None:
         """Add a line to the curve."""
         with self.curve.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
-    def noted(self) -> list[dict[str, Any]]:
+    def curve_lines(self) -> list[dict[str, Any]]:
         """The lines of the curve; a last line that a kill cut off is left out."""
         if not self.curve.exists():
             return []
@@ -106,14 +108,16 @@ def _tensors(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 def optimiser_tensors(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
     """The moments of an optimiser, by number of the parameter and name."""
     state = optimiser.state_dict()["state"]
-    return {f"moment.{at}.{name}": one for at, of in state.items() for name, one in of.items()}
+    return {
+        f"moment.{parameter}.{name}": moment for parameter, moments in state.items() for name, moment in moments.items()
+    }
 
 
 def restore_optimiser(optimiser: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
     """Give an optimiser the moments of `optimiser_tensors`."""
     state: dict[int, dict[str, Tensor]] = {}
-    for key, one in tensors.items():
+    for key, moment in tensors.items():
         if key.startswith("moment."):
-            _, at, name = key.split(".")
-            state.setdefault(int(at), {})[name] = one
+            _, parameter, name = key.split(".")
+            state.setdefault(int(parameter), {})[name] = moment
     optimiser.load_state_dict({**optimiser.state_dict(), "state": state})

@@ -12,9 +12,9 @@ from specverify.checkpoints.cases import LOOKUP, LOOKUP_ORDER
 from specverify.interrupts import Interrupts
 from specverify.setup.errors import MissingInput
 from specverify.training import vocabulary as vocabularies
-from specverify.training.acceptance import CHAIN, TREE, Accepted, of_head, of_ngram
-from specverify.training.data import Data, opened_cache, prepared, token_counts
-from specverify.training.heads.made import made
+from specverify.training.acceptance import CHAIN, TREE, Acceptance, head_acceptance, ngram_acceptance
+from specverify.training.data import Data, open_cache, prepare_data, token_counts
+from specverify.training.heads.make import make_head
 from specverify.training.loop import Clock, Training
 from specverify.training.plan import TrainingPlan
 from specverify.training.processes import Processes
@@ -55,10 +55,10 @@ def train(plan: TrainingPlan, quiet: bool = False) -> dict[str, Any]:
             if plan.vocabulary_file is not None:
                 vocabularies.read(plan.vocabulary_file, len(target.head))  # refused before any work
             folder = HeadFolder(plan.out, _digest(plan, target, texts))
-            earlier = folder.saved()
+            earlier = folder.load_state()
             data = _data(plan, target, texts, processes, watch, earlier is not None, clock, interrupts)
             named = _vocabulary(plan, target, data, folder, watch.say)
-            head = made(plan.kind, target, named, plan.heads, plan.seed, plan.layers)
+            head = make_head(plan.kind, target, named, plan.heads, plan.seed, plan.layers)
             config = target.config.to_dict()
             training = Training(
                 plan, head, deepcopy(head), folder, data.watched, config, clock, processes, begins_at=clock.seconds
@@ -70,9 +70,9 @@ def train(plan: TrainingPlan, quiet: bool = False) -> dict[str, Any]:
             order = Order(
                 data.cache, shards, plan.texts_per_batch, plan.generated > 0, plan.seed, processes.rank, processes.world
             )
-            weights = sum(one.numel() for one in head.parameters())
+            weights = sum(weight.numel() for weight in head.parameters())
             watch.say(f"training {weights / 1e6:.1f} M weights on {shards} shards")
-            training.run(order, lambda: interrupts.word is not None, watch.say, watch.moved)
+            training.run(order, lambda: interrupts.word is not None, watch.say, watch.advance)
             if interrupts.word is not None:
                 watch.say(f"{interrupts.word}: the best head so far is in {plan.out}")
             return figures(training, data) if processes.first else {}
@@ -84,38 +84,46 @@ def train(plan: TrainingPlan, quiet: bool = False) -> dict[str, Any]:
 
 def figures(training: Training, data: Data) -> dict[str, Any]:
     """The figures of the best head, on the prompts that are judged."""
-    best = training.folder.published()
+    best = training.folder.published_tensors()
     if best is not None:
         training.average.load_published(best)
 
-    def told(accepted: Accepted, depth: int) -> dict[str, Any]:
+    def figures_of(accepted: Acceptance, depth: int) -> dict[str, Any]:
         return {
             "accepted": round(accepted.mean, 4),
             "tokens_per_call": round(accepted.tokens_per_call, 4),
             "steps": len(accepted.steps),
-            "by_depth": [round(one, 4) for one in accepted.by_depth(depth)],
+            "by_depth": [round(share, 4) for share in accepted.by_depth(depth)],
         }
 
     return {
         "head": str(training.folder.folder),
         "kind": training.plan.kind,
         "prompts": len(data.judged),
-        "chain": told(of_head(training.average, data.judged, CHAIN), CHAIN.depth),
-        "tree": told(of_head(training.average, data.judged, TREE), TREE.depth),
-        "ngram_chain": told(of_ngram(NGRAM_CHAIN, data.judged), 4),
-        "ngram_tree": told(of_ngram(NGRAM_TREE, data.judged), 8),
+        "chain": figures_of(head_acceptance(training.average, data.judged, CHAIN), CHAIN.depth),
+        "tree": figures_of(head_acceptance(training.average, data.judged, TREE), TREE.depth),
+        "ngram_chain": figures_of(ngram_acceptance(NGRAM_CHAIN, data.judged), 4),
+        "ngram_tree": figures_of(ngram_acceptance(NGRAM_TREE, data.judged), 8),
         "steps": training.step,
         "learned": training.learned,
         "seconds": round(training.clock.seconds, 1),
         "processor_seconds": round(training.clock.processor, 1),
-        "curve": training.folder.noted(),
+        "curve": training.folder.curve_lines(),
     }
 
 
 def _digest(plan: TrainingPlan, target: Target, texts: Texts) -> str:
     """The digest of all that a head follows from, the minutes and the machine apart."""
-    own = (plan.kind, plan.generated, plan.vocabulary, str(plan.vocabulary_file), plan.steps, plan.heads, plan.layers)
-    return texts_digest(target.digest, texts.digest, str(own), str((plan.texts_per_batch, plan.rate, plan.seed)))
+    options = (
+        plan.kind,
+        plan.generated,
+        plan.vocabulary,
+        str(plan.vocabulary_file),
+        plan.steps,
+        plan.heads,
+        plan.layers,
+    )
+    return texts_digest(target.digest, texts.digest, str(options), str((plan.texts_per_batch, plan.rate, plan.seed)))
 
 
 def _data(
@@ -132,14 +140,14 @@ def _data(
     until = plan.data_share * plan.seconds
 
     def goes_on() -> bool:
-        watch.moved(clock.seconds, lambda: "the target continues texts")
+        watch.advance(clock.seconds, lambda: "the target continues texts")
         # The other processes must end up with the shards of the first one, no more.
         return processes.first and interrupts.word is None and clock.seconds < until and not resumed
 
     if not processes.first:
         processes.wait()
-    cache = opened_cache(plan, target, texts)
-    data = prepared(cache, plan, target, texts, goes_on, lambda: interrupts.word is not None, watch.say)
+    cache = open_cache(plan, target, texts)
+    data = prepare_data(cache, plan, target, texts, goes_on, lambda: interrupts.word is not None, watch.say)
     if processes.first:
         processes.wait()
     return data
@@ -151,15 +159,15 @@ def _vocabulary(
     """The target ids of an EAGLE-3 head's vocabulary; those of a head under way stay."""
     if plan.kind != "eagle3":
         return None
-    total, saved = len(target.head), folder.saved()
+    total, saved = len(target.head), folder.load_state()
     if saved is not None:
         return torch.nonzero(saved.tensors["head/t2d"])[:, 0]
     if plan.vocabulary_file is not None:
-        found = vocabularies.read(plan.vocabulary_file, total)
+        vocabulary = vocabularies.read(plan.vocabulary_file, total)
     else:
         size = min(plan.vocabulary, total)
-        found, _ = vocabularies.cached(token_counts(data.cache), size, total)
-    judged = vocabularies.counted(one.tokens[one.prompt :].tolist() for one in data.judged)
-    inside = vocabularies.share(found, judged)
-    say(f"draft vocabulary: {len(found.named)} of {total} ids, {inside:.1%} of held-out tokens")
-    return torch.from_numpy(found.named)
+        vocabulary, _ = vocabularies.load_or_build(token_counts(data.cache), size, total)
+    judged = vocabularies.count_tokens(text.tokens[text.prompt :].tolist() for text in data.judged)
+    inside = vocabularies.share(vocabulary, judged)
+    say(f"draft vocabulary: {len(vocabulary.named)} of {total} ids, {inside:.1%} of held-out tokens")
+    return torch.from_numpy(vocabulary.named)

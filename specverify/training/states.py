@@ -18,9 +18,9 @@ from torch import Tensor
 from reference.draft.hidden import HiddenStates
 from reports.writing import write_whole
 from specverify.setup.errors import UnusableInput
-from specverify.training.acceptance import HeldOut
+from specverify.training.acceptance import HeldOutText
 from specverify.training.heads.base import Batch
-from specverify.training.target import NORMED, Continued
+from specverify.training.target import NORMED, ContinuedText
 
 ABOUT = "about.json"
 """The file that says what a folder of states was made from."""
@@ -39,16 +39,17 @@ class StateCache:
     """
 
     def __init__(self, folder: Path, digest: str, reads: HiddenStates) -> None:
-        self.folder, self.reads = folder, reads
+        self.folder = folder
+        self.reads = reads
         about = folder / ABOUT
         try:
             folder.mkdir(parents=True, exist_ok=True)
             if about.exists():
-                held = json.loads(about.read_text(encoding="utf-8")).get("digest")
-                if held != digest:
+                held_digest = json.loads(about.read_text(encoding="utf-8")).get("digest")
+                if held_digest != digest:
                     raise UnusableInput(
-                        f"--cache {folder}: holds the states of another target or text (digest {str(held)[:12]}, "
-                        f"not {digest[:12]}); name another folder"
+                        f"--cache {folder}: holds the states of another target or text "
+                        f"(digest {str(held_digest)[:12]}, not {digest[:12]}); name another folder"
                     )
             elif any(folder.iterdir()):
                 raise UnusableInput(f"--cache {folder}: holds other files; name an empty folder")
@@ -64,7 +65,7 @@ class StateCache:
         """The file of shard `number`."""
         return self.folder / f"{number:05d}.safetensors"
 
-    def has(self, number: int) -> bool:
+    def has_shard(self, number: int) -> bool:
         """Whether shard `number` was written."""
         return self.file(number).exists()
 
@@ -72,48 +73,48 @@ class StateCache:
     def shards(self) -> int:
         """The number of shards, from 0 on without a gap."""
         number = 0
-        while self.has(number):
+        while self.has_shard(number):
             number += 1
         return number
 
     @property
     def texts(self) -> int:
         """The number of texts in all shards."""
-        found = 0
+        count = 0
         for number in range(self.shards):
             with _shard(self.file(number)), safe_open(self.file(number), "pt") as content:
-                found += len(content.get_tensor("lengths"))
-        return found
+                count += len(content.get_tensor("lengths"))
+        return count
 
-    def keep(self, number: int, texts: list[Continued]) -> None:
+    def write_shard(self, number: int, texts: list[ContinuedText]) -> None:
         """Write shard `number`, whole or not at all."""
-        write_whole(self.file(number), _packed(texts, self.reads))
+        write_whole(self.file(number), _pack_texts(texts, self.reads))
 
-    def load(self, number: int) -> list[Continued]:
+    def load(self, number: int) -> list[ContinuedText]:
         """The texts of shard `number`."""
-        return _unpacked(self.file(number), self.reads)
+        return _unpack_texts(self.file(number), self.reads)
 
-    def held_out(self, name: str) -> list[HeldOut] | None:
+    def held_out(self, name: str) -> list[HeldOutText] | None:
         """The held-out texts under `name`, or None if they were not written."""
         file = self.folder / f"{name}.safetensors"
         if not file.exists():
             return None
-        return [HeldOut(one.tokens, one.prompt, one.states.float()) for one in _unpacked(file, self.reads)]
+        return [HeldOutText(text.tokens, text.prompt, text.states.float()) for text in _unpack_texts(file, self.reads)]
 
-    def hold_out(self, name: str, texts: list[Continued]) -> None:
+    def hold_out(self, name: str, texts: list[ContinuedText]) -> None:
         """Write held-out texts under `name`."""
-        write_whole(self.folder / f"{name}.safetensors", _packed(texts, self.reads))
+        write_whole(self.folder / f"{name}.safetensors", _pack_texts(texts, self.reads))
 
 
-def _packed(texts: list[Continued], reads: HiddenStates) -> bytes:
+def _pack_texts(texts: list[ContinuedText], reads: HiddenStates) -> bytes:
     tensors = {
-        "tokens": torch.cat([one.tokens for one in texts]).int(),
-        "lengths": torch.tensor([len(one.tokens) for one in texts]),
-        "prompts": torch.tensor([one.prompt for one in texts]),
-        "last": torch.cat([one.last for one in texts]),
+        "tokens": torch.cat([text.tokens for text in texts]).int(),
+        "lengths": torch.tensor([len(text.tokens) for text in texts]),
+        "prompts": torch.tensor([text.prompt for text in texts]),
+        "last": torch.cat([text.last for text in texts]),
     }
     if reads.place != NORMED.place:
-        tensors["states"] = torch.cat([one.states for one in texts])
+        tensors["states"] = torch.cat([text.states for text in texts])
     return save(tensors)
 
 
@@ -126,14 +127,17 @@ def _shard(file: Path) -> Iterator[None]:
         raise UnusableInput(f"{file}: no shard of states ({' '.join(str(why).split())[:80]}); delete it") from None
 
 
-def _unpacked(file: Path, reads: HiddenStates) -> list[Continued]:
+def _unpack_texts(file: Path, reads: HiddenStates) -> list[ContinuedText]:
     with _shard(file):
         tensors = load_file(file)
         lengths = tensors["lengths"].tolist()
         tokens, last = (torch.split(tensors[name], lengths) for name in ("tokens", "last"))
         states = last if reads.place == NORMED.place else torch.split(tensors["states"], lengths)
         prompts = tensors["prompts"].tolist()
-    return [Continued(one.long(), prompts[at], states[at], last[at]) for at, one in enumerate(tokens)]
+    return [
+        ContinuedText(text_tokens.long(), prompts[number], states[number], last[number])
+        for number, text_tokens in enumerate(tokens)
+    ]
 
 
 @dataclass(frozen=True)
@@ -170,24 +174,24 @@ class Order:
                     if skip:
                         skip -= 1
                         continue
-                    chosen = [texts[at] for at in shuffled[first : first + self.per_batch]]
+                    chosen = [texts[number] for number in shuffled[first : first + self.per_batch]]
                     yield batch_of(chosen, self.generated, device)
             epoch += 1
 
 
-def batch_of(texts: list[Continued], generated: bool, device: str = "cpu") -> Batch:
+def batch_of(texts: list[ContinuedText], generated: bool, device: str = "cpu") -> Batch:
     """Texts side by side, in float32; `generated` as in `Order`."""
-    lengths = torch.tensor([len(one.tokens) for one in texts])
+    lengths = torch.tensor([len(text.tokens) for text in texts])
     # The first half of a prompt costs as much to learn, and says less of the target's own tokens.
-    firsts = torch.tensor([one.prompt // 2 if generated else 0 for one in texts])
+    firsts = torch.tensor([text.prompt // 2 if generated else 0 for text in texts])
 
     def side_by_side(parts: list[Tensor]) -> Tensor:
         return torch.nn.utils.rnn.pad_sequence(parts, batch_first=True)
 
     return Batch(
-        side_by_side([one.tokens for one in texts]).to(device),
-        side_by_side([one.states for one in texts]).to(device, torch.float32),
-        side_by_side([one.last for one in texts]).to(device, torch.float32),
+        side_by_side([text.tokens for text in texts]).to(device),
+        side_by_side([text.states for text in texts]).to(device, torch.float32),
+        side_by_side([text.last for text in texts]).to(device, torch.float32),
         lengths.to(device),
         firsts.to(device),
     )

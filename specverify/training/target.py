@@ -28,7 +28,7 @@ NORMED = HiddenStates(place="normed")
 
 
 @dataclass(frozen=True)
-class Continued:
+class ContinuedText:
     """A text of the target.
 
     Attributes:
@@ -45,7 +45,7 @@ class Continued:
 
 
 class Target:
-    """A checkpoint through transformers, in float32 until `narrowed`.
+    """A checkpoint through transformers, in float32 until `narrow`.
 
     Attributes:
         directory: The checkpoint's folder.
@@ -96,24 +96,24 @@ class Target:
         """The weight of the norm after the last layer, if it has one."""
         return getattr(getattr(self.network.base_model, "norm", None), "weight", None)
 
-    def narrowed(self, dtype: torch.dtype) -> None:
+    def narrow(self, dtype: torch.dtype) -> None:
         """Compute in `dtype` from now on; `embedding` and `head` stay float32."""
         self.network.to(dtype)
 
-    def encoded(self, texts: Sequence[str], most: int) -> list[list[int]]:
+    def encode(self, texts: Sequence[str], most: int) -> list[list[int]]:
         """The last `most` tokens of each text, of those that have two at least."""
-        found = [list(self.tokenizer(text).input_ids)[-most:] for text in texts]
-        beyond = max((token for one in found for token in one), default=0)
+        sequences = [list(self.tokenizer(text).input_ids)[-most:] for text in texts]
+        beyond = max((token for sequence in sequences for token in sequence), default=0)
         if beyond >= len(self.embedding):
             raise UnusableInput(
                 f"{self.directory}: its tokenizer names token {beyond}, and the model has {len(self.embedding)}"
             )
-        return [one for one in found if len(one) >= 2]
+        return [sequence for sequence in sequences if len(sequence) >= 2]
 
     @torch.no_grad()
-    def continued(
+    def continue_prompts(
         self, prompts: list[list[int]], added: int, reads: HiddenStates, stopped: Callable[[], bool] = lambda: False
-    ) -> list[Continued]:
+    ) -> list[ContinuedText]:
         """The greedy continuations of prompts by `added` tokens each, with the states of every token.
 
         No token ends a text, as in runs that ask for so many tokens. The prompts run side by side, padded on the left.
@@ -122,12 +122,12 @@ class Target:
             Stopped: `stopped` said so between two tokens.
         """
         longest = max(map(len, prompts))
-        gaps = torch.tensor([longest - len(one) for one in prompts], device=self.device)
-        tokens = torch.tensor([[0] * (longest - len(one)) + one for one in prompts], device=self.device)
+        gaps = torch.tensor([longest - len(prompt) for prompt in prompts], device=self.device)
+        tokens = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts], device=self.device)
         places = torch.arange(longest + added, device=self.device)
         mask = (places[None] >= gaps[:, None]).long()
         positions = (places[None] - gaps[:, None]).clamp(min=0)
-        cache, made, given = DynamicCache(), [tokens], tokens
+        cache, parts, inputs = DynamicCache(), [tokens], tokens
         states: list[Tensor] = []
         last: list[Tensor] = []
         for turn in range(added + 1):
@@ -135,23 +135,25 @@ class Target:
                 raise Stopped
             end = longest + turn
             tap = HiddenTap(reads, NORMED)
-            with _refused(), tap.on(self.network.base_model):
+            with _refuse_unsupported(), tap.on(self.network.base_model):
                 logits = self.network(
-                    input_ids=given,
+                    input_ids=inputs,
                     attention_mask=mask[:, :end],
-                    position_ids=positions[:, end - given.shape[1] : end],
+                    position_ids=positions[:, end - inputs.shape[1] : end],
                     past_key_values=cache,
                     use_cache=True,
                     logits_to_keep=1,
                 ).logits
-            states.append(tap.taken[reads])
-            last.append(tap.taken[NORMED])
+            states.append(tap.states[reads])
+            last.append(tap.states[NORMED])
             if turn < added:
-                given = logits[:, -1].argmax(-1, keepdim=True)
-                made.append(given)
-        whole, all_states, all_last = torch.cat(made, 1), torch.cat(states, 1), torch.cat(last, 1)
+                inputs = logits[:, -1].argmax(-1, keepdim=True)
+                parts.append(inputs)
+        all_tokens, all_states, all_last = torch.cat(parts, 1), torch.cat(states, 1), torch.cat(last, 1)
         return [
-            Continued(whole[lane, gap:].cpu(), len(prompt), all_states[lane, gap:].cpu(), all_last[lane, gap:].cpu())
+            ContinuedText(
+                all_tokens[lane, gap:].cpu(), len(prompt), all_states[lane, gap:].cpu(), all_last[lane, gap:].cpu()
+            )
             for lane, (prompt, gap) in enumerate(zip(prompts, gaps.tolist(), strict=True))
         ]
 
@@ -172,19 +174,19 @@ def states_of(kind: str, layers: int) -> HiddenStates:
         inputs = (0, (layers + 1) // 2, layers)
     if len(set(inputs)) < 3:
         raise UnusableInput(f"an EAGLE-3 head reads three layers of its target, which has {layers}")
-    return HiddenStates(tuple(one - 1 for one in inputs), "residual", 1)
+    return HiddenStates(tuple(layer - 1 for layer in inputs), "residual", 1)
 
 
 def texts_digest(*parts: str) -> str:
     """The SHA-256 of strings, each with its length before it."""
-    whole = hashlib.sha256()
+    digest = hashlib.sha256()
     for part in parts:
-        whole.update(f"{len(part)}:{part}".encode())
-    return whole.hexdigest()
+        digest.update(f"{len(part)}:{part}".encode())
+    return digest.hexdigest()
 
 
 @contextmanager
-def _refused() -> Iterator[None]:
+def _refuse_unsupported() -> Iterator[None]:
     try:
         yield
     except Unsupported as why:

@@ -60,8 +60,8 @@ class Texts:
     @property
     def digest(self) -> str:
         """The SHA-256 of all prompts and of what each is for."""
-        whole = json.dumps([self.learned, self.watched, self.judged])
-        return hashlib.sha256(whole.encode("utf-8", "surrogatepass")).hexdigest()
+        content = json.dumps([self.learned, self.watched, self.judged])
+        return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def read_texts(sources: tuple[str, ...]) -> Texts:
@@ -73,17 +73,17 @@ def read_texts(sources: tuple[str, ...]) -> Texts:
     """
     by_source = [(source, list(dict.fromkeys(_pieces(source)))) for source in sources]
     first = by_source[0][1]
-    held = first[2::5][: WATCHED + JUDGED]
-    watched = max(1, len(held) * WATCHED // (WATCHED + JUDGED))
-    kept = set(held)
-    learned = [text for _, texts in by_source for text in texts if text not in kept]
-    if len(held) < 2 or len(learned) < 2:
+    held_out = first[2::5][: WATCHED + JUDGED]
+    watched = max(1, len(held_out) * WATCHED // (WATCHED + JUDGED))
+    held_out_set = set(held_out)
+    learned = [text for _, texts in by_source for text in texts if text not in held_out_set]
+    if len(held_out) < 2 or len(learned) < 2:
         total = len({text for _, texts in by_source for text in texts})
         raise UnusableInput(
             f"--text {', '.join(sources)}: {total} prompts are too few; 10 in the first source are needed"
         )
     origins = tuple((source, BUILT_IN.get(source, "your own text"), len(texts)) for source, texts in by_source)
-    return Texts(tuple(learned), tuple(held[:watched]), tuple(held[watched:]), origins)
+    return Texts(tuple(learned), tuple(held_out[:watched]), tuple(held_out[watched:]), origins)
 
 
 def _pieces(source: str) -> Iterator[str]:
@@ -125,7 +125,7 @@ def _of_file(file: Path) -> Iterator[str]:
 
 def python_functions(library: Path | None = None) -> list[str]:
     """Heads and docstrings of functions in the files of a folder, by default of Python's own library; a fixed order."""
-    found: dict[str, None] = {}
+    functions: dict[str, None] = {}
     library = library or Path(sysconfig.get_paths()["stdlib"])
     for file in sorted(library.glob("*.py")):
         try:
@@ -133,8 +133,8 @@ def python_functions(library: Path | None = None) -> list[str]:
             module = ast.parse(text)
         except (OSError, ValueError, SyntaxError):
             continue  # a file that this Python does not read is no text to learn from
-        found |= dict.fromkeys(_functions(module, text.splitlines(keepends=True)))
-    drawn = sorted(found)
+        functions |= dict.fromkeys(_functions(module, text.splitlines(keepends=True)))
+    drawn = sorted(functions)
     random.Random(0).shuffle(drawn)
     return drawn[:MOST_FUNCTIONS]
 

@@ -40,8 +40,8 @@ class Vocabulary:
     @property
     def offsets(self) -> Array:
         """`d2t`: target id less draft id, int64 [size]."""
-        found: Array = self.named - np.arange(len(self.named))
-        return found
+        offsets: Array = self.named - np.arange(len(self.named))
+        return offsets
 
     @property
     def mask(self) -> Array:
@@ -49,7 +49,7 @@ class Vocabulary:
         return np.isin(np.arange(self.total), self.named)
 
 
-def built(counts: Counter[int], size: int, total: int) -> Vocabulary:
+def build(counts: Counter[int], size: int, total: int) -> Vocabulary:
     """The `size` most frequent tokens; ties and a rest without counts go to the lower id.
 
     Raises:
@@ -60,11 +60,11 @@ def built(counts: Counter[int], size: int, total: int) -> Vocabulary:
     if not counts:
         raise UnusableInput("the texts hold no token to build a vocabulary from")
     ranked = sorted(range(total), key=lambda token: (-counts[token], token))[:size]
-    found = Vocabulary(np.array(sorted(ranked), dtype=np.int64), total, 0.0)
-    return replace(found, covered=share(found, counts))
+    vocabulary = Vocabulary(np.array(sorted(ranked), dtype=np.int64), total, 0.0)
+    return replace(vocabulary, covered=share(vocabulary, counts))
 
 
-def counted(texts: Iterable[Iterable[int]]) -> Counter[int]:
+def count_tokens(texts: Iterable[Iterable[int]]) -> Counter[int]:
     """How often each token occurs."""
     return Counter(token for text in texts for token in text)
 
@@ -77,15 +77,15 @@ def share(vocabulary: Vocabulary, counts: Counter[int]) -> float:
 
 def digest(counts: Counter[int], size: int, total: int) -> str:
     """The SHA-256 of all that a vocabulary follows from."""
-    whole = json.dumps([size, total, sorted(counts.items())])
-    return hashlib.sha256(whole.encode()).hexdigest()
+    content = json.dumps([size, total, sorted(counts.items())])
+    return hashlib.sha256(content.encode()).hexdigest()
 
 
-def cached(counts: Counter[int], size: int, total: int, folder: Path = FOLDER) -> tuple[Vocabulary, Path]:
+def load_or_build(counts: Counter[int], size: int, total: int, folder: Path = FOLDER) -> tuple[Vocabulary, Path]:
     """The vocabulary and its file, read where the file of this digest exists, otherwise built and written whole.
 
     Raises:
-        UnusableInput: As `built` and `read`.
+        UnusableInput: As `build` and `read`.
         Unwritable: The file cannot be written.
     """
     file = folder / f"{digest(counts, size, total)[:16]}.safetensors"
@@ -94,7 +94,7 @@ def cached(counts: Counter[int], size: int, total: int, folder: Path = FOLDER) -
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as why:
             raise UnusableInput(f"{folder}: {why.strerror}") from None
-        write(file, built(counts, size, total))
+        write(file, build(counts, size, total))
     return read(file, total), file
 
 

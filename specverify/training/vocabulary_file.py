@@ -8,7 +8,7 @@ from specverify.training import vocabulary as vocabularies
 from specverify.training.texts import read_texts
 
 
-def made(model: str, sources: tuple[str, ...], size: int) -> dict[str, Any]:
+def make_vocabulary(model: str, sources: tuple[str, ...], size: int) -> dict[str, Any]:
     """The facts of the vocabulary of `size` tokens for the checkpoint `model`, its file included.
 
     Raises:
@@ -16,14 +16,14 @@ def made(model: str, sources: tuple[str, ...], size: int) -> dict[str, Any]:
     """
     directory, total = directory_of(model), open_checkpoint(model, understood=False).vocab_size
     tokenizer, texts = tokenizer_of(directory), read_texts(sources)
-    counts = vocabularies.counted(tokenizer(text).input_ids for text in texts.learned)
-    held_out = vocabularies.counted(tokenizer(text).input_ids for text in (*texts.watched, *texts.judged))
-    found, file = vocabularies.cached(counts, size, total)
+    counts = vocabularies.count_tokens(tokenizer(text).input_ids for text in texts.learned)
+    held_out = vocabularies.count_tokens(tokenizer(text).input_ids for text in (*texts.watched, *texts.judged))
+    vocabulary, file = vocabularies.load_or_build(counts, size, total)
     return {
         "file": str(file),
-        "size": len(found.named),
+        "size": len(vocabulary.named),
         "total": total,
         "tokens": sum(counts.values()),
-        "covered": found.covered,
-        "held_out": vocabularies.share(found, held_out),
+        "covered": vocabulary.covered,
+        "held_out": vocabularies.share(vocabulary, held_out),
     }

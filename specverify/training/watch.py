@@ -32,7 +32,9 @@ class Watch:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._file = sys.stderr if file is None else file
-        self._quiet, self._clock, self._last = quiet, clock, clock()
+        self._quiet = quiet
+        self._clock = clock
+        self._last = clock()
         self._bar = None
         if shows_bars(self._file) and not quiet:
             console = Console(file=self._file, force_terminal=True, highlight=False)
@@ -60,13 +62,13 @@ class Watch:
             self._file.write(text + "\n")
             self._file.flush()
 
-    def moved(self, done: float, note: Callable[[], str]) -> None:
-        """Show that `done` seconds are over, and the note beside them."""
+    def advance(self, elapsed_s: float, note: Callable[[], str]) -> None:
+        """Show that `elapsed_s` seconds are over, and the note beside them."""
         if self._bar:
-            self._bar.update(self._task, completed=done, note=note())
+            self._bar.update(self._task, completed=elapsed_s, note=note())
         elif self._clock() - self._last >= EVERY_S:
             self._last = self._clock()
-            self.say(f"{done:.0f} s: {note()}")
+            self.say(f"{elapsed_s:.0f} s: {note()}")
 
 
 def plot(curve: list[dict[str, Any]], over: str = "seconds") -> str:
@@ -79,10 +81,10 @@ def plot(curve: list[dict[str, Any]], over: str = "seconds") -> str:
     if len(points) < 2:
         return ""
     most = max(max(chain, tree) for _, chain, tree in points) or 1.0
-    last = max(at for at, _, _ in points) or 1.0
+    last = max(position for position, _, _ in points) or 1.0
     grid = [[" "] * (WIDTH + 1) for _ in range(HEIGHT + 1)]
-    for at, chain, tree in points:
-        column = round(at / last * WIDTH)
+    for position, chain, tree in points:
+        column = round(position / last * WIDTH)
         for value, letter in ((chain, "c"), (tree, "T")):
             grid[HEIGHT - round(value / most * HEIGHT)][column] = letter
     lines = [f"{most * (HEIGHT - row) / HEIGHT:6.2f} |{''.join(cells).rstrip()}" for row, cells in enumerate(grid)]
@@ -90,7 +92,7 @@ def plot(curve: list[dict[str, Any]], over: str = "seconds") -> str:
     return "\n".join([*lines, axis, f"{'':8}0{last:>{WIDTH - 1}.0f} {over}", f"{'':8}T tree, c chain"])
 
 
-def page(found: dict[str, Any]) -> str:
+def page(figures: dict[str, Any]) -> str:
     """The figures of a training in a few lines, with its plot."""
     rows = (
         ("chain of 4", "chain"),
@@ -99,14 +101,14 @@ def page(found: dict[str, Any]) -> str:
         ("n-gram, tree of 18", "ngram_tree"),
     )
     lines = [
-        f"{found['kind']} head in {found['head']}: {found['steps']} steps, {found['learned']} rows learned,"
-        f" {found['seconds']:.0f} s ({found['processor_seconds']:.0f} s of processor)",
-        f"greedy, on {found['prompts']} prompts that were held out:",
+        f"{figures['kind']} head in {figures['head']}: {figures['steps']} steps, {figures['learned']} rows learned,"
+        f" {figures['seconds']:.0f} s ({figures['processor_seconds']:.0f} s of processor)",
+        f"greedy, on {figures['prompts']} prompts that were held out:",
         f"{'':22}accepted per step  tokens per call  steps  accepted at least 1, 2, ...",
     ]
     for name, key in rows:
-        row = found[key]
-        depths = " ".join(f"{one:.2f}" for one in row["by_depth"] if one > 0)
+        row = figures[key]
+        depths = " ".join(f"{share:.2f}" for share in row["by_depth"] if share > 0)
         lines.append(f"  {name:<20}{row['accepted']:>17.2f}{row['tokens_per_call']:>17.2f}{row['steps']:>7}  {depths}")
-    drawn = plot(found["curve"])
+    drawn = plot(figures["curve"])
     return "\n".join([*lines, *(["", "accepted per step on watched prompts:", drawn] if drawn else [])])

@@ -1,5 +1,6 @@
 """The corpus: the smallest case of each planted fault, and cases for lines of the engine that few drawn cases reach."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,10 @@ from backends import faults
 from backends.base import Unavailable
 from properties.invariants import ALL
 from properties.verdict.judge import judge
+from reference.case_json import short_json
 from reference.oracle.decoder import Oracle
 from reports import bundle
+from reports.writing import flat_json
 from specverify.pytest_plugin import BackendUnderTest
 from specverify.setup.subjects import open_planted, subject_of
 from tests.tiers import each, gated
@@ -43,12 +46,19 @@ def test_faulty_engine_fails_where_it_was_planted(file: Path) -> None:
     verdict = judge(saved.case, asked, Oracle(), subject)
     assert not verdict.internal
     assert verdict.first is not None
-    assert verdict.first.stage is saved.stage is faults.named(saved.fault).stage
+    assert verdict.first.stage is saved.stage is faults.fault_named(saved.fault).stage
+
+
+def test_a_file_is_as_bundle_save_writes_it() -> None:
+    for file in sorted((Path(__file__).parent.parent / "corpus").rglob("*.json")):
+        content = json.loads(file.read_text())
+        assert content["case"] == json.loads(json.dumps(short_json(bundle.load(file).case))), file.name
+        assert flat_json(content) == file.read_text(), file.name
 
 
 def test_a_case_is_kept_with_the_backend_in_which_its_fault_is_planted() -> None:
     kept = {file.stem: bundle.load(file).backend for file in CORPUS}
-    assert kept == {name: faults.named(name).on for name in kept}
+    assert kept == {name: faults.fault_named(name).on for name in kept}
 
 
 def test_every_fault_has_its_smallest_case() -> None:

@@ -11,7 +11,7 @@ import click
 
 from specverify.campaign import threads
 
-threads.single()
+threads.set_one_thread()
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -129,6 +129,18 @@ def mutants(
     asked = bench.Options(of, sample, seed, jobs, budget, report)
     figures = bench.bench(asked, bench.scope_of(asked))
     return _told(figures, mutants_page(figures), json_file, html)
+
+
+@cli.command()
+@click.option("--slow", is_flag=True, help="Run the commands of slow blocks too (minutes).")
+@click.option("--page", "names", multiple=True, metavar="PATH", help="Only this page; repeatable.")
+def docs(slow: bool, names: tuple[str, ...]) -> int:
+    """Write the pages of docs/reference anew, and into all pages the files that they show and what commands print."""
+    from tests.measure.documents.writing import write_pages
+
+    for name in write_pages(names, slow):
+        click.echo(f"wrote {name}")
+    return 0
 
 
 def _told(figures: dict[str, Any], page: str, json_file: str | None, html: str | None) -> int:

@@ -99,7 +99,7 @@ def _note_control(worst: dict[str, Any], name: str, case: Case, oracle: Oracle, 
 
 def ratios(error: Noise) -> dict[str, float]:
     """The error of plain decode over its ceiling, and over what a change of weights by the unit roundoff moves."""
-    moved = error.amplification.of_control()
+    moved = error.amplification.control_movement()
     by_kind = {"ceiling": error.measured / error.ceiling}
     if moved is not None:
         by_kind["movement"] = error.measured / (UNIT[error.dtype] * float(np.sqrt(np.mean(np.square(moved.logits)))))

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from properties.control_errors import MEAN, exactness, inexact
+from properties.control_errors import MEAN, exactness, excess_error
 from properties.invariants import ALL
 from properties.verdict.finding import ControlError
 from properties.verdict.judge import judge
@@ -47,4 +47,4 @@ def measure(cases: int, backend: str = "cpu-eager", seed: int = 0) -> dict[str, 
         for one in exactness(errors)
     ]
     seconds = time.perf_counter() - began
-    return {"backend": backend, "cases": cases, "seconds": seconds, "rows": rows, "red": inexact(errors)}
+    return {"backend": backend, "cases": cases, "seconds": seconds, "rows": rows, "red": excess_error(errors)}

@@ -5,7 +5,7 @@ from typing import Any
 from rich.table import Table
 
 from reports.format import clean, number, plural
-from reports.layout80 import printed
+from reports.layout80 import plain_text
 
 
 def mutants_page(figures: dict[str, Any]) -> str:
@@ -51,7 +51,7 @@ def search_table(figures: dict[str, Any]) -> str:
     for row in figures["rows"]:
         first = "not met" if row["first"] is None else str(row["first"])
         table.add_row(clean(row["name"]), first, f"{100 * row['share']:.1f} %")
-    return printed(table)
+    return plain_text(table)
 
 
 def _stream_rows(streams: dict[str, Any]) -> list[tuple[str, str, str]]:
@@ -96,7 +96,7 @@ def control_table(figures: dict[str, Any]) -> str:
         numbers = (row["mean"], row["deviation"], row["largest"], row["statistic"])
         counts = str(row["prompts"]), str(row["targets"])
         table.add_row(row["dtype"], row["quantity"], *counts, *(f"{value:.2f}" for value in numbers))
-    return printed(table) + (f"RED: {figures['red']}" if figures["red"] else "")
+    return plain_text(table) + (f"RED: {figures['red']}" if figures["red"] else "")
 
 
 def calibration_table(figures: dict[str, Any]) -> str:
@@ -127,4 +127,4 @@ def calibration_table(figures: dict[str, Any]) -> str:
     table.add_column(ratio=1)
     for row in rows:
         table.add_row(*row)
-    return printed(table)
+    return plain_text(table)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from backends.base import Declaration
 from reference.case import Case
-from reference.draft import Draft, Scripted, largest
+from reference.draft import Draft, Scripted, largest_tree_size
 from reference.malformed import Malformed
 from reference.oracle.decoder import Oracle
 from reference.session import Account, Action, Session
@@ -42,7 +42,7 @@ class Sessions:
         self._size = case.layout.page_size
         alone = [case.alone(number) for number in range(1 + len(case.session.mates))]
         drafts = [one.draft for one in alone] + [one.draft for one in case.session.actions if one.draft is not None]
-        self._rows = 1 + max(map(largest, drafts))
+        self._rows = 1 + max(map(largest_tree_size, drafts))
         most = case.layout.pages_for(sum(one.longest for one in alone) + self._rows) * len(alone)
         self._free = deque(case.layout.pages or range(most))
         self._cells: list[list[int | None]] = [[None] * self._size for _ in self._free]
@@ -105,7 +105,7 @@ class Sessions:
         assert isinstance(guest.case.draft, Scripted)
         trees = guest.case.draft.trees
         number = len(guest.steps)
-        tree = trees[number].rooted(guest.last) if number < len(trees) else Tree((0,), (guest.last,))
+        tree = trees[number].with_root(guest.last) if number < len(trees) else Tree((0,), (guest.last,))
         block = accepted(tree, self._model.nodes(context, tree).logits)
         kept: list[int] = []
         stops = guest.case.stops

@@ -38,7 +38,7 @@ class AttentionKernel:
     def __init__(self, component: Component) -> None:
         self._component = component
 
-    def planted(self, seams: Seams) -> Seams:
+    def plant_into(self, seams: Seams) -> Seams:
         """The engine with this kernel in its verify forwards."""
         return replace(seams, attend=self._attend, prefill_attend=eager, draft_attend=eager)
 
@@ -50,7 +50,7 @@ class AttentionKernel:
     def _lane(self, query: Tensor, columns: AttentionInputs, scaling: float, lane: int) -> Tensor:
         """The output for one lane, [heads, rows, head_dim]."""
         heads, rows, width = query.shape[1:]
-        told = self._component(
+        answer = self._component(
             # Copies: a kernel that writes to its inputs must not change the engine's cache.
             query=query[lane].clone(),
             key=columns.key[lane].clone(),
@@ -61,4 +61,4 @@ class AttentionKernel:
             softcap=columns.cap,
         )
         axes = (("heads", heads), ("rows", rows), ("head_dim", width))
-        return self._component.tensor("output", told, "float", axes)
+        return self._component.tensor("output", answer, "float", axes)

@@ -34,31 +34,31 @@ class CacheCommit:
     def __init__(self, component: Component) -> None:
         self._component = component
 
-    def planted(self, seams: Seams) -> Seams:
+    def plant_into(self, seams: Seams) -> Seams:
         """The engine with this commit."""
         commit, roll_back = seams.commit, seams.roll_back
         return replace(
             seams,
-            commit=lambda cache, path: commit(cache, self._gathered(cache, path)),
-            roll_back=lambda cache, fed: roll_back(cache, self._gathered(cache, fed)),
+            commit=lambda cache, path: commit(cache, self._gather_columns(cache, path)),
+            roll_back=lambda cache, fed: roll_back(cache, self._gather_columns(cache, fed)),
         )
 
-    def _gathered(self, cache: KvCache, path: list[int]) -> list[int]:
+    def _gather_columns(self, cache: KvCache, path: list[int]) -> list[int]:
         """Replace the branch by the columns that the function returns; the rows to commit are then the first ones."""
         if not path or not cache.rows:
             return path
         assert isinstance(cache, Branch)  # the declaration has no other layout
         keys, values = (torch.stack([pair[side] for pair in cache.branch]) for side in (0, 1))
         layers, heads, _, width = keys.shape
-        told = self._component(keys=keys, values=values, committed=cache.length, path=list(path))
-        if not isinstance(told, (tuple, list)) or len(told) != 2:
-            raise self._component.refused(told, "a pair: keys and values")
+        answer = self._component(keys=keys, values=values, committed=cache.length, path=list(path))
+        if not isinstance(answer, (tuple, list)) or len(answer) != 2:
+            raise self._component.wrong_answer(answer, "a pair: keys and values")
         columns = cache.length + len(path)
         axes = (("layers", layers), ("kv_heads", heads), ("committed + len(path)", columns), ("head_dim", width))
-        kept = [
-            self._component.tensor(name, one, "float", axes).to(keys)
-            for name, one in zip(("keys", "values"), told, strict=True)
+        cache_sides = [
+            self._component.tensor(name, tensor, "float", axes).to(keys)
+            for name, tensor in zip(("keys", "values"), answer, strict=True)
         ]
-        cache.branch = [(kept[0][layer], kept[1][layer]) for layer in range(layers)]
+        cache.branch = [(cache_sides[0][layer], cache_sides[1][layer]) for layer in range(layers)]
         cache.rows = len(path)
         return list(range(len(path)))

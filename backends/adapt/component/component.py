@@ -18,11 +18,11 @@ from backends.base import Declaration, Unsupported
 from backends.engine.backend import EngineBackend
 from backends.engine.seams import Seams
 from reference.case import Case
-from reference.probability_world import Blocks, Given, World
+from reference.probability_world import Blocks, GivenTree, World
 from reference.rules import DRAWS
 from reference.trace import Array, Lowered, Stage, Step, Trace
 
-CONTRACTS = {one.kind: one for one in (TREE_BUILDER, VERIFY, SAMPLER, ATTENTION, COMMIT)}
+CONTRACTS = {contract.kind: contract for contract in (TREE_BUILDER, VERIFY, SAMPLER, ATTENTION, COMMIT)}
 """Every kind of component by its keyword."""
 
 
@@ -39,10 +39,10 @@ class Settings:
     variant_interval: int
 
 
-class Planted(Protocol):
+class EnginePart(Protocol):
     """A function of a stranger that can take its place in the engine."""
 
-    def planted(self, seams: Seams) -> Seams:
+    def plant_into(self, seams: Seams) -> Seams:
         """The engine with this function."""
         ...
 
@@ -89,20 +89,20 @@ def component(
         TypeError: There is not exactly one function, or it does not fit its contract.
     """
     kinds = {"tree_builder": tree_builder, "verify": verify, "sampler": sampler, "attention": attention}
-    given = {kind: one for kind, one in {**kinds, "commit": commit}.items() if one is not None}
-    if len(given) != 1:
-        found = " and ".join(given) or "none"
-        raise TypeError(f"component: give one function, as one of {', '.join(CONTRACTS)}; found {found}")
-    ((kind, function),) = given.items()
+    functions = {kind: candidate for kind, candidate in {**kinds, "commit": commit}.items() if candidate is not None}
+    if len(functions) != 1:
+        given_kinds = " and ".join(functions) or "none"
+        raise TypeError(f"component: give one function, as one of {', '.join(CONTRACTS)}; found {given_kinds}")
+    ((kind, function),) = functions.items()
     if not callable(function):
         raise TypeError(f"component: {kind} is {type(function).__name__}, expected a function")
-    checked = Component(function, CONTRACTS[kind])
-    if checked.takes & set(COINS) and not set(COINS) <= checked.takes:
-        raise TypeError(f"component: {checked.name} as sampler takes one of {' and '.join(COINS)}; take both or none")
+    part = Component(function, CONTRACTS[kind])
+    if part.parameters & set(COINS) and not set(COINS) <= part.parameters:
+        raise TypeError(f"component: {part.name} as sampler takes one of {' and '.join(COINS)}; take both or none")
     rules = rules or (("chain",) if trees == "chains" else ("multi-round",))
-    interval = variant_interval or (8 if checked.takes & set(COINS) else 1)
-    settings = Settings(name or checked.name, device, dtypes, trees, rules, draws, interval)
-    return lambda: ComponentBackend(checked, settings)
+    interval = variant_interval or (8 if part.parameters & set(COINS) else 1)
+    settings = Settings(name or part.name, device, dtypes, trees, rules, draws, interval)
+    return lambda: ComponentBackend(part, settings)
 
 
 class ComponentBackend(EngineBackend):
@@ -114,28 +114,28 @@ class ComponentBackend(EngineBackend):
         self._sampler = None
         if component.contract is SAMPLER:
             self._sampler = Sampler(component, float32="float64" not in settings.dtypes)
-        plain: dict[str, Callable[[Component], Planted]]
+        plain: dict[str, Callable[[Component], EnginePart]]
         plain = {VERIFY.kind: GreedyVerify, ATTENTION.kind: AttentionKernel, COMMIT.kind: CacheCommit}
-        part: Planted = self._builder or self._sampler or plain[component.contract.kind](component)
-        self.seams = part.planted(self.seams)
-        self.declaration = declared(self.declaration, component, settings)
+        part: EnginePart = self._builder or self._sampler or plain[component.contract.kind](component)
+        self.seams = part.plant_into(self.seams)
+        self.declaration = restricted_declaration(self.declaration, component, settings)
 
     def run(self, case: Case) -> Trace:
         """See `backends.base.Backend.run`."""
         trace = super().run(case)
-        return replace(trace, steps=tuple(self._shown(step) for step in trace.steps))
+        return replace(trace, steps=tuple(self._own_part_of(step) for step in trace.steps))
 
-    def _shown(self, step: Step) -> Step:
+    def _own_part_of(self, step: Step) -> Step:
         """The step without the arrays and coins that are not the component's."""
         if self._builder is not None and step.lowered is not None:
-            held = {name: getattr(step.lowered, name) for name in self._builder.shown}
-            return replace(step, lowered=Lowered(**held))
+            shown_arrays = {name: getattr(step.lowered, name) for name in self._builder.shown_names}
+            return replace(step, lowered=Lowered(**shown_arrays))
         if self._sampler is not None and step.accepted is not None:
             # Nobody knows which coins the function used.
             return replace(step, accepted=replace(step.accepted, coins=None))
         return step
 
-    def verify(self, given: Given, tape: Array) -> Blocks:
+    def verify(self, given: GivenTree, tape: Array) -> Blocks:
         """See `backends.base.ExactLaw`."""
         if self._sampler is None:
             return super().verify(given, tape)
@@ -167,10 +167,10 @@ class ComponentBackend(EngineBackend):
         return replace(blocks, low=None, high=None) if self._sampler.takes_coins else blocks
 
 
-def declared(engine: Declaration, component: Component, settings: Settings) -> Declaration:
+def restricted_declaration(engine: Declaration, component: Component, settings: Settings) -> Declaration:
     """The declaration of our engine, restricted to what the component sees."""
     contract: Contract = component.contract
-    takes = component.takes
+    parameters = component.parameters
     after = frozenset(stage for stage in Stage if stage >= contract.stage)
     # Acceptance is judged on the logits that it was given.
     evidence = {Stage.DRAFTED} | ({Stage.SCORED} if contract.stage >= Stage.SCORED else set())
@@ -188,20 +188,22 @@ def declared(engine: Declaration, component: Component, settings: Settings) -> D
         variant_interval=settings.variant_interval,
     )
     if contract is TREE_BUILDER:
-        reach = {"window", "chunk"} <= takes
-        padded = ("padded_nodes",) if "padded_nodes" in takes else ()
-        return replace(narrow, layout_settings=padded, least_window=1 if reach else 0)
+        reach = {"window", "chunk"} <= parameters
+        layout_settings = ("padded_nodes",) if "padded_nodes" in parameters else ()
+        return replace(narrow, layout_settings=layout_settings, least_window=1 if reach else 0)
     if contract is ATTENTION:
-        return replace(narrow, soft_caps="any" if "softcap" in takes else "none", sinks=False, unequal_widths=False)
+        return replace(
+            narrow, soft_caps="any" if "softcap" in parameters else "none", sinks=False, unequal_widths=False
+        )
     if contract is not SAMPLER:
         return narrow
-    coined = set(COINS) <= takes
+    takes_coins = set(COINS) <= parameters
     return replace(
         narrow,
-        takes_tape=coined,
+        takes_tape=takes_coins,
         greedy=False,
         max_temperature=float("inf"),
         rules=settings.rules,
         draws=settings.draws,
-        tables_dtype="float64" if coined and "float64" in settings.dtypes else "float32",
+        tables_dtype="float64" if takes_coins and "float64" in settings.dtypes else "float32",
     )

@@ -35,12 +35,12 @@ class GreedyVerify:
     def __init__(self, component: Component) -> None:
         self._component = component
 
-    def planted(self, seams: Seams) -> Seams:
+    def plant_into(self, seams: Seams) -> Seams:
         """The engine with this kernel."""
 
         def walk(tensors: TreeTensors, logits: Tensor) -> tuple[list[int], int]:
             nodes = len(logits)
-            told = self._component(
+            answer = self._component(
                 tokens=tensors.token[:nodes],
                 parent=tensors.parent[:nodes],
                 next_token=tensors.next_token[:nodes],
@@ -48,6 +48,6 @@ class GreedyVerify:
                 logits=logits.clone(),
                 best=logits.argmax(-1),
             )
-            return self._component.walk(told, nodes, logits.shape[-1])
+            return self._component.walk(answer, nodes, logits.shape[-1])
 
         return replace(seams, walk=walk)

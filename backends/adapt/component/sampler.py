@@ -21,7 +21,7 @@ from backends.base import Unsupported
 from backends.engine.sampling.coins import Coins
 from backends.engine.sampling.forest import Forest
 from backends.engine.seams import Seams
-from backends.interception.intercept import DecidesTooOften, NotInterceptable, TooManyRuns, intercepted
+from backends.interception.intercept import DecidesTooOften, NotInterceptable, TooManyRuns, exact_law
 from reference.trace import Stage
 
 SAMPLER = Contract(
@@ -64,11 +64,11 @@ class Sampler:
     def __init__(self, component: Component, float32: bool) -> None:
         self._component = component
         self._float32 = float32
-        self.takes_coins = bool(component.takes & set(COINS))
+        self.takes_coins = bool(component.parameters & set(COINS))
         self.exact = False
         self._laws: dict[bytes, dict[Answer, Fraction]] = {}
 
-    def planted(self, seams: Seams) -> Seams:
+    def plant_into(self, seams: Seams) -> Seams:
         """The engine with this sampler for every rule."""
         return replace(seams, sampling=replace(seams.sampling, verifier=self._verify))
 
@@ -88,14 +88,14 @@ class Sampler:
         if self.exact:
             answers = self._by_law(trees, target, proposal, dice)
         else:
-            answers = [self._call(trees, target, proposal, dice, one) for one in range(len(target))]
+            answers = [self._call(trees, target, proposal, dice, request) for request in range(len(target))]
         device = target.device
         path = torch.full((len(answers), trees.height + 1), -1, dtype=torch.long, device=device)
-        for at, (rows, _) in enumerate(answers):
+        for request, (rows, _) in enumerate(answers):
             if len(rows) > trees.height + 1:
-                raise self._component.failed(f"{self._component.name}: a path of {len(rows)} rows in a tree that is"
+                raise self._component.failure(f"{self._component.name}: a path of {len(rows)} rows in a tree that is"
                                              f" {trees.height} deep")  # fmt: skip
-            path[at, : len(rows)] = torch.tensor(rows)
+            path[request, : len(rows)] = torch.tensor(rows)
         return path, torch.tensor([token for _, token in answers], device=device)
 
     def _call(self, trees: Forest, target: Tensor, proposal: Tensor, dice: Coins, request: int) -> Answer:
@@ -103,38 +103,40 @@ class Sampler:
         coins = dice.uniforms[request]
         if not self.takes_coins:
             _seed_all(coins)
-            return self._asked(trees, target, proposal, request)
+            return self._ask(trees, target, proposal, request)
         rows = torch.arange(trees.token.shape[1], device=coins.device)
-        return self._asked(
+        return self._ask(
             trees, target, proposal, request, coins[dice.place("accept", rows)], coins[dice.place("bonus", rows)][0]
         )
 
-    def _asked(self, trees: Forest, target: Tensor, proposal: Tensor, request: int, *coins: Tensor) -> Answer:
+    def _ask(self, trees: Forest, target: Tensor, proposal: Tensor, request: int, *coins: Tensor) -> Answer:
         """Call the function for one request; rows that its tree does not have are left out."""
-        kept = trees.present[request].nonzero()[:, 0]
-        place = {int(row): at for at, row in enumerate(kept)}
-        given: dict[str, Any] = dict(zip(COINS, (coins[0][kept], coins[1]), strict=True)) if coins else {}
-        told = self._component(
-            tokens=trees.token[request, kept],
-            parent=torch.tensor([place[int(up)] for up in trees.parent[request, kept]]),
-            p=target[request, kept].clone(),
-            q=proposal[request, kept].clone(),
-            **given,
+        present_rows = trees.present[request].nonzero()[:, 0]
+        place = {int(row): index for index, row in enumerate(present_rows)}
+        coin_arguments: dict[str, Any] = (
+            dict(zip(COINS, (coins[0][present_rows], coins[1]), strict=True)) if coins else {}
         )
-        path, bonus = self._component.walk(told, len(kept), target.shape[-1])
-        return tuple(int(kept[row]) for row in path), bonus
+        answer = self._component(
+            tokens=trees.token[request, present_rows],
+            parent=torch.tensor([place[int(up)] for up in trees.parent[request, present_rows]]),
+            p=target[request, present_rows].clone(),
+            q=proposal[request, present_rows].clone(),
+            **coin_arguments,
+        )
+        path, bonus = self._component.walk(answer, len(present_rows), target.shape[-1])
+        return tuple(int(present_rows[row]) for row in path), bonus
 
     def _by_law(self, trees: Forest, target: Tensor, proposal: Tensor, dice: Coins) -> list[Answer]:
         """The answers that the bonus coins choose from the exact laws of the requests' trees."""
-        laws = [self._law(trees, target, proposal, one) for one in range(len(target))]
+        laws = [self._law(trees, target, proposal, request) for request in range(len(target))]
         widest = max(map(len, laws))
         weights = torch.zeros(len(laws), widest, dtype=torch.float64)
-        for at, law in enumerate(laws):
-            weights[at, : len(law)] = torch.tensor([float(mass) for mass in law.values()])
+        for request, law in enumerate(laws):
+            weights[request, : len(law)] = torch.tensor([float(mass) for mass in law.values()])
         every = torch.ones(len(laws), dtype=torch.bool, device=target.device)
         place = dice.place("bonus", torch.zeros(len(laws), dtype=torch.long, device=target.device))
-        chosen = dice.choose(place, weights.to(target.device), every)
-        return [list(law)[int(one)] for law, one in zip(laws, chosen, strict=True)]
+        outcomes = dice.choose(place, weights.to(target.device), every)
+        return [list(law)[int(outcome)] for law, outcome in zip(laws, outcomes, strict=True)]
 
     def _law(self, trees: Forest, target: Tensor, proposal: Tensor, request: int) -> dict[Answer, Fraction]:
         """The law of the answers for one request, remembered by its tree and laws."""
@@ -144,10 +146,10 @@ class Sampler:
             if len(self._laws) >= MOST_LAWS:
                 self._laws.clear()
             try:
-                law = intercepted(lambda: self._asked(trees, target, proposal, request), most_runs=MOST_COURSES)
+                law = exact_law(lambda: self._ask(trees, target, proposal, request), most_runs=MOST_COURSES)
             except DecidesTooOften as why:
-                told = "; ".join([*why.shared, str(why)])
-                raise self._component.failed(f"{self._component.name}: {told}") from None
+                reasons = "; ".join([*why.shared_numbers, str(why)])
+                raise self._component.failure(f"{self._component.name}: {reasons}") from None
             except (NotInterceptable, TooManyRuns) as why:
                 raise Unsupported(f"{self._component.name}: its own draws cannot be enumerated: {why}") from None
             self._laws[key] = {answer: mass for answer, mass in law.items() if mass}

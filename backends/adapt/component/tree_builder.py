@@ -43,7 +43,7 @@ FIELDS = {
 """The arrays that a builder may return, each with its kind."""
 
 
-def _listed(names: frozenset[str]) -> str:
+def _name_list(names: frozenset[str]) -> str:
     return ", ".join(sorted(names))
 
 
@@ -51,68 +51,72 @@ class TreeBuilder:
     """A tree builder in our engine.
 
     Attributes:
-        shown: The names of the arrays that it has returned so far, as fields of `reference.trace.Lowered`.
+        shown_names: The names of the arrays that it has returned so far, as fields of `reference.trace.Lowered`.
     """
 
     def __init__(self, component: Component) -> None:
         self._component = component
-        self.shown: frozenset[str] = frozenset()
+        self.shown_names: frozenset[str] = frozenset()
 
-    def planted(self, seams: Seams) -> Seams:
+    def plant_into(self, seams: Seams) -> Seams:
         """The engine with this builder."""
         lower = seams.lower_tree
 
         def lower_tree(
             tree: Tree, committed: int, position: int, reaches: list[Reach], padded_nodes: int
         ) -> TreeTensors:
-            ours = lower(tree, committed, position, reaches, padded_nodes)
-            return self._with_its_own(ours, tree, committed, reaches, padded_nodes)
+            engine_tensors = lower(tree, committed, position, reaches, padded_nodes)
+            return self._replace_arrays(engine_tensors, tree, committed, reaches, padded_nodes)
 
         return replace(seams, lower_tree=lower_tree)
 
-    def _with_its_own(
-        self, ours: TreeTensors, tree: Tree, committed: int, reaches: list[Reach], padded_nodes: int
+    def _replace_arrays(
+        self, engine_tensors: TreeTensors, tree: Tree, committed: int, reaches: list[Reach], padded_nodes: int
     ) -> TreeTensors:
         """Our arrays, with those that the function returns in their place; masks are asked for each reach."""
-        told: dict[str, Any] = {}
+        arrays: dict[str, Any] = {}
         masks: dict[Reach, Tensor] = {}
         for reach in dict.fromkeys(reaches):
             answer = self._component(
                 parent=torch.tensor(tree.parent), tokens=torch.tensor(tree.token), committed=committed,
                 padded_nodes=padded_nodes, window=reach.window, chunk=reach.chunk,
             )  # fmt: skip
-            told = self._admitted(answer, len(ours.parent), len(tree), committed)
-            if "mask" in told:
-                masks[reach] = told.pop("mask")
+            arrays = self._admit_answer(answer, len(engine_tensors.parent), len(tree), committed)
+            if "mask" in arrays:
+                masks[reach] = arrays.pop("mask")
         if masks:
-            told["visible"] = [masks[reach] for reach in reaches]
-        return replace(ours, **told)
+            arrays["visible"] = [masks[reach] for reach in reaches]
+        return replace(engine_tensors, **arrays)
 
-    def _admitted(self, answer: Any, rows: int, nodes: int, committed: int) -> dict[str, Tensor]:
+    def _admit_answer(self, answer: Any, rows: int, nodes: int, committed: int) -> dict[str, Tensor]:
         """The returned arrays as tensors of the right shapes."""
         component = self._component
         if not isinstance(answer, Mapping) or not answer or set(answer) - set(FIELDS):
             strange = f" of {', '.join(map(str, answer))}" if isinstance(answer, Mapping) else ""
-            raise component.refused(answer, f"a dict with any of {', '.join(FIELDS)}{strange and f', not{strange}'}")
-        told: dict[str, Tensor] = {}
+            raise component.wrong_answer(
+                answer, f"a dict with any of {', '.join(FIELDS)}{strange and f', not{strange}'}"
+            )
+        arrays: dict[str, Tensor] = {}
         for name, value in answer.items():
             length = ("nodes", nodes) if name == "retrieve_index" else ("rows", rows)
             axes = (length, ("columns", None)) if name in ("mask", "ancestor") else (length,)
-            told[name] = component.tensor(name, value, FIELDS[name], axes)
-        if "mask" in told:
-            told["mask"] = self._whole(told["mask"], rows, committed)
-        names = frozenset("visible" if name == "mask" else name for name in told)
-        if self.shown and names != self.shown:
-            raise component.failed(f"{component.name} returned {_listed(names)}, and {_listed(self.shown)} before")
-        self.shown = names
-        return told
+            arrays[name] = component.tensor(name, value, FIELDS[name], axes)
+        if "mask" in arrays:
+            arrays["mask"] = self._full_mask(arrays["mask"], rows, committed)
+        names = frozenset("visible" if name == "mask" else name for name in arrays)
+        if self.shown_names and names != self.shown_names:
+            raise component.failure(
+                f"{component.name} returned {_name_list(names)}, and {_name_list(self.shown_names)} before"
+            )
+        self.shown_names = names
+        return arrays
 
-    def _whole(self, mask: Tensor, rows: int, committed: int) -> Tensor:
+    def _full_mask(self, mask: Tensor, rows: int, committed: int) -> Tensor:
         """The mask with the committed columns, which every row sees, before a mask of the rows alone."""
         if mask.shape[1] == rows and committed:
             return torch.cat([torch.ones(rows, committed, dtype=torch.bool), mask], 1)
         if mask.shape[1] != committed + rows:
             name = self._component.name
             line = f"{name}: mask of {mask.shape[1]} columns, expected {committed} committed ones and {rows} rows"
-            raise self._component.failed(line)
+            raise self._component.failure(line)
         return mask

@@ -17,14 +17,14 @@ from dejavuu.drafters import Drafter, DraftTree
 
 from backends.adapt.drafting import DRAFTS, TreeDraft
 from backends.adapt.models import OPEN_MODELS, checkpoint_of
-from backends.adapt.rounds import Round, kv_of, traced
+from backends.adapt.rounds import Round, kv_of, trace_of_rounds
 from backends.base import Declaration, Unsupported
 from reference.architecture import Model
 from reference.case import Case
 from reference.trace import Kv, Stage, Trace
 
 
-class Noted(HFBackend):  # type: ignore[misc]
+class RecordingBackend(HFBackend):  # type: ignore[misc]
     """dejavuu's transformers backend; it writes into the rounds of the request that is running.
 
     Attributes:
@@ -35,11 +35,11 @@ class Noted(HFBackend):  # type: ignore[misc]
         super().__post_init__()
         self.rounds: list[Round] = []
 
-    def forward(self, token_ids: list[int], past: Any, past_len: int, *where: Any) -> tuple[Any, Any, Any]:
+    def forward(self, token_ids: list[int], past: Any, past_len: int, *options: Any) -> tuple[Any, Any, Any]:
         """Run a forward as dejavuu does; one behind a proposal gives its round the logits, [rows, vocabulary]."""
         if self.rounds:
             self.rounds[-1].before = _kv(past, past_len)
-        logits, present, hidden = super().forward(token_ids, past, past_len, *where)
+        logits, present, hidden = super().forward(token_ids, past, past_len, *options)
         if self.rounds:
             self.rounds[-1].logits = torch.from_numpy(logits)
             self.rounds[-1].verified = _kv(present, past_len)
@@ -47,9 +47,9 @@ class Noted(HFBackend):  # type: ignore[misc]
 
     def gather_kv(self, kv: Any, committed: int, path: list[int]) -> Any:
         """Gather the rows of the accepted path, as dejavuu does."""
-        kept = super().gather_kv(kv, committed, path)
-        self.rounds[-1].path, self.rounds[-1].after = path[1:], _kv(kept, committed + len(path))
-        return kept
+        gathered = super().gather_kv(kv, committed, path)
+        self.rounds[-1].path, self.rounds[-1].after = path[1:], _kv(gathered, committed + len(path))
+        return gathered
 
 
 def _kv(cache: Any, length: int) -> Kv | None:
@@ -81,8 +81,8 @@ class CaseDrafter(Drafter):  # type: ignore[misc]
 
 
 @lru_cache(maxsize=OPEN_MODELS)
-def _opened(model: Model, dtype: str) -> Noted:
-    return Noted(str(checkpoint_of(model, dtype)), "cpu", dtype)
+def _open_recording_backend(model: Model, dtype: str) -> RecordingBackend:
+    return RecordingBackend(str(checkpoint_of(model, dtype)), "cpu", dtype)
 
 
 class DejavuuTree:
@@ -112,10 +112,10 @@ class DejavuuTree:
         """
         if len(case.stops.eos) > 1:
             raise Unsupported(f"{len(case.stops.eos)} ending tokens: dejavuu ends at one")
-        backend, sampling = _opened(case.model, case.dtype), case.sampling
+        backend, sampling = _open_recording_backend(case.model, case.dtype), case.sampling
         rounds: list[Round] = []
         backend.rounds = rounds
-        told = generate(
+        result = generate(
             backend,
             list(case.prompt),
             case.stops.room(len(case.prompt)),
@@ -125,7 +125,7 @@ class DejavuuTree:
             tree=True,
             sampler=None if sampling.greedy else Sampler(sampling.temperature, sampling.top_p, sampling.seed),
         )
-        return traced(case, rounds, tuple(int(np.int64(token)) for token in told.tokens))
+        return trace_of_rounds(case, rounds, tuple(int(np.int64(token)) for token in result.tokens))
 
 
 open_tree = DejavuuTree

@@ -13,15 +13,15 @@ from dflash.model import DFlashDraftModel, dflash_generate
 from transformers import Qwen3Config
 
 from backends.adapt import Generated, blackbox
-from backends.adapt.engines.hf_generate import TRIED
-from backends.adapt.forwards import counted, rows_of_forwards
+from backends.adapt.engines.hf_generate import TRIED_FAMILIES
+from backends.adapt.forwards import generated_with_counts, rows_of_forwards
 from backends.adapt.models import OPEN_MODELS
 
 BLOCK = 4
 """Tokens of a block: the pending root and three drafts."""
 
 
-def generated(
+def generate_with_dflash(
     prompt_ids: list[int], max_new_tokens: int, model: Any, temperature: float = 0.0, top_k: int = 0,
     top_p: float = 1.0, stops: Sequence[int] = (),
 ) -> Generated:  # fmt: skip
@@ -31,7 +31,7 @@ def generated(
             _draft_for(model), model, torch.tensor([prompt_ids]), max_new_tokens, list(stops) or None, temperature,
             top_p, top_k,
         )  # fmt: skip
-    return counted(out[0, len(prompt_ids) :], rows, len(prompt_ids))
+    return generated_with_counts(out[0, len(prompt_ids) :], rows, len(prompt_ids))
 
 
 @lru_cache(maxsize=OPEN_MODELS)
@@ -61,4 +61,4 @@ def _draft_for(model: Any) -> DFlashDraftModel:
     return draft
 
 
-open_generated = blackbox(generated, name="dflash", families=TRIED)
+open_generated = blackbox(generate_with_dflash, name="dflash", families=TRIED_FAMILIES)

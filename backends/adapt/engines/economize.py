@@ -24,21 +24,21 @@ FAMILIES = ("llama", "pangu", "qwen2", "qwen3", "mistral", "gemma2")
 """The families that economize has an adapter of its own for; it runs a Pangu model as a Llama with biases."""
 
 
-def drafted(
+def decode_with_draft(
     prompt_ids: list[int], max_new_tokens: int, model: Any, draft_checkpoint: str | None, temperature: float = 0.0,
     top_p: float = 1.0, seed: int = 0, stops: Sequence[int] = (),
 ) -> Generated:  # fmt: skip
     """Decode with economize's draft-model technique."""
     ready = _plain(model) if draft_checkpoint is None else _with_draft(model, draft_checkpoint)
-    return _decoded(ready, prompt_ids, max_new_tokens, temperature, top_p, seed, stops, draft_checkpoint is not None)
+    return _decode(ready, prompt_ids, max_new_tokens, temperature, top_p, seed, stops, draft_checkpoint is not None)
 
 
-def looked_up(
+def decode_with_lookup(
     prompt_ids: list[int], max_new_tokens: int, model: Any, temperature: float = 0.0, top_p: float = 1.0,
     seed: int = 0, stops: Sequence[int] = (),
 ) -> Generated:  # fmt: skip
     """Decode with economize's prompt lookup."""
-    return _decoded(_with_lookup(model), prompt_ids, max_new_tokens, temperature, top_p, seed, stops, True)
+    return _decode(_with_lookup(model), prompt_ids, max_new_tokens, temperature, top_p, seed, stops, True)
 
 
 @lru_cache(maxsize=OPEN_MODELS)
@@ -57,7 +57,7 @@ def _with_draft(model: Any, checkpoint: str) -> Any:
     return economize.apply(model, DraftModelConfig(model=checkpoint, attn_implementation="eager"))
 
 
-def _decoded(
+def _decode(
     ready: Any, prompt_ids: list[int], room: int, temperature: float, top_p: float, seed: int, stops: Sequence[int],
     speculates: bool,
 ) -> Generated:  # fmt: skip
@@ -65,10 +65,12 @@ def _decoded(
     verifier = "rejection" if temperature else "greedy"
     config = DecodeConfig(cycle_length=CYCLE if speculates else 1, verifier=verifier)
     selector = TopPSampler(temperature, top_p, seed) if temperature else GreedySelector()
-    told = ready.decode(torch.tensor(prompt_ids), room, decoding=config, selector=selector, stop=set(stops) or None)
-    cycles = told.acceptance  # a pair (drafted, accepted) for each cycle
-    return Generated(told.tokens, proposed=sum(one for one, _ in cycles), accepted=sum(one for _, one in cycles))
+    result = ready.decode(torch.tensor(prompt_ids), room, decoding=config, selector=selector, stop=set(stops) or None)
+    cycles = result.acceptance  # a pair (drafted, accepted) for each cycle
+    return Generated(
+        result.tokens, proposed=sum(count for count, _ in cycles), accepted=sum(count for _, count in cycles)
+    )
 
 
-open_drafted = blackbox(drafted, name="economize", families=FAMILIES)
-open_looked_up = blackbox(looked_up, name="economize-lookup", families=FAMILIES)
+open_drafted = blackbox(decode_with_draft, name="economize", families=FAMILIES)
+open_looked_up = blackbox(decode_with_lookup, name="economize-lookup", families=FAMILIES)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from backends.adapt.drafting import DRAFTS, TreeDraft
 from backends.adapt.models import transformers_model
-from backends.adapt.rounds import Round, kv_of, traced
+from backends.adapt.rounds import Round, kv_of, trace_of_rounds
 from backends.base import Declaration
 from reference.case import Case
 from reference.trace import Kv, Stage, Trace
@@ -35,12 +35,12 @@ class Notebook:
         self.coins = torch.Generator().manual_seed(case.sampling.seed ^ 0x5DEECE66D)
         self.rounds: list[Round] = []
         self.cache: Any = None
-        self.rooted = False
+        self.has_root = False
 
     def kv(self, length: int) -> Kv | None:
         """A copy of the first `length` columns of economize's cache; None for none."""
         layers = sorted(self.cache.keys)
-        keys, values = ([held[layer][0] for layer in layers] for held in (self.cache.keys, self.cache.values))
+        keys, values = ([cache[layer][0] for layer in layers] for cache in (self.cache.keys, self.cache.values))
         return kv_of(keys, values, length)
 
 
@@ -53,9 +53,9 @@ def law(scores: Tensor, temperature: float, top_p: float) -> Tensor:
     laws = torch.softmax(scores.double() / temperature, -1)
     if top_p == 1.0:
         return laws
-    held, order = laws.sort(-1, descending=True)
-    held = held * (held.cumsum(-1) - held < top_p)
-    return torch.zeros_like(laws).scatter_(-1, order, held / held.sum())
+    sorted_law, order = laws.sort(-1, descending=True)
+    sorted_law = sorted_law * (sorted_law.cumsum(-1) - sorted_law < top_p)
+    return torch.zeros_like(laws).scatter_(-1, order, sorted_law / sorted_law.sum())
 
 
 class CaseDrafter(Drafter):  # type: ignore[misc]
@@ -83,18 +83,18 @@ class CaseDrafter(Drafter):  # type: ignore[misc]
         """The next tree of the case, its rows by depth; an empty draft for the bare root."""
         notebook, end = self._notebook, request.ends[0]
         tokens = request.seq[0, :end].tolist()
-        proposed = notebook.draft.propose(tokens, notebook.coins)
-        now = Round(proposed, notebook.kv(end - 1))
+        proposal = notebook.draft.propose(tokens, notebook.coins)
+        now = Round(proposal, notebook.kv(end - 1))
         notebook.rounds.append(now)
         tree = now.tree
         if len(tree) == 1:
             return Draft.empty(1, request.seq.device)
-        offered = None if proposed.offered is None else proposed.offered[torch.tensor(now.order[1:])][None]
+        offered_law = None if proposal.offered_law is None else proposal.offered_law[torch.tensor(now.order[1:])][None]
         parents = torch.tensor([[up - 1 for up in tree.parent[1:]]])
-        return Draft(torch.tensor([tree.token[1:]]), [len(tree) - 1], parents, offered)
+        return Draft(torch.tensor([tree.token[1:]]), [len(tree) - 1], parents, offered_law)
 
 
-class _Noted:
+class _RecordingVerifier:
     """The part of a verifier that writes down; it stands before economize's own class."""
 
     notebook: Notebook
@@ -102,8 +102,8 @@ class _Noted:
     def verify_batch(self, logits: Tensor, draft: Draft, selector: Any, seq: Tensor, ends: Any) -> Any:
         """Name the pending root after the prompt; else note what economize's verifier decides on a bare root."""
         book = self.notebook
-        if not book.rooted:
-            book.rooted = True
+        if not book.has_root:
+            book.has_root = True
             return torch.tensor([0]), torch.tensor([book.case.prompt[-1]])
         accepted, following = super().verify_batch(logits, draft, selector, seq, ends)  # type: ignore[misc]
         self._note(logits, selector, [], int(following[0]))
@@ -123,12 +123,12 @@ class _Noted:
 
 
 @VERIFIERS.register("specverify-greedy")
-class NotedGreedy(_Noted, GreedyVerifier):  # type: ignore[misc]
+class RecordingGreedy(_RecordingVerifier, GreedyVerifier):  # type: ignore[misc]
     """economize's greedy verifier, noted."""
 
 
 @VERIFIERS.register("specverify-rejection")
-class NotedRejection(_Noted, RejectionVerifier):  # type: ignore[misc]
+class RecordingRejection(_RecordingVerifier, RejectionVerifier):  # type: ignore[misc]
     """economize's rejection verifier, noted."""
 
 
@@ -160,23 +160,23 @@ class EconomizeTree:
             cycle_length=2, verifier="specverify-greedy" if greedy else "specverify-rejection", sync_interval=1
         )
         events: list[VerifyEvent] = []
-        note: Callable[[VerifyEvent], None] = lambda event: _committed(book, events, event)  # noqa: E731
+        note: Callable[[VerifyEvent], None] = lambda event: _note_commit(book, events, event)  # noqa: E731
         runner = LayerRunner(adapter_for(transformers_model(case.model, case.dtype)))
         decoder = CycleDecoder(runner, CaseDrafter(book), config, observers=(note,))
         decoder.verifier.notebook = book
         ends = frozenset({*case.stops.eos, *case.stops.stop_tokens})
 
-        def stopped(tokens: Tensor) -> bool:
+        def ends_text(tokens: Tensor) -> bool:
             return len(tokens) > len(case.prompt) and int(tokens[-1]) in ends
 
         # The pending root is a stop where it happens to be one of the ending tokens: a predicate leaves it out.
-        stop = stopped if case.prompt[-1] in ends else ends
+        stop = ends_text if case.prompt[-1] in ends else ends
         with torch.no_grad():
-            told = decoder.decode(torch.tensor(case.prefix), room + 1, selector, stop)
-        return traced(case, book.rounds, tuple(told.tokens.tolist())[1:])
+            result = decoder.decode(torch.tensor(case.prefix), room + 1, selector, stop)
+        return trace_of_rounds(case, book.rounds, tuple(result.tokens.tolist())[1:])
 
 
-def _committed(book: Notebook, events: list[VerifyEvent], event: VerifyEvent) -> None:
+def _note_commit(book: Notebook, events: list[VerifyEvent], event: VerifyEvent) -> None:
     """Keep the cache as it is after a commit; the event of the prompt commits no round."""
     events.append(event)
     if len(events) > 1:

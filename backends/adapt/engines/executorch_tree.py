@@ -36,7 +36,7 @@ class Engine:
     """An open program, and the slots of the committed rows.
 
     Attributes:
-        held: The slot of each committed row, in the order of the text.
+        held_slots: The slot of each committed row, in the order of the text.
     """
 
     def __init__(self, checkpoint: str) -> None:
@@ -44,38 +44,44 @@ class Engine:
         method = program.load_method("forward")
         assert method is not None, "an exported program has the method forward"
         self._program, self._method = program, method  # the method does not keep its program alive
-        self.held: list[int] = []
+        self.held_slots: list[int] = []
         self._slots: list[int] = []
 
     def begin(self, prefix: Sequence[int]) -> None:
         """See `TreeForwards`; what the cache holds of other requests is never seen."""
-        self.held = list(range(len(prefix)))
-        self.forward(prefix, range(len(prefix)), self.held, [self.held[: row + 1] for row in self.held])
+        self.held_slots = list(range(len(prefix)))
+        self.forward(
+            prefix, range(len(prefix)), self.held_slots, [self.held_slots[: row + 1] for row in self.held_slots]
+        )
 
     def verify(self, tree: Tree, length: int) -> torch.Tensor:
         """See `TreeForwards`."""
         self._slots = self.slots_for(tree, length)
-        seen = [[*self.held, *(self._slots[up] for up in tree.path(node))] for node in range(len(tree))]
-        return self.forward(tree.token, [length + depth for depth in tree.depth], self._slots, seen)
+        visible_slots = [[*self.held_slots, *(self._slots[up] for up in tree.path(node))] for node in range(len(tree))]
+        return self.forward(tree.token, [length + depth for depth in tree.depth], self._slots, visible_slots)
 
     def keep(self, path: Sequence[int]) -> None:
         """See `TreeForwards`; the rows stay where they are."""
-        self.held += [self._slots[node] for node in path]
+        self.held_slots += [self._slots[node] for node in path]
 
     def slots_for(self, tree: Tree, length: int) -> list[int]:
         """The slot that each node writes: the lowest free ones."""
-        taken = set(self.held)
-        free = (slot for slot in range(SLOTS - ROWS) if slot not in taken)
+        occupied_slots = set(self.held_slots)
+        free = (slot for slot in range(SLOTS - ROWS) if slot not in occupied_slots)
         return [next(free) for _ in range(len(tree))]
 
     def forward(
-        self, tokens: Sequence[int], positions: Sequence[int], slots: Sequence[int], seen: Sequence[Sequence[int]]
+        self,
+        tokens: Sequence[int],
+        positions: Sequence[int],
+        slots: Sequence[int],
+        visible_slots: Sequence[Sequence[int]],
     ) -> torch.Tensor:
-        """Logits [rows, vocabulary] of rows that write `slots` and see the slots `seen`, in as many calls as it takes.
+        """Logits [rows, vocabulary] of rows that write `slots` and see `visible_slots`, in as many calls as it takes.
 
         A row may see slots of rows before it. Idle rows of the last call write the last slots, which nothing sees.
         """
-        told = []
+        answers = []
         for first in range(0, len(tokens), ROWS):
             here = range(first, min(first + ROWS, len(tokens)))
             idle = ROWS - len(here)
@@ -83,19 +89,19 @@ class Engine:
             mask[:, SLOTS - 1] = 0.0  # an idle row sees one slot, since a softmax needs one
             for row, number in enumerate(here):
                 mask[row, SLOTS - 1] = HIDDEN
-                mask[row, torch.tensor(seen[number])] = 0.0
-            given = (
+                mask[row, torch.tensor(visible_slots[number])] = 0.0
+            inputs = (
                 torch.tensor([*(tokens[number] for number in here), *[0] * idle]),
                 torch.tensor([*(positions[number] for number in here), *[0] * idle]),
-                torch.tensor([*(slots[number] for number in here), *(SLOTS - 1 - at for at in range(idle))]),
+                torch.tensor([*(slots[number] for number in here), *(SLOTS - 1 - index for index in range(idle))]),
                 mask,
             )
-            (logits,) = self._method.execute(given)
-            told.append(logits[: len(here)].clone())  # the runtime writes the next answer to the same memory
-        return torch.cat(told) if told else torch.empty(0, 0)
+            (logits,) = self._method.execute(inputs)
+            answers.append(logits[: len(here)].clone())  # the runtime writes the next answer to the same memory
+        return torch.cat(answers) if answers else torch.empty(0, 0)
 
 
-class Overwriting(Engine):
+class OverwritingEngine(Engine):
     """An open program in which the slot of a row is its position."""
 
     def slots_for(self, tree: Tree, length: int) -> list[int]:
@@ -110,9 +116,9 @@ def engine(checkpoint: str) -> Engine:
 
 
 @lru_cache(maxsize=OPEN_PROGRAMS)
-def overwriting(checkpoint: str) -> Overwriting:
+def overwriting(checkpoint: str) -> OverwritingEngine:
     """The open program of a checkpoint directory, for chains."""
-    return Overwriting(checkpoint)
+    return OverwritingEngine(checkpoint)
 
 
 DECLARATION = Declaration(

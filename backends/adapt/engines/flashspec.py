@@ -20,24 +20,24 @@ GAMMA = 3
 """Drafted tokens of a step."""
 
 
-def fixed(
+def generate_fixed(
     prompt_ids: list[int], max_new_tokens: int, model: Any, draft_model: Any, temperature: float = 0.0, seed: int = 0,
     stops: Sequence[int] = (),
 ) -> Generated:  # fmt: skip
     """Generate with one arm: the draft model, or prompt lookup without one."""
-    return _generated("bandit", prompt_ids, max_new_tokens, model, draft_model, temperature, seed, stops)
+    return _generate("bandit", prompt_ids, max_new_tokens, model, draft_model, temperature, seed, stops)
 
 
-def composite(
+def generate_composite(
     prompt_ids: list[int], max_new_tokens: int, model: Any, draft_model: Any, temperature: float = 0.0, seed: int = 0,
     stops: Sequence[int] = (),
 ) -> Generated:  # fmt: skip
     """Generate with flashspec's own choice: prompt lookup where the text has a match, else the draft model."""
     strategy = "bandit" if draft_model is None else "composite-g6-f2"
-    return _generated(strategy, prompt_ids, max_new_tokens, model, draft_model, temperature, seed, stops)
+    return _generate(strategy, prompt_ids, max_new_tokens, model, draft_model, temperature, seed, stops)
 
 
-def _generated(
+def _generate(
     strategy: str, prompt_ids: list[int], room: int, model: Any, draft_model: Any, temperature: float, seed: int,
     stops: Sequence[int],
 ) -> Generated:  # fmt: skip
@@ -60,11 +60,13 @@ def _generated(
     )
     engine = SpeculativeEngine(config, [drafter], TargetModel("target", cpu, torch.float32, model=model))
     result = engine.generate(torch.tensor([prompt_ids]), room, tuple(stops))
-    told: Tensor = result.output_ids[0]
+    tokens: Tensor = result.output_ids[0]
     steps = result.arm_steps
     # The engine fills a row behind its end with -1.
     return Generated(
-        told[told >= 0], proposed=sum(one.proposed for one in steps), accepted=sum(one.accepted for one in steps)
+        tokens[tokens >= 0],
+        proposed=sum(step.proposed for step in steps),
+        accepted=sum(step.accepted for step in steps),
     )
 
 
@@ -72,5 +74,5 @@ FAMILIES = ("llama", "pangu", "qwen2", "qwen3", "mistral", "gemma2")
 """Families whose models may have no window or chunk: flashspec 0.3.1 crops their caches without recording their past,
 which transformers 5 refuses (`tests/strangers/found`)."""
 
-open_fixed = blackbox(fixed, name="flashspec", families=FAMILIES, least_window=0)
-open_composite = blackbox(composite, name="flashspec-composite", families=FAMILIES, least_window=0)
+open_fixed = blackbox(generate_fixed, name="flashspec", families=FAMILIES, least_window=0)
+open_composite = blackbox(generate_composite, name="flashspec-composite", families=FAMILIES, least_window=0)

@@ -10,29 +10,29 @@ from typing import Any
 import torch
 
 from backends.adapt import Generated, blackbox
-from backends.adapt.forwards import counted, rows_of_forwards
+from backends.adapt.forwards import generated_with_counts, rows_of_forwards
 from reference.family import FAMILIES
 
-LOOKED_UP = 3
+LOOKUP_TOKENS = 3
 """Most tokens that prompt lookup proposes in a round."""
 
 LEAST_WINDOW = 2
 """The narrowest window: transformers 5.23 is wrong with a sliding window of one token (`tests/strangers/found`)."""
 
-TRIED = tuple(name for name, family in FAMILIES.items() if not family.rare)
+TRIED_FAMILIES = tuple(name for name, family in FAMILIES.items() if not family.rare)
 """Families whose models ran through `generate` here; of the others nobody has looked at its caches yet."""
 
-EXITS = tuple(family for family in TRIED if family != "llama4")
+EXITS = tuple(family for family in TRIED_FAMILIES if family != "llama4")
 """Families with early exit: transformers 5.23 does not find the layers of Llama 4 (`tests/strangers/found`)."""
 
 
-def assisted(
+def generate_assisted(
     prompt_ids: list[int], max_new_tokens: int, model: Any, draft_model: Any, temperature: float = 0.0, top_k: int = 0,
     top_p: float = 1.0, min_p: float = 0.0, stops: Sequence[int] = (),
 ) -> Generated:  # fmt: skip
     """Assisted generation with a draft of the same vocabulary."""
-    how = {} if draft_model is None else {"assistant_model": draft_model}
-    return generated(model, prompt_ids, max_new_tokens, processing(temperature, top_k, top_p, min_p), stops, how)
+    options = {} if draft_model is None else {"assistant_model": draft_model}
+    return generate(model, prompt_ids, max_new_tokens, processing(temperature, top_k, top_p, min_p), stops, options)
 
 
 def lookup(
@@ -40,8 +40,8 @@ def lookup(
     top_p: float = 1.0, min_p: float = 0.0, stops: Sequence[int] = (),
 ) -> Generated:  # fmt: skip
     """Assisted generation whose candidates follow an earlier occurrence of the last tokens."""
-    how = {"prompt_lookup_num_tokens": LOOKED_UP}
-    return generated(model, prompt_ids, max_new_tokens, processing(temperature, top_k, top_p, min_p), stops, how)
+    options = {"prompt_lookup_num_tokens": LOOKUP_TOKENS}
+    return generate(model, prompt_ids, max_new_tokens, processing(temperature, top_k, top_p, min_p), stops, options)
 
 
 def early_exit(
@@ -49,10 +49,10 @@ def early_exit(
     top_p: float = 1.0, min_p: float = 0.0, stops: Sequence[int] = (),
 ) -> Generated:  # fmt: skip
     """Assisted generation whose candidates come from the first layer of the target."""
-    how = {"assistant_early_exit": 1}
-    told = generated(model, prompt_ids, max_new_tokens, processing(temperature, top_k, top_p, min_p), stops, how)
+    options = {"assistant_early_exit": 1}
+    result = generate(model, prompt_ids, max_new_tokens, processing(temperature, top_k, top_p, min_p), stops, options)
     # Where a target has one layer, its drafting forwards are like those that verify, so that none can be counted.
-    return told if model.config.num_hidden_layers > 1 else Generated(told.tokens)
+    return result if model.config.num_hidden_layers > 1 else Generated(result.tokens)
 
 
 def processing(temperature: float, top_k: int, top_p: float, min_p: float) -> dict[str, Any]:
@@ -62,8 +62,13 @@ def processing(temperature: float, top_k: int, top_p: float, min_p: float) -> di
     return {"do_sample": True, "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p or None}
 
 
-def generated(
-    model: Any, prompt_ids: list[int], room: int, processing: dict[str, Any], stops: Sequence[int], how: dict[str, Any]
+def generate(
+    model: Any,
+    prompt_ids: list[int],
+    room: int,
+    processing: dict[str, Any],
+    stops: Sequence[int],
+    options: dict[str, Any],
 ) -> Generated:
     """The tokens that `model` generates after the prompt, int64 [at most `room`], and counts of its forwards."""
     prompt = torch.tensor([prompt_ids])
@@ -75,11 +80,11 @@ def generated(
             eos_token_id=list(stops) or None,
             pad_token_id=0,
             **processing,
-            **how,
+            **options,
         )
-    return counted(out[0, len(prompt_ids) :], rows, len(prompt_ids))
+    return generated_with_counts(out[0, len(prompt_ids) :], rows, len(prompt_ids))
 
 
-open_assisted = blackbox(assisted, name="hf-generate", families=TRIED, least_window=LEAST_WINDOW)
-open_lookup = blackbox(lookup, name="hf-generate-lookup", families=TRIED, least_window=LEAST_WINDOW)
+open_assisted = blackbox(generate_assisted, name="hf-generate", families=TRIED_FAMILIES, least_window=LEAST_WINDOW)
+open_lookup = blackbox(lookup, name="hf-generate-lookup", families=TRIED_FAMILIES, least_window=LEAST_WINDOW)
 open_early_exit = blackbox(early_exit, name="hf-generate-early-exit", families=EXITS, least_window=LEAST_WINDOW)

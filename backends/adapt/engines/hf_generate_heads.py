@@ -17,7 +17,7 @@ from transformers import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel
 from transformers.modeling_layers import MtpModel
 
 from backends.adapt import Generated, blackbox
-from backends.adapt.engines.hf_generate import generated, processing
+from backends.adapt.engines.hf_generate import generate, processing
 from backends.adapt.models import OPEN_MODELS
 
 MODULES = 2
@@ -39,9 +39,9 @@ def mtp(
 ) -> Generated:  # fmt: skip
     """Assisted generation with MTP modules, which `generate` would read from the target's checkpoint."""
     modules = _modules_for(model)
-    how = {"use_mtp": True}
+    options = {"use_mtp": True}
     with patch.object(MtpModel, "from_pretrained", lambda *_, **__: modules):
-        return generated(model, prompt_ids, max_new_tokens, processing(temperature, top_k, top_p, min_p), stops, how)
+        return generate(model, prompt_ids, max_new_tokens, processing(temperature, top_k, top_p, min_p), stops, options)
 
 
 def dflash(
@@ -49,8 +49,8 @@ def dflash(
     top_p: float = 1.0, min_p: float = 0.0, stops: Sequence[int] = (),
 ) -> Generated:  # fmt: skip
     """Assisted generation with blocks of a DFlash draft."""
-    how = {"assistant_model": _blocks_for(model), "speculation_type": "dflash"}
-    return generated(model, prompt_ids, max_new_tokens, processing(temperature, top_k, top_p, min_p), stops, how)
+    options = {"assistant_model": _blocks_for(model), "speculation_type": "dflash"}
+    return generate(model, prompt_ids, max_new_tokens, processing(temperature, top_k, top_p, min_p), stops, options)
 
 
 @lru_cache(maxsize=OPEN_MODELS)
@@ -68,12 +68,12 @@ def _modules_for(model: Any) -> Any:
         # A model that is made draws its weights, the embedding and the head that it shares with the target among them.
         modules = MtpModel(deepcopy(model), MODULES).to(model.dtype).eval().requires_grad_(False)
         modules.tie_with_main_model(model)
-        for one in modules.layers:
-            one.mtp_block.load_state_dict(body.layers[-1].state_dict())
-            one.post_norm.load_state_dict(body.norm.state_dict())
+        for module in modules.layers:
+            module.mtp_block.load_state_dict(body.layers[-1].state_dict())
+            module.post_norm.load_state_dict(body.norm.state_dict())
             # Columns of the normed embedding, of scale 1, before those of the state.
-            one.eh_proj.weight[:, :width] = rms * torch.eye(width)
-            one.eh_proj.weight[:, width:] = FROM_STATE * rms * torch.randn(width, width) / width**0.5
+            module.eh_proj.weight[:, :width] = rms * torch.eye(width)
+            module.eh_proj.weight[:, width:] = FROM_STATE * rms * torch.randn(width, width) / width**0.5
     return modules
 
 

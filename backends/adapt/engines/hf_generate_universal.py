@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from backends.adapt import Generated, blackbox
-from backends.adapt.engines.hf_generate import generated, processing
+from backends.adapt.engines.hf_generate import generate, processing
 from backends.adapt.models import OPEN_MODELS, words_tokenizer
 from reference.family import FAMILIES as EVERY
 
@@ -26,15 +26,15 @@ def universal(
     prompt_ids: list[int], max_new_tokens: int, model: Any, draft_model: Any, stops: Sequence[int] = ()
 ) -> Generated:
     """Assisted generation with a draft whose tokenizer numbers the words otherwise."""
-    how = {}
+    options = {}
     if draft_model is not None:
         size = model.config.vocab_size
-        how = {
-            "assistant_model": _renamed(draft_model),
+        options = {
+            "assistant_model": _renumber_tokens(draft_model),
             "tokenizer": _tokenizer(size, False),
             "assistant_tokenizer": _tokenizer(size, True),
         }
-    return generated(model, prompt_ids, max_new_tokens, processing(0.0, 0, 1.0, 0.0), stops, how)
+    return generate(model, prompt_ids, max_new_tokens, processing(0.0, 0, 1.0, 0.0), stops, options)
 
 
 @lru_cache(maxsize=OPEN_MODELS)
@@ -44,18 +44,19 @@ def _tokenizer(size: int, of_draft: bool) -> Any:
 
 
 @lru_cache(maxsize=OPEN_MODELS)
-def _renamed(draft: Any) -> Any:
+def _renumber_tokens(draft: Any) -> Any:
     """A copy of the draft whose token n is the draft's token n from the end; token 0 is the word beyond its own."""
-    renamed, size = deepcopy(draft), draft.config.vocab_size
+    renumbered_draft = deepcopy(draft)
+    size = draft.config.vocab_size
     with torch.random.fork_rng(devices=[]):
-        renamed.resize_token_embeddings(size + 1, mean_resizing=False)
+        renumbered_draft.resize_token_embeddings(size + 1, mean_resizing=False)
     for new, old in (
-        (renamed.get_input_embeddings(), draft.get_input_embeddings()),
-        (renamed.get_output_embeddings(), draft.get_output_embeddings()),
+        (renumbered_draft.get_input_embeddings(), draft.get_input_embeddings()),
+        (renumbered_draft.get_output_embeddings(), draft.get_output_embeddings()),
     ):
         with torch.no_grad():
             new.weight.copy_(torch.cat([old.weight.mean(0, keepdim=True), old.weight.flip(0)]))
-    return renamed.requires_grad_(False)
+    return renumbered_draft.requires_grad_(False)
 
 
 open_universal = blackbox(universal, name="hf-generate-universal", families=FAMILIES, least_window=0)

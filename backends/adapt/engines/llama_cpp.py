@@ -18,7 +18,7 @@ from backends.adapt.export.gguf_file import ROPES, token_text
 OPEN_SERVERS = 16
 """Servers that stay open; one is open in milliseconds."""
 
-LOOKED_UP, PROPOSED = 2, 3
+MATCHED_TOKENS, MOST_PROPOSED = 2, 3
 """Tokens that an n-gram must match, and most tokens that are proposed after it; the defaults suit long texts."""
 
 SAMPLERS = ("temperature", "top_k", "top_p", "min_p")
@@ -58,28 +58,28 @@ def server(checkpoint: str, draft: str | None, kind: str, probabilistic: bool = 
     if draft is not None:
         speculative.draft.mparams.path = str(exported(save_gguf, draft))
     looked_up = speculative.ngram_map_k
-    looked_up.size_n, looked_up.size_m, looked_up.min_hits = LOOKED_UP, PROPOSED, 1
+    looked_up.size_n, looked_up.size_m, looked_up.min_hits = MATCHED_TOKENS, MOST_PROPOSED, 1
     for threads in (settings.cpuparams, settings.cpuparams_batch, speculative.draft.cpuparams):
         threads.n_threads = 1
     return llama.Server(settings)
 
 
-def answer(opened: Any, request: dict[str, Any]) -> dict[str, Any]:
+def answer(running_server: Any, request: dict[str, Any]) -> dict[str, Any]:
     """The server's answer to a request for `/completion`.
 
     Raises:
         ServerRefused: It answered with an error.
     """
-    host, _, port = str(opened.listening_address).rpartition("/")[2].rpartition(":")
+    host, _, port = str(running_server.listening_address).rpartition("/")[2].rpartition(":")
     connection = HTTPConnection(host, int(port))
     try:
         connection.request("POST", "/completion", json.dumps(request), {"Content-Type": "application/json"})
-        got = connection.getresponse()
-        content = json.loads(got.read())
+        response = connection.getresponse()
+        content = json.loads(response.read())
     finally:
         connection.close()
-    if got.status != 200:
-        raise ServerRefused(f"llama.cpp's server answered {got.status}: {content.get('error', {}).get('message')}")
+    if response.status != 200:
+        raise ServerRefused(f"llama.cpp's server answered {response.status}: {content.get('error', {}).get('message')}")
     return dict(content)
 
 
@@ -102,11 +102,11 @@ def request_of(
     }
 
 
-def generated(opened: Any, request: dict[str, Any]) -> Generated:
+def generate_with_server(running_server: Any, request: dict[str, Any]) -> Generated:
     """The tokens of the server's answer, with its own counts of drafted tokens; it tells none where there were none."""
-    told = answer(opened, request)
-    counts = told["timings"]
-    return Generated(told["tokens"], proposed=counts.get("draft_n", 0), accepted=counts.get("draft_n_accepted", 0))
+    content = answer(running_server, request)
+    counts = content["timings"]
+    return Generated(content["tokens"], proposed=counts.get("draft_n", 0), accepted=counts.get("draft_n_accepted", 0))
 
 
 def with_draft(probabilistic: bool) -> Callable[..., Generated]:
@@ -117,9 +117,9 @@ def with_draft(probabilistic: bool) -> Callable[..., Generated]:
         top_k: int, top_p: float, min_p: float, seed: int, stops: Sequence[int],
     ) -> Generated:  # fmt: skip
         kind = "" if draft_checkpoint is None else "draft"
-        opened = server(checkpoint, draft_checkpoint, kind, probabilistic)
+        running_server = server(checkpoint, draft_checkpoint, kind, probabilistic)
         request = request_of(prompt_ids, max_new_tokens, temperature, top_k, top_p, min_p, seed, stops)
-        return generated(opened, request)
+        return generate_with_server(running_server, request)
 
     return generate
 
@@ -130,16 +130,16 @@ def with_ngrams(
 ) -> Generated:  # fmt: skip
     """Speculation with n-grams of the text; other kinds of n-grams of llama.cpp propose nothing in texts this short."""
     request = request_of(prompt_ids, max_new_tokens, temperature, top_k, top_p, min_p, seed, stops)
-    return generated(server(checkpoint, None, "ngram"), request)
+    return generate_with_server(server(checkpoint, None, "ngram"), request)
 
 
-HAS: dict[str, Any] = {
+ABILITIES: dict[str, Any] = {
     "families": ("llama", "pangu", "qwen2", "qwen3", "mistral"),
     "ropes": ROPES,
     "least_window": 0,
 }
 """Models that a GGUF of these architectures can describe: no layer with a window, three rotary embeddings."""
 
-open_draft = blackbox(with_draft(False), name="llama-cpp", **HAS)
-open_probabilistic = blackbox(with_draft(True), name="llama-cpp-probabilistic", **HAS)
-open_ngram = blackbox(with_ngrams, name="llama-cpp-ngram", **HAS)
+open_draft = blackbox(with_draft(False), name="llama-cpp", **ABILITIES)
+open_probabilistic = blackbox(with_draft(True), name="llama-cpp-probabilistic", **ABILITIES)
+open_ngram = blackbox(with_ngrams, name="llama-cpp-ngram", **ABILITIES)

@@ -28,7 +28,7 @@ OPEN_CONTEXTS = 16
 LEAVES = 64
 """Sequences of a context, and so the most leaves of a tree."""
 
-COLUMNS, TOGETHER = 4096, 512
+COLUMNS, BATCH_TOKENS = 4096, 512
 """Cells of the KV cache, of which each row of a batch takes one; and the most rows of one forward."""
 
 
@@ -46,7 +46,7 @@ class Engine:
         if not self._model:
             raise FailedCall("llama_model_load_from_file gave no model")
         settings = llama_cpp.llama_context_default_params()
-        settings.n_ctx, settings.n_batch, settings.n_ubatch = COLUMNS, COLUMNS, TOGETHER
+        settings.n_ctx, settings.n_batch, settings.n_ubatch = COLUMNS, COLUMNS, BATCH_TOKENS
         settings.n_seq_max, settings.kv_unified = LEAVES, True  # a cell of the cache is of several sequences
         settings.n_threads = settings.n_threads_batch = 1
         settings.type_k = settings.type_v = llama_cpp.GGML_TYPE_F32
@@ -94,11 +94,11 @@ class Engine:
             for row, (token, position, sequences) in enumerate(zip(tokens, positions, within, strict=True)):
                 batch.token[row], batch.pos[row], batch.logits[row] = token, position, 1
                 batch.n_seq_id[row] = len(sequences)
-                for at, sequence in enumerate(sequences):
-                    batch.seq_id[row][at] = sequence
-            told = llama_cpp.llama_decode(self._context, batch)
-            if told:
-                raise FailedCall(f"llama_decode answered {told} to {count} tokens")
+                for index, sequence in enumerate(sequences):
+                    batch.seq_id[row][index] = sequence
+            status = llama_cpp.llama_decode(self._context, batch)
+            if status:
+                raise FailedCall(f"llama_decode answered {status} to {count} tokens")
             rows = [llama_cpp.llama_get_logits_ith(self._context, row) for row in range(count)]
             return torch.tensor(np.stack([np.ctypeslib.as_array(row, (self._vocabulary,)) for row in rows]))
         finally:

@@ -23,14 +23,17 @@ DRAFTS = 3
 """Drafted tokens of a round."""
 
 
-def generated(
+def generate_with_mlx(
     prompt_ids: list[int], max_new_tokens: int, checkpoint: str, draft_checkpoint: str | None,
     temperature: float = 0.0, top_k: int = 0, seed: int = 0, stops: Sequence[int] = (),
 ) -> Generated:  # fmt: skip
     """Generate with the draft model, or without speculation where there is none."""
-    target, draft = _opened(checkpoint), None if draft_checkpoint is None else _opened(draft_checkpoint)
+    target = _load(checkpoint)
+    draft = None if draft_checkpoint is None else _load(draft_checkpoint)
     mx.random.seed(seed)  # after the models are made: MLX draws their first weights from the same generator
-    prompt, sampler, told = mx.array(prompt_ids), Sampler(make_sampler(temperature, top_k=top_k)), []
+    prompt = mx.array(prompt_ids)
+    sampler = Sampler(make_sampler(temperature, top_k=top_k))
+    tokens = []
     accepted = 0
     steps: Iterator[tuple[Any, ...]]
     if draft is None:
@@ -41,13 +44,13 @@ def generated(
             sampler=sampler,
         )  # fmt: skip
     # mlx-lm leaves the end of the text to whoever reads the tokens.
-    for token, _, *drafted in islice(steps, max_new_tokens):
-        told.append(int(token))
-        accepted += drafted == [True]
-        if told[-1] in stops:
+    for token, _, *draft_flag in islice(steps, max_new_tokens):
+        tokens.append(int(token))
+        accepted += draft_flag == [True]
+        if tokens[-1] in stops:
             break
     steps.close()  # type: ignore[attr-defined]
-    return Generated(told, proposed=sampler.drafted, accepted=accepted)
+    return Generated(tokens, proposed=sampler.num_drafted, accepted=accepted)
 
 
 class Sampler:
@@ -59,16 +62,16 @@ class Sampler:
 
     def __init__(self, sample: Callable[[Any], Any]) -> None:
         self._sample = sample
-        self.drafted = 0
+        self.num_drafted = 0
 
     def __call__(self, logprobs: Any) -> Any:
         """The tokens for rows of log-probabilities [rows, vocabulary]."""
-        self.drafted += logprobs.shape[0] - 1
+        self.num_drafted += logprobs.shape[0] - 1
         return self._sample(logprobs)
 
 
 @lru_cache(maxsize=2 * OPEN_MODELS)
-def _opened(checkpoint: str) -> Any:
+def _load(checkpoint: str) -> Any:
     """The model in the directory, in MLX's class for its family.
 
     mlx-lm 0.32.2 reads a Llama's rotary embedding from the fields that transformers wrote before version 5
@@ -80,7 +83,7 @@ def _opened(checkpoint: str) -> Any:
 
 
 open_generated = blackbox(
-    generated,
+    generate_with_mlx,
     name="mlx-lm",
     families=("llama", "qwen2", "qwen3"),
     least_window=0,

@@ -16,7 +16,7 @@ from backends.adapt import Generated, blackbox, exported, save_onnx
 OPEN_MODELS = 32
 """Models that stay open."""
 
-DRAFTED, LOOKED_UP = 3, 2
+MOST_DRAFTED, NGRAM_SIZE = 3, 2
 """Most tokens that are drafted in a round, and tokens that an n-gram must match."""
 
 
@@ -25,27 +25,27 @@ def model(checkpoint: str, draft: str | None, stops: tuple[int, ...]) -> Any:
     """An open model, with a draft's checkpoint or None; the tokens of `stops` end a text."""
     folder = exported(save_onnx, checkpoint)
     settings = json.loads((folder / "genai_config.json").read_text())["model"]
-    changed: dict[str, Any] = {"eos_token_id": [*stops, *settings["eos_token_id"]]}
+    overrides: dict[str, Any] = {"eos_token_id": [*stops, *settings["eos_token_id"]]}
     if draft is not None:
-        beside = exported(save_onnx, draft)
-        decoder = json.loads((beside / "genai_config.json").read_text())["model"]["decoder"]
+        draft_folder = exported(save_onnx, draft)
+        decoder = json.loads((draft_folder / "genai_config.json").read_text())["model"]["decoder"]
         # The draft's file is named as seen from the target's folder.
-        changed["draft"] = decoder | {"filename": os.path.relpath(beside / decoder["filename"], folder)}
+        overrides["draft"] = decoder | {"filename": os.path.relpath(draft_folder / decoder["filename"], folder)}
     config = genai.Config(str(folder))
-    config.overlay(json.dumps({"model": changed}))
+    config.overlay(json.dumps({"model": overrides}))
     return genai.Model(config)
 
 
-def generated(
-    opened: Any, prompt_ids: list[int], room: int, search: dict[str, Any], speculation: dict[str, int],
+def generate(
+    open_model: Any, prompt_ids: list[int], room: int, search: dict[str, Any], speculation: dict[str, int],
     stops: Sequence[int],
 ) -> Generated:  # fmt: skip
     """The tokens after the prompt, at most `room`, and the engine's own counts of its speculation."""
-    parameters = genai.GeneratorParams(opened)
+    parameters = genai.GeneratorParams(open_model)
     parameters.set_search_options(max_length=len(prompt_ids) + room, **search)
     if speculation:
         parameters.set_speculative_options(**speculation)
-    generator = genai.Generator(opened, parameters)
+    generator = genai.Generator(open_model, parameters)
     generator.append_tokens(prompt_ids)
     tokens: list[int] = []
     # The engine's own sequence leaves out the token that ends a text; its next tokens hold it.
@@ -78,10 +78,10 @@ def with_draft(
     top_k: int, seed: int, stops: Sequence[int],
 ) -> Generated:  # fmt: skip
     """Speculation with a draft model."""
-    speculation = {} if draft_checkpoint is None else {"max_draft_tokens": DRAFTED}
-    opened = model(checkpoint, draft_checkpoint, tuple(stops))
-    how = search(temperature, top_k, seed)
-    return generated(opened, prompt_ids, max_new_tokens, how, speculation, stops)
+    speculation = {} if draft_checkpoint is None else {"max_draft_tokens": MOST_DRAFTED}
+    open_model = model(checkpoint, draft_checkpoint, tuple(stops))
+    options = search(temperature, top_k, seed)
+    return generate(open_model, prompt_ids, max_new_tokens, options, speculation, stops)
 
 
 def with_ngrams(
@@ -89,12 +89,12 @@ def with_ngrams(
     stops: Sequence[int],
 ) -> Generated:  # fmt: skip
     """Speculation with n-grams of the text."""
-    speculation = {"max_draft_tokens": DRAFTED, "ngram_size": LOOKED_UP}
-    how = search(temperature, top_k, seed)
-    return generated(model(checkpoint, None, tuple(stops)), prompt_ids, max_new_tokens, how, speculation, stops)
+    speculation = {"max_draft_tokens": MOST_DRAFTED, "ngram_size": NGRAM_SIZE}
+    options = search(temperature, top_k, seed)
+    return generate(model(checkpoint, None, tuple(stops)), prompt_ids, max_new_tokens, options, speculation, stops)
 
 
-HAS: dict[str, Any] = {
+ABILITIES: dict[str, Any] = {
     "families": ("llama", "pangu", "mistral", "qwen2", "qwen3"),
     "ropes": ("default",),
     "least_window": 0,
@@ -102,5 +102,5 @@ HAS: dict[str, Any] = {
 }
 """Models that the builder writes unchanged; the engine's attention takes heads of 16, 32, ... alone."""
 
-open_draft = blackbox(with_draft, name="onnxruntime-genai", **HAS)
-open_ngram = blackbox(with_ngrams, name="onnxruntime-genai-ngram", **HAS)
+open_draft = blackbox(with_draft, name="onnxruntime-genai", **ABILITIES)
+open_ngram = blackbox(with_ngrams, name="onnxruntime-genai-ngram", **ABILITIES)

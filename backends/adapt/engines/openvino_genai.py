@@ -18,15 +18,15 @@ from backends.adapt.export.openvino_folder import END, PRECISE
 OPEN_PIPELINES = 32
 """Pipelines that stay open; one is open in a second or two."""
 
-DRAFTED = 3
+MOST_DRAFTED = 3
 """Tokens that are drafted in a round."""
 
 
 @lru_cache(maxsize=OPEN_PIPELINES)
 def pipeline(checkpoint: str, draft: str | None) -> Any:
     """An open pipeline, with a draft's checkpoint or None."""
-    beside = {} if draft is None else {"draft_model": genai.draft_model(_folder(draft), "CPU", **PRECISE)}
-    return genai.LLMPipeline(_folder(checkpoint), "CPU", **PRECISE, **beside)
+    draft_options = {} if draft is None else {"draft_model": genai.draft_model(_folder(draft), "CPU", **PRECISE)}
+    return genai.LLMPipeline(_folder(checkpoint), "CPU", **PRECISE, **draft_options)
 
 
 def _folder(checkpoint: str) -> str:
@@ -35,36 +35,36 @@ def _folder(checkpoint: str) -> str:
 
 def settings(max_new_tokens: int, stops: Sequence[int], drafts: bool) -> Any:
     """The configuration of a greedy request."""
-    told = genai.GenerationConfig()
-    told.max_new_tokens = max_new_tokens
-    told.eos_token_id = END
-    told.stop_token_ids = {*stops, END}
+    config = genai.GenerationConfig()
+    config.max_new_tokens = max_new_tokens
+    config.eos_token_id = END
+    config.stop_token_ids = {*stops, END}
     if drafts:
-        told.num_assistant_tokens = DRAFTED
-    told.do_sample = False
-    return told
+        config.num_assistant_tokens = MOST_DRAFTED
+    config.do_sample = False
+    return config
 
 
-def answer(opened: Any, prompt_ids: list[int], told: Any) -> Any:
+def answer(open_pipeline: Any, prompt_ids: list[int], config: Any) -> Any:
     """The engine's result for a prompt: tokens of one sequence, and figures of the run."""
     prompt = openvino.Tensor(np.array([prompt_ids], dtype=np.int64))
     mask = openvino.Tensor(np.ones((1, len(prompt_ids)), dtype=np.int64))
-    return opened.generate(genai.TokenizedInputs(prompt, mask), told)
+    return open_pipeline.generate(genai.TokenizedInputs(prompt, mask), config)
 
 
 def with_draft(
     prompt_ids: list[int], max_new_tokens: int, checkpoint: str, draft_checkpoint: str | None, stops: Sequence[int]
 ) -> Generated:
     """Speculation with a draft model."""
-    told = settings(max_new_tokens, stops, draft_checkpoint is not None)
-    answered = answer(pipeline(checkpoint, draft_checkpoint), prompt_ids, told)
-    counts = answered.extended_perf_metrics  # None without a draft
+    config = settings(max_new_tokens, stops, draft_checkpoint is not None)
+    result = answer(pipeline(checkpoint, draft_checkpoint), prompt_ids, config)
+    counts = result.extended_perf_metrics  # None without a draft
     if counts is None:
-        return Generated(list(answered.tokens[0]), proposed=0, accepted=0)
+        return Generated(list(result.tokens[0]), proposed=0, accepted=0)
     accepted, rejected = counts.get_num_accepted_tokens(), counts.get_num_rejected_tokens()
     # Its number of drafted tokens leaves out a first round: after a prompt of one token it tells 0 drafted, 3 accepted.
     proposed = max(counts.get_num_draft_tokens(), accepted + rejected)
-    return Generated(list(answered.tokens[0]), proposed=proposed, accepted=accepted)
+    return Generated(list(result.tokens[0]), proposed=proposed, accepted=accepted)
 
 
 open_draft = blackbox(

@@ -5,8 +5,8 @@ weights. Its package is imported when it is called.
 """
 
 from backends.adapt.export.executorch_program import save_executorch
+from backends.adapt.export.exported_file import exported
 from backends.adapt.export.gguf_file import save_gguf
-from backends.adapt.export.kept import exported
 from backends.adapt.export.onnx_folder import save_onnx
 from backends.adapt.export.openvino_folder import save_openvino
 

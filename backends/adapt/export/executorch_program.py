@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from backends.adapt.models import opened
+from backends.adapt.models import open_network
 from backends.base import Unsupported
 
 ROWS, SLOTS = 16, 1280
@@ -60,12 +60,12 @@ class SlottedDecoder(nn.Module):
         angles = torch.cat([angles, angles], -1)
         cos, sin = angles.cos() * self.scaling, angles.sin() * self.scaling
         for number, layer in enumerate(self.model.layers):
-            x = x + self.attended(number, layer.self_attn, layer.input_layernorm(x), (cos, sin, slots, mask))
+            x = x + self.attend(number, layer.self_attn, layer.input_layernorm(x), (cos, sin, slots, mask))
             x = x + layer.mlp(layer.post_attention_layernorm(x))
         logits: Tensor = self.head(self.model.norm(x))
         return logits
 
-    def attended(self, number: int, attention: Any, x: Tensor, row: tuple[Tensor, Tensor, Tensor, Tensor]) -> Tensor:
+    def attend(self, number: int, attention: Any, x: Tensor, row: tuple[Tensor, Tensor, Tensor, Tensor]) -> Tensor:
         """The output of the attention of layer `number` on the normed rows `x`, [ROWS, hidden]."""
         cos, sin, slots, mask = row
         queries, keys, values = (
@@ -77,17 +77,17 @@ class SlottedDecoder(nn.Module):
         if hasattr(attention, "q_norm"):
             queries, keys = attention.q_norm(queries), attention.k_norm(keys)
         held_keys, held_values = getattr(self, f"keys_{number}"), getattr(self, f"values_{number}")
-        held_keys.index_copy_(1, slots, turned(keys, cos, sin))
+        held_keys.index_copy_(1, slots, rotate(keys, cos, sin))
         held_values.index_copy_(1, slots, values)
         group = self.heads // self.kv_heads
         seen_keys, seen_values = held_keys.repeat_interleave(group, 0), held_values.repeat_interleave(group, 0)
-        scores = turned(queries, cos, sin) @ seen_keys.transpose(1, 2) * attention.scaling + mask
-        mixed = torch.softmax(scores, -1) @ seen_values
-        output: Tensor = attention.o_proj(mixed.transpose(0, 1).reshape(len(x), -1))
+        scores = rotate(queries, cos, sin) @ seen_keys.transpose(1, 2) * attention.scaling + mask
+        weighted_values = torch.softmax(scores, -1) @ seen_values
+        output: Tensor = attention.o_proj(weighted_values.transpose(0, 1).reshape(len(x), -1))
         return output
 
 
-def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """`x` [heads, ROWS, head_dim] turned by half split: dimension i turns with i + head_dim / 2."""
     half = x.shape[-1] // 2
     return x * cos + torch.cat([-x[..., half:], x[..., :half]], -1) * sin
@@ -104,7 +104,7 @@ def save_executorch(checkpoint: str | Path, file: Path) -> Path:
     """
     from executorch.exir import to_edge_transform_and_lower
 
-    network = opened(checkpoint)
+    network = open_network(checkpoint)
     config = network.config
     kinds = {*(getattr(config, "layer_types", None) or ())} - {"full_attention"}
     rope = config.rope_parameters["rope_type"]
@@ -113,10 +113,10 @@ def save_executorch(checkpoint: str | Path, file: Path) -> Path:
     if rope not in ROPES:
         raise Unsupported(f"save_executorch writes rotary embedding {', '.join(ROPES)}, and this model has {rope}")
     # Four tensors: torch.export takes one tensor that is given twice for one input, and would read positions as slots.
-    given = (torch.zeros(ROWS, dtype=torch.long), torch.arange(ROWS), torch.arange(ROWS), torch.zeros(ROWS, SLOTS))
+    inputs = (torch.zeros(ROWS, dtype=torch.long), torch.arange(ROWS), torch.arange(ROWS), torch.zeros(ROWS, SLOTS))
     logging.getLogger("torch.export").setLevel(logging.ERROR)
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")  # its own deprecations, of which a user can change nothing
-        program = torch.export.export(SlottedDecoder(network), given, strict=True)
+        program = torch.export.export(SlottedDecoder(network), inputs, strict=True)
         file.write_bytes(to_edge_transform_and_lower(program).to_executorch().buffer)
     return file

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from backends.adapt.models import opened
+from backends.adapt.models import open_network
 from backends.base import Unsupported
 from reference.trace import Array
 
@@ -32,7 +32,7 @@ def save_gguf(checkpoint: str | Path, file: Path) -> Path:
     """
     from gguf import GGUFWriter
 
-    network = opened(checkpoint)
+    network = open_network(checkpoint)
     config = network.config
     architecture = _architecture(config)
     writer = GGUFWriter(file, architecture)
@@ -84,24 +84,24 @@ def tensors(network: Any, architecture: str) -> list[tuple[str, Array]]:
     from gguf import MODEL_ARCH, MODEL_ARCH_NAMES, get_tensor_name_map
 
     config = network.config
-    known = {name: one for one, name in MODEL_ARCH_NAMES.items()}
-    names = get_tensor_name_map(MODEL_ARCH(known[architecture]), config.num_hidden_layers)
+    architecture_numbers = {name: number for number, name in MODEL_ARCH_NAMES.items()}
+    names = get_tensor_name_map(MODEL_ARCH(architecture_numbers[architecture]), config.num_hidden_layers)
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
-    told = []
+    named_arrays = []
     for name, weight in network.state_dict().items():
         if config.tie_word_embeddings and name == "lm_head.weight":
             continue  # readers take the embedding where a file has no head
-        written = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        if written is None:
+        gguf_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        if gguf_name is None:
             raise Unsupported(f"a GGUF of {architecture} has no place for the weight {name}")
         values = weight.detach().to(torch.float32).numpy()
         part = name.split(".")[-2]
         if architecture == "llama" and part in heads:
             values = _neighbours(values, heads[part])
-        told.append((written, np.ascontiguousarray(values)))
+        named_arrays.append((gguf_name, np.ascontiguousarray(values)))
     if architecture == "llama" and config.rope_parameters["rope_type"] == "llama3":
-        told.append(("rope_freqs.weight", _stretch(network)))
-    return told
+        named_arrays.append(("rope_freqs.weight", _stretch(network)))
+    return named_arrays
 
 
 def _architecture(config: Any) -> str:
@@ -140,7 +140,7 @@ def _neighbours(values: Array, heads: int) -> Array:
 
 def _stretch(network: Any) -> Array:
     """Divisors of the plain frequencies, float32 [head_dim / 2]."""
-    scaled = network.model.rotary_emb.inv_freq.double().numpy()
-    pairs = len(scaled)
+    scaled_frequencies = network.model.rotary_emb.inv_freq.double().numpy()
+    pairs = len(scaled_frequencies)
     plain = network.config.rope_parameters["rope_theta"] ** (-np.arange(pairs) / pairs)
-    return np.asarray(plain / scaled, dtype=np.float32)
+    return np.asarray(plain / scaled_frequencies, dtype=np.float32)

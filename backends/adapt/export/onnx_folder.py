@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from backends.adapt.models import opened
+from backends.adapt.models import open_network
 from backends.base import Unsupported
 
 FAMILIES = {"llama", "mistral", "qwen2", "qwen3"}
@@ -35,7 +35,7 @@ def save_onnx(checkpoint: str | Path, folder: Path) -> Path:
             embeddings, and it has other formulas for other families.
         OSError: The folder cannot be written.
     """
-    network = opened(checkpoint)
+    network = open_network(checkpoint)
     _check(network.config)
     vocabulary = int(network.config.vocab_size)
     folder.mkdir(parents=True, exist_ok=True)
@@ -72,9 +72,9 @@ def _build(source: Path, folder: Path, cache: Path) -> None:
     """Run the builder, which prints its progress."""
     from onnxruntime_genai.models.builder import create_model, parse_extra_options
 
-    given = ("", str(source), str(folder), "fp32", "cpu", str(cache))
+    arguments = ("", str(source), str(folder), "fp32", "cpu", str(cache))
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        create_model(*given, **parse_extra_options(*given, ["hf_remote=false"]))
+        create_model(*arguments, **parse_extra_options(*arguments, ["hf_remote=false"]))
 
 
 def _add_token(file: Path, vocabulary: int) -> None:
@@ -89,7 +89,7 @@ def _add_token(file: Path, vocabulary: int) -> None:
     graph.initializer.append(onnx.numpy_helper.from_array(np.array([0, 0, 0, 0, 0, 1], np.int64), "one_column"))
     graph.initializer.append(onnx.numpy_helper.from_array(np.array(NEVER, np.float32), "never"))
     graph.node.append(onnx.helper.make_node("Pad", ["model_logits", "one_column", "never"], ["logits"]))
-    told = next(output for output in graph.output if output.name == "logits")
-    told.type.tensor_type.shape.dim[-1].dim_value = vocabulary + 1
+    logits_output = next(output for output in graph.output if output.name == "logits")
+    logits_output.type.tensor_type.shape.dim[-1].dim_value = vocabulary + 1
     onnx.save(model, file)
     file.with_name(f"{file.name}.data").unlink(missing_ok=True)

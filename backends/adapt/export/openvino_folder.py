@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from backends.adapt.export.gguf_file import add_sizes, head_size, tensors
-from backends.adapt.models import opened
+from backends.adapt.models import open_network
 from backends.base import Unsupported
 from reference.trace import Array
 
@@ -37,7 +37,7 @@ def save_openvino(checkpoint: str | Path, folder: Path) -> Path:
     from gguf import GGUFWriter
     from openvino_genai import LLMPipeline
 
-    network = opened(checkpoint)
+    network = open_network(checkpoint)
     architecture = _architecture(network.config)
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "model.gguf"
@@ -47,7 +47,7 @@ def save_openvino(checkpoint: str | Path, folder: Path) -> Path:
     writer.add_file_type(1)  # mostly 16 bits
     _add_tokenizer(writer)
     for name, values in tensors(network, architecture):
-        writer.add_tensor(name, _halved(name, values) if values.ndim > 1 else values)
+        writer.add_tensor(name, _as_float16(name, values) if values.ndim > 1 else values)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -77,20 +77,20 @@ def _architecture(config: Any) -> str:
     return FAMILIES[config.model_type]
 
 
-def _halved(name: str, values: Array) -> Array:
+def _as_float16(name: str, values: Array) -> Array:
     """`values` as float16; raises Unsupported where that changes them."""
-    halved = values.astype(np.float16)
-    if not np.array_equal(halved.astype(np.float32), values):
+    narrow = values.astype(np.float16)
+    if not np.array_equal(narrow.astype(np.float32), values):
         raise Unsupported(f"save_openvino writes matrices of 16 bits, which do not hold the weights of {name}")
-    return np.asarray(halved)
+    return np.asarray(narrow)
 
 
 def _add_tokenizer(writer: Any) -> None:
     """Write the least tokenizer that the reader converts: all bytes, one merge, and a token that ends a text."""
     # GPT-2 writes the bytes that cannot be printed as the characters from 256 on.
-    printed = {*range(33, 127), *range(161, 173), *range(174, 256)}
-    others = iter(range(256, 512))
-    texts = [chr(byte if byte in printed else next(others)) for byte in range(256)]
+    printable_bytes = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    substitutes = iter(range(256, 512))
+    texts = [chr(byte if byte in printable_bytes else next(substitutes)) for byte in range(256)]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("qwen2")
     writer.add_token_list([*texts, "ab", "<|end|>"])

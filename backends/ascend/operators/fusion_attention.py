@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from backends.ascend.operators.layouts import RANKS, from_bnsd, to_bnsd
-from backends.ascend.operators.masked import WIDE_OPEN, attend, by_mode, check_compressed
+from backends.ascend.operators.masked import WIDE_OPEN, attend, check_compressed, mode_mask
 from backends.ascend.operators.rules import NotEmulated, demand
 
 Seven = tuple[Tensor, Tensor, Tensor, Tensor, int, int, int]
@@ -39,22 +39,22 @@ def fusion_attention(
     sync: bool = False,
     softmax_layout: str = "",
     sink: Tensor | None = None,
-    **others: Any,
+    **other_arguments: Any,
 ) -> Seven:
     """Attention, the maximum and the sum of the softmax as float32 [B, N, S, 8], an empty tensor, and three zeros.
 
     Raises:
         AscendContractError, AscendUndefinedBehaviour, NotEmulated: see `rules`.
     """
-    if any(one is not None for one in (pse, padding_mask, prefix, sink)) or keep_prob != 1.0:
+    if any(argument is not None for argument in (pse, padding_mask, prefix, sink)) or keep_prob != 1.0:
         raise NotEmulated("pse, padding mask, prefix, sink or dropout of npu_fusion_attention")
     if input_layout == "TND" or actual_seq_qlen is not None or actual_seq_kvlen is not None:
         raise NotEmulated("ragged npu_fusion_attention")
-    said = f"The input_layout should be BSH/SBH/BNSD/BSND/TND, got {input_layout} with a query of rank {query.dim()}"
-    demand(query.dim() == RANKS.get(input_layout), "fa.layout", said)
+    message = f"The input_layout should be BSH/SBH/BNSD/BSND/TND, got {input_layout} with a query of rank {query.dim()}"
+    demand(query.dim() == RANKS.get(input_layout), "fa.layout", message)
     wide = (torch.float16, torch.bfloat16, torch.float32)
-    said = f"query {query.dtype}, key {key.dtype}, value {value.dtype}"
-    demand(query.dtype in wide and key.dtype == value.dtype == query.dtype, "fa.dtype", said)
+    message = f"query {query.dtype}, key {key.dtype}, value {value.dtype}"
+    demand(query.dtype in wide and key.dtype == value.dtype == query.dtype, "fa.dtype", message)
     demand(0 <= sparse_mode <= 6, "fa.sparse-mode", f"sparse_mode must be in range of [0,6], but got {sparse_mode}")
     if sparse_mode > 4:
         raise NotEmulated(f"sparse_mode {sparse_mode} of npu_fusion_attention")
@@ -64,32 +64,35 @@ def fusion_attention(
     mask = _mask(atten_mask, sparse_mode, (batch, heads, rows, columns))
     hidden = None
     if atten_mask is not None:  # without a mask the operator ignores modes and bands
-        hidden = by_mode(sparse_mode, rows, columns, pre_tockens, next_tockens, True)
+        hidden = mode_mask(sparse_mode, rows, columns, pre_tockens, next_tockens, True)
     out = torch.empty(batch, heads, rows, v.shape[-1], dtype=query.dtype)
     most = torch.zeros(batch, heads, rows, 8)
     total = torch.empty(batch, heads, rows, 8)
-    for at in range(batch):
-        own = None if mask is None else mask[at if len(mask) > 1 else 0]
-        if own is not None and own.shape[0] == 1:
-            own = own[0]
-        masked = hidden if own is None else own if hidden is None else own | hidden
+    for lane in range(batch):
+        lane_mask = None if mask is None else mask[lane if len(mask) > 1 else 0]
+        if lane_mask is not None and lane_mask.shape[0] == 1:
+            lane_mask = lane_mask[0]
+        masked = hidden
+        if lane_mask is not None:
+            masked = lane_mask if hidden is None else lane_mask | hidden
         # A maximum of 0 and a sum of exp(lse) express the same log-sum-exp as the kernel's own pair.
-        mixed, lse = attend(q[at], k[at], v[at], masked, scale, inner_precise, "fa")
-        out[at], total[at] = mixed, lse.exp()[..., None]
+        lane_out, lane_lse = attend(q[lane], k[lane], v[lane], masked, scale, inner_precise, "fa")
+        out[lane] = lane_out
+        total[lane] = lane_lse.exp()[..., None]
     return from_bnsd(out, input_layout), most, total, torch.empty(0, dtype=query.dtype), 0, 0, 0
 
 
 def _heads_apart(query: Tensor, key: Tensor, value: Tensor, heads: int, layout: str) -> tuple[Tensor, Tensor, Tensor]:
     """Query, key and value as [B, N, S, D]; the number of KV heads follows from the key."""
     flat = layout in ("BSH", "SBH")
-    said = f"head_num({heads}) does not divide H({query.shape[-1]})"
-    demand(heads > 0 and (not flat or query.shape[-1] % heads == 0), "fa.heads", said)
+    message = f"head_num({heads}) does not divide H({query.shape[-1]})"
+    demand(heads > 0 and (not flat or query.shape[-1] % heads == 0), "fa.heads", message)
     dim = query.shape[-1] // heads if flat else query.shape[-1]
     demand(0 < dim <= 768 and (flat or key.shape[-1] == dim), "fa.head-dim", f"D({dim}) and key D({key.shape[-1]})")
     kv_heads = key.shape[-1] // dim if flat else key.shape[1 if layout == "BNSD" else 2]
     q, k, v = to_bnsd(query, layout, heads), to_bnsd(key, layout, kv_heads), to_bnsd(value, layout, kv_heads)
-    said = f"head_num({heads}), N({q.shape[1]}) of the query and Nkv({kv_heads})"
-    demand(q.shape[1] == heads and kv_heads > 0 and heads % kv_heads == 0, "fa.heads", said)
+    message = f"head_num({heads}), N({q.shape[1]}) of the query and Nkv({kv_heads})"
+    demand(q.shape[1] == heads and kv_heads > 0 and heads % kv_heads == 0, "fa.heads", message)
     return q, k, v
 
 
@@ -105,7 +108,10 @@ def _mask(mask: Tensor | None, sparse_mode: int, shape: tuple[int, int, int, int
         check_compressed(mask, sparse_mode, "fa")
         return None
     # Unlike fused-infer attention, a mask wider than the scores is refused.
-    exact = {(rows, columns), *((lanes, own, rows, columns) for lanes, own in ((1, 1), (batch, 1), (batch, heads)))}
+    exact = {
+        (rows, columns),
+        *((lanes, mask_heads, rows, columns) for lanes, mask_heads in ((1, 1), (batch, 1), (batch, heads))),
+    }
     demand(
         tuple(mask.shape) in exact,
         "fa.mask-shape",

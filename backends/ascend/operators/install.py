@@ -23,7 +23,7 @@ KERNELS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "npu_scatter_pa_kv_cache": (cache_writes.scatter_pa_kv_cache, shapes.nothing),
     "scatter_update_": (cache_writes.scatter_update_, shapes.first),
     "npu_rotary_mul": (rotary_norm.rotary_mul, shapes.like_first),
-    "npu_apply_rotary_pos_emb": (rotary_norm.apply_rotary_pos_emb, shapes.rotated),
+    "npu_apply_rotary_pos_emb": (rotary_norm.apply_rotary_pos_emb, shapes.rotary_like),
     "npu_rms_norm": (rotary_norm.rms_norm, shapes.rms_norm),
     "npu_add_rms_norm": (rotary_norm.add_rms_norm, shapes.add_rms_norm),
     "_npu_reshape_and_cache": (cache_writes.reshape_and_cache, shapes.nothing),
@@ -47,11 +47,11 @@ def install() -> tuple[Any, ...]:
     if find_spec("torch_npu") is not None:
         import torch_npu  # type: ignore[import-not-found, unused-ignore]  # noqa: F401 - registers its schemas
     libraries = []
-    for namespace, known in (("npu", schemas.NPU), ("atb", schemas.ATB)):
+    for namespace, operator_schemas in (("npu", schemas.NPU), ("atb", schemas.ATB)):
         fragment = Library(namespace, "FRAGMENT")
         on_cpu = Library(namespace, "IMPL", "CPU")
         without_data = Library(namespace, "IMPL", "Meta")
-        for name, schema in known.items():
+        for name, schema in operator_schemas.items():
             kernel, meta = KERNELS[name]
             # torch refuses a second schema of one name, so torch_npu's own is kept.
             if not hasattr(getattr(torch.ops, namespace), name):

@@ -33,23 +33,23 @@ class Rule:
     source: str
 
 
-def _read() -> dict[str, Rule]:
+def _read_rules() -> dict[str, Rule]:
     rows = json.loads((Path(__file__).parent / "rules.json").read_text())
     rules = [Rule(**{**row, "operators": tuple(row["operators"])}) for row in rows]
     return {rule.id: rule for rule in rules}
 
 
-RULES = _read()
+RULES = _read_rules()
 """The rules by id. Tiling texts change between CANN releases, so code matches an id and takes a text only as a hint."""
 
 
 class BrokenRule(RuntimeError):
     """A call breaks a rule of the contract; the message is one line and says EMULATED."""
 
-    def __init__(self, rule: str, said: str) -> None:
+    def __init__(self, rule: str, message: str) -> None:
         self.rule = RULES[rule]
         code = "" if self.rule.code is None else f", error code {self.rule.code}"
-        super().__init__(f"EMULATED Ascend {self.kind} ({rule}{code}): {said}")
+        super().__init__(f"EMULATED Ascend {self.kind} ({rule}{code}): {message}")
 
     kind = "contract"
 
@@ -67,20 +67,20 @@ class AscendUndefinedBehaviour(BrokenRule):
 class NotEmulated(NotImplementedError):
     """The operator has a feature on the device that the emulation does not compute and refuses to guess."""
 
-    def __init__(self, what: str) -> None:
-        super().__init__(f"EMULATED Ascend: {what} is outside the emulation")
+    def __init__(self, feature: str) -> None:
+        super().__init__(f"EMULATED Ascend: {feature} is outside the emulation")
 
 
-def demand(holds: bool, rule: str, said: str) -> None:
-    """Raise the error of `rule` where `holds` is false.
+def demand(is_met: bool, rule: str, message: str) -> None:
+    """Raise the error of `rule` where `is_met` is false.
 
     Raises:
         AscendContractError: with the text of the device's refusal.
     """
-    if not holds:
+    if not is_met:
         # A rule whose breach is undefined belongs to `defined`.
         assert RULES[rule].verdict == "rejects", rule
-        raise AscendContractError(rule, said)
+        raise AscendContractError(rule, message)
 
 
 _KERNEL: ContextVar[bool] = ContextVar("kernel", default=False)
@@ -97,13 +97,13 @@ def as_the_kernel_does() -> Iterator[None]:
         _KERNEL.reset(token)
 
 
-def defined(holds: bool, rule: str, said: str) -> None:
-    """Raise the error of `rule` where `holds` is false, unless a probe asks for the kernel's behaviour.
+def demand_defined(is_met: bool, rule: str, message: str) -> None:
+    """Raise the error of `rule` where `is_met` is false, unless a probe asks for the kernel's behaviour.
 
     Raises:
         AscendUndefinedBehaviour: with what is known of the result.
     """
-    if not holds:
+    if not is_met:
         assert RULES[rule].verdict == "undefined", rule
         if not _KERNEL.get():
-            raise AscendUndefinedBehaviour(rule, said)
+            raise AscendUndefinedBehaviour(rule, message)

@@ -8,17 +8,17 @@ from torch import Tensor
 from backends.ascend.operators.layouts import LAYOUTS, from_bnsd, to_bnsd
 
 
-def infer_attention(query: Tensor, key: Tensor, value: Tensor, **named: Any) -> tuple[Tensor, Tensor]:
+def infer_attention(query: Tensor, key: Tensor, value: Tensor, **arguments: Any) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp of npu_fused_infer_attention_score, by the argument names of either version."""
-    heads = int(named.get("num_heads", named.get("num_query_heads", 1)))
-    taken, returned = LAYOUTS[named.get("input_layout", "BSH")]
-    asked = named.get("softmax_lse_flag", named.get("return_softmax_lse", False))
-    if taken == "TND":
+    heads = int(arguments.get("num_heads", arguments.get("num_query_heads", 1)))
+    layout, output_layout = LAYOUTS[arguments.get("input_layout", "BSH")]
+    wants_lse = arguments.get("softmax_lse_flag", arguments.get("return_softmax_lse", False))
+    if layout == "TND":
         out, shape = torch.empty_like(query), [*query.shape[:2], 1]
     else:
-        rows = to_bnsd(query, taken, heads)
-        out, shape = from_bnsd(torch.empty_like(rows), returned), [*rows.shape[:3], 1]
-    return out, query.new_empty(shape if asked else [0], dtype=torch.float32)
+        rows = to_bnsd(query, layout, heads)
+        out, shape = from_bnsd(torch.empty_like(rows), output_layout), [*rows.shape[:3], 1]
+    return out, query.new_empty(shape if wants_lse else [0], dtype=torch.float32)
 
 
 def fusion_attention(
@@ -44,15 +44,15 @@ def nothing(*_: Any, **__: Any) -> None:
     """No result, for operators that return nothing."""
 
 
-def rotated(query: Tensor, key: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+def rotary_like(query: Tensor, key: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
     """Tensors like query and key."""
     return torch.empty_like(query), torch.empty_like(key)
 
 
 def rms_norm(input: Tensor, gamma: Tensor, epsilon: float = 1e-6) -> tuple[Tensor, Tensor]:
     """A tensor like the input, and float32 with size 1 in the normalised axes."""
-    kept = input.dim() - gamma.dim()
-    shape = [*input.shape[:kept], *[1] * gamma.dim()]
+    num_kept_axes = input.dim() - gamma.dim()
+    shape = [*input.shape[:num_kept_axes], *[1] * gamma.dim()]
     return torch.empty_like(input), input.new_empty(shape, dtype=torch.float32)
 
 

@@ -15,7 +15,7 @@ Arguments = dict[str, Any]
 B, N, KV, T, C, D, SIZE = 2, 4, 2, 3, 20, 32, 128
 """Batch, heads, KV heads, query rows, columns, head dimension and block size of the calls."""
 
-RENAMED = {
+VERSION_2_NAMES = {
     "num_heads": "num_query_heads",
     "scale": "softmax_scale",
     "actual_seq_lengths": "actual_seq_qlen",
@@ -42,11 +42,11 @@ class Example:
     foreign: bool = False
 
 
-def arguments(operator: str, given: Arguments) -> Arguments:
-    """`given` under the argument names of `operator`: version 2 of fused-infer attention has names of its own."""
+def arguments(operator: str, named_values: Arguments) -> Arguments:
+    """`named_values` under the argument names of `operator`; version 2 of fused-infer attention has its own names."""
     if operator == "npu_fused_infer_attention_score_v2":
-        return {RENAMED.get(name, name): value for name, value in given.items()}
-    return given
+        return {VERSION_2_NAMES.get(name, name): value for name, value in named_values.items()}
+    return named_values
 
 
 def numbers(*shape: int, dtype: torch.dtype = torch.float16) -> Tensor:
@@ -77,15 +77,15 @@ def one_row(**changes: Any) -> Arguments:
     return dense(query=numbers(B, N, 1, D), **changes)
 
 
-def paged(**changes: Any) -> Arguments:
+def paged_arguments(**changes: Any) -> Arguments:
     """Arguments of fused-infer attention over pages."""
     table = integers([1, 3], [2, 0])
     cells = numbers(4, SIZE, KV * D)
-    held = {"block_table": table, "block_size": SIZE, "actual_seq_lengths_kv": [C, SIZE + 1]}
-    return dense(**{"key": cells, "value": cells, **held, **changes})
+    page_arguments = {"block_table": table, "block_size": SIZE, "actual_seq_lengths_kv": [C, SIZE + 1]}
+    return dense(**{"key": cells, "value": cells, **page_arguments, **changes})
 
 
-def ragged(**changes: Any) -> Arguments:
+def ragged_arguments(**changes: Any) -> Arguments:
     """Arguments of fused-infer attention in layout TND, with requests one after another."""
     plain = {"query": numbers(T, N, 64), "key": numbers(C, KV, 64), "value": numbers(C, KV, 64), "input_layout": "TND"}
     return dense(**{**plain, "actual_seq_lengths": [1, T], "actual_seq_lengths_kv": [5, C], **changes})
@@ -154,7 +154,7 @@ def additive(tokens: int = B * T, width: int = 2 * SIZE) -> Tensor:
     return mask
 
 
-def split(**changes: Any) -> Arguments:
+def splitfuse_arguments(**changes: Any) -> Arguments:
     """Arguments of _npu_paged_attention_splitfuse."""
     cells = {"key_cache": numbers(4, SIZE, KV, D), "value_cache": numbers(4, SIZE, KV, D)}
     lists = {"block_table": integers([1, 3], [2, 0]), "context_lens": integers(C, SIZE + 1), "seq_len": integers(T, T)}

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from backends.ascend.encodings import compressed
+from backends.ascend.encodings import compressed_mask
 from backends.ascend.probe.calls import (
     KV,
     SIZE,
@@ -25,12 +25,12 @@ from backends.ascend.probe.calls import (
     norm,
     numbers,
     one_row,
-    paged,
+    paged_arguments,
     plain_cache,
-    ragged,
+    ragged_arguments,
     reshape,
     rotary,
-    split,
+    splitfuse_arguments,
     update,
 )
 from backends.ascend.probe.latent_examples import LATENT_EXAMPLES
@@ -43,7 +43,7 @@ def _narrow(dim: int) -> Arguments:
 
 def _tree_in_compressed() -> Tensor:
     """The compressed causal mask with one tree bit in it, which the kernel cannot read."""
-    mask = compressed(torch.device("cpu"))
+    mask = compressed_mask(torch.device("cpu"))
     mask[5, 3] = True
     return mask
 
@@ -109,12 +109,12 @@ EXAMPLES: tuple[Example, ...] = (
     Example("fia.mask-required", lambda: dense(sparse_mode=1, atten_mask=hidden(T, C)), lambda: dense(sparse_mode=1)),
     Example(
         "fia.mask-2048",
-        lambda: dense(**CAUSAL, atten_mask=compressed(torch.device("cpu"))),
+        lambda: dense(**CAUSAL, atten_mask=compressed_mask(torch.device("cpu"))),
         lambda: dense(**CAUSAL, atten_mask=hidden(T, C)),
     ),
     Example(
         "fia.mask-2048-content",
-        lambda: dense(**CAUSAL, atten_mask=compressed(torch.device("cpu"))),
+        lambda: dense(**CAUSAL, atten_mask=compressed_mask(torch.device("cpu"))),
         lambda: dense(**CAUSAL, atten_mask=_tree_in_compressed()),
     ),
     Example("fia.inner-precise", lambda: dense(inner_precise=2), lambda: one_row(inner_precise=2)),
@@ -138,26 +138,30 @@ EXAMPLES: tuple[Example, ...] = (
         lambda: dense(actual_seq_lengths_kv=[C, C]),
         lambda: dense(actual_seq_lengths_kv=[C, C + 1]),
     ),
-    Example("fia.table-int32", paged, lambda: paged(block_table=integers([1, 3], [2, 0], dtype=torch.int64))),
-    Example("fia.table-shape", paged, lambda: paged(block_table=integers([1, 3]))),
-    Example("fia.table-lengths", paged, lambda: paged(actual_seq_lengths_kv=None)),
+    Example(
+        "fia.table-int32",
+        paged_arguments,
+        lambda: paged_arguments(block_table=integers([1, 3], [2, 0], dtype=torch.int64)),
+    ),
+    Example("fia.table-shape", paged_arguments, lambda: paged_arguments(block_table=integers([1, 3]))),
+    Example("fia.table-lengths", paged_arguments, lambda: paged_arguments(actual_seq_lengths_kv=None)),
     Example(
         "fia.block-size",
-        paged,
-        lambda: paged(
+        paged_arguments,
+        lambda: paged_arguments(
             key=numbers(4, 16, KV * D), value=numbers(4, 16, KV * D), block_size=16, actual_seq_lengths_kv=[C, 17]
         ),
     ),
     Example(
         "fia.block-size-one-row",
-        lambda: paged(
+        lambda: paged_arguments(
             query=numbers(B, N, 1, D),
             key=numbers(4, 16, KV * D),
             value=numbers(4, 16, KV * D),
             block_size=16,
             actual_seq_lengths_kv=[C, 17],
         ),
-        lambda: paged(
+        lambda: paged_arguments(
             query=numbers(B, N, 1, D),
             key=numbers(4, 8, KV * D),
             value=numbers(4, 8, KV * D),
@@ -165,11 +169,15 @@ EXAMPLES: tuple[Example, ...] = (
             actual_seq_lengths_kv=[9, 9],
         ),
     ),
-    Example("fia.cache-shape", paged, lambda: paged(key=numbers(4, SIZE, KV, D), value=numbers(4, SIZE, KV, D))),
+    Example(
+        "fia.cache-shape",
+        paged_arguments,
+        lambda: paged_arguments(key=numbers(4, SIZE, KV, D), value=numbers(4, SIZE, KV, D)),
+    ),
     Example(
         "fia.cache-width",
-        paged,
-        lambda: paged(
+        paged_arguments,
+        lambda: paged_arguments(
             query=numbers(B, 128, T, 512),
             num_heads=128,
             num_key_value_heads=128,
@@ -180,20 +188,24 @@ EXAMPLES: tuple[Example, ...] = (
         ),
     ),
     # The cache has blocks 0 to 3.
-    Example("fia.block-id", paged, lambda: paged(block_table=integers([1, 3], [2, 4])), foreign=True),
-    Example("fia.tnd-lengths", ragged, lambda: ragged(actual_seq_lengths=None)),
-    Example("fia.tnd-cumulative", ragged, lambda: ragged(actual_seq_lengths=[1, T - 1])),
+    Example(
+        "fia.block-id", paged_arguments, lambda: paged_arguments(block_table=integers([1, 3], [2, 4])), foreign=True
+    ),
+    Example("fia.tnd-lengths", ragged_arguments, lambda: ragged_arguments(actual_seq_lengths=None)),
+    Example("fia.tnd-cumulative", ragged_arguments, lambda: ragged_arguments(actual_seq_lengths=[1, T - 1])),
     Example(
         "fia.tnd-head-dim",
-        ragged,
-        lambda: ragged(query=numbers(T, N, 256), key=numbers(C, KV, 256), value=numbers(C, KV, 256)),
+        ragged_arguments,
+        lambda: ragged_arguments(query=numbers(T, N, 256), key=numbers(C, KV, 256), value=numbers(C, KV, 256)),
     ),
-    Example("fia.tnd-sparse", ragged, lambda: ragged(sparse_mode=1, atten_mask=hidden(T, C))),
-    Example("fia.tnd-mask", ragged, lambda: ragged(atten_mask=hidden(T, C))),
+    Example("fia.tnd-sparse", ragged_arguments, lambda: ragged_arguments(sparse_mode=1, atten_mask=hidden(T, C))),
+    Example("fia.tnd-mask", ragged_arguments, lambda: ragged_arguments(atten_mask=hidden(T, C))),
     Example(
         "fia.tnd-rows",
-        lambda: ragged(**CAUSAL, atten_mask=compressed(torch.device("cpu"))),
-        lambda: ragged(**CAUSAL, atten_mask=compressed(torch.device("cpu")), actual_seq_lengths_kv=[C - 1, C]),
+        lambda: ragged_arguments(**CAUSAL, atten_mask=compressed_mask(torch.device("cpu"))),
+        lambda: ragged_arguments(
+            **CAUSAL, atten_mask=compressed_mask(torch.device("cpu")), actual_seq_lengths_kv=[C - 1, C]
+        ),
     ),
     *LATENT_EXAMPLES,
     Example("fa.layout", fusion, lambda: fusion(input_layout="NBSD")),
@@ -213,12 +225,12 @@ EXAMPLES: tuple[Example, ...] = (
     Example("fa.mask-required", lambda: fusion(sparse_mode=1, atten_mask=hidden(T, C)), lambda: fusion(sparse_mode=1)),
     Example(
         "fa.mask-2048",
-        lambda: fusion(**CAUSAL, atten_mask=compressed(torch.device("cpu"))),
+        lambda: fusion(**CAUSAL, atten_mask=compressed_mask(torch.device("cpu"))),
         lambda: fusion(**CAUSAL, atten_mask=hidden(T, C)),
     ),
     Example(
         "fa.mask-2048-content",
-        lambda: fusion(**CAUSAL, atten_mask=compressed(torch.device("cpu"))),
+        lambda: fusion(**CAUSAL, atten_mask=compressed_mask(torch.device("cpu"))),
         lambda: fusion(**CAUSAL, atten_mask=_tree_in_compressed()),
     ),
     Example("fa.sparse-mode", fusion, lambda: fusion(sparse_mode=7, atten_mask=hidden(T, C))),
@@ -263,23 +275,32 @@ EXAMPLES: tuple[Example, ...] = (
     Example("arp.shape", both_rotary, lambda: both_rotary(cos=numbers(B, T, N, 64))),
     Example("rms.gamma", lambda: norm(gamma=numbers(16).float()), lambda: norm(gamma=numbers(8))),
     Example("add-rms.inputs", added_norm, lambda: added_norm(x2=numbers(1, 16))),
-    Example("sf.dtype", split, lambda: split(query=numbers(B * T, N, D).float())),
-    Example("sf.mask-dtype", split, lambda: split(mask=additive() < 0)),
-    Example("sf.mask-shape", split, lambda: split(mask=additive(width=SIZE))),
-    Example("sf.mask-values", split, lambda: split(mask=(additive() < 0).half())),
-    Example("sf.int32", split, lambda: split(block_table=integers([1, 3], [2, 0], dtype=torch.int64))),
-    Example("sf.tokens", split, lambda: split(seq_len=integers(T, T + 1))),
+    Example("sf.dtype", splitfuse_arguments, lambda: splitfuse_arguments(query=numbers(B * T, N, D).float())),
+    Example("sf.mask-dtype", splitfuse_arguments, lambda: splitfuse_arguments(mask=additive() < 0)),
+    Example("sf.mask-shape", splitfuse_arguments, lambda: splitfuse_arguments(mask=additive(width=SIZE))),
+    Example("sf.mask-values", splitfuse_arguments, lambda: splitfuse_arguments(mask=(additive() < 0).half())),
+    Example(
+        "sf.int32",
+        splitfuse_arguments,
+        lambda: splitfuse_arguments(block_table=integers([1, 3], [2, 0], dtype=torch.int64)),
+    ),
+    Example("sf.tokens", splitfuse_arguments, lambda: splitfuse_arguments(seq_len=integers(T, T + 1))),
     Example(
         "sf.block",
-        split,
-        lambda: split(key_cache=numbers(4, 24, KV, D), value_cache=numbers(4, 24, KV, D)),
+        splitfuse_arguments,
+        lambda: splitfuse_arguments(key_cache=numbers(4, 24, KV, D), value_cache=numbers(4, 24, KV, D)),
     ),
-    Example("sf.heads", split, lambda: split(num_kv_heads=N)),
-    Example("sf.block-id", split, lambda: split(block_table=integers([1, 3], [2, 4])), foreign=True),
+    Example("sf.heads", splitfuse_arguments, lambda: splitfuse_arguments(num_kv_heads=N)),
+    Example(
+        "sf.block-id",
+        splitfuse_arguments,
+        lambda: splitfuse_arguments(block_table=integers([1, 3], [2, 4])),
+        foreign=True,
+    ),
     Example(
         "sf.row-fully-masked",
-        split,
-        lambda: split(mask=torch.full((B * T, 2 * SIZE), float("-inf"), dtype=torch.float16)),
+        splitfuse_arguments,
+        lambda: splitfuse_arguments(mask=torch.full((B * T, 2 * SIZE), float("-inf"), dtype=torch.float16)),
     ),
 )
 """An example for each rule, in the order of the rules."""

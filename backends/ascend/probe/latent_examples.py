@@ -15,14 +15,14 @@ def latent(heads: int = N, rows: int = T, kv_heads: int = 1, wide: int = LATENT,
     key = numbers(B, kv_heads, C, wide)
     rope = {"query_rope": numbers(B, heads, rows, ROPE), "key_rope": numbers(B, kv_heads, C, ROPE)}
     mask = torch.triu(torch.ones(B, rows, rows, dtype=torch.bool), 1)
-    own = {"num_heads": heads, "num_key_value_heads": 1, "scale": 0.05, "input_layout": "BNSD", "sparse_mode": 9}
+    options = {"num_heads": heads, "num_key_value_heads": 1, "scale": 0.05, "input_layout": "BNSD", "sparse_mode": 9}
     return {
         "query": numbers(B, heads, rows, wide),
         "key": key,
         "value": key,
         "atten_mask": mask,
         **rope,
-        **own,
+        **options,
         **changes,
     }
 

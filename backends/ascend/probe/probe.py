@@ -24,7 +24,7 @@ ON_THE_HOST = ("context_lens", "seq_len")
 LATENT = "npu_fused_infer_attention_score_v2"
 """The operator whose numbers are those of latent rows."""
 
-NUMBERED = ("npu_fused_infer_attention_score", LATENT, "npu_fusion_attention")
+COMPARED_OPERATORS = ("npu_fused_infer_attention_score", LATENT, "npu_fusion_attention")
 """The operators whose attention of a tree is compared with float64."""
 
 COMPLAINTS = (RuntimeError, ValueError, TypeError)
@@ -32,7 +32,7 @@ COMPLAINTS = (RuntimeError, ValueError, TypeError)
 
 
 @dataclass(frozen=True)
-class Probed:
+class ProbeResult:
     """The outcome of one rule's calls on one operator.
 
     Attributes:
@@ -67,28 +67,34 @@ class ProbeSite:
     settle: Callable[[], None]
 
 
-def probe(site: ProbeSite) -> list[Probed]:
+def probe(site: ProbeSite) -> list[ProbeResult]:
     """Run the calls of every rule on each operator that the rule binds.
 
     A wrong call that reads or writes foreign memory is never run on a device; the emulation makes it harmless.
     """
-    found = []
+    results = []
     # A device runs undefined calls by itself; the emulation refuses them unless it is told.
     with as_the_kernel_does() if site.emulated else nullcontext():
         for example in EXAMPLES:
             rule = RULES[example.rule]
             for name in rule.operators:
                 if example.foreign and not site.emulated:
-                    found.append(Probed(rule.id, name, rule.verdict, "not run", "touches memory of others"))
+                    results.append(ProbeResult(rule.id, name, rule.verdict, "not run", "touches memory of others"))
                     continue
                 absent = _absent(site, name)
                 if absent is not None:
-                    found.append(Probed(rule.id, name, rule.verdict, "not run", absent))
+                    results.append(ProbeResult(rule.id, name, rule.verdict, "not run", absent))
                     continue
-                kept, broken = (_said(site, name, make()) for make in (example.right, example.wrong))
-                found.append(Probed(rule.id, name, rule.verdict, *_judged(rule.verdict, kept, broken)))
-        found += [_numbers(site, name) for name in NUMBERED]
-    return found
+                right_complaint, wrong_complaint = (
+                    _complaint(site, name, make()) for make in (example.right, example.wrong)
+                )
+                results.append(
+                    ProbeResult(
+                        rule.id, name, rule.verdict, *_state_and_detail(rule.verdict, right_complaint, wrong_complaint)
+                    )
+                )
+        results += [_numbers(site, name) for name in COMPARED_OPERATORS]
+    return results
 
 
 def _absent(site: ProbeSite, name: str) -> str | None:
@@ -100,36 +106,44 @@ def _absent(site: ProbeSite, name: str) -> str | None:
     return None
 
 
-def _said(site: ProbeSite, name: str, given: Arguments) -> str | None:
+def _complaint(site: ProbeSite, name: str, named_values: Arguments) -> str | None:
     """The operator's complaint in one line; None where the call runs.
 
     Any other exception than COMPLAINTS is a defect of this project, and is not caught.
     """
     try:
-        _run(site, name, given)
+        _run(site, name, named_values)
     except COMPLAINTS as why:
         return " ".join(str(why).split())[:160] or type(why).__name__
     return None
 
 
-def _run(site: ProbeSite, name: str, given: Arguments) -> Any:
-    """Call the operator with `given` on the device, and wait for the result."""
-    placed = {
+def _run(site: ProbeSite, name: str, named_values: Arguments) -> Any:
+    """Call the operator with `named_values` on the device, and wait for the result."""
+    device_values = {
         key: value.to(site.device) if isinstance(value, Tensor) and key not in ON_THE_HOST else value
-        for key, value in arguments(name, given).items()
+        for key, value in arguments(name, named_values).items()
     }
-    done = operator_of(site.namespaces, name)(**placed)
+    result = operator_of(site.namespaces, name)(**device_values)
     site.settle()
-    return done
+    return result
 
 
-def _judged(verdict: str, kept: str | None, broken: str | None) -> tuple[str, str]:
+def _state_and_detail(verdict: str, right_complaint: str | None, wrong_complaint: str | None) -> tuple[str, str]:
     """State and detail of a rule, from the complaints about the call that keeps it and the call that breaks it."""
-    if kept is not None:
-        return "struck", f"the call that keeps it is refused: {kept}"
+    if right_complaint is not None:
+        return "struck", f"the call that keeps it is refused: {right_complaint}"
     if verdict == "rejects":
-        return ("holds", broken) if broken is not None else ("struck", "the call that breaks it is taken")
-    return ("holds", "taken, its result undefined") if broken is None else ("struck", f"now refused: {broken}")
+        return (
+            ("holds", wrong_complaint)
+            if wrong_complaint is not None
+            else ("struck", "the call that breaks it is taken")
+        )
+    return (
+        ("holds", "taken, its result undefined")
+        if wrong_complaint is None
+        else ("struck", f"now refused: {wrong_complaint}")
+    )
 
 
 def _uneven_tree() -> Tensor:
@@ -143,7 +157,7 @@ def _uneven_tree() -> Tensor:
     return visible
 
 
-def _numbers(site: ProbeSite, name: str) -> Probed:
+def _numbers(site: ProbeSite, name: str) -> ProbeResult:
     """Compare the attention of an asymmetric tree with float64; a wrong mask polarity or scale is far off."""
     visible = _uneven_tree()
     rows, columns = visible.shape
@@ -151,24 +165,28 @@ def _numbers(site: ProbeSite, name: str) -> Probed:
     dim, kv_heads = (LATENT_DIM + ROPE_DIM, 1) if latent else (32, 2)
     sizes = ((2, rows), (kv_heads, columns), (kv_heads, columns))
     query, key, value = (torch.randn(1, heads, size, dim, generator=make).half() for heads, size in sizes)
-    own: Arguments = {"head_num": 2} if name == "npu_fusion_attention" else {"num_heads": 2}
-    given: Arguments = {"scale": dim**-0.5, "input_layout": "BNSD", **own}
+    head_count: Arguments = {"head_num": 2} if name == "npu_fusion_attention" else {"num_heads": 2}
+    named_values: Arguments = {"scale": dim**-0.5, "input_layout": "BNSD", **head_count}
     if latent:
         value = key[..., :LATENT_DIM].contiguous()
         tree = boolean(visible[None, :, columns - rows :])
-        given |= {"num_key_value_heads": 1, "sparse_mode": 9, "query": query[..., :LATENT_DIM].contiguous()}
-        given |= {"key": value, "value": value, "atten_mask": tree}
-        given |= {f"{part}_rope": one[..., LATENT_DIM:].contiguous() for part, one in (("query", query), ("key", key))}
+        named_values |= {"num_key_value_heads": 1, "sparse_mode": 9, "query": query[..., :LATENT_DIM].contiguous()}
+        named_values |= {"key": value, "value": value, "atten_mask": tree}
+        named_values |= {
+            f"{part}_rope": tensor[..., LATENT_DIM:].contiguous() for part, tensor in (("query", query), ("key", key))
+        }
     else:
-        given |= {"query": query, "key": key, "value": value, "atten_mask": boolean(visible[None, None])}
+        named_values |= {"query": query, "key": key, "value": value, "atten_mask": boolean(visible[None, None])}
     absent = _absent(site, name)
     if absent is not None:
-        return Probed("numbers", name, "right", "not run", absent)
+        return ProbeResult("numbers", name, "right", "not run", absent)
     try:
-        out = _run(site, name, given)[0]
+        out = _run(site, name, named_values)[0]
     except COMPLAINTS as why:
-        return Probed("numbers", name, "right", "struck", " ".join(str(why).split())[:160])
+        return ProbeResult("numbers", name, "right", "struck", " ".join(str(why).split())[:160])
     scores = (query.double() @ key.double().transpose(-1, -2) * dim**-0.5).masked_fill(~visible, float("-inf"))
     error = float((out.cpu().double() - torch.softmax(scores, -1) @ value.double()).abs().max())
     # Inputs and output are float16; the bound leaves room for their rounding.
-    return Probed("numbers", name, "right", "holds" if error < 3e-3 else "struck", f"{error:.1e} from float64 softmax")
+    return ProbeResult(
+        "numbers", name, "right", "holds" if error < 3e-3 else "struck", f"{error:.1e} from float64 softmax"
+    )

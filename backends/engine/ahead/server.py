@@ -12,13 +12,13 @@ from functools import partial
 from backends.engine.ahead.passing import HandOverServer
 from backends.engine.kv.arena import CacheLease
 from backends.engine.model.models import ModelCache
-from backends.engine.overlap.cutting import cut_to
-from backends.engine.overlap.frame import Frame, Launched, Place
+from backends.engine.overlap.cutting import cut_commit
+from backends.engine.overlap.frame import Frame, LaunchedRow, Place
 from backends.engine.overlap.reservation import fits
 from backends.engine.overlap.streams import stream_on
 from backends.engine.request import Request
 from backends.engine.seams import Seams
-from backends.engine.step.naming import naming
+from backends.engine.step.naming import naming_stage
 from reference.case import Case
 from reference.session import Account, Action, Event
 from reference.trace import Trace
@@ -59,24 +59,24 @@ class OverlapServer(HandOverServer):
         if action.kind == "launch":
             self._launch(numbers)
         elif action.kind == "resolve":
-            mine = self._in_flight(numbers[0]) if numbers else []
-            while mine and self._frames and self._frames[0].parts[0].place.frame <= mine[0].place.frame:
+            launched = self._in_flight(numbers[0]) if numbers else []
+            while launched and self._frames and self._frames[0].parts[0].place.frame <= launched[0].place.frame:
                 self._resolve()
         else:
             super()._apply(action, numbers)
 
-    def _one(self, action: Action, number: int) -> None:
-        if action.kind == "preempt" and not self._goes_on(number):
+    def _apply_to(self, action: Action, number: int) -> None:
+        if action.kind == "preempt" and not self._can_launch(number):
             return
-        super()._one(action, number)
+        super()._apply_to(action, number)
         if action.kind in ("evict", "cancel"):
             request = self.requests[number]
             if action.kind == "evict":
                 self._epochs[number] += 1
-                if request.tokens != request.resolved:
+                if request.tokens != request.resolved_tokens:
                     self._reopened.add(number)
                     request.rewind()
-            request.tokens = request.resolved
+            request.tokens = request.resolved_tokens
 
     def _resume(self, number: int, request: Request) -> None:
         if number not in self._reopened:
@@ -88,42 +88,42 @@ class OverlapServer(HandOverServer):
         request.draft = self._draft(request.case, request.lease, request.draft_steps)
         request.draft.calls += calls
 
-    def _in_flight(self, number: int) -> list[Launched]:
+    def _in_flight(self, number: int) -> list[LaunchedRow]:
         """The parts of request `number` whose results the host has not taken or skipped, the oldest first."""
         return [part for frame in self._frames for part in frame.parts if part.place.number == number]
 
-    def _ahead(self, number: int) -> list[Launched]:
+    def _countable(self, number: int) -> list[LaunchedRow]:
         """The parts in flight that may still count."""
         return [part for part in self._in_flight(number) if part.place.epoch == self._epochs[number]]
 
-    def _ready(self, request: Request) -> bool:
-        flying = len(request.tokens) - len(request.resolved)
-        if not flying:
-            return super()._ready(request)
-        known = len(request.resolved)
-        columns = known + self._overlap.reserved(self._rows)
-        return fits(request.case, known, flying) and self._room(request.lease, columns)
+    def _can_step(self, request: Request) -> bool:
+        num_placeholders = len(request.tokens) - len(request.resolved_tokens)
+        if not num_placeholders:
+            return super()._can_step(request)
+        num_tokens = len(request.resolved_tokens)
+        columns = num_tokens + self._overlap.reserved_columns(self._rows)
+        return fits(request.case, num_tokens, num_placeholders) and self._room(request.lease, columns)
 
     def _launch(self, numbers: tuple[int, ...]) -> None:
         while any(len(self._in_flight(number)) > 1 for number in numbers):
             self._resolve()
         self._poison()
-        numbers = tuple(number for number in numbers if number in self.living and self._goes_on(number))
+        numbers = tuple(number for number in numbers if number in self.living and self._can_launch(number))
         batch = [self.requests[number] for number in numbers]
         if not batch:
             return
-        owned = [_table(request.lease) for request in batch]
+        page_tables = [_page_table(request.lease) for request in batch]
         parts, wait = self._stream.launch(partial(self._execute, numbers, batch))
-        for part, request, pages in zip(parts, batch, owned, strict=True):
+        for part, request, pages in zip(parts, batch, page_tables, strict=True):
             self._futures.put(part.place, part.verdict.accepted)
             request.tokens.append(part.place.placeholder)
-            place, inputs, written = part.place, _inputs(request, part), _written(request, part)
+            place, inputs, written = part.place, _read_tokens(request, part), _written_pages(request, part)
             self.events.append(Event("launched", self._action, place.number, place.frame, inputs, pages, written))
         self._last = Frame(parts, wait)
         self._frames.append(self._last)
         self._launches += 1
 
-    def _goes_on(self, number: int) -> bool:
+    def _can_launch(self, number: int) -> bool:
         """Whether the request can be launched now; its grammar reads the results in flight, which its masks need."""
         request = self.requests[number]
         if request.guide is not None:
@@ -132,26 +132,26 @@ class OverlapServer(HandOverServer):
                 self._resolve()
             if request.finish is not None:
                 return False
-            for part in self._ahead(number):
-                with naming(request):
-                    ended = self._overlap.read(request, part).finish
+            for part in self._countable(number):
+                with naming_stage(request):
+                    finish = self._overlap.read(request, part).finish
                 request.finish = None  # the host learns of the end when it resolves the frame
-                if ended is not None:
+                if finish is not None:
                     return False
-        return self._ready(request)
+        return self._can_step(request)
 
-    def _execute(self, numbers: tuple[int, ...], batch: list[Request]) -> tuple[Launched, ...]:
+    def _execute(self, numbers: tuple[int, ...], batch: list[Request]) -> tuple[LaunchedRow, ...]:
         """The device's part of a step: draft, verify, accept, and commit the whole path."""
         for number, request in zip(numbers, batch, strict=True):
-            request.filled = partial(self._futures.filled, number)
-        found = []
+            request.fill = partial(self._futures.fill, number)
+        launched = []
         for row, (number, (flat, heads)) in enumerate(zip(numbers, self._forward(batch), strict=True)):
             request = batch[row]
-            with naming(request):
+            with naming_stage(request):
                 verdict = request.accept(flat, heads)
                 committed = request.commit(verdict, verdict.path)
-            found.append(Launched(Place(number, self._epochs[number], self._launches, row), verdict, committed))
-        return tuple(found)
+            launched.append(LaunchedRow(Place(number, self._epochs[number], self._launches, row), verdict, committed))
+        return tuple(launched)
 
     def _resolve(self) -> None:
         """Take the results of the oldest frame."""
@@ -162,53 +162,59 @@ class OverlapServer(HandOverServer):
             request = self.requests[number]
             part.verdict = replace(part.verdict, accepted=self._overlap.results(part, self._last))
             self._futures.drop(part.place)
-            if self._overlap.counts(part, self._epochs[number], number in self._over):
-                with naming(request):
-                    self._take(number, request, part)
+            if self._overlap.is_counted(part, self._epochs[number], number in self._over):
+                with naming_stage(request):
+                    self._record_results(number, request, part)
             else:
                 self.events.append(Event("skipped", self._action, part.place.number, part.place.frame))
 
-    def _take(self, number: int, request: Request, part: Launched) -> None:
+    def _record_results(self, number: int, request: Request, part: LaunchedRow) -> None:
         emission = self._overlap.read(request, part)
-        ahead = [one for one in request.tokens if one < 0 and one != part.place.placeholder]
-        request.tokens = request.resolved
+        placeholders = [token for token in request.tokens if token < 0 and token != part.place.placeholder]
+        request.tokens = request.resolved_tokens
         request.finish = emission.finish
         # The device kept the whole path; the host keeps as many rows as there are emitted tokens.
-        kept = len(part.verdict.shown.context) + len(emission.tokens)
-        request.record(part.verdict, emission, cut_to(part.committed, kept))
+        length = len(part.verdict.step.context) + len(emission.tokens)
+        request.record(part.verdict, emission, cut_commit(part.committed, length))
         step = len(request.steps) - 1
         self.events.append(
             Event("counted", self._action, number, part.place.frame, tokens=tuple(emission.tokens), step=step)
         )
         self._tries.learn(number, request.case.draft, request.tokens)
         if request.finish is None:
-            request.tokens += ahead
+            request.tokens += placeholders
         elif number not in self._over:
             self._end(number)
 
     def _account(self) -> Account:
         account = super()._account()
-        known = {number: len(self.requests[number].resolved) - 1 for number in account.committed if self._ahead(number)}
-        return replace(account, committed={**account.committed, **known})
+        lengths = {
+            number: len(self.requests[number].resolved_tokens) - 1
+            for number in account.committed
+            if self._countable(number)
+        }
+        return replace(account, committed={**account.committed, **lengths})
 
     @property
     def trace(self) -> Trace:
         """See `Server.trace`; results in flight are not part of it."""
-        own = super().trace
-        return own if own.shared is None else replace(own, shared=replace(own.shared, events=tuple(self.events)))
+        trace = super().trace
+        return (
+            trace if trace.shared is None else replace(trace, shared=replace(trace.shared, events=tuple(self.events)))
+        )
 
 
-def _table(lease: CacheLease) -> tuple[int, ...]:
+def _page_table(lease: CacheLease) -> tuple[int, ...]:
     return () if lease.blocks is None else tuple(lease.blocks.table)
 
 
-def _inputs(request: Request, part: Launched) -> tuple[int, ...]:
+def _read_tokens(request: Request, part: LaunchedRow) -> tuple[int, ...]:
     """The tokens that the device has read: the output before the step, and the tree."""
-    context, tree = part.verdict.shown.context, part.verdict.block.proposal.tree
+    context, tree = part.verdict.step.context, part.verdict.block.proposal.tree
     return (*context[len(request.case.prompt) :], *tree.token)
 
 
-def _written(request: Request, part: Launched) -> tuple[int, ...]:
+def _written_pages(request: Request, part: LaunchedRow) -> tuple[int, ...]:
     """The pages to which the rows of the verify forward were written."""
     blocks = request.lease.blocks
     if blocks is None:

@@ -23,7 +23,7 @@ INERT = {
 }
 """Arguments that have no effect on the engine's attention, whatever their value, each with the reason."""
 
-INERT_AT: dict[str, tuple[Any, str]] = {
+INERT_VALUES: dict[str, tuple[Any, str]] = {
     "dropout": (0.0, "a model that is not in training drops nothing"),
     "output_attentions": (False, "the engine returns no weights, so it must not be asked for them"),
 }
@@ -33,7 +33,7 @@ SINKS = "attention sinks, which take a share of each softmax"
 BIAS = "numbers added to the scores"
 CHOSEN = "a choice of columns made for each row"
 
-KNOWN = {
+ARGUMENT_MEANINGS = {
     "s_aux": SINKS,
     "sinks": SINKS,
     "position_bias": BIAS,
@@ -55,30 +55,30 @@ def refuse_unknown(module: nn.Module, named: dict[str, Any]) -> None:
     for name, value in named.items():
         if value is None or name in INERT:
             continue
-        if name in INERT_AT and value == INERT_AT[name][0]:
+        if name in INERT_VALUES and value == INERT_VALUES[name][0]:
             continue
-        meaning = f" ({KNOWN[name]})" if name in KNOWN else ""
+        meaning = f" ({ARGUMENT_MEANINGS[name]})" if name in ARGUMENT_MEANINGS else ""
         raise Unsupported(
             f"{type(module).__name__} hands the argument {name}{meaning} to attention, "
             "and this engine's attention does not compute it"
         )
 
 
-def refuse_other_window(module: nn.Module, layer: int, asked: int | None, reach: Reach) -> None:
+def refuse_other_window(module: nn.Module, layer: int, window: int | None, reach: Reach) -> None:
     """Refuse a layer whose sliding window differs from the window in the engine's masks.
 
     Args:
         module: The attention module of the layer.
         layer: The index of the layer.
-        asked: The window in tokens that the module passes to attention, or None for no window.
+        window: The window in tokens that the module passes to attention, or None for no window.
         reach: The reach with which the engine made the masks of the layer.
 
     Raises:
         Unsupported: with the class of `module`, the layer and both windows.
     """
-    if (asked or 0) != reach.window:
+    if (window or 0) != reach.window:
         raise Unsupported(
-            f"{type(module).__name__} of layer {layer} asks for a sliding_window of {asked}, "
+            f"{type(module).__name__} of layer {layer} asks for a sliding_window of {window}, "
             f"and config.json as this engine reads it gives that layer {reach.window or None}"
         )
 
@@ -90,8 +90,8 @@ def refuse_other_mask(module: nn.Module, mask: Tensor | None) -> None:
         Unsupported: with the class of `module`.
     """
     if mask is None or mask.dtype != torch.bool:
-        given = "no attention_mask" if mask is None else f"an attention_mask of {mask.dtype}"
+        mask_text = "no attention_mask" if mask is None else f"an attention_mask of {mask.dtype}"
         raise Unsupported(
-            f"{type(module).__name__} hands {given} to attention in place of the engine's boolean mask: "
+            f"{type(module).__name__} hands {mask_text} to attention in place of the engine's boolean mask: "
             "this engine's attention does not compute biases, and makes no mask of its own"
         )

@@ -57,24 +57,24 @@ class Compact:
 
     def block(self, lane: int) -> Tensor:
         """Bool [T, width]: the block columns that the rows of `lane` see."""
-        at = torch.arange(self.lanes[lane][1], device=self.bits.device)
-        return (self.bits[lane].index_select(1, at // WORD) >> (at % WORD) & 1).bool()
+        column = torch.arange(self.lanes[lane][1], device=self.bits.device)
+        return (self.bits[lane].index_select(1, column // WORD) >> (column % WORD) & 1).bool()
 
     def prefix_rows(self, lane: int) -> Tensor:
         """Bool [T, prefix length]: the prefix columns that the rows of `lane` see."""
-        at = torch.arange(self.lanes[lane][0], device=self.first.device)
-        return at >= self.first[lane, :, None]
+        column = torch.arange(self.lanes[lane][0], device=self.first.device)
+        return column >= self.first[lane, :, None]
 
 
 # torch raises a tensor's version with every write in place. Keys are compared by identity and held weakly, so that a
 # mask of a later forward never meets an entry of a mask that is gone.
-_packed: MutableMapping[Tensor, tuple[tuple[int, int], list[int], Tensor | None, Compact]] = WeakIdKeyDictionary()
+_packed_masks: MutableMapping[Tensor, tuple[tuple[int, int], list[int], Tensor | None, Compact]] = WeakIdKeyDictionary()
 """The packed form of each mask, with the inputs it was made from: versions of mask and lengths, prefixes, lengths."""
 
-_stood: MutableMapping[Tensor, Compact] = WeakIdKeyDictionary()
+_stand_ins: MutableMapping[Tensor, Compact] = WeakIdKeyDictionary()
 """The compact form for which each stand-in stands."""
 
-_sound: MutableMapping[Tensor, tuple[Tensor, tuple[int, int], tuple[int, ...]]] = WeakIdKeyDictionary()
+_checked_tables: MutableMapping[Tensor, tuple[Tensor, tuple[int, int], tuple[int, ...]]] = WeakIdKeyDictionary()
 """Block tables that passed the check, with the lengths, the versions of both, and the shape of the pool."""
 
 
@@ -82,7 +82,7 @@ def stand_in(packed: Compact, columns: int) -> Tensor:
     """A mask of one byte, bool [B, 1, T, columns] of stride 0, for which `compact` returns `packed`."""
     mask = torch.zeros((), dtype=torch.bool, device=packed.first.device)
     mask = mask.expand(packed.first.shape[0], 1, packed.first.shape[1], columns)
-    _stood[mask] = packed
+    _stand_ins[mask] = packed
     return mask
 
 
@@ -93,19 +93,19 @@ def compact(query: Tensor, columns: AttentionInputs) -> Compact:
         ValueError: in one line, for shapes, dtypes or indices that a kernel would misread or read out of bounds.
     """
     check(query, columns)
-    stood = _stood.get(columns.visible)
-    if stood is not None:
-        return stood
+    packed = _stand_ins.get(columns.visible)
+    if packed is not None:
+        return packed
     if columns.visible.numel() > 1 and not any(columns.visible.stride()):
         raise ValueError("the mask is a view of a stand-in, whose words belong to the whole mask")
     ends = None if columns.paging is None else columns.paging.lengths
     prefix = columns.prefix.tolist()
-    known = _packed.get(columns.visible)
+    entry = _packed_masks.get(columns.visible)
     version = columns.visible._version, 0 if ends is None else ends._version
-    if known is None or known[:2] != (version, prefix) or known[2] is not ends:
-        known = version, prefix, ends, pack(columns.visible, columns.prefix, ends)
-        _packed[columns.visible] = known
-    return known[3]
+    if entry is None or entry[:2] != (version, prefix) or entry[2] is not ends:
+        entry = version, prefix, ends, pack(columns.visible, columns.prefix, ends)
+        _packed_masks[columns.visible] = entry
+    return entry[3]
 
 
 def pack(visible: Tensor, prefix: Tensor, ends: Tensor | None = None) -> Compact:
@@ -117,34 +117,34 @@ def pack(visible: Tensor, prefix: Tensor, ends: Tensor | None = None) -> Compact
     Raises:
         ValueError: if a row does not see an unbroken run up to the end of the prefix, or a block is too wide.
     """
-    seen, lengths = visible[:, 0], prefix.to(visible.device)
-    column = torch.arange(seen.shape[-1], device=seen.device)
+    mask, lengths = visible[:, 0], prefix.to(visible.device)
+    column = torch.arange(mask.shape[-1], device=mask.device)
     if ends is not None:
         if bool((ends < lengths).any()):
             raise ValueError(f"prefixes of {prefix.tolist()} columns in pages that hold {ends.tolist()}")
-        seen = seen & (column < ends[:, None])[:, None]
+        mask = mask & (column < ends[:, None])[:, None]
     before = column < lengths[:, None]
-    run = seen & before[:, None]
+    run = mask & before[:, None]
     # If the visible columns are one run up to the prefix's end, their number says where the run begins.
     first = lengths[:, None] - run.sum(-1)
     broken = (run != (before[:, None] & (column >= first[..., None]))).any(-1)
-    last = torch.where(seen.any(1) & ~before, column + 1, 0).amax(-1)
+    last = torch.where(mask.any(1) & ~before, column + 1, 0).amax(-1)
     widths = (last - lengths).clamp(min=0)
     part = (first > 0).any(-1)
     # One transfer to the host for all facts of all lanes: each would wait for the device.
     facts = torch.stack([lengths.long(), widths.long(), part.long(), broken.any(-1).long()], 1).tolist()
-    for lane, (_, width, _, wrong) in enumerate(facts):
-        if wrong:
+    for lane, (_, width, _, is_broken) in enumerate(facts):
+        if is_broken:
             row = int(broken[lane].nonzero()[0])
             raise ValueError(f"lane {lane}, row {row}: the prefix is not seen in one unbroken run up to its end")
         if width > MOST_WIDTH:
             raise ValueError(f"lane {lane}: a block of {width} columns, and at most {MOST_WIDTH} are packed")
     words = max(1, -(-max(width for _, width, _, _ in facts) // WORD))  # at least one, so that `bits` is never empty
-    place = torch.arange(words * WORD, device=seen.device)
+    place = torch.arange(words * WORD, device=mask.device)
     source = lengths[:, None] + place
-    there = place < widths[:, None]
-    gathered = seen.gather(2, (source * there).long()[:, None].expand(-1, seen.shape[1], -1)) & there[:, None]
-    powers = 2 ** torch.arange(WORD, device=seen.device)
+    in_block = place < widths[:, None]
+    gathered = mask.gather(2, (source * in_block).long()[:, None].expand(-1, mask.shape[1], -1)) & in_block[:, None]
+    powers = 2 ** torch.arange(WORD, device=mask.device)
     # Summed in int64, then made the int32 with the same 32 bits.
     numbers = (gathered.reshape(*gathered.shape[:2], words, WORD) * powers).sum(-1)
     return Compact(
@@ -180,32 +180,32 @@ def check(query: Tensor, columns: AttentionInputs) -> None:
         raise ValueError(f"the mask is {visible.dtype} {list(visible.shape)}, not bool [{lanes}, 1, {rows}, columns]")
     if prefix.dtype != torch.int32 or prefix.shape != (lanes,):
         raise ValueError(f"prefix lengths are {prefix.dtype} {list(prefix.shape)}, not int32 [{lanes}]")
-    if not all(0 <= one <= visible.shape[-1] for one in prefix.tolist()):
+    if not all(0 <= length <= visible.shape[-1] for length in prefix.tolist()):
         raise ValueError(f"prefix lengths {prefix.tolist()} outside the mask's {visible.shape[-1]} columns")
     if columns.paging is None:
         if key.shape[0] != lanes or key.shape[2] != visible.shape[-1]:
             raise ValueError(f"keys are {list(key.shape)}, the mask has {lanes} lanes of {visible.shape[-1]} columns")
     else:
         paging = columns.paging
-        written = paging.table._version, paging.lengths._version
-        facts = paging.lengths, written, (*paging.key_cells.shape[:2], lanes)
-        known = _sound.get(paging.table)
+        versions = paging.table._version, paging.lengths._version
+        facts = paging.lengths, versions, (*paging.key_cells.shape[:2], lanes)
+        entry = _checked_tables.get(paging.table)
         # The table is the same in every layer, and reading it costs a transfer to the host: it is checked once.
-        if known is None or known[0] is not facts[0] or known[1:] != facts[1:]:
+        if entry is None or entry[0] is not facts[0] or entry[1:] != facts[1:]:
             _check_table(paging, lanes)
-            _sound[paging.table] = facts
+            _checked_tables[paging.table] = facts
 
 
 def _check_table(paging: Paging, lanes: int) -> None:
     table, lengths, pages = paging.table, paging.lengths, paging.key_cells.shape[0]
-    for name, one, dims in (("block table", table, 2), ("lengths", lengths, 1)):
-        if one.dtype != torch.int32 or one.dim() != dims or one.shape[0] != lanes:
-            raise ValueError(f"the {name} is {one.dtype} {list(one.shape)}, not int32 with {lanes} lanes")
-        if not one.is_contiguous():
+    for name, tensor, dims in (("block table", table, 2), ("lengths", lengths, 1)):
+        if tensor.dtype != torch.int32 or tensor.dim() != dims or tensor.shape[0] != lanes:
+            raise ValueError(f"the {name} is {tensor.dtype} {list(tensor.shape)}, not int32 with {lanes} lanes")
+        if not tensor.is_contiguous():
             raise ValueError(f"the {name} is not contiguous")
-    wrong = ((table < 0) | (table >= pages)).nonzero().tolist()
-    if wrong:
-        lane, place = wrong[0]
+    outside = ((table < 0) | (table >= pages)).nonzero().tolist()
+    if outside:
+        lane, place = outside[0]
         raise ValueError(f"lane {lane}, block {place}: page {int(table[lane, place])} is outside the pool of {pages}")
     room = table.shape[1] * paging.size
     if bool(((lengths < 0) | (lengths > room)).any()):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from backends.engine.attention.gathered import eager_gathered
-from backends.engine.attention.triton_launch import paged
+from backends.engine.attention.triton_launch import pages_of
 from backends.engine.columns import Attend, AttentionInputs
 
 DTYPES = (torch.float16, torch.bfloat16)
@@ -59,14 +59,14 @@ class FlashInfer:
             dtype = str(query.dtype).removeprefix("torch.")
             columns.announce(f"FlashInfer has no kernel for {dtype}, head_dim {dim}: eager attention ran")
             return self.eager(query, columns, scaling)
-        pages = paged(columns)
+        pages = pages_of(columns)
         lengths = pages.lengths.tolist()
         counts = [-(-length // pages.size) for length in lengths]
-        shown = [columns.visible[lane, 0, :, :length].clone() for lane, length in enumerate(lengths)]
-        blind = torch.stack([~one.any(-1) for one in shown])
+        masks = [columns.visible[lane, 0, :, :length].clone() for lane, length in enumerate(lengths)]
+        blind = torch.stack([~mask.any(-1) for mask in masks])
         # Column 0 stands in, so that every row has a column for its softmax; these rows are set to zeros below.
-        for lane, one in enumerate(shown):
-            one[blind[lane], 0] = True
+        for lane, mask in enumerate(masks):
+            mask[blind[lane], 0] = True
         self.wrapper.plan(
             _ends([rows] * lanes, query.device),
             _ends(counts, query.device),
@@ -77,7 +77,7 @@ class FlashInfer:
             pages.key_cells.shape[2],
             dim,
             pages.size,
-            custom_mask=torch.cat([one.flatten() for one in shown]),
+            custom_mask=torch.cat([mask.flatten() for mask in masks]),
             sm_scale=scaling,
             q_data_type=query.dtype,
         )
@@ -91,12 +91,12 @@ def _ends(counts: list[int], device: torch.device) -> Tensor:
     return torch.tensor([0, *torch.tensor(counts).cumsum(0).tolist()], dtype=torch.int32, device=device)
 
 
-def installed(device: str) -> FlashInfer:
+def installed_kernel(device: str) -> FlashInfer:
     """FlashInfer's own kernels, with 128 MiB of workspace.
 
     Raises:
         ImportError: if FlashInfer is not installed.
     """
-    theirs = import_module("flashinfer")
+    flashinfer = import_module("flashinfer")
     workspace = torch.empty(128 * 2**20, dtype=torch.uint8, device=device)
-    return FlashInfer(theirs.BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD"))
+    return FlashInfer(flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD"))

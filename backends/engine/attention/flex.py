@@ -23,7 +23,7 @@ STEPWISE = "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG"
 """The name of torch's internal switch that makes uncompiled FlexAttention run as its plain operations."""
 
 
-def indexed(visible: Tensor) -> MaskMod:
+def index_mask(visible: Tensor) -> MaskMod:
     """The mask function of `visible`, bool [B, T, C].
 
     The function uses one subscript with all indices. Chained subscripts (`visible[b][q][k]`, as in transformers 5.23)
@@ -37,7 +37,7 @@ def indexed(visible: Tensor) -> MaskMod:
     return sees
 
 
-def blocks(mask_mod: MaskMod, columns: AttentionInputs) -> BlockMask:
+def visible_tiles(mask_mod: MaskMod, columns: AttentionInputs) -> BlockMask:
     """The tiles of 128 x 128 cells that hold a visible cell; FlexAttention skips the others."""
     batch, _, rows, width = columns.visible.shape
     return create_block_mask(mask_mod, batch, None, rows, width, device=columns.visible.device)
@@ -60,41 +60,41 @@ class Flex:
     """
 
     compiled: bool = False
-    sees: Callable[[Tensor], MaskMod] = indexed
-    tiles: Callable[[MaskMod, AttentionInputs], BlockMask] = blocks
+    sees: Callable[[Tensor], MaskMod] = index_mask
+    tiles: Callable[[MaskMod, AttentionInputs], BlockMask] = visible_tiles
 
     def __call__(self, query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
         """Attention of `query` [B, H, T, D] over `columns`, [B, H, T, D] in the dtype of the query."""
         columns.refuse_cap("FlexAttention")
         mask = self.tiles(self.sees(columns.visible[:, 0]), columns)
         arguments = {"block_mask": mask, "scale": scaling, "enable_gqa": query.shape[1] != columns.key.shape[1]}
-        called = (query, columns.key, columns.value)
+        tensors = (query, columns.key, columns.value)
         if columns.sinks is not None:
             if self.compiled:
                 columns.announce("compiled FlexAttention is not asked for the log-sum-exps that sinks need")
-            mixed, sums = _with_sums(called, arguments)
+            mixed, sums = _with_sums(tensors, arguments)
             return shared_with_sinks(mixed, sums, columns.sinks)
         if not self.compiled:
-            return _stepwise(called, arguments)
+            return _stepwise(tensors, arguments)
         family = (query.dtype, query.device.type, *query.shape, *columns.key.shape[1:3])
         if query.dtype is torch.float64:
             columns.announce("FlexAttention does not compile for float64")
-        elif family in _refused:
-            columns.announce(_refused[family])
+        elif family in _failures:
+            columns.announce(_failures[family])
         else:
             try:
-                return _compiled()(*called, **arguments)  # type: ignore[no-any-return]
+                return _compiled()(*tensors, **arguments)  # type: ignore[no-any-return]
             # In torch 2.13 the limit of recompilations is no TorchDynamoException.
-            except (TorchDynamoException, FailOnRecompileLimitHit) as why:
-                _refused[family] = _because(why)
-                columns.announce(_refused[family])
-        return _stepwise(called, arguments)
+            except (TorchDynamoException, FailOnRecompileLimitHit) as error:
+                _failures[family] = _failure_text(error)
+                columns.announce(_failures[family])
+        return _stepwise(tensors, arguments)
 
 
-_refused: dict[tuple[Any, ...], str] = {}
+_failures: dict[tuple[Any, ...], str] = {}
 """Families of shapes that did not compile in this process, and why; another attempt would cost the same seconds."""
 
-_made: list[Callable[..., Any]] = []
+_compiled_functions: list[Callable[..., Any]] = []
 """The compiled function, once it is made; empty before, so that importing this module compiles nothing."""
 
 
@@ -104,18 +104,18 @@ def _compiled() -> Callable[..., Any]:
     With `fullgraph`, reaching the limit of recompilations raises an exception; without, the call would run uncompiled
     unnoticed. torch decides which shapes are dynamic, because `dynamic=True` fails in the C++ compiler.
     """
-    if not _made:
-        _made.append(torch.compile(flex.flex_attention, dynamic=None, fullgraph=True))
-    return _made[0]
+    if not _compiled_functions:
+        _compiled_functions.append(torch.compile(flex.flex_attention, dynamic=None, fullgraph=True))
+    return _compiled_functions[0]
 
 
-def _because(why: Exception) -> str:
-    if isinstance(why, FailOnRecompileLimitHit):
+def _failure_text(error: Exception) -> str:
+    if isinstance(error, FailOnRecompileLimitHit):
         return "FlexAttention was recompiled as often as torch allows"
-    told = [" ".join(line.split()) for line in str(why).splitlines() if line.strip()]
+    lines = [" ".join(line.split()) for line in str(error).splitlines() if line.strip()]
     # torch's message begins with "backend='inductor' raised:", and the cause is on the line after it.
-    said = next((line for line in told if not line.endswith("raised:")), type(why).__name__)
-    return f"FlexAttention did not compile: {said[:120]}"
+    cause = next((line for line in lines if not line.endswith("raised:")), type(error).__name__)
+    return f"FlexAttention did not compile: {cause[:120]}"
 
 
 def shared_with_sinks(mixed: Tensor, sums: Tensor, sinks: Tensor) -> Tensor:
@@ -128,29 +128,29 @@ def shared_with_sinks(mixed: Tensor, sums: Tensor, sinks: Tensor) -> Tensor:
         sums: The log-sum-exp of each row's scores, [B, H, T].
         sinks: [H].
     """
-    kept = torch.sigmoid(sums - sinks.to(sums.dtype)[:, None])[..., None]
-    return (mixed.to(sums.dtype) * kept).to(mixed.dtype)
+    share = torch.sigmoid(sums - sinks.to(sums.dtype)[:, None])[..., None]
+    return (mixed.to(sums.dtype) * share).to(mixed.dtype)
 
 
-def _with_sums(called: tuple[Tensor, Tensor, Tensor], arguments: dict[str, Any]) -> tuple[Tensor, Tensor]:
+def _with_sums(tensors: tuple[Tensor, Tensor, Tensor], arguments: dict[str, Any]) -> tuple[Tensor, Tensor]:
     """Attention, and the log-sum-exps of its scores, float32 or float64."""
-    with _steps():
+    with _plain_operations():
         if hasattr(flex, "AuxRequest"):
-            mixed, beside = flex.flex_attention(*called, **arguments, return_aux=flex.AuxRequest(lse=True))
-            return mixed, beside.lse
+            mixed, auxiliary = flex.flex_attention(*tensors, **arguments, return_aux=flex.AuxRequest(lse=True))
+            return mixed, auxiliary.lse
         # torch 2.6 to 2.8 know `return_lse` alone, which later versions warn about.
-        mixed, sums = flex.flex_attention(*called, **arguments, return_lse=True)
+        mixed, sums = flex.flex_attention(*tensors, **arguments, return_lse=True)
         return mixed, sums
 
 
-def _stepwise(called: tuple[Tensor, Tensor, Tensor], arguments: dict[str, Any]) -> Tensor:
-    with _steps():
-        mixed: Tensor = flex.flex_attention(*called, **arguments)
+def _stepwise(tensors: tuple[Tensor, Tensor, Tensor], arguments: dict[str, Any]) -> Tensor:
+    with _plain_operations():
+        mixed: Tensor = flex.flex_attention(*tensors, **arguments)
     return mixed
 
 
 @contextmanager
-def _steps() -> Iterator[None]:
+def _plain_operations() -> Iterator[None]:
     """Inside the `with`, run uncompiled FlexAttention as its plain operations.
 
     Without this switch, torch traces FlexAttention anew for every shape (0.3 to 0.6 s), gives up after its limit of

@@ -47,21 +47,21 @@ class Lane:
         return self.prefix > 0 and (self.spare > 0 or self.words.padded or self.words.earliest > self.dropped)
 
 
-def packed(lanes: list[Lane], device: torch.device) -> Compact:
+def pack_lanes(lanes: list[Lane], device: torch.device) -> Compact:
     """The compact form of the masks of all lanes, with the numbers that `compact.pack` finds in dense masks."""
     rows = max(len(lane.words.first) + lane.spare for lane in lanes)
     words = max(1, *(-(-lane.block // WORD) for lane in lanes))
     first, bits = [], []
     for lane in lanes:
-        own = len(lane.words.first)
+        num_rows = len(lane.words.first)
         begin = (lane.words.first - lane.dropped).clamp(min=0)
-        first.append(torch.nn.functional.pad(begin, (0, rows - own), value=lane.prefix))
-        wide = torch.nn.functional.pad(lane.words.bits, (0, words - lane.words.bits.shape[1], 0, rows - own))
+        first.append(torch.nn.functional.pad(begin, (0, rows - num_rows), value=lane.prefix))
+        wide = torch.nn.functional.pad(lane.words.bits, (0, words - lane.words.bits.shape[1], 0, rows - num_rows))
         if lane.spare and lane.alone:
-            place = lane.width - lane.prefix + torch.arange(rows - own, device=device)
+            place = lane.width - lane.prefix + torch.arange(rows - num_rows, device=device)
             mark = torch.arange(words, device=device) == (place // WORD)[:, None]
             # A shift by 31 of an int32 is the word whose sign alone is set.
-            wide[own:] = torch.where(mark, (torch.ones_like(place, dtype=torch.int32) << place % WORD)[:, None], 0)
+            wide[num_rows:] = torch.where(mark, (torch.ones_like(place, dtype=torch.int32) << place % WORD)[:, None], 0)
         bits.append(wide)
     facts = [[lane.prefix, lane.block] for lane in lanes]
     counts = torch.tensor(facts, dtype=torch.int32).to(device, non_blocking=True)

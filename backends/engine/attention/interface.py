@@ -23,18 +23,18 @@ INTERFACE = "specverify"
 """Name under which the engine's attention is registered with transformers."""
 
 
-_BESIDE: ContextVar[tuple[Attend, "BatchCache", list[Reach]]] = ContextVar("_BESIDE")
-"""The arguments of `beside`; a context belongs to one thread."""
+_PASSED_ARGUMENTS: ContextVar[tuple[Attend, "BatchCache", list[Reach]]] = ContextVar("_PASSED_ARGUMENTS")
+"""The arguments of `pass_arguments`; a context belongs to one thread."""
 
 
 @contextmanager
-def beside(attend: Attend, lanes: "BatchCache", reaches: list[Reach]) -> Iterator[None]:
+def pass_arguments(attend: Attend, lanes: "BatchCache", reaches: list[Reach]) -> Iterator[None]:
     """Inside the `with`, the forward of this thread has these for layers that hand no arguments on to attention."""
-    before = _BESIDE.set((attend, lanes, reaches))
+    before = _PASSED_ARGUMENTS.set((attend, lanes, reaches))
     try:
         yield
     finally:
-        _BESIDE.reset(before)
+        _PASSED_ARGUMENTS.reset(before)
 
 
 def through_interface(
@@ -58,7 +58,7 @@ def through_interface(
     Every attention path of every backend is reached through this function alone, so an argument that it refuses is
     refused for all paths. `attend`, `lanes` and `reaches` are arguments of the forward and not global, so that two
     engines in one process do not share them; for a model whose layers hand no arguments on (Nemotron, StableLM) they
-    are those of `beside`. If the module has a `temperature` (Llama 4, see
+    are those of `pass_arguments`. If the module has a `temperature` (Llama 4, see
     `model/family/llama4.py`), its queries are scaled by the rows' positions, `logical` or `position_ids`. A soft cap
     of the scores, `softcap`, and the sink of each head, `s_aux`, are passed on in the columns: a path computes them or
     refuses them. A module with latent attention has `absorbed`, which is passed on where the cache holds latent rows.
@@ -68,7 +68,7 @@ def through_interface(
             window other than that of `reaches`.
     """
     if attend is None or lanes is None or reaches is None:
-        attend, lanes, reaches = _BESIDE.get()
+        attend, lanes, reaches = _PASSED_ARGUMENTS.get()
     refuse_unknown(module, named)
     refuse_other_mask(module, attention_mask)
     temperature = getattr(module, "temperature", None)
@@ -90,7 +90,7 @@ def through_interface(
     return mixed.transpose(1, 2).contiguous(), None
 
 
-def _mask_as_given(attention_mask: Tensor | None = None, **_: Any) -> Tensor | None:
+def _unchanged_mask(attention_mask: Tensor | None = None, **_: Any) -> Tensor | None:
     """Return the mask unchanged: every forward of the engine brings its own dense 4-D mask.
 
     It is registered because transformers passes no mask to an attention function that has no mask function.
@@ -99,4 +99,4 @@ def _mask_as_given(attention_mask: Tensor | None = None, **_: Any) -> Tensor | N
 
 
 AttentionInterface.register(INTERFACE, through_interface)
-AttentionMaskInterface.register(INTERFACE, _mask_as_given)
+AttentionMaskInterface.register(INTERFACE, _unchanged_mask)

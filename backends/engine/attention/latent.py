@@ -55,13 +55,13 @@ class OverLatentRows:
 
     def __call__(self, query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
         """See `Attend`."""
-        by = columns.absorbed
-        if by is None:
+        absorption = columns.absorbed
+        if absorption is None:
             return self.attend(query, columns, scaling)
         pages = columns.paging
         if pages is not None:
-            whole = torch.cat([pages.key_cells, pages.value_cells], -1)
-            pages = replace(pages, key_cells=whole, value_cells=pages.key_cells)
+            latent_rows = torch.cat([pages.key_cells, pages.value_cells], -1)
+            pages = replace(pages, key_cells=latent_rows, value_cells=pages.key_cells)
         keys = torch.cat([columns.key, columns.value], -1)
         shared = replace(columns, key=keys, value=columns.key, paging=pages, absorbed=None, latent=True)
-        return by.values(self.attend(by.queries(query), shared, scaling))
+        return absorption.values(self.attend(absorption.queries(query), shared, scaling))

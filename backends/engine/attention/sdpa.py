@@ -13,17 +13,17 @@ from torch.nn.attention import SDPBackend
 from backends.engine.columns import AttentionInputs
 
 
-def shown(columns: AttentionInputs) -> Tensor:
+def boolean_mask(columns: AttentionInputs) -> Tensor:
     """The mask for the kernel, bool [B, 1, T, C]. True means visible to SDPA; to some other operators, hidden."""
     return columns.visible
 
 
-def as_it_is(scaling: float) -> float:
+def unchanged_scale(scaling: float) -> float:
     """The factor of the scores for the kernel: the model's own, unchanged."""
     return scaling
 
 
-def shared(pair: Tensor, groups: int) -> Tensor:
+def repeat_heads(pair: Tensor, groups: int) -> Tensor:
     """Keys or values [B, Hkv, C, D], repeated to [B, H, C, D]: query head h reads KV head h // groups."""
     return pair.repeat_interleave(groups, 1)
 
@@ -43,9 +43,9 @@ class Sdpa:
         share: From KV heads to query heads.
     """
 
-    mask: Callable[[AttentionInputs], Tensor] = shown
-    scale: Callable[[float], float] = as_it_is
-    share: Callable[[Tensor, int], Tensor] = shared
+    mask: Callable[[AttentionInputs], Tensor] = boolean_mask
+    scale: Callable[[float], float] = unchanged_scale
+    share: Callable[[Tensor, int], Tensor] = repeat_heads
 
     def __call__(self, query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
         """Attention of `query` [B, H, T, D] over `columns`, [B, H, T, D] in the dtype of the query."""

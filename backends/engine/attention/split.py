@@ -50,13 +50,13 @@ def partial(query: Tensor, keys: Keys, hidden: Tensor | None, scaling: float) ->
     The row's highest visible score is subtracted before the exponential, so neither side of a merge overflows. Columns
     in `hidden`, bool [R, columns], have a weight of exactly 0.
     """
-    key, value = (one.to(query.dtype) for one in keys)
+    key, value = (tensor.to(query.dtype) for tensor in keys)
     scores = query @ key.transpose(-1, -2) * scaling
     if hidden is not None:
         scores = scores.masked_fill_(hidden, float("-inf"))
     if not scores.shape[-1]:  # no columns at all: `amax` has no value there
-        none = query.new_zeros((*query.shape[:-1], value.shape[-1]))
-        return none, query.new_full(query.shape[:-1], float("-inf"))
+        zeros = query.new_zeros((*query.shape[:-1], value.shape[-1]))
+        return zeros, query.new_full(query.shape[:-1], float("-inf"))
     top = scores.amax(-1, keepdim=True)
     # If every column is hidden, minus infinity less itself would be NaN; against base 0 every weight is exp(-inf) = 0.
     base = top.masked_fill(top == float("-inf"), 0.0)
@@ -72,8 +72,8 @@ def sink_part(query: Tensor, sinks: Tensor) -> Partial:
         query: [kv_heads, R, D]; the rows of a KV head are its query heads one after the other.
         sinks: [H].
     """
-    each = sinks.to(query.dtype).view(len(query), -1)
-    return torch.zeros_like(query), each.repeat_interleave(query.shape[1] // each.shape[1], 1)
+    sink_rows = sinks.to(query.dtype).view(len(query), -1)
+    return torch.zeros_like(query), sink_rows.repeat_interleave(query.shape[1] // sink_rows.shape[1], 1)
 
 
 def merge(parts: list[Partial]) -> Tensor:
@@ -82,7 +82,7 @@ def merge(parts: list[Partial]) -> Tensor:
     If one part is empty, its weight is exactly 0 and the other's exactly 1. If one part dominates, nothing overflows,
     since all weights are relative to the largest log-sum-exp. A row for which all parts are empty is zeros.
     """
-    sums = torch.stack([one for _, one in parts])
+    sums = torch.stack([lse for _, lse in parts])
     top = sums.amax(0)
     weights = (sums - top.masked_fill(top == float("-inf"), 0.0)).exp_()
     total = weights.sum(0)

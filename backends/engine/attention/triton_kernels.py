@@ -86,29 +86,29 @@ def tree(  # type: ignore[no-untyped-def]
     high = prefix
     if SPLITS > 0:
         # The share of a split is a whole number of tiles.
-        each = (prefix + SPLITS * TILE - 1) // (SPLITS * TILE) * TILE
-        low = part * each  # the block's program begins at the end of the prefix or after it
-        high = tl.minimum(low + each, prefix)
+        split_columns = (prefix + SPLITS * TILE - 1) // (SPLITS * TILE) * TILE
+        low = part * split_columns  # the block's program begins at the end of the prefix or after it
+        high = tl.minimum(low + split_columns, prefix)
     if PARTLY:
         # Tiles before the first column that any row of the tile sees are skipped.
         start = tl.load(first + own_row)
         low = tl.maximum(low, tl.reduce(start, 0, tl.standard._elementwise_min) // TILE * TILE)
-    for at in range(low, high, TILE):
-        column = tl.add(at, block, sanitize_overflow=False)
-        own = column < high
-        page = tl.load(block_table + column // size, mask=own, other=0).to(tl.int64)
+    for begin in range(low, high, TILE):
+        column = tl.add(begin, block, sanitize_overflow=False)
+        valid = column < high
+        page = tl.load(block_table + column // size, mask=valid, other=0).to(tl.int64)
         cells = (page * page_step + (column % size).to(tl.int64) * cell_step)[:, None] + across
-        read = own[:, None] & inside
+        read = valid[:, None] & inside
         k = tl.load(key + cells, mask=read, other=0.0)
         v = tl.load(value + cells, mask=read, other=0.0)
         if WIDEN:
             k = k.to(tl.float32)
         # "ieee": float32 stays float32, where Triton's default rounds to TF32.
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scaling
-        seen = own[None, :]
+        visible = valid[None, :]
         if PARTLY:
-            seen = seen & (column[None, :] >= start[:, None])
-        scores = tl.where(seen, scores, float("-inf"))
+            visible = visible & (column[None, :] >= start[:, None])
+        scores = tl.where(visible, scores, float("-inf"))
         higher = tl.maximum(top, tl.reduce(scores, 1, tl.standard._elementwise_max))
         weights = tl.exp(scores - higher[:, None])
         # Earlier sums were relative to the old maximum.
@@ -125,21 +125,21 @@ def tree(  # type: ignore[no-untyped-def]
     if SPLITS > 0:
         width = tl.where(part == SPLITS, width, 0)  # the other programs have the prefix alone
     ancestors = (bits + own_row * words)[:, None]
-    for at in range(0, width, TILE):
-        place = tl.add(at, block, sanitize_overflow=False)
-        own = place < width
+    for begin in range(0, width, TILE):
+        place = tl.add(begin, block, sanitize_overflow=False)
+        valid = place < width
         column = tl.add(prefix, place, sanitize_overflow=False)
-        page = tl.load(block_table + column // size, mask=own, other=0).to(tl.int64)
+        page = tl.load(block_table + column // size, mask=valid, other=0).to(tl.int64)
         cells = (page * page_step + (column % size).to(tl.int64) * cell_step)[:, None] + across
-        read = own[:, None] & inside
+        read = valid[:, None] & inside
         k = tl.load(key + cells, mask=read, other=0.0)
         v = tl.load(value + cells, mask=read, other=0.0)
         if WIDEN:
             k = k.to(tl.float32)
-        word = tl.load(ancestors + (place // 32)[None, :], mask=own[None, :], other=0)
-        seen = ((word >> (place % 32)[None, :]) & 1) == 1
+        word = tl.load(ancestors + (place // 32)[None, :], mask=valid[None, :], other=0)
+        visible = ((word >> (place % 32)[None, :]) & 1) == 1
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scaling
-        scores = tl.where(seen, scores, float("-inf"))
+        scores = tl.where(visible, scores, float("-inf"))
         higher = tl.maximum(top, tl.reduce(scores, 1, tl.standard._elementwise_max))
         weights = tl.exp(scores - higher[:, None])
         keep = tl.exp(top - higher)
@@ -151,17 +151,17 @@ def tree(  # type: ignore[no-untyped-def]
         top = higher
 
     if SINKS:
-        beside = tl.load(sinks + query_at, mask=real, other=float("-inf"))
+        sink = tl.load(sinks + query_at, mask=real, other=float("-inf"))
         if SPLITS > 0:
-            beside = tl.where(part == SPLITS, beside, float("-inf"))
-        higher = tl.maximum(top, beside)
+            sink = tl.where(part == SPLITS, sink, float("-inf"))
+        higher = tl.maximum(top, sink)
         keep = tl.exp(top - higher)
-        total = total * keep + tl.exp(beside - higher)
+        total = total * keep + tl.exp(sink - higher)
         mixed = mixed * keep[:, None]
         top = higher
 
-    nothing = total == 0.0  # a row that saw no column here: zeros, with log-sum-exp minus infinity
-    mixed = mixed / tl.where(nothing, 1.0, total)[:, None]
+    empty = total == 0.0  # a row that saw no column here: zeros, with log-sum-exp minus infinity
+    mixed = mixed / tl.where(empty, 1.0, total)[:, None]
     lanes = tl.num_programs(0) // kv_heads
     place_out = ((lane + part * lanes) * kv_heads * GROUP + query_at) * rows + row
     tl.store(
@@ -170,7 +170,7 @@ def tree(  # type: ignore[no-untyped-def]
         mask=real[:, None] & inside,
     )
     if SPLITS > 0:
-        sum_of = tl.where(nothing, float("-inf"), top + tl.log(tl.where(nothing, 1.0, total)))
+        sum_of = tl.where(empty, float("-inf"), top + tl.log(tl.where(empty, 1.0, total)))
         tl.store(lse + place_out, sum_of, mask=real)
 
 
@@ -179,20 +179,20 @@ def merge(out, lse, merged, count, PARTS: tl.constexpr, DIM: tl.constexpr, WIDE:
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     real = row < count
     dim = tl.arange(0, WIDE)
-    whole = real[:, None] & (dim < DIM)[None, :]
+    stored = real[:, None] & (dim < DIM)[None, :]
     top = tl.full([ROWS], FLOOR, tl.float32)
     total = tl.full([ROWS], 0.0, tl.float32)
     mixed = tl.full([ROWS, WIDE], 0.0, tl.float32)
     for part in range(PARTS):
         place = row + part * count
-        one = tl.load(lse + place, mask=real, other=float("-inf"))
-        higher = tl.maximum(top, one)
+        part_lse = tl.load(lse + place, mask=real, other=float("-inf"))
+        higher = tl.maximum(top, part_lse)
         keep = tl.exp(top - higher)
-        weight = tl.exp(one - higher)
+        weight = tl.exp(part_lse - higher)
         total = total * keep + weight
         mixed = mixed * keep[:, None] + weight[:, None] * tl.load(
-            out + place[:, None] * DIM + dim[None, :], mask=whole, other=0.0
+            out + place[:, None] * DIM + dim[None, :], mask=stored, other=0.0
         )
         top = higher
     mixed = mixed / tl.where(total == 0.0, 1.0, total)[:, None]
-    tl.store(merged + row[:, None] * DIM + dim[None, :], mixed.to(merged.dtype.element_ty), mask=whole)
+    tl.store(merged + row[:, None] * DIM + dim[None, :], mixed.to(merged.dtype.element_ty), mask=stored)

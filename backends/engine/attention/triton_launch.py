@@ -71,7 +71,7 @@ def plan_for_gpu(query: Tensor, kv_heads: int, packed: Compact) -> Plan:
     return Plan(height, tile, splits if splits > 1 else 0, 8 if height == 128 else 4, 2)
 
 
-def paged(columns: AttentionInputs) -> Paging:
+def pages_of(columns: AttentionInputs) -> Paging:
     """The pages of `columns`; gathered keys count as one page per lane and are not copied."""
     if columns.paging is not None:
         return columns.paging
@@ -98,21 +98,21 @@ class TritonTree:
     kernel for prefills would be one more to verify.
 
     Attributes:
-        tree: `triton_kernels.tree`.
-        merged: `triton_kernels.merge`.
+        tree_kernel: `triton_kernels.tree`.
+        merge_kernel: `triton_kernels.merge`.
         plan: From query, number of KV heads and visibility to the plan of the launch.
         compact: From query and columns to the visibility of each row.
-        paged: From columns to the pages that the kernel reads.
+        pages_of: From columns to the pages that the kernel reads.
         merge: From partial softmaxes to the attention.
         widen: Whether 16-bit numbers are multiplied as float32.
         eager: The attention that replaces this one in a mode without fused attention.
     """
 
-    tree: Kernel
-    merged: Kernel
+    tree_kernel: Kernel
+    merge_kernel: Kernel
     plan: Callable[[Tensor, int, Compact], Plan]
     compact: Callable[[Tensor, AttentionInputs], Compact] = compact
-    paged: Callable[[AttentionInputs], Paging] = paged
+    pages_of: Callable[[AttentionInputs], Paging] = pages_of
     merge: Callable[[Kernel, Tensor, Tensor, Tensor], None] = merge_by
     widen: bool = False
     eager: Attend = eager_gathered
@@ -128,11 +128,11 @@ class TritonTree:
         if query.dtype == torch.float64:
             raise ValueError("the Triton kernel computes in float32, float16 and bfloat16, not in float64")
         packed = self.compact(query, columns)
-        pages = self.paged(columns)
+        pages = self.pages_of(columns)
         lanes, heads, rows, dim = query.shape
         kv_heads = pages.key_cells.shape[2]
         plan = self.plan(query, kv_heads, packed)
-        query, keys, values = (_dense(one) for one in (query, pages.key_cells, pages.value_cells))
+        query, keys, values = (_dense(tensor) for tensor in (query, pages.key_cells, pages.value_cells))
         if keys.stride() != values.stride():  # the kernel is given one set of strides for both
             keys, values = keys.contiguous(), values.contiguous()
         out = torch.empty((lanes, heads, rows, dim), dtype=query.dtype, device=query.device)
@@ -144,7 +144,7 @@ class TritonTree:
         sinks = packed.first if columns.sinks is None else columns.sinks.to(torch.float32).contiguous()
         group = heads // kv_heads
         grid = (lanes * kv_heads, -(-group * rows // plan.rows), plan.splits + 1)
-        self.tree[grid](
+        self.tree_kernel[grid](
             *(query, keys, values, pages.table, sinks),
             *(packed.first, packed.prefix, packed.widths, packed.bits, parts, sums),
             *(query.stride()[:3]),
@@ -156,7 +156,7 @@ class TritonTree:
             **{"num_warps": plan.warps, "num_stages": plan.stages},
         )
         if plan.splits:
-            self.merge(self.merged, parts, sums, out)
+            self.merge(self.merge_kernel, parts, sums, out)
         return out
 
 
@@ -165,7 +165,7 @@ def _dense(tensor: Tensor) -> Tensor:
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
-def interpreted() -> TritonTree:
+def interpreted_kernel() -> TritonTree:
     """The kernel under Triton's interpreter, on the CPU; neither the environment nor other kernels are changed.
 
     Raises:
@@ -179,7 +179,7 @@ def interpreted() -> TritonTree:
     return TritonTree(InterpretedFunction(kernels.tree), InterpretedFunction(kernels.merge), plan_for_cpu, widen=True)
 
 
-def compiled() -> TritonTree:
+def compiled_kernel() -> TritonTree:
     """The kernel, compiled by Triton for the GPU that holds its tensors.
 
     Raises:

@@ -30,24 +30,24 @@ def decide_together(
     kinds: dict[object, list[tuple[StepSampling, Question]]] = {}
     for request, (flat, _) in zip(batch, results, strict=True):
         with naming(request):
-            posed = _posed(request, flat)
-        if posed is not None and posed[1].kind is not None:
-            kinds.setdefault(posed[1].kind, []).append(posed)
-    for asked in kinds.values():
+            question = _pose_question(request, flat)
+        if question is not None and question[1].kind is not None:
+            kinds.setdefault(question[1].kind, []).append(question)
+    for posed_questions in kinds.values():
         with naming(batch[0]):
-            answers = sampling.batched([question for _, question in asked], sampling)
-        for (chance, _), answer in zip(asked, answers, strict=True):
+            answers = sampling.batched([question for _, question in posed_questions], sampling)
+        for (chance, _), answer in zip(posed_questions, answers, strict=True):
             chance.answer = answer
     return results
 
 
-def _posed(request: Request, flat: Tensor) -> tuple[StepSampling, Question] | None:
+def _pose_question(request: Request, flat: Tensor) -> tuple[StepSampling, Question] | None:
     """The question of one request after its forward, whose logits are `flat`; None for a greedy request."""
     block = request.block
     assert block is not None
     if block.chance is None or not block.chance.samples:
         return None
-    request.at = Stage.SCORED
+    request.stage = Stage.SCORED
     logits = request.seams.score(flat, block.tensors.retrieve_index)
-    request.at = Stage.ACCEPTED
+    request.stage = Stage.ACCEPTED
     return block.chance, block.chance.pose(block.proposal.tree, logits, block.proposal.proposal)

@@ -21,7 +21,7 @@ Naming = Callable[[Request], AbstractContextManager[None]]
 
 
 @dataclass
-class Drafting:
+class DraftingRequest:
     """A request whose tree is being filled.
 
     Attributes:
@@ -38,7 +38,7 @@ class Drafting:
     levels: Levels
     level: Level | None = None
 
-    def go_on(self, scores: Tensor | None = None) -> None:
+    def fill_level(self, scores: Tensor | None = None) -> None:
         """Fill the tree up to its next level with `scores`; a complete tree is lowered."""
         try:
             self.level = next(self.levels) if scores is None else self.levels.send(scores)
@@ -53,40 +53,44 @@ def draft_together(batch: list[Request], runner: LevelRunner, naming: Naming) ->
 
     The first forward of each draft, over the tokens of the step before, stays the request's own.
     """
-    drafting: dict[int, Drafting] = {}
+    drafting: dict[int, DraftingRequest] = {}
     for number, request in enumerate(batch, 1):
         with naming(request):
-            chance, asked = request.asked()
+            chance, arguments = request.begin_drafting()
             if isinstance(request.draft, CachedTreeFilling):
-                one = Drafting(request, request.draft, chance, request.draft.levels(*asked))
-                one.go_on()
-                drafting[number] = one
+                drafting_request = DraftingRequest(request, request.draft, chance, request.draft.levels(*arguments))
+                drafting_request.fill_level()
+                drafting[number] = drafting_request
             else:
-                request.lower(request.draft.propose(*asked), chance)
-    while waiting := {number: one for number, one in drafting.items() if one.level is not None}:
-        for scores in _scored(waiting, runner, naming):
-            for number, mine in scores.items():
+                request.lower(request.draft.propose(*arguments), chance)
+    while waiting := {
+        number: drafting_request for number, drafting_request in drafting.items() if drafting_request.level is not None
+    }:
+        for scores in _level_scores_by_model(waiting, runner, naming):
+            for number, request_scores in scores.items():
                 with naming(waiting[number].request):
-                    waiting[number].go_on(mine)
+                    waiting[number].fill_level(request_scores)
 
 
-def _scored(waiting: dict[int, Drafting], runner: LevelRunner, naming: Naming) -> Iterator[dict[int, Tensor]]:
+def _level_scores_by_model(
+    waiting: dict[int, DraftingRequest], runner: LevelRunner, naming: Naming
+) -> Iterator[dict[int, Tensor]]:
     """The scores of each waiting level by the number of its request, model by model."""
     groups: dict[int, tuple[LaneModel, dict[int, LaneRows]]] = {}
-    for number, one in waiting.items():
-        with naming(one.request):
-            assert one.level is not None
-            model = one.draft.lane_model
-            groups.setdefault(id(model), (model, {}))[1][number] = one.draft.lane(one.level)
+    for number, drafting_request in waiting.items():
+        with naming(drafting_request.request):
+            assert drafting_request.level is not None
+            model = drafting_request.draft.lane_model
+            groups.setdefault(id(model), (model, {}))[1][number] = drafting_request.draft.lane(drafting_request.level)
     for model, lanes in groups.values():
         first = waiting[next(iter(lanes))].request
         with naming(first):
-            found = runner.run(model, lanes, first.seams.draft_attend, first.seams.kv.single)
-        yield {number: _taken(waiting[number], found[number], naming) for number in lanes}
+            outputs = runner.run(model, lanes, first.seams.draft_attend, first.seams.kv.single)
+        yield {number: _level_scores(waiting[number], outputs[number], naming) for number in lanes}
 
 
-def _taken(one: Drafting, outputs: Tensor, naming: Naming) -> Tensor:
-    """The scores of the level for which `one` waits, from the outputs of its rows."""
-    with naming(one.request):
-        assert one.level is not None
-        return one.draft.taken(one.level, outputs)
+def _level_scores(drafting_request: DraftingRequest, outputs: Tensor, naming: Naming) -> Tensor:
+    """The scores of the level for which `drafting_request` waits, from the outputs of its rows."""
+    with naming(drafting_request.request):
+        assert drafting_request.level is not None
+        return drafting_request.draft.level_scores(drafting_request.level, outputs)

@@ -20,64 +20,64 @@ class Buffers:
         tokens, positions: int64 [lanes, rows].
         lengths: int64 [lanes]; the columns of each lane's cache before the rows of this forward.
         slots: int64 [lanes]; the number of each lane's request, by which its cache is found; 0 for a padded lane.
-        held: [lanes, rows, modules, hidden], the states beside the tokens; None for a causal model.
+        hidden_states: [lanes, rows, modules, hidden], the states beside the tokens; None for a causal model.
         outputs: [lanes, rows, ...]; None before the first forward.
     """
 
     def __init__(self, lanes: int, rows: int, like: LaneRows) -> None:
         self.tokens, self.positions = (torch.full((lanes, rows), POISON) for _ in range(2))
         self.lengths, self.slots = (torch.full((lanes,), POISON) for _ in range(2))
-        self.held: Tensor | None = None
-        if like.held is not None:
-            self.held = like.held.new_full((lanes, rows, *like.held.shape[1:]), torch.nan)
+        self.hidden_states: Tensor | None = None
+        if like.hidden_states is not None:
+            self.hidden_states = like.hidden_states.new_full((lanes, rows, *like.hidden_states.shape[1:]), torch.nan)
         self.outputs: Tensor | None = None
 
     def fill(self, lanes: list[LaneRows], numbers: list[int], size: int) -> None:
         """Copy `lanes`, of the requests `numbers`, pad them to `size` lanes, and poison every other lane."""
         self.retire(len(lanes))
-        for at, (lane, number) in enumerate(zip(lanes, numbers, strict=True)):
-            self.put(at, lane, number)
+        for row, (lane, number) in enumerate(zip(lanes, numbers, strict=True)):
+            self.put(row, lane, number)
         rows = max(len(lane.tokens) for lane in lanes)
-        for at in range(len(lanes), size):
-            self.pad(at, rows)
+        for row in range(len(lanes), size):
+            self.pad(row, rows)
 
     def retire(self, first: int) -> None:
         """Poison the lanes from `first` on, which are out of use."""
         for buffer in (self.tokens, self.positions, self.lengths, self.slots):
             buffer[first:] = POISON
-        for numbers in (self.held, self.outputs):
+        for numbers in (self.hidden_states, self.outputs):
             if numbers is not None:
                 numbers[first:] = torch.nan
 
-    def put(self, at: int, lane: LaneRows, number: int) -> None:
-        """Copy the level of request `number` into lane `at`."""
+    def put(self, row: int, lane: LaneRows, number: int) -> None:
+        """Copy the level of request `number` into lane `row`."""
         rows = len(lane.tokens)
-        self.tokens[at, :rows], self.positions[at, :rows] = lane.tokens, lane.positions
-        self.lengths[at], self.slots[at] = lane.cache.length + lane.cache.rows, number
-        if self.held is not None and lane.held is not None:
-            self.held[at, :rows] = lane.held
+        self.tokens[row, :rows], self.positions[row, :rows] = lane.tokens, lane.positions
+        self.lengths[row], self.slots[row] = lane.cache.length + lane.cache.rows, number
+        if self.hidden_states is not None and lane.hidden_states is not None:
+            self.hidden_states[row, :rows] = lane.hidden_states
 
-    def pad(self, at: int, rows: int) -> None:
-        """Make lane `at` one that can be run and changes nothing: it writes to no request's cache."""
-        self.tokens[at, :rows], self.positions[at, :rows], self.lengths[at], self.slots[at] = 0, 0, 0, 0
-        if self.held is not None:
-            self.held[at, :rows] = 0
+    def pad(self, row: int, rows: int) -> None:
+        """Make lane `row` one that can be run and changes nothing: it writes to no request's cache."""
+        self.tokens[row, :rows], self.positions[row, :rows], self.lengths[row], self.slots[row] = 0, 0, 0, 0
+        if self.hidden_states is not None:
+            self.hidden_states[row, :rows] = 0
 
-    def refuse_poison(self, at: int, rows: int) -> None:
-        """Raise ValueError if lane `at`, about to be run with `rows` rows, holds poison."""
-        read = {
-            "token": self.tokens[at, :rows],
-            "position": self.positions[at, :rows],
-            "length": self.lengths[at],
-            "slot": self.slots[at],
+    def refuse_poison(self, row: int, rows: int) -> None:
+        """Raise ValueError if lane `row`, about to be run with `rows` rows, holds poison."""
+        numbers_by_name = {
+            "token": self.tokens[row, :rows],
+            "position": self.positions[row, :rows],
+            "length": self.lengths[row],
+            "slot": self.slots[row],
         }
-        for name, numbers in read.items():
+        for name, numbers in numbers_by_name.items():
             if bool((numbers == POISON).any()):
-                raise ValueError(f"lane {at} of a draft's graph reads a stale {name}")
-        if self.held is not None and bool(self.held[at, :rows].isnan().any()):
-            raise ValueError(f"lane {at} of a draft's graph reads stale hidden states")
+                raise ValueError(f"lane {row} of a draft's graph reads a stale {name}")
+        if self.hidden_states is not None and bool(self.hidden_states[row, :rows].isnan().any()):
+            raise ValueError(f"lane {row} of a draft's graph reads stale hidden states")
 
-    def take(self, at: int, rows: int) -> Tensor:
-        """A copy of the outputs of the first `rows` rows of lane `at`; the next forward overwrites the buffer."""
+    def take(self, row: int, rows: int) -> Tensor:
+        """A copy of the outputs of the first `rows` rows of lane `row`; the next forward overwrites the buffer."""
         assert self.outputs is not None
-        return self.outputs[at, :rows].clone()
+        return self.outputs[row, :rows].clone()

@@ -26,7 +26,7 @@ class LaneRows:
         visible: The columns that the rows see; C = columns of the cache, these R rows included.
         cache: The draft's cache of the request.
         above: For each row the open row above it, as `Rows.parents`.
-        held: For a head, the states beside the tokens, [R, modules, hidden]; None for a causal model.
+        hidden_states: For a head, the states beside the tokens, [R, modules, hidden]; None for a causal model.
     """
 
     tokens: Tensor
@@ -34,7 +34,7 @@ class LaneRows:
     visible: Visible
     cache: KvCache
     above: list[int] | None = None
-    held: Tensor | None = None
+    hidden_states: Tensor | None = None
 
 
 class LaneModel(Protocol):
@@ -90,7 +90,7 @@ class Trash:
         """See `KvCache`."""
         return 0
 
-    def shown(self, layer: int, visible: Tensor) -> Tensor:
+    def cell_mask(self, layer: int, visible: Tensor) -> Tensor:
         """See `KvCache`."""
         return visible
 
@@ -110,11 +110,11 @@ class Trash:
         """See `KvCache`."""
         self._now = {}
 
-    def begin_as(self, other: KvCache) -> None:
+    def begin_as(self, source: KvCache) -> None:
         """See `KvCache`; no request goes on from a padded lane."""
         raise ValueError("a padded lane was continued")
 
-    def held(self, layer: int) -> tuple[int, Tensor, Tensor]:
+    def committed_columns(self, layer: int) -> tuple[int, Tensor, Tensor]:
         """See `KvCache`; no trace shows a padded lane."""
         raise ValueError("the columns of a padded lane were read")
 
@@ -128,6 +128,6 @@ class Trash:
     def lane(self, rows: LaneRows) -> LaneRows:
         """`rows` over this cache: each row sees itself alone, since a softmax over no column would be NaN."""
         count = len(rows.tokens)
-        own = torch.eye(count, dtype=torch.bool)
+        diagonal = torch.eye(count, dtype=torch.bool)
         above = None if rows.above is None else [-1] * count
-        return LaneRows(rows.tokens, rows.positions, [own] * len(rows.visible), self, above, rows.held)
+        return LaneRows(rows.tokens, rows.positions, [diagonal] * len(rows.visible), self, above, rows.hidden_states)

@@ -24,8 +24,8 @@ SIZES = (1, 2, 4, 8)
 
 def capture_size(live: int, sizes: tuple[int, ...]) -> int | None:
     """The smallest of the ascending `sizes` that holds `live` lanes; None beyond the greatest."""
-    at = bisect_left(sizes, live)
-    return sizes[at] if at < len(sizes) else None
+    i = bisect_left(sizes, live)
+    return sizes[i] if i < len(sizes) else None
 
 
 @dataclass(frozen=True)
@@ -36,15 +36,15 @@ class CapturedDrafts:
         sizes: The captured batch sizes, ascending.
         size: From a number of lanes and the captured sizes to the size that is run; None to run without a capture.
         buffers: The class of the persistent buffers.
-        trash: The class of the cache of padded lanes.
-        lane_of: From the number of a request among those of a forward, and their count, to the lane of its outputs.
+        padding_cache: The class of the cache of padded lanes.
+        output_lane: From the number of a request among those of a forward, and their count, to the lane of its outputs.
     """
 
     sizes: tuple[int, ...] = SIZES
     size: Callable[[int, tuple[int, ...]], int | None] = capture_size
     buffers: type[Buffers] = Buffers
-    trash: type[Trash] = Trash
-    lane_of: Callable[[int, int], int] = lambda at, live: at
+    padding_cache: type[Trash] = Trash
+    output_lane: Callable[[int, int], int] = lambda request, num_live: request
 
 
 class LevelRunner:
@@ -61,7 +61,7 @@ class LevelRunner:
         self.buffers: dict[int, Buffers] = {}
         self.replays: dict[int, int] = {}
         self._live: list[KvCache] = []
-        self.trash = parts.trash(lambda: self._live)
+        self.padding_cache = parts.padding_cache(lambda: self._live)
 
     def run(
         self, model: LaneModel, lanes: dict[int, LaneRows], attend: Attend, batch: type[BatchCache]
@@ -71,17 +71,18 @@ class LevelRunner:
         size = self.parts.size(len(rows), self.parts.sizes)
         self._live = [lane.cache for lane in rows]
         if size is None:
-            why = f"not captured: a draft level of {len(rows)} requests; captures end at {self.parts.sizes[-1]}"
-            model.fallbacks[why] += model.attending
+            fallback = f"not captured: a draft level of {len(rows)} requests; captures end at {self.parts.sizes[-1]}"
+            model.fallbacks[fallback] += model.attending
             return dict(zip(numbers, model.run_lanes(rows, attend, batch), strict=True))
         buffers = self._buffers(model, rows[0])
         buffers.fill(rows[:size], numbers[:size], size)
-        found = model.run_lanes(self._read(buffers, lanes, rows, size), attend, batch)
-        self._write(buffers, found)
+        outputs = model.run_lanes(self._read(buffers, lanes, rows, size), attend, batch)
+        self._write(buffers, outputs)
         self.replays[size] = self.replays.get(size, 0) + 1
-        taken = [self.parts.lane_of(at, len(rows)) for at in range(len(rows))]
+        lanes_by_request = [self.parts.output_lane(i, len(rows)) for i in range(len(rows))]
         return {
-            number: buffers.take(lane, len(lanes[number].tokens)) for number, lane in zip(numbers, taken, strict=True)
+            number: buffers.take(lane, len(lanes[number].tokens))
+            for number, lane in zip(numbers, lanes_by_request, strict=True)
         }
 
     def _buffers(self, model: LaneModel, like: LaneRows) -> Buffers:
@@ -91,28 +92,30 @@ class LevelRunner:
 
     def _read(self, buffers: Buffers, lanes: dict[int, LaneRows], rows: list[LaneRows], size: int) -> list[LaneRows]:
         """The `size` lanes as a graph finds them in the buffers; masks come with the request that a slot names."""
-        widest, found = max(len(lane.tokens) for lane in rows), []
-        for at in range(size):
-            count = len(rows[at].tokens) if at < len(rows) else widest
-            buffers.refuse_poison(at, count)
-            tokens, positions = buffers.tokens[at, :count], buffers.positions[at, :count]
-            held = None if buffers.held is None else buffers.held[at, :count]
-            read = replace(rows[0], tokens=tokens, positions=positions, held=held)
-            number = int(buffers.slots[at])
-            mine = self._of_request(read, lanes[number], buffers.lengths[at]) if number else self.trash.lane(read)
-            found.append(mine)
-        return found
+        widest, lanes_read = max(len(lane.tokens) for lane in rows), []
+        for lane in range(size):
+            count = len(rows[lane].tokens) if lane < len(rows) else widest
+            buffers.refuse_poison(lane, count)
+            tokens, positions = buffers.tokens[lane, :count], buffers.positions[lane, :count]
+            hidden = None if buffers.hidden_states is None else buffers.hidden_states[lane, :count]
+            read = replace(rows[0], tokens=tokens, positions=positions, hidden_states=hidden)
+            number = int(buffers.slots[lane])
+            if number:
+                lanes_read.append(self._request_rows(read, lanes[number], buffers.lengths[lane]))
+            else:
+                lanes_read.append(self.padding_cache.lane(read))
+        return lanes_read
 
-    def _of_request(self, read: LaneRows, lane: LaneRows, length: Tensor) -> LaneRows:
+    def _request_rows(self, read: LaneRows, lane: LaneRows, length: Tensor) -> LaneRows:
         """The rows `read` over the cache of the request of `lane`, which ends at `length` columns and these rows."""
         columns = torch.arange(lane.visible[0].shape[1])
-        visible = [seen & (columns < length + len(read.tokens)) for seen in lane.visible]
+        visible = [visible_columns & (columns < length + len(read.tokens)) for visible_columns in lane.visible]
         return replace(read, visible=visible, cache=lane.cache, above=lane.above)
 
-    def _write(self, buffers: Buffers, found: list[Tensor]) -> None:
+    def _write(self, buffers: Buffers, outputs: list[Tensor]) -> None:
         """Write the outputs of each lane to the buffer, which is allocated by the first forward."""
         if buffers.outputs is None:
-            shape = (self.parts.sizes[-1], self.rows, *found[0].shape[1:])
-            buffers.outputs = found[0].new_full(shape, torch.nan)
-        for at, output in enumerate(found):
-            buffers.outputs[at, : len(output)] = output
+            shape = (self.parts.sizes[-1], self.rows, *outputs[0].shape[1:])
+            buffers.outputs = outputs[0].new_full(shape, torch.nan)
+        for lane, output in enumerate(outputs):
+            buffers.outputs[lane, : len(output)] = output

@@ -35,17 +35,17 @@ class Group(ABC):
 
     def all_reduce(self, tensor: Tensor, how: str = "sum") -> Tensor:
         """The sum, largest or smallest of the ranks' tensors, element by element; the same bits on every rank."""
-        return self._reduce(self._told(f"all_reduce {how}", tensor), tensor, how)
+        return self._reduce(self._log_call(f"all_reduce {how}", tensor), tensor, how)
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         """The tensors of all ranks, which have one shape, in the order of ranks; they are not to be written to."""
-        return self._gather(self._told("all_gather", tensor), tensor)
+        return self._gather(self._log_call("all_gather", tensor), tensor)
 
     def broadcast(self, tensor: Tensor) -> Tensor:
         """The tensor of rank 0; those of other ranks give the shape alone."""
-        return self._broadcast(self._told("broadcast", tensor), tensor)
+        return self._broadcast(self._log_call("broadcast", tensor), tensor)
 
-    def _told(self, name: str, tensor: Tensor) -> str:
+    def _log_call(self, name: str, tensor: Tensor) -> str:
         self.calls.append(f"{name} {list(tensor.shape)}")
         return self.calls[-1]
 
@@ -59,7 +59,7 @@ class Group(ABC):
     def _broadcast(self, call: str, tensor: Tensor) -> Tensor: ...
 
 
-def told_apart(calls: list[str]) -> str | None:
+def out_of_step_message(calls: list[str]) -> str | None:
     """Which rank entered another collective than rank 0, in one line; None if all entered the same."""
     for rank, call in enumerate(calls):
         if call != calls[0]:

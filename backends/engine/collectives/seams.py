@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from backends.engine.collectives.group import Group
-from reference.parallel.ranks import part
+from reference.parallel.ranks import rank_part
 
 
 def partial(group: Group, rows: Tensor, weight: Tensor, bias: Tensor | None, name: str) -> Tensor:
@@ -27,51 +27,51 @@ def partial(group: Group, rows: Tensor, weight: Tensor, bias: Tensor | None, nam
         bias: [outputs], or None.
         name: The name of the projection in the model; `last` stands for the number of the last layer.
     """
-    mine = torch.nn.functional.linear(rows, weight, bias if group.rank == 0 else None)
-    wide = mine if mine.dtype == torch.float64 else mine.float()
-    return group.all_reduce(wide).to(mine.dtype)
+    product = torch.nn.functional.linear(rows, weight, bias if group.rank == 0 else None)
+    wide = product if product.dtype == torch.float64 else product.float()
+    return group.all_reduce(wide).to(product.dtype)
 
 
-def embedded(group: Group, tokens: Tensor, weight: Tensor, first: int) -> Tensor:
+def embed_tokens(group: Group, tokens: Tensor, weight: Tensor, first: int) -> Tensor:
     """The embeddings [B, T, hidden] of `tokens`; of the ids from `first` on this rank holds `weight`."""
-    own = (tokens >= first) & (tokens < first + len(weight))
+    is_local = (tokens >= first) & (tokens < first + len(weight))
     rows = torch.nn.functional.pad(weight, (0, 0, 0, 1))  # a row of zeros for all ids of other ranks
-    mine = rows[torch.where(own, tokens - first, len(weight))]
-    return group.all_reduce(mine)
+    local_rows = rows[torch.where(is_local, tokens - first, len(weight))]
+    return group.all_reduce(local_rows)
 
 
-def gathered(group: Group, logits: Tensor, vocab: int) -> Tensor:
+def gather_logits(group: Group, logits: Tensor, vocab: int) -> Tensor:
     """The logits [B, T, vocab] of which this rank computed a part [B, T, its ids]; parts are padded to one width."""
-    held = part(vocab, 0, group.size)[1]
-    parts = group.all_gather(torch.nn.functional.pad(logits, (0, held - logits.shape[-1])))
+    width = rank_part(vocab, 0, group.size)[1]
+    parts = group.all_gather(torch.nn.functional.pad(logits, (0, width - logits.shape[-1])))
     return torch.cat(parts, -1)[..., :vocab]
 
 
-def own_part(group: Group, whole: Tensor, filler: float) -> tuple[Tensor, int]:
-    """This rank's part of the last dimension of `whole`, padded to the width of all, and its first index."""
-    first, end = part(whole.shape[-1], group.rank, group.size)
-    width = part(whole.shape[-1], 0, group.size)[1]
-    return torch.nn.functional.pad(whole[..., first:end], (0, width - (end - first)), value=filler), first
+def own_part(group: Group, tensor: Tensor, filler: float) -> tuple[Tensor, int]:
+    """This rank's part of the last dimension of `tensor`, padded to the width of all, and its first index."""
+    first, end = rank_part(tensor.shape[-1], group.rank, group.size)
+    width = rank_part(tensor.shape[-1], 0, group.size)[1]
+    return torch.nn.functional.pad(tensor[..., first:end], (0, width - (end - first)), value=filler), first
 
 
-def best(group: Group, scores: Tensor) -> Tensor:
+def argmax(group: Group, scores: Tensor) -> Tensor:
     """The id with the largest score in each row [..., vocabulary]; of equal scores the lowest id.
 
     Each rank names the best of its own part; the pairs of score and id are gathered. torch.max promises nothing on
     ties, so the lowest id is asked for twice: within a part and across them.
     """
-    mine, first = own_part(group, scores, -torch.inf)
-    value = mine.max(-1).values
-    ids = first + (mine == value[..., None]).long().argmax(-1)
+    local_scores, first = own_part(group, scores, -torch.inf)
+    value = local_scores.max(-1).values
+    ids = first + (local_scores == value[..., None]).long().argmax(-1)
     values, names = torch.stack(group.all_gather(value)), torch.stack(group.all_gather(ids))
     return torch.where(values == values.max(0).values, names, scores.shape[-1]).min(0).values
 
 
 def softmax(group: Group, logits: Tensor) -> Tensor:
     """The softmax of each row [..., vocabulary]: the largest logit, then the sum, each over all ranks."""
-    mine, _ = own_part(group, logits, -torch.inf)
-    top = group.all_reduce(mine.max(-1, keepdim=True).values, "max")
-    powers = (mine - top).exp()
+    local_logits, _ = own_part(group, logits, -torch.inf)
+    top = group.all_reduce(local_logits.max(-1, keepdim=True).values, "max")
+    powers = (local_logits - top).exp()
     shares = powers / group.all_reduce(powers.sum(-1, keepdim=True))
     return torch.cat(group.all_gather(shares), -1)[..., : logits.shape[-1]]
 
@@ -82,15 +82,15 @@ def draw(group: Group, coin: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, T
     The coin is one of the whole vocabulary: each rank compares it with the edges of its own ids, which begin at the
     mass of the ranks before it, and the counts of edges below the coin are summed.
     """
-    mine, _ = own_part(group, weights, 0.0)
-    running = mine.cumsum(-1)
+    local_weights, _ = own_part(group, weights, 0.0)
+    running = local_weights.cumsum(-1)
     # One after the other, so that the mass before a rank is, to the bit, the last running sum of the rank before it.
     before = [torch.zeros_like(running[:, :1])]
     for mass in group.all_gather(running[:, -1:]):
         before.append(before[-1] + mass)
     total, below = before[-1], before[group.rank]
     # Edge 0 at ids of weight 0 becomes the edge before them in the running maximum: an empty interval.
-    edges = torch.where(mine > 0, (below + running) / total, below / total).cummax(-1).values
+    edges = torch.where(local_weights > 0, (below + running) / total, below / total).cummax(-1).values
     last = group.all_reduce(edges.max(-1, keepdim=True).values, "max")
     # The interval of the last id with any weight ends at 1, so that every coin draws a token.
     edges = torch.where(edges >= last, torch.ones_like(edges), edges)
@@ -106,14 +106,14 @@ def own_coins(group: Group, uniforms: Tensor) -> Tensor:
     return uniforms
 
 
-def agreed(group: Group, decision: Tensor, greedy: bool) -> Tensor:
+def agree(group: Group, decision: Tensor, greedy: bool) -> Tensor:
     """The decision of rank 0, int64 [B, n]: accepted rows, then -1, and the token after them in the last column."""
     return group.broadcast(decision)
 
 
-def lengths(group: Group, own: Tensor) -> Tensor:
+def lengths(group: Group, local_lengths: Tensor) -> Tensor:
     """The numbers of emitted tokens of all requests, int64 [requests], from those of this rank; 0 for all others."""
-    return group.all_reduce(own)
+    return group.all_reduce(local_lengths)
 
 
 @dataclass(frozen=True)
@@ -122,24 +122,24 @@ class RankSeams:
 
     Attributes:
         partial: The product of a projection whose input is sharded.
-        embedded: The embedding by parts of the vocabulary.
-        gathered: From each rank's logits to those of the whole vocabulary.
-        best: The arg-max over parts of the vocabulary.
+        embed_tokens: The embedding by parts of the vocabulary.
+        gather_logits: From each rank's logits to those of the whole vocabulary.
+        argmax: The arg-max over parts of the vocabulary.
         softmax: The softmax over parts of the vocabulary.
         draw: From a coin and weights over the vocabulary to a token.
         own_coins: From the coins of the tape to those of this rank.
-        agreed: From each rank's decision to the one that all follow.
+        agree: From each rank's decision to the one that all follow.
         lengths: From the emitted lengths of this rank's requests to those of all requests, where they are spread.
     """
 
     partial: Callable[[Group, Tensor, Tensor, Tensor | None, str], Tensor] = partial
-    embedded: Callable[[Group, Tensor, Tensor, int], Tensor] = embedded
-    gathered: Callable[[Group, Tensor, int], Tensor] = gathered
-    best: Callable[[Group, Tensor], Tensor] = best
+    embed_tokens: Callable[[Group, Tensor, Tensor, int], Tensor] = embed_tokens
+    gather_logits: Callable[[Group, Tensor, int], Tensor] = gather_logits
+    argmax: Callable[[Group, Tensor], Tensor] = argmax
     softmax: Callable[[Group, Tensor], Tensor] = softmax
     draw: Callable[[Group, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]] = draw
     own_coins: Callable[[Group, Tensor], Tensor] = own_coins
-    agreed: Callable[[Group, Tensor, bool], Tensor] = agreed
+    agree: Callable[[Group, Tensor, bool], Tensor] = agree
     lengths: Callable[[Group, Tensor], Tensor] = lengths
 
 

@@ -26,14 +26,14 @@ class DialogueServer(Server):
         seams: The functions of which the engine is composed.
 
     Attributes:
-        kept: Columns of the target's cache that the present turn has found there.
+        num_shared: Columns of the target's cache that the present turn has found there.
     """
 
     def __init__(self, case: Case, shelf: ModelCache, seams: Seams) -> None:
         super().__init__(replace(case, session=None), shelf, seams)
         self._shelf = shelf
         self._before: Request | None = None
-        self.kept = 0
+        self.num_shared = 0
 
     def turn(self, case: Case) -> Trace:
         """Take all steps of the next turn and return its trace; `case` differs from others in prompt and stops alone.
@@ -46,8 +46,8 @@ class DialogueServer(Server):
         # Opened once more, so that the trace counts the forwards of this turn alone.
         self._models = OpenModels(self._shelf)
         self._target = self._models.target(case, self._seams)
-        lease = self._begun(case)
-        self.kept = lease.target.length
+        lease = self._lease_turn(case)
+        self.num_shared = lease.target.length
         self._over.discard(0)
         self._enter(0, case, lease)
         if 0 not in self.requests:
@@ -56,12 +56,12 @@ class DialogueServer(Server):
             self.do(Action("step", (0,)))
         return self.trace
 
-    def _begun(self, case: Case) -> CacheLease:
+    def _lease_turn(self, case: Case) -> CacheLease:
         """The caches with which the turn `case` begins; the request of the turn before is gone."""
         before, self._before = self.requests.pop(0, None), None
         if before is None:
             return self._lease(case, case.prefix)
-        tokens = tuple(before.resolved)
+        tokens = tuple(before.resolved_tokens)
         if case.prompt[: len(tokens)] == tokens and len(case.prompt) > len(tokens):
             self._before = before
             return before.lease

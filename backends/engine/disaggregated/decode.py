@@ -15,17 +15,17 @@ import torch
 from backends.engine.ahead.server import OverlapServer
 from backends.engine.disaggregated.terms import FAILURES, Terms, failure
 from backends.engine.handover.by_gloo import SIDES
-from backends.engine.handover.mailbox import Lost, Mailbox, received, sent_as
+from backends.engine.handover.mailbox import Mailbox, PeerLost, letters_of, receive_packet
 from backends.engine.kv.arena import CacheLease
 from backends.engine.model.models import ModelCache
 from backends.engine.request import Request
 from backends.engine.seams import Seams
-from backends.engine.step.naming import naming
+from backends.engine.step.naming import naming_stage
 from reference.case import Case
 from reference.session import Action
 from reference.trace import Stage, Step, Trace
 
-SIDE, OTHER = "decode", "prefill"
+SIDE, OTHER_SIDE = "decode", "prefill"
 
 
 class Prefiller:
@@ -40,14 +40,14 @@ class Prefiller:
         self._run = run
         self._ask("open", run, case)
 
-    def prefilled(self, number: int, case: Case, first: bool) -> tuple[bytes, list[Step]]:
-        """See `PrefillServer.prefilled`."""
+    def prefill_packet(self, number: int, case: Case, first: bool) -> tuple[bytes, list[Step]]:
+        """See `PrefillServer.prefill_packet`."""
         letters, steps = self._ask("prefill", number, case, first)
         return self._packet(number, 0, letters), steps
 
-    def passed(self, number: int, case: Case, hop: int, packet: bytes) -> bytes:
+    def pass_on(self, number: int, case: Case, hop: int, packet: bytes) -> bytes:
         """The packet that comes back from the other side, after one more hand-over."""
-        letters = sent_as(packet, self._run, self._terms.seams.hand_over)
+        letters = letters_of(packet, self._run, self._terms.seams.hand_over)
         self._send("pass", number, case, hop, len(letters))
         for letter in letters:
             self._mailbox.post(letter)
@@ -55,29 +55,31 @@ class Prefiller:
         count, _ = self._answer()
         return self._packet(number, hop + 1, count)
 
-    def counted(self, trace: Trace) -> Trace:
+    def with_counters(self, trace: Trace) -> Trace:
         """`trace` with the seconds, the layers and the fallbacks of the other side's forwards."""
-        there: Trace = self._ask("count")
+        prefill_trace: Trace = self._ask("count")
         return replace(
             trace,
-            forward_s=(trace.forward_s or 0) + (there.forward_s or 0),
-            fallbacks=dict(Counter(trace.fallbacks or {}) + Counter(there.fallbacks or {})),
-            attention_calls=(trace.attention_calls or 0) + (there.attention_calls or 0),
+            forward_s=(trace.forward_s or 0) + (prefill_trace.forward_s or 0),
+            fallbacks=dict(Counter(trace.fallbacks or {}) + Counter(prefill_trace.fallbacks or {})),
+            attention_calls=(trace.attention_calls or 0) + (prefill_trace.attention_calls or 0),
         )
 
     def _packet(self, number: int, hop: int, letters: int) -> bytes:
-        of, over = (self._run, number, hop), self._terms.seams.hand_over
-        return received(self._mailbox, of, letters, self._terms.patience, over, lambda: self._terms.beat(SIDE))
+        key, hand_over = (self._run, number, hop), self._terms.seams.hand_over
+        return receive_packet(
+            self._mailbox, key, letters, self._terms.patience, hand_over, lambda: self._terms.beat(SIDE)
+        )
 
-    def _ask(self, *told: Any) -> Any:
-        self._send(*told)
+    def _ask(self, *message: Any) -> Any:
+        self._send(*message)
         return self._answer()
 
-    def _send(self, *told: Any) -> None:
+    def _send(self, *message: Any) -> None:
         try:
-            self._wire.send(told)
+            self._wire.send(message)
         except OSError as why:
-            raise Lost(f"the {OTHER} side takes no requests") from why
+            raise PeerLost(f"the {OTHER_SIDE} side takes no requests") from why
 
     def _answer(self) -> Any:
         """The other side's answer.
@@ -86,22 +88,22 @@ class Prefiller:
             Exception: One of FAILURES, as the other side told it.
             Lost: The other side is gone, or gives no sign.
         """
-        at = SIDES.index(OTHER)
-        seen = self._terms.beats[at]
+        side = SIDES.index(OTHER_SIDE)
+        beats = self._terms.beats[side]
         self._terms.beats[len(SIDES)] = 1
         try:
             while not self._wire.poll(self._terms.patience):
-                if self._terms.beats[at] == seen:
-                    raise Lost(f"the {OTHER} side lags: it gave no sign for {self._terms.patience:g} seconds")
-                seen = self._terms.beats[at]
-            word, made = self._wire.recv()
+                if self._terms.beats[side] == beats:
+                    raise PeerLost(f"the {OTHER_SIDE} side lags: it gave no sign for {self._terms.patience:g} seconds")
+                beats = self._terms.beats[side]
+            word, answer = self._wire.recv()
         except (EOFError, OSError) as why:
-            raise Lost(f"the {OTHER} side is gone") from why
+            raise PeerLost(f"the {OTHER_SIDE} side is gone") from why
         finally:
             self._terms.beats[len(SIDES)] = 0
         if word in FAILURES:
-            raise FAILURES[word](made)
-        return made
+            raise FAILURES[word](answer)
+        return answer
 
 
 class DecodeServer(OverlapServer):
@@ -121,16 +123,16 @@ class DecodeServer(OverlapServer):
             return
         self.requests[number] = request
         self._tries.learn(number, case.draft, request.tokens)
-        over = self._seams.hand_over
-        with naming(request):
-            request.at = Stage.COMMITTED
+        hand_over = self._seams.hand_over
+        with naming_stage(request):
+            request.stage = Stage.COMMITTED
             # In a session, actions say when a request takes its first step.
-            packet, steps = self._prefiller.prefilled(number, case, self.case.session is None)
-            sent = over.unpacked(packet, self._expected(request, number))
-            self._room(lease, len(sent.tokens))
-            if sent.draft_steps:
-                request.draft = self._draft(case, lease, sent.draft_steps)
-            request.carry_on(sent, steps, over)
+            packet, steps = self._prefiller.prefill_packet(number, case, self.case.session is None)
+            arrived = hand_over.unpack(packet, self._expected(request, number))
+            self._room(lease, len(arrived.tokens))
+            if arrived.draft_steps:
+                request.draft = self._draft(case, lease, arrived.draft_steps)
+            request.carry_on(arrived, steps, hand_over)
         request.hops = 1
         self._tries.learn(number, case.draft, request.tokens)
         emitted = steps[-1].emitted if steps else None
@@ -138,35 +140,37 @@ class DecodeServer(OverlapServer):
             request.finish = emitted.finish
             self._end(number)
 
-    def _travelled(self, request: Request, number: int) -> bytes:
-        packet = self._prefiller.passed(number, request.case, request.hops, super()._travelled(request, number))
+    def _deliver(self, request: Request, number: int) -> bytes:
+        packet = self._prefiller.pass_on(number, request.case, request.hops, super()._deliver(request, number))
         request.hops += 1
         return packet
 
 
-def decode_side(terms: Terms, asked: Connection, wire: Connection, life: Connection, foreign: list[Connection]) -> None:
+def decode_side(
+    terms: Terms, backend_end: Connection, wire: Connection, life: Connection, foreign: list[Connection]
+) -> None:
     """Be the decode side until the backend is gone; `foreign` are ends of wires that a fork has brought along."""
-    for one in foreign:
-        one.close()
+    for connection in foreign:
+        connection.close()
     torch.set_num_threads(1)  # a fork must not use threads of a pool that its parent began
     shelf = ModelCache("cpu")
     with suppress(EOFError, OSError):  # the backend is gone
         try:
             prefiller = Prefiller(terms, wire, terms.mailbox(SIDE, life))
-        except Lost as why:
-            asked.send(failure(why))
+        except PeerLost as why:
+            backend_end.send(failure(why))
             return
         while True:
-            run, case = asked.recv()
+            run, case = backend_end.recv()
             try:
                 prefiller.open(run, case)
-                answer: tuple[str, Any] = ("told", _played(terms, case, shelf, prefiller))
+                answer: tuple[str, Any] = ("told", _play_case(terms, case, shelf, prefiller))
             except Exception as why:
                 answer = failure(why)
-            asked.send(answer)
+            backend_end.send(answer)
 
 
-def _played(terms: Terms, case: Case, shelf: ModelCache, prefiller: Prefiller) -> Trace:
+def _play_case(terms: Terms, case: Case, shelf: ModelCache, prefiller: Prefiller) -> Trace:
     server = DecodeServer(case, shelf, terms.seams, prefiller)
     if case.session is not None:
         for action in case.session.actions:
@@ -177,4 +181,4 @@ def _played(terms: Terms, case: Case, shelf: ModelCache, prefiller: Prefiller) -
         while 0 in server.living and (not case.steps or len(server.requests[0].steps) < case.steps):
             server.do(Action("step", (0,)))
             terms.beat(SIDE)
-    return prefiller.counted(server.trace)
+    return prefiller.with_counters(server.trace)

@@ -50,31 +50,43 @@ class Pair:
         self._beats: Any = context.RawArray("q", len(SIDES) + 1)
         waiting = {side: context.Semaphore(0) for side in SIDES}
         terms = Terms(seams, by, self._folder, patience, waiting, self._beats)
-        self._asked, asked = context.Pipe()
-        theirs, wire = context.Pipe()
+        self._decode_end, decode_end = context.Pipe()
+        prefill_end, decode_wire = context.Pipe()
         # A side keeps the writing end of its own life; the other one reads that it is closed.
         lives = {side: context.Pipe(duplex=False) for side in SIDES}
-        every = [self._asked, asked, theirs, wire, *(end for life in lives.values() for end in life)]
+        all_ends = [
+            self._decode_end,
+            decode_end,
+            prefill_end,
+            decode_wire,
+            *(end for life in lives.values() for end in life),
+        ]
 
-        def foreign(*own: Connection) -> list[Connection]:
-            return [one for one in every if one not in own]
+        def foreign(*own_ends: Connection) -> list[Connection]:
+            return [end for end in all_ends if end not in own_ends]
 
         (prefill_ends, prefill_lives), (decode_ends, decode_lives) = (lives[side] for side in SIDES)
-        prefill = (terms, theirs, decode_ends, foreign(theirs, decode_ends, prefill_lives))
-        decode = (terms, asked, wire, prefill_ends, foreign(asked, wire, prefill_ends, decode_lives))
+        prefill = (terms, prefill_end, decode_ends, foreign(prefill_end, decode_ends, prefill_lives))
+        decode = (
+            terms,
+            decode_end,
+            decode_wire,
+            prefill_ends,
+            foreign(decode_end, decode_wire, prefill_ends, decode_lives),
+        )
         self._sides: dict[str, ForkProcess] = {
             "prefill": context.Process(target=prefill_side, args=prefill, daemon=True),
             "decode": context.Process(target=decode_side, args=decode, daemon=True),
         }
-        for one in self._sides.values():
-            one.start()
-        for end in foreign(self._asked):
+        for process in self._sides.values():
+            process.start()
+        for end in foreign(self._decode_end):
             end.close()
 
     @property
     def processes(self) -> dict[str, int]:
         """The id of each side's process."""
-        return {side: one.pid or 0 for side, one in self._sides.items()}
+        return {side: process.pid or 0 for side, process in self._sides.items()}
 
     def ask(self, case: Case) -> tuple[str, Any]:
         """What the decode side tells of `case`: a word, and a trace or the reason of a failure.
@@ -84,41 +96,43 @@ class Pair:
         """
         self._run += 1
         try:
-            self._asked.send((self._run, case))
+            self._decode_end.send((self._run, case))
         except OSError:
-            self._fail(self._dead() or "the decode side takes no requests")
-        word, made = self._answer()
+            self._fail(self._death() or "the decode side takes no requests")
+        word, answer = self._answer()
         if word == "lost":
-            self._fail(self._dead() or made)
-        return word, made
+            self._fail(self._death() or answer)
+        return word, answer
 
     def _answer(self) -> tuple[str, Any]:
-        seen, since = list(self._beats), time.monotonic()
+        beats, since = list(self._beats), time.monotonic()
         while True:
             try:
-                if wait([self._asked], timeout=min(1.0, self._patience)):
-                    word, made = self._asked.recv()
-                    return word, made
+                if wait([self._decode_end], timeout=min(1.0, self._patience)):
+                    word, answer = self._decode_end.recv()
+                    return word, answer
             except (EOFError, OSError):
-                self._fail(self._dead() or "the decode side has closed its wire")
-            if seen[:-1] != list(self._beats)[:-1]:
-                seen, since = list(self._beats), time.monotonic()
+                self._fail(self._death() or "the decode side has closed its wire")
+            if beats[:-1] != list(self._beats)[:-1]:
+                beats, since = list(self._beats), time.monotonic()
             # The decode side itself tells that the other one lags; a little more time is for its line to arrive.
             if time.monotonic() - since > self._patience + (GRACE if self._beats[len(SIDES)] else 0):
                 late = SIDES[0] if self._beats[len(SIDES)] else SIDES[1]
                 self._fail(f"the {late} side lags: it gave no sign for {self._patience:g} seconds")
 
-    def _dead(self) -> str | None:
+    def _death(self) -> str | None:
         """The side that has died, in words; a side that has ended well followed the other one."""
         until = time.monotonic() + GRACE
         while time.monotonic() < until:
-            for side, one in self._sides.items():
-                code = one.exitcode
+            for side, process in self._sides.items():
+                code = process.exitcode
                 if code:
-                    how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-                    return f"the {side} side died: its process {how}"
+                    death = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+                    return f"the {side} side died: its process {death}"
             time.sleep(0.02)
-        return next((f"the {side} side has ended" for side, one in self._sides.items() if not one.is_alive()), None)
+        return next(
+            (f"the {side} side has ended" for side, process in self._sides.items() if not process.is_alive()), None
+        )
 
     def _fail(self, why: str) -> None:
         self.close()
@@ -126,9 +140,9 @@ class Pair:
 
     def close(self) -> None:
         """End both sides."""
-        for one in self._sides.values():
-            one.kill()
-        for one in self._sides.values():
-            one.join()
-        self._asked.close()
+        for process in self._sides.values():
+            process.kill()
+        for process in self._sides.values():
+            process.join()
+        self._decode_end.close()
         shutil.rmtree(self._folder, ignore_errors=True)

@@ -13,10 +13,10 @@ import torch
 
 from backends.engine.ahead.passing import HandOverServer
 from backends.engine.disaggregated.terms import Terms, failure
-from backends.engine.handover.mailbox import Mailbox, received, sent_as
+from backends.engine.handover.mailbox import Mailbox, letters_of, receive_packet
 from backends.engine.model.models import ModelCache
 from backends.engine.request import Request
-from backends.engine.step.naming import naming
+from backends.engine.step.naming import naming_stage
 from reference.case import Case
 from reference.trace import Stage, Step, Trace
 
@@ -26,30 +26,30 @@ SIDE = "prefill"
 class PrefillServer(HandOverServer):
     """The server of one case on the prefill side; it holds no request for longer than one command."""
 
-    def prefilled(self, number: int, case: Case, first: bool) -> tuple[bytes, list[Step]]:
+    def prefill_packet(self, number: int, case: Case, first: bool) -> tuple[bytes, list[Step]]:
         """The packet of a new request after its prefill, or after its first step, and the steps taken."""
-        request = self._opened(number, case)
-        with naming(request):
+        request = self._open_request(number, case)
+        with naming_stage(request):
             request.prefill()
         if first:
             self._step((number,))
-        return self._leaving(number, request), request.steps
+        return self._send_off(number, request), request.steps
 
-    def passed(self, number: int, case: Case, hop: int, packet: bytes) -> bytes:
+    def pass_on(self, number: int, case: Case, hop: int, packet: bytes) -> bytes:
         """The packet of a request that has been taken over from `packet`, after one more hand-over."""
-        request, over = self._opened(number, case), self._seams.hand_over
+        request, hand_over = self._open_request(number, case), self._seams.hand_over
         request.hops = hop
-        with naming(request):
-            request.at = Stage.COMMITTED
-            sent = over.unpacked(packet, self._expected(request, number))
-            self._room(request.lease, len(sent.tokens))
-            request.draft = self._draft(case, request.lease, sent.draft_steps)
-            request.carry_on(sent, [], over)
+        with naming_stage(request):
+            request.stage = Stage.COMMITTED
+            arrived = hand_over.unpack(packet, self._expected(request, number))
+            self._room(request.lease, len(arrived.tokens))
+            request.draft = self._draft(case, request.lease, arrived.draft_steps)
+            request.carry_on(arrived, [], hand_over)
         request.hops = hop + 1
         # The step that told the log-probability is on the other side.
-        return self._leaving(number, request, sent.logprob)
+        return self._send_off(number, request, arrived.logprob)
 
-    def _opened(self, number: int, case: Case) -> Request:
+    def _open_request(self, number: int, case: Case) -> Request:
         lease = self._lease(case, ())
         request = self._seams.request(case, self._target, lease, self._draft(case, lease), self._seams)
         self._room(lease, len(case.prompt))
@@ -57,21 +57,21 @@ class PrefillServer(HandOverServer):
         self._tries.learn(number, case.draft, request.tokens)
         return request
 
-    def _leaving(self, number: int, request: Request, logprob: float | None = None) -> bytes:
-        over = self._seams.hand_over
-        with naming(request):
-            request.at = Stage.COMMITTED
-            carried = over.leaves(request.carried())
-            carried = carried if logprob is None else replace(carried, logprob=logprob)
-            packet = over.packed(carried, request.case, number, request.hops)
+    def _send_off(self, number: int, request: Request, logprob: float | None = None) -> bytes:
+        hand_over = self._seams.hand_over
+        with naming_stage(request):
+            request.stage = Stage.COMMITTED
+            state = hand_over.outgoing(request.carried_state())
+            state = state if logprob is None else replace(state, logprob=logprob)
+            packet = hand_over.pack(state, request.case, number, request.hops)
         self._arena.give_back(request.lease)
         del self.requests[number]
         return packet
 
     @property
-    def counted(self) -> Trace:
+    def counters(self) -> Trace:
         """An empty trace with the seconds, the layers and the fallbacks of this side's forwards."""
-        return self._models.counted(Trace((), (), None))
+        return self._models.with_counters(Trace((), (), None))
 
     def _end(self, number: int) -> None:
         """Leave the pages of a request that has ended in its first step: it is sent as all others are."""
@@ -79,28 +79,28 @@ class PrefillServer(HandOverServer):
 
 def prefill_side(terms: Terms, wire: Connection, life: Connection, foreign: list[Connection]) -> None:
     """Be the prefill side until the decode side is gone; `foreign` are ends of wires that a fork has brought along."""
-    for one in foreign:
-        one.close()
+    for connection in foreign:
+        connection.close()
     torch.set_num_threads(1)  # a fork must not use threads of a pool that its parent began
     shelf = ModelCache("cpu")
     with suppress(Exception):  # the other side tells of it
         mailbox = terms.mailbox(SIDE, life)
         run, server = 0, None
         while True:
-            word, *told = wire.recv()
+            word, *arguments = wire.recv()
             terms.beat(SIDE)
             try:
                 if word == "open":
-                    run, case = told
+                    run, case = arguments
                     server = None
                     server = PrefillServer(case, shelf, terms.seams)
                     wire.send(("done", None))
                     continue
                 assert server is not None
                 if word == "count":
-                    wire.send(("done", server.counted))
+                    wire.send(("done", server.counters))
                     continue
-                letters, steps = _made(terms, server, mailbox, run, word, told)
+                letters, steps = _answer_command(terms, server, mailbox, run, word, arguments)
             except Exception as why:
                 wire.send(failure(why))
                 continue
@@ -110,16 +110,16 @@ def prefill_side(terms: Terms, wire: Connection, life: Connection, foreign: list
                 terms.beat(SIDE)
 
 
-def _made(
-    terms: Terms, server: PrefillServer, mailbox: Mailbox, run: int, word: str, told: list[Any]
+def _answer_command(
+    terms: Terms, server: PrefillServer, mailbox: Mailbox, run: int, word: str, arguments: list[Any]
 ) -> tuple[list[bytes], list[Step]]:
     """The letters that answer a command, and the steps that were taken for it."""
-    over = terms.seams.hand_over
+    hand_over = terms.seams.hand_over
     if word == "prefill":
-        packet, steps = server.prefilled(*told)
+        packet, steps = server.prefill_packet(*arguments)
     else:
-        number, case, hop, letters = told
-        of = (run, number, hop)
-        packet = received(mailbox, of, letters, terms.patience, over, lambda: terms.beat(SIDE))
-        packet, steps = server.passed(number, case, hop, packet), []
-    return sent_as(packet, run, over), steps
+        number, case, hop, letters = arguments
+        key = (run, number, hop)
+        packet = receive_packet(mailbox, key, letters, terms.patience, hand_over, lambda: terms.beat(SIDE))
+        packet, steps = server.pass_on(number, case, hop, packet), []
+    return letters_of(packet, run, hand_over), steps

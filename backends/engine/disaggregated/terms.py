@@ -13,7 +13,7 @@ from typing import Any
 from backends.base import StageFailure, Unsupported
 from backends.engine.handover.by_gloo import SIDES, GlooMailbox
 from backends.engine.handover.by_shared_memory import SharedMemoryMailbox
-from backends.engine.handover.mailbox import Lost, Mailbox
+from backends.engine.handover.mailbox import Mailbox, PeerLost
 from backends.engine.handover.packet import BadHandOver
 from backends.engine.seams import Seams
 from reference.trace import Stage
@@ -51,9 +51,11 @@ class Terms:
         """
         if self.by != "shared-memory":
             return GlooMailbox(self.folder, side, 3 * self.patience, self.by, DEVICES[self.by])
-        other = SIDES[1 - SIDES.index(side)]
+        other_side = SIDES[1 - SIDES.index(side)]
         # Nothing is ever sent over `life`, so that only its end can be there to be read.
-        return SharedMemoryMailbox(self.folder, side, other, self.waiting[side], self.waiting[other], life.poll)
+        return SharedMemoryMailbox(
+            self.folder, side, other_side, self.waiting[side], self.waiting[other_side], life.poll
+        )
 
     def beat(self, side: str) -> None:
         """Tell that `side` is at work."""
@@ -64,15 +66,15 @@ FAILURES: dict[str, Callable[[Any], Exception]] = {
     "unsupported": Unsupported,
     "stopped": lambda why: StageFailure(*why),
     "raised": RuntimeError,
-    "lost": Lost,
+    "lost": PeerLost,
 }
 """The exception for each word of a failed side."""
 
 
 def failure(why: Exception) -> tuple[str, Any]:
     """A word for the kind of failure, and what another process needs to raise it again."""
-    if isinstance(why, Lost) or isinstance(why.__cause__, Lost):
-        return "lost", " ".join(str(why if isinstance(why, Lost) else why.__cause__).split())
+    if isinstance(why, PeerLost) or isinstance(why.__cause__, PeerLost):
+        return "lost", " ".join(str(why if isinstance(why, PeerLost) else why.__cause__).split())
     if isinstance(why, StageFailure):
         return "stopped", (why.stage, why.why)
     if isinstance(why, BadHandOver):

@@ -14,7 +14,7 @@ for _module in iter_modules(__path__):
     import_module(f"{__name__}.{_module.name}")
 
 
-def opened(opening: Opening) -> Draft:
+def open_draft(opening: Opening) -> Draft:
     """Open the draft that `opening.case` names; a draft that fills trees is told the size of each batch."""
     draft = OPENERS[opening.case.draft.TAG](opening)
     if isinstance(draft, TreeFilling):
@@ -22,4 +22,4 @@ def opened(opening: Opening) -> Draft:
     return draft
 
 
-__all__ = ["HEADS", "OPENERS", "Draft", "Opening", "opened"]
+__all__ = ["HEADS", "OPENERS", "Draft", "Opening", "open_draft"]

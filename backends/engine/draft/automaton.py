@@ -4,13 +4,13 @@ from torch import Tensor
 
 from backends.engine.draft.base import Opening, Proposal, opens
 from backends.engine.retrieval.automaton import SuffixAutomaton
-from backends.engine.retrieval.looked_up import LookedUp
+from backends.engine.retrieval.looked_up import LookupDraft
 from backends.engine.sampling.step import StepSampling
 from reference.draft.automaton import Automaton
 from reference.tree import Tree
 
 
-class AutomatonDraft(LookedUp):
+class AutomatonDraft(LookupDraft):
     """Proposes a chain of the tokens after an earlier occurrence of the longest suffix that has one.
 
     Attributes:
@@ -30,9 +30,9 @@ class AutomatonDraft(LookedUp):
         if automaton.match >= self.draft.least:
             begin = automaton.latest if self.draft.latest else automaton.first
             following = automaton.text[begin : begin + shape.height]
-        kept = [node for node in range(len(shape)) if shape.depth[node] <= len(following)]
-        named = [tokens[-1], *following]
-        return Proposal(Tree(shape.part(kept).parent, tuple(named[shape.depth[node]] for node in kept)))
+        nodes = [node for node in range(len(shape)) if shape.depth[node] <= len(following)]
+        path_tokens = [tokens[-1], *following]
+        return Proposal(Tree(shape.subtree(nodes).parent, tuple(path_tokens[shape.depth[node]] for node in nodes)))
 
     def grow(self, tokens: list[int]) -> None:
         """Append the tokens that the automaton has not seen."""
@@ -41,7 +41,7 @@ class AutomatonDraft(LookedUp):
 
 
 @opens(Automaton.TAG)
-def opened(opening: Opening) -> AutomatonDraft:
+def open_draft(opening: Opening) -> AutomatonDraft:
     """Open a draft with an empty automaton, which grows with the tokens of the request."""
     draft = opening.case.draft
     assert isinstance(draft, Automaton)

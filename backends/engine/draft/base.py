@@ -45,14 +45,14 @@ class Proposal:
         draft_ids: Each node's id in the draft's own vocabulary (0 for the root). None without a vocabulary of its own.
         proposal: [nodes, target vocabulary]; the distribution that the verifier takes each node's token to be drawn
             from. None if every token is deterministic, hence its distribution one-hot.
-        given: The rows of committed tokens that the draft's head has run since the step before; None without a head.
+        head_rows: The committed tokens' rows that the draft's head has run since the step before; None without a head.
     """
 
     tree: Tree
     logits: Tensor | None = None
     draft_ids: tuple[int, ...] | None = None
     proposal: Tensor | None = None
-    given: HeadRows | None = None
+    head_rows: HeadRows | None = None
 
 
 class Draft(Protocol):
@@ -83,8 +83,8 @@ class Draft(Protocol):
         """
         ...
 
-    def settle(self, kept: list[int]) -> None:
-        """End the step: keep the tree rows `kept` (root first), and roll back all other speculated rows."""
+    def settle(self, rows: list[int]) -> None:
+        """End the step: keep the tree rows `rows` (root first), and roll back all other speculated rows."""
         ...
 
     def resume(self, cache: KvCache | None) -> None:
@@ -108,7 +108,7 @@ class Opening:
         target: The target, with whose weights a head may score; None where the engine does not run it.
         batch_size: Tells, whenever a tree is drafted, how many requests step together.
         shared: The trie that the request shares with others; None for a draft that learns from the request alone.
-        taken: Number of steps that the request has taken with an earlier draft of the same case.
+        draft_steps: Number of steps that the request has taken with an earlier draft of the same case.
     """
 
     case: Case
@@ -118,7 +118,7 @@ class Opening:
     target: CausalLm | None = None
     batch_size: Callable[[], int] = lambda: 1
     shared: NgramTrie | None = None
-    taken: int = 0
+    draft_steps: int = 0
 
 
 OPENERS: dict[str, Callable[[Opening], Draft]] = {}

@@ -6,25 +6,25 @@ import torch
 from torch import Tensor
 
 from backends.engine.draft.base import Opening, heads, opens
-from backends.engine.draft.head import HeadDraft, opened_on
+from backends.engine.draft.head import HeadDraft, open_head
 from backends.engine.model.causal_lm import CausalLm
 from backends.engine.model.head import HeadModel
 from reference.case import Case
-from reference.draft.eagle1 import AT, Eagle1
+from reference.draft.eagle1 import LAYER_PREFIX, Eagle1
 
 
 class Eagle1Head(HeadModel):
     """An EAGLE-1 head: `fc` mixes embedding and state, and the target's own head scores the output."""
 
-    at = AT
+    layer_prefix = LAYER_PREFIX
 
     def of_target(self, hidden: Tensor) -> Tensor:
         """See `HeadModel`."""
         return hidden
 
-    def fuse(self, embedded: Tensor, held: Tensor, module: int = 0) -> tuple[Tensor, Tensor]:
+    def fuse(self, embedded: Tensor, state: Tensor, module: int = 0) -> tuple[Tensor, Tensor]:
         """See `HeadModel`."""
-        x = self.linear(torch.cat([embedded, held], -1), "fc")
+        x = self.linear(torch.cat([embedded, state], -1), "fc")
         return x, x
 
     def score(self, outputs: Tensor, module: int = 0) -> Tensor:
@@ -37,7 +37,7 @@ class Eagle1Head(HeadModel):
 
 
 @heads(Eagle1.TAG)
-def made(case: Case, target: CausalLm, weights: Mapping[str, Tensor]) -> Eagle1Head:
+def make_head(case: Case, target: CausalLm, weights: Mapping[str, Tensor]) -> Eagle1Head:
     """The head of the case on its target."""
     draft = case.draft
     assert isinstance(draft, Eagle1)
@@ -45,6 +45,6 @@ def made(case: Case, target: CausalLm, weights: Mapping[str, Tensor]) -> Eagle1H
 
 
 @opens(Eagle1.TAG)
-def opened(opening: Opening) -> HeadDraft:
+def open_draft(opening: Opening) -> HeadDraft:
     """Open the head on the cache that the request has leased for it."""
-    return opened_on(opening)
+    return open_head(opening)

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from backends.engine.draft.base import Opening, heads, opens
-from backends.engine.draft.head import HeadDraft, opened_on
+from backends.engine.draft.head import HeadDraft, open_head
 from backends.engine.model.causal_lm import CausalLm
 from backends.engine.model.head import HeadModel
 from reference.case import Case
-from reference.draft.eagle3 import AT, Eagle3, layer_at
+from reference.draft.eagle3 import LAYER_PREFIX, Eagle3, layer_prefix
 
 
 class Eagle3Head(HeadModel):
@@ -21,7 +21,7 @@ class Eagle3Head(HeadModel):
         norm_output: Whether the normed output is fed back.
     """
 
-    at = AT
+    layer_prefix = LAYER_PREFIX
     norm_before_residual = False
     norm_output = False
 
@@ -33,20 +33,20 @@ class Eagle3Head(HeadModel):
             hidden = self.norm(hidden, "input_norm")
         if "fc_norm.0.weight" in self.weights:
             parts = hidden.chunk(self.reads.parts, -1)
-            hidden = torch.cat([self.norm(one, f"fc_norm.{at}") for at, one in enumerate(parts)], -1)
+            hidden = torch.cat([self.norm(state, f"fc_norm.{i}") for i, state in enumerate(parts)], -1)
         return self.linear(hidden, "fc")
 
     def prefix(self, module: int) -> str:
         """See `HeadModel`."""
-        return layer_at(module)
+        return layer_prefix(module)
 
-    def fuse(self, embedded: Tensor, held: Tensor, module: int = 0) -> tuple[Tensor, Tensor]:
+    def fuse(self, embedded: Tensor, state: Tensor, module: int = 0) -> tuple[Tensor, Tensor]:
         """See `HeadModel`; a layer after the first reads the output of the layer before alone."""
         if module:
-            return self.norm(held, f"{layer_at(module)}.input_layernorm"), held
-        normed = self.norm(held, f"{AT}.hidden_norm")
-        x = torch.cat([self.norm(embedded, f"{AT}.input_layernorm"), normed], -1)
-        return x, normed if self.norm_before_residual else held
+            return self.norm(state, f"{layer_prefix(module)}.input_layernorm"), state
+        normed = self.norm(state, f"{LAYER_PREFIX}.hidden_norm")
+        x = torch.cat([self.norm(embedded, f"{LAYER_PREFIX}.input_layernorm"), normed], -1)
+        return x, normed if self.norm_before_residual else state
 
     def score(self, outputs: Tensor, module: int = 0) -> Tensor:
         """See `HeadModel`."""
@@ -61,7 +61,7 @@ class Eagle3Head(HeadModel):
 
 
 @heads(Eagle3.TAG)
-def made(case: Case, target: CausalLm, weights: Mapping[str, Tensor]) -> Eagle3Head:
+def make_head(case: Case, target: CausalLm, weights: Mapping[str, Tensor]) -> Eagle3Head:
     """The head of the case on its target."""
     draft = case.draft
     assert isinstance(draft, Eagle3)
@@ -71,6 +71,6 @@ def made(case: Case, target: CausalLm, weights: Mapping[str, Tensor]) -> Eagle3H
 
 
 @opens(Eagle3.TAG)
-def opened(opening: Opening) -> HeadDraft:
+def open_draft(opening: Opening) -> HeadDraft:
     """Open the head on the cache that the request has leased for it."""
-    return opened_on(opening)
+    return open_head(opening)

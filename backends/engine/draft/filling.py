@@ -34,7 +34,7 @@ Levels: TypeAlias = Generator[Level, Tensor, Proposal]
 """The filling of a tree: it yields each level, is sent the scores of its nodes, and returns the proposal."""
 
 
-def answered(levels: Levels, feed: Callable[[list[int], list[int], int], Tensor]) -> Proposal:
+def run_levels(levels: Levels, feed: Callable[[list[int], list[int], int], Tensor]) -> Proposal:
     """The proposal of `levels`, each of them scored by `feed`."""
     try:
         level = next(levels)
@@ -113,28 +113,28 @@ class TreeFilling(ABC):
                 below = list(shape.children[node])
                 if fixed:
                     named = [fixed[child] for child in below]
-                    ids = self._ids(named)
+                    ids = self._draft_ids(named)
                 elif chance is not None and chance.draws:
-                    scored = self._over_target(logits[node])
-                    named, offered = chance.draw_children(shape, token, node, scored)
+                    target_scores = self._over_target(logits[node])
+                    named, child_laws = chance.draw_children(shape, token, node, target_scores)
                     # Tokens are drawn over the target's vocabulary; the trace also wants their draft ids.
-                    ids = self._ids(named)
-                    proposal |= dict(zip(below, offered, strict=True))
+                    ids = self._draft_ids(named)
+                    proposal |= dict(zip(below, child_laws, strict=True))
                 else:
                     ranks = [shape.rank[child] for child in below]
                     ids, named = self.seams.name_children(logits[node], ranks, self.named_ids)
-                for child, one_id, one_token in zip(below, ids, named, strict=True):
-                    draft_id[child], token[child] = one_id, one_token
+                for child, child_id, child_token in zip(below, ids, named, strict=True):
+                    draft_id[child], token[child] = child_id, child_token
                 if chance is not None and not chance.draws and below:
-                    surely = chance.proposals(shape, token, node, self._over_target(logits[node]))
-                    proposal |= dict(zip(below, surely, strict=True))
+                    certain_laws = chance.proposals(shape, token, node, self._over_target(logits[node]))
+                    proposal |= dict(zip(below, certain_laws, strict=True))
             # Only nodes with children need scores, so leaves are not fed.
             level = [child for node in level for child in shape.children[node] if shape.children[child]]
             if level:
                 rows = yield Level(level, token, root)
         # Nobody reads row 0, the root's, and the root has no proposal: node 1's law fills the row.
-        handed = torch.stack([proposal.get(node, proposal[1]) for node in range(len(shape))]) if proposal else None
-        return Proposal(Tree(shape.parent, tuple(token)), logits, tuple(draft_id), handed)
+        node_laws = torch.stack([proposal.get(node, proposal[1]) for node in range(len(shape))]) if proposal else None
+        return Proposal(Tree(shape.parent, tuple(token)), logits, tuple(draft_id), node_laws)
 
     def grow(
         self, plan: Expansion, tokens: list[int], scores: Tensor, root: int, chance: StepSampling | None
@@ -142,48 +142,53 @@ class TreeFilling(ABC):
         """Propose the dynamic tree `plan` under `tokens[-1]`; the other arguments are those of `filling`."""
         names, trees = self.seams.name_children, self.seams.trees
         zero = scores.new_zeros((), dtype=torch.float64 if scores.dtype == torch.float64 else torch.float32)
-        found = Candidates([0], [tokens[-1]], [0], [zero], {})
-        level, rows, kept = [0], scores, [0]
+        candidates = Candidates([0], [tokens[-1]], [0], [zero], {})
+        level, rows, numbers = [0], scores, [0]
         for depth in range(1, plan.depth + 1):
-            first = len(found.parent)
+            first = len(candidates.parent)
             for node, row in zip(level, rows, strict=True):
-                found.logits[node] = row
+                candidates.logits[node] = row
                 ids, named = names(row, list(range(plan.top_k)), self.named_ids)
-                found.parent += [node] * len(ids)
-                found.token += named
-                found.draft_id += ids
-                found.scores += [*trees.cumulate(found.scores[node], row, ids, named)]
-            level = [first + place for place in trees.frontier(torch.stack(found.scores[first:]), plan.top_k)]
-            kept += level
-            self.shape = Shape(tuple(found.parent))
+                candidates.parent += [node] * len(ids)
+                candidates.token += named
+                candidates.draft_id += ids
+                candidates.scores += [*trees.cumulate(candidates.scores[node], row, ids, named)]
+            level = [first + place for place in trees.frontier(torch.stack(candidates.scores[first:]), plan.top_k)]
+            numbers += level
+            self.shape = Shape(tuple(candidates.parent))
             if depth < plan.depth:
-                rows = yield Level(level, found.token, root)
+                rows = yield Level(level, candidates.token, root)
         if plan.rerank:
-            kept = [0, *trees.rerank(torch.stack(found.scores), found.parent, plan.total - 1)]
-        return self._cut(found, kept, chance)
+            numbers = [0, *trees.rerank(torch.stack(candidates.scores), candidates.parent, plan.total - 1)]
+        return self._cut_proposal(candidates, numbers, chance)
 
-    def _cut(self, found: Candidates, kept: list[int], chance: StepSampling | None) -> Proposal:
-        """The proposal of the candidates `kept`, root first, in this order of rows."""
-        row = {number: at for at, number in enumerate(kept)}
+    def _cut_proposal(self, candidates: Candidates, numbers: list[int], chance: StepSampling | None) -> Proposal:
+        """The proposal of the candidates `numbers`, root first, in this order of rows."""
+        row = {number: i for i, number in enumerate(numbers)}
         # From here on nodes are rows of the tree: `settle` is told which of them were accepted.
-        self.shape = shape = Shape(tuple(row[found.parent[number]] for number in kept))
+        self.shape = shape = Shape(tuple(row[candidates.parent[number]] for number in numbers))
         self.slots = {row[number]: slot for number, slot in self.slots.items() if number in row}
-        token = [found.token[number] for number in kept]
-        unscored = torch.full_like(found.logits[0], torch.nan)
-        logits = torch.stack([found.logits.get(number, unscored) for number in kept])
-        handed = None
+        token = [candidates.token[number] for number in numbers]
+        unscored = torch.full_like(candidates.logits[0], torch.nan)
+        logits = torch.stack([candidates.logits.get(number, unscored) for number in numbers])
+        node_laws = None
         if chance is not None:
             proposal: dict[int, Tensor] = {}
-            for node in range(len(kept)):
+            for node in range(len(numbers)):
                 if shape.children[node]:
-                    surely = chance.proposals(shape, token, node, self._over_target(logits[node]))
-                    proposal |= dict(zip(shape.children[node], surely, strict=True))
-            handed = torch.stack([proposal.get(node, proposal[1]) for node in range(len(kept))])
-        return Proposal(Tree(shape.parent, tuple(token)), logits, tuple(found.draft_id[at] for at in kept), handed)
+                    certain_laws = chance.proposals(shape, token, node, self._over_target(logits[node]))
+                    proposal |= dict(zip(shape.children[node], certain_laws, strict=True))
+            node_laws = torch.stack([proposal.get(node, proposal[1]) for node in range(len(numbers))])
+        return Proposal(
+            Tree(shape.parent, tuple(token)),
+            logits,
+            tuple(candidates.draft_id[number] for number in numbers),
+            node_laws,
+        )
 
-    def _ids(self, named: list[int]) -> list[int]:
+    def _draft_ids(self, named: list[int]) -> list[int]:
         """The draft id of each target id."""
-        return [int((self.named_ids == one).nonzero()[0]) for one in named]
+        return [int((self.named_ids == token).nonzero()[0]) for token in named]
 
     def _over_target(self, logits: Tensor) -> Tensor:
         """Draft scores spread over the target's vocabulary; -inf for a token that the draft's vocabulary lacks."""
@@ -220,18 +225,18 @@ class CachedTreeFilling(TreeFilling):
         """The rows of `level` in a forward of several requests, which counts as a forward of this draft."""
 
     @abstractmethod
-    def taken(self, level: Level, outputs: Tensor) -> Tensor:
+    def level_scores(self, level: Level, outputs: Tensor) -> Tensor:
         """The scores [R, draft vocabulary] of `level`, from the outputs of its rows in a forward of `lane_model`."""
 
     def branch(self, level: list[int], root: int, reaches: list[Reach]) -> tuple[Tensor, list[Tensor]]:
         """Positions int64 [R] and, for each reach, the mask bool [R, C] of the nodes of `level`, about to be opened."""
         start = self.cache.length + self.cache.rows
-        for at, node in enumerate(level):
-            self.slots[node] = start + at
-        positions, seen = self.seams.branch_rows(self.shape, level, self.slots, root)
+        for i, node in enumerate(level):
+            self.slots[node] = start + i
+        positions, branch_columns = self.seams.branch_rows(self.shape, level, self.slots, root)
         visible = torch.zeros(len(level), start + len(level), dtype=torch.bool)
         visible[:, : root + 1] = True  # the committed tokens and the root
-        for row, columns in enumerate(seen):
+        for row, columns in enumerate(branch_columns):
             visible[row, columns] = True
         # Positions of all columns: a node's position follows from its depth, not from the column it was fed to.
         place = torch.tensor(
@@ -240,8 +245,8 @@ class CachedTreeFilling(TreeFilling):
                 *[root + self.shape.depth[node] for node in sorted(self.slots, key=self.slots.__getitem__)],
             ]
         )
-        here = torch.tensor([root + self.shape.depth[node] for node in level])
-        return torch.tensor(positions), [reach.within(visible, here, place) for reach in reaches]
+        node_positions = torch.tensor([root + self.shape.depth[node] for node in level])
+        return torch.tensor(positions), [reach.within(visible, node_positions, place) for reach in reaches]
 
 
 def name_children(logits: Tensor, ranks: list[int], vocabulary: Tensor) -> tuple[list[int], list[int]]:

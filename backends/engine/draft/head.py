@@ -9,7 +9,7 @@ from torch import Tensor
 
 from backends.engine.captured.lanes import LaneRows
 from backends.engine.draft.base import HeadRows, Opening, Proposal
-from backends.engine.draft.filling import CachedTreeFilling, Level, Levels, answered
+from backends.engine.draft.filling import CachedTreeFilling, Level, Levels, run_levels
 from backends.engine.kv.base import KvCache
 from backends.engine.model.head import HeadModel
 from backends.engine.sampling.step import StepSampling
@@ -33,8 +33,8 @@ class HeadDraft(CachedTreeFilling):
     """
 
     def __init__(self, head: HeadModel, draft: Head, seams: StepSeams, cache: KvCache, chunk: int = 0) -> None:
-        named = torch.arange(head.vocab_size) if head.d2t is None else torch.arange(len(head.d2t)) + head.d2t.cpu()
-        super().__init__(draft.shape, named, head.vocab_size, seams, cache)
+        named_ids = torch.arange(head.vocab_size) if head.d2t is None else torch.arange(len(head.d2t)) + head.d2t.cpu()
+        super().__init__(draft.shape, named_ids, head.vocab_size, seams, cache)
         self.head = head
         self.reads: HiddenStates | None = head.reads
         self._fixed = draft.fixed
@@ -45,7 +45,7 @@ class HeadDraft(CachedTreeFilling):
 
     def propose(self, tokens: list[int], chance: StepSampling | None = None, hidden: Tensor | None = None) -> Proposal:
         """Propose the tree under `tokens[-1]`; the bare root where no token before it has a state."""
-        return answered(self.levels(tokens, chance, hidden), self.feed)
+        return run_levels(self.levels(tokens, chance, hidden), self.feed)
 
     def levels(self, tokens: list[int], chance: StepSampling | None = None, hidden: Tensor | None = None) -> Levels:
         """See `CachedTreeFilling`."""
@@ -54,8 +54,8 @@ class HeadDraft(CachedTreeFilling):
             return Proposal(Tree((0,), (tokens[-1],)))
         output = self.catch_up(tokens, hidden)
         self.outputs = {0: output[0]}
-        proposal = yield from self.filling(tokens, self.scored(output, 0), len(tokens) - 2, chance, self._fixed)
-        return Proposal(proposal.tree, proposal.logits, proposal.draft_ids, proposal.proposal, self._given(hidden))
+        proposal = yield from self.filling(tokens, self.child_scores(output, 0), len(tokens) - 2, chance, self._fixed)
+        return Proposal(proposal.tree, proposal.logits, proposal.draft_ids, proposal.proposal, self._head_rows(hidden))
 
     def catch_up(self, tokens: list[int], hidden: Tensor) -> Tensor:
         """Run the rows that the cache lacks, in chunks of the layout's prefill; return the output of the root's row."""
@@ -73,8 +73,8 @@ class HeadDraft(CachedTreeFilling):
 
     def append(self, rows: HeadRows) -> Tensor:
         """Run and commit `rows`; return their outputs, [rows, hidden]."""
-        held = self.head.of_target(rows.hidden)
-        return self.head.append(rows.tokens, held, self.cache, self.seams.draft_attend, self.seams.kv.single)
+        states = self.head.of_target(rows.hidden)
+        return self.head.append(rows.tokens, states, self.cache, self.seams.draft_attend, self.seams.kv.single)
 
     def row_tokens(self, tokens: list[int], first: int, last: int) -> list[int]:
         """The tokens of the rows `first` to `last` (exclusive): each is the token after the row's state."""
@@ -90,10 +90,10 @@ class HeadDraft(CachedTreeFilling):
 
     def feed(self, level: list[int], token: list[int], root: int) -> Tensor:
         """See `TreeFilling`."""
-        asked = Level(level, token, root)
-        lane = self.lane(asked)
+        scored_level = Level(level, token, root)
+        lane = self.lane(scored_level)
         (outputs,) = self.head.run_lanes([lane], self.seams.draft_attend, self.seams.kv.single)
-        return self.taken(asked, outputs)
+        return self.level_scores(scored_level, outputs)
 
     @property
     def lane_model(self) -> HeadModel:
@@ -103,27 +103,27 @@ class HeadDraft(CachedTreeFilling):
     def lane(self, level: Level) -> LaneRows:
         """See `CachedTreeFilling`."""
         positions, masks = self.branch(level.nodes, level.root, self.head.reaches)
-        inputs, held = torch.tensor([level.token[node] for node in level.nodes]), self.node_states(level.nodes)
+        inputs, states = torch.tensor([level.token[node] for node in level.nodes]), self.node_states(level.nodes)
         self.calls += 1
-        return LaneRows(inputs, positions, masks, self.cache, held=held[:, None])
+        return LaneRows(inputs, positions, masks, self.cache, hidden_states=states[:, None])
 
-    def taken(self, level: Level, outputs: Tensor) -> Tensor:
+    def level_scores(self, level: Level, outputs: Tensor) -> Tensor:
         """See `CachedTreeFilling`; the output of a row is that of the last layer."""
         last = outputs[:, -1]
         self.outputs |= dict(zip(level.nodes, last, strict=True))
-        return self.scored(last, self.shape.depth[level.nodes[0]])
+        return self.child_scores(last, self.shape.depth[level.nodes[0]])
 
-    def scored(self, outputs: Tensor, depth: int) -> Tensor:
+    def child_scores(self, outputs: Tensor, depth: int) -> Tensor:
         """The scores [R, draft vocabulary] of the children of nodes at `depth` with these outputs [R, hidden]."""
         return self.head.score(outputs)
 
-    def settle(self, kept: list[int]) -> None:
+    def settle(self, rows: list[int]) -> None:
         """Drop every row of the tree; the next `propose` runs the kept tokens beside the target's states."""
-        self.seams.roll_back(self.cache, self.staying(kept))
+        self.seams.roll_back(self.cache, self.rows_to_keep(rows))
         self.rows, self.root_output = [], None
 
-    def staying(self, kept: list[int]) -> list[int]:
-        """The open rows that stay once the nodes `kept` were accepted: none, since they hold states of the head."""
+    def rows_to_keep(self, rows: list[int]) -> list[int]:
+        """The open rows that stay once the nodes `rows` were accepted: none, since they hold states of the head."""
         return []
 
     def follow(self, before: "HeadDraft") -> None:
@@ -138,14 +138,14 @@ class HeadDraft(CachedTreeFilling):
         """Close the open rows; the rows of committed tokens stay, and so does the root's output."""
         self.cache.commit([])
 
-    def _given(self, hidden: Tensor) -> HeadRows:
+    def _head_rows(self, hidden: Tensor) -> HeadRows:
         """The rows that were run since the last step was settled, as one."""
         first = self.rows[0].first if self.rows else self.cache.length
         tokens = [token for rows in self.rows for token in rows.tokens]
         return HeadRows(first, tokens, torch.cat([hidden[:0], *(rows.hidden for rows in self.rows)]))
 
 
-def opened_on(opening: Opening) -> HeadDraft:
+def open_head(opening: Opening) -> HeadDraft:
     """Open a head on the cache that the request has leased for it."""
     draft = opening.case.draft
     assert isinstance(draft, Head)

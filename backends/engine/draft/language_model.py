@@ -8,7 +8,7 @@ from torch import Tensor
 
 from backends.engine.captured.lanes import LaneRows
 from backends.engine.draft.base import Opening, Proposal, opens
-from backends.engine.draft.filling import CachedTreeFilling, Level, Levels, answered
+from backends.engine.draft.filling import CachedTreeFilling, Level, Levels, run_levels
 from backends.engine.kv.base import KvCache
 from backends.engine.kv.recurrent import commit_states, crop_states
 from backends.engine.model.causal_lm import CausalLm, Rows
@@ -47,20 +47,20 @@ class ModelDraft(CachedTreeFilling):
 
     def propose(self, tokens: list[int], chance: StepSampling | None = None, hidden: Tensor | None = None) -> Proposal:
         """Propose the tree under `tokens[-1]`, with the best tokens, or with drawn tokens if `chance` draws."""
-        return answered(self.levels(tokens, chance, hidden), self.feed)
+        return run_levels(self.levels(tokens, chance, hidden), self.feed)
 
     def levels(self, tokens: list[int], chance: StepSampling | None = None, hidden: Tensor | None = None) -> Levels:
         """See `CachedTreeFilling`."""
         return self.filling(tokens, self.catch_up(tokens), len(tokens) - 1, chance)
 
-    def settle(self, kept: list[int]) -> None:
+    def settle(self, rows: list[int]) -> None:
         """Keep the KV of the kept rows that were fed, and drop the other open rows.
 
         Some rules treat twins (siblings with the same token) as one candidate. A kept node then need not be the parent
         of the next kept node: it may be a leaf whose twin was fed. So the path to the last kept node is used in place
-        of `kept`: its nodes have the same tokens, and its inner nodes were fed.
+        of `rows`: its nodes have the same tokens, and its inner nodes were fed.
         """
-        path = self.shape.path(kept[-1])
+        path = self.shape.path(rows[-1])
         fed = [self.slots[node] - self.cache.length for node in path if node in self.slots]
         self.seams.roll_back(self.cache, [] if self._refeed else fed)
 
@@ -100,12 +100,12 @@ class ModelDraft(CachedTreeFilling):
 
     def feed(self, level: list[int], token: list[int], root: int) -> Tensor:
         """See `TreeFilling`."""
-        asked = Level(level, token, root)
-        lane = self.lane(asked)
+        scored_level = Level(level, token, root)
+        lane = self.lane(scored_level)
         rows = Rows(lane.tokens, lane.positions, lane.visible, lane.cache, lane.above)
         # A watched forward is recorded, where the backend records any.
         (logits,) = self.causal_lm.forward([rows], self.seams.draft_attend, lanes=self.seams.kv.single, watch=[])
-        return self.taken(asked, logits)
+        return self.level_scores(scored_level, logits)
 
     @property
     def lane_model(self) -> CausalLm:
@@ -121,13 +121,13 @@ class ModelDraft(CachedTreeFilling):
         above = [self.slots.get(self.shape.parent[node], length - 1) - length for node in level.nodes]
         return LaneRows(inputs, positions, masks, self.cache, above)
 
-    def taken(self, level: Level, outputs: Tensor) -> Tensor:
+    def level_scores(self, level: Level, outputs: Tensor) -> Tensor:
         """See `CachedTreeFilling`."""
         return outputs[:, self.named_ids.to(outputs.device)]
 
 
 @opens(LanguageModel.TAG)
-def opened(opening: Opening) -> ModelDraft:
+def open_draft(opening: Opening) -> ModelDraft:
     """Open the draft's model on the cache that the request has leased for it."""
     draft = opening.case.draft
     assert isinstance(draft, LanguageModel)

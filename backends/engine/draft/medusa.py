@@ -8,14 +8,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from backends.engine.draft.base import HeadRows, Opening, Proposal, opens
-from backends.engine.draft.filling import TreeFilling, answered
+from backends.engine.draft.filling import TreeFilling, run_levels
 from backends.engine.kv.base import KvCache
 from backends.engine.model.causal_lm import CausalLm
 from backends.engine.model.models import weights_of_head
 from backends.engine.sampling.step import StepSampling
 from backends.engine.step_seams import StepSeams
 from reference.draft.hidden import HiddenStates
-from reference.draft.medusa import AT, Medusa
+from reference.draft.medusa import HEADS_PREFIX, Medusa
 from reference.tree import Tree
 
 
@@ -32,11 +32,11 @@ class MedusaDraft(TreeFilling):
     cache: KvCache | None = None
 
     def __init__(self, draft: Medusa, weights: dict[str, Tensor], target: CausalLm, seams: StepSeams) -> None:
-        self.target_head: Tensor = target.whole.get_output_embeddings().weight
+        self.target_head: Tensor = target.unsharded.get_output_embeddings().weight
         vocab_size = len(self.target_head)
         super().__init__(draft.shape, torch.arange(vocab_size), vocab_size, seams)
         self.reads: HiddenStates | None = draft.reads
-        self.weights = {name: one.to(target.device, target.dtype) for name, one in weights.items()}
+        self.weights = {name: tensor.to(target.device, target.dtype) for name, tensor in weights.items()}
         self.heads, self.layers = draft.heads, draft.layers
         self._fixed = draft.fixed
         self.scores = torch.empty(0, vocab_size)
@@ -51,9 +51,9 @@ class MedusaDraft(TreeFilling):
         self.scores = torch.cat([self.score(self.block(state, head), head) for head in range(self.heads)])
         self.calls += 1
         root = len(tokens) - 1
-        proposal = answered(self.filling(tokens, self.of_depth(0)[None], root, chance, self._fixed), self.feed)
-        given = HeadRows(root - 1, tokens[-2:-1], state)
-        return Proposal(proposal.tree, proposal.logits, proposal.draft_ids, proposal.proposal, given)
+        proposal = run_levels(self.filling(tokens, self.of_depth(0)[None], root, chance, self._fixed), self.feed)
+        head_rows = HeadRows(root - 1, tokens[-2:-1], state)
+        return Proposal(proposal.tree, proposal.logits, proposal.draft_ids, proposal.proposal, head_rows)
 
     def last_state(self, hidden: Tensor) -> Tensor:
         """The state that all heads read, [1, hidden], of `hidden`, those of all tokens but the root."""
@@ -62,12 +62,12 @@ class MedusaDraft(TreeFilling):
     def block(self, state: Tensor, head: int) -> Tensor:
         """The residual blocks of a head on `state` [1, hidden]: [1, hidden]."""
         for layer in range(self.layers):
-            state = state + functional.silu(self._linear(state, f"{AT}.{head}.{layer}.linear"))
+            state = state + functional.silu(self._linear(state, f"{HEADS_PREFIX}.{head}.{layer}.linear"))
         return state
 
     def score(self, block: Tensor, head: int) -> Tensor:
         """The scores [1, vocabulary] of the output [1, hidden] of a head's block."""
-        name = f"{AT}.{head}.{self.layers}"
+        name = f"{HEADS_PREFIX}.{head}.{self.layers}"
         if f"{name}.weight" in self.weights:
             return self._linear(block, name)
         return functional.linear(block, self.target_head)
@@ -80,7 +80,7 @@ class MedusaDraft(TreeFilling):
         """See `TreeFilling`; no head sees the nodes, so all nodes of a depth have the same scores."""
         return self.of_depth(self.shape.depth[level[0]]).expand(len(level), -1)
 
-    def settle(self, kept: list[int]) -> None:
+    def settle(self, rows: list[int]) -> None:
         """Do nothing: a Medusa head keeps no row."""
 
     def resume(self, cache: KvCache | None) -> None:
@@ -95,7 +95,7 @@ class MedusaDraft(TreeFilling):
 
 
 @opens(Medusa.TAG)
-def opened(opening: Opening) -> MedusaDraft:
+def open_draft(opening: Opening) -> MedusaDraft:
     """Open the heads of the case on its target."""
     draft = opening.case.draft
     assert isinstance(draft, Medusa)

@@ -5,13 +5,13 @@ from dataclasses import replace
 from torch import Tensor
 
 from backends.engine.draft.base import OPENERS, Draft, Opening, Proposal, opens
-from backends.engine.retrieval.looked_up import LookedUp
+from backends.engine.retrieval.looked_up import LookupDraft
 from backends.engine.sampling.step import StepSampling
 from reference.draft.merged import Merged
 from reference.tree import Tree
 
 
-class MergedDraft(LookedUp):
+class MergedDraft(LookupDraft):
     """Joins the trees of drafts that look tokens up; `reference.draft.merged` has the order of its nodes.
 
     Attributes:
@@ -25,7 +25,7 @@ class MergedDraft(LookedUp):
 
     def propose(self, tokens: list[int], chance: StepSampling | None = None, hidden: Tensor | None = None) -> Proposal:
         """Propose the joined tree."""
-        trees = [one.propose(tokens).tree for one in self.drafts]
+        trees = [draft.propose(tokens).tree for draft in self.drafts]
         parent, token = [0], [tokens[-1]]
         below: dict[tuple[int, int], int] = {}
         # For each tree, the row of the joined tree that each of its nodes is; a node beyond the limit has none.
@@ -35,24 +35,24 @@ class MergedDraft(LookedUp):
                 for node in range(len(tree)):
                     if tree.depth[node] == level and tree.parent[node] in row:
                         place = row[tree.parent[node]]
-                        found = self.same(below, place, tree.token[node])
-                        if found is None and len(parent) < self.nodes:
-                            found = below[place, tree.token[node]] = len(parent)
+                        joined = self.find_child(below, place, tree.token[node])
+                        if joined is None and len(parent) < self.nodes:
+                            joined = below[place, tree.token[node]] = len(parent)
                             parent.append(place)
                             token.append(tree.token[node])
-                        if found is not None:
-                            row[node] = found
+                        if joined is not None:
+                            row[node] = joined
         return Proposal(Tree(tuple(parent), tuple(token)))
 
-    def same(self, below: dict[tuple[int, int], int], parent: int, token: int) -> int | None:
+    def find_child(self, below: dict[tuple[int, int], int], parent: int, token: int) -> int | None:
         """The child of row `parent` with `token`, where `below` holds the children so far; None if there is none."""
         return below.get((parent, token))
 
 
 @opens(Merged.TAG)
-def opened(opening: Opening) -> MergedDraft:
+def open_draft(opening: Opening) -> MergedDraft:
     """Open each of the drafts, for the same request."""
     draft = opening.case.draft
     assert isinstance(draft, Merged)
-    parts = [replace(opening, case=replace(opening.case, draft=one)) for one in draft.drafts]
+    parts = [replace(opening, case=replace(opening.case, draft=part)) for part in draft.drafts]
     return MergedDraft([OPENERS[part.case.draft.TAG](part) for part in parts], draft.nodes)

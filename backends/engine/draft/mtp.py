@@ -15,10 +15,10 @@ from backends.engine.draft.filling import Level
 from backends.engine.draft.head import HeadDraft
 from backends.engine.kv.base import KvCache
 from backends.engine.model.causal_lm import CausalLm, causal
-from backends.engine.model.head import HeadModel, Held
+from backends.engine.model.head import HeadModel, StatesBeside
 from backends.engine.reach import Reach
 from reference.case import Case
-from reference.draft.mtp import Mtp, module_at
+from reference.draft.mtp import Mtp, module_prefix
 
 
 class MtpHead(HeadModel):
@@ -45,12 +45,12 @@ class MtpHead(HeadModel):
         """See `HeadModel`."""
         return hidden
 
-    def fuse(self, embedded: Tensor, held: Tensor, module: int = 0) -> tuple[Tensor, Tensor]:
+    def fuse(self, embedded: Tensor, state: Tensor, module: int = 0) -> tuple[Tensor, Tensor]:
         """See `HeadModel`."""
-        at = self.names[module]
-        pair = [self.norm(embedded, f"{at}.enorm"), self.norm(held, f"{at}.hnorm")]
-        u = self.linear(torch.cat(pair[::-1] if self.settings.state_first else pair, -1), f"{at}.eh_proj")
-        return self.norm(u, f"{at}.input_layernorm"), u
+        name = self.names[module]
+        pair = [self.norm(embedded, f"{name}.enorm"), self.norm(state, f"{name}.hnorm")]
+        u = self.linear(torch.cat(pair[::-1] if self.settings.state_first else pair, -1), f"{name}.eh_proj")
+        return self.norm(u, f"{name}.input_layernorm"), u
 
     def score(self, outputs: Tensor, module: int = 0) -> Tensor:
         """See `HeadModel`."""
@@ -86,55 +86,63 @@ class MtpDraft(HeadDraft):
 
     def append(self, rows: HeadRows) -> Tensor:
         """See `HeadDraft`; a row of a later module holds the output of the module before in the row before."""
-        count, at = len(rows.tokens), torch.arange(rows.first, rows.first + len(rows.tokens))
+        count, positions = len(rows.tokens), torch.arange(rows.first, rows.first + len(rows.tokens))
         # The first row of all has no row before; its later modules are no rows, and are hidden.
         before = torch.zeros_like(rows.hidden[:1]).expand(self.modules, -1) if self.before is None else self.before
 
-        def held(module: int, above: list[Tensor]) -> Tensor:
+        def states_beside(module: int, above: list[Tensor]) -> Tensor:
             if module == 0:
                 return rows.hidden
             outputs = torch.cat([before[module - 1][None], above[-1][:-1]])
             return self.head.feed_back(outputs, module - 1)
 
-        (seen,) = causal(at, [Reach()])
-        visible = [self.shown(seen, at, torch.arange(seen.shape[1]) >= module) for module in range(self.modules)]
-        outputs = torch.stack(self.through(torch.tensor(rows.tokens), held, at, visible), 1)
+        (causal_mask,) = causal(positions, [Reach()])
+        visible = [
+            self.module_mask(causal_mask, positions, torch.arange(causal_mask.shape[1]) >= module)
+            for module in range(self.modules)
+        ]
+        outputs = torch.stack(self.through(torch.tensor(rows.tokens), states_beside, positions, visible), 1)
         self.cache.commit(list(range(count)))
         self.before = outputs[-1]
         return outputs
 
-    def shown(self, seen: Tensor, own: Tensor, rows: Tensor) -> Tensor:
-        """The mask bool [R, C] of a module: of the columns `seen`, those with a row of the module, `rows` bool [C].
+    def module_mask(self, mask: Tensor, own_columns: Tensor, has_row: Tensor) -> Tensor:
+        """The mask bool [R, C] of a module: the columns of `mask` with a row of the module, `has_row` bool [C].
 
-        A column shows itself: `own` int64 [R] holds each row's own column. Attention over nothing would give NaN.
+        A column shows itself: row r has the column `own_columns[r]`. Attention over nothing would give NaN.
         """
-        return seen & (rows | (torch.arange(seen.shape[1]) == own[:, None]))
+        return mask & (has_row | (torch.arange(mask.shape[1]) == own_columns[:, None]))
 
-    def through(self, tokens: Tensor, held: Held, positions: Tensor, visible: list[Tensor]) -> list[Tensor]:
+    def through(
+        self, tokens: Tensor, states_beside: StatesBeside, positions: Tensor, visible: list[Tensor]
+    ) -> list[Tensor]:
         """The outputs of each module, [R, hidden]; see `HeadModel.through`."""
         attend, lanes = self.seams.draft_attend, self.seams.kv.single
-        return self.head.through(tokens, held, positions, visible, self.cache, attend, lanes)
+        return self.head.through(tokens, states_beside, positions, visible, self.cache, attend, lanes)
 
     def node_states(self, level: list[int]) -> Tensor:
         """See `HeadDraft`: [R, modules, hidden]; module 0 continues the last module of the parent's row."""
         outputs = torch.stack([self.outputs[self.shape.parent[node]] for node in level])
-        fed = [self.head.feed_back(outputs[:, module], module) for module in range(self.modules)]
-        return torch.stack([fed[module - 1] for module in range(self.modules)], 1)
+        fed_back = [self.head.feed_back(outputs[:, module], module) for module in range(self.modules)]
+        return torch.stack([fed_back[module - 1] for module in range(self.modules)], 1)
 
     def lane(self, level: Level) -> LaneRows:
         """See `CachedTreeFilling`."""
         nodes, root = level.nodes, level.root
-        positions, (seen,) = self.branch(nodes, root, [Reach()])
-        own = torch.tensor([self.slots[node] for node in nodes])
-        visible = [self.shown(seen, own, self.has_row(module, seen.shape[1], root)) for module in range(self.modules)]
+        positions, (branch_mask,) = self.branch(nodes, root, [Reach()])
+        own_columns = torch.tensor([self.slots[node] for node in nodes])
+        visible = [
+            self.module_mask(branch_mask, own_columns, self.has_row(module, branch_mask.shape[1], root))
+            for module in range(self.modules)
+        ]
         self.calls += 1
         inputs = torch.tensor([level.token[node] for node in nodes])
-        return LaneRows(inputs, positions, visible, self.cache, held=self.node_states(nodes))
+        return LaneRows(inputs, positions, visible, self.cache, hidden_states=self.node_states(nodes))
 
-    def taken(self, level: Level, outputs: Tensor) -> Tensor:
+    def level_scores(self, level: Level, outputs: Tensor) -> Tensor:
         """See `CachedTreeFilling`; a row keeps the outputs of all modules."""
         self.outputs |= dict(zip(level.nodes, outputs, strict=True))
-        return self.scored(outputs, self.shape.depth[level.nodes[0]])
+        return self.child_scores(outputs, self.shape.depth[level.nodes[0]])
 
     def has_row(self, module: int, columns: int, root: int) -> Tensor:
         """Whether `module` has a row in each column, bool [columns]; the root's row is that of column `root`.
@@ -147,7 +155,7 @@ class MtpDraft(HeadDraft):
             rows[slot] = root >= (module - self.shape.depth[node]) % self.modules
         return rows
 
-    def scored(self, outputs: Tensor, depth: int) -> Tensor:
+    def child_scores(self, outputs: Tensor, depth: int) -> Tensor:
         """See `HeadDraft`; the modules take turns."""
         module = depth % self.modules
         return self.head.score(outputs[:, module], module)
@@ -164,18 +172,18 @@ class MtpDraft(HeadDraft):
 
 
 @heads(Mtp.TAG)
-def made(case: Case, target: CausalLm, weights: Mapping[str, Tensor]) -> MtpHead:
+def make_head(case: Case, target: CausalLm, weights: Mapping[str, Tensor]) -> MtpHead:
     """The modules of the case on their target."""
     draft = case.draft
     assert isinstance(draft, Mtp)
     head = MtpHead(draft.layer, draft.reads, weights, target, draft.count)
     head.settings = draft
-    head.names = tuple(module_at(target.layers, module) for module in range(draft.count))
+    head.names = tuple(module_prefix(target.layers, module) for module in range(draft.count))
     return head
 
 
 @opens(Mtp.TAG)
-def opened(opening: Opening) -> MtpDraft:
+def open_draft(opening: Opening) -> MtpDraft:
     """Open the modules on the cache that the request has leased for them."""
     draft = opening.case.draft
     assert isinstance(draft, Mtp)

@@ -30,7 +30,7 @@ class NgramDraft:
         self.shape = shape
         self._order = order
         self.trie: dict[tuple[int, ...], Followers] = {}
-        self._seen = 0
+        self._num_learned = 0
 
     def propose(self, tokens: list[int], chance: StepSampling | None = None, hidden: Tensor | None = None) -> Proposal:
         """Fill the fixed shape; a node whose rank does not exist is left out, with all nodes below it."""
@@ -41,14 +41,16 @@ class NgramDraft:
         for node in by_depth:
             above = self.shape.path(node)[:-1]
             if all(up in token for up in above):
-                ranked = self._ranked([*tokens[:-1], *[token[up] for up in above]])
+                ranked = self._ranked_followers([*tokens[:-1], *[token[up] for up in above]])
                 if self.shape.rank[node] < len(ranked):
                     token[node] = ranked[self.shape.rank[node]]
-        kept = sorted(token)
-        row = {node: at for at, node in enumerate(kept)}
-        return Proposal(Tree(tuple(row[self.shape.parent[node]] for node in kept), tuple(token[node] for node in kept)))
+        nodes = sorted(token)
+        row_of = {node: row for row, node in enumerate(nodes)}
+        return Proposal(
+            Tree(tuple(row_of[self.shape.parent[node]] for node in nodes), tuple(token[node] for node in nodes))
+        )
 
-    def settle(self, kept: list[int]) -> None:
+    def settle(self, rows: list[int]) -> None:
         """Do nothing: no speculated token entered the trie."""
 
     def resume(self, cache: KvCache | None) -> None:
@@ -59,14 +61,14 @@ class NgramDraft:
 
     def _grow(self, tokens: list[int]) -> None:
         # Token 0 follows no context.
-        for at in range(max(self._seen, 1), len(tokens)):
-            for width in range(1, min(self._order - 1, at) + 1):
-                followers = self.trie.setdefault(tuple(tokens[at - width : at]), {})
-                count, _ = followers.get(tokens[at], (0, 0))
-                followers[tokens[at]] = (count + 1, at)
-        self._seen = len(tokens)
+        for i in range(max(self._num_learned, 1), len(tokens)):
+            for width in range(1, min(self._order - 1, i) + 1):
+                followers = self.trie.setdefault(tuple(tokens[i - width : i]), {})
+                count, _ = followers.get(tokens[i], (0, 0))
+                followers[tokens[i]] = (count + 1, i)
+        self._num_learned = len(tokens)
 
-    def _ranked(self, tokens: list[int]) -> list[int]:
+    def _ranked_followers(self, tokens: list[int]) -> list[int]:
         """The tokens that followed the longest known suffix of `tokens`, the most frequent first, then the latest."""
         for width in range(min(self._order - 1, len(tokens)), 0, -1):
             followers = self.trie.get(tuple(tokens[-width:]))
@@ -76,7 +78,7 @@ class NgramDraft:
 
 
 @opens(Ngram.TAG)
-def opened(opening: Opening) -> NgramDraft:
+def open_draft(opening: Opening) -> NgramDraft:
     """Open a draft with an empty trie, which grows with the tokens of the request."""
     draft = opening.case.draft
     assert isinstance(draft, Ngram)

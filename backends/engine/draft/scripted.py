@@ -14,24 +14,24 @@ from reference.tree import Tree
 
 
 class ScriptedDraft:
-    """Proposes `trees` in order, one per step, from the tree of step `taken` on."""
+    """Proposes `trees` in order, one per step, from the tree of step `step` on."""
 
     cache: KvCache | None = None
     calls = 0
     reads: HiddenStates | None = None
 
-    def __init__(self, trees: tuple[Tree, ...], taken: int = 0) -> None:
+    def __init__(self, trees: tuple[Tree, ...], step: int = 0) -> None:
         self._trees = trees
-        self._at = taken
+        self._step = step
 
     def propose(self, tokens: list[int], chance: StepSampling | None = None, hidden: Tensor | None = None) -> Proposal:
         """Return the next tree of the script, with the engine's own pending token as its root."""
-        tree = self._trees[self._at] if self._at < len(self._trees) else Tree((0,), (tokens[-1],))
-        return Proposal(tree.rooted(tokens[-1]))
+        tree = self._trees[self._step] if self._step < len(self._trees) else Tree((0,), (tokens[-1],))
+        return Proposal(tree.with_root(tokens[-1]))
 
-    def settle(self, kept: list[int]) -> None:
+    def settle(self, rows: list[int]) -> None:
         """Go on to the next tree, whatever was kept."""
-        self._at += 1
+        self._step += 1
 
     def resume(self, cache: KvCache | None) -> None:
         """Do nothing: this draft has no cache."""
@@ -41,7 +41,7 @@ class ScriptedDraft:
 
 
 @opens(Scripted.TAG)
-def opened(opening: Opening) -> ScriptedDraft:
+def open_draft(opening: Opening) -> ScriptedDraft:
     """Open a draft with the trees of the case."""
     assert opening.case.draft.trees is not None
-    return ScriptedDraft(opening.case.draft.trees, opening.taken)
+    return ScriptedDraft(opening.case.draft.trees, opening.draft_steps)

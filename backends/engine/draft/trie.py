@@ -3,44 +3,44 @@
 from torch import Tensor
 
 from backends.engine.draft.base import Opening, Proposal, opens
-from backends.engine.retrieval.looked_up import LookedUp, filled
+from backends.engine.retrieval.looked_up import LookupDraft, fill_shape
 from backends.engine.retrieval.trie import NgramTrie
 from backends.engine.sampling.step import StepSampling
 from reference.draft.trie import Trie
 from reference.tree import RankTree
 
 
-class TrieDraft(LookedUp):
+class TrieDraft(LookupDraft):
     """Fills a static tree from a trie, which learns tokens of prompt and output alone.
 
     Attributes:
         shape: The tree.
         trie: The trie of the request.
-        seen: How many tokens of the request the trie has learnt from this draft.
+        num_learned: How many tokens of the request the trie has learnt from this draft.
         learns: Whether the draft lets the trie learn; False for a shared trie, which learns as texts grow.
     """
 
     def __init__(self, shape: RankTree, trie: NgramTrie, learns: bool = True) -> None:
         self.shape = shape
         self.trie = trie
-        self.seen = 0
+        self.num_learned = 0
         self.learns = learns
 
     def propose(self, tokens: list[int], chance: StepSampling | None = None, hidden: Tensor | None = None) -> Proposal:
         """Fill the tree; a node whose rank does not exist is left out, with all nodes below it."""
         if self.learns:
             self.grow(tokens)
-        return Proposal(filled(self.shape, tokens, self.trie.followers))
+        return Proposal(fill_shape(self.shape, tokens, self.trie.followers))
 
     def grow(self, tokens: list[int]) -> None:
         """Let the trie learn the tokens that it has not seen."""
-        for at in range(self.seen, len(tokens)):
-            self.trie.learn(tokens, at)
-        self.seen = len(tokens)
+        for i in range(self.num_learned, len(tokens)):
+            self.trie.learn(tokens, i)
+        self.num_learned = len(tokens)
 
 
 @opens(Trie.TAG)
-def opened(opening: Opening) -> TrieDraft:
+def open_draft(opening: Opening) -> TrieDraft:
     """Open a draft with an empty trie, which grows with the tokens of the request, or with the shared one."""
     draft = opening.case.draft
     assert isinstance(draft, Trie)

@@ -18,24 +18,24 @@ def inside_chunk(tree: Tree, position: int, reaches: list[Reach]) -> list[int]:
     chunks = [reach.chunk for reach in reaches if reach.chunk]
     if not chunks:
         return list(range(len(tree)))
-    left = min(chunks) - position % min(chunks)  # positions left in the chunk, the root's own included
-    return [row for row in range(len(tree)) if tree.depth[row] < left]
+    positions_left = min(chunks) - position % min(chunks)  # positions left in the chunk, the root's own included
+    return [row for row in range(len(tree)) if tree.depth[row] < positions_left]
 
 
-def truncated(proposal: Proposal, rows: list[int]) -> Proposal:
+def truncate_proposal(proposal: Proposal, rows: list[int]) -> Proposal:
     """`proposal` restricted to the rows `rows`; the parent of each of these rows is among them."""
     tree = proposal.tree
     if len(rows) == len(tree):
         return proposal
-    place = {row: at for at, row in enumerate(rows)}
+    place = {row: i for i, row in enumerate(rows)}
 
-    def of(table: Tensor | None) -> Tensor | None:
+    def restrict(table: Tensor | None) -> Tensor | None:
         return None if table is None else table[rows]
 
     return Proposal(
         Tree(tuple(place[tree.parent[row]] for row in rows), tuple(tree.token[row] for row in rows)),
-        of(proposal.logits),
+        restrict(proposal.logits),
         None if proposal.draft_ids is None else tuple(proposal.draft_ids[row] for row in rows),
-        of(proposal.proposal),
-        proposal.given,
+        restrict(proposal.proposal),
+        proposal.head_rows,
     )

@@ -33,12 +33,12 @@ class LlguidanceMatcher(Matcher):
         import llguidance
 
         self._size = len(grammar.words)
-        self._words = _spelled(grammar.words)
+        self._words = _word_bytes(grammar.words)
         self._before: list[Any] = []
         self._matcher = llguidance.LLMatcher(_vocabulary(grammar.words), _text(grammar))
         if self._matcher.is_error():
-            why = " ".join(self._matcher.get_error().split())
-            raise Unsupported(f"llguidance refuses the grammar: {why[:160]}")
+            error = " ".join(self._matcher.get_error().split())
+            raise Unsupported(f"llguidance refuses the grammar: {error[:160]}")
 
     def legal(self) -> Tensor:
         """See `Matcher`."""
@@ -46,9 +46,9 @@ class LlguidanceMatcher(Matcher):
             return torch.zeros(self._size, dtype=torch.bool)
         forced = self._matcher.compute_ff_bytes()
         if forced:
-            ways = [at for at, word in enumerate(self._words) if word and _agree(word, forced)]
+            candidates = [token for token, word in enumerate(self._words) if word and _agree(word, forced)]
             row = torch.zeros(self._size, dtype=torch.bool)
-            row[[at for at in ways if self._matcher.validate_tokens([at]) == 1]] = True
+            row[[token for token in candidates if self._matcher.validate_tokens([token]) == 1]] = True
             return row
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         return torch.tensor(np.unpackbits(bits, bitorder="little")[: self._size].astype(bool))
@@ -63,10 +63,10 @@ class LlguidanceMatcher(Matcher):
         if self._matcher.is_stopped():
             return False
         before = self._matcher.deep_copy()
-        taken = bool(self._matcher.try_consume_tokens([token]) == 1)
-        if taken:
+        is_legal = bool(self._matcher.try_consume_tokens([token]) == 1)
+        if is_legal:
             self._before.append(before)
-        return taken
+        return is_legal
 
     def pop(self) -> None:
         """See `Matcher`."""
@@ -82,7 +82,7 @@ def _agree(word: bytes, forced: bytes) -> bool:
 
 
 @lru_cache(maxsize=16)
-def _spelled(words: tuple[str, ...]) -> tuple[bytes, ...]:
+def _word_bytes(words: tuple[str, ...]) -> tuple[bytes, ...]:
     return tuple(map(bytes.fromhex, words))
 
 
@@ -100,7 +100,7 @@ def _text(grammar: Grammar) -> str:
 def _lark(text: str) -> str:
     """EBNF rules in the syntax of Lark, with the rule `start` for `root`."""
     rules = rule_tokens(text)
-    names = {name: "start" if name == "root" else f"rule{at}" for at, name in enumerate(rules)}
+    names = {name: "start" if name == "root" else f"rule{i}" for i, name in enumerate(rules)}
 
     def written(token: Token) -> str:
         if token.kind == "set":
@@ -118,8 +118,8 @@ def _lark(text: str) -> str:
 def _vocabulary(words: tuple[str, ...]) -> Any:
     import llguidance
 
-    spelled = _spelled(words)
-    ids = {word: at for at, word in enumerate(spelled)}
+    spelled = _word_bytes(words)
+    ids = {word: token for token, word in enumerate(spelled)}
     longest = max(map(len, spelled))
 
     class Words:
@@ -127,17 +127,17 @@ def _vocabulary(words: tuple[str, ...]) -> Any:
 
         def __init__(self) -> None:
             # A token without text is special: the library then never allows it.
-            self.special_token_ids = [len(spelled), *(at for at, word in enumerate(spelled) if not word)]
-            self.tokens = [*(word or f"<no text {at}>".encode() for at, word in enumerate(spelled)), b"</s>"]
+            self.special_token_ids = [len(spelled), *(token for token, word in enumerate(spelled) if not word)]
+            self.tokens = [*(word or f"<no text {token}>".encode() for token, word in enumerate(spelled)), b"</s>"]
 
         def __call__(self, text: str | bytes) -> list[int]:
             """The longest words that spell a text, without the bytes that none does: raising would end the matcher."""
-            left, found = text.encode() if isinstance(text, str) else text, []
-            while left:
-                size = next((size for size in range(longest, 0, -1) if left[:size] in ids), 1)
-                found += [ids[left[:size]]] if left[:size] in ids else []
-                left = left[size:]
-            return found
+            rest_of_text, ids_found = text.encode() if isinstance(text, str) else text, []
+            while rest_of_text:
+                size = next((size for size in range(longest, 0, -1) if rest_of_text[:size] in ids), 1)
+                ids_found += [ids[rest_of_text[:size]]] if rest_of_text[:size] in ids else []
+                rest_of_text = rest_of_text[size:]
+            return ids_found
 
     size = len(spelled) + 1
     return llguidance.LLTokenizer(llguidance.TokenizerWrapper(Words()), n_vocab=size, eos_token=size - 1, slices=[])

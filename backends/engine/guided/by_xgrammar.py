@@ -52,7 +52,7 @@ def _compiled(grammar: Grammar) -> Any:
     import xgrammar
 
     # An end token of our own behind the vocabulary: those of a request are the engine's to allow.
-    words = [*grammar.spelled, b"</s>"]
+    words = [*grammar.token_bytes, b"</s>"]
     info = xgrammar.TokenizerInfo(words, vocab_size=len(words), stop_token_ids=[len(words) - 1])
     compiler = xgrammar.GrammarCompiler(info)
     try:

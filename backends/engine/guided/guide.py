@@ -38,41 +38,41 @@ class Guide:
         ends: Token ids that end the text.
         size: Number of tokens of the vocabulary.
         read: Number of output tokens that the matcher has read, an end token included.
-        over: Whether an end token was read.
-        lost: Whether an output token was not legal; the output has no grammar from there on.
+        is_over: Whether an end token was read.
+        is_lost: Whether an output token was not legal; the output has no grammar from there on.
     """
 
     matcher: Matcher
     ends: tuple[int, ...]
     size: int
     read: int = 0
-    over: bool = False
-    lost: bool = False
+    is_over: bool = False
+    is_lost: bool = False
 
     def row(self) -> Tensor:
         """The tokens that may follow here, end tokens included: bool [V]."""
-        if self.over or self.lost:
+        if self.is_over or self.is_lost:
             return torch.zeros(self.size, dtype=torch.bool)
         row = self.matcher.legal().clone()
         # The words of end tokens are no text.
         row[list(self.ends)] = self.matcher.complete()
         return row
 
-    def goes_on(self, token: int) -> bool:
+    def accept_token(self, token: int) -> bool:
         """Read one token of the output; False if it is not legal."""
-        if self.over or self.lost:
-            self.lost = True
+        if self.is_over or self.is_lost:
+            self.is_lost = True
         elif token in self.ends:
-            self.over = self.matcher.complete()
-            self.lost = not self.over
+            self.is_over = self.matcher.complete()
+            self.is_lost = not self.is_over
         else:
-            self.lost = not self.matcher.push(token)
+            self.is_lost = not self.matcher.push(token)
             self.matcher.keep()
-        self.read += not self.lost
-        return not self.lost
+        self.read += not self.is_lost
+        return not self.is_lost
 
 
-def opened(grammar: Grammar, ends: tuple[int, ...]) -> Guide:
+def open_guide(grammar: Grammar, ends: tuple[int, ...]) -> Guide:
     """A guide at the beginning of the output.
 
     Raises:
@@ -112,7 +112,7 @@ def masks(guide: Guide, shape: Shape, token: list[int], taken_back: Callable[[Gu
     refused = torch.ones(len(shape), dtype=torch.bool)
 
     def walk(node: int) -> None:
-        refused[node] = guide.lost
+        refused[node] = guide.is_lost
         legal[node] = guide.row()
         for child in shape.children[node]:
             # Below a token that is not legal every node stays refused; the walk does not go there.
@@ -138,11 +138,11 @@ def advance(guide: Guide, emitted: list[int], finish: str | None) -> tuple[list[
     Returns:
         The tokens to emit, and the reason to end: `eos` and `stop` come before `grammar`, and that before `length`.
     """
-    for at, token in enumerate(emitted):
-        guide.goes_on(token)
-        last = at == len(emitted) - 1
-        if not guide.lost and not bool(guide.row().any()):
-            return emitted[: at + 1], finish if last and finish in ("eos", "stop") else "grammar"
+    for i, token in enumerate(emitted):
+        guide.accept_token(token)
+        last = i == len(emitted) - 1
+        if not guide.is_lost and not bool(guide.row().any()):
+            return emitted[: i + 1], finish if last and finish in ("eos", "stop") else "grammar"
     return emitted, finish
 
 

@@ -54,51 +54,51 @@ class Program:
         calls: list[tuple[int, str]] = [(0, "root")]
         for name, tokens in rules.items():
             self._entries[name] = len(self._code)
-            self._code += _moved(_Compiler(tokens).whole(), len(self._code), calls)
+            self._code += _move(_Compiler(tokens).code(), len(self._code), calls)
             self._code.append(Instruction("return"))
-        for at, name in calls:
+        for place, name in calls:
             if name not in self._entries:
                 raise Unsupported(f"the grammar has no rule {name}")
-            self._code[at] = Instruction("call", targets=(self._entries[name],))
+            self._code[place] = Instruction("call", targets=(self._entries[name],))
         self._steps: dict[tuple[State, int], State] = {}
-        self.start = self._settled([(0, None)])
+        self.start = self._settle([(0, None)])
 
     def after(self, state: State, byte: int) -> State:
         """The state after one more byte; empty where no text goes on so."""
         key = (state, byte)
         if key not in self._steps:
-            here = [
+            threads = [
                 (place + 1, stack)
                 for place, stack in state
                 if self._code[place].kind == "read" and self._code[place].low <= byte <= self._code[place].high
             ]
-            self._steps[key] = self._settled(here)
+            self._steps[key] = self._settle(threads)
         return self._steps[key]
 
     def complete(self, state: State) -> bool:
         """Whether the text may end in this state."""
         return any(self._code[place].kind == "match" for place, _ in state)
 
-    def _settled(self, threads: list[Thread]) -> State:
+    def _settle(self, threads: list[Thread]) -> State:
         """The threads followed to instructions that read, or to the end."""
-        seen: set[Thread] = set()
-        left = list(threads)
-        while left:
-            thread = left.pop()
-            if thread in seen:
+        visited: set[Thread] = set()
+        pending = list(threads)
+        while pending:
+            thread = pending.pop()
+            if thread in visited:
                 continue
-            seen.add(thread)
-            if len(seen) > DEEPEST:
+            visited.add(thread)
+            if len(visited) > DEEPEST:
                 raise Unsupported("the grammar has a rule that calls itself before it reads anything")
-            (place, stack), now = thread, self._code[thread[0]]
-            if now.kind == "go":
-                left += [(target, stack) for target in now.targets]
-            elif now.kind == "call":
-                left.append((now.targets[0], (place + 1, stack)))
-            elif now.kind == "return":
+            (place, stack), instruction = thread, self._code[thread[0]]
+            if instruction.kind == "go":
+                pending += [(target, stack) for target in instruction.targets]
+            elif instruction.kind == "call":
+                pending.append((instruction.targets[0], (place + 1, stack)))
+            elif instruction.kind == "return":
                 assert stack is not None
-                left.append(stack)
-        return frozenset(one for one in seen if self._code[one[0]].kind in ("read", "match"))
+                pending.append(stack)
+        return frozenset(thread for thread in visited if self._code[thread[0]].kind in ("read", "match"))
 
 
 def _rules(grammar: Grammar) -> dict[str, list[Token]]:
@@ -109,15 +109,15 @@ def _rules(grammar: Grammar) -> dict[str, list[Token]]:
     return {"root": schema_tokens(json.loads(grammar.text))}
 
 
-def _moved(code: Code, by: int, calls: list[tuple[int, str]]) -> Code:
+def _move(code: Code, by: int, calls: list[tuple[int, str]]) -> Code:
     """The code with its places moved; calls, whose target is a name yet, are entered in `calls`."""
     moved = []
-    for at, one in enumerate(code):
-        if isinstance(one, _Call):
-            calls.append((by + at, one.name))
+    for i, instruction in enumerate(code):
+        if isinstance(instruction, _Call):
+            calls.append((by + i, instruction.name))
             moved.append(Instruction("call"))
         else:
-            moved.append(replace(one, targets=tuple(by + target for target in one.targets)))
+            moved.append(replace(instruction, targets=tuple(by + target for target in instruction.targets)))
     return moved
 
 
@@ -135,7 +135,7 @@ class _Compiler:
         for token in tokens:
             self._take(token)
 
-    def whole(self) -> Code:
+    def code(self) -> Code:
         """The code of all tokens."""
         if len(self._open) != 1:
             raise Unsupported("the grammar has a group that is not closed")
@@ -150,33 +150,35 @@ class _Compiler:
                 raise Unsupported("the grammar closes a group that is not open")
             self._open[-2][1].append(self._closed())
         elif token.kind == "|":
-            options.append(_joined(parts))
+            options.append(_join(parts))
             self._open[-1] = (options, [])
         elif token.kind == "count":
             if not parts:
                 raise Unsupported("the grammar repeats nothing")
-            parts[-1] = _repeated(parts[-1], token.least, token.most)
+            parts[-1] = _repeat(parts[-1], token.least, token.most)
         else:
             parts.append([_Call("call", name=token.name)] if token.kind == "call" else _any(_utf8(token.spans)))
 
     def _closed(self) -> Code:
         options, parts = self._open.pop()
-        return _any([*options, _joined(parts)])
+        return _any([*options, _join(parts)])
 
 
-def _shifted(code: Code, by: int) -> Code:
+def _shift(code: Code, by: int) -> Code:
     return [
-        one
-        if isinstance(one, _Call)
-        else Instruction(one.kind, one.low, one.high, tuple(by + to for to in one.targets))
-        for one in code
+        instruction
+        if isinstance(instruction, _Call)
+        else Instruction(
+            instruction.kind, instruction.low, instruction.high, tuple(by + target for target in instruction.targets)
+        )
+        for instruction in code
     ]
 
 
-def _joined(parts: list[Code]) -> Code:
+def _join(parts: list[Code]) -> Code:
     code: Code = []
     for part in parts:
-        code += _shifted(part, len(code))
+        code += _shift(part, len(code))
     return code
 
 
@@ -190,36 +192,36 @@ def _any(options: list[Code]) -> Code:
     code, starts = [Instruction("go")], []
     for option in options:
         starts.append(len(code))
-        code += [*_shifted(option, len(code)), Instruction("go", targets=(end,))]
+        code += [*_shift(option, len(code)), Instruction("go", targets=(end,))]
     code[0] = Instruction("go", targets=tuple(starts))
     return code
 
 
-def _repeated(part: Code, least: int, most: int) -> Code:
-    code = _joined([part] * least)
+def _repeat(part: Code, least: int, most: int) -> Code:
+    code = _join([part] * least)
     if most < 0:
         again = len(code)
         return [
             *code,
             Instruction("go", targets=(again + 1, again + len(part) + 2)),
-            *_shifted(part, again + 1),
+            *_shift(part, again + 1),
             Instruction("go", targets=(again,)),
         ]
     end = len(code) + (most - least) * (len(part) + 1)
     for _ in range(most - least):
-        code = [*code, Instruction("go", targets=(len(code) + 1, end)), *_shifted(part, len(code) + 1)]
+        code = [*code, Instruction("go", targets=(len(code) + 1, end)), *_shift(part, len(code) + 1)]
     return code
 
 
 def _utf8(spans: Spans) -> list[Code]:
     """The byte sequences of the characters of `spans`, each a run of `read`."""
-    found: list[Code] = []
+    sequences: list[Code] = []
     for first, last in spans:
         for low, high in ((0, 0x7F), (0x80, 0x7FF), (0x800, 0xD7FF), (0xE000, 0xFFFF), (0x10000, 0x10FFFF)):
             begin, end = max(first, low), min(last, high)
             if begin <= end:
-                found += _split(begin, end, len(chr(begin).encode()))
-    return found
+                sequences += _split(begin, end, len(chr(begin).encode()))
+    return sequences
 
 
 def _split(first: int, last: int, size: int) -> list[Code]:

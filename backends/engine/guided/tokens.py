@@ -52,16 +52,16 @@ def text_tokens(text: str) -> list[Token]:
 
 def regex_tokens(text: str) -> list[Token]:
     """The tokens of a regular expression."""
-    found, at = [], 0
-    while at < len(text):
-        match = SCAN.match(text, at)
+    tokens, position = [], 0
+    while position < len(text):
+        match = SCAN.match(text, position)
         if match is None:
-            found.append(Token("set", ((ord(text[at]), ord(text[at])),)))
-            at += 1
+            tokens.append(Token("set", ((ord(text[position]), ord(text[position])),)))
+            position += 1
         else:
-            found.append(_scanned(match))
-            at = match.end()
-    return found
+            tokens.append(_token_of(match))
+            position = match.end()
+    return tokens
 
 
 def rule_tokens(text: str) -> dict[str, list[Token]]:
@@ -72,22 +72,22 @@ def rule_tokens(text: str) -> dict[str, list[Token]]:
 
 
 def _of_rule(text: str) -> Iterator[Token]:
-    at = 0
-    while at < len(text):
-        match = SCAN.match(text, at) or IN_RULES.match(text, at)
+    position = 0
+    while position < len(text):
+        match = SCAN.match(text, position) or IN_RULES.match(text, position)
         if match is None:
-            raise Unsupported(f"the plain matcher cannot read {text[at : at + 20]!r} of the grammar")
-        at = match.end()
+            raise Unsupported(f"the plain matcher cannot read {text[position : position + 20]!r} of the grammar")
+        position = match.end()
         if match.re is SCAN:
-            yield _scanned(match)
+            yield _token_of(match)
         elif match["name"]:
             yield Token("call", name=match["name"])
         elif match["text"] is not None:
-            plain = re.sub(r"\\(.)", lambda one: chr(_code(one[0])), match["text"], flags=re.DOTALL)
+            plain = re.sub(r"\\(.)", lambda escape: chr(_code(escape[0])), match["text"], flags=re.DOTALL)
             yield from text_tokens(plain)
 
 
-def _scanned(match: re.Match[str]) -> Token:
+def _token_of(match: re.Match[str]) -> Token:
     if match["sign"]:
         return SIGNS[match["sign"]]
     if match["escape"]:
@@ -98,7 +98,7 @@ def _scanned(match: re.Match[str]) -> Token:
         return Token("count", least=int(least), most=int(most) if most else -1 if comma else int(least))
     inside = match["class"][1:-1]
     spans = [(_code(first), _code(last or first)) for first, last in IN_CLASS.findall(inside.removeprefix("^"))]
-    return Token("set", _outside(spans) if inside.startswith("^") else tuple(spans))
+    return Token("set", _complement(spans) if inside.startswith("^") else tuple(spans))
 
 
 def _code(sign: str) -> int:
@@ -106,12 +106,12 @@ def _code(sign: str) -> int:
     return ESCAPED.get(sign[1:], ord(sign[-1])) if len(sign) == 2 else ord(sign)
 
 
-def _outside(spans: list[tuple[int, int]]) -> Spans:
-    taken = sorted(spans)
-    firsts = [0, *(last + 1 for _, last in taken)]
-    lasts = [*(first - 1 for first, _ in taken), 0x10FFFF]
+def _complement(spans: list[tuple[int, int]]) -> Spans:
+    ordered = sorted(spans)
+    firsts = [0, *(last + 1 for _, last in ordered)]
+    lasts = [*(first - 1 for first, _ in ordered), 0x10FFFF]
     # The running maximum, since one span may lie inside another.
-    return tuple((max(firsts[: at + 1]), last) for at, last in enumerate(lasts) if max(firsts[: at + 1]) <= last)
+    return tuple((max(firsts[: i + 1]), last) for i, last in enumerate(lasts) if max(firsts[: i + 1]) <= last)
 
 
 def schema_tokens(content: Any) -> list[Token]:
@@ -120,7 +120,7 @@ def schema_tokens(content: Any) -> list[Token]:
         values = content.get("enum", [content.get("const")])
         return _any([text_tokens(json.dumps(value)) for value in values])
     if "anyOf" in content:
-        return _any([schema_tokens(one) for one in content["anyOf"]])
+        return _any([schema_tokens(option) for option in content["anyOf"]])
     kind = content["type"]
     if kind == "object":
         return _object(content)
@@ -142,8 +142,8 @@ def _array(content: Any) -> list[Token]:
     if most == 0:
         return text_tokens("[]")
     more = [OPEN, *text_tokens(","), *item, CLOSE, Token("count", least=max(least - 1, 0), most=max(most - 1, -1))]
-    filled = [OPEN, *item, *more, CLOSE, *([] if least else [OPTIONAL])]
-    return [*text_tokens("["), *filled, *text_tokens("]")]
+    items = [OPEN, *item, *more, CLOSE, *([] if least else [OPTIONAL])]
+    return [*text_tokens("["), *items, *text_tokens("]")]
 
 
 def _object(content: Any) -> list[Token]:
@@ -151,11 +151,11 @@ def _object(content: Any) -> list[Token]:
     parts, needed = content.get("properties", {}), set(content.get("required", ()))
     members = [(name, text_tokens(f"{json.dumps(name)}:") + schema_tokens(part)) for name, part in parts.items()]
     options = []
-    for at, (name, member) in enumerate(members):
-        rest = []
-        for later, tokens in members[at + 1 :]:
-            rest += [OPEN, *text_tokens(","), *tokens, CLOSE, *([] if later in needed else [OPTIONAL])]
-        options.append([*member, *rest])
+    for i, (name, member) in enumerate(members):
+        optional_members = []
+        for later_name, tokens in members[i + 1 :]:
+            optional_members += [OPEN, *text_tokens(","), *tokens, CLOSE, *([] if later_name in needed else [OPTIONAL])]
+        options.append([*member, *optional_members])
         if name in needed:
             break
     else:

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from backends.engine.handover.mailbox import Lost
+from backends.engine.handover.mailbox import PeerLost
 
 SIDES = ("prefill", "decode")
 """The names of the sides, in the order of their numbers in torch's group."""
@@ -25,17 +25,17 @@ class GlooMailbox:
         Lost: The other side does not join.
     """
 
-    def __init__(self, folder: Path, mine: str, seconds: float, transport: str = "gloo", device: str = "cpu") -> None:
+    def __init__(self, folder: Path, side: str, seconds: float, transport: str = "gloo", device: str = "cpu") -> None:
         self._device = device
-        self._rank = SIDES.index(mine)
-        self._other = SIDES[1 - self._rank]
+        self._rank = SIDES.index(side)
+        self._other_side = SIDES[1 - self._rank]
         if transport == "gloo":
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # both sides are processes of one machine
         place, limit = f"file://{folder / 'meeting'}", timedelta(seconds=seconds)
         try:
             dist.init_process_group(transport, init_method=place, rank=self._rank, world_size=2, timeout=limit)
-        except RuntimeError as why:
-            raise Lost(_told(self._other, why)) from why
+        except RuntimeError as error:
+            raise PeerLost(_loss_text(self._other_side, error)) from error
 
     def post(self, letter: bytes) -> None:
         """See `Mailbox.post`."""
@@ -50,17 +50,17 @@ class GlooMailbox:
     def _send(self, tensor: Tensor) -> None:
         try:
             dist.send(tensor.to(self._device), 1 - self._rank)
-        except RuntimeError as why:
-            raise Lost(_told(self._other, why)) from why
+        except RuntimeError as error:
+            raise PeerLost(_loss_text(self._other_side, error)) from error
 
     def _receive(self, room: Tensor) -> Tensor:
-        held = room.to(self._device)
+        buffer = room.to(self._device)
         try:
-            dist.recv(held, 1 - self._rank)
-        except RuntimeError as why:
-            raise Lost(_told(self._other, why)) from why
-        return held.cpu()
+            dist.recv(buffer, 1 - self._rank)
+        except RuntimeError as error:
+            raise PeerLost(_loss_text(self._other_side, error)) from error
+        return buffer.cpu()
 
 
-def _told(other: str, why: RuntimeError) -> str:
-    return f"the {other} side is lost: {' '.join(str(why).split())[:120]}"
+def _loss_text(other_side: str, error: RuntimeError) -> str:
+    return f"the {other_side} side is lost: {' '.join(str(error).split())[:120]}"

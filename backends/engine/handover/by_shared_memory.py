@@ -11,7 +11,7 @@ from collections.abc import Callable
 from multiprocessing.synchronize import Semaphore
 from pathlib import Path
 
-from backends.engine.handover.mailbox import Lost
+from backends.engine.handover.mailbox import PeerLost
 
 MEMORY = Path("/dev/shm")
 """The folder of Linux whose files are memory."""
@@ -33,37 +33,37 @@ class SharedMemoryMailbox:
     """
 
     def __init__(
-        self, folder: Path, mine: str, other: str, here: Semaphore, there: Semaphore, gone: Callable[[], bool]
+        self, folder: Path, side: str, other_side: str, here: Semaphore, there: Semaphore, is_gone: Callable[[], bool]
     ) -> None:
-        self._folder, self._mine, self._other = folder, mine, other
-        self._here, self._there, self._gone = here, there, gone
-        self._posted = self._taken = 0
+        self._folder, self._side, self._other_side = folder, side, other_side
+        self._here, self._there, self._is_peer_gone = here, there, is_gone
+        self._num_posted = self._num_taken = 0
 
     def post(self, letter: bytes) -> None:
         """See `Mailbox.post`."""
-        if self._gone():
-            raise Lost(f"the {self._other} side is gone")
-        whole = self._folder / f"{self._other}-{self._posted}"
-        part = whole.with_suffix(".part")
+        if self._is_peer_gone():
+            raise PeerLost(f"the {self._other_side} side is gone")
+        file_name = self._folder / f"{self._other_side}-{self._num_posted}"
+        part = file_name.with_suffix(".part")
         with open(part, "w+b") as file:
             file.truncate(len(letter))
-            with mmap.mmap(file.fileno(), len(letter)) as held:
-                held[:] = letter
-        os.rename(part, whole)
-        self._posted += 1
+            with mmap.mmap(file.fileno(), len(letter)) as memory:
+                memory[:] = letter
+        os.rename(part, file_name)
+        self._num_posted += 1
         self._there.release()
 
     def take(self, seconds: float) -> bytes:
         """See `Mailbox.take`."""
         until = time.monotonic() + seconds
         while not self._here.acquire(timeout=min(LOOK, max(until - time.monotonic(), 0.001))):
-            if self._gone():
-                raise Lost(f"the {self._other} side is gone")
+            if self._is_peer_gone():
+                raise PeerLost(f"the {self._other_side} side is gone")
             if time.monotonic() > until:
-                raise Lost(f"no letter came from the {self._other} side within {seconds:.3g} seconds")
-        place = self._folder / f"{self._mine}-{self._taken}"
-        self._taken += 1
-        with open(place, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as held:
-            letter = bytes(held)
+                raise PeerLost(f"no letter came from the {self._other_side} side within {seconds:.3g} seconds")
+        place = self._folder / f"{self._side}-{self._num_taken}"
+        self._num_taken += 1
+        with open(place, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as memory:
+            letter = bytes(memory)
         os.unlink(place)
         return letter

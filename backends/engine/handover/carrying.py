@@ -11,9 +11,9 @@ from backends.engine.draft.head import HeadDraft
 from backends.engine.guided.guide import Guide
 from backends.engine.handover.packet import BadHandOver
 from backends.engine.handover.seams import HandOverSeams
-from backends.engine.handover.state import Carried, columns_of
+from backends.engine.handover.state import RequestState, committed_columns_of
 from backends.engine.kv.arena import CacheLease, Model
-from backends.engine.kv.routed import routed_beside
+from backends.engine.kv.routed import routed_columns_of
 from backends.engine.model.causal_lm import CausalLm
 from reference.case import Case
 from reference.trace import Step
@@ -27,7 +27,7 @@ class Counting(Protocol):
 
 
 class Carrying:
-    """A request that can be carried: `carried` is its state between two steps, `carry_on` takes such a state over.
+    """A request that can be carried: `carried_state` is its state between two steps, `carry_on` takes a state over.
 
     Attributes:
         hops: How many times the request was handed over.
@@ -49,7 +49,7 @@ class Carrying:
     draft_since: int = 0
     _hidden: list[Tensor]
     _limits: stops.Limits
-    _written: stops.Written
+    _written: stops.OutputTail
 
     @property
     def drafted_steps(self) -> int:
@@ -77,14 +77,14 @@ class Carrying:
         reads = self.case.draft.reads
         return 0 if reads is None else reads.parts * int(self.target.model.config.hidden_size)
 
-    def carried(self) -> Carried:
+    def carried_state(self) -> RequestState:
         """The state that a packet holds; keys and values are copies.
 
         A draft model may have read the root already, for a tree that was thrown away: its cache is rewound by one.
         """
         text, cache = tuple(self.tokens), self.lease.draft
         emitted = self.steps[-1].emitted if self.steps else None
-        return Carried(
+        return RequestState(
             tokens=text,
             position=self.position,
             lengths=tuple(self.counters.lengths),
@@ -93,8 +93,8 @@ class Carrying:
             draft_steps=self.draft_steps,
             matched=None if self.guide is None else self.guide.read,
             logprob=None if emitted is None or emitted.logprobs is None else emitted.logprobs[-1],
-            target=columns_of(self.lease.target, len(text) - 1),
-            draft=columns_of(cache, len(text) - 1) if cache is not None and self.sends_draft else None,
+            target=committed_columns_of(self.lease.target, len(text) - 1),
+            draft=committed_columns_of(cache, len(text) - 1) if cache is not None and self.sends_draft else None,
             # After a switch to a draft that reads none, those of earlier tokens are of no use.
             hidden=torch.cat(self._hidden) if self._hidden and self.hidden_width else None,
         )
@@ -115,35 +115,35 @@ class Carrying:
             return
         context = len(last.context)
         rows = [*range(context), *(context + node for node in accepted.path)][: self.lease.target.length]
-        shown = torch.from_numpy(scored.routed[:, rows].copy())
-        routed_beside(self.lease.target).write(0, shown, len(rows))
+        experts = torch.from_numpy(scored.routed[:, rows].copy())
+        routed_columns_of(self.lease.target).write(0, experts, len(rows))
 
-    def carry_on(self, sent: Carried, steps: list[Step], over: HandOverSeams) -> None:
-        """Take over the state `sent` of a request that another server has begun; this one was just made.
+    def carry_on(self, state: RequestState, steps: list[Step], hand_over: HandOverSeams) -> None:
+        """Take over the state `state` of a request that another server has begun; this one was just made.
 
         Args:
-            sent: The state.
+            state: The state.
             steps: The steps that it has revealed so far; no packet holds them, since no decode needs them.
-            over: The functions of the hand-over.
+            hand_over: The functions of the hand-over.
 
         Raises:
             BadHandOver: The grammar reads the text otherwise than the sender says.
         """
-        self.tokens, self.position, self.steps = list(sent.tokens), sent.position, steps
-        self.counters.proposed, self.counters.lengths = sent.proposed, list(sent.lengths)
-        self._hidden = [] if sent.hidden is None else [sent.hidden.to(self.target.device)]
+        self.tokens, self.position, self.steps = list(state.tokens), state.position, steps
+        self.counters.proposed, self.counters.lengths = state.proposed, list(state.lengths)
+        self._hidden = [] if state.hidden is None else [state.hidden.to(self.target.device)]
         output = self.tokens[len(self.case.prompt) :]
-        self._written = stops.follow(stops.Written(), output, self._limits)
+        self._written = stops.follow(stops.OutputTail(), output, self._limits)
         if self.guide is not None:
-            over.read_again(self.guide, output)
-            if self.guide.read != sent.matched:
+            hand_over.read_again(self.guide, output)
+            if self.guide.read != state.matched:
                 raise BadHandOver(
-                    f"the sender's grammar has read {sent.matched} tokens, the receiver's {self.guide.read}"
+                    f"the sender's grammar has read {state.matched} tokens, the receiver's {self.guide.read}"
                 )
-        over.fill(self.lease.target, sent.target)
+        hand_over.fill(self.lease.target, state.target)
         if steps:
             self._show_routed(steps[-1])
-        if sent.draft is not None and self.lease.draft is not None:
-            over.fill(self.lease.draft, sent.draft)
-        self.draft.calls += sent.draft_calls
-        self.draft_since = self.drafted_steps - sent.draft_steps
+        if state.draft is not None and self.lease.draft is not None:
+            hand_over.fill(self.lease.draft, state.draft)
+        self.draft.calls += state.draft_calls
+        self.draft_since = self.drafted_steps - state.draft_steps

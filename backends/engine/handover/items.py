@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from backends.engine.handover.packet import BadHandOver, opened
+from backends.engine.handover.packet import BadHandOver, read_packet
 
 FORMAT = "specverify hand-over item 1"
 
@@ -62,30 +62,30 @@ class Item:
 
 def items_of(packet: bytes, run: int) -> list[Item]:
     """The items of `packet`, in the order of their names."""
-    facts, tensors = opened(packet)
+    facts, tensors = read_packet(packet)
     facts_in: dict[str, dict[str, Any]] = {"request": dict(facts)}
-    for name, held in FACTS.items():
-        facts_in[name] = {fact: facts_in["request"].pop(fact) for fact in held if fact in facts}
+    for name, fact_names in FACTS.items():
+        facts_in[name] = {fact: facts_in["request"].pop(fact) for fact in fact_names if fact in facts}
     tensors_in: dict[str, dict[str, Tensor]] = {name: {} for name in facts_in}
-    for tensor, whole in tensors.items():
-        for item, part in _parts(tensor, whole, facts):
+    for tensor, tensor_data in tensors.items():
+        for item, part in _parts(tensor, tensor_data, facts):
             tensors_in.setdefault(item, {})[tensor] = part
     names = tuple(sorted(tensors_in))
-    of = (run, facts["room"], facts["hop"])
-    return [Item(*of, name, names, facts_in.get(name, {}), tensors_in[name]) for name in names]
+    key = (run, facts["room"], facts["hop"])
+    return [Item(*key, name, names, facts_in.get(name, {}), tensors_in[name]) for name in names]
 
 
-def _parts(tensor: str, whole: Tensor, facts: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
+def _parts(tensor: str, tensor_data: Tensor, facts: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
     """The items in which a tensor travels, each with the part that it holds."""
-    role, *rest = tensor.split(".")
-    if not rest or rest[0] not in ("keys", "values"):
-        yield (f"{role}.states" if rest else role), whole
+    role, *levels = tensor.split(".")
+    if not levels or levels[0] not in ("keys", "values"):
+        yield (f"{role}.states" if levels else role), tensor_data
         return
-    first = facts[role]["first"][int(rest[1])]
-    end = first + whole.shape[1]
+    first = facts[role]["first"][int(levels[1])]
+    end = first + tensor_data.shape[1]
     for page in range(first // PAGE, max(first, end - 1) // PAGE + 1):
         begin = max(page * PAGE, first)
-        yield f"{role}.page.{page}", whole[:, begin - first : min((page + 1) * PAGE, end) - first]
+        yield f"{role}.page.{page}", tensor_data[:, begin - first : min((page + 1) * PAGE, end) - first]
 
 
 def page_of(name: str) -> int:
@@ -93,24 +93,24 @@ def page_of(name: str) -> int:
     return int(name.rsplit(".", 1)[1]) if ".page." in name else -1
 
 
-def mixed(items: Sequence[Item]) -> list[Item]:
+def shuffle(items: Sequence[Item]) -> list[Item]:
     """The order in which a sender posts its items: any order, and the same one every time."""
-    found = list(items)
-    random.Random(f"{found[0].room} {found[0].hop} {len(found)}").shuffle(found)
-    return found
+    shuffled = list(items)
+    random.Random(f"{shuffled[0].room} {shuffled[0].hop} {len(shuffled)}").shuffle(shuffled)
+    return shuffled
 
 
-def arrived(came: Collection[str], names: Collection[str]) -> bool:
+def is_complete(arrived_names: Collection[str], names: Collection[str]) -> bool:
     """Whether the receiver may begin: all items are there."""
-    return set(came) == set(names)
+    return set(arrived_names) == set(names)
 
 
-def joined(items: Sequence[Item]) -> bytes:
+def join(items: Sequence[Item]) -> bytes:
     """The packet of the items, in whatever order they came: KV pages are joined by their numbers."""
-    return together(sorted(items, key=lambda one: page_of(one.name)))
+    return join_in_order(sorted(items, key=lambda item: page_of(item.name)))
 
 
-def together(items: Sequence[Item]) -> bytes:
+def join_in_order(items: Sequence[Item]) -> bytes:
     """The packet of the items, whose pages are joined in the order given."""
     facts: dict[str, Any] = {}
     parts: dict[str, list[Tensor]] = {}
@@ -118,13 +118,13 @@ def together(items: Sequence[Item]) -> bytes:
         facts |= item.facts
         for name, tensor in item.tensors.items():
             parts.setdefault(name, []).append(tensor)
-    tensors = {name: torch.cat(some, 1) if len(some) > 1 else some[0].clone() for name, some in parts.items()}
+    tensors = {name: torch.cat(pages, 1) if len(pages) > 1 else pages[0].clone() for name, pages in parts.items()}
     return bytes(save(tensors, {"facts": json.dumps(facts)}))
 
 
 def letter_of(item: Item) -> bytes:
     """The bytes of an item: one line of JSON, and a safetensors file."""
-    body = bytes(save({name: one.contiguous().clone() for name, one in item.tensors.items()}))
+    body = bytes(save({name: tensor.contiguous().clone() for name, tensor in item.tensors.items()}))
     head = {name: getattr(item, name) for name in HEAD if name not in ("format", "digest")}
     head |= {"format": FORMAT, "digest": _digest(head, body)}
     return json.dumps(head).encode() + b"\n" + body
@@ -142,21 +142,21 @@ def item_of(letter: bytes) -> Item:
     except ValueError:
         raise BadHandOver(f"a letter of {len(letter)} bytes holds no item of a hand-over") from None
     if not isinstance(head, dict) or head.get("format") != FORMAT:
-        named = head.get("format") if isinstance(head, dict) else None
-        raise BadHandOver(f"an item's format is {named!r}; this side reads {FORMAT!r}")
+        format_name = head.get("format") if isinstance(head, dict) else None
+        raise BadHandOver(f"an item's format is {format_name!r}; this side reads {FORMAT!r}")
     lacking = [name for name in HEAD if name not in head]
     if lacking:
         raise BadHandOver(f"item {head.get('name')!r} does not tell its {lacking[0]}")
-    told = head.pop("digest")
-    if told != _digest({name: head[name] for name in HEAD if name in head and name != "format"}, body):
+    told_digest = head.pop("digest")
+    if told_digest != _digest({name: head[name] for name in HEAD if name in head and name != "format"}, body):
         raise BadHandOver(f"item {head['name']} of request {head['room']} was changed or cut on its way")
-    run, room, hop, name = (head[one] for one in HEAD[1:5])
+    run, room, hop, name = (head[field] for field in HEAD[1:5])
     return Item(run, room, hop, name, tuple(head["names"]), head["facts"], load(body))
 
 
 def _digest(head: dict[str, Any], body: bytes) -> str:
-    told = json.dumps({name: head[name] for name in sorted(head)}).encode()
-    return hashlib.sha256(told + body).hexdigest()[:16]
+    head_text = json.dumps({name: head[name] for name in sorted(head)}).encode()
+    return hashlib.sha256(head_text + body).hexdigest()[:16]
 
 
 class Gathering:
@@ -168,12 +168,12 @@ class Gathering:
 
     def __init__(self, run: int, room: int, hop: int) -> None:
         self.items: list[Item] = []
-        self._of = (run, room, hop)
+        self._key = (run, room, hop)
 
     @property
-    def came(self) -> tuple[str, ...]:
+    def arrived_names(self) -> tuple[str, ...]:
         """The names of the items."""
-        return tuple(one.name for one in self.items)
+        return tuple(item.name for item in self.items)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -186,27 +186,29 @@ class Gathering:
         Raises:
             BadHandOver: It is of another request or hand-over, unknown, or there twice.
         """
-        run, room, hop = self._of
+        run, room, hop = self._key
         if item.run < run:
             return
         if item.run != run or item.room != room:
             raise BadHandOver(f"{item} of case {item.run} came; request {room} of case {run} is expected")
         if item.hop != hop:
-            how = "late" if item.hop < hop else "early"
-            raise BadHandOver(f"{item} is {how}: it is of hand-over {item.hop}, and {hop} is expected")
+            lateness = "late" if item.hop < hop else "early"
+            raise BadHandOver(f"{item} is {lateness}: it is of hand-over {item.hop}, and {hop} is expected")
         if self.items and item.names != self.names:
             raise BadHandOver(f"{item} tells of other items than the first one that came")
         if item.name not in item.names:
             raise BadHandOver(f"{item} is none of the items that the sender tells of")
-        if item.name in self.came:
+        if item.name in self.arrived_names:
             raise BadHandOver(f"{item} came twice")
         self.items.append(item)
 
     def missing(self) -> str:
         """What is not there yet, in words."""
-        _, room, hop = self._of
+        _, room, hop = self._key
         if not self.items:
             return f"no item of request {room} came for its hand-over {hop}"
-        lacking = [name for name in self.names if name not in self.came]
-        more = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
-        return f"item {lacking[0]}{more} of request {room} is missing: {len(self.items)} of {len(self.names)} came"
+        lacking = [name for name in self.names if name not in self.arrived_names]
+        others_text = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
+        return (
+            f"item {lacking[0]}{others_text} of request {room} is missing: {len(self.items)} of {len(self.names)} came"
+        )

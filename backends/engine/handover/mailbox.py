@@ -9,7 +9,7 @@ from backends.engine.handover.packet import BadHandOver
 from backends.engine.handover.seams import HandOverSeams
 
 
-class Lost(Exception):
+class PeerLost(Exception):
     """The other side is gone, or sends nothing; the message says which, and what was awaited."""
 
 
@@ -33,51 +33,56 @@ class Mailbox(Protocol):
         ...
 
 
-def sent_as(packet: bytes, run: int, over: HandOverSeams) -> list[bytes]:
+def letters_of(packet: bytes, run: int, hand_over: HandOverSeams) -> list[bytes]:
     """The letters of `packet` for the case of that number, in the order in which they are to be posted."""
-    return [letter_of(one) for one in over.mixed(items_of(packet, run))]
+    return [letter_of(item) for item in hand_over.shuffle(items_of(packet, run))]
 
 
-def received(
+def receive_packet(
     mailbox: Mailbox,
-    of: tuple[int, int, int],
+    key: tuple[int, int, int],
     letters: int,
     seconds: float,
-    over: HandOverSeams,
+    hand_over: HandOverSeams,
     beat: Callable[[], None],
 ) -> bytes:
     """The packet of one hand-over.
 
     Args:
         mailbox: Where its items arrive.
-        of: The number of the case, of the request and of its earlier hand-overs.
+        key: The number of the case, of the request and of its earlier hand-overs.
         letters: The number of letters that the sender has told.
         seconds: How long the receiver waits in all.
-        over: The functions of the hand-over.
+        hand_over: The functions of the hand-over.
         beat: Called after each letter, as a sign that this side is at work.
 
     Raises:
         BadHandOver: An item does not fit, or the sender has told of fewer letters than items.
         Lost: Items are missing.
     """
-    found, until, left = Gathering(*of), time.monotonic() + seconds, letters
+    gathering, until, letters_left = Gathering(*key), time.monotonic() + seconds, letters
     packet: bytes | None = None
-    wrong: BadHandOver | None = None
+    failure: BadHandOver | None = None
     # All letters are taken, whatever one of them holds: a sender may wait until they are.
-    while left:
+    while letters_left:
         try:
             letter = mailbox.take(max(until - time.monotonic(), 0.0))
-        except Lost as why:
-            raise Lost(f"{found.missing()} ({why})") from None
-        left -= 1
+        except PeerLost as error:
+            raise PeerLost(f"{gathering.missing()} ({error})") from None
+        letters_left -= 1
         beat()
         try:
-            if wrong is None:
-                found.take(item_of(letter))
-        except BadHandOver as why:
-            wrong = why
-        if wrong is None and packet is None and found.items and over.arrived(found.came, found.names):
-            packet = over.joined(found.items)
-    if wrong is not None or packet is None:
-        raise wrong or BadHandOver(found.missing())
+            if failure is None:
+                gathering.take(item_of(letter))
+        except BadHandOver as error:
+            failure = error
+        if (
+            failure is None
+            and packet is None
+            and gathering.items
+            and hand_over.is_complete(gathering.arrived_names, gathering.names)
+        ):
+            packet = hand_over.join(gathering.items)
+    if failure is not None or packet is None:
+        raise failure or BadHandOver(gathering.missing())
     return packet

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from backends.engine.kv.base import KvCache
-from backends.engine.kv.recurrent import Held, states_of
+from backends.engine.kv.recurrent import LayerStates, states_of
 
 
 @dataclass(frozen=True)
@@ -30,11 +30,11 @@ class Columns:
     first: tuple[int, ...]
     keys: tuple[Tensor, ...]
     values: tuple[Tensor, ...]
-    recurrent: Held | None = None
+    recurrent: LayerStates | None = None
 
 
 @dataclass(frozen=True)
-class Carried:
+class RequestState:
     """The state of a request between two of its steps.
 
     Attributes:
@@ -64,45 +64,45 @@ class Carried:
     hidden: Tensor | None
 
 
-def columns_of(cache: KvCache, most: int) -> Columns:
+def committed_columns_of(cache: KvCache, most: int) -> Columns:
     """The committed columns of `cache`, at most the first `most`; it is rewound to those.
 
     A layer with a window still has the columns that it sees from one position further back, and shows them then.
     """
     if cache.length > most:
         cache.crop(most)
-    length, held = cache.length, [cache.held(layer) for layer in range(cache.layers)]
-    first = tuple(min(begin, length) for begin, _, _ in held)
-    cut = [length - begin for begin in first]
+    length, columns_by_layer = cache.length, [cache.committed_columns(layer) for layer in range(cache.layers)]
+    first = tuple(min(begin, length) for begin, _, _ in columns_by_layer)
+    counts = [length - begin for begin in first]
     states = states_of(cache)
     return Columns(
         length,
         first,
-        tuple(keys[..., :count, :] for (_, keys, _), count in zip(held, cut, strict=True)),
-        tuple(values[..., :count, :] for (_, _, values), count in zip(held, cut, strict=True)),
-        None if states is None else dict(states.kept[length]),
+        tuple(keys[..., :count, :] for (_, keys, _), count in zip(columns_by_layer, counts, strict=True)),
+        tuple(values[..., :count, :] for (_, _, values), count in zip(columns_by_layer, counts, strict=True)),
+        None if states is None else dict(states.states_by_length[length]),
     )
 
 
-def fill(cache: KvCache, sent: Columns) -> None:
-    """Commit the columns `sent` in an empty cache, in blocks that the cache admits.
+def fill(cache: KvCache, columns: Columns) -> None:
+    """Commit the columns `columns` in an empty cache, in blocks that the cache admits.
 
     A layer with a window may have dropped its first columns. Zeros stand for them, which no later row can see.
     """
-    width = cache.most_rows or max(sent.length, 1)
-    for begin in range(0, sent.length, width):
-        end = min(begin + width, sent.length)
+    width = cache.most_rows or max(columns.length, 1)
+    for begin in range(0, columns.length, width):
+        end = min(begin + width, columns.length)
         cache.open(end - begin)
-        for layer, first in enumerate(sent.first):
-            pair = (sent.keys[layer], sent.values[layer])
-            cache.write(layer, *(_between(one, first, begin, end) for one in pair))
+        for layer, first in enumerate(columns.first):
+            pair = (columns.keys[layer], columns.values[layer])
+            cache.write(layer, *(_columns_between(tensor, first, begin, end) for tensor in pair))
         cache.commit(list(range(end - begin)))
     states = states_of(cache)
-    if states is not None and sent.recurrent is not None:
-        states.begin(sent.length, dict(sent.recurrent))
+    if states is not None and columns.recurrent is not None:
+        states.begin(columns.length, dict(columns.recurrent))
 
 
-def _between(held: Tensor, first: int, begin: int, end: int) -> Tensor:
-    """The columns `begin` to `end` of `held` [heads, columns, width], which begins with column `first`."""
-    dropped = held.new_zeros(held.shape[0], max(0, min(first, end) - begin), held.shape[2])
-    return torch.cat([dropped, held[:, max(begin - first, 0) : max(end - first, 0)]], 1)
+def _columns_between(columns: Tensor, first: int, begin: int, end: int) -> Tensor:
+    """The columns `begin` to `end` of `columns` [heads, columns, width], which begins with column `first`."""
+    dropped = columns.new_zeros(columns.shape[0], max(0, min(first, end) - begin), columns.shape[2])
+    return torch.cat([dropped, columns[:, max(begin - first, 0) : max(end - first, 0)]], 1)

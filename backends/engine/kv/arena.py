@@ -14,8 +14,8 @@ from backends.engine.kv.base import CacheSpec, KvCache, Poison
 from backends.engine.kv.layouts import CACHES
 from backends.engine.kv.paged import Pool
 from backends.engine.kv.pages import Blocks
-from backends.engine.kv.recurrent import stand_beside, states_of
-from backends.engine.kv.routed import routed_beside
+from backends.engine.kv.recurrent import put_states_beside, states_of
+from backends.engine.kv.routed import routed_columns_of
 from backends.engine.kv.seams import KvSeams
 from backends.engine.kv.tiers.second import Border
 from reference.layout import KvLayout
@@ -106,7 +106,7 @@ class Arena:
         border = self.layout.page_size if self.prefix is not None else 0
         for model, cache in ((target, lease.target), (draft, lease.draft)):
             if model is not None and cache is not None and model.room(0, 0).recurrent:
-                stand_beside(cache, self._seams.states(border))
+                put_states_beside(cache, self._seams.states(border))
 
     def room(self, model: Model, capacity: int, rows: int) -> CacheSpec:
         """The sizes of a cache of `model` in this layout."""
@@ -128,10 +128,10 @@ class Arena:
         """Caches in pages, which begin with the pages of the prefix cache that hold a beginning of `tokens`."""
         blocks = self._seams.blocks(self.pages, self.layout.page_size, self.layout.overhang)
         owner = page_owner(draft, adapter)
-        known = [] if self.prefix is None else self.prefix.match(owner, tokens)
-        known, held = self._with_known_states(known, (target, draft), owner, tokens)
-        blocks.adopt(known)
-        reused = len(known) * self.layout.page_size
+        pages = [] if self.prefix is None else self.prefix.match(owner, tokens)
+        pages, states_by_role = self._with_known_states(pages, (target, draft), owner, tokens)
+        blocks.adopt(pages)
+        reused = len(pages) * self.layout.page_size
         small = None if draft is None else self._seams.paged(self.pool(draft, "draft", capacity, rows), blocks, reused)
         lease = CacheLease(
             self._seams.paged(self.pool(target, "target", capacity, rows), blocks, reused),
@@ -143,27 +143,27 @@ class Arena:
         )
         self._with_states(lease, target, draft)
         for end in range(self.layout.page_size, reused + 1, self.layout.page_size):
-            routed_beside(lease.target).columns |= self._routed.get((owner, tokens[:end]), {})
-        for cache, states in zip((lease.target, lease.draft), held, strict=True):
-            beside = None if cache is None else states_of(cache)
-            if beside is not None and states is not None:
-                beside.begin(reused, states)
+            routed_columns_of(lease.target).columns |= self._routed.get((owner, tokens[:end]), {})
+        for cache, border_states in zip((lease.target, lease.draft), states_by_role, strict=True):
+            cache_states = None if cache is None else states_of(cache)
+            if cache_states is not None and border_states is not None:
+                cache_states.begin(reused, border_states)
         return lease
 
     def _with_known_states(
-        self, known: list[int], models: tuple[Model | None, ...], owner: object, tokens: tuple[int, ...]
+        self, pages: list[int], models: tuple[Model | None, ...], owner: object, tokens: tuple[int, ...]
     ) -> tuple[list[int], Border]:
-        """The first of the pages `known` behind which the recurrent states are known too, and those states.
+        """The first of the pages `pages` behind which the recurrent states are known too, and those states.
 
-        All of `known` for models without such states.
+        All of `pages` for models without such states.
         """
         if not any(model.room(0, 0).recurrent for model in models if model is not None):
-            return known, (None, None)
-        for count in range(len(known), 0, -1):
+            return pages, (None, None)
+        for count in range(len(pages), 0, -1):
             assert self.prefix is not None, "pages are known from the prefix cache alone"
-            held = self.prefix.borders.get((owner, tokens[: count * self.layout.page_size]))
-            if held is not None:
-                return known[:count], held
+            states_by_role = self.prefix.borders.get((owner, tokens[: count * self.layout.page_size]))
+            if states_by_role is not None:
+                return pages[:count], states_by_role
         return [], (None, None)
 
     def pool(self, model: Model, role: str, capacity: int, rows: int) -> Pool:
@@ -193,21 +193,21 @@ class Arena:
         next page, which is not shared.
         """
         columns = source.target.length
-        same = draft is not None and source.draft is not None and source.owner is draft
+        same_draft = draft is not None and source.draft is not None and source.owner is draft
         if source.blocks is not None:
             lease = self.paged(target, draft, capacity, rows, ())
             assert lease.blocks is not None
             lease.blocks.adopt(source.blocks.table[: -(-columns // source.blocks.size)])
             lease.target.length = columns
-            if same and lease.draft is not None and source.draft is not None:
+            if same_draft and lease.draft is not None and source.draft is not None:
                 lease.draft.length = min(source.draft.length, columns)
         else:
             lease = self.lease(target, draft, capacity, rows)
             lease.target.begin_as(source.target)
-            if same and lease.draft is not None and source.draft is not None:
+            if same_draft and lease.draft is not None and source.draft is not None:
                 lease.draft.begin_as(source.draft)
         self.fork_states(source.target, lease.target)
-        if same and lease.draft is not None and source.draft is not None:
+        if same_draft and lease.draft is not None and source.draft is not None:
             self.fork_states(source.draft, lease.draft)
         lease.owner, lease.reused, lease.adapter = draft, columns, source.adapter
         return lease
@@ -217,7 +217,7 @@ class Arena:
 
         So do the experts of its columns, which are shown in traces alone.
         """
-        routed_beside(twin).columns = dict(routed_beside(source).columns)
+        routed_columns_of(twin).columns = dict(routed_columns_of(source).columns)
         old, new = states_of(source), states_of(twin)
         if old is not None and new is not None:
             new.begin_as(old, twin.length)
@@ -229,9 +229,9 @@ class Arena:
             small = self._seams.paged(self.pool(draft, "draft", capacity, rows), lease.blocks)
         elif draft is not None:
             small = self._plain(self.room(draft, capacity, rows))
-        other = replace(lease, draft=small, owner=draft)
-        self._with_states(other, None, draft)
-        return other
+        switched = replace(lease, draft=small, owner=draft)
+        self._with_states(switched, None, draft)
+        return switched
 
     def give_back(self, lease: CacheLease, tokens: tuple[int, ...] = ()) -> None:
         """Take back the caches of a request that is over or evicted.
@@ -256,18 +256,22 @@ class Arena:
         """Keep the recurrent states of `lease` behind each full page of `tokens`; forget those of pages let go."""
         assert self.prefix is not None
         borders = self.prefix.borders
-        beside = [None if cache is None else states_of(cache) for cache in (lease.target, lease.draft)]
+        states_by_role = [None if cache is None else states_of(cache) for cache in (lease.target, lease.draft)]
         size = self.layout.page_size
-        for end in range(size, len(tokens) + 1, size) if any(beside) else ():
-            held = [None if states is None else states.kept.get(end) for states in beside]
-            if all(one is not None for one, states in zip(held, beside, strict=True) if states is not None):
-                borders.setdefault((lease.key, tokens[:end]), (held[0], held[1]))
-        self.prefix.borders = {key: held for key, held in borders.items() if key in self.prefix.entries}
+        for end in range(size, len(tokens) + 1, size) if any(states_by_role) else ():
+            border_states = [None if states is None else states.states_by_length.get(end) for states in states_by_role]
+            if all(
+                border_state is not None
+                for border_state, states in zip(border_states, states_by_role, strict=True)
+                if states is not None
+            ):
+                borders.setdefault((lease.key, tokens[:end]), (border_states[0], border_states[1]))
+        self.prefix.borders = {key: border for key, border in borders.items() if key in self.prefix.entries}
 
     def _keep_routed(self, lease: CacheLease, tokens: tuple[int, ...]) -> None:
         """Keep the experts of the columns of each full page of `tokens`, which a trace shows where the page is met."""
         assert self.prefix is not None
-        columns, size = routed_beside(lease.target).columns, self.layout.page_size
+        columns, size = routed_columns_of(lease.target).columns, self.layout.page_size
         for end in range(size, len(tokens) + 1, size) if columns else ():
             page = {column: columns[column] for column in range(end - size, end) if column in columns}
             self._routed.setdefault((lease.key, tokens[:end]), page)
@@ -284,21 +288,25 @@ class Arena:
             caches = [cache for lease in leases for cache in lease.caches if getattr(cache, "pool", None) is pool]
             pool.fill(list(self.pages.free), self._filling(caches))
         for lease in leases:
-            others = [one for one in leases if one is not lease]
-            lease.target.poison(self._filling([one.target for one in others]))
+            other_leases = [other_lease for other_lease in leases if other_lease is not lease]
+            lease.target.poison(self._filling([other_lease.target for other_lease in other_leases]))
             if lease.draft is not None:
-                same = [one.draft for one in others if one.draft is not None and one.owner is lease.owner]
-                lease.draft.poison(self._filling(same))
+                draft_caches = [
+                    other_lease.draft
+                    for other_lease in other_leases
+                    if other_lease.draft is not None and other_lease.owner is lease.owner
+                ]
+                lease.draft.poison(self._filling(draft_caches))
 
-    def _filling(self, others: Sequence[KvCache]) -> Poison:
-        """The poison of a cell; `others` are caches of the same model, from which `others` takes a key.
+    def _filling(self, other_caches: Sequence[KvCache]) -> Poison:
+        """The poison of a cell; `other_caches` are caches of the same model, from which `other_caches` takes a key.
 
         NaN only if attention never reads such a cell: a masked NaN would still spoil the output, as 0 * NaN is NaN.
         """
         if self.layout.poison == "others":
-            keys = (cache.held(0)[1] for cache in others)
+            keys = (cache.committed_columns(0)[1] for cache in other_caches)
             # A layer with a window of one column holds no column between steps.
-            return next((held[0, -1] for held in keys if held.shape[1]), LARGE)
+            return next((keys_of_cache[0, -1] for keys_of_cache in keys if keys_of_cache.shape[1]), LARGE)
         return float("nan") if self.layout.poison == "nan" and not self.layout.traits.reads_stale else LARGE
 
     @property

@@ -78,7 +78,7 @@ class KvCache(Protocol):
 
     Logical columns are the committed tokens 0..length-1 in the order of their positions, then the open rows in the
     order in which they were opened. A layout may store columns in any place. It may hold more cells than columns, or
-    fewer if a layer can no longer see some columns. Attention reads the result of `read` under the mask of `shown`.
+    fewer if a layer can no longer see some columns. Attention reads the result of `read` under the mask of `cell_mask`.
 
     Attributes:
         length: Number of committed columns.
@@ -114,7 +114,7 @@ class KvCache(Protocol):
         """The first committed column that `read` returns; no later row can see a column before it."""
         ...
 
-    def shown(self, layer: int, visible: Tensor) -> Tensor:
+    def cell_mask(self, layer: int, visible: Tensor) -> Tensor:
         """The mask `visible`, bool [R, length + rows] over logical columns, as bool [R, C] over the cells of `read`."""
         ...
 
@@ -138,11 +138,11 @@ class KvCache(Protocol):
         """Forget committed columns from `length` on, and every open row."""
         ...
 
-    def begin_as(self, other: "KvCache") -> None:
-        """Copy all columns that `other`, a cache of the same layout and model, has committed; this cache is empty."""
+    def begin_as(self, source: "KvCache") -> None:
+        """Copy all columns that `source`, a cache of the same layout and model, has committed; this cache is empty."""
         ...
 
-    def held(self, layer: int) -> tuple[int, Tensor, Tensor]:
+    def committed_columns(self, layer: int) -> tuple[int, Tensor, Tensor]:
         """The first committed column that the layer still holds, and copies of keys and values from that column on."""
         ...
 
@@ -159,19 +159,19 @@ class OutOfPages(Exception):
     """A pool has too few free pages for rows that must be written; the message says how many are needed and free."""
 
 
-def of_width(number: Poison, cells: Tensor) -> Poison:
+def poison_of_width(number: Poison, cells: Tensor) -> Poison:
     """The poison of `cells` [..., width]: a key is repeated or cut to their width, since values may have another."""
     if isinstance(number, float) or len(number) == cells.shape[-1]:
         return number
     return number[torch.arange(cells.shape[-1], device=number.device) % len(number)]
 
 
-def in_order(path: list[int]) -> bool:
+def is_in_order(path: list[int]) -> bool:
     """Whether the path consists of the first rows of the block, in order, so that no row must move."""
     return path == list(range(len(path)))
 
 
-def picked(pair: Pair, path: list[int]) -> Pair:
+def pick_columns(pair: Pair, path: list[int]) -> Pair:
     """Copies of the columns `path` of keys and values [kv_heads, columns, head_dim]."""
     index = torch.tensor(path, dtype=torch.long, device=pair[0].device)
     return pair[0].index_select(-2, index), pair[1].index_select(-2, index)

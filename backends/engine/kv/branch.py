@@ -9,7 +9,7 @@ import os
 import torch
 from torch import Tensor
 
-from backends.engine.kv.base import CacheSpec, KvCache, Pair, Poison, in_order, of_width, picked
+from backends.engine.kv.base import CacheSpec, KvCache, Pair, Poison, is_in_order, pick_columns, poison_of_width
 from reference.layout import FAST_SWITCH, NO_PREFIX, NOT_IN_ORDER
 
 
@@ -32,7 +32,7 @@ class Branch:
     def __init__(self, room: CacheSpec, how: str) -> None:
         self._how = how
         self._buffers = [room.empty(room.capacity) for _ in range(room.layers)]
-        self.kept: list[Pair] = [_columns(buffer, 0, 0) for buffer in self._buffers]
+        self.committed_pairs: list[Pair] = [_columns(buffer, 0, 0) for buffer in self._buffers]
         self.branch: list[Pair] = []
         self.way: str | None = None
         self.layers = room.layers
@@ -48,7 +48,7 @@ class Branch:
         columns: a replica made here would be copied once more.
         """
         if not self.rows:
-            self.branch = list(self.kept)
+            self.branch = list(self.committed_pairs)
         self.rows += rows
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
@@ -58,13 +58,13 @@ class Branch:
 
     def read(self, layer: int) -> Pair:
         """The branch, or the committed columns while no row is open."""
-        return (self.branch or self.kept)[layer]
+        return (self.branch or self.committed_pairs)[layer]
 
     def first(self, layer: int) -> int:
         """0: this layout keeps every column."""
         return 0
 
-    def shown(self, layer: int, visible: Tensor) -> Tensor:
+    def cell_mask(self, layer: int, visible: Tensor) -> Tensor:
         """`visible` unchanged: `read` returns the logical columns in order."""
         return visible
 
@@ -84,9 +84,9 @@ class Branch:
         """See `KvCache.commit`."""
         if not self.rows:
             return None
-        how, why = self.way_of(path)
+        how, reason = self.way_of(path)
         self.bring_home(path, how)
-        return why
+        return reason
 
     def bring_home(self, path: list[int], how: str) -> None:
         """Write the rows `path` of the branch to the committed cache by the way `how`, and close the branch."""
@@ -96,15 +96,15 @@ class Branch:
             # `way` is set beside the copy, not beside the choice: it shows which copy really ran.
             if how == "fast":
                 self.way = "fast"
-                self.put(layer, self.length, picked(pair, rows))
+                self.put(layer, self.length, pick_columns(pair, rows))
             elif how == "length":
                 self.way = "length"
                 self.put(layer, 0, _columns(pair, 0, end))
             else:
                 self.way = "path"
-                self.put(layer, 0, picked(pair, [*range(self.length), *rows]))
+                self.put(layer, 0, pick_columns(pair, [*range(self.length), *rows]))
         self.length, self.branch, self.rows = end, [], 0
-        self.kept = [_columns(buffer, 0, end) for buffer in self._buffers]
+        self.committed_pairs = [_columns(buffer, 0, end) for buffer in self._buffers]
 
     def put(self, layer: int, begin: int, new: Pair) -> None:
         """Write the columns `new` from column `begin` on.
@@ -112,58 +112,60 @@ class Branch:
         A buffer of another shape or dtype, or one that is too short, is replaced; the columns before `begin` are kept.
         """
         old, end = self._buffers[layer], begin + new[0].shape[-2]
-        if any(_unlike(one, two) or one.shape[-2] < end for one, two in zip(old, new, strict=True)):
+        if any(_unlike(cells, tensor) or cells.shape[-2] < end for cells, tensor in zip(old, new, strict=True)):
             columns = max(end, old[0].shape[-2])
-            keys, values = (one.new_zeros((*one.shape[:-2], columns, one.shape[-1])) for one in new)
+            keys, values = (tensor.new_zeros((*tensor.shape[:-2], columns, tensor.shape[-1])) for tensor in new)
             self._buffers[layer] = keys, values
             if begin:
                 self.put(layer, 0, _columns(old, 0, begin))
-        for buffer, one in zip(self._buffers[layer], new, strict=True):
-            buffer[..., begin:end, :] = one
+        for buffer, tensor in zip(self._buffers[layer], new, strict=True):
+            buffer[..., begin:end, :] = tensor
 
     def way_of(self, path: list[int]) -> tuple[str, str | None]:
         """The way of this commit, and the reason if it is not the way asked for."""
         # Read at every commit, so that a change of the switch takes effect at once.
         switch = os.environ.get(FAST_SWITCH)
         if self._how == "length":
-            return ("length", None) if in_order(path) else ("path", NOT_IN_ORDER)
+            return ("length", None) if is_in_order(path) else ("path", NOT_IN_ORDER)
         if self._how == "fast" and switch == "0":
             return "path", f"{FAST_SWITCH}=0"
         if self._how == "fast" or switch == "1":
-            why = cannot_share(self.kept, self.branch, self.length) or self._moved()
-            return ("fast", None) if why is None else ("path", why)
+            reason = cannot_share(self.committed_pairs, self.branch, self.length) or self._moved_reason()
+            return ("fast", None) if reason is None else ("path", reason)
         return "path", None
 
-    def _moved(self) -> str | None:
+    def _moved_reason(self) -> str | None:
         """The reason, if a layer's committed columns are not in the buffer to which `fast` appends; else None."""
-        for index, (mine, buffer) in enumerate(zip(self.kept, self._buffers, strict=True)):
-            # Equal addresses mean that `kept` is still a view of the beginning of the buffer.
-            if any(one.data_ptr() != two.data_ptr() for one, two in zip(mine, buffer, strict=True)):
+        for index, (committed, buffer) in enumerate(zip(self.committed_pairs, self._buffers, strict=True)):
+            # Equal addresses mean that `committed_pairs` is still a view of the beginning of the buffer.
+            if any(
+                tensor.data_ptr() != its_buffer.data_ptr() for tensor, its_buffer in zip(committed, buffer, strict=True)
+            ):
                 return f"layer {index} of the committed cache lies elsewhere"
         return None
 
     def crop(self, length: int) -> None:
         """See `KvCache.crop`."""
-        self.kept = [_columns(pair, 0, length) for pair in self.kept]
+        self.committed_pairs = [_columns(pair, 0, length) for pair in self.committed_pairs]
         self.length, self.rows, self.branch = length, 0, []
 
-    def begin_as(self, other: KvCache) -> None:
+    def begin_as(self, source: KvCache) -> None:
         """See `KvCache.begin_as`."""
-        self.length = other.length
+        self.length = source.length
         for layer in range(self.layers):
-            self.put(layer, 0, other.held(layer)[1:])
-        self.kept = [_columns(buffer, 0, self.length) for buffer in self._buffers]
+            self.put(layer, 0, source.committed_columns(layer)[1:])
+        self.committed_pairs = [_columns(buffer, 0, self.length) for buffer in self._buffers]
 
-    def held(self, layer: int) -> tuple[int, Tensor, Tensor]:
-        """All committed columns, from column 0; see `KvCache.held`."""
-        keys, values = self.kept[layer]
+    def committed_columns(self, layer: int) -> tuple[int, Tensor, Tensor]:
+        """All committed columns, from column 0; see `KvCache.committed_columns`."""
+        keys, values = self.committed_pairs[layer]
         return 0, keys.clone(), values.clone()
 
     def poison(self, number: Poison) -> None:
         """Fill the cells after the committed columns."""
         for pair in self._buffers:
             for buffer in pair:
-                buffer[..., self.length :, :] = of_width(number, buffer)
+                buffer[..., self.length :, :] = poison_of_width(number, buffer)
 
     def release(self) -> None:
         """See `KvCache.release`."""
@@ -174,21 +176,21 @@ def _columns(pair: Pair, begin: int, end: int) -> Pair:
     return pair[0][..., begin:end, :], pair[1][..., begin:end, :]
 
 
-def _unlike(mine: Tensor, other: Tensor) -> bool:
-    return mine.shape[:-2] != other.shape[:-2] or mine.dtype != other.dtype
+def _unlike(tensor: Tensor, other_tensor: Tensor) -> bool:
+    return tensor.shape[:-2] != other_tensor.shape[:-2] or tensor.dtype != other_tensor.dtype
 
 
-def cannot_share(kept: list[Pair], branch: list[Pair], length: int) -> str | None:
+def cannot_share(committed: list[Pair], branch: list[Pair], length: int) -> str | None:
     """The reason why the committed prefix may not stay in place under the branch's rows; None if every layer agrees."""
     if not length:
         return NO_PREFIX
-    if len(kept) != len(branch):
-        return f"{len(kept)} committed layers under {len(branch)} of the branch"
-    for index, (mine, other) in enumerate(zip(kept, branch, strict=True)):
-        if any(one.shape[-2] != length for one in mine):
-            return f"layer {index} holds {mine[0].shape[-2]} columns, the cache {length}"
-        if _unlike(mine[0], other[0]):
+    if len(committed) != len(branch):
+        return f"{len(committed)} committed layers under {len(branch)} of the branch"
+    for index, (committed_pair, branch_pair) in enumerate(zip(committed, branch, strict=True)):
+        if any(tensor.shape[-2] != length for tensor in committed_pair):
+            return f"layer {index} holds {committed_pair[0].shape[-2]} columns, the cache {length}"
+        if _unlike(committed_pair[0], branch_pair[0]):
             return f"layer {index} of the branch has another shape or dtype"
-        if other[0].shape[-2] < length:
+        if branch_pair[0].shape[-2] < length:
             return f"layer {index} of the branch is shorter than the prefix"
     return None

@@ -33,15 +33,15 @@ class Buffered:
         """See `KvCache.crop`."""
         self.length, self.rows = length, 0
 
-    def begin_as(self, other: KvCache) -> None:
+    def begin_as(self, source: KvCache) -> None:
         """See `KvCache.begin_as`."""
         for layer, pair in enumerate(self.buffers):
-            for buffer, old in zip(pair, other.held(layer)[1:], strict=True):
-                buffer[..., : other.length, :] = old
-        self.length = other.length
+            for buffer, old in zip(pair, source.committed_columns(layer)[1:], strict=True):
+                buffer[..., : source.length, :] = old
+        self.length = source.length
 
-    def held(self, layer: int) -> tuple[int, Tensor, Tensor]:
-        """All committed columns, from column 0; see `KvCache.held`."""
+    def committed_columns(self, layer: int) -> tuple[int, Tensor, Tensor]:
+        """All committed columns, from column 0; see `KvCache.committed_columns`."""
         keys, values = self.buffers[layer]
         return 0, keys[..., : self.length, :].clone(), values[..., : self.length, :].clone()
 

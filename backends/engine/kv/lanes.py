@@ -50,18 +50,18 @@ class BatchCache(Cache):  # type: ignore[misc]  # transformers is untyped here
         for lane, (cache, rows) in enumerate(zip(self.caches, self.rows, strict=True)):
             keys, values = key_states[lane], value_states[lane]
             self._write(lane, layer_idx, keys[:, :rows], values[:, :rows])
-            held = cache.read(layer_idx)
+            columns = cache.read(layer_idx)
             if rows < self.width:
                 # A padding row needs a column that it sees: a softmax over no column would be NaN.
-                held = torch.cat([held[0], keys[:, rows:]], 1), torch.cat([held[1], values[:, rows:]], 1)
-            lanes.append(held)
-        return self._stacked([keys for keys, _ in lanes]), self._stacked([values for _, values in lanes])
+                columns = torch.cat([columns[0], keys[:, rows:]], 1), torch.cat([columns[1], values[:, rows:]], 1)
+            lanes.append(columns)
+        return self._stack([keys for keys, _ in lanes]), self._stack([values for _, values in lanes])
 
     def _write(self, lane: int, layer: int, keys: Tensor, values: Tensor) -> None:
         """Write the rows of one lane, [kv_heads, rows, head_dim]."""
         self.caches[lane].write(layer, keys, values)
 
-    def _stacked(self, lanes: list[Tensor]) -> Tensor:
+    def _stack(self, lanes: list[Tensor]) -> Tensor:
         """Stack the lanes to [B, kv_heads, widest, head_dim].
 
         The memory layout is the same for every kind of cache, because the bits of a product depend on strides. A lane
@@ -70,10 +70,10 @@ class BatchCache(Cache):  # type: ignore[misc]  # transformers is untyped here
         heads, columns, head_dim = lanes[0].shape
         if len(lanes) == 1 and lanes[0].stride() == (columns * head_dim, head_dim, 1):
             return lanes[0][None]
-        shape = (len(lanes), heads, max(one.shape[1] for one in lanes), head_dim)
+        shape = (len(lanes), heads, max(tensor.shape[1] for tensor in lanes), head_dim)
         stacked = lanes[0].new_full(shape, self.filler)
-        for lane, one in enumerate(lanes):
-            stacked[lane, :, : one.shape[1]] = one
+        for lane, tensor in enumerate(lanes):
+            stacked[lane, :, : tensor.shape[1]] = tensor
         return stacked
 
     def columns(self, layer: int, key: Tensor, value: Tensor, visible: Tensor) -> AttentionInputs:
@@ -101,15 +101,17 @@ class BatchCache(Cache):  # type: ignore[misc]  # transformers is untyped here
     def masks(self, layer: int, visible: list[Tensor]) -> Tensor:
         """The mask of a layer, bool [B, 1, width, C], from `visible[b]`, bool [rows[b], length + open rows]."""
         lanes = []
-        for cache, rows, seen in zip(self.caches, self.rows, visible, strict=True):
-            spare = self.width - rows
-            mask = torch.nn.functional.pad(cache.shown(layer, seen), (0, spare, 0, spare), value=False)
-            own = torch.arange(spare)
+        for cache, rows, visible_columns in zip(self.caches, self.rows, visible, strict=True):
+            num_padding = self.width - rows
+            mask = torch.nn.functional.pad(
+                cache.cell_mask(layer, visible_columns), (0, num_padding, 0, num_padding), value=False
+            )
+            padding = torch.arange(num_padding)
             # Each padding row sees its own column, which `update` appends after the columns of the cache.
-            mask[rows + own, mask.shape[1] - spare + own] = True
+            mask[rows + padding, mask.shape[1] - num_padding + padding] = True
             lanes.append(mask)
         widest = max(mask.shape[1] for mask in lanes)
-        return torch.stack([torch.nn.functional.pad(one, (0, widest - one.shape[1])) for one in lanes])[:, None]
+        return torch.stack([torch.nn.functional.pad(mask, (0, widest - mask.shape[1])) for mask in lanes])[:, None]
 
     def word_masks(self, layer: int, words: list[RowWords]) -> Tensor:
         """The mask of a layer as `masks` makes it, from the words of each lane's rows."""
@@ -137,6 +139,6 @@ class PagedLanes(BatchCache):
 
 def tables(caches: list[Paged], device: torch.device) -> tuple[Tensor, Tensor]:
     """Block tables int32 [B, most pages], padded with page 0, and lengths int32 [B], open rows included."""
-    held = [torch.tensor(cache.blocks.table, dtype=torch.int32) for cache in caches]
+    page_tables = [torch.tensor(cache.blocks.table, dtype=torch.int32) for cache in caches]
     lengths = torch.tensor([cache.length + cache.rows for cache in caches], dtype=torch.int32)
-    return torch.nn.utils.rnn.pad_sequence(held, batch_first=True).to(device), lengths.to(device)
+    return torch.nn.utils.rnn.pad_sequence(page_tables, batch_first=True).to(device), lengths.to(device)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import torch
 
-from backends.engine.kv.base import CacheSpec, Pair, in_order
+from backends.engine.kv.base import CacheSpec, Pair, is_in_order
 from backends.engine.kv.static import Static
 
 
@@ -23,13 +23,13 @@ class Overwrite(Static):
         end = self.length + self.rows
         return keys[..., :end, :], values[..., :end, :]
 
-    def shown(self, layer: int, visible: torch.Tensor) -> torch.Tensor:
+    def cell_mask(self, layer: int, visible: torch.Tensor) -> torch.Tensor:
         """`visible` unchanged: `read` returns the logical columns in order."""
         return visible
 
     def commit(self, path: list[int]) -> str | None:
         """Move the logical position on; accepted rows that are out of order are moved first, with a reason returned."""
-        if in_order(path):
+        if is_in_order(path):
             self._advance(len(path))
             return None
         super().commit(path)
@@ -47,13 +47,13 @@ def updated_before_read(
     `forward` commits `committed` columns to the cache that it is given, then runs one verify forward, and returns the
     logits of that forward. The cells after the committed columns hold the numbers of `stale`, one per run.
     """
-    seen = []
+    outputs = []
     for number in stale:
         cache = Overwrite(room)
         for pair in cache.buffers:
             for buffer in pair:
                 buffer[..., committed:, :] = number
-        seen.append(forward(cache))
+        outputs.append(forward(cache))
         if cache.length != committed:
             raise ValueError(f"the forward committed {cache.length} columns, not {committed}")
-    return torch.equal(*seen)
+    return torch.equal(*outputs)

@@ -6,7 +6,7 @@ Columns lie in pages of a pool that requests share. A block table says which pag
 import torch
 from torch import Tensor
 
-from backends.engine.kv.base import CacheSpec, KvCache, Pair, Poison, of_width, picked
+from backends.engine.kv.base import CacheSpec, KvCache, Pair, Poison, pick_columns, poison_of_width
 from backends.engine.kv.pages import Blocks
 
 
@@ -29,7 +29,7 @@ class Pool:
         """Write `number` into every cell of `pages`."""
         for pair in self.layers:
             for cells in pair:
-                cells[torch.tensor(pages, dtype=torch.long, device=cells.device)] = of_width(number, cells)
+                cells[torch.tensor(pages, dtype=torch.long, device=cells.device)] = poison_of_width(number, cells)
 
 
 class Paged:
@@ -56,7 +56,7 @@ class Paged:
             device=self.pool.layers[0][0].device,
         )
 
-    def _taken(self, layer: int, begin: int, end: int) -> Pair:
+    def _gather(self, layer: int, begin: int, end: int) -> Pair:
         slots = self.slots(begin, end)
         keys, values = (cells.flatten(0, 1)[slots].transpose(0, 1) for cells in self.pool.layers[layer])
         # Contiguous per head like every other layout, since the bits of a product depend on strides.
@@ -72,7 +72,7 @@ class Paged:
         """Reserve pages for the rows, and replace shared pages that the rows will be written to by own copies."""
         begin = self.length + self.rows
         self.blocks.reserve(begin + rows)
-        self.blocks.own(begin, begin + rows)
+        self.blocks.copy_on_write(begin, begin + rows)
         self.blocks.check()
         self.rows += rows
         self._last = rows
@@ -83,19 +83,19 @@ class Paged:
 
     def read(self, layer: int) -> Pair:
         """Committed columns and open rows, gathered from their pages."""
-        return self._taken(layer, 0, self.length + self.rows)
+        return self._gather(layer, 0, self.length + self.rows)
 
     def first(self, layer: int) -> int:
         """0: this layout keeps every column."""
         return 0
 
-    def shown(self, layer: int, visible: Tensor) -> Tensor:
+    def cell_mask(self, layer: int, visible: Tensor) -> Tensor:
         """`visible` unchanged: `read` returns the logical columns in order."""
         return visible
 
     def block(self, layer: int) -> Pair:
         """See `KvCache.block`."""
-        return self._taken(layer, self.length, self.length + self.rows)
+        return self._gather(layer, self.length, self.length + self.rows)
 
     def amend(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """See `KvCache.amend`."""
@@ -104,8 +104,8 @@ class Paged:
     def commit(self, path: list[int]) -> str | None:
         """Move the accepted rows up behind the committed columns, within the request's own pages."""
         for layer in range(len(self.pool.layers)):
-            # `block` and `picked` copy, since source and destination may overlap.
-            self.put(layer, self.length, picked(self.block(layer), path))
+            # `block` and `pick_columns` copy, since source and destination may overlap.
+            self.put(layer, self.length, pick_columns(self.block(layer), path))
         self.length, self.rows = self.length + len(path), 0
         return None
 
@@ -113,30 +113,30 @@ class Paged:
         """See `KvCache.crop`; pages stay allocated."""
         self.length, self.rows = length, 0
 
-    def begin_as(self, other: KvCache) -> None:
+    def begin_as(self, source: KvCache) -> None:
         """See `KvCache.begin_as`; the arena forks paged caches by sharing pages, without this copy."""
-        self.blocks.reserve(other.length)
+        self.blocks.reserve(source.length)
         for layer in range(len(self.pool.layers)):
-            self.put(layer, 0, other.held(layer)[1:])
-        self.length = other.length
+            self.put(layer, 0, source.committed_columns(layer)[1:])
+        self.length = source.length
 
-    def held(self, layer: int) -> tuple[int, Tensor, Tensor]:
-        """All committed columns, from column 0; see `KvCache.held`."""
-        return 0, *self._taken(layer, 0, self.length)
+    def committed_columns(self, layer: int) -> tuple[int, Tensor, Tensor]:
+        """All committed columns, from column 0; see `KvCache.committed_columns`."""
+        return 0, *self._gather(layer, 0, self.length)
 
     def poison(self, number: Poison) -> None:
         """Fill the cells after the open rows in pages that only this request holds; the arena fills free pages."""
         end = self.length + self.rows
-        spare = [column for column in range(end, self.blocks.allocated) if self._mine(column)]
+        spare = [column for column in range(end, self.blocks.allocated) if self._is_sole_holder(column)]
         if spare:
             size = self.blocks.size
-            slots = torch.tensor([self.blocks.table[one // size] * size + one % size for one in spare])
+            slots = torch.tensor([self.blocks.table[column // size] * size + column % size for column in spare])
             for pair in self.pool.layers:
                 for cells in pair:
-                    cells.flatten(0, 1)[slots.to(cells.device)] = of_width(number, cells)
+                    cells.flatten(0, 1)[slots.to(cells.device)] = poison_of_width(number, cells)
 
-    def _mine(self, column: int) -> bool:
-        return self.blocks.pages.held[self.blocks.table[column // self.blocks.size]] == 1
+    def _is_sole_holder(self, column: int) -> bool:
+        return self.blocks.pages.holder_counts[self.blocks.table[column // self.blocks.size]] == 1
 
     def release(self) -> None:
         """Give the block table's pages back."""

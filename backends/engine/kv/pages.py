@@ -36,7 +36,7 @@ class Pages:
         return tuple(self.queue)
 
     @property
-    def held(self) -> dict[int, int]:
+    def holder_counts(self) -> dict[int, int]:
         """The number of holders of each page that is not free."""
         return dict(self.holders)
 
@@ -50,9 +50,9 @@ class Pages:
             self.make_room(count - len(self.queue))
         if len(self.queue) < count:
             raise OutOfPages(f"{count} pages are needed, {len(self.queue)} of {self.total} are free")
-        taken = [self.queue.popleft() for _ in range(count)]
-        self.holders.update(taken)
-        return taken
+        pages = [self.queue.popleft() for _ in range(count)]
+        self.holders.update(pages)
+        return pages
 
     def share(self, page: int) -> None:
         """Add one holder to `page`.
@@ -108,18 +108,18 @@ class Blocks:
         if missing > 0:
             self.table += self.pages.take(missing)
 
-    def own(self, begin: int, end: int) -> None:
+    def copy_on_write(self, begin: int, end: int) -> None:
         """Copy on write: replace every page of columns `begin` to `end` that has another holder by an own copy."""
         if begin >= end:
             return
         for place in range(begin // self.size, (end - 1) // self.size + 1):
             page = self.table[place]
-            if self.pages.held[page] > 1:
-                (mine,) = self.pages.take(1)
+            if self.pages.holder_counts[page] > 1:
+                (copied_page,) = self.pages.take(1)
                 for copy in self.copy:
-                    copy(page, mine)
+                    copy(page, copied_page)
                 self.pages.drop(page)
-                self.table[place] = mine
+                self.table[place] = copied_page
 
     def adopt(self, shared: list[int]) -> None:
         """Put pages that already have a holder at the beginning of the table, as one more holder."""
@@ -133,11 +133,11 @@ class Blocks:
         Raises:
             ValueError: for a page outside the pool, a page without a holder, or a page that is in the table twice.
         """
-        held = self.pages.held
+        holder_counts = self.pages.holder_counts
         for place, page in enumerate(self.table):
             if not 0 <= page < self.pages.total:
                 raise ValueError(f"block {place}: page {page} is outside the pool of {self.pages.total}")
-            if page not in held:
+            if page not in holder_counts:
                 raise ValueError(f"block {place}: page {page} belongs to nobody")
         if len(set(self.table)) < len(self.table):
             raise ValueError("a page stands twice in the block table")

@@ -41,7 +41,7 @@ class PrefixCache:
         return len(self.entries)
 
     @property
-    def kept(self) -> tuple[int, ...]:
+    def cached_pages(self) -> tuple[int, ...]:
         """The pages that this cache holds, the least recently used first."""
         return tuple(self.entries.values())
 
@@ -50,41 +50,41 @@ class PrefixCache:
 
         The caller adopts them at once: until then an eviction may free them.
         """
-        found = []
+        pages = []
         for end in range(self.page_size, len(tokens) + 1, self.page_size):
             page = self.entries.get((owner, tokens[:end]))
             if page is None:
                 break
-            found.append(page)
-        found += self._brought_back(owner, tokens, found)
-        self._touch(owner, tokens, len(found))
-        return found
+            pages.append(page)
+        pages += self._bring_back(owner, tokens, pages)
+        self._touch(owner, tokens, len(pages))
+        return pages
 
-    def _brought_back(self, owner: object, tokens: tuple[int, ...], found: list[int]) -> list[int]:
-        """The pages of `tokens` behind the pages `found` that the second tier brings back, in order."""
-        held = list(found)
-        for page in found:  # room for the next page must not be made by evicting those before it
+    def _bring_back(self, owner: object, tokens: tuple[int, ...], found_pages: list[int]) -> list[int]:
+        """The pages of `tokens` behind the pages `found_pages` that the second tier brings back, in order."""
+        pages = list(found_pages)
+        for page in found_pages:  # room for the next page must not be made by evicting those before it
             self.pages.share(page)
-        for page in self._fetched(owner, tokens, len(found)):
+        for page in self._fetch(owner, tokens, len(found_pages)):
             self.pages.share(page)
-            held.append(page)
-        for page in held:
+            pages.append(page)
+        for page in pages:
             self.pages.drop(page)
-        return held[len(found) :]
+        return pages[len(found_pages) :]
 
-    def _fetched(self, owner: object, tokens: tuple[int, ...], known: int) -> Iterator[int]:
-        """Bring back one page after the other, behind the first `known`, until one is missing or no page is free."""
+    def _fetch(self, owner: object, tokens: tuple[int, ...], num_found: int) -> Iterator[int]:
+        """Bring back page after page behind the first `num_found`, until one is missing or no page is free."""
         tier = self.tier
-        for end in range((known + 1) * self.page_size, len(tokens) + 1, self.page_size) if tier is not None else ():
+        for end in range((num_found + 1) * self.page_size, len(tokens) + 1, self.page_size) if tier is not None else ():
             key = owner, tokens[:end]
             assert tier is not None
-            if not tier.holds(key):
+            if not tier.has_copy(key):
                 return
             try:
                 page = tier.destination(self.pages)
             except OutOfPages:
                 return
-            if not tier.holds(key):  # the copy gave its slot to a page that was evicted to make room
+            if not tier.has_copy(key):  # the copy gave its slot to a page that was evicted to make room
                 self.pages.drop(page)
                 return
             states = tier.bring(key, page)
@@ -114,24 +114,24 @@ class PrefixCache:
                 return
             # An entry may have gone with a page before it. A page that a request holds would not become free; one that
             # is kept for several owners does with the last of them.
-            if (owner, tokens) in self.entries and self.pages.held[page] == self._names(page):
-                count -= sum(map(self._let_go, self._beginning(owner, tokens)))
+            if (owner, tokens) in self.entries and self.pages.holder_counts[page] == self._num_entries(page):
+                count -= sum(map(self._drop_entry, self._beginning(owner, tokens)))
 
-    def _names(self, page: int) -> int:
+    def _num_entries(self, page: int) -> int:
         """The number of entries that keep `page`: a request whose draft was switched leaves it to two owners."""
-        return sum(one == page for one in self.entries.values())
+        return sum(entry_page == page for entry_page in self.entries.values())
 
     def _beginning(self, owner: object, tokens: tuple[int, ...]) -> list[Key]:
         """The keys of kept pages whose tokens begin with `tokens`."""
         return [key for key in self.entries if key[0] == owner and key[1][: len(tokens)] == tokens]
 
-    def _let_go(self, key: Key) -> bool:
+    def _drop_entry(self, key: Key) -> bool:
         """Drop the page of `key`; return whether the page is free now."""
         page = self.entries.pop(key)
         if self.tier is not None:
             self.tier.keep(key, page, self.borders.pop(key, None))
         self.pages.drop(page)
-        return page not in self.pages.held
+        return page not in self.pages.holder_counts
 
     def trim(self) -> None:
         """Evict pages until at most `most` are kept, or until requests hold all the others."""

@@ -13,7 +13,7 @@ from backends.engine.kv.base import KvCache
 LayerState = tuple[Tensor, Tensor]
 """The window of a layer's convolution [width - 1, channels], and its memory [value heads, key width, value width]."""
 
-Held = dict[int, LayerState]
+LayerStates = dict[int, LayerState]
 """The state of each recurrent layer; no entry for a layer that has not run: it begins with zeros."""
 
 
@@ -25,8 +25,8 @@ class RecurrentStates:
     Attributes:
         length: Number of committed tokens.
         border: The states at multiples of this length are kept; 0 for none.
-        kept: The states after so many committed tokens. The last two lengths are kept, for a draft that feeds its root
-            once more, and those at borders.
+        states_by_length: The states after so many committed tokens. The last two lengths are kept, for a draft that
+            feeds its root once more, and those at borders.
         parents: For each open row the row above it, -1 for the committed tokens.
         rows: For each recurrent layer, the state after each open row that has run.
     """
@@ -34,14 +34,14 @@ class RecurrentStates:
     def __init__(self, border: int = 0) -> None:
         self.length = 0
         self.border = border
-        self.kept: dict[int, Held] = {0: {}}
+        self.states_by_length: dict[int, LayerStates] = {0: {}}
         self.parents: list[int] = []
         self.rows: dict[int, dict[int, LayerState]] = {}
 
     @property
-    def committed(self) -> Held:
+    def committed(self) -> LayerStates:
         """The states after the committed tokens."""
-        return self.kept[self.length]
+        return self.states_by_length[self.length]
 
     def open(self, parents: Sequence[int]) -> None:
         """Open a row for each of `parents`: the number of the open row above it, or -1 for the committed tokens."""
@@ -49,14 +49,14 @@ class RecurrentStates:
 
     def order(self, first: int) -> list[int]:
         """The open rows from `first` on, each after the row above it."""
-        rows, found = list(range(first, len(self.parents))), list[int]()
+        rows, ordered = list(range(first, len(self.parents))), list[int]()
         while rows:
-            ready = [row for row in rows if self.parents[row] < first or self.parents[row] in found]
+            ready = [row for row in rows if self.parents[row] < first or self.parents[row] in ordered]
             if not ready:
                 raise ValueError(f"rows {rows} follow no committed token")
-            found += ready
+            ordered += ready
             rows = [row for row in rows if row not in ready]
-        return found
+        return ordered
 
     def above(self, layer: int, row: int) -> LayerState | None:
         """The state from which `row` goes on in `layer`; None for the state of zeros before the first token."""
@@ -70,16 +70,16 @@ class RecurrentStates:
     def commit(self, path: list[int]) -> None:
         """Commit the open rows `path`, in the order of their positions, and close the others."""
         for row in path:
-            self.keep({layer: held[row] for layer, held in self.rows.items()})
+            self.keep({layer: states_by_row[row] for layer, states_by_row in self.rows.items()})
         self.close()
 
-    def keep(self, held: Held) -> None:
-        """Commit one token, after which the states are `held`."""
+    def keep(self, states: LayerStates) -> None:
+        """Commit one token, after which the states are `states`."""
         self.length += 1
-        self.kept[self.length] = held
+        self.states_by_length[self.length] = states
         old = self.length - 2
         if old > 0 and not (self.border and old % self.border == 0):
-            self.kept.pop(old, None)
+            self.states_by_length.pop(old, None)
 
     def close(self) -> None:
         """Close all open rows."""
@@ -91,32 +91,40 @@ class RecurrentStates:
         Raises:
             ValueError: if no state of that length is kept.
         """
-        if length not in self.kept:
-            raise ValueError(f"a recurrent state after {length} tokens is not kept, only {sorted(self.kept)}")
-        self.kept = {at: held for at, held in self.kept.items() if at <= length}
+        if length not in self.states_by_length:
+            raise ValueError(
+                f"a recurrent state after {length} tokens is not kept, only {sorted(self.states_by_length)}"
+            )
+        self.states_by_length = {
+            state_length: layer_states
+            for state_length, layer_states in self.states_by_length.items()
+            if state_length <= length
+        }
         self.length = length
         self.close()
 
-    def begin_as(self, other: "RecurrentStates", length: int) -> None:
-        """Begin with the states of `other` after `length` tokens."""
-        if length not in other.kept:
-            raise ValueError(f"a recurrent state after {length} tokens is not kept, only {sorted(other.kept)}")
-        self.begin(length, dict(other.kept[length]))
+    def begin_as(self, source: "RecurrentStates", length: int) -> None:
+        """Begin with the states of `source` after `length` tokens."""
+        if length not in source.states_by_length:
+            raise ValueError(
+                f"a recurrent state after {length} tokens is not kept, only {sorted(source.states_by_length)}"
+            )
+        self.begin(length, dict(source.states_by_length[length]))
 
-    def begin(self, length: int, held: Held) -> None:
-        """Begin with the states `held` after `length` tokens."""
-        self.length, self.kept = length, {0: {}, length: held}
+    def begin(self, length: int, states: LayerStates) -> None:
+        """Begin with the states `states` after `length` tokens."""
+        self.length, self.states_by_length = length, {0: {}, length: states}
         self.close()
 
 
 def states_of(cache: KvCache) -> RecurrentStates | None:
     """The recurrent states that stand beside `cache`; None beside the cache of a model without them."""
-    held = getattr(cache, "recurrent_states", None)
-    assert held is None or isinstance(held, RecurrentStates)
-    return held
+    states = getattr(cache, "recurrent_states", None)
+    assert states is None or isinstance(states, RecurrentStates)
+    return states
 
 
-def stand_beside(cache: KvCache, states: RecurrentStates) -> RecurrentStates:
+def put_states_beside(cache: KvCache, states: RecurrentStates) -> RecurrentStates:
     """Put `states` beside `cache`, whose layout knows nothing of them, and return them."""
     cache.recurrent_states = states  # type: ignore[attr-defined]
     return states

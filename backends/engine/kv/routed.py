@@ -28,23 +28,23 @@ class RoutedColumns:
 
     def commit(self, length: int, path: list[int]) -> None:
         """Keep the open rows `path` behind the first `length` columns, in this order, and forget the others."""
-        kept = [self.columns.get(length + row) for row in path]
+        kept_rows = [self.columns.get(length + row) for row in path]
         self.columns = {column: row for column, row in self.columns.items() if column < length}
-        self.columns |= {length + place: row for place, row in enumerate(kept) if row is not None}
+        self.columns |= {length + place: row for place, row in enumerate(kept_rows) if row is not None}
 
-    def shown(self, columns: list[int]) -> Tensor | None:
+    def experts_of(self, columns: list[int]) -> Tensor | None:
         """The experts of `columns`, [layers, columns, taken], -1 for those that are not known; None if none is."""
-        some = next(iter(self.columns.values()), None)
-        if some is None:
+        known_row = next(iter(self.columns.values()), None)
+        if known_row is None:
             return None
-        missing = torch.full_like(some, -1)
-        return torch.stack([self.columns.get(column, missing) for column in columns], dim=1)
+        unknown_row = torch.full_like(known_row, -1)
+        return torch.stack([self.columns.get(column, unknown_row) for column in columns], dim=1)
 
 
-def routed_beside(cache: Any) -> RoutedColumns:
+def routed_columns_of(cache: Any) -> RoutedColumns:
     """The experts beside `cache`, whose layout knows nothing of them; empty ones are put there at the first call."""
-    held = getattr(cache, "routed_columns", None)
-    if held is None:
-        held = cache.routed_columns = RoutedColumns()
-    assert isinstance(held, RoutedColumns)
-    return held
+    columns = getattr(cache, "routed_columns", None)
+    if columns is None:
+        columns = cache.routed_columns = RoutedColumns()
+    assert isinstance(columns, RoutedColumns)
+    return columns

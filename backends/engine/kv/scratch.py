@@ -6,7 +6,7 @@ The commit copies the accepted rows from the scratch buffer into the committed b
 import torch
 from torch import Tensor
 
-from backends.engine.kv.base import CacheSpec, Pair, Poison, of_width, picked
+from backends.engine.kv.base import CacheSpec, Pair, Poison, pick_columns, poison_of_width
 from backends.engine.kv.buffered import Buffered
 
 
@@ -27,12 +27,12 @@ class Scratch(Buffered):
         """The committed columns, then the open rows of the scratch buffer."""
         committed, rows = self.buffers[layer], self.scratch[layer]
         keys, values = (
-            torch.cat([one[..., : self.length, :], more[..., : self.rows, :]], -2)
-            for one, more in zip(committed, rows, strict=True)
+            torch.cat([committed_buffer[..., : self.length, :], scratch_buffer[..., : self.rows, :]], -2)
+            for committed_buffer, scratch_buffer in zip(committed, rows, strict=True)
         )
         return keys, values
 
-    def shown(self, layer: int, visible: Tensor) -> Tensor:
+    def cell_mask(self, layer: int, visible: Tensor) -> Tensor:
         """`visible` unchanged: `read` returns the logical columns in order."""
         return visible
 
@@ -50,7 +50,7 @@ class Scratch(Buffered):
         """Copy the accepted rows behind the committed ones."""
         end = self.length + len(path)
         for committed, rows in zip(self.buffers, self.scratch, strict=True):
-            for buffer, new in zip(committed, picked(rows, path), strict=True):
+            for buffer, new in zip(committed, pick_columns(rows, path), strict=True):
                 buffer[..., self.length : end, :] = new
         self.length, self.rows = end, 0
         return None
@@ -59,6 +59,6 @@ class Scratch(Buffered):
         """Fill the free cells of both buffers."""
         for committed, rows in zip(self.buffers, self.scratch, strict=True):
             for buffer in committed:
-                buffer[..., self.length :, :] = of_width(number, buffer)
+                buffer[..., self.length :, :] = poison_of_width(number, buffer)
             for buffer in rows:
-                buffer[..., self.rows :, :] = of_width(number, buffer)
+                buffer[..., self.rows :, :] = poison_of_width(number, buffer)

@@ -34,7 +34,7 @@ class KvSeams:
         tier: The second tier of the prefix cache.
         lanes: The caches of a batch as one cache, for verify forwards.
         single: The same for forwards of one request: prefills and draft forwards.
-        padded: The caches of a batch padded on the left, in place of `lanes` and `single` where the layout asks for it.
+        left_padded: The caches of a batch padded on the left, in place of `lanes` and `single` if the layout says so.
         states: The recurrent states that stand beside a cache.
     """
 
@@ -52,12 +52,12 @@ class KvSeams:
     tier: type[SecondTier] = SecondTier
     lanes: type[BatchCache] = BatchCache
     single: type[BatchCache] = BatchCache
-    padded: type[LeftPadded] = LeftPadded
+    left_padded: type[LeftPadded] = LeftPadded
     states: type[RecurrentStates] = RecurrentStates
 
-    def of(self, left_pad: int) -> "KvSeams":
+    def with_left_pad(self, left_pad: int) -> "KvSeams":
         """These seams for a layout with `left_pad`."""
         if not left_pad:
             return self
-        lanes = with_front(self.padded, left_pad)
+        lanes = with_front(self.left_padded, left_pad)
         return replace(self, lanes=lanes, single=lanes)

@@ -6,7 +6,7 @@ A layer with a window or chunks keeps only the columns that a later row can stil
 import torch
 from torch import Tensor
 
-from backends.engine.kv.base import CacheSpec, KvCache, Pair, Poison, of_width, picked
+from backends.engine.kv.base import CacheSpec, KvCache, Pair, Poison, pick_columns, poison_of_width
 
 
 class Sliding:
@@ -42,7 +42,7 @@ class Sliding:
         # In a full buffer the remainder changes nothing: it has a cell for every column.
         return torch.arange(begin, end, device=buffer.device) % buffer.shape[-2]
 
-    def _taken(self, layer: int, begin: int, end: int) -> Pair:
+    def _gather(self, layer: int, begin: int, end: int) -> Pair:
         keys, values = self.buffers[layer]
         cells = self._cells(layer, begin, end)
         return keys.index_select(-2, cells), values.index_select(-2, cells)
@@ -72,15 +72,15 @@ class Sliding:
 
     def read(self, layer: int) -> Pair:
         """The committed columns that the layer still holds, then the open rows."""
-        return self._taken(layer, self.first(layer), self.length + self.rows)
+        return self._gather(layer, self.first(layer), self.length + self.rows)
 
-    def shown(self, layer: int, visible: Tensor) -> Tensor:
+    def cell_mask(self, layer: int, visible: Tensor) -> Tensor:
         """`visible` without the columns that the layer no longer holds, none of which is visible."""
         return visible[..., self.first(layer) :]
 
     def block(self, layer: int) -> Pair:
         """See `KvCache.block`."""
-        return self._taken(layer, self.length, self.length + self.rows)
+        return self._gather(layer, self.length, self.length + self.rows)
 
     def amend(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """See `KvCache.amend`."""
@@ -89,7 +89,7 @@ class Sliding:
     def commit(self, path: list[int]) -> str | None:
         """Move the accepted rows up behind the committed columns; columns out of reach are overwritten later."""
         for layer in range(len(self.buffers)):
-            self.put(layer, self.length, picked(self.block(layer), path))
+            self.put(layer, self.length, pick_columns(self.block(layer), path))
         self.length, self.rows = self.length + len(path), 0
         return None
 
@@ -106,17 +106,17 @@ class Sliding:
         self._intact = [min(length, intact) for intact in self._intact]
         self.length, self.rows = length, 0
 
-    def begin_as(self, other: KvCache) -> None:
+    def begin_as(self, source: KvCache) -> None:
         """See `KvCache.begin_as`."""
-        self.length = other.length
+        self.length = source.length
         for layer in range(len(self.buffers)):
-            first, keys, values = other.held(layer)
+            first, keys, values = source.committed_columns(layer)
             self.put(layer, first, (keys, values))
             self._intact[layer] = first
 
-    def held(self, layer: int) -> tuple[int, Tensor, Tensor]:
-        """Committed columns from the first one that the layer still holds; see `KvCache.held`."""
-        return self.first(layer), *self._taken(layer, self.first(layer), self.length)
+    def committed_columns(self, layer: int) -> tuple[int, Tensor, Tensor]:
+        """Committed columns from the first one that the layer still holds; see `KvCache.committed_columns`."""
+        return self.first(layer), *self._gather(layer, self.first(layer), self.length)
 
     def poison(self, number: Poison) -> None:
         """Fill all cells but the open rows, the held columns, and the columns that a rewind by one token needs."""
@@ -127,7 +127,7 @@ class Sliding:
             free = torch.ones(pair[0].shape[-2], dtype=torch.bool)
             free[self._cells(layer, first, self.length + self.rows).cpu()] = False
             for buffer in pair:
-                buffer[..., free.to(buffer.device), :] = of_width(number, buffer)
+                buffer[..., free.to(buffer.device), :] = poison_of_width(number, buffer)
 
     def release(self) -> None:
         """See `KvCache.release`."""

@@ -6,7 +6,7 @@ Rows are written in place, and attention reads the buffer from end to end under 
 import torch
 from torch import Tensor
 
-from backends.engine.kv.base import Pair, Poison, of_width, picked
+from backends.engine.kv.base import Pair, Poison, pick_columns, poison_of_width
 from backends.engine.kv.buffered import Buffered
 
 
@@ -23,7 +23,7 @@ class Static(Buffered):
         """Every cell, including stale ones, which the mask hides."""
         return self.buffers[layer]
 
-    def shown(self, layer: int, visible: Tensor) -> Tensor:
+    def cell_mask(self, layer: int, visible: Tensor) -> Tensor:
         """`visible`, padded to the whole buffer with the cells after the open rows hidden."""
         spare = self.buffers[layer][0].shape[-2] - visible.shape[-1]
         return torch.nn.functional.pad(visible, (0, spare), value=False)
@@ -42,18 +42,18 @@ class Static(Buffered):
     def commit(self, path: list[int]) -> str | None:
         """Move the accepted rows up behind the committed columns, from copies, since both ranges may overlap."""
         for layer in range(len(self.buffers)):
-            kept = picked(self.block(layer), path)
-            for buffer, new in zip(self.buffers[layer], kept, strict=True):
+            accepted = pick_columns(self.block(layer), path)
+            for buffer, new in zip(self.buffers[layer], accepted, strict=True):
                 buffer[..., self.length : self.length + len(path), :] = new
         self._advance(len(path))
         return None
 
-    def _advance(self, kept: int) -> None:
-        self.length += kept
+    def _advance(self, num_rows: int) -> None:
+        self.length += num_rows
         self.rows = 0
 
     def poison(self, number: Poison) -> None:
         """Fill the cells after the open rows."""
         for pair in self.buffers:
             for buffer in pair:
-                buffer[..., self.length + self.rows :, :] = of_width(number, buffer)
+                buffer[..., self.length + self.rows :, :] = poison_of_width(number, buffer)

@@ -22,7 +22,7 @@ class DeviceLowering:
 
     Attributes:
         device: The torch device.
-        climbed: From parents [B, N] to the ancestor of each row at each level above it.
+        climb: From parents [B, N] to the ancestor of each row at each level above it.
         ancestors: From these, depths and validity to the ancestor of each row at each depth.
         block_words: From ancestors, depths, positions, validity and a reach to the words of each row.
         first_columns: From positions, validity, committed columns and a reach to the first column of each row.
@@ -31,7 +31,7 @@ class DeviceLowering:
     """
 
     device: str
-    climbed: Callable[[Tensor, int], Tensor] = program.climbed
+    climb: Callable[[Tensor, int], Tensor] = program.climb
     ancestors: Callable[[Tensor, Tensor, Tensor], Tensor] = program.ancestors
     block_words: Callable[[Tensor, Tensor, Tensor, Tensor, Reach], Tensor] = program.block_words
     first_columns: Callable[[Tensor, Tensor, Tensor, Reach], Tensor] = program.first_columns
@@ -44,13 +44,15 @@ class DeviceLowering:
         """See `lower_tree`; a batch of one request, whose tree the host has just drafted."""
         nodes = len(tree)
         rows = max(nodes, padded_nodes)
-        spare = [0] * (rows - nodes)
-        given = torch.tensor([[*tree.token, *spare], [*tree.parent, *spare]]).to(self.device, non_blocking=True)
-        token, parent = given[:1], given[1:]
+        padding = [0] * (rows - nodes)
+        token_and_parent = torch.tensor([[*tree.token, *padding], [*tree.parent, *padding]]).to(
+            self.device, non_blocking=True
+        )
+        token, parent = token_and_parent[:1], token_and_parent[1:]
         row = torch.arange(rows, device=self.device)
         valid = (row < nodes)[None]
-        own = valid & (row > 0)
-        lift = self.climbed(parent, tree.height)
+        below_root = valid & (row > 0)
+        lift = self.climb(parent, tree.height)
         depth = program.depths(lift, valid)
         ancestor, positions = self.ancestors(lift, depth, valid), position + depth
         ends = torch.full((1,), committed, device=self.device)
@@ -73,8 +75,8 @@ class DeviceLowering:
             ancestor=ancestor[0],
             visible=[],
             slot=committed + row,
-            next_token=self.first_children(parent, own)[0],
-            next_sibling=self.next_siblings(parent, own)[0],
+            next_token=self.first_children(parent, below_root)[0],
+            next_sibling=self.next_siblings(parent, below_root)[0],
             retrieve_index=torch.arange(nodes, device=self.device),
             words=[words[reach] for reach in reaches],
         )

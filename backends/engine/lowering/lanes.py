@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from backends.engine.attention.compact import MOST_WIDTH, stand_in
-from backends.engine.attention.from_words import Lane, packed
+from backends.engine.attention.from_words import Lane, pack_lanes
 from backends.engine.columns import RowWords
 from backends.engine.kv.lanes import BatchCache, PagedLanes
 
@@ -39,14 +39,14 @@ class WordLanes(PagedLanes):
         elif max(lane.block for lane in lanes) > MOST_WIDTH:
             self.fallbacks.append(f"a dense mask: a block has more than {MOST_WIDTH} columns")
         else:
-            return stand_in(packed(lanes, words[0].first.device), columns)
+            return stand_in(pack_lanes(lanes, words[0].first.device), columns)
         return super().word_masks(layer, words)
 
     def _width(self, lane: int, layer: int) -> int:
         """The columns of one lane's cache in a layer, as the mask of a row shows them."""
         cache = self.caches[lane]
         row = torch.zeros((), dtype=torch.bool).expand(1, cache.length + cache.rows)
-        return cache.shown(layer, row).shape[-1]
+        return cache.cell_mask(layer, row).shape[-1]
 
 
 def lanes_within(budget: int) -> type[WordLanes]:

@@ -12,7 +12,7 @@ from backends.engine.columns import WORD, signed
 from backends.engine.reach import Reach
 
 
-def climbed(parent: Tensor, levels: int) -> Tensor:
+def climb(parent: Tensor, levels: int) -> Tensor:
     """The ancestor of each row that lies k levels above it, int64 [levels + 1, B, N]; the root stays at the root."""
     lifts = [torch.arange(parent.shape[1], device=parent.device).expand_as(parent)]
     for _ in range(levels):
@@ -21,7 +21,7 @@ def climbed(parent: Tensor, levels: int) -> Tensor:
 
 
 def depths(lift: Tensor, valid: Tensor) -> Tensor:
-    """The depth of each row, int64 [B, N]: the number of `climbed` levels at which the row is not at the root yet."""
+    """The depth of each row, int64 [B, N]: the number of `climb` levels at which the row is not at the root yet."""
     return (lift != 0).sum(0) * valid
 
 
@@ -29,44 +29,44 @@ def ancestors(lift: Tensor, depth: Tensor, valid: Tensor) -> Tensor:
     """The ancestor of each row at each depth, int64 [B, N, levels + 1]; 0 below the row and for padding rows."""
     level = torch.arange(len(lift), device=lift.device)
     climb = depth[..., None] - level
-    # `climbed` counts levels from the row, this table counts depths from the root.
-    found = lift.permute(1, 2, 0).gather(2, climb.clamp(min=0))
-    return torch.where((climb >= 0) & valid[..., None], found, 0)
+    # `climb` counts levels from the row, this table counts depths from the root.
+    ancestor = lift.permute(1, 2, 0).gather(2, climb.clamp(min=0))
+    return torch.where((climb >= 0) & valid[..., None], ancestor, 0)
 
 
-def first_children(parent: Tensor, own: Tensor) -> Tensor:
-    """The first child of each row in row order, int64 [B, N], 0 for none; `own` marks rows below a root."""
+def first_children(parent: Tensor, below_root: Tensor) -> Tensor:
+    """The first child of each row in row order, int64 [B, N], 0 for none; `below_root` marks rows below a root."""
     rows = parent.shape[1]
     row = torch.arange(rows, device=parent.device).expand_as(parent)
-    none = torch.full_like(parent, rows)
-    first = none.scatter_reduce(1, parent, torch.where(own, row, rows), "amin")
+    no_child = torch.full_like(parent, rows)
+    first = no_child.scatter_reduce(1, parent, torch.where(below_root, row, rows), "amin")
     return torch.where(first == rows, 0, first)
 
 
-def next_siblings(parent: Tensor, own: Tensor) -> Tensor:
-    """The next row with the same parent, int64 [B, N], 0 for none; `own` marks rows below a root."""
+def next_siblings(parent: Tensor, below_root: Tensor) -> Tensor:
+    """The next row with the same parent, int64 [B, N], 0 for none; `below_root` marks rows below a root."""
     rows = parent.shape[1]
     row = torch.arange(rows, device=parent.device)
     # In order of (parent, row) the next sibling of a row stands right behind it; other rows go to the end.
-    order = torch.where(own, parent * rows + row, rows * rows + row).argsort(1)
-    above = torch.where(own, parent, -1).gather(1, order)
+    order = torch.where(below_root, parent * rows + row, rows * rows + row).argsort(1)
+    above = torch.where(below_root, parent, -1).gather(1, order)
     follows = (above[:, 1:] == above[:, :-1]) & (above[:, 1:] >= 0)
-    behind = torch.where(follows, order[:, 1:], 0)
-    return torch.zeros_like(parent).scatter(1, order[:, :-1], behind)
+    siblings = torch.where(follows, order[:, 1:], 0)
+    return torch.zeros_like(parent).scatter(1, order[:, :-1], siblings)
 
 
 def block_words(ancestor: Tensor, depth: Tensor, position: Tensor, valid: Tensor, reach: Reach) -> Tensor:
     """The rows of the block that each row sees, as int32 words [B, N, W]: its ancestors in `reach`, and itself."""
     batch, rows, levels = ancestor.shape
     row = torch.arange(rows, device=ancestor.device)
-    seen = torch.where(valid[..., None], ancestor, row[:, None])  # a padding row sees itself, at level 0
-    there = torch.arange(levels, device=ancestor.device) <= depth[..., None]
-    above = position.gather(1, seen.flatten(1)).view_as(seen)
-    there = reach.within(there[..., None, :], position[..., None], above)[..., 0, :]
+    seen_rows = torch.where(valid[..., None], ancestor, row[:, None])  # a padding row sees itself, at level 0
+    is_seen = torch.arange(levels, device=ancestor.device) <= depth[..., None]
+    above = position.gather(1, seen_rows.flatten(1)).view_as(seen_rows)
+    is_seen = reach.within(is_seen[..., None, :], position[..., None], above)[..., 0, :]
     # The ancestors of a row are different rows, so that a sum of their bits sets each of them.
-    bits = torch.where(there, 1 << seen % WORD, 0)
+    bits = torch.where(is_seen, 1 << seen_rows % WORD, 0)
     words = torch.zeros(batch, rows, -(-rows // WORD), dtype=torch.int64, device=ancestor.device)
-    return signed(words.scatter_add(2, seen // WORD, bits))
+    return signed(words.scatter_add(2, seen_rows // WORD, bits))
 
 
 def first_columns(position: Tensor, valid: Tensor, committed: Tensor, reach: Reach) -> Tensor:

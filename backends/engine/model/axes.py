@@ -16,11 +16,11 @@ class Axes:
     """The positions of a request whose prompt has images.
 
     Attributes:
-        known: int64 [3, n], the positions of the first n tokens, up to the end of the last image.
+        image_positions: int64 [3, n], the positions of the first n tokens, up to the end of the last image.
         delta: The position of any later token, on every axis, less its column.
     """
 
-    known: Tensor
+    image_positions: Tensor
     delta: int
 
     def of_text(self, columns: Tensor) -> Tensor:
@@ -29,9 +29,9 @@ class Axes:
 
     def of_prompt(self, columns: Tensor) -> Tensor:
         """The positions int64 [3, R] of any rows."""
-        last = self.known.shape[1]
-        known = self.known.to(columns.device)[:, columns.clamp(max=last - 1)]
-        return torch.where(columns < last, known, self.of_text(columns))
+        last = self.image_positions.shape[1]
+        image_positions = self.image_positions.to(columns.device)[:, columns.clamp(max=last - 1)]
+        return torch.where(columns < last, image_positions, self.of_text(columns))
 
 
 def axes_of(model: Model) -> Axes | None:
@@ -62,10 +62,13 @@ def positions_of(rows: list[Tensor], axes: list[Tensor | None]) -> Tensor:
         rows: For each request its positions on one axis, [R].
         axes: For each request its positions on three, [3, R], or None.
     """
-    if all(one is None for one in axes):
+    if all(axes_of_request is None for axes_of_request in axes):
         return side_by_side(rows)
-    every = [one.expand(3, -1) if three is None else three for one, three in zip(rows, axes, strict=True)]
-    return torch.stack([side_by_side([one[axis] for one in every]) for axis in range(3)])
+    three_axes = [
+        positions.expand(3, -1) if request_axes is None else request_axes
+        for positions, request_axes in zip(rows, axes, strict=True)
+    ]
+    return torch.stack([side_by_side([positions[axis] for positions in three_axes]) for axis in range(3)])
 
 
 def whole_inputs(axes: Axes | None, tokens: tuple[int, ...]) -> dict[str, Tensor]:

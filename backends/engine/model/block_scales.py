@@ -23,7 +23,7 @@ def product(numbers: Tensor, factors: Tensor, rows: int, columns: int) -> Tensor
     return numbers.double() * spread[: numbers.shape[0], : numbers.shape[1]]
 
 
-def dequantised(folder: Path, rows: int, columns: int, dtype: torch.dtype) -> dict[str, Tensor]:
+def dequantise_checkpoint(folder: Path, rows: int, columns: int, dtype: torch.dtype) -> dict[str, Tensor]:
     """Every tensor of the safetensors files of a folder, 8-bit floats multiplied by their factors, in `dtype`.
 
     Raises:

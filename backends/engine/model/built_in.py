@@ -12,9 +12,9 @@ from torch.overrides import TorchFunctionMode
 from backends.base import Unsupported
 from backends.engine.model.family import FAMILIES
 from backends.engine.model.family.base import rope_of
-from backends.engine.model.quantised import Dequantise, dequantise, rounded
+from backends.engine.model.quantised import Dequantise, dequantise, quantise_state
 from reference.architecture import Architecture, Seeded
-from reference.weights import seeded
+from reference.weights import seeded_weights
 
 DTYPES = {
     "float64": torch.float64,
@@ -33,11 +33,11 @@ class Uninitialised(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         """Call `func`, unless it is one of `torch.nn.init`."""
-        given = kwargs or {}
+        arguments = kwargs or {}
         # Methods of C know no module.
         if getattr(func, "__module__", None) == torch.nn.init.__name__:
-            return args[0] if args else given["tensor"]
-        return func(*args, **given)
+            return args[0] if args else arguments["tensor"]
+        return func(*args, **arguments)
 
 
 def config_of(arch: Architecture) -> Any:
@@ -84,10 +84,10 @@ def built_in(model: Seeded, dtype: str, product: Dequantise = dequantise) -> Any
     with torch.device("meta"), Uninitialised():
         network = family.model(config)
     rotary = type(network.model.rotary_emb)(config=config)  # its tables are in no state dict: made on a real device
-    state = {name: torch.tensor(values, dtype=DTYPES[dtype]) for name, values in seeded(model).items()}
+    state = {name: torch.tensor(values, dtype=DTYPES[dtype]) for name, values in seeded_weights(model).items()}
     if model.quantised:
-        state = rounded(state, model.quantised, product)
-    state = family.arranged({family.renamed(name): one for name, one in state.items()}, model.architecture)
+        state = quantise_state(state, model.quantised, product)
+    state = family.arrange({family.rename(name): tensor for name, tensor in state.items()}, model.architecture)
     if model.architecture.tied:  # strict loading wants the head by its own name, although it is the embedding
         state["lm_head.weight"] = state["model.embed_tokens.weight"]
     try:
@@ -96,7 +96,7 @@ def built_in(model: Seeded, dtype: str, product: Dequantise = dequantise) -> Any
         line = " ".join(str(why).split())[:200]
         raise Unsupported(f"transformers' {model.architecture.family} has no such biases or norms: {line}") from why
     network.model.rotary_emb = rotary
-    family.completed(network)
+    family.complete(network)
     # A grouped product takes rows of a multiple of 16 bytes alone, and small models have others.
     loop_over_experts(network)
     return network

@@ -13,21 +13,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from backends.engine.attention.interface import INTERFACE, beside
+from backends.engine.attention.interface import INTERFACE, pass_arguments
 from backends.engine.attention.latent import OverLatentRows
 from backends.engine.captured.lanes import LaneRows
 from backends.engine.columns import Attend, AttentionInputs, RowWords
 from backends.engine.kv.base import CacheSpec, KvCache
 from backends.engine.kv.branches.several import Branches
 from backends.engine.kv.lanes import BatchCache
-from backends.engine.kv.recurrent import RecurrentStates, commit_states, stand_beside, states_of
-from backends.engine.kv.routed import routed_beside
+from backends.engine.kv.recurrent import RecurrentStates, commit_states, put_states_beside, states_of
+from backends.engine.kv.routed import routed_columns_of
 from backends.engine.model.axes import Axes, positions_of, side_by_side
 from backends.engine.model.graphs import HOOKED, Graphs, Inputs
 from backends.engine.model.hidden import HiddenTap
-from backends.engine.model.low_rank import LowRank, adapted
+from backends.engine.model.low_rank import LowRank, adapter_hooks
 from backends.engine.model.routed import Choices, ExpertTap, by_lane
-from backends.engine.reach import BESIDE, MASKS, RECURRENT, Reach, reaches_of
+from backends.engine.reach import HYBRID, MASKS, RECURRENT, Reach, reaches_of
 from reference.draft.hidden import HiddenStates
 
 
@@ -82,7 +82,7 @@ class CausalLm:
         self._kinds: list[str] = list(getattr(config, "layer_types", None) or [])
         self._cap: float = getattr(config, "score_cap", 0.0)
         self.reaches = reaches_of(config)
-        self.recurrent = [layer for layer, kind in enumerate(self._kinds) if kind in (*RECURRENT, *BESIDE)]
+        self.recurrent = [layer for layer, kind in enumerate(self._kinds) if kind in (*RECURRENT, *HYBRID)]
         self.unattended = [layer for layer in self.recurrent if self._kinds[layer] in RECURRENT]
         self.attending = len(self.reaches) - len(self.unattended)
         self.forward_s = 0.0
@@ -93,7 +93,7 @@ class CausalLm:
         self.fallbacks: Counter[str] = Counter()
 
     @property
-    def whole(self) -> Any:
+    def unsharded(self) -> Any:
         """The transformers model with its whole embeddings, which a draft's head may share."""
         return self.model
 
@@ -146,42 +146,45 @@ class CausalLm:
         Raises:
             OutOfPages: before the forward, if a cache has no room; caches that had room keep their rows open.
         """
-        attend, widths = OverLatentRows(attend), [len(one.tokens) for one in batch]
-        for one, rows in zip(batch, widths, strict=True):
-            one.cache.open(rows)
-            if one.parents is not None and isinstance(one.cache, Branches):
-                one.cache.divide(one.parents)
+        attend, widths = OverLatentRows(attend), [len(rows_of_request.tokens) for rows_of_request in batch]
+        for rows_of_request, width in zip(batch, widths, strict=True):
+            rows_of_request.cache.open(width)
+            if rows_of_request.parents is not None and isinstance(rows_of_request.cache, Branches):
+                rows_of_request.cache.divide(rows_of_request.parents)
             if self.recurrent:
                 # A cache that no arena made, as in an examination, has no states yet.
-                states = states_of(one.cache) or stand_beside(one.cache, RecurrentStates())
-                states.open(range(-1, rows - 1) if one.parents is None else one.parents)
-        caches = [one.cache for one in batch]
+                states = states_of(rows_of_request.cache) or put_states_beside(rows_of_request.cache, RecurrentStates())
+                states.open(range(-1, width - 1) if rows_of_request.parents is None else rows_of_request.parents)
+        caches = [rows_of_request.cache for rows_of_request in batch]
         cache = lanes(caches, widths, filler)
         self._write_zeros(cache)
         # transformers looks masks up by the kind of layer, and layers of one kind have the same reach.
         kinds = self._kinds or [""]
         masks = {kind: self._mask(cache, batch, kinds.index(kind)) for kind in set(kinds)}
-        named = {name: mask for kind, mask in masks.items() for name in MASKS.get(kind, (kind,))}
+        named_masks = {name: mask for kind, mask in masks.items() for name in MASKS.get(kind, (kind,))}
         inputs: Inputs = {
-            "input_ids": side_by_side([one.tokens for one in batch]).to(self.device),
-            "position_ids": positions_of([one.positions for one in batch], [one.axes for one in batch]).to(self.device),
-            "attention_mask": named if self._kinds else masks[""],
+            "input_ids": side_by_side([rows_of_request.tokens for rows_of_request in batch]).to(self.device),
+            "position_ids": positions_of(
+                [rows_of_request.positions for rows_of_request in batch],
+                [rows_of_request.axes for rows_of_request in batch],
+            ).to(self.device),
+            "attention_mask": named_masks if self._kinds else masks[""],
         }
         began = time.perf_counter()
-        logits, taken = None, Choices()
-        adapters = [one.adapter for one in batch]
+        logits, choices = None, Choices()
+        adapters = [rows_of_request.adapter for rows_of_request in batch]
         # Verify forwards and levels of drafts are watched; prefills, of any length, are not recorded.
         if self.graphs is not None and watch is not None:
             hooked = tap is not None or any(adapters)
-            recorded = HOOKED if hooked else self.graphs.run(self._network, inputs, cache, attend)
-            if isinstance(recorded, str):  # the reason why nothing was recorded: a fallback in every layer
-                cache.fallbacks += [recorded] * self.attending
+            outcome = HOOKED if hooked else self.graphs.run(self._network, inputs, cache, attend)
+            if isinstance(outcome, str):  # the reason why nothing was recorded: a fallback in every layer
+                cache.fallbacks += [outcome] * self.attending
             else:
-                logits, heads = recorded
+                logits, heads = outcome
                 watch += heads
         if logits is None:
             hooks = tap.on(self.model.base_model) if tap is not None else nullcontext()
-            with hooks, adapted(self.model, adapters), self.experts.on() as taken:
+            with hooks, adapter_hooks(self.model, adapters), self.experts.on() as choices:
                 logits = self._network(inputs, cache, _watched(attend, watch), score)
         for layer in self.unattended if watch else ():  # such a layer calls no attention
             assert watch is not None
@@ -190,19 +193,19 @@ class CausalLm:
             torch.accelerator.synchronize()
         self.forward_s += time.perf_counter() - began
         if self.experts.present:
-            self._note_experts(caches, widths, taken)
+            self._note_experts(caches, widths, choices)
         self.calls += 1
         if self.graphs is None or watch is not None:
             self.attention_calls += self.attending
         self.fallbacks.update(cache.fallbacks)
-        return [logits[lane, :rows] if score else torch.empty(0) for lane, rows in enumerate(widths)]
+        return [logits[lane, :width] if score else torch.empty(0) for lane, width in enumerate(widths)]
 
-    def _note_experts(self, caches: list[KvCache], widths: list[int], taken: Choices) -> None:
+    def _note_experts(self, caches: list[KvCache], widths: list[int], choices: Choices) -> None:
         """Put the experts of the rows of a forward beside each cache; a forward without choices leaves none."""
-        lanes = by_lane(taken, self.layers, len(caches))
-        for lane, (cache, rows) in enumerate(zip(caches, widths, strict=True)):
-            chosen = None if lanes is None else lanes[lane][:, :rows]
-            routed_beside(cache).write(cache.length + cache.rows - rows, chosen, rows)
+        lanes = by_lane(choices, self.layers, len(caches))
+        for lane, (cache, width) in enumerate(zip(caches, widths, strict=True)):
+            experts = None if lanes is None else lanes[lane][:, :width]
+            routed_columns_of(cache).write(cache.length + cache.rows - width, experts, width)
 
     def run_lanes(self, lanes: list[LaneRows], attend: Attend, batch: type[BatchCache]) -> list[Tensor]:
         """See `LaneModel`; the outputs are logits."""
@@ -212,7 +215,7 @@ class CausalLm:
     def _network(self, inputs: Inputs, lanes: BatchCache, attend: Attend, score: int = -1) -> Tensor:
         """The logits [B, rows scored, vocabulary] of transformers' model; see `forward` for `score`."""
         # Without scores the body runs alone: the head's product over the vocabulary is saved.
-        with beside(attend, lanes, self.reaches):
+        with pass_arguments(attend, lanes, self.reaches):
             output = (self.model if score else self.model.base_model)(
                 **inputs,
                 past_key_values=lanes,
@@ -238,11 +241,14 @@ class CausalLm:
                 lanes.update(keys, values, layer)
 
     def _mask(self, lanes: BatchCache, batch: list[Rows], layer: int) -> Tensor:
-        words = [one.words[layer] for one in batch if one.words is not None]
+        words = [rows_of_request.words[layer] for rows_of_request in batch if rows_of_request.words is not None]
         # A layer with a recurrent state reads no columns, and its mask is a tensor of its own in transformers.
         if len(words) == len(batch) and layer not in self.recurrent:
             return lanes.word_masks(layer, words).to(self.device)
-        dense = [one.visible[layer] if one.words is None else one.words[layer].dense() for one in batch]
+        dense = [
+            rows_of_request.visible[layer] if rows_of_request.words is None else rows_of_request.words[layer].dense()
+            for rows_of_request in batch
+        ]
         return lanes.masks(layer, dense).to(self.device)
 
     def prefill(
@@ -267,13 +273,13 @@ class CausalLm:
         """
         hidden = []
         width = min(chunk or len(tokens), cache.most_rows or len(tokens)) or 1
-        for at in range(0, len(tokens), width):
+        for begin in range(0, len(tokens), width):
             tap = None if reads is None else tapping(reads)
             score = 0 if scores is None else -1
-            logits = self.append(tokens[at : at + width], cache, attend, score, lanes, tap, adapter, axes)
+            logits = self.append(tokens[begin : begin + width], cache, attend, score, lanes, tap, adapter, axes)
             if scores is not None:
                 scores.append(logits)
-            hidden += [tap.taken[reads][0]] if tap is not None and reads is not None else []
+            hidden += [tap.states[reads][0]] if tap is not None and reads is not None else []
         return hidden
 
     def append(
@@ -289,9 +295,11 @@ class CausalLm:
     ) -> Tensor:
         """Run `tokens` after the committed columns of `cache` and commit them; see `forward` for `score` and `tap`."""
         rows = torch.arange(cache.length, cache.length + len(tokens))
-        three = None if axes is None else axes.of_prompt(rows)
-        given = Rows(torch.tensor(tokens), rows, causal(rows, self.reaches), cache, adapter=adapter, axes=three)
-        (logits,) = self.forward([given], attend, score, lanes=lanes, tap=tap)
+        axes_of_rows = None if axes is None else axes.of_prompt(rows)
+        rows_given = Rows(
+            torch.tensor(tokens), rows, causal(rows, self.reaches), cache, adapter=adapter, axes=axes_of_rows
+        )
+        (logits,) = self.forward([rows_given], attend, score, lanes=lanes, tap=tap)
         cache.commit(list(range(len(tokens))))
         commit_states(cache, list(range(len(tokens))))
         return logits
@@ -312,5 +320,5 @@ def _watched(attend: Attend, watch: list[Tensor] | None) -> Attend:
 def causal(rows: Tensor, reaches: list[Reach]) -> list[Tensor]:
     """For each layer, the mask bool [R, C]: a row at position p sees columns 0..p inside the layer's reach."""
     columns = torch.arange(int(rows[-1]) + 1)
-    seen = {reach: reach.within(columns[None] <= rows[:, None], rows, columns) for reach in set(reaches)}
-    return [seen[reach] for reach in reaches]
+    masks = {reach: reach.within(columns[None] <= rows[:, None], rows, columns) for reach in set(reaches)}
+    return [masks[reach] for reach in reaches]

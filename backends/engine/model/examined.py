@@ -20,7 +20,7 @@ ROWS = 3
 """The number of rows of the forward: one that sees itself alone, and two that see further rows."""
 
 
-class _Written(BatchCache):
+class _WriteRecorder(BatchCache):
     """A batch cache that records which layer writes keys and values, and their shapes.
 
     Attributes:
@@ -45,7 +45,7 @@ def examine(model: CausalLm) -> None:
             attention is passed an argument that the engine does not compute, or if the logits have another shape.
     """
     attended: list[Tensor] = []
-    lanes: list[_Written] = []
+    lanes: list[_WriteRecorder] = []
 
     def watched(query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
         # Before attention runs, so that the refusal names the shapes and not an error of a matrix product.
@@ -54,7 +54,7 @@ def examine(model: CausalLm) -> None:
         return eager(query, columns, scaling)
 
     # A class, because `forward` makes the batch cache itself; the instance is noted for the checks below.
-    class Watching(_Written):
+    class Watching(_WriteRecorder):
         def __init__(self, caches: list[Any], rows: list[int], filler: float = 0.0) -> None:
             super().__init__(caches, rows, filler)
             lanes.append(self)
@@ -62,8 +62,8 @@ def examine(model: CausalLm) -> None:
     room = model.room(ROWS, ROWS)
     rows = torch.arange(ROWS)
     vocabulary = model.model.config.vocab_size
-    given = Rows(rows % vocabulary, rows, causal(rows, model.reaches), Branch(room, "path"))
-    (logits,) = model.forward([given], watched, lanes=Watching)
+    examined_rows = Rows(rows % vocabulary, rows, causal(rows, model.reaches), Branch(room, "path"))
+    (logits,) = model.forward([examined_rows], watched, lanes=Watching)
     attending = room.layers - len(model.unattended)
     if len(attended) != attending:
         raise Unsupported(
@@ -77,19 +77,20 @@ def examine(model: CausalLm) -> None:
         raise Unsupported(f"its logits for {ROWS} rows have shape {list(logits.shape)}, not [{ROWS}, {vocabulary}]")
 
 
-def _refuse_shapes(seen: tuple[int, tuple[int, ...], tuple[int, ...]], room: CacheSpec) -> None:
+def _refuse_shapes(shapes: tuple[int, tuple[int, ...], tuple[int, ...]], room: CacheSpec) -> None:
     """Raise Unsupported if the keys or values of a layer do not have the shape that a cache of `room` holds."""
-    layer, *pair = seen
-    for word, shape, width in zip(("keys", "values"), pair, room.widths, strict=True):
-        wanted = (1, room.kv_heads, ROWS, width)
-        if shape != wanted:
+    layer, *layer_shapes = shapes
+    for word, shape, width in zip(("keys", "values"), layer_shapes, room.widths, strict=True):
+        expected_shape = (1, room.kv_heads, ROWS, width)
+        if shape != expected_shape:
             raise Unsupported(
                 f"layer {layer} caches {word} of shape {list(shape)}, and this engine's caches hold keys and values "
-                f"of every head, here {list(wanted)}; of multi-head latent attention (MLA), it knows DeepSeek-V2 and V3"
+                f"of every head, here {list(expected_shape)}; of multi-head latent attention (MLA), it knows "
+                "DeepSeek-V2 and V3"
             )
 
 
-def opened(network: Any, device: str) -> CausalLm:
+def examine_and_open(network: Any, device: str) -> CausalLm:
     """Examine the transformers model `network` of a checkpoint, and return it as a `CausalLm` on `device`.
 
     Raises:
@@ -99,10 +100,10 @@ def opened(network: Any, device: str) -> CausalLm:
     name = type(network).__name__
     try:
         examine(CausalLm(network, device))
-    except Unsupported as why:
-        raise Unsupported(f"{name}: {why}") from why
-    except Exception as why:  # the code of any family runs here; any exception is a reason to refuse the model
-        line = " ".join(str(why).split())[:200]
-        raise Unsupported(f"{name}: this engine cannot run it ({type(why).__name__}: {line})") from why
+    except Unsupported as error:
+        raise Unsupported(f"{name}: {error}") from error
+    except Exception as error:  # the code of any family runs here; any exception is a reason to refuse the model
+        line = " ".join(str(error).split())[:200]
+        raise Unsupported(f"{name}: this engine cannot run it ({type(error).__name__}: {line})") from error
     # A new object, so that the examination does not count in its clock and counters.
     return CausalLm(network, device)

@@ -137,8 +137,8 @@ def inverse_frequencies(rope: dict[str, Any], head_dim: int, max_positions: int)
         return _llama3(base, rope, original), 1.0
     if kind == "longrope":
         stretch = rope.get("factor") or max_positions / original
-        given = rope.get("attention_factor")
-        scaling = given or (1.0 if stretch <= 1 else math.sqrt(1 + math.log(stretch) / math.log(original)))
+        attention_factor = rope.get("attention_factor")
+        scaling = attention_factor or (1.0 if stretch <= 1 else math.sqrt(1 + math.log(stretch) / math.log(original)))
         return base / torch.tensor(rope["short_factor"], dtype=torch.float64), scaling
     if kind == "yarn":
         return _yarn(base, rope, head_dim, original), _yarn_scaling(rope)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from backends.engine.columns import Attend, AttentionInputs
 from backends.engine.kv.lanes import BatchCache
-from backends.engine.model.recording.lanes import REFUSAL, Still, still
+from backends.engine.model.recording.lanes import REFUSAL, RecordedLanes, recorded_lanes
 
 KEEP = 16
 """The largest number of recordings kept; the least recently replayed one is dropped first."""
@@ -92,18 +92,18 @@ class Recording:
 
 
 class Graphs:
-    """The recordings of one model; a planted fault replaces one of the methods `key`, `found`, `refill` and `results`.
+    """The recordings of one model; a planted fault replaces one of the methods `key`, `find`, `refill` and `results`.
 
     Attributes:
         recorder: What records a forward.
-        kept: The recordings, the least recently replayed one first.
-        refused: The reason why a forward cannot be recorded, by the key of the forward.
+        recordings: The recordings, the least recently replayed one first.
+        refusals: The reason why a forward cannot be recorded, by the key of the forward.
     """
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
-        self.kept: OrderedDict[Key, Recording] = OrderedDict()
-        self.refused: dict[Key, str] = {}
+        self.recordings: OrderedDict[Key, Recording] = OrderedDict()
+        self.refusals: dict[Key, str] = {}
 
     def run(
         self, forward: Forward, inputs: Inputs, batch: BatchCache, attend: Attend
@@ -120,57 +120,59 @@ class Graphs:
             Copies of the logits [B, T, vocabulary] and of each layer's heads [B, H, T, D]; or the reason why the
             forward is not recorded.
         """
-        lanes = still(batch)
+        lanes = recorded_lanes(batch)
         if lanes is None:
             return REFUSAL
-        inputs = with_masks(inputs, lanes.widened)
-        places = lanes.fresh()
+        inputs = with_masks(inputs, lanes.widen_mask)
+        places = lanes.current_places()
         fresh = named_tensors(inputs, places)
         key = self.key(attend, fresh, lanes)
-        if key in self.refused:
-            return self.refused[key]
-        recording = self.found(key)
+        if key in self.refusals:
+            return self.refusals[key]
+        recording = self.find(key)
         if recording is None:
             try:
-                recording = self.kept[key] = self._record(forward, inputs, lanes, places, attend)
+                recording = self.recordings[key] = self._record(forward, inputs, lanes, places, attend)
             except RuntimeError as error:
-                self.refused[key] = f"not captured: {' '.join(str(error).split())[:160]}"
-                return self.refused[key]
+                self.refusals[key] = f"not captured: {' '.join(str(error).split())[:160]}"
+                return self.refusals[key]
             # The addresses of a cache or pool that is gone may become those of another one.
-            for one in lanes.owners:
-                weakref.finalize(one, self.kept.pop, key, None).atexit = False
-            while len(self.kept) > KEEP:
-                self.kept.popitem(last=False)
+            for owner in lanes.owners:
+                weakref.finalize(owner, self.recordings.pop, key, None).atexit = False
+            while len(self.recordings) > KEEP:
+                self.recordings.popitem(last=False)
         self.refill(recording, fresh)
         recording.replay()
         return self.results(recording)
 
-    def key(self, attend: Attend, fresh: dict[str, Tensor], lanes: Still) -> Key:
+    def key(self, attend: Attend, fresh: dict[str, Tensor], lanes: RecordedLanes) -> Key:
         """The key of a forward; a replay reads and writes fixed addresses, so other buffers need another recording."""
-        shapes = tuple(tuple(one.shape) for one in fresh.values())
+        shapes = tuple(tuple(tensor.shape) for tensor in fresh.values())
         return Key(attend, (*shapes, lanes.widths), lanes.addresses)
 
-    def found(self, key: Key) -> Recording | None:
+    def find(self, key: Key) -> Recording | None:
         """The recording to replay for `key`, now the most recently replayed one; None if there is none."""
-        if key in self.kept:
-            self.kept.move_to_end(key)
-        return self.kept.get(key)
+        if key in self.recordings:
+            self.recordings.move_to_end(key)
+        return self.recordings.get(key)
 
     def refill(self, recording: Recording, fresh: dict[str, Tensor]) -> None:
         """Copy every input of this forward into the tensors that a replay reads."""
-        for name, held in recording.inputs.items():
-            held.copy_(fresh[name])
+        for name, buffer in recording.inputs.items():
+            buffer.copy_(fresh[name])
 
     def results(self, recording: Recording) -> tuple[Tensor, list[Tensor]]:
         """Copies of the logits and the heads, because the next replay overwrites these tensors."""
-        return recording.logits.clone(), [one.clone() for one in recording.heads]
+        return recording.logits.clone(), [head.clone() for head in recording.heads]
 
     def _record(
-        self, forward: Forward, inputs: Inputs, lanes: Still, places: dict[str, Tensor], attend: Attend
+        self, forward: Forward, inputs: Inputs, lanes: RecordedLanes, places: dict[str, Tensor], attend: Attend
     ) -> Recording:
-        held: Inputs = {name: one if isinstance(one, dict) else one.clone() for name, one in inputs.items()}
-        held = with_masks(held, Tensor.clone)
-        lanes.places = {name: one.clone() for name, one in places.items()}
+        buffers: Inputs = {
+            name: tensor if isinstance(tensor, dict) else tensor.clone() for name, tensor in inputs.items()
+        }
+        buffers = with_masks(buffers, Tensor.clone)
+        lanes.places = {name: place.clone() for name, place in places.items()}
         heads: list[Tensor] = []
 
         def watched(query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
@@ -179,22 +181,24 @@ class Graphs:
 
         def run() -> list[Tensor]:
             heads.clear()  # the recorder calls `run` more than once; only the heads of the last call are recorded
-            return [forward(held, lanes, watched), *heads]
+            return [forward(buffers, lanes, watched), *heads]
 
         (logits, *results), replay = self.recorder.record(run)
-        return Recording(named_tensors(held, lanes.places), logits, results, replay)
+        return Recording(named_tensors(buffers, lanes.places), logits, results, replay)
 
 
-def with_masks(inputs: Inputs, changed: Callable[[Tensor], Tensor]) -> Inputs:
-    """The inputs with `changed` of each mask, of which there is one, or one for each kind of layer."""
+def with_masks(inputs: Inputs, change: Callable[[Tensor], Tensor]) -> Inputs:
+    """The inputs with `change` of each mask, of which there is one, or one for each kind of layer."""
     masks = inputs["attention_mask"]
-    made = {kind: changed(one) for kind, one in masks.items()} if isinstance(masks, dict) else changed(masks)
-    return {**inputs, "attention_mask": made}
+    changed_masks = {kind: change(mask) for kind, mask in masks.items()} if isinstance(masks, dict) else change(masks)
+    return {**inputs, "attention_mask": changed_masks}
 
 
 def named_tensors(inputs: Inputs, places: dict[str, Tensor]) -> dict[str, Tensor]:
     """The tensors of a forward by name: its inputs, one mask for each kind of layer, and the places of each lane."""
-    found: dict[str, Tensor] = {}
-    for name, one in sorted(inputs.items()):
-        found |= {f"{name} {kind}": mask for kind, mask in one.items()} if isinstance(one, dict) else {name: one}
-    return found | places
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in sorted(inputs.items()):
+        tensors |= (
+            {f"{name} {kind}": mask for kind, mask in tensor.items()} if isinstance(tensor, dict) else {name: tensor}
+        )
+    return tensors | places

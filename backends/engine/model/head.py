@@ -24,7 +24,7 @@ from reference.case import Case
 from reference.draft.hidden import HiddenStates
 from reference.draft.layer_head import HeadLayer
 
-Held: TypeAlias = Callable[[int, list[Tensor]], Tensor]
+StatesBeside: TypeAlias = Callable[[int, list[Tensor]], Tensor]
 """From a module's number and the outputs of the modules before it to the states [R, hidden] that its rows hold."""
 
 
@@ -32,7 +32,7 @@ class HeadModel(ABC):
     """A head on a target, with the clock and the counters that a causal model has.
 
     Attributes:
-        at: The prefix of the names of the decoder layer.
+        layer_prefix: The prefix of the names of the decoder layer.
         reads: The hidden states of the target that the weights expect.
         weights: Tensors by their names in published checkpoints, in the working dtype.
         d2t: int64 [draft vocabulary]: target id less draft id; None for a head that names every target id.
@@ -45,7 +45,7 @@ class HeadModel(ABC):
         fallbacks: How many layers took a slower attention path, by reason.
     """
 
-    at: str
+    layer_prefix: str
 
     def __init__(
         self, layer: HeadLayer, reads: HiddenStates, weights: Mapping[str, Tensor], target: CausalLm, modules: int = 1
@@ -56,11 +56,11 @@ class HeadModel(ABC):
         self._counts = target.graphs is None
         self.d2t = weights["d2t"].to(self.device) if "d2t" in weights else None
         named = ("d2t", "t2d")
-        self.weights = {key: one.to(self.device, self.dtype) for key, one in weights.items() if key not in named}
-        shared: Tensor = target.whole.get_input_embeddings().weight
+        self.weights = {key: tensor.to(self.device, self.dtype) for key, tensor in weights.items() if key not in named}
+        shared: Tensor = target.unsharded.get_input_embeddings().weight
         # A head with an embedding of its own brings it along.
         self.embedding = self.weights.get("embed_tokens.weight", shared)
-        self.target_head: Tensor = target.whole.get_output_embeddings().weight
+        self.target_head: Tensor = target.unsharded.get_output_embeddings().weight
         self.reaches = [Reach()] * modules
         self.forward_s = 0.0
         self.calls = 0
@@ -93,14 +93,14 @@ class HeadModel(ABC):
 
     def prefix(self, module: int) -> str:
         """The prefix of the names of the decoder layer of `module`."""
-        return self.at
+        return self.layer_prefix
 
     def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """The embeddings [R, hidden] of tokens int64 [R] at positions int64 [R]."""
         return self.embedding[tokens.to(self.device)]
 
     @abstractmethod
-    def fuse(self, embedded: Tensor, held: Tensor, module: int = 0) -> tuple[Tensor, Tensor]:
+    def fuse(self, embedded: Tensor, states: Tensor, module: int = 0) -> tuple[Tensor, Tensor]:
         """The input of attention [R, ...] and the residual [R, hidden] for embeddings and states [R, hidden]."""
 
     @abstractmethod
@@ -120,7 +120,7 @@ class HeadModel(ABC):
     def forward(
         self,
         tokens: Tensor,
-        held: Tensor,
+        states: Tensor,
         positions: Tensor,
         visible: Tensor,
         cache: KvCache,
@@ -131,7 +131,7 @@ class HeadModel(ABC):
 
         Args:
             tokens: int64 [R].
-            held: The state beside each token, [R, hidden].
+            states: The state beside each token, [R, hidden].
             positions: int64 [R], for rotary embedding.
             visible: bool [R, C]; C = committed columns + open rows, these R rows included.
             cache: The head's cache of the request.
@@ -144,18 +144,18 @@ class HeadModel(ABC):
         Raises:
             OutOfPages: before the forward, if the cache has no room.
         """
-        seen = [visible] * len(self.reaches)
+        visible_by_module = [visible] * len(self.reaches)
 
         def below(module: int, above: list[Tensor]) -> Tensor:
-            return above[-1] if module else held
+            return above[-1] if module else states
 
-        return self.through(tokens, below, positions, seen, cache, attend, lanes)[-1]
+        return self.through(tokens, below, positions, visible_by_module, cache, attend, lanes)[-1]
 
     @torch.no_grad()
     def through(
         self,
         tokens: Tensor,
-        held: Held,
+        states_beside: StatesBeside,
         positions: Tensor,
         visible: list[Tensor],
         cache: KvCache,
@@ -166,7 +166,7 @@ class HeadModel(ABC):
 
         Args:
             tokens: int64 [R].
-            held: The states beside the tokens.
+            states_beside: The states beside the tokens.
             positions: int64 [R].
             visible: For each module, bool [R, C].
             cache: The head's cache of the request.
@@ -178,8 +178,8 @@ class HeadModel(ABC):
         """
         cache.open(len(tokens))
         batch = lanes([cache], [len(tokens)])
-        masks = [batch.masks(module, [seen]) for module, seen in enumerate(visible)]
-        return self._run(tokens, held, positions, masks, batch, attend)
+        masks = [batch.masks(module, [visible_columns]) for module, visible_columns in enumerate(visible)]
+        return self._run(tokens, states_beside, positions, masks, batch, attend)
 
     @torch.no_grad()
     def run_lanes(self, lanes: list[LaneRows], attend: Attend, batch: type[BatchCache]) -> list[Tensor]:
@@ -189,21 +189,33 @@ class HeadModel(ABC):
         caches = batch([lane.cache for lane in lanes], [len(lane.tokens) for lane in lanes])
         width = caches.width
         rows = [torch.arange(width).clamp(max=len(lane.tokens) - 1) for lane in lanes]
-        states = torch.cat([lane.held[of] for lane, of in zip(lanes, rows, strict=True) if lane.held is not None])
+        states = torch.cat(
+            [
+                lane.hidden_states[lane_rows]
+                for lane, lane_rows in zip(lanes, rows, strict=True)
+                if lane.hidden_states is not None
+            ]
+        )
         tokens, positions = (
-            torch.cat([of_lane[of] for of_lane, of in zip(numbers, rows, strict=True)])
+            torch.cat([lane_numbers[lane_rows] for lane_numbers, lane_rows in zip(numbers, rows, strict=True)])
             for numbers in ([lane.tokens for lane in lanes], [lane.positions for lane in lanes])
         )
         masks = [caches.masks(module, [lane.visible[module] for lane in lanes]) for module in range(self.layers)]
 
-        def held(module: int, above: list[Tensor]) -> Tensor:
+        def states_beside(module: int, above: list[Tensor]) -> Tensor:
             return states[:, module] if module < states.shape[1] else above[-1]
 
-        outputs = torch.stack(self._run(tokens, held, positions, masks, caches, attend), 1)
-        return [outputs[at * width :][: len(lane.tokens)] for at, lane in enumerate(lanes)]
+        outputs = torch.stack(self._run(tokens, states_beside, positions, masks, caches, attend), 1)
+        return [outputs[lane_number * width :][: len(lane.tokens)] for lane_number, lane in enumerate(lanes)]
 
     def _run(
-        self, tokens: Tensor, held: Held, positions: Tensor, masks: list[Tensor], batch: BatchCache, attend: Attend
+        self,
+        tokens: Tensor,
+        states_beside: StatesBeside,
+        positions: Tensor,
+        masks: list[Tensor],
+        batch: BatchCache,
+        attend: Attend,
     ) -> list[Tensor]:
         """The outputs of each module for the rows of all lanes of `batch`, lane by lane, each as wide as the widest."""
         count = len(batch.caches)
@@ -211,16 +223,18 @@ class HeadModel(ABC):
         cos, sin = (table.view(count, 1, batch.width, -1) for table in self._table(positions))
         embedded, outputs = self.embed(tokens, positions), list[Tensor]()
         for module, mask in enumerate(masks):
-            at = self.prefix(module)
-            x, residual = self.fuse(embedded, held(module, outputs), module)
-            queries, keys, values = (self._heads(x, f"{at}.self_attn.{name}_proj", count) for name in "qkv")
-            keys, values = batch.update(_turned(keys, cos, sin), values, module)
+            prefix = self.prefix(module)
+            x, residual = self.fuse(embedded, states_beside(module, outputs), module)
+            queries, keys, values = (self._heads(x, f"{prefix}.self_attn.{part}_proj", count) for part in "qkv")
+            keys, values = batch.update(_rotate(keys, cos, sin), values, module)
             columns = batch.columns(module, keys, values, mask.to(self.device))
-            mixed = attend(_turned(queries, cos, sin), columns, self.layer.head_dim**-0.5)
-            stream = residual + self.linear(mixed.transpose(1, 2).reshape(len(tokens), -1), f"{at}.self_attn.o_proj")
-            x = self.norm(stream, f"{at}.post_attention_layernorm")
-            gate, up = (self.linear(x, f"{at}.mlp.{name}_proj") for name in ("gate", "up"))
-            outputs.append(stream + self.linear(functional.silu(gate) * up, f"{at}.mlp.down_proj"))
+            mixed = attend(_rotate(queries, cos, sin), columns, self.layer.head_dim**-0.5)
+            stream = residual + self.linear(
+                mixed.transpose(1, 2).reshape(len(tokens), -1), f"{prefix}.self_attn.o_proj"
+            )
+            x = self.norm(stream, f"{prefix}.post_attention_layernorm")
+            gate, up = (self.linear(x, f"{prefix}.mlp.{part}_proj") for part in ("gate", "up"))
+            outputs.append(stream + self.linear(functional.silu(gate) * up, f"{prefix}.mlp.down_proj"))
         if self.device.type != "cpu":  # a device runs asynchronously: wait, or the clock would measure the launch
             torch.accelerator.synchronize()
         self.forward_s += time.perf_counter() - began
@@ -232,7 +246,7 @@ class HeadModel(ABC):
     def append(
         self,
         tokens: list[int],
-        held: Tensor,
+        states: Tensor,
         cache: KvCache,
         attend: Attend,
         lanes: type[BatchCache] = BatchCache,
@@ -240,7 +254,7 @@ class HeadModel(ABC):
         """Run rows after the committed columns of `cache`, each below the one before, and commit them."""
         rows = torch.arange(cache.length, cache.length + len(tokens))
         visible = causal(rows, self.reaches)[0]
-        outputs = self.forward(torch.tensor(tokens), held, rows, visible, cache, attend, lanes)
+        outputs = self.forward(torch.tensor(tokens), states, rows, visible, cache, attend, lanes)
         cache.commit(list(range(len(tokens))))
         return outputs
 
@@ -276,7 +290,7 @@ MakeHead: TypeAlias = Callable[[Case, CausalLm, Mapping[str, Tensor]], HeadModel
 """From a case, its target and the weights of the head in the target's dtype to the head."""
 
 
-def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """`x` [lanes, heads, R, head_dim] turned by half split: dimension i turns with i + head_dim / 2."""
-    left, right = x.chunk(2, -1)
-    return x * cos + torch.cat([-right, left], -1) * sin
+    first_half, second_half = x.chunk(2, -1)
+    return x * cos + torch.cat([-second_half, first_half], -1) * sin

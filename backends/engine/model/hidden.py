@@ -18,12 +18,12 @@ class HiddenTap:
     """Hidden states of the rows of one forward.
 
     Attributes:
-        taken: For each descriptor, the hidden states of the forward, [B, T, width] in the working dtype.
+        states: For each descriptor, the hidden states of the forward, [B, T, width] in the working dtype.
     """
 
-    def __init__(self, *wanted: HiddenStates) -> None:
-        self._wanted = tuple(dict.fromkeys(wanted))  # each descriptor once, in a fixed order
-        self.taken: dict[HiddenStates, Tensor] = {}
+    def __init__(self, *descriptors: HiddenStates) -> None:
+        self._descriptors = tuple(dict.fromkeys(descriptors))  # each descriptor once, in a fixed order
+        self.states: dict[HiddenStates, Tensor] = {}
 
     @contextmanager
     def on(self, body: Any) -> Iterator[None]:
@@ -37,20 +37,20 @@ class HiddenTap:
         layers, norm = getattr(body, "layers", None), last_norm(body)
         if layers is None or norm is None:
             raise Unsupported(f"{type(body).__name__} has no layers and norm whose hidden states a draft could read")
-        found: dict[int | str, Tensor] = {}
-        places = {one: self.places(one, len(layers)) for one in self._wanted}
+        states: dict[int | str, Tensor] = {}
+        places = {descriptor: self.places(descriptor, len(layers)) for descriptor in self._descriptors}
         with ExitStack() as hooks:
-            for place in {place for of in places.values() for place in of}:
+            for place in {place for descriptor_places in places.values() for place in descriptor_places}:
                 if isinstance(place, str):
-                    hooks.enter_context(_listening(norm.register_forward_hook(_keeps(found, place))))
+                    hooks.enter_context(_removing(norm.register_forward_hook(_storing_hook(states, place))))
                     continue
                 if place >= len(layers):
-                    named = ", ".join(str(one) for one in self._wanted)
+                    named = ", ".join(str(descriptor) for descriptor in self._descriptors)
                     raise Unsupported(f"the draft reads the {named}; the target has layers 0 to {len(layers) - 1}")
-                hooks.enter_context(_hooked(layers, place, found))
+                hooks.enter_context(_layer_hook(layers, place, states))
             yield
-        for one, of in places.items():
-            self.taken[one] = torch.cat([found[place] for place in of], dim=-1)
+        for descriptor, descriptor_places in places.items():
+            self.states[descriptor] = torch.cat([states[place] for place in descriptor_places], dim=-1)
 
     def places(self, reads: HiddenStates, layers: int) -> list[int | str]:
         """The places of the states `reads` in a model of so many layers, in order.
@@ -66,27 +66,27 @@ def last_norm(body: Any) -> Any:
     return next((getattr(body, name) for name in names if hasattr(body, name)), None)
 
 
-def _hooked(layers: Any, place: int, found: dict[int | str, Tensor]) -> Any:
+def _layer_hook(layers: Any, place: int, states: dict[int | str, Tensor]) -> Any:
     """A hook that stores the residual stream after layer `place`; for -1, the input of the first layer."""
     if place >= 0:
-        return _listening(layers[place].register_forward_hook(_keeps(found, place)))
+        return _removing(layers[place].register_forward_hook(_storing_hook(states, place)))
 
-    def before(_: Any, given: tuple[Any, ...], named: dict[str, Any]) -> None:
-        found[-1] = given[0] if given else named["hidden_states"]
+    def before(_: Any, arguments: tuple[Any, ...], named_arguments: dict[str, Any]) -> None:
+        states[-1] = arguments[0] if arguments else named_arguments["hidden_states"]
 
-    return _listening(layers[0].register_forward_pre_hook(before, with_kwargs=True))
+    return _removing(layers[0].register_forward_pre_hook(before, with_kwargs=True))
 
 
-def _keeps(found: dict[int | str, Tensor], place: int | str) -> Any:
+def _storing_hook(states: dict[int | str, Tensor], place: int | str) -> Any:
     def after(_: Any, __: Any, output: Any) -> None:
         # Layers of transformers 5 return the residual stream itself, other layers a tuple that begins with it.
-        found[place] = output[0] if isinstance(output, tuple) else output
+        states[place] = output[0] if isinstance(output, tuple) else output
 
     return after
 
 
 @contextmanager
-def _listening(handle: Any) -> Iterator[None]:
+def _removing(handle: Any) -> Iterator[None]:
     try:
         yield
     finally:

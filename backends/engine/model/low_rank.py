@@ -29,7 +29,7 @@ class LowRank:
     scale: float
     parts: dict[str, tuple[Tensor, Tensor]]
 
-    def added(self, module: str, rows: Tensor) -> Tensor | None:
+    def added_output(self, module: str, rows: Tensor) -> Tensor | None:
         """What the adapter adds to the output of `module` for the inputs `rows` [T, in]; None if it adds nothing."""
         if module not in self.parts:
             return None
@@ -39,11 +39,11 @@ class LowRank:
 
 def low_rank_of(model: Model, dtype: torch.dtype, device: torch.device) -> LowRank | None:
     """The adapter of `model` in its working dtype; None for a model without one."""
-    return None if model.adapter is None else _opened(model, dtype, device)
+    return None if model.adapter is None else _low_rank(model, dtype, device)
 
 
 @lru_cache(maxsize=64)
-def _opened(model: Seeded, dtype: torch.dtype, device: torch.device) -> LowRank:
+def _low_rank(model: Seeded, dtype: torch.dtype, device: torch.device) -> LowRank:
     assert model.adapter is not None
     parts = {
         name.removesuffix(".weight"): (
@@ -56,9 +56,9 @@ def _opened(model: Seeded, dtype: torch.dtype, device: torch.device) -> LowRank:
 
 
 @contextmanager
-def adapted(network: Any, lanes: Sequence[LowRank | None]) -> Iterator[None]:
+def adapter_hooks(network: Any, lanes: Sequence[LowRank | None]) -> Iterator[None]:
     """While open, lane n of each forward of `network` runs with the adapter `lanes[n]`."""
-    modules = sorted({module for one in lanes if one is not None for module in one.parts})
+    modules = sorted({module for adapter in lanes if adapter is not None for module in adapter.parts})
     hooks = [network.get_submodule(name).register_forward_hook(_hook(name, lanes)) for name in modules]
     try:
         yield
@@ -68,12 +68,12 @@ def adapted(network: Any, lanes: Sequence[LowRank | None]) -> Iterator[None]:
 
 
 def _hook(module: str, lanes: Sequence[LowRank | None]) -> Callable[[Any, tuple[Tensor, ...], Tensor], Tensor]:
-    def add(_: Any, given: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        (inputs,) = given
+    def add(_: Any, arguments: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        (inputs,) = arguments
         for lane, adapter in enumerate(lanes):
-            more = None if adapter is None else adapter.added(module, inputs[lane])
-            if more is not None:
-                output[lane] += more
+            added = None if adapter is None else adapter.added_output(module, inputs[lane])
+            if added is not None:
+                output[lane] += added
         return output
 
     return add

@@ -14,15 +14,15 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaFor
 from transformers.utils import logging
 
 from backends.base import Unsupported
-from backends.engine.model.block_scales import dequantised
+from backends.engine.model.block_scales import dequantise_checkpoint
 from backends.engine.model.built_in import DTYPES, built_in, loop_over_experts
 from backends.engine.model.causal_lm import CausalLm
-from backends.engine.model.examined import opened
+from backends.engine.model.examined import examine_and_open
 from backends.engine.model.family import EXACT, FAMILIES
 from backends.engine.model.float64_modules import make_exact
 from backends.engine.model.graphs import Graphs, Recorder
 from backends.engine.model.head import HeadModel, MakeHead
-from backends.engine.model.quantised import Dequantise, dequantise, rounded
+from backends.engine.model.quantised import Dequantise, dequantise, quantise_state
 from reference.architecture import Checkpoint, Model, Rope, Seeded
 from reference.case import Case
 from reference.draft.head import Head
@@ -83,9 +83,9 @@ class ModelCache:
             raise Unsupported(self._refused[model, dtype])
         if key not in self._open:
             try:
-                self._open[key] = self._loaded(model, dtype, product)
-            except Unsupported as why:
-                self._refused[model, dtype] = str(why)
+                self._open[key] = self._load(model, dtype, product)
+            except Unsupported as error:
+                self._refused[model, dtype] = str(error)
                 raise
             # No static buffer of a recording holds a recurrent state.
             if self._recorder is not None and not self._open[key].recurrent:
@@ -96,18 +96,18 @@ class ModelCache:
         self._open.move_to_end(key)
         return self._open[key]
 
-    def _loaded(self, model: Model, dtype: str, product: Dequantise) -> CausalLm:
+    def _load(self, model: Model, dtype: str, product: Dequantise) -> CausalLm:
         network = built_in(model, dtype, product) if isinstance(model, Seeded) else from_disk(model, dtype)
         if isinstance(model, Checkpoint) and model.quantised:
             _of_few_bits(network, model.quantised, product)
         # By the class of the model, so that checkpoints of a family are prepared as its built-ins are.
         for family in FAMILIES.values():
             if isinstance(network, family.model):
-                family.prepared(network)
+                family.prepare(network)
         if dtype == "float64":
             _exact(network)
         network = network.to(self._device).eval()
-        return CausalLm(network, self._device) if isinstance(model, Seeded) else opened(network, self._device)
+        return CausalLm(network, self._device) if isinstance(model, Seeded) else examine_and_open(network, self._device)
 
 
 def _of_few_bits(network: Any, kind: str, product: Dequantise) -> None:
@@ -117,26 +117,26 @@ def _of_few_bits(network: Any, kind: str, product: Dequantise) -> None:
         Unsupported: for a model that keeps the projections of several experts in one tensor.
     """
     state = network.state_dict()
-    if stacked := [name for name, one in state.items() if name.endswith("_proj") and one.dim() == 3]:
+    if stacked := [name for name, tensor in state.items() if name.endswith("_proj") and tensor.dim() == 3]:
         raise Unsupported(
             f"{kind} weights of {stacked[0]}: matrices of experts are not quantised; choose another draft"
         )
-    network.load_state_dict(rounded(state, kind, product), strict=True)
+    network.load_state_dict(quantise_state(state, kind, product), strict=True)
 
 
 def weights_of_head(head: Head, target: Model, dtype: torch.dtype, product: Dequantise) -> dict[str, Tensor]:
     """The weights of `head` on `target` by their published names, floats in `dtype`; `product` makes quantised ones."""
-    found = {name: torch.tensor(one) for name, one in head_weights(head, target).items()}
-    state = {name: one.to(dtype) if one.is_floating_point() else one for name, one in found.items()}
-    return rounded(state, head.quantised, product) if head.quantised else state
+    tensors = {name: torch.tensor(values) for name, values in head_weights(head, target).items()}
+    state = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
+    return quantise_state(state, head.quantised, product) if head.quantised else state
 
 
 def _exact(network: Any) -> None:
     loop_over_experts(network)  # torch has no grouped product of float64 matrices
     try:
         make_exact(network, network.config, EXACT)
-    except ValueError as why:
-        raise Unsupported(f"float64: {why}") from why
+    except ValueError as error:
+        raise Unsupported(f"float64: {error}") from error
 
 
 def refuse_long(model: Model, longest: int) -> None:
@@ -164,17 +164,17 @@ def _checkpoint_rope(model: Checkpoint) -> Rope:
 
 def _config(model: Checkpoint) -> Any:
     path = Path(model.source)
-    known = {kind: make for family in FAMILIES.values() for kind, make in family.checkpoint.items()}
+    makers = {kind: make for family in FAMILIES.values() for kind, make in family.checkpoint.items()}
     try:
         content = json.loads(read_whole(path / "config.json", LARGEST_CONFIG))
-        if content.get("model_type") in known:
-            return known[content["model_type"]](content)
+        if content.get("model_type") in makers:
+            return makers[content["model_type"]](content)
         return AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
-    except Exception as why:  # transformers' validators raise classes of their own
-        raise Unsupported(f"transformers refuses {path}/config.json: {' '.join(str(why).split())[:200]}") from why
+    except Exception as error:  # transformers' validators raise classes of their own
+        raise Unsupported(f"transformers refuses {path}/config.json: {' '.join(str(error).split())[:200]}") from error
 
 
-def _dequantised(model: Checkpoint, config: Any, dtype: torch.dtype) -> tuple[str | None, dict[str, Tensor] | None]:
+def _source_or_state(model: Checkpoint, config: Any, dtype: torch.dtype) -> tuple[str | None, dict[str, Tensor] | None]:
     """The folder from which transformers reads the weights, or the weights themselves where they are 8-bit floats.
 
     `config` then loses what it says of quantisation.
@@ -187,10 +187,10 @@ def _dequantised(model: Checkpoint, config: Any, dtype: torch.dtype) -> tuple[st
     path = Path(model.source)
     try:
         block = block_size(path / "config.json", json.loads(read_whole(path / "config.json", LARGEST_CONFIG)))
-    except UnreadableCheckpoint as why:
-        raise Unsupported(str(why)) from why
+    except UnreadableCheckpoint as error:
+        raise Unsupported(str(error)) from error
     del config.quantization_config
-    return (model.source, None) if block is None else (None, dequantised(path, *block, dtype))
+    return (model.source, None) if block is None else (None, dequantise_checkpoint(path, *block, dtype))
 
 
 def from_disk(model: Checkpoint, dtype: str) -> Any:
@@ -200,7 +200,7 @@ def from_disk(model: Checkpoint, dtype: str) -> Any:
         Unsupported: if transformers cannot open it.
     """
     config = _config(model)
-    source, state = _dequantised(model, config, DTYPES[dtype])
+    source, state = _source_or_state(model, config, DTYPES[dtype])
     logging.disable_progress_bar()  # a bar is written to standard error, which belongs to the commands
     chosen = LlamaForCausalLM if isinstance(config, LlamaConfig) else AutoModelForCausalLM
     try:
@@ -220,5 +220,5 @@ def from_disk(model: Checkpoint, dtype: str) -> Any:
         )
     except (MemoryError, torch.OutOfMemoryError):
         raise
-    except Exception as why:  # a config that makes no sense fails in many ways
-        raise Unsupported(f"transformers cannot open {model.source}: {' '.join(str(why).split())[:200]}") from why
+    except Exception as error:  # a config that makes no sense fails in many ways
+        raise Unsupported(f"transformers cannot open {model.source}: {' '.join(str(error).split())[:200]}") from error

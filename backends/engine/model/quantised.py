@@ -33,7 +33,7 @@ def dequantise(numbers: Tensor, scale: Tensor) -> Tensor:
     return numbers.double() * scale.double()
 
 
-def rounded(state: dict[str, Tensor], kind: str, product: Dequantise) -> dict[str, Tensor]:
+def quantise_state(state: dict[str, Tensor], kind: str, product: Dequantise) -> dict[str, Tensor]:
     """The weights with every matrix of NAMES replaced by its quantised values, in the dtype that it had."""
     return {
         name: product(*quantise(weight, kind)).to(weight.dtype) if name.endswith(NAMES) else weight

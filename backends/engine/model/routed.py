@@ -16,7 +16,7 @@ from transformers.models.llama4.modeling_llama4 import Llama4Router
 Choices = dict[int, Tensor]
 """By layer with experts, those of the rows of one forward, int64 [rows of all lanes, taken]."""
 
-_TAKEN: ContextVar[Choices | None] = ContextVar("_TAKEN", default=None)
+_CHOICES: ContextVar[Choices | None] = ContextVar("_CHOICES", default=None)
 """Where the forward of this thread puts its choices; None where nobody asks."""
 
 
@@ -29,22 +29,22 @@ class ExpertTap:
     """
 
     def __init__(self, model: Any) -> None:
-        found = decoder_layers(model)
-        self.layers = len(found)
+        decoders = decoder_layers(model)
+        self.layers = len(decoders)
         self.present = False
-        for number, layer in enumerate(found):
+        for number, layer in enumerate(decoders):
             for block in layer.modules():
                 self.present |= _listen(block, number)
 
     @contextmanager
     def on(self) -> Iterator[Choices]:
         """The choices of the forwards that this thread runs inside the `with`; a later forward replaces them."""
-        taken: Choices = {}
-        token = _TAKEN.set(taken)
+        choices: Choices = {}
+        token = _CHOICES.set(choices)
         try:
-            yield taken
+            yield choices
         finally:
-            _TAKEN.reset(token)
+            _CHOICES.reset(token)
 
 
 def decoder_layers(model: Any) -> Any:
@@ -62,30 +62,36 @@ def _listen(block: nn.Module, layer: int) -> bool:
     if isinstance(router, Llama4Router):
 
         def after(module: Any, _: Any, output: Any) -> None:
-            taken = _TAKEN.get()
-            if taken is not None:
-                taken[layer] = output[0].topk(module.top_k, dim=-1)[1].detach()
+            choices = _CHOICES.get()
+            if choices is not None:
+                choices[layer] = output[0].topk(module.top_k, dim=-1)[1].detach()
 
         router.register_forward_hook(after)
         return True
 
-    def before(_: Any, given: tuple[Any, ...], named: dict[str, Any]) -> None:
-        taken = _TAKEN.get()
-        indices = [one for one in (*given, *named.values()) if isinstance(one, Tensor) and not one.is_floating_point()]
-        if taken is not None and len(indices) == 1 and indices[0].dim() == 2:
-            taken[layer] = indices[0].detach()
+    def before(_: Any, arguments: tuple[Any, ...], named_arguments: dict[str, Any]) -> None:
+        choices = _CHOICES.get()
+        indices = [
+            argument
+            for argument in (*arguments, *named_arguments.values())
+            if isinstance(argument, Tensor) and not argument.is_floating_point()
+        ]
+        if choices is not None and len(indices) == 1 and indices[0].dim() == 2:
+            choices[layer] = indices[0].detach()
 
     experts.register_forward_pre_hook(before, with_kwargs=True)
     return True
 
 
-def by_lane(taken: Choices, layers: int, lanes: int) -> Tensor | None:
+def by_lane(choices: Choices, layers: int, lanes: int) -> Tensor | None:
     """The choices of a forward by lane, int64 [lanes, layers, rows, taken]; None where there are none."""
-    if not taken:
+    if not choices:
         return None
-    some = next(iter(taken.values()))
-    if len(some) % lanes or any(one.shape != some.shape for one in taken.values()):
+    first_choices = next(iter(choices.values()))
+    if len(first_choices) % lanes or any(
+        layer_choices.shape != first_choices.shape for layer_choices in choices.values()
+    ):
         return None
-    missing = torch.full_like(some, -1)
-    stacked = torch.stack([taken.get(layer, missing) for layer in range(layers)])
-    return stacked.reshape(layers, lanes, -1, some.shape[1]).movedim(1, 0).cpu()
+    missing = torch.full_like(first_choices, -1)
+    stacked = torch.stack([choices.get(layer, missing) for layer in range(layers)])
+    return stacked.reshape(layers, lanes, -1, first_choices.shape[1]).movedim(1, 0).cpu()

@@ -18,7 +18,7 @@ from backends.engine.model.head import HeadModel
 COMMITTED, BLOCK = 3, 3
 """The committed columns before the block of the test, and the rows of the block."""
 
-_shown: WeakKeyDictionary[CausalLm | HeadModel, dict[tuple[Attend, type[BatchCache]], bool]] = WeakKeyDictionary()
+_results: WeakKeyDictionary[CausalLm | HeadModel, dict[tuple[Attend, type[BatchCache]], bool]] = WeakKeyDictionary()
 """The results so far; held weakly by model, so that a model that is dropped takes its results along."""
 
 
@@ -30,10 +30,10 @@ def require_update_first(model: CausalLm | HeadModel, attend: Attend, lanes: typ
     Raises:
         Unsupported: if the test fails or cannot be run.
     """
-    known = _shown.setdefault(model, {})
-    if (attend, lanes) not in known:
-        known[attend, lanes] = _probe(model, attend, lanes)
-    if not known[attend, lanes]:
+    results = _results.setdefault(model, {})
+    if (attend, lanes) not in results:
+        results[attend, lanes] = _probe(model, attend, lanes)
+    if not results[attend, lanes]:
         raise Unsupported(
             "layout overwrite: it could not be shown that the cache is updated before attention reads it, "
             "so stale rows may be attended to; use layout static or scratch"
@@ -54,7 +54,7 @@ def _probe(model: CausalLm | HeadModel, attend: Attend, lanes: type[BatchCache])
 def _of_model(model: CausalLm, cache: Overwrite, attend: Attend, lanes: type[BatchCache]) -> Tensor:
     """The logits of a block below a prefill."""
     vocabulary = model.model.config.vocab_size
-    tokens = [(7 * at + 1) % vocabulary for at in range(COMMITTED + BLOCK)]  # any tokens, not all the same
+    tokens = [(7 * i + 1) % vocabulary for i in range(COMMITTED + BLOCK)]  # any tokens, not all the same
     rows = torch.arange(COMMITTED, COMMITTED + BLOCK)
     model.prefill(tuple(tokens[:COMMITTED]), cache, attend, 0)
     block = Rows(torch.tensor(tokens[COMMITTED:]), rows, causal(rows, model.reaches), cache)
@@ -63,9 +63,9 @@ def _of_model(model: CausalLm, cache: Overwrite, attend: Attend, lanes: type[Bat
 
 def _of_head(head: HeadModel, cache: Overwrite, attend: Attend, lanes: type[BatchCache]) -> Tensor:
     """The outputs of a block below committed rows, all beside the same states."""
-    tokens = [(7 * at + 1) % head.vocab_size for at in range(COMMITTED + BLOCK)]
+    tokens = [(7 * i + 1) % head.vocab_size for i in range(COMMITTED + BLOCK)]
     state = torch.linspace(-1, 1, head.hidden_size, dtype=head.dtype, device=head.device)
     head.append(tokens[:COMMITTED], state.expand(COMMITTED, -1), cache, attend)
     rows = torch.arange(COMMITTED, COMMITTED + BLOCK)
-    block, held = torch.tensor(tokens[COMMITTED:]), state.expand(BLOCK, -1)
-    return head.forward(block, held, rows, causal(rows, head.reaches)[0], cache, attend, lanes)
+    block, states = torch.tensor(tokens[COMMITTED:]), state.expand(BLOCK, -1)
+    return head.forward(block, states, rows, causal(rows, head.reaches)[0], cache, attend, lanes)

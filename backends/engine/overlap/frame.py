@@ -30,7 +30,7 @@ class Place:
 
 
 @dataclass
-class Launched:
+class LaunchedRow:
     """The part of a frame that belongs to one request.
 
     Attributes:
@@ -55,5 +55,5 @@ class Frame:
         wait: Returns when the device has executed the launch.
     """
 
-    parts: tuple[Launched, ...]
+    parts: tuple[LaunchedRow, ...]
     wait: Callable[[], None]

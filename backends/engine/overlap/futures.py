@@ -17,12 +17,12 @@ class Futures:
         """Keep the accepted tokens of a launched row."""
         self.blocks[place.number, place.placeholder] = list(tokens)
 
-    def filled(self, number: int, tokens: list[int]) -> list[int]:
+    def fill(self, number: int, tokens: list[int]) -> list[int]:
         """The tokens of request `number` with each placeholder replaced by the tokens for which it stands."""
-        found: list[int] = []
+        resolved: list[int] = []
         for token in tokens:
-            found += [token] if token >= 0 else self.blocks[number, token]
-        return found
+            resolved += [token] if token >= 0 else self.blocks[number, token]
+        return resolved
 
     def drop(self, place: Place) -> None:
         """Forget the tokens of a row, which the host has taken or skipped."""

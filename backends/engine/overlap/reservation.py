@@ -6,7 +6,7 @@ STEPS = 2
 """Blocks beyond the host's committed length: the one in flight and the one that is launched, as SGLang reserves."""
 
 
-def reserved(rows: int) -> int:
+def reserved_columns(rows: int) -> int:
     """The number of columns beyond those that the host knows to be committed, for blocks of at most `rows` rows."""
     return STEPS * rows
 

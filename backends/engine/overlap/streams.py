@@ -16,7 +16,7 @@ class Stream(Protocol):
         ...
 
 
-class Immediate:
+class ImmediateStream:
     """A CPU executes work when it is launched; the host alone is late."""
 
     def launch(self, work: Callable[[], Result]) -> tuple[Result, Callable[[], None]]:
@@ -37,11 +37,11 @@ class CudaStream:
         self._stream.wait_stream(default)
         with torch.cuda.stream(self._stream):
             result = work()
-            done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            done.record(self._stream)
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record(self._stream)
         # Caches that the host gives to another request are written by the default stream: behind this launch.
-        default.wait_event(done)
-        return result, done.synchronize
+        default.wait_event(event)
+        return result, event.synchronize
 
 
 def _nothing() -> None:
@@ -50,4 +50,4 @@ def _nothing() -> None:
 
 def stream_on(device: torch.device) -> Stream:
     """The stream for launches on `device`."""
-    return CudaStream(device) if device.type == "cuda" else Immediate()
+    return CudaStream(device) if device.type == "cuda" else ImmediateStream()

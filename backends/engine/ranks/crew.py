@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from backends.base import Unavailable
-from backends.engine.ranks.member import Facts, Membership, belong, facts_of
+from backends.engine.ranks.member import Facts, Membership, facts_of, run_rank
 from backends.engine.seams import Seams
 
 PATIENCE = 60.0
@@ -51,81 +51,84 @@ class Crew:
         self._wires: list[Connection] = []
         self._ranks: list[ForkProcess] = []
         for rank in range(size):
-            ours, theirs = context.Pipe()
+            crew_end, rank_end = context.Pipe()
             # Three times the patience: the crew is to tell which rank lags before the transport gives up.
             place = str(self._folder / "meeting")
             member = Membership(rank, size, place, 3 * patience, self._entered, seams, transport, facts)
-            one = context.Process(target=belong, args=(member, theirs, [*self._wires, ours]), daemon=True)
-            one.start()
-            theirs.close()
-            self._wires.append(ours)
-            self._ranks.append(one)
+            process = context.Process(target=run_rank, args=(member, rank_end, [*self._wires, crew_end]), daemon=True)
+            process.start()
+            rank_end.close()
+            self._wires.append(crew_end)
+            self._ranks.append(process)
         self._greet()
 
     @property
     def processes(self) -> list[int]:
         """The id of each rank's process."""
-        return [one.pid or 0 for one in self._ranks]
+        return [process.pid or 0 for process in self._ranks]
 
     def _greet(self) -> None:
         hello = [facts for _, facts in self._answers()]
         for rank, facts in enumerate(hello):
-            for what in sorted({*facts, *hello[0]}):
-                mine, first = facts.get(what, "nothing"), hello[0].get(what, "nothing")
-                if mine != first:
-                    self._fail(f"rank {rank} has {what} {mine}, and rank 0 has {first}")
+            for name in sorted({*facts, *hello[0]}):
+                fact, first_fact = facts.get(name, "nothing"), hello[0].get(name, "nothing")
+                if fact != first_fact:
+                    self._fail(f"rank {rank} has {name} {fact}, and rank 0 has {first_fact}")
         self._tell("join")
 
-    def ask(self, *told: Any) -> list[tuple[str, Any]]:
+    def ask(self, *request: Any) -> list[tuple[str, Any]]:
         """The answers of all ranks to one request, in order.
 
         Raises:
             Unavailable: A rank died or lags; the crew is then over.
         """
-        self._tell(told)
+        self._tell(request)
         return self._answers()
 
-    def _tell(self, told: Any) -> None:
+    def _tell(self, message: Any) -> None:
         try:
             for wire in self._wires:
-                wire.send(told)
+                wire.send(message)
         except OSError:
-            self._fail(self._dead() or "a rank takes no requests")
+            self._fail(self._death() or "a rank takes no requests")
 
     def _answers(self) -> list[tuple[str, Any]]:
-        found: dict[int, tuple[str, Any]] = {}
-        seen, since = list(self._entered), time.monotonic()
-        while len(found) < len(self._wires):
-            waiting = {wire: rank for rank, wire in enumerate(self._wires) if rank not in found}
+        answers: dict[int, tuple[str, Any]] = {}
+        calls_entered, since = list(self._entered), time.monotonic()
+        while len(answers) < len(self._wires):
+            waiting = {wire: rank for rank, wire in enumerate(self._wires) if rank not in answers}
             for ready in wait(list(waiting), timeout=min(1.0, self._patience)):
                 assert isinstance(ready, Connection)
                 try:
-                    found[waiting[ready]] = ready.recv()
+                    answers[waiting[ready]] = ready.recv()
                 except (EOFError, OSError):
-                    self._fail(self._dead() or f"rank {waiting[ready]} has closed its wire")
+                    self._fail(self._death() or f"rank {waiting[ready]} has closed its wire")
                 since = time.monotonic()
-            if seen != list(self._entered):
-                seen, since = list(self._entered), time.monotonic()
+            if calls_entered != list(self._entered):
+                calls_entered, since = list(self._entered), time.monotonic()
             if time.monotonic() - since > self._patience:
-                late = min((rank for rank in range(len(self._wires)) if rank not in found), key=seen.__getitem__)
+                late = min(
+                    (rank for rank in range(len(self._wires)) if rank not in answers), key=calls_entered.__getitem__
+                )
                 self._fail(
-                    f"rank {late} lags: it has entered {seen[late]} collectives, and the furthest {max(seen)}; "
+                    f"rank {late} lags: it has entered {calls_entered[late]} collectives, "
+                    f"and the furthest {max(calls_entered)}; "
                     f"nothing has moved for {self._patience:g} seconds"
                 )
-        lost = next((rank for rank, (word, _) in sorted(found.items()) if word == "lost"), None)
-        if lost is not None:
-            self._fail(self._dead() or f"rank {lost} has lost the others: {found[lost][1]}")
-        return [found[rank] for rank in range(len(self._wires))]
+        lost_rank = next((rank for rank, (word, _) in sorted(answers.items()) if word == "lost"), None)
+        if lost_rank is not None:
+            self._fail(self._death() or f"rank {lost_rank} has lost the others: {answers[lost_rank][1]}")
+        return [answers[rank] for rank in range(len(self._wires))]
 
-    def _dead(self) -> str | None:
+    def _death(self) -> str | None:
         """The first rank that has died, in words."""
         until = time.monotonic() + GRACE
         while time.monotonic() < until:
-            for rank, one in enumerate(self._ranks):
-                if not one.is_alive():
-                    code = one.exitcode or 0
-                    how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-                    return f"rank {rank} died: its process {how}"
+            for rank, process in enumerate(self._ranks):
+                if not process.is_alive():
+                    code = process.exitcode or 0
+                    death = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+                    return f"rank {rank} died: its process {death}"
             time.sleep(0.02)
         return None
 
@@ -135,10 +138,10 @@ class Crew:
 
     def close(self) -> None:
         """End all ranks."""
-        for one in self._ranks:
-            one.kill()
-        for one in self._ranks:
-            one.join()
+        for process in self._ranks:
+            process.kill()
+        for process in self._ranks:
+            process.join()
         for wire in self._wires:
             wire.close()
         shutil.rmtree(self._folder, ignore_errors=True)

@@ -19,7 +19,7 @@ from backends.engine.sampling.seams import Law, SamplingSeams
 from backends.engine.seams import Seams
 
 
-def in_step(seams: Seams, group: Group) -> Seams:
+def seams_in_step(seams: Seams, group: Group) -> Seams:
     """The seams of rank `group.rank`."""
     ranks = seams.sampling.ranks
 
@@ -27,12 +27,12 @@ def in_step(seams: Seams, group: Group) -> Seams:
         return ShardedLm(seams.network(model), group, ranks)
 
     def walk(tensors: TreeTensors, scores: Tensor) -> tuple[list[int], int]:
-        choice = ranks.best(group, scores)
+        choice = ranks.argmax(group, scores)
         # The walk reads nothing but the arg-max of each row.
         path, bonus = seams.walk(tensors, torch.nn.functional.one_hot(choice, scores.shape[-1]).to(scores.dtype))
-        told = torch.full((1, len(scores) + 1), -1)
-        told[0, : len(path)], told[0, -1] = torch.tensor(path), bonus
-        rows = [int(row) for row in ranks.agreed(group, told, True)[0]]
+        decision = torch.full((1, len(scores) + 1), -1)
+        decision[0, : len(path)], decision[0, -1] = torch.tensor(path), bonus
+        rows = [int(row) for row in ranks.agree(group, decision, True)[0]]
         return [row for row in rows[:-1] if row >= 0], rows[-1]
 
     return replace(seams, network=network, walk=walk, sampling=sampling_in_step(seams.sampling, group))
@@ -43,15 +43,15 @@ def sampling_in_step(seams: SamplingSeams, group: Group) -> SamplingSeams:
     ranks = seams.ranks
 
     def agreed(path: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
-        path, token = seams.agreed(path, token)
-        told = ranks.agreed(group, torch.cat([path, token[:, None]], 1), False)
-        return told[:, :-1], told[:, -1]
+        path, token = seams.agree(path, token)
+        decision = ranks.agree(group, torch.cat([path, token[:, None]], 1), False)
+        return decision[:, :-1], decision[:, -1]
 
     due: list[bool] = []
 
-    def bonus_place(dice: coins.Coins, at: Tensor, rejected: Tensor) -> Tensor:
+    def bonus_place(dice: coins.Coins, node: Tensor, rejected: Tensor) -> Tensor:
         due.append(True)
-        return seams.bonus_place(dice, at, rejected)
+        return seams.bonus_place(dice, node, rejected)
 
     def inverse(coin: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         # The token after the path alone is drawn over parts: the draft runs whole on every rank.
@@ -71,7 +71,7 @@ def sampling_in_step(seams: SamplingSeams, group: Group) -> SamplingSeams:
         inverse=inverse,
         bonus_place=bonus_place,
         own_coins=lambda uniforms: ranks.own_coins(group, seams.own_coins(uniforms)),
-        agreed=agreed,
+        agree=agreed,
     )
 
 

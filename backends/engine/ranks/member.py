@@ -13,8 +13,8 @@ import torch
 from backends.base import StageFailure, Unsupported
 from backends.engine.collectives.group import OutOfStep
 from backends.engine.model.models import ModelCache
-from backends.engine.play import alone
-from backends.engine.ranks.in_step import in_step, sampling_in_step
+from backends.engine.play import play_alone
+from backends.engine.ranks.in_step import sampling_in_step, seams_in_step
 from backends.engine.ranks.play import RankServer, is_out_of_step
 from backends.engine.ranks.processes import TRANSPORTS, ProcessGroup, join
 from backends.engine.ranks.spread import SpreadServer
@@ -66,7 +66,9 @@ class Player:
     def __init__(self, case: Case, shelf: ModelCache, seams: Seams, group: ProcessGroup) -> None:
         self._group = group
         self.server: RankServer | SpreadServer = (
-            SpreadServer(case, shelf, seams, group) if case.spread else RankServer(case, shelf, in_step(seams, group))
+            SpreadServer(case, shelf, seams, group)
+            if case.spread
+            else RankServer(case, shelf, seams_in_step(seams, group))
         )
 
     def do(self, action: Action) -> None:
@@ -75,8 +77,8 @@ class Player:
             return
         try:
             self.server.do(action)
-        except Exception as why:
-            if not is_out_of_step(why):
+        except Exception as error:
+            if not is_out_of_step(error):
                 raise
 
     @property
@@ -85,10 +87,10 @@ class Player:
         return set() if self._group.parted is not None else self.server.living
 
 
-def belong(membership: Membership, wire: Connection, foreign: list[Connection]) -> None:
+def run_rank(membership: Membership, wire: Connection, foreign: list[Connection]) -> None:
     """Be a rank until the crew closes the wire; `foreign` are ends of wires that a fork has brought along."""
-    for one in foreign:
-        one.close()
+    for connection in foreign:
+        connection.close()
     # A fork must not use threads of a pool that its parent began.
     torch.set_num_threads(1)
     wire.send(("hello", membership.facts(membership.rank)))
@@ -99,18 +101,22 @@ def belong(membership: Membership, wire: Connection, foreign: list[Connection]) 
             return
         join(membership.rank, membership.size, membership.place, membership.seconds, membership.transport)
         while True:
-            word, *told = wire.recv()
+            word, *arguments = wire.recv()
             group = ProcessGroup(membership.rank, membership.size, membership.entered, device)
-            wire.send(_answer(membership.seams, shelf, group, word, told))
+            wire.send(_answer(membership.seams, shelf, group, word, arguments))
 
 
-def _answer(seams: Seams, shelf: ModelCache, group: ProcessGroup, word: str, told: list[Any]) -> tuple[Any, ...]:
+def _answer(seams: Seams, shelf: ModelCache, group: ProcessGroup, word: str, arguments: list[Any]) -> tuple[Any, ...]:
     """The answer to one request: what was asked for, or the exception."""
     try:
-        made = _played(told[0], seams, shelf, group) if word == "run" else _asked(word, told, seams, group)
-        answer: tuple[Any, ...] = ("told", made)
-    except Exception as why:  # it belongs to the crew, which sees all ranks
-        answer = _failure(why)
+        result = (
+            _play_case(arguments[0], seams, shelf, group)
+            if word == "run"
+            else _answer_by_tables(word, arguments, seams, group)
+        )
+        answer: tuple[Any, ...] = ("told", result)
+    except Exception as error:  # it belongs to the crew, which sees all ranks
+        answer = _failure(error)
     # The others may be still at work; the record of the collectives says so.
     with suppress(OutOfStep):
         group.close()
@@ -130,7 +136,7 @@ def _failure(why: Exception) -> tuple[Any, ...]:
     return "raised", f"{type(why).__name__}: {why}"
 
 
-def _played(case: Case, seams: Seams, shelf: ModelCache, group: ProcessGroup) -> tuple[Trace, tuple[str, ...], int]:
+def _play_case(case: Case, seams: Seams, shelf: ModelCache, group: ProcessGroup) -> tuple[Trace, tuple[str, ...], int]:
     """The trace of this rank, its collectives, and the number of KV heads of the whole model."""
     player = Player(case, shelf, seams, group)
     server = player.server
@@ -138,14 +144,14 @@ def _played(case: Case, seams: Seams, shelf: ModelCache, group: ProcessGroup) ->
         with suppress(OutOfStep):
             server.alone()
     elif case.session is None:
-        alone(case, player)
+        play_alone(case, player)
     else:
         for action in case.session.actions:
             player.do(action)
     return server.trace, tuple(group.calls), server.whole_kv_heads if isinstance(server, RankServer) else 0
 
 
-def _asked(word: str, told: list[Any], seams: Seams, group: ProcessGroup) -> Any:
+def _answer_by_tables(word: str, arguments: list[Any], seams: Seams, group: ProcessGroup) -> Any:
     """The blocks of a method of `Tables`."""
     tables = Tables("cpu", lambda: sampling_in_step(seams.sampling, group))
-    return getattr(tables, word)(*told)
+    return getattr(tables, word)(*arguments)

@@ -9,7 +9,7 @@ from reference.parallel.ranks import RankRun, kv_part
 from reference.trace import Array, Kv, Step, Trace, frozen
 
 
-def merged(traces: Sequence[Trace], calls: Sequence[tuple[str, ...]], kv_heads: int) -> Trace:
+def merge_traces(traces: Sequence[Trace], calls: Sequence[tuple[str, ...]], kv_heads: int) -> Trace:
     """The trace of rank 0 with attention outputs and target KV of all heads, and the run of each rank.
 
     Args:
@@ -25,12 +25,12 @@ def merged(traces: Sequence[Trace], calls: Sequence[tuple[str, ...]], kv_heads: 
     shared = first.shared
     if shared is not None:
         requests = []
-        for number, own in enumerate(shared.requests):
-            others = [trace.shared.requests[number] for trace in traces if trace.shared is not None]
-            known = [one for one in others if one is not None]
-            requests.append(None if own is None else merged(known, calls, kv_heads))
+        for number, request in enumerate(shared.requests):
+            ranks_requests = [trace.shared.requests[number] for trace in traces if trace.shared is not None]
+            present = [rank_request for rank_request in ranks_requests if rank_request is not None]
+            requests.append(None if request is None else merge_traces(present, calls, kv_heads))
         shared = replace(shared, requests=tuple(requests))
-    runs = tuple(_run(trace, told) for trace, told in zip(traces, calls, strict=False))
+    runs = tuple(_run(trace, rank_calls) for trace, rank_calls in zip(traces, calls, strict=False))
     return replace(first, steps=steps, shared=shared, ranks=runs)
 
 
@@ -51,34 +51,36 @@ def _step(steps: Sequence[Step], ranks: int, kv_heads: int) -> Step:
         attended = replace(attended, output=frozen(np.concatenate(outputs, 1)))
     committed = first.committed
     if committed is not None:
-        every = [step.committed for step in steps if step.committed is not None]
+        committed_steps = [step.committed for step in steps if step.committed is not None]
         committed = replace(
             committed,
-            before=_kv([one.before for one in every], kv_heads),
-            verified=_kv([one.verified for one in every], kv_heads),
-            after=_kv([one.after for one in every], kv_heads),
+            before=_kv([part.before for part in committed_steps], kv_heads),
+            verified=_kv([part.verified for part in committed_steps], kv_heads),
+            after=_kv([part.after for part in committed_steps], kv_heads),
         )
     return replace(first, attended=attended, committed=committed)
 
 
 def _kv(parts: Sequence[Kv | None], kv_heads: int) -> Kv | None:
-    held = [one for one in parts if one is not None]
-    if len(held) < len(parts) or not held or not _alike([one.keys for one in held]):
+    present = [part for part in parts if part is not None]
+    if len(present) < len(parts) or not present or not _alike([part.keys for part in present]):
         return None
     return replace(
-        held[0],
-        keys=_heads([one.keys for one in held], kv_heads),
-        values=_heads([one.values for one in held], kv_heads),
+        present[0],
+        keys=_heads([part.keys for part in present], kv_heads),
+        values=_heads([part.values for part in present], kv_heads),
     )
 
 
 def _heads(parts: Sequence[Array], kv_heads: int) -> Array:
     """Arrays [layers, heads of a rank, length, width] as one of all heads; a head held twice is the first holder's."""
     ranks = len(parts)
-    of = [kv_part(kv_heads, rank, ranks) for rank in range(ranks)]
-    own = [next(rank for rank in range(ranks) if of[rank][0] <= head < of[rank][1]) for head in range(kv_heads)]
-    return frozen(np.stack([parts[rank][:, head - of[rank][0]] for head, rank in enumerate(own)], 1))
+    ranges = [kv_part(kv_heads, rank, ranks) for rank in range(ranks)]
+    owners = [
+        next(rank for rank in range(ranks) if ranges[rank][0] <= head < ranges[rank][1]) for head in range(kv_heads)
+    ]
+    return frozen(np.stack([parts[rank][:, head - ranges[rank][0]] for head, rank in enumerate(owners)], 1))
 
 
 def _alike(arrays: Sequence[Array]) -> bool:
-    return all(one.shape[2:] == arrays[0].shape[2:] and one.dtype == arrays[0].dtype for one in arrays)
+    return all(array.shape[2:] == arrays[0].shape[2:] and array.dtype == arrays[0].dtype for array in arrays)

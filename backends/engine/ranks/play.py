@@ -10,11 +10,11 @@ from typing import TypeVar
 from backends.engine.ahead.server import OverlapServer
 from backends.engine.collectives.group import Group, OutOfStep
 from backends.engine.model.models import ModelCache
-from backends.engine.play import alone
-from backends.engine.ranks.in_step import in_step
-from backends.engine.ranks.merged import merged
+from backends.engine.play import play_alone
+from backends.engine.ranks.in_step import seams_in_step
+from backends.engine.ranks.merged import merge_traces
 from backends.engine.ranks.shards import ShardedLm
-from backends.engine.ranks.spread import SpreadServer, spread
+from backends.engine.ranks.spread import SpreadServer, merge_spread
 from backends.engine.ranks.threads import Meeting
 from backends.engine.seams import Seams
 from reference.case import Case
@@ -46,7 +46,7 @@ class RankedServers:
         def opened(group: Group) -> OverlapServer:
             if case.spread:
                 return SpreadServer(case, shelf, seams, group)
-            return RankServer(case, shelf, in_step(seams, group))
+            return RankServer(case, shelf, seams_in_step(seams, group))
 
         self._case = case
         self._servers = self._all(opened)
@@ -57,12 +57,12 @@ class RankedServers:
         Raises:
             Exception: That of the first rank whose own work failed, before any that failed for want of others.
         """
-        made = self._meeting.run(work)
-        raised = [one.raised for one in made if one.raised is not None]
-        own = [one for one in raised if not is_out_of_step(one)]
-        if own:
-            raise own[0]
-        return [one.value for one in made if one.raised is None]
+        outcomes = self._meeting.run(work)
+        errors = [outcome.raised for outcome in outcomes if outcome.raised is not None]
+        own_errors = [error for error in errors if not is_out_of_step(error)]
+        if own_errors:
+            raise own_errors[0]
+        return [outcome.value for outcome in outcomes if outcome.raised is None]
 
     def do(self, action: Action) -> None:
         """Apply `action` on all ranks; see `Server.do`."""
@@ -74,15 +74,15 @@ class RankedServers:
         """The requests that can take a step; none where the ranks are out of step."""
         if self._meeting.parted is not None:
             return set()
-        every = self._servers if self._case.spread else self._servers[:1]
-        return set().union(*(one.living for one in every))
+        servers = self._servers if self._case.spread else self._servers[:1]
+        return set().union(*(server.living for server in servers))
 
     def alone(self) -> None:
         """Let request 0 of a case without a session take its steps."""
         if self._case.spread:
             self._all(lambda group: self._spread(group.rank).alone())
         else:
-            alone(self._case, self)
+            play_alone(self._case, self)
 
     def _spread(self, rank: int) -> SpreadServer:
         server = self._servers[rank]
@@ -93,11 +93,11 @@ class RankedServers:
     def trace(self) -> Trace:
         """The trace of rank 0 so far, with the heads and the runs of all ranks; of spread requests, those of all."""
         calls = [tuple(group.calls) for group in self._meeting.groups]
-        traces = [one.trace for one in self._servers]
+        traces = [server.trace for server in self._servers]
         first = self._servers[0]
         if isinstance(first, RankServer):
-            return merged(traces, calls, first.whole_kv_heads)
-        return spread(self._case, traces, calls)
+            return merge_traces(traces, calls, first.whole_kv_heads)
+        return merge_spread(self._case, traces, calls)
 
 
 def is_out_of_step(why: BaseException) -> bool:
@@ -107,9 +107,9 @@ def is_out_of_step(why: BaseException) -> bool:
 
 def serve_ranks(case: Case, shelf: ModelCache, seams: Seams) -> RankedServers:
     """As `backends.engine.play.serve`, on as many ranks as the case names."""
-    whole = case if case.session is not None else replace(case, session=Session())
-    servers = RankedServers(whole, shelf, seams)
-    for action in (whole.session or Session()).actions:
+    case_with_session = case if case.session is not None else replace(case, session=Session())
+    servers = RankedServers(case_with_session, shelf, seams)
+    for action in (case_with_session.session or Session()).actions:
         servers.do(action)
     return servers
 

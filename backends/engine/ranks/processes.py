@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from backends.engine.collectives.group import Group, OutOfStep, told_apart
+from backends.engine.collectives.group import Group, OutOfStep, out_of_step_message
 
 TRANSPORTS = {"gloo": "cpu", "nccl": "cuda", "hccl": "npu"}
 """The transports of torch.distributed, each with the device of its tensors."""
@@ -46,9 +46,9 @@ class ProcessGroup(Group):
 
     def _reduce(self, call: str, tensor: Tensor, how: str) -> Tensor:
         self._meet(call)
-        whole = tensor.contiguous().clone()
-        dist.all_reduce(whole, OPERATIONS[how])
-        return whole
+        total = tensor.contiguous().clone()
+        dist.all_reduce(total, OPERATIONS[how])
+        return total
 
     def _gather(self, call: str, tensor: Tensor) -> list[Tensor]:
         self._meet(call)
@@ -56,9 +56,9 @@ class ProcessGroup(Group):
 
     def _broadcast(self, call: str, tensor: Tensor) -> Tensor:
         self._meet(call)
-        whole = tensor.contiguous().clone()
-        dist.broadcast(whole, 0)
-        return whole
+        received = tensor.contiguous().clone()
+        dist.broadcast(received, 0)
+        return received
 
     def _every(self, tensor: Tensor) -> list[Tensor]:
         every = [torch.empty_like(tensor) for _ in range(self.size)]
@@ -74,7 +74,7 @@ class ProcessGroup(Group):
         self._entered[self.rank] += 1
         line = bytearray(call.encode()[:HEADER].ljust(HEADER))
         lines = self._every(torch.frombuffer(line, dtype=torch.uint8).to(self._device))
-        self.parted = told_apart([bytes(one.tolist()).decode().strip() for one in lines])
+        self.parted = out_of_step_message([bytes(line.tolist()).decode().strip() for line in lines])
         if self.parted is not None:
             raise OutOfStep(self.parted)
 

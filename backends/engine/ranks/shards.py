@@ -18,7 +18,7 @@ from backends.engine.collectives.group import Group
 from backends.engine.collectives.seams import RankSeams
 from backends.engine.kv.base import CacheSpec
 from backends.engine.model.causal_lm import CausalLm
-from reference.parallel.ranks import kv_part, part
+from reference.parallel.ranks import kv_part, rank_part
 
 CLASSES = (
     "LlamaForCausalLM",
@@ -54,25 +54,25 @@ class ShardedEmbedding(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         """The embeddings of `tokens` [B, T]."""
         group, seams = _HERE.get()
-        return seams.embedded(group, tokens, self.weight, self._first)
+        return seams.embed_tokens(group, tokens, self.weight, self._first)
 
 
 class ShardedOutput(nn.Module):
     """A projection of which this rank holds the outputs; where `whole` is a size, they are gathered to so many."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, whole: int = 0) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, gathered_size: int = 0) -> None:
         super().__init__()
         self.weight = nn.Parameter(weight, requires_grad=False)
         self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
-        self._whole = whole
+        self._gathered_size = gathered_size
 
     def forward(self, rows: Tensor) -> Tensor:
         """The outputs for `rows` [B, T, inputs]."""
-        mine = nn.functional.linear(rows, self.weight, self.bias)
-        if not self._whole:
-            return mine
+        outputs = nn.functional.linear(rows, self.weight, self.bias)
+        if not self._gathered_size:
+            return outputs
         group, seams = _HERE.get()
-        return seams.gathered(group, mine, self._whole)
+        return seams.gather_logits(group, outputs, self._gathered_size)
 
 
 class ShardedInput(nn.Module):
@@ -97,27 +97,27 @@ _parts: WeakKeyDictionary[CausalLm, dict[tuple[int, int], Any]] = WeakKeyDiction
 class ShardedLm(CausalLm):
     """The part of rank `group.rank` of a causal model; its logits are whole."""
 
-    def __init__(self, whole: CausalLm, group: Group, seams: RankSeams) -> None:
+    def __init__(self, full_model: CausalLm, group: Group, seams: RankSeams) -> None:
         # Everything but the weights is the whole model's; counters begin anew.
-        self.__dict__.update(whole.__dict__)
+        self.__dict__.update(full_model.__dict__)
         self.forward_s, self.calls, self.attention_calls = 0.0, 0, 0
-        self.fallbacks = type(whole.fallbacks)()
-        known = _parts.setdefault(whole, {})
-        at = (group.rank, group.size)
-        if at not in known:
-            known[at] = _sharded(whole.model, *at)
-        self.model = known[at]
-        self._group, self._seams, self._whole = group, seams, whole.model
+        self.fallbacks = type(full_model.fallbacks)()
+        shards = _parts.setdefault(full_model, {})
+        rank_of_size = (group.rank, group.size)
+        if rank_of_size not in shards:
+            shards[rank_of_size] = _sharded(full_model.model, *rank_of_size)
+        self.model = shards[rank_of_size]
+        self._group, self._seams, self._full_model = group, seams, full_model.model
 
     @property
-    def whole(self) -> Any:
-        """See `CausalLm.whole`: drafts run whole on every rank."""
-        return self._whole
+    def unsharded(self) -> Any:
+        """See `CausalLm.unsharded`: drafts run whole on every rank."""
+        return self._full_model
 
-    def forward(self, *given: Any, **named: Any) -> list[Tensor]:
+    def forward(self, *arguments: Any, **named_arguments: Any) -> list[Tensor]:
         """As `CausalLm.forward`; all ranks call it together."""
         with _as_rank(self._group, self._seams):
-            return super().forward(*given, **named)
+            return super().forward(*arguments, **named_arguments)
 
     def room(self, capacity: int, rows: int) -> CacheSpec:
         """As `CausalLm.room`, with the KV heads of this rank."""
@@ -131,38 +131,38 @@ class ShardedLm(CausalLm):
         return super().room(1, 1).kv_heads
 
 
-def _sharded(whole: Any, rank: int, ranks: int) -> Any:
-    """The model `whole` of transformers with the part of `rank` alone.
+def _sharded(full_model: Any, rank: int, ranks: int) -> Any:
+    """The model `full_model` of transformers with the part of `rank` alone.
 
     Raises:
         Unsupported: The model's class has no sharded form, or its heads cannot be shared out.
     """
-    config = whole.config
+    config = full_model.config
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
-    if type(whole).__name__ not in CLASSES:
-        raise Unsupported(f"{type(whole).__name__} on {ranks} ranks: known are {', '.join(CLASSES)}")
+    if type(full_model).__name__ not in CLASSES:
+        raise Unsupported(f"{type(full_model).__name__} on {ranks} ranks: known are {', '.join(CLASSES)}")
     if heads % ranks or (kv_heads % ranks and ranks % kv_heads):
         raise Unsupported(f"{heads} heads and {kv_heads} KV heads on {ranks} ranks: they cannot be shared out evenly")
     # Every tensor is put into the memo as its own copy: views below share the storage of the whole model.
-    shared = {id(one): one for one in (*whole.parameters(), *whole.buffers())}
-    model = copy.deepcopy(whole, shared)
+    shared = {id(tensor): tensor for tensor in (*full_model.parameters(), *full_model.buffers())}
+    model = copy.deepcopy(full_model, shared)
     width = config.vocab_size
-    ids = slice(*part(width, rank, ranks))
-    model.model.embed_tokens = ShardedEmbedding(whole.model.embed_tokens.weight[ids], ids.start)
-    model.lm_head = ShardedOutput(whole.lm_head.weight[ids], None, width)
+    ids = slice(*rank_part(width, rank, ranks))
+    model.model.embed_tokens = ShardedEmbedding(full_model.model.embed_tokens.weight[ids], ids.start)
+    model.lm_head = ShardedOutput(full_model.lm_head.weight[ids], None, width)
     for number, layer in enumerate(model.model.layers):
         attention, block = layer.self_attn, layer.mlp
         dim = attention.head_dim
-        queries = _times(dim, part(heads, rank, ranks))
+        queries = _times(dim, rank_part(heads, rank, ranks))
         keys = _times(dim, kv_part(kv_heads, rank, ranks))
-        inner = slice(*part(block.down_proj.in_features, rank, ranks))
+        inner = slice(*rank_part(block.down_proj.in_features, rank, ranks))
         for name, rows in (("q_proj", queries), ("k_proj", keys), ("v_proj", keys)):
             setattr(attention, name, _outputs(getattr(attention, name), rows))
         for name in ("gate_proj", "up_proj"):
             setattr(block, name, _outputs(getattr(block, name), inner))
-        where = number if number < len(model.model.layers) - 1 else "last"
-        attention.o_proj = _inputs(attention.o_proj, queries, f"layers.{where}.o_proj")
-        block.down_proj = _inputs(block.down_proj, inner, f"layers.{where}.down_proj")
+        layer_name = number if number < len(model.model.layers) - 1 else "last"
+        attention.o_proj = _inputs(attention.o_proj, queries, f"layers.{layer_name}.o_proj")
+        block.down_proj = _inputs(block.down_proj, inner, f"layers.{layer_name}.down_proj")
     return model
 
 
@@ -170,11 +170,11 @@ def _times(dim: int, heads: tuple[int, int]) -> slice:
     return slice(heads[0] * dim, heads[1] * dim)
 
 
-def _outputs(whole: nn.Linear, rows: slice) -> ShardedOutput:
-    bias: Tensor | None = whole.bias
-    return ShardedOutput(whole.weight[rows].detach(), None if bias is None else bias[rows].detach())
+def _outputs(projection: nn.Linear, rows: slice) -> ShardedOutput:
+    bias: Tensor | None = projection.bias
+    return ShardedOutput(projection.weight[rows].detach(), None if bias is None else bias[rows].detach())
 
 
-def _inputs(whole: nn.Linear, columns: slice, name: str) -> ShardedInput:
-    bias: Tensor | None = whole.bias
-    return ShardedInput(whole.weight[:, columns].detach(), None if bias is None else bias.detach(), name)
+def _inputs(projection: nn.Linear, columns: slice, name: str) -> ShardedInput:
+    bias: Tensor | None = projection.bias
+    return ShardedInput(projection.weight[:, columns].detach(), None if bias is None else bias.detach(), name)

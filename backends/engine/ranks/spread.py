@@ -14,7 +14,7 @@ from backends.engine.ahead.server import OverlapServer
 from backends.engine.collectives.group import Group
 from backends.engine.model.models import ModelCache
 from backends.engine.seams import Seams
-from backends.engine.step.naming import naming
+from backends.engine.step.naming import naming_stage
 from reference.case import Case
 from reference.parallel.ranks import RankRun
 from reference.parallel.spread import owners
@@ -30,29 +30,29 @@ class SpreadServer(OverlapServer):
         self._group = group
         self._owners = owners(case.session, case.ranks)
 
-    def _possible(self, action: Action) -> tuple[int, ...]:
-        mine = [one for one in action.requests if self._owners[one] == self._group.rank]
-        if len(mine) < len(action.requests) and action.kind == "fork":
+    def _admitted(self, action: Action) -> tuple[int, ...]:
+        numbers = [number for number in action.requests if self._owners[number] == self._group.rank]
+        if len(numbers) < len(action.requests) and action.kind == "fork":
             return ()
-        return super()._possible(replace(action, requests=tuple(mine))) if mine else ()
+        return super()._admitted(replace(action, requests=tuple(numbers))) if numbers else ()
 
     def _step(self, numbers: tuple[int, ...], bare: bool = False) -> None:
         self._poison()
-        numbers = tuple(number for number in numbers if self._ready(self.requests[number]))
+        numbers = tuple(number for number in numbers if self._can_step(self.requests[number]))
         batch = [self.requests[number] for number in numbers]
-        if not any(int(one) for one in self._group.all_gather(torch.tensor([len(batch)]))):
+        if not any(int(batch_size) for batch_size in self._group.all_gather(torch.tensor([len(batch)]))):
             return
         outcomes = []
         for request, (flat, heads) in zip(batch, self._forward(batch, bare) if batch else (), strict=True):
-            with naming(request):
+            with naming_stage(request):
                 verdict = request.accept(flat, heads)
                 outcomes.append((verdict, request.emit(verdict)))
-        own = torch.zeros(len(self._owners), dtype=torch.int64)
+        own_lengths = torch.zeros(len(self._owners), dtype=torch.int64)
         for number, (_, emission) in zip(numbers, outcomes, strict=True):
-            own[number] = len(emission.tokens)
-        lengths = self._seams.sampling.ranks.lengths(self._group, own)
+            own_lengths[number] = len(emission.tokens)
+        lengths = self._seams.sampling.ranks.lengths(self._group, own_lengths)
         for number, request, (verdict, emission) in zip(numbers, batch, outcomes, strict=True):
-            with naming(request):
+            with naming_stage(request):
                 committed = request.commit(verdict, verdict.path[: int(lengths[number])])
                 request.record(verdict, emission, committed)
             self._tries.learn(number, request.case.draft, request.tokens)
@@ -62,48 +62,51 @@ class SpreadServer(OverlapServer):
     def alone(self) -> None:
         """Play a case without a session: the rank of request 0 takes its steps, and the others step along."""
         self.do(Action("add", (0,)))
-        taken = 0
-        while any(int(one) for one in self._group.all_gather(torch.tensor([int(0 in self.living)]))):
-            if self.case.steps and taken == self.case.steps:
+        steps = 0
+        while any(int(is_living) for is_living in self._group.all_gather(torch.tensor([int(0 in self.living)]))):
+            if self.case.steps and steps == self.case.steps:
                 return
             self.do(Action("step", (0,)))
-            taken += 1
+            steps += 1
 
 
-def spread(case: Case, traces: Sequence[Trace], calls: Sequence[tuple[str, ...]]) -> Trace:
+def merge_spread(case: Case, traces: Sequence[Trace], calls: Sequence[tuple[str, ...]]) -> Trace:
     """The trace of all requests, each as its own rank has it; a rank's record holds its collectives alone."""
-    own = owners(case.session, case.ranks)
-    runs = tuple(RankRun((), (), one) for one in calls)
+    owner_ranks = owners(case.session, case.ranks)
+    runs = tuple(RankRun((), (), rank_calls) for rank_calls in calls)
     first = replace(
-        traces[own[0]],
+        traces[owner_ranks[0]],
         ranks=runs,
-        forward_s=sum(one.forward_s for one in traces),
-        attention_calls=sum(one.attention_calls for one in traces),
+        forward_s=sum(trace.forward_s for trace in traces),
+        attention_calls=sum(trace.attention_calls for trace in traces),
     )
-    every = [one.shared for one in traces if one.shared is not None]
-    if not every:
+    shared_traces = [trace.shared for trace in traces if trace.shared is not None]
+    if not shared_traces:
         return first
-    requests = [every[rank].requests[number] for number, rank in enumerate(own)]
+    requests = [shared_traces[rank].requests[number] for number, rank in enumerate(owner_ranks)]
     shared = replace(
-        every[0],
-        requests=tuple(None if one is None else replace(one, ranks=runs) for one in requests),
-        prompts=tuple(every[rank].prompts[number] for number, rank in enumerate(own)),
-        accounts=tuple(_joined(some) for some in zip(*(one.accounts for one in every), strict=False)),
+        shared_traces[0],
+        requests=tuple(None if request is None else replace(request, ranks=runs) for request in requests),
+        prompts=tuple(shared_traces[rank].prompts[number] for number, rank in enumerate(owner_ranks)),
+        accounts=tuple(
+            _joined(accounts)
+            for accounts in zip(*(shared_trace.accounts for shared_trace in shared_traces), strict=False)
+        ),
     )
     return replace(first, shared=shared)
 
 
 def _joined(accounts: Sequence[Account]) -> Account:
     """The account of all ranks; the pages of each are numbered on from those of the rank before it."""
-    total, free, kept = 0, list[int](), list[int]()
+    total, free, cached = 0, list[int](), list[int]()
     tables: dict[int, tuple[int, ...]] = {}
     committed: dict[int, int] = {}
     allocated: dict[int, int] = {}
-    for one in accounts:
-        free += [page + total for page in one.free]
-        kept += [page + total for page in one.kept]
-        tables |= {number: tuple(page + total for page in table) for number, table in one.tables.items()}
-        committed |= one.committed
-        allocated |= one.allocated
-        total += one.total
-    return Account(tuple(free), total, tables, tuple(kept), committed, allocated)
+    for account in accounts:
+        free += [page + total for page in account.free]
+        cached += [page + total for page in account.kept]
+        tables |= {number: tuple(page + total for page in table) for number, table in account.tables.items()}
+        committed |= account.committed
+        allocated |= account.allocated
+        total += account.total
+    return Account(tuple(free), total, tables, tuple(cached), committed, allocated)

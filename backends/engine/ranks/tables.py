@@ -16,8 +16,8 @@ def on_ranks(device: str, seams: SamplingSeams, ranks: int, ask: Callable[[Table
     def answer(group: Group) -> Blocks:
         return ask(Tables(device, lambda: sampling_in_step(seams, group)))
 
-    made = Meeting(ranks).run(answer)
-    raised = next((one.raised for one in made if one.raised is not None), None)
-    if raised is not None:
-        raise raised
-    return made[0].value
+    outcomes = Meeting(ranks).run(answer)
+    error = next((outcome.raised for outcome in outcomes if outcome.raised is not None), None)
+    if error is not None:
+        raise error
+    return outcomes[0].value

@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 
 from torch import Tensor
 
-from backends.engine.collectives.group import REDUCTIONS, Group, OutOfStep, told_apart
+from backends.engine.collectives.group import REDUCTIONS, Group, OutOfStep, out_of_step_message
 
 Result = TypeVar("Result")
 
@@ -49,32 +49,32 @@ class Meeting:
         self.parted: str | None = None
         self._size = size
         self._turns = [threading.Semaphore(0) for _ in range(size)]
-        self._given: dict[int, tuple[str, Tensor]] = {}
-        self._met: list[list[Tensor]] = [[] for _ in range(size)]
+        self._entered_calls: dict[int, tuple[str, Tensor]] = {}
+        self._gathered_tensors: list[list[Tensor]] = [[] for _ in range(size)]
         self._over: set[int] = set()
 
     def run(self, work: Callable[[Group], Result]) -> "list[Outcome[Result]]":
         """Let every rank do `work`, rank 0 in the calling thread; return what each made or raised."""
-        self._given.clear()
+        self._entered_calls.clear()
         self._over.clear()
-        made: list[Outcome[Result]] = [Outcome() for _ in range(self._size)]
+        outcomes: list[Outcome[Result]] = [Outcome() for _ in range(self._size)]
 
         def rank(number: int) -> None:
             if number:
                 self._turns[number].acquire()
             try:
-                made[number].value = work(self.groups[number])
-            except BaseException as why:  # every exception belongs to the caller, which sees all ranks
-                made[number].raised = why
+                outcomes[number].value = work(self.groups[number])
+            except BaseException as error:  # every exception belongs to the caller, which sees all ranks
+                outcomes[number].raised = error
             self._end(number)
 
-        others = [threading.Thread(target=rank, args=(number,), daemon=True) for number in range(1, self._size)]
-        for other in others:
-            other.start()
+        threads = [threading.Thread(target=rank, args=(number,), daemon=True) for number in range(1, self._size)]
+        for thread in threads:
+            thread.start()
         rank(0)
-        for other in others:
-            other.join()
-        return made
+        for thread in threads:
+            thread.join()
+        return outcomes
 
     def enter(self, rank: int, call: str, tensor: Tensor) -> list[Tensor]:
         """The tensors of all ranks, once all have entered the collective `call`.
@@ -82,36 +82,36 @@ class Meeting:
         Raises:
             OutOfStep: The ranks entered different collectives, now or before, or one has ended.
         """
-        self._given[rank] = (call, tensor)
+        self._entered_calls[rank] = (call, tensor)
         self._settle()
         self._hand_on(rank)
         self._turns[rank].acquire()
         if self.parted is not None:
             raise OutOfStep(self.parted)
-        return self._met[rank]
+        return self._gathered_tensors[rank]
 
     def _end(self, rank: int) -> None:
         self._over.add(rank)
-        self._given.pop(rank, None)
+        self._entered_calls.pop(rank, None)
         self._settle()
         self._hand_on(rank)
 
     def _settle(self) -> None:
         """Complete the collective if no rank is still on its way to it."""
-        if not self._given or len(self._given) + len(self._over) < self._size:
+        if not self._entered_calls or len(self._entered_calls) + len(self._over) < self._size:
             return
-        calls = [self._given[rank][0] if rank in self._given else ENDED for rank in range(self._size)]
-        self.parted = self.parted or told_apart(calls)
-        met = [tensor for _, (_, tensor) in sorted(self._given.items())]
-        self._met = [met] * self._size
-        self._given.clear()
+        calls = [self._entered_calls[rank][0] if rank in self._entered_calls else ENDED for rank in range(self._size)]
+        self.parted = self.parted or out_of_step_message(calls)
+        tensors = [tensor for _, (_, tensor) in sorted(self._entered_calls.items())]
+        self._gathered_tensors = [tensors] * self._size
+        self._entered_calls.clear()
 
     def _hand_on(self, rank: int) -> None:
         """Give the turn to the next rank whose work is not over, perhaps to `rank` itself."""
-        following = (one % self._size for one in range(rank + 1, rank + 1 + self._size))
-        after = next((one for one in following if one not in self._over), None)
-        if after is not None:
-            self._turns[after].release()
+        following = (number % self._size for number in range(rank + 1, rank + 1 + self._size))
+        next_rank = next((number for number in following if number not in self._over), None)
+        if next_rank is not None:
+            self._turns[next_rank].release()
 
 
 class Outcome(Generic[Result]):

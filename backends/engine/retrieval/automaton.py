@@ -40,7 +40,7 @@ class SuffixAutomaton:
         self.match = self.first = self.latest = 0
         self.states = [State(0)]
         self._last = 0
-        self._at = 0  # the state of the longest suffix that occurs earlier
+        self._state = 0  # the state of the longest suffix that occurs earlier
 
     def extend(self, token: int) -> None:
         """Append `token` to the text."""
@@ -50,47 +50,55 @@ class SuffixAutomaton:
 
     def _follow(self, token: int) -> None:
         """Lengthen the match by `token`, in the automaton of the text before it, or fall back to a shorter suffix."""
-        while self._at and token not in self.states[self._at].following:
-            self._at = self.states[self._at].link
-            self.match = self.states[self._at].length
-        if token in self.states[self._at].following:
-            self._at = self.states[self._at].following[token]
+        while self._state and token not in self.states[self._state].following:
+            self._state = self.states[self._state].link
+            self.match = self.states[self._state].length
+        if token in self.states[self._state].following:
+            self._state = self.states[self._state].following[token]
             self.match += 1
-        found = self.states[self._at]
-        self.first, self.latest = (found.first, found.latest) if self.match else (0, 0)
+        state = self.states[self._state]
+        self.first, self.latest = (state.first, state.latest) if self.match else (0, 0)
 
     def _grow(self, token: int) -> None:
         """Add the suffixes of the longer text to the automaton."""
         states, end = self.states, len(self.text)
-        new, at = len(states), self._last
+        new, state = len(states), self._last
         states.append(State(end, first=end, latest=end))
-        while at >= 0 and token not in states[at].following:
-            states[at].following[token] = new
-            at = states[at].link
-        if at < 0:
+        while state >= 0 and token not in states[state].following:
+            states[state].following[token] = new
+            state = states[state].link
+        if state < 0:
             states[new].link = 0
         else:
-            states[new].link = self._split(at, token)
+            states[new].link = self._split(state, token)
         self._last = new
         # Every suffix of the text ends here too.
-        up = states[new].link
-        while up > 0:
-            states[up].latest = end
-            up = states[up].link
+        state_above = states[new].link
+        while state_above > 0:
+            states[state_above].latest = end
+            state_above = states[state_above].link
 
-    def _split(self, at: int, token: int) -> int:
-        """The state of exactly the longest part of state `at` and `token`, split off from longer parts if need be."""
+    def _split(self, state: int, token: int) -> int:
+        """The state of exactly the longest part of `state` and `token`, split off from longer parts if need be."""
         states = self.states
-        whole = states[at].following[token]
-        if states[whole].length == states[at].length + 1:
-            return whole
-        old, copy = states[whole], len(states)
-        states.append(State(states[at].length + 1, old.link, dict(old.following), old.first, old.latest))
-        old.link = copy
-        while at >= 0 and states[at].following.get(token) == whole:
-            states[at].following[token] = copy
-            at = states[at].link
+        longer = states[state].following[token]
+        if states[longer].length == states[state].length + 1:
+            return longer
+        longer_state, copy = states[longer], len(states)
+        states.append(
+            State(
+                states[state].length + 1,
+                longer_state.link,
+                dict(longer_state.following),
+                longer_state.first,
+                longer_state.latest,
+            )
+        )
+        longer_state.link = copy
+        while state >= 0 and states[state].following.get(token) == longer:
+            states[state].following[token] = copy
+            state = states[state].link
         # The match may be a part that the copy took over.
-        if self._at == whole and self.match <= states[copy].length:
-            self._at = copy
+        if self._state == longer and self.match <= states[copy].length:
+            self._state = copy
         return copy

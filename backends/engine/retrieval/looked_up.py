@@ -10,14 +10,14 @@ from reference.draft.hidden import HiddenStates
 from reference.tree import RankTree, Tree
 
 
-class LookedUp:
+class LookupDraft:
     """A draft whose state is made of tokens of prompt and output alone."""
 
     cache: KvCache | None = None
     calls = 0
     reads: HiddenStates | None = None
 
-    def settle(self, kept: list[int]) -> None:
+    def settle(self, rows: list[int]) -> None:
         """Do nothing: no speculated token entered the state."""
 
     def resume(self, cache: KvCache | None) -> None:
@@ -27,7 +27,7 @@ class LookedUp:
         """Do nothing: a proposal changes no state but that of committed tokens."""
 
 
-def filled(shape: RankTree, tokens: list[int], followers: Callable[[list[int]], list[int]]) -> Tree:
+def fill_shape(shape: RankTree, tokens: list[int], followers: Callable[[list[int]], list[int]]) -> Tree:
     """The tree `shape` below `tokens[-1]`; a node whose rank does not exist is left out, with all nodes below it.
 
     Args:
@@ -43,6 +43,6 @@ def filled(shape: RankTree, tokens: list[int], followers: Callable[[list[int]], 
             ranked = followers([*tokens[:-1], *[token[up] for up in above]])
             if shape.rank[node] < len(ranked):
                 token[node] = ranked[shape.rank[node]]
-    kept = sorted(token)
-    row = {node: at for at, node in enumerate(kept)}
-    return Tree(tuple(row[shape.parent[node]] for node in kept), tuple(token[node] for node in kept))
+    nodes = sorted(token)
+    row_of = {node: i for i, node in enumerate(nodes)}
+    return Tree(tuple(row_of[shape.parent[node]] for node in nodes), tuple(token[node] for node in nodes))

@@ -10,9 +10,9 @@ class SharedTries:
 
     def __init__(self) -> None:
         self._tries: dict[Draft, NgramTrie] = {}
-        self._seen: dict[int, int] = {}
+        self._num_learned: dict[int, int] = {}
 
-    def of(self, draft: Draft) -> NgramTrie | None:
+    def trie_of(self, draft: Draft) -> NgramTrie | None:
         """The trie of all requests whose draft equals `draft`; None for one that learns from its request alone."""
         if not draft.shared:
             return None
@@ -23,9 +23,9 @@ class SharedTries:
 
     def learn(self, number: int, draft: Draft, tokens: list[int]) -> None:
         """Let the trie of `draft` learn the tokens of request `number` that are new; do nothing if it shares none."""
-        trie = self.of(draft)
+        trie = self.trie_of(draft)
         if trie is None:
             return
-        for at in range(self._seen.get(number, 0), len(tokens)):
-            trie.learn(tokens, at)
-        self._seen[number] = len(tokens)
+        for i in range(self._num_learned.get(number, 0), len(tokens)):
+            trie.learn(tokens, i)
+        self._num_learned[number] = len(tokens)

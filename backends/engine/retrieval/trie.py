@@ -40,26 +40,26 @@ class NgramTrie:
         self.recency: OrderedDict[Node, None] = OrderedDict()
         self._uses = 0
 
-    def learn(self, tokens: list[int], at: int) -> None:
-        """Take in the token number `at` of a text: all windows that end with it, the longest first."""
-        for start in range(max(0, at + 1 - self.order), at + 1):
-            self.insert(tokens[start : at + 1])
+    def learn(self, tokens: list[int], i: int) -> None:
+        """Take in the token number `i` of a text: all windows that end with it, the longest first."""
+        for start in range(max(0, i + 1 - self.order), i + 1):
+            self.insert(tokens[start : i + 1])
         self.prune()
 
     def insert(self, window: list[int]) -> None:
         """Count `window` once, and use its n-gram and those that begin it, the longest first."""
-        node, met = self.root, True
+        node, is_known = self.root, True
         for token in window:
-            met = token in node.children
-            node = node.children[token] if met else self.added(node, token)
-        if met:
+            is_known = token in node.children
+            node = node.children[token] if is_known else self.add_node(node, token)
+        if is_known:
             node.count += 1
         up: Node | None = node
         while up is not None and up is not self.root:
             self.use(up)
             up = up.parent
 
-    def added(self, parent: Node, token: int) -> Node:
+    def add_node(self, parent: Node, token: int) -> Node:
         """A new node below `parent`."""
         node = parent.children[token] = Node(token, parent)
         self.recency[node] = None
@@ -89,6 +89,6 @@ class NgramTrie:
             for token in tokens[-width:]:
                 node = None if node is None else node.children.get(token)
             if node is not None and node.children:
-                ranked = sorted(node.children.values(), key=lambda one: (one.count, one.used), reverse=True)
-                return [one.token for one in ranked]
+                ranked = sorted(node.children.values(), key=lambda child: (child.count, child.used), reverse=True)
+                return [child.token for child in ranked]
         return []

@@ -31,7 +31,7 @@ Answers = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 @dataclass(frozen=True)
-class Padded:
+class PaddedBatch:
     """The questions of B requests as tensors of one shape: N rows, K siblings, V tokens.
 
     Attributes:
@@ -42,7 +42,7 @@ class Padded:
         present: bool [B, N]; False for rows that pad a tree.
         law: [B, N, V].
         bonus: [B, N, V].
-        told: [B, N, V].
+        proposal: [B, N, V].
         uniforms: [B, coins].
         nodes: int64 [B]; the number of nodes by which each request's coins are placed.
         height: Levels of the deepest tree, rounded up to a power of two.
@@ -55,7 +55,7 @@ class Padded:
     present: Tensor
     law: Tensor
     bonus: Tensor
-    told: Tensor
+    proposal: Tensor
     uniforms: Tensor
     nodes: Tensor
     height: int
@@ -73,37 +73,37 @@ class PlacedCoins(Coins):
         """See `Coins.place`."""
         return 3 * self._nodes if kind == "bonus" else KINDS.index(kind) * self._nodes + node
 
-    def _narrow(self, place: Tensor, low: Tensor, high: Tensor, asked: Tensor) -> None:
-        self.spent.append((place, asked))
+    def _narrow(self, place: Tensor, low: Tensor, high: Tensor, active: Tensor) -> None:
+        self.spent.append((place, active))
 
 
-def padded(questions: list[Question]) -> Padded:
+def pad_questions(questions: list[Question]) -> PaddedBatch:
     """The questions as one batch of two requests or more: torch captures sizes of 1 as constants."""
-    asked = questions if len(questions) > 1 else questions * 2
-    rows = max(2, *(one.law.shape[1] for one in asked))
-    siblings = power_of_two(max(one.trees.children.shape[2] for one in asked))
-    coins = max(one.dice.uniforms.shape[1] for one in asked)
+    batch = questions if len(questions) > 1 else questions * 2
+    rows = max(2, *(question.law.shape[1] for question in batch))
+    siblings = power_of_two(max(question.trees.children.shape[2] for question in batch))
+    coins = max(question.dice.uniforms.shape[1] for question in batch)
 
     def wide(tensors: list[Tensor], *sizes: int) -> Tensor:
         """[B, *sizes] of tensors [1, ...]; zeros pad each dimension at its end."""
         out = tensors[0].new_zeros(len(tensors), *sizes)
-        for lane, one in enumerate(tensors):
-            out[lane][tuple(slice(size) for size in one.shape[1:])] = one[0]
+        for lane, tensor in enumerate(tensors):
+            out[lane][tuple(slice(size) for size in tensor.shape[1:])] = tensor[0]
         return out
 
-    vocab = asked[0].law.shape[-1]
-    return Padded(
-        wide([one.trees.token for one in asked], rows),
-        wide([one.trees.parent for one in asked], rows),
-        wide([one.trees.children for one in asked], rows, siblings),
-        wide([one.trees.depth for one in asked], rows),
-        wide([one.trees.present for one in asked], rows),
-        wide([one.law for one in asked], rows, vocab),
-        wide([one.bonus for one in asked], rows, vocab),
-        wide([one.told for one in asked], rows, vocab),
-        wide([one.dice.uniforms for one in asked], coins),
-        torch.tensor([one.dice.nodes for one in asked], device=asked[0].law.device),
-        power_of_two(max(one.trees.height for one in asked)),
+    vocab = batch[0].law.shape[-1]
+    return PaddedBatch(
+        wide([question.trees.token for question in batch], rows),
+        wide([question.trees.parent for question in batch], rows),
+        wide([question.trees.children for question in batch], rows, siblings),
+        wide([question.trees.depth for question in batch], rows),
+        wide([question.trees.present for question in batch], rows),
+        wide([question.law for question in batch], rows, vocab),
+        wide([question.bonus for question in batch], rows, vocab),
+        wide([question.proposal for question in batch], rows, vocab),
+        wide([question.dice.uniforms for question in batch], coins),
+        torch.tensor([question.dice.nodes for question in batch], device=batch[0].law.device),
+        power_of_two(max(question.trees.height for question in batch)),
     )
 
 
@@ -118,49 +118,54 @@ class BatchedVerify:
 
     Attributes:
         backend: What runs the captured graphs: a backend of torch.compile, such as `eager` or `inductor`.
-        padded: From questions to one batch.
-        captured: The captured programs, by rule, whether tokens were removed, and seams.
+        pad_questions: From questions to one batch.
+        programs: The captured programs, by rule, whether tokens were removed, and seams.
     """
 
     backend: str = "eager"
-    padded: Callable[[list[Question]], Padded] = padded
-    captured: dict[Any, Callable[..., Any]] = field(default_factory=dict, compare=False)
+    pad_questions: Callable[[list[Question]], PaddedBatch] = pad_questions
+    programs: dict[Any, Callable[..., Any]] = field(default_factory=dict, compare=False)
 
     def __call__(self, questions: list[Question], seams: SamplingSeams) -> list[tuple[list[int], int]]:
         """The accepted rows of each question, root first, and the token after them; its coins note what was spent.
 
         All questions are of one kind (`Question.kind`).
         """
-        batch, first = self.padded(questions), questions[0]
-        path, token, places, asked = self.ask((first.rule, first.removed, seams), batch)
+        batch, first = self.pad_questions(questions), questions[0]
+        path, token, places, activities = self.ask((first.rule, first.removed, seams), batch)
         # One transfer for the rows of all requests.
         rows, last = path.tolist(), token.tolist()
-        for lane, one in enumerate(questions):
-            one.dice.spent += [(at[lane : lane + 1], by[lane : lane + 1]) for at, by in zip(places, asked, strict=True)]
+        for lane, question in enumerate(questions):
+            question.dice.spent += [
+                (place[lane : lane + 1], active[lane : lane + 1])
+                for place, active in zip(places, activities, strict=True)
+            ]
         return [([row for row in rows[lane] if row >= 0], last[lane]) for lane in range(len(questions))]
 
-    def ask(self, key: Program, batch: Padded) -> Answers:
+    def ask(self, key: Program, batch: PaddedBatch) -> Answers:
         """Run the captured program of `key` on `batch`, and capture it first if it is new."""
-        if key not in self.captured:
-            self.captured[key] = torch.compile(asking(*key), dynamic=True, fullgraph=True, backend=self.backend)
+        if key not in self.programs:
+            self.programs[key] = torch.compile(
+                acceptance_program(*key), dynamic=True, fullgraph=True, backend=self.backend
+            )
         with torch._dynamo.config.patch(recompile_limit=GRAPHS, accumulated_recompile_limit=16 * GRAPHS):
-            answers: Answers = self.captured[key](batch.height, *tensors_of(batch))
+            answers: Answers = self.programs[key](batch.height, *tensors_of(batch))
         return answers
 
 
-TENSORS = ("token", "parent", "children", "depth", "present", "law", "bonus", "told", "uniforms", "nodes")
-"""The tensors of `Padded`, in the order in which a captured program takes them."""
+TENSORS = ("token", "parent", "children", "depth", "present", "law", "bonus", "proposal", "uniforms", "nodes")
+"""The tensors of `PaddedBatch`, in the order in which a captured program takes them."""
 
 
-def tensors_of(batch: Padded) -> list[Tensor]:
+def tensors_of(batch: PaddedBatch) -> list[Tensor]:
     """The TENSORS of `batch`, in their order."""
     return [getattr(batch, name) for name in TENSORS]
 
 
-def asking(rule: Rule, removed: bool, seams: SamplingSeams) -> Callable[..., Answers]:
+def acceptance_program(rule: Rule, removed: bool, seams: SamplingSeams) -> Callable[..., Answers]:
     """The program that is captured: from the height and TENSORS to rows, tokens, and the places that were read."""
 
-    def asked(
+    def decide(
         height: int,
         token: Tensor,
         parent: Tensor,
@@ -169,14 +174,14 @@ def asking(rule: Rule, removed: bool, seams: SamplingSeams) -> Callable[..., Ans
         present: Tensor,
         law: Tensor,
         bonus: Tensor,
-        told: Tensor,
+        proposal: Tensor,
         uniforms: Tensor,
         nodes: Tensor,
     ) -> Answers:
         dice = PlacedCoins(uniforms, nodes, seams.below, seams.inverse)
         trees = Forest(token, parent, children, depth, present, height)
-        path, last, _ = by_rule(trees, law, told, dice, rule, removed, seams, bonus)
+        path, last, _ = by_rule(trees, law, proposal, dice, rule, removed, seams, bonus)
         places = torch.stack([place for place, _ in dice.spent])
-        return path, last, places, torch.stack([mine for _, mine in dice.spent])
+        return path, last, places, torch.stack([active for _, active in dice.spent])
 
-    return asked
+    return decide

@@ -68,17 +68,17 @@ class Coins:
         """The place, in the step, of the coin of `kind` for `node` [B]; see `reference.tape.place`."""
         return torch.full_like(node, 3 * self.nodes) if kind == "bonus" else KINDS.index(kind) * self.nodes + node
 
-    def below(self, place: Tensor, threshold: Tensor, asked: Tensor) -> Tensor:
+    def below(self, place: Tensor, threshold: Tensor, active: Tensor) -> Tensor:
         """Whether the coin at `place` [B] is below `threshold` [B]."""
         coin = self.uniforms.gather(1, place[:, None])[:, 0]
         hit = self._below(coin, threshold)
         if self._record:
             # A hit holds for all coins from 0 to the threshold, a miss for all from the threshold to 1.
             edge = threshold.double().clamp(0.0, 1.0)
-            self._narrow(place, torch.where(hit, 0.0, edge), torch.where(hit, edge, 1.0), asked)
+            self._narrow(place, torch.where(hit, 0.0, edge), torch.where(hit, edge, 1.0), active)
         return hit
 
-    def first_below(self, place: Tensor, thresholds: Tensor, asked: Tensor) -> Tensor:
+    def first_below(self, place: Tensor, thresholds: Tensor, active: Tensor) -> Tensor:
         """The index of the first of ascending `thresholds` [B, K] above the coin at `place` [B]; K if none is."""
         coin = self.uniforms.gather(1, place[:, None])[:, 0]
         hit = self._below(coin[:, None], thresholds)
@@ -88,31 +88,31 @@ class Coins:
             edges = torch.nn.functional.pad(thresholds.double().clamp(0.0, 1.0), (1, 1), value=0.0)
             edges[:, -1] = 1.0
             low, high = edges.gather(1, first[:, None])[:, 0], edges.gather(1, first[:, None] + 1)[:, 0]
-            self._narrow(place, low, high, asked)
+            self._narrow(place, low, high, active)
         return first
 
-    def choose(self, place: Tensor, weights: Tensor, asked: Tensor) -> Tensor:
+    def choose(self, place: Tensor, weights: Tensor, active: Tensor) -> Tensor:
         """The index that the coin at `place` [B] draws from `weights` [B, V]; the weights need not sum to 1."""
         coin = self.uniforms.gather(1, place[:, None])[:, 0]
         token, low, high = self._inverse(coin, weights)
         if self._record:
-            self._narrow(place, low.double(), high.double(), asked)
+            self._narrow(place, low.double(), high.double(), active)
         return token
 
-    def _narrow(self, place: Tensor, low: Tensor, high: Tensor, asked: Tensor) -> None:
+    def _narrow(self, place: Tensor, low: Tensor, high: Tensor, active: Tensor) -> None:
         assert self.low is not None
         assert self.high is not None
-        self.spent.append((place, asked))
+        self.spent.append((place, active))
         # One coin may decide more than once: the intervals of its decisions are intersected.
-        at = place[:, None]
-        old_low, old_high = self.low.gather(1, at)[:, 0], self.high.gather(1, at)[:, 0]
-        new_low = torch.where(asked, torch.maximum(old_low, low), old_low)
-        new_high = torch.where(asked, torch.minimum(old_high, high), old_high)
-        self.low = self.low.scatter(1, at, new_low[:, None])
-        self.high = self.high.scatter(1, at, new_high[:, None])
+        column = place[:, None]
+        old_low, old_high = self.low.gather(1, column)[:, 0], self.high.gather(1, column)[:, 0]
+        new_low = torch.where(active, torch.maximum(old_low, low), old_low)
+        new_high = torch.where(active, torch.minimum(old_high, high), old_high)
+        self.low = self.low.scatter(1, column, new_low[:, None])
+        self.high = self.high.scatter(1, column, new_high[:, None])
 
 
-def rounded(uniforms: Tensor, dtype: torch.dtype) -> Tensor:
+def round_coins(uniforms: Tensor, dtype: torch.dtype) -> Tensor:
     """Coins in a working dtype, rounded down, because rounding to nearest would turn the largest coin into 1.0."""
     if dtype == torch.float64:
         return uniforms.to(dtype)
@@ -120,6 +120,6 @@ def rounded(uniforms: Tensor, dtype: torch.dtype) -> Tensor:
     return (torch.floor(uniforms * 2.0**24) * 2.0**-24).to(dtype)
 
 
-def spent_by(dice: Coins, request: int) -> tuple[int, ...]:
+def spent_places(dice: Coins, request: int) -> tuple[int, ...]:
     """The places of the coins that decided for one request, in order, each as often as it was read."""
-    return tuple(int(place[request]) for place, asked in dice.spent if bool(asked[request]))
+    return tuple(int(place[request]) for place, active in dice.spent if bool(active[request]))

@@ -10,8 +10,8 @@ from backends.engine.sampling.coins import Coins
 from backends.engine.sampling.seams import SamplingSeams
 
 
-def named(
-    law: Tensor, rank: int, child: int, tried: Tensor, draws: str, dice: Coins, seams: SamplingSeams, asked: Tensor
+def draw_child(
+    law: Tensor, rank: int, child: int, tried: Tensor, draws: str, dice: Coins, seams: SamplingSeams, active: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Name the token of one child for B requests.
 
@@ -23,7 +23,7 @@ def named(
         draws: One of `reference.rules.DRAWS`.
         dice: The coins.
         seams: The functions that decide.
-        asked: bool [B]; the requests that have this child at all.
+        active: bool [B]; the requests that have this child at all.
 
     Returns:
         token int64 [B]; whether a token with any probability was left, bool [B]; and the proposal [B, V].
@@ -32,8 +32,8 @@ def named(
         best = torch.sort(law, descending=True, stable=True)  # stable: equal probabilities stay in order of ids
         token = best.indices[:, rank]
         return token, best.values[:, rank] > 0, seams.certain(token, law)
-    left = law.masked_fill(tried, 0.0) if draws == "without-replacement" else law
-    possible = left.sum(-1) > 0
+    untried = law.masked_fill(tried, 0.0) if draws == "without-replacement" else law
+    possible = untried.sum(-1) > 0
     place = dice.place("draft", torch.full((len(law),), child, dtype=torch.long, device=law.device))
     # Where nothing is left, the whole law stands in, so that the division by the total stays defined.
-    return dice.choose(place, torch.where(possible[:, None], left, law), asked & possible), possible, law
+    return dice.choose(place, torch.where(possible[:, None], untried, law), active & possible), possible, law

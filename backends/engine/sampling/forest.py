@@ -32,16 +32,18 @@ class Forest:
         """The indices of the requests in the batch, int64 [B]."""
         return torch.arange(self.token.shape[0], device=self.token.device)
 
-    def without(self, gone: Tensor) -> "Forest":
-        """The forest without the rows `gone` [B, N] and without all rows below them."""
+    def without(self, absent: Tensor) -> "Forest":
+        """The forest without the rows `absent` [B, N] and without all rows below them."""
         for _ in range(self.height):  # one level further down in each round
-            gone = gone | gone.gather(1, self.parent)
-        present = self.present & ~gone
+            absent = absent | absent.gather(1, self.parent)
+        present = self.present & ~absent
         flat = present.gather(1, self.children.flatten(1)).view_as(self.children)
-        kept = torch.where(flat, self.children, 0)
+        present_children = torch.where(flat, self.children, 0)
         # Children move up over the absent ones, so that the k-th child is always the k-th present child.
-        order = torch.sort((kept == 0).long(), dim=-1, stable=True).indices
-        return Forest(self.token, self.parent, kept.gather(-1, order), self.depth * present, present, self.height)
+        order = torch.sort((present_children == 0).long(), dim=-1, stable=True).indices
+        return Forest(
+            self.token, self.parent, present_children.gather(-1, order), self.depth * present, present, self.height
+        )
 
 
 def forest(shape: Shape, token: Tensor) -> Forest:
@@ -51,8 +53,8 @@ def forest(shape: Shape, token: Tensor) -> Forest:
     table = [[*below, *[0] * (widest - len(below))] for below in shape.children]
 
     def spread(values: object) -> Tensor:
-        one = torch.tensor(values, device=token.device)
-        return one.expand(batch, *one.shape)
+        table_tensor = torch.tensor(values, device=token.device)
+        return table_tensor.expand(batch, *table_tensor.shape)
 
     return Forest(
         token=token,

@@ -21,7 +21,7 @@ class History:
     """The tokens before the next token of each node.
 
     Attributes:
-        seen: bool [B, N, V]; whether the token is in prompt, output or path.
+        seen_tokens: bool [B, N, V]; whether the token is in prompt, output or path.
         counts: [B, N, V]; how often the token is in output or path.
         tail: int64 [B, N, T]; the last T tokens, -1 before the first token.
         emitted: int64 [B, N]; number of output tokens before the node's next token.
@@ -30,7 +30,7 @@ class History:
             a request without a grammar.
     """
 
-    seen: Tensor
+    seen_tokens: Tensor
     counts: Tensor
     tail: Tensor
     emitted: Tensor
@@ -49,19 +49,21 @@ def history(trees: Forest, prompt: tuple[int, ...], output: tuple[int, ...], sam
     wide = max([1, *(len(word) - 1 for word in sampling.bad_words)])
     # The -1 in front make a tail of fixed length, and match no bad word.
     before = torch.tensor((*[-1] * wide, *prompt, *output), device=device)
-    seen = torch.zeros(vocab, dtype=torch.bool, device=device)
-    seen[before[wide:]] = True
+    seen_tokens = torch.zeros(vocab, dtype=torch.bool, device=device)
+    seen_tokens[before[wide:]] = True
     counts = torch.bincount(torch.tensor(output, dtype=torch.long, device=device), minlength=vocab)
-    seen, counts = seen.expand(batch, nodes, vocab), counts.expand(batch, nodes, vocab)
+    seen_tokens, counts = seen_tokens.expand(batch, nodes, vocab), counts.expand(batch, nodes, vocab)
     tail = before[-wide:].expand(batch, nodes, wide)
-    own = torch.nn.functional.one_hot(trees.token, vocab)
+    own_token = torch.nn.functional.one_hot(trees.token, vocab)
     up = trees.parent[..., None]
     for level in range(1, trees.height + 1):  # from the root down, since a node extends the history of its parent
-        here = (trees.depth == level)[..., None]
-        seen = torch.where(here, seen.gather(1, up.expand_as(seen)) | (own > 0), seen)
-        counts = torch.where(here, counts.gather(1, up.expand_as(counts)) + own, counts)
+        at_level = (trees.depth == level)[..., None]
+        seen_tokens = torch.where(
+            at_level, seen_tokens.gather(1, up.expand_as(seen_tokens)) | (own_token > 0), seen_tokens
+        )
+        counts = torch.where(at_level, counts.gather(1, up.expand_as(counts)) + own_token, counts)
         shifted = torch.cat([tail.gather(1, up.expand_as(tail))[..., 1:], trees.token[..., None]], -1)
-        tail = torch.where(here, shifted, tail)
+        tail = torch.where(at_level, shifted, tail)
 
     def sequence(request: int, node: int) -> tuple[int, ...]:
         path: list[int] = []
@@ -70,10 +72,10 @@ def history(trees: Forest, prompt: tuple[int, ...], output: tuple[int, ...], sam
             node = int(trees.parent[request, node])
         return (*prompt, *output, *reversed(path))
 
-    return History(seen, counts, tail, len(output) + trees.depth, sequence)
+    return History(seen_tokens, counts, tail, len(output) + trees.depth, sequence)
 
 
-def widened(logits: Tensor) -> Tensor:
+def widen(logits: Tensor) -> Tensor:
     """The logits in float32; float64 logits stay float64."""
     return logits if logits.dtype == torch.float64 else logits.float()
 
@@ -83,11 +85,11 @@ def scores(logits: Tensor, sampling: Sampling, stops: Stops, past: History) -> T
 
     Rounding to 16 bits after a penalty would turn different logits into ties, and so change an arg-max.
     """
-    logits = widened(logits)
+    logits = widen(logits)
     if sampling.repetition_penalty != 1.0:
         # Negative logits are multiplied: dividing them would raise them.
         penalty = sampling.repetition_penalty
-        logits = torch.where(past.seen, torch.where(logits < 0, logits * penalty, logits / penalty), logits)
+        logits = torch.where(past.seen_tokens, torch.where(logits < 0, logits * penalty, logits / penalty), logits)
     # An integer tensor times a Python number would be float32, even for float64 logits.
     counts = past.counts.to(logits.dtype)
     if sampling.presence_penalty:
@@ -96,36 +98,36 @@ def scores(logits: Tensor, sampling: Sampling, stops: Stops, past: History) -> T
         logits = logits - sampling.frequency_penalty * counts
     for word in sampling.bad_words:
         lead = torch.tensor(word[:-1], dtype=torch.long, device=logits.device)
-        met = (past.tail[..., past.tail.shape[-1] - len(lead) :] == lead).all(-1)
-        logits = _banned(logits, [word[-1]], met)
+        is_matched = (past.tail[..., past.tail.shape[-1] - len(lead) :] == lead).all(-1)
+        logits = _ban(logits, [word[-1]], is_matched)
     if sampling.min_tokens and (stops.eos or stops.stop_tokens):
-        logits = _banned(logits, [*stops.eos, *stops.stop_tokens], past.emitted < sampling.min_tokens)
+        logits = _ban(logits, [*stops.eos, *stops.stop_tokens], past.emitted < sampling.min_tokens)
     for name in sampling.processors:
-        logits = _custom(name, logits, past)
-    return logits if past.legal is None else masked(logits, past.legal)
+        logits = _run_processor(name, logits, past)
+    return logits if past.legal is None else mask_illegal(logits, past.legal)
 
 
-def masked(logits: Tensor, legal: Tensor) -> Tensor:
+def mask_illegal(logits: Tensor, legal: Tensor) -> Tensor:
     """The logits with -inf for tokens that are not `legal`; a row in which that leaves no token stays as it is.
 
     A softmax of such a row would be NaN. It belongs to a node behind which nothing is emitted.
     """
-    left = logits.masked_fill(~legal, -torch.inf)
-    return torch.where(left.isneginf().all(-1, keepdim=True), logits, left)
+    legal_logits = logits.masked_fill(~legal, -torch.inf)
+    return torch.where(legal_logits.isneginf().all(-1, keepdim=True), logits, legal_logits)
 
 
-def _banned(logits: Tensor, tokens: list[int], where: Tensor) -> Tensor:
+def _ban(logits: Tensor, tokens: list[int], where: Tensor) -> Tensor:
     column = torch.zeros(logits.shape[-1], dtype=torch.bool, device=logits.device)
     column[torch.tensor(tokens, device=logits.device)] = True
     return logits.masked_fill(where[..., None] & column, -torch.inf)
 
 
-def _custom(name: str, logits: Tensor, past: History) -> Tensor:
+def _run_processor(name: str, logits: Tensor, past: History) -> Tensor:
     """Apply the user's processor row by row, since it takes the logits of one position."""
     rows = logits.detach().cpu().double().numpy()
     changed = [
         [
-            user_processors.applied(name, past.sequence(request, node), rows[request, node])
+            user_processors.apply(name, past.sequence(request, node), rows[request, node])
             for node in range(rows.shape[1])
         ]
         for request in range(rows.shape[0])
@@ -151,13 +153,13 @@ def law(
     is below top_p; equal tokens in order of ids), min-p. 16-bit logits are widened first, because a nucleus that is cut
     in bfloat16 may hold other tokens.
     """
-    logits = widened(logits)
+    logits = widen(logits)
     if past is not None:
         logits = scores(logits, sampling, stops, past)
-    return truncated(logits / sampling.temperature, sampling, softmax)
+    return truncate(logits / sampling.temperature, sampling, softmax)
 
 
-def truncated(logits: Tensor, sampling: Sampling, softmax: Callable[[Tensor], Tensor] = last_softmax) -> Tensor:
+def truncate(logits: Tensor, sampling: Sampling, softmax: Callable[[Tensor], Tensor] = last_softmax) -> Tensor:
     """The softmax of `logits`, which temperature has already divided, cut by top-k, top-p and min-p."""
     if 0 < sampling.top_k < logits.shape[-1]:
         least = logits.topk(sampling.top_k, -1).values[..., -1:]
@@ -166,12 +168,12 @@ def truncated(logits: Tensor, sampling: Sampling, softmax: Callable[[Tensor], Te
     if sampling.top_p < 1.0:
         ordered, order = probabilities.sort(dim=-1, descending=True, stable=True)
         before = ordered.cumsum(-1) - ordered
-        kept = before < sampling.top_p
-        kept[..., 0] = True  # the most probable token stays, whatever the rounding of the sum
-        probabilities = probabilities * torch.zeros_like(kept).scatter(-1, order, kept)
+        nucleus = before < sampling.top_p
+        nucleus[..., 0] = True  # the most probable token stays, whatever the rounding of the sum
+        probabilities = probabilities * torch.zeros_like(nucleus).scatter(-1, order, nucleus)
         probabilities = probabilities / probabilities.sum(-1, keepdim=True)
     if sampling.min_p > 0.0:
-        kept = probabilities >= sampling.min_p * probabilities.max(-1, keepdim=True).values
-        probabilities = probabilities * kept
+        nucleus = probabilities >= sampling.min_p * probabilities.max(-1, keepdim=True).values
+        probabilities = probabilities * nucleus
         probabilities = probabilities / probabilities.sum(-1, keepdim=True)
     return probabilities

@@ -20,7 +20,7 @@ class Question:
         trees: Its drafted tree, as a batch of one.
         law: The target's law after each node, [1, N, V].
         bonus: The law of the token after the path, [1, N, V].
-        told: The proposal of each node's token, [1, N, V].
+        proposal: The proposal of each node's token, [1, N, V].
         dice: Its coins.
         rule: The rule and its thresholds.
         removed: Whether tokens were drawn without replacement.
@@ -30,7 +30,7 @@ class Question:
     trees: Forest
     law: Tensor
     bonus: Tensor
-    told: Tensor
+    proposal: Tensor
     dice: Coins
     rule: Rule
     removed: bool

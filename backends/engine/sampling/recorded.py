@@ -19,10 +19,10 @@ from backends.engine.sampling.batched import (
     TENSORS,
     Answers,
     BatchedVerify,
-    Padded,
+    PaddedBatch,
     Program,
-    asking,
-    padded,
+    acceptance_program,
+    pad_questions,
     power_of_two,
     tensors_of,
 )
@@ -31,24 +31,24 @@ from backends.engine.sampling.question import Question
 KEEP = 32
 """The largest number of recordings kept; the least recently replayed one is dropped first."""
 
-ROWS = ("token", "parent", "children", "depth", "present", "law", "bonus", "told")
+ROWS = ("token", "parent", "children", "depth", "present", "law", "bonus", "proposal")
 """The tensors of a batch that have a dimension of rows, behind that of requests."""
 
 
-def in_sizes(questions: list[Question]) -> Padded:
+def pad_to_sizes(questions: list[Question]) -> PaddedBatch:
     """The questions as one batch whose numbers of requests, rows and coins are powers of two.
 
     The first question is asked again in place of absent requests; nobody reads the answers. Absent rows are no nodes.
     """
     absent = power_of_two(max(2, len(questions))) - len(questions)
-    batch = padded([*questions, *questions[:1] * absent])
+    batch = pad_questions([*questions, *questions[:1] * absent])
     rows = power_of_two(batch.token.shape[1]) - batch.token.shape[1]
-    longer: dict[str, Any] = {name: _longer(getattr(batch, name), rows) for name in ROWS}
+    longer: dict[str, Any] = {name: _lengthen(getattr(batch, name), rows) for name in ROWS}
     coins = power_of_two(batch.uniforms.shape[1]) - batch.uniforms.shape[1]
-    return replace(batch, **longer, uniforms=_longer(batch.uniforms, coins))
+    return replace(batch, **longer, uniforms=_lengthen(batch.uniforms, coins))
 
 
-def _longer(tensor: Tensor, rows: int) -> Tensor:
+def _lengthen(tensor: Tensor, rows: int) -> Tensor:
     """[B, N, ...] with `rows` zeros behind its second dimension."""
     return pad(tensor, (0, 0) * (tensor.dim() - 2) + (0, rows))
 
@@ -67,45 +67,45 @@ class RecordedVerify(BatchedVerify):
     """Acceptance of a batch by recorded calls; a planted fault replaces `kind` or `refill`.
 
     Attributes:
-        padded: See `BatchedVerify`; here to few sizes.
+        pad_questions: See `BatchedVerify`; here to few sizes.
         recorder: What records a call.
-        kept: The recordings, the least recently replayed one first.
+        recordings: The recordings, the least recently replayed one first.
     """
 
-    padded: Callable[[list[Question]], Padded] = in_sizes
+    pad_questions: Callable[[list[Question]], PaddedBatch] = pad_to_sizes
     recorder: Recorder = field(kw_only=True)
-    kept: OrderedDict[Hashable, RecordedBatch] = field(default_factory=OrderedDict, compare=False)
+    recordings: OrderedDict[Hashable, RecordedBatch] = field(default_factory=OrderedDict, compare=False)
 
     @torch.no_grad()
-    def ask(self, key: Program, batch: Padded) -> Answers:
+    def ask(self, key: Program, batch: PaddedBatch) -> Answers:
         """Replay the program of `key` on `batch`, and record it first if the program or a size is new.
 
         Raises:
             RuntimeError: if the program cannot be recorded.
         """
         kind = self.kind(key, batch)
-        if kind not in self.kept:
-            self.kept[kind] = self._record(key, batch)
-            while len(self.kept) > KEEP:
-                self.kept.popitem(last=False)
-        self.kept.move_to_end(kind)
-        recording = self.kept[kind]
+        if kind not in self.recordings:
+            self.recordings[kind] = self._record(key, batch)
+            while len(self.recordings) > KEEP:
+                self.recordings.popitem(last=False)
+        self.recordings.move_to_end(kind)
+        recording = self.recordings[kind]
         self.refill(recording, batch)
         recording.replay()
-        path, token, places, asked = recording.answers
-        return path.clone(), token.clone(), places.clone(), asked.clone()
+        path, token, places, active = recording.answers
+        return path.clone(), token.clone(), places.clone(), active.clone()
 
-    def kind(self, key: Program, batch: Padded) -> Hashable:
+    def kind(self, key: Program, batch: PaddedBatch) -> Hashable:
         """The key of a recording: the program and all that a replay cannot change, its loops over levels among them."""
-        return key, batch.height, tuple((one.shape, one.dtype, one.device) for one in tensors_of(batch))
+        return key, batch.height, tuple((tensor.shape, tensor.dtype, tensor.device) for tensor in tensors_of(batch))
 
-    def refill(self, recording: RecordedBatch, batch: Padded) -> None:
+    def refill(self, recording: RecordedBatch, batch: PaddedBatch) -> None:
         """Copy every tensor of `batch` into those that a replay reads."""
-        for held, name in zip(recording.inputs, TENSORS, strict=True):
-            held.copy_(getattr(batch, name))
+        for buffer, name in zip(recording.inputs, TENSORS, strict=True):
+            buffer.copy_(getattr(batch, name))
 
-    def _record(self, key: Program, batch: Padded) -> RecordedBatch:
-        program, inputs = asking(*key), [one.clone() for one in tensors_of(batch)]
+    def _record(self, key: Program, batch: PaddedBatch) -> RecordedBatch:
+        program, inputs = acceptance_program(*key), [tensor.clone() for tensor in tensors_of(batch)]
         results, replay = self.recorder.record(lambda: list(program(batch.height, *inputs)))
-        path, token, places, asked = results
-        return RecordedBatch(inputs, (path, token, places, asked), replay)
+        path, token, places, active = results
+        return RecordedBatch(inputs, (path, token, places, active), replay)

@@ -11,14 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from backends.engine.guided.guide import opened
+from backends.engine.guided.guide import open_guide
 from backends.engine.sampling import processing, stream
-from backends.engine.sampling.coins import Coins, rounded
-from backends.engine.sampling.drawing import named
+from backends.engine.sampling.coins import Coins, round_coins
+from backends.engine.sampling.drawing import draw_child
 from backends.engine.sampling.forest import Forest, forest
 from backends.engine.sampling.seams import SamplingSeams
-from backends.engine.sampling.verify import Accepted, verify
-from reference.probability_world import Blocks, Given, World
+from backends.engine.sampling.verify import Acceptance, verify
+from reference.probability_world import Blocks, GivenTree, World
 from reference.tape import stride
 from reference.trace import Array
 
@@ -38,30 +38,30 @@ class Tables:
         self._device = device
         self._seams = seams
 
-    def verify(self, given: Given, tape: Array) -> Blocks:
-        """Run acceptance on `given`, one request per row of `tape` [B, stride(nodes)]; see `ExactLaw`."""
+    def verify(self, verification: GivenTree, tape: Array) -> Blocks:
+        """Run acceptance on `verification`, one request per row of `tape` [B, stride(nodes)]; see `ExactLaw`."""
         dtype = torch.float64
-        target = torch.tensor(given.target, dtype=dtype, device=self._device)
-        proposal = torch.tensor(given.proposal, dtype=dtype, device=self._device)
-        removed = given.sampling.draws == "without-replacement"
+        target = torch.tensor(verification.target, dtype=dtype, device=self._device)
+        proposal = torch.tensor(verification.proposal, dtype=dtype, device=self._device)
+        removed = verification.sampling.draws == "without-replacement"
         seams = self._seams()
 
-        def run(uniforms: Tensor) -> tuple[Accepted, Coins]:
+        def run(uniforms: Tensor) -> tuple[Acceptance, Coins]:
             batch = len(uniforms)
-            token = torch.tensor(given.tree.token, device=self._device).expand(batch, -1)
-            dice = self._dice(uniforms, len(given.tree), seams)
-            trees = forest(given.tree, token)
-            laws = [one.expand(batch, *one.shape) for one in (target, proposal)]
-            return verify(trees, laws[0], laws[1], dice, given.sampling.rule, removed, seams), dice
+            token = torch.tensor(verification.tree.token, device=self._device).expand(batch, -1)
+            dice = self._dice(uniforms, len(verification.tree), seams)
+            trees = forest(verification.tree, token)
+            laws = [law.expand(batch, *law.shape) for law in (target, proposal)]
+            return verify(trees, laws[0], laws[1], dice, verification.sampling.rule, removed, seams), dice
 
-        return self._in_pieces(run, tape, dtype, given.target.size)
+        return self._in_pieces(run, tape, dtype, verification.target.size)
 
     def rounds(self, world: World, tape: Array) -> Blocks:
         """Draft and accept in `world`, one request per row of `tape` [B, stride(nodes)]; see `ExactLaw`."""
         seams, dtype = self._seams(), DTYPES[world.dtype]
         tables = self._tables(world, dtype)
 
-        def run(uniforms: Tensor) -> tuple[Accepted, Coins]:
+        def run(uniforms: Tensor) -> tuple[Acceptance, Coins]:
             dice = self._dice(uniforms, len(world.shape), seams)
             return one_round(world, tables, dice, seams), dice
 
@@ -77,9 +77,9 @@ class Tables:
         seams, dtype = self._seams(), DTYPES[world.dtype]
         tables = self._tables(world, dtype)
 
-        def run(uniforms: Tensor) -> tuple[Accepted, Coins]:
-            mine = rounded(seams.own_coins(uniforms), dtype)
-            dice = Coins(mine, len(world.shape), False, seams.below, seams.inverse)
+        def run(uniforms: Tensor) -> tuple[Acceptance, Coins]:
+            coins = round_coins(seams.own_coins(uniforms), dtype)
+            dice = Coins(coins, len(world.shape), False, seams.below, seams.inverse)
             return one_round(world, tables, dice, seams), dice
 
         return self._in_pieces(run, tape.cpu().numpy(), dtype, len(world.shape) * world.vocab)
@@ -94,15 +94,20 @@ class Tables:
         )
 
     def _in_pieces(
-        self, run: Callable[[Tensor], tuple[Accepted, Coins]], tape: Array, dtype: torch.dtype, each: int
+        self, run: Callable[[Tensor], tuple[Acceptance, Coins]], tape: Array, dtype: torch.dtype, each: int
     ) -> Blocks:
         size = max(1, BATCH // each)
         pieces = []
         for start in range(0, len(tape), size):
-            uniforms = rounded(torch.tensor(tape[start : start + size], device=self._device), dtype)
-            made, dice = run(uniforms)
+            uniforms = round_coins(torch.tensor(tape[start : start + size], device=self._device), dtype)
+            decision, dice = run(uniforms)
             cells = (dice.low, dice.high)
-            pieces.append([None if one is None else one.cpu().numpy() for one in (made.path, made.tokens, *cells)])
+            pieces.append(
+                [
+                    None if tensor is None else tensor.cpu().numpy()
+                    for tensor in (decision.path, decision.tokens, *cells)
+                ]
+            )
         path, tokens, low, high = (
             None if column[0] is None else np.concatenate(column) for column in zip(*pieces, strict=True)
         )
@@ -111,7 +116,7 @@ class Tables:
         return Blocks(path, tokens, low, high)
 
 
-def one_round(world: World, tables: tuple[Tensor, Tensor], dice: Coins, seams: SamplingSeams) -> Accepted:
+def one_round(world: World, tables: tuple[Tensor, Tensor], dice: Coins, seams: SamplingSeams) -> Acceptance:
     """Draft level by level from the draft tables, look up the target's logits at every node, and run acceptance."""
     target_table, draft_tables = tables
     sampling, batch, nodes = world.sampling, len(dice.uniforms), len(world.shape)
@@ -125,7 +130,7 @@ def one_round(world: World, tables: tuple[Tensor, Tensor], dice: Coins, seams: S
     # Rows that no child fills keep a uniform law; results computed from them are masked out.
     proposal = torch.full((batch, nodes, vocab), 1.0 / vocab, dtype=target_table.dtype, device=device)
     for level in range(world.shape.height):
-        for node in (one for one in range(nodes) if world.shape.depth[one] == level):
+        for node in (number for number in range(nodes) if world.shape.depth[number] == level):
             below = world.shape.children[node]
             if below:
                 trees, offered = _children(world, trees, node, draft_tables[:, rows[:, node]], dice, seams)
@@ -154,25 +159,27 @@ def _children(
     if world.tokens is not None:
         return trees, [seams.certain(trees.token[:, child], logits[0].softmax(-1)) for child in below]
     past = _past(world, trees, seams)
-    spread = [one[:, None].expand(-1, len(world.shape), -1) for one in logits]
-    laws = [seams.draft_law(one, world.sampling, world.stops, past)[:, node] for one in spread]
-    handed = [seams.handed_over(law, raw, world.sampling) for law, raw in zip(laws, logits, strict=True)]
+    spread = [logits_of_draft[:, None].expand(-1, len(world.shape), -1) for logits_of_draft in logits]
+    laws = [seams.draft_law(rows, world.sampling, world.stops, past)[:, node] for rows in spread]
+    verifier_laws = [seams.hand_over(law, raw, world.sampling) for law, raw in zip(laws, logits, strict=True)]
     tried = torch.zeros_like(laws[0], dtype=torch.bool)
-    token, gone, offered = trees.token.clone(), torch.zeros_like(trees.present), []
-    there = trees.present[:, node]
+    token, nameless, offered = trees.token.clone(), torch.zeros_like(trees.present), []
+    is_present = trees.present[:, node]
     for rank, child in enumerate(below):
         if rank >= world.vocab and world.sampling.draws == "top-k":  # more children than tokens to rank
-            gone[:, child] = True
+            nameless[:, child] = True
             offered.append(laws[0])
             continue
-        law, claimed = laws[rank % len(laws)], handed[rank % len(laws)]
-        one, possible, surely = named(law, rank, child, tried, world.sampling.draws, dice, seams, there)
-        token[:, child] = one
-        gone[:, child] = ~possible
-        tried = tried | torch.nn.functional.one_hot(one, world.vocab).bool()
-        offered.append(surely if world.sampling.draws == "top-k" else claimed)
+        law, verifier_law = laws[rank % len(laws)], verifier_laws[rank % len(laws)]
+        child_token, possible, child_law = draw_child(
+            law, rank, child, tried, world.sampling.draws, dice, seams, is_present
+        )
+        token[:, child] = child_token
+        nameless[:, child] = ~possible
+        tried = tried | torch.nn.functional.one_hot(child_token, world.vocab).bool()
+        offered.append(child_law if world.sampling.draws == "top-k" else verifier_law)
     named_trees = Forest(token, trees.parent, trees.children, trees.depth, trees.present, trees.height)
-    return named_trees.without(gone), offered
+    return named_trees.without(nameless), offered
 
 
 def _past(world: World, trees: Forest, seams: SamplingSeams) -> processing.History | None:
@@ -183,7 +190,7 @@ def _past(world: World, trees: Forest, seams: SamplingSeams) -> processing.Histo
     if grammar is None:
         return past
     # One walk for each tree that differs: of many requests few do.
-    unlike, which = torch.unique(trees.token, dim=0, return_inverse=True)
-    guide, guided = opened(grammar, world.stops.eos), seams.guided
-    rows = [guided.masks(guide, world.shape, tokens, guided.take_back).legal for tokens in unlike.tolist()]
-    return replace(past, legal=torch.stack(rows).to(trees.token.device)[which])
+    distinct, distinct_of = torch.unique(trees.token, dim=0, return_inverse=True)
+    guide, guided = open_guide(grammar, world.stops.eos), seams.guided
+    rows = [guided.masks(guide, world.shape, tokens, guided.take_back).legal for tokens in distinct.tolist()]
+    return replace(past, legal=torch.stack(rows).to(trees.token.device)[distinct_of])

@@ -22,18 +22,18 @@ class Walk:
     """The state of the acceptance walk of each request.
 
     Attributes:
-        at: int64 [B]; the last accepted node.
+        node: int64 [B]; the last accepted node.
         alive: bool [B]; whether the last level accepted a child.
         path: int64 [B] for each level so far; -1 after the end of the walk.
-        left: [B, V]; the residual law after the rejections of the last level that had children.
+        residual: [B, V]; the residual law after the rejections of the last level that had children.
         stopped: bool [B]; whether the walk ended at a node whose children were all rejected.
         rejected: int64 [B]; the last rejected child of the last level that had children, 0 for none.
     """
 
-    at: Tensor
+    node: Tensor
     alive: Tensor
     path: list[Tensor]
-    left: Tensor
+    residual: Tensor
     stopped: Tensor
     rejected: Tensor
 
@@ -44,15 +44,15 @@ class Walk:
         false = torch.zeros_like(root, dtype=torch.bool)
         return cls(root, ~false, [root], target[:, 0], false, root)
 
-    def descend(self, taken: Tensor, tried: Tensor, left: Tensor, rejected: Tensor) -> None:
-        """Record the decision of one level: `taken` is the accepted child or 0, `tried` whether there were children."""
+    def descend(self, accepted: Tensor, tried: Tensor, residual: Tensor, rejected: Tensor) -> None:
+        """Record the decision of one level: the accepted child or 0; `tried` says whether there were children."""
         fresh = self.alive & tried
-        self.left = torch.where(fresh[:, None], left, self.left)
+        self.residual = torch.where(fresh[:, None], residual, self.residual)
         self.rejected = torch.where(fresh, rejected, self.rejected)
-        self.stopped = torch.where(self.alive, tried & (taken == 0), self.stopped)
-        self.alive = self.alive & (taken > 0)
-        self.at = torch.where(self.alive, taken, self.at)
-        self.path.append(torch.where(self.alive, taken, -1))
+        self.stopped = torch.where(self.alive, tried & (accepted == 0), self.stopped)
+        self.alive = self.alive & (accepted > 0)
+        self.node = torch.where(self.alive, accepted, self.node)
+        self.path.append(torch.where(self.alive, accepted, -1))
 
 
 @dataclass
@@ -62,19 +62,19 @@ class Trials:
     Attributes:
         row: [B, V]; the target's law at the node above.
         law: [B, V]; the residual of `row` after the rejections so far.
-        taken: int64 [B]; the accepted child, 0 for none.
+        accepted: int64 [B]; the accepted child, 0 for none.
         rejected: int64 [B]; the last rejected child, 0 for none.
     """
 
     row: Tensor
     law: Tensor
-    taken: Tensor
+    accepted: Tensor
     rejected: Tensor
 
     @classmethod
-    def below(cls, row: Tensor, at: Tensor) -> "Trials":
-        """The trials of a new level: the nodes `at` have the laws `row`, and no child of them is tried yet."""
-        return cls(row, row, torch.zeros_like(at), torch.zeros_like(at))
+    def below(cls, row: Tensor, nodes: Tensor) -> "Trials":
+        """The trials of a new level: `nodes` have the laws `row`, and no child of them is tried yet."""
+        return cls(row, row, torch.zeros_like(nodes), torch.zeros_like(nodes))
 
     def ask(
         self,
@@ -84,16 +84,16 @@ class Trials:
         child: Tensor,
         threshold: Tensor,
         offered: Tensor,
-        here: Tensor,
+        active: Tensor,
     ) -> Tensor:
-        """Try `child` [B], drawn from `offered` [B, V], for the requests `here` [B]; return where it is rejected."""
+        """Try `child` [B], drawn from `offered` [B, V], for the requests `active`; return where it is rejected."""
         token = trees.token[trees.requests(), child]
-        hit = seams.accepts(dice, trees, child, threshold, here) & here
-        missed = here & ~hit
-        self.taken = torch.where(hit, child, self.taken)
-        self.law = torch.where(missed[:, None], seams.residual(self.law, offered, token, self.row), self.law)
-        self.rejected = torch.where(missed, child, self.rejected)
-        return missed
+        hit = seams.accepts(dice, trees, child, threshold, active) & active
+        rejected_here = active & ~hit
+        self.accepted = torch.where(hit, child, self.accepted)
+        self.law = torch.where(rejected_here[:, None], seams.residual(self.law, offered, token, self.row), self.law)
+        self.rejected = torch.where(rejected_here, child, self.rejected)
+        return rejected_here
 
 
 Program = Callable[[Forest, Tensor, Tensor, Coins, SamplingSeams, Rule, bool], Walk]
@@ -105,17 +105,17 @@ def multi_round(
     """Try siblings in row order, each against the residual of earlier rejections; a chain has one child a level."""
     who, walk = trees.requests(), Walk.begin(target)
     for _ in range(trees.height):
-        level = Trials.below(target[who, walk.at], walk.at)
-        below = trees.children[who, walk.at]
+        level = Trials.below(target[who, walk.node], walk.node)
+        below = trees.children[who, walk.node]
         tried = torch.zeros_like(level.row, dtype=torch.bool)
         for rank in range(below.shape[1]):
             child = below[:, rank]
-            here = walk.alive & (level.taken == 0) & (child > 0)
+            here = walk.alive & (level.accepted == 0) & (child > 0)
             token = trees.token[who, child]
             offered = seams.sibling_law(seams.of_node(proposal, child), tried, removed)
             missed = level.ask(dice, trees, seams, child, _ratio(level.law, offered, token), offered, here)
             tried = tried | (missed[:, None] & _mark(token, tried))  # without replacement, later siblings lack it
-        walk.descend(level.taken, below[:, 0] > 0, level.law, level.rejected)
+        walk.descend(level.accepted, below[:, 0] > 0, level.law, level.rejected)
     return walk
 
 
@@ -125,11 +125,11 @@ def specinfer(
     """Try siblings in random order, each against the law of the draft that proposed it."""
     who, walk = trees.requests(), Walk.begin(target)
     for _ in range(trees.height):
-        level = Trials.below(target[who, walk.at], walk.at)
-        below = trees.children[who, walk.at]
+        level = Trials.below(target[who, walk.node], walk.node)
+        below = trees.children[who, walk.node]
         waiting = below > 0
         for rank in range(below.shape[1]):
-            here = walk.alive & (level.taken == 0) & waiting.any(-1)
+            here = walk.alive & (level.accepted == 0) & waiting.any(-1)
             drawn = here & (waiting.sum(-1) > 1)  # the last sibling left needs no coin
             # The k-th trial reads the order coin of the k-th child, whatever sibling it picks (`reference.tape`).
             pick = dice.choose(dice.place("order", below[:, rank]), waiting.to(target.dtype), drawn)
@@ -140,7 +140,7 @@ def specinfer(
             ratio = _ratio(level.law, offered, trees.token[who, child])
             missed = level.ask(dice, trees, seams, child, ratio, offered, here)
             waiting = waiting & ~(missed[:, None] & _mark(pick, waiting))
-        walk.descend(level.taken, below[:, 0] > 0, level.law, level.rejected)
+        walk.descend(level.accepted, below[:, 0] > 0, level.law, level.rejected)
     return walk
 
 
@@ -157,19 +157,19 @@ def eagle(
     on_path = torch.zeros_like(trees.present)
     on_path[:, 0] = True
     for depth in range(1, trees.height + 1):
-        level = Trials.below(target[who, walk.at], walk.at)
+        level = Trials.below(target[who, walk.node], walk.node)
         standing = on_path.gather(1, trees.parent) & (trees.depth == depth) & trees.present & walk.alive[:, None]
         tried = torch.zeros_like(level.row, dtype=torch.bool)
         for node in range(1, nodes):
             token = trees.token[:, node]
-            here = standing[:, node] & (level.taken == 0) & ~tried.gather(1, token[:, None])[:, 0]
+            here = standing[:, node] & (level.accepted == 0) & ~tried.gather(1, token[:, None])[:, 0]
             marked = _mark(token, tried)
-            share, child = level.law.gather(1, token[:, None])[:, 0], torch.full_like(walk.at, node)
+            share, child = level.law.gather(1, token[:, None])[:, 0], torch.full_like(walk.node, node)
             missed = level.ask(dice, trees, seams, child, share, level.law * marked, here)
             tried = tried | (missed[:, None] & marked)
-        taken = level.taken
-        on_path = standing & (trees.token == trees.token[who, taken][:, None]) & (taken > 0)[:, None]
-        walk.descend(taken, standing.any(-1), level.law, level.rejected)
+        accepted = level.accepted
+        on_path = standing & (trees.token == trees.token[who, accepted][:, None]) & (accepted > 0)[:, None]
+        walk.descend(accepted, standing.any(-1), level.law, level.rejected)
     return walk
 
 
@@ -182,26 +182,26 @@ def target_only(
     """
     who, walk = trees.requests(), Walk.begin(target)
     for _ in range(trees.height):
-        law = target[who, walk.at]
-        below = trees.children[who, walk.at]
-        there = below > 0
+        law = target[who, walk.node]
+        below = trees.children[who, walk.node]
+        is_child = below > 0
         token = trees.token.gather(1, below)
-        share = law.gather(1, token) * there
+        share = law.gather(1, token) * is_child
         covered = share.cumsum(-1) / rule.threshold_acc
         # A likely token ends the search whatever the coin: its bar and all later bars are infinite.
-        likely = (there & (share >= rule.threshold_single)).long().cummax(-1).values > 0
+        likely = (is_child & (share >= rule.threshold_single)).long().cummax(-1).values > 0
         bars = torch.where(likely, torch.full_like(covered, torch.inf), covered)
-        asked = walk.alive & there[:, 0] & ~likely[:, 0]
-        first = dice.first_below(dice.place("accept", walk.at), bars, asked)
+        active = walk.alive & is_child[:, 0] & ~likely[:, 0]
+        first = dice.first_below(dice.place("accept", walk.node), bars, active)
         ranks = torch.arange(below.shape[1], device=first.device)
         # The bar of an absent child equals the bar before it, so the first bar above the coin is a present child's.
-        taken = torch.where(walk.alive, (below * (ranks == first[:, None])).sum(-1), 0)
-        missed = there & (ranks < first[:, None])
+        accepted = torch.where(walk.alive, (below * (ranks == first[:, None])).sum(-1), 0)
+        missed = is_child & (ranks < first[:, None])
         # Not one_hot: on the CPU torch reads the smallest and the largest token back to the host.
         tried = ((token[..., None] == torch.arange(law.shape[-1], device=token.device)) & missed[..., None]).any(1)
         count = missed.sum(-1)
         rejected = below.gather(1, (count - 1).clamp(min=0)[:, None])[:, 0] * (count > 0)
-        walk.descend(taken, below[:, 0] > 0, without(law, tried), rejected)
+        walk.descend(accepted, below[:, 0] > 0, without(law, tried), rejected)
     return walk
 
 
@@ -235,8 +235,8 @@ def typical(
     steps = torch.arange(trees.height + 1, device=end.device)[None]
     shifted = (steps + trees.height - depth[:, None]).clamp(max=trees.height)
     path = torch.where(steps <= depth[:, None], rows.gather(1, shifted), -1)
-    walk.at, walk.path = end, list(path.unbind(1))
-    walk.left = target[who, end]
+    walk.node, walk.path = end, list(path.unbind(1))
+    walk.residual = target[who, end]
     return walk
 
 
@@ -245,38 +245,38 @@ def block(
 ) -> Walk:
     """Accept a chain up to the last node whose coin is below its block ratio h (Sun et al. 2024)."""
     who, walk = trees.requests(), Walk.begin(target)
-    at, pi = walk.at, torch.ones_like(target[:, 0, 0])
-    there = walk.alive
-    tau, depth = walk.at, torch.zeros_like(walk.at)
-    left, ended = walk.left, torch.zeros_like(there)
-    chain = [at]
+    node, pi = walk.node, torch.ones_like(target[:, 0, 0])
+    alive = walk.alive
+    tau, depth = walk.node, torch.zeros_like(walk.node)
+    residual, ended = walk.residual, torch.zeros_like(alive)
+    chain = [node]
     for level in range(trees.height + 1):
-        child = trees.children[who, at, 0]
-        more = there & (child > 0)
-        row, offered = target[who, at], seams.of_node(proposal, child)
+        child = trees.children[who, node, 0]
+        more = alive & (child > 0)
+        row, offered = target[who, node], seams.of_node(proposal, child)
         over = seams.block_residual(row, offered, pi)
         mass = over.sum(-1)
         ratio = torch.where(more, seams.block_ratio(row, offered, pi), pi)  # at the last node the ratio is pi itself
-        hit = (seams.accepts(dice, trees, at, ratio, there) & there) if level else there
-        tau, depth = torch.where(hit, at, tau), torch.where(hit, level, depth)
-        rest = torch.where(mass[:, None] > 0, over / mass[:, None], row)
-        left, ended = torch.where(hit[:, None], rest, left), torch.where(hit, more, ended)
+        hit = (seams.accepts(dice, trees, node, ratio, alive) & alive) if level else alive
+        tau, depth = torch.where(hit, node, tau), torch.where(hit, level, depth)
+        node_residual = torch.where(mass[:, None] > 0, over / mass[:, None], row)
+        residual, ended = torch.where(hit[:, None], node_residual, residual), torch.where(hit, more, ended)
         token = trees.token[who, child]
         pi = torch.where(more, (pi * _ratio(row, offered, token)).clamp(max=1.0), pi)
-        at, there = torch.where(more, child, at), more
+        node, alive = torch.where(more, child, node), more
         chain.append(torch.where(more, child, -1))
-    steps = torch.arange(trees.height + 1, device=at.device)[None]
+    steps = torch.arange(trees.height + 1, device=node.device)[None]
     path = torch.where(steps <= depth[:, None], torch.stack(chain[: trees.height + 1], 1), -1)
-    walk.at, walk.path = tau, list(path.unbind(1))
-    walk.left, walk.stopped = left, ended
+    walk.node, walk.path = tau, list(path.unbind(1))
+    walk.residual, walk.stopped = residual, ended
     walk.rejected = torch.where(ended, trees.children[who, tau, 0], 0)
     return walk
 
 
 def _ratio(law: Tensor, offered: Tensor, token: Tensor) -> Tensor:
     """law(token) / offered(token) [B]; 0 for a token that `offered` gives no probability."""
-    at = token[:, None]
-    above, under = law.gather(1, at)[:, 0], offered.gather(1, at)[:, 0]
+    column = token[:, None]
+    above, under = law.gather(1, column)[:, 0], offered.gather(1, column)[:, 0]
     return torch.where(under > 0, above / under, torch.zeros_like(above))
 
 

@@ -27,16 +27,16 @@ def residual(law: Tensor, proposal: Tensor, token: Tensor, row: Tensor) -> Tenso
 
     If nothing is left, the node's own law `row` replaces the residual. Without rounding this has probability zero.
     """
-    left = (law - proposal).clamp(min=0)
-    total = left.sum(-1, keepdim=True)
-    return torch.where(total > 0, left / total, row)
+    difference = (law - proposal).clamp(min=0)
+    total = difference.sum(-1, keepdim=True)
+    return torch.where(total > 0, difference / total, row)
 
 
 def without(law: Tensor, tokens: Tensor) -> Tensor:
     """`law` [B, V] without the tokens of the mask `tokens`, normalised; unchanged if nothing would be left."""
-    left = law.masked_fill(tokens, 0.0)
-    total = left.sum(-1, keepdim=True)
-    return torch.where(total > 0, left / total, law)
+    remaining = law.masked_fill(tokens, 0.0)
+    total = remaining.sum(-1, keepdim=True)
+    return torch.where(total > 0, remaining / total, law)
 
 
 def sibling_law(proposal: Tensor, tried: Tensor, removed: bool) -> Tensor:
@@ -44,7 +44,7 @@ def sibling_law(proposal: Tensor, tried: Tensor, removed: bool) -> Tensor:
     return without(proposal, tried) if removed else proposal
 
 
-def handed_over(drawn_from: Tensor, logits: Tensor, sampling: Sampling) -> Tensor:
+def hand_over(drawn_from: Tensor, logits: Tensor, sampling: Sampling) -> Tensor:
     """The proposal that the verifier receives for tokens drawn from `drawn_from`: that law itself [B, N, V]."""
     return drawn_from
 
@@ -76,28 +76,28 @@ def certain(token: Tensor, drawn_from: Tensor) -> Tensor:
     return torch.nn.functional.one_hot(token, drawn_from.shape[-1]).to(drawn_from.dtype)
 
 
-def accepts(dice: Coins, trees: Forest, child: Tensor, threshold: Tensor, asked: Tensor) -> Tensor:
+def accepts(dice: Coins, trees: Forest, child: Tensor, threshold: Tensor, active: Tensor) -> Tensor:
     """Whether the coin of `child` [B] is below `threshold`; a node has one coin, however many leaves are below it."""
-    return dice.below(dice.place("accept", child), threshold, asked)
+    return dice.below(dice.place("accept", child), threshold, active)
 
 
-def last_law(target: Tensor, at: Tensor, left: Tensor, stopped: Tensor, rejected: Tensor) -> Tensor:
+def last_law(target: Tensor, node: Tensor, residual: Tensor, stopped: Tensor, rejected: Tensor) -> Tensor:
     """The law of the token after the path [B, V]: the residual if all children were rejected, else the node's own law.
 
     Args:
         target: [B, N, V]; the law after each node.
-        at: int64 [B]; the last accepted node.
-        left: [B, V]; the residual after the rejections of the last level that had children.
-        stopped: bool [B]; whether `at` has children, all of them rejected.
+        node: int64 [B]; the last accepted node.
+        residual: [B, V]; the residual after the rejections of the last level that had children.
+        stopped: bool [B]; whether `node` has children, all of them rejected.
         rejected: int64 [B]; the last rejected child of the last level that had children, 0 for none.
     """
-    row = target[torch.arange(len(at), device=at.device), at]
-    return torch.where(stopped[:, None], left, row)
+    row = target[torch.arange(len(node), device=node.device), node]
+    return torch.where(stopped[:, None], residual, row)
 
 
-def bonus_place(dice: Coins, at: Tensor, rejected: Tensor) -> Tensor:
+def bonus_place(dice: Coins, node: Tensor, rejected: Tensor) -> Tensor:
     """The place of the coin of the token after the path; `rejected` [B] is the last rejected node, 0 for none."""
-    return dice.place("bonus", at)
+    return dice.place("bonus", node)
 
 
 def own_decision(path: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
@@ -119,7 +119,7 @@ class SamplingSeams:
         target_law: From target logits to laws.
         bonus_law: From target logits to the law of the token after the path, used where no residual replaces it.
         draft_law: From draft logits to the laws from which tokens are drawn.
-        handed_over: From the laws of the draft to the proposals that the verifier receives.
+        hand_over: From the laws of the draft to the proposals that the verifier receives.
         certain: The proposal for a token that was not drawn.
         history: From trees, prompt and output to the history before each node.
         of_node: From the proposals of all nodes to the proposal of one node for each request.
@@ -138,7 +138,7 @@ class SamplingSeams:
             them [B]. None for the program.
         batched: The verification of a batch of requests whose questions are of one kind: from the questions to the
             accepted rows of each, root first, and the token after them. None to verify requests one by one.
-        agreed: From accepted rows [B, height + 1] and the token after them [B] to those that the engine follows.
+        agree: From accepted rows [B, height + 1] and the token after them [B] to those that the engine follows.
         guided: The functions of guided decoding.
         ranks: The functions of a target over several ranks.
     """
@@ -147,7 +147,7 @@ class SamplingSeams:
     target_law: Law = processing.law
     bonus_law: Law = processing.law
     draft_law: Law = processing.law
-    handed_over: Callable[[Tensor, Tensor, Sampling], Tensor] = handed_over
+    hand_over: Callable[[Tensor, Tensor, Sampling], Tensor] = hand_over
     certain: Callable[[Tensor, Tensor], Tensor] = certain
     history: Callable[[Forest, tuple[int, ...], tuple[int, ...], Sampling, int], History] = processing.history
     of_node: Callable[[Tensor, Tensor], Tensor] = of_node
@@ -163,6 +163,6 @@ class SamplingSeams:
     inverse: Inverse = coins.inverse
     verifier: Callable[[Forest, Tensor, Tensor, Coins], tuple[Tensor, Tensor]] | None = None
     batched: Callable[[list[Question], "SamplingSeams"], list[tuple[list[int], int]]] | None = None
-    agreed: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = own_decision
+    agree: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = own_decision
     guided: GuidedSeams = GUIDED
     ranks: RankSeams = RANK_SEAMS

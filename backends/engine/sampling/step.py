@@ -11,8 +11,8 @@ from torch import Tensor
 
 from backends.engine.guided.guide import Guide, Masks
 from backends.engine.sampling import processing
-from backends.engine.sampling.coins import Coins, rounded, spent_by
-from backends.engine.sampling.drawing import named
+from backends.engine.sampling.coins import Coins, round_coins, spent_places
+from backends.engine.sampling.drawing import draw_child
 from backends.engine.sampling.forest import forest
 from backends.engine.sampling.question import Question
 from backends.engine.sampling.seams import SamplingSeams
@@ -28,7 +28,7 @@ class StepSampling:
     Attributes:
         samples: Whether tokens are sampled; False for greedy decoding with processed logits.
         masks: The masks on the tree that was processed last; None without a grammar.
-        posed: The question of `accept`, once it was posed.
+        question: The question of `accept`, once it was posed.
         answer: Accepted rows and the token after them, if they were decided together with other requests.
     """
 
@@ -43,7 +43,7 @@ class StepSampling:
     ) -> None:
         self.case = case
         self.masks: Masks | None = None
-        self.posed: Question | None = None
+        self.question: Question | None = None
         self.answer: tuple[list[int], int] | None = None
         self._guide = guide
         self._output = output
@@ -52,13 +52,13 @@ class StepSampling:
         # Laws of 16-bit logits are computed in float32, so their coins are float32 too.
         dtype = torch.float64 if case.dtype == "float64" else torch.float32
         uniforms = torch.tensor(tape.coins(case.sampling, number, case.most_nodes), device=device)[None]
-        mine = rounded(seams.own_coins(uniforms), dtype)
-        self._dice = Coins(mine, case.most_nodes, True, seams.below, seams.inverse)
+        coins = round_coins(seams.own_coins(uniforms), dtype)
+        self._dice = Coins(coins, case.most_nodes, True, seams.below, seams.inverse)
 
     @property
     def spent(self) -> tuple[int, ...]:
         """The places of the coins that have decided so far, in order."""
-        return spent_by(self._dice, 0)
+        return spent_places(self._dice, 0)
 
     @property
     def draws(self) -> bool:
@@ -93,19 +93,21 @@ class StepSampling:
         """
         sampling, seams = self.case.sampling, self._seams
         law = self._draft_law(shape, token, node, logits)
-        claimed = seams.handed_over(law, logits[None].to(law.dtype), sampling)
+        claimed = seams.hand_over(law, logits[None].to(law.dtype), sampling)
         tried = torch.zeros_like(law, dtype=torch.bool)
-        every = torch.ones(1, dtype=torch.bool, device=logits.device)
+        all_requests = torch.ones(1, dtype=torch.bool, device=logits.device)
         names, proposals = [], []
         for child in shape.children[node]:
-            one, possible, offered = named(law, 0, child, tried, sampling.draws, self._dice, seams, every)
+            child_token, possible, offered = draw_child(
+                law, 0, child, tried, sampling.draws, self._dice, seams, all_requests
+            )
             if bool(possible[0]):
                 offered = claimed
             else:
-                one = logits[None].masked_fill(tried, -torch.inf).argmax(-1)
-                offered = seams.certain(one, law)
-            tried = tried | torch.nn.functional.one_hot(one, law.shape[-1]).bool()
-            names.append(int(one[0]))
+                child_token = logits[None].masked_fill(tried, -torch.inf).argmax(-1)
+                offered = seams.certain(child_token, law)
+            tried = tried | torch.nn.functional.one_hot(child_token, law.shape[-1]).bool()
+            names.append(int(child_token[0]))
             proposals.append(offered[0])
         return names, proposals
 
@@ -127,25 +129,25 @@ class StepSampling:
         Returns:
             Accepted rows, root first; the bonus token; the target's law [nodes, V]; the proposal that was used.
         """
-        question = self.posed or self.pose(tree, logits, proposal)
+        question = self.question or self.pose(tree, logits, proposal)
         if self.answer is not None:
             path, bonus = self.answer
-            return path, bonus, question.law[0], question.told[0]
-        made = verify(
+            return path, bonus, question.law[0], question.proposal[0]
+        decision = verify(
             question.trees,
             question.law,
-            question.told,
+            question.proposal,
             self._dice,
             question.rule,
             question.removed,
             self._seams,
             question.bonus,
         )
-        path = [row for row in made.path[0].tolist() if row >= 0]
-        return path, int(made.bonus[0]), question.law[0], question.told[0]
+        path = [row for row in decision.path[0].tolist() if row >= 0]
+        return path, int(decision.bonus[0]), question.law[0], question.proposal[0]
 
     def pose(self, tree: Tree, logits: Tensor, proposal: Tensor | None) -> Question:
-        """The laws of `accept` before anything is decided, kept as `posed`; arguments as of `accept`."""
+        """The laws of `accept` before anything is decided, kept as `question`; arguments as of `accept`."""
         sampling, seams, stops = self.case.sampling, self._seams, self.case.stops
         past = self._past(tree, list(tree.token), logits)
         law = seams.target_law(logits[None], sampling, stops, past)
@@ -154,11 +156,11 @@ class StepSampling:
         token = torch.tensor([tree.token], device=logits.device)
         removed = sampling.draws == "without-replacement" and proposal is not None
         sure = torch.nn.functional.one_hot(token[0], law.shape[-1])  # the proposals of tokens that were not drawn
-        told = (sure if proposal is None else proposal).to(law.dtype)
-        self.posed = Question(
-            forest(tree, token), law, bonus, told[None], self._dice, sampling.rule, removed, seams.verifier is None
+        proposals = (sure if proposal is None else proposal).to(law.dtype)
+        self.question = Question(
+            forest(tree, token), law, bonus, proposals[None], self._dice, sampling.rule, removed, seams.verifier is None
         )
-        return self.posed
+        return self.question
 
     def _past(self, shape: Shape, token: list[int], logits: Tensor) -> processing.History | None:
         sampling = self.case.sampling

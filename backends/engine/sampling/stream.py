@@ -16,13 +16,13 @@ def uniforms(seeds: Tensor, start: int, count: int) -> Tensor:
     Coin i of a request is a SplitMix64 hash of (seed, i) alone. `seeds` is int64 [B].
     """
     counter = torch.arange(start, start + count, device=seeds.device)
-    key = _mixed(seeds * GOLDEN + 1)
-    bits = _mixed(key[:, None] + (counter + 1)[None] * GOLDEN)
+    key = _mix(seeds * GOLDEN + 1)
+    bits = _mix(key[:, None] + (counter + 1)[None] * GOLDEN)
     # The upper 53 bits; the mask clears the copies of the sign that an arithmetic shift brings in.
     return (bits >> 11 & (1 << 53) - 1).double() * 2.0**-53
 
 
-def _mixed(state: Tensor) -> Tensor:
+def _mix(state: Tensor) -> Tensor:
     """SplitMix64's finaliser; the masks make its shifts logical, since torch's shifts on int64 are arithmetic."""
     state = (state ^ (state >> 30 & (1 << 34) - 1)) * FIRST
     state = (state ^ (state >> 27 & (1 << 37) - 1)) * SECOND

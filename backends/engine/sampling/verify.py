@@ -16,7 +16,7 @@ from reference.rules import Rule
 
 
 @dataclass(frozen=True)
-class Accepted:
+class Acceptance:
     """The accepted paths and tokens of B requests.
 
     Attributes:
@@ -41,7 +41,7 @@ def verify(
     removed: bool,
     seams: SamplingSeams,
     bonus: Tensor | None = None,
-) -> Accepted:
+) -> Acceptance:
     """Accept by `rule`, then draw the token after the path.
 
     Args:
@@ -61,12 +61,12 @@ def verify(
         path, token = seams.verifier(trees, target, proposal, dice)
         end = (path >= 0).sum(-1, keepdim=True) - 1
         last = target[trees.requests(), path.gather(1, end)[:, 0]]
-    path, token = seams.agreed(path, token)
+    path, token = seams.agree(path, token)
     length = (path >= 0).sum(-1)
     # A path of n rows emits the n - 1 tokens below the root, and the bonus as its n-th token.
     below = torch.where(path[:, 1:] >= 0, trees.token.gather(1, path[:, 1:].clamp(min=0)), -1)
     tokens = torch.cat([below, torch.full_like(path[:, :1], -1)], 1).scatter(1, length[:, None] - 1, token[:, None])
-    return Accepted(path, tokens, token, last)
+    return Acceptance(path, tokens, token, last)
 
 
 def by_rule(
@@ -82,7 +82,7 @@ def by_rule(
     """Path, token after the path and its law, by the engine's own program of the rule; arguments as of `verify`."""
     walk = PROGRAMS[rule.name](trees, target, proposal, dice, seams, rule, removed)
     rows = target if bonus is None else bonus
-    last = seams.last_law(rows, walk.at, walk.left, walk.stopped, walk.rejected)
+    last = seams.last_law(rows, walk.node, walk.residual, walk.stopped, walk.rejected)
     every = torch.ones_like(walk.alive)
-    token = dice.choose(seams.bonus_place(dice, walk.at, walk.rejected), last, every)
+    token = dice.choose(seams.bonus_place(dice, walk.node, walk.rejected), last, every)
     return torch.stack(walk.path, 1), token, last

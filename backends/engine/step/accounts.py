@@ -12,9 +12,9 @@ def account_of(arena: Arena, leases: dict[int, CacheLease]) -> Account:
         free=arena.pages.free,
         total=arena.pages.total,
         tables={number: tuple(blocks.table) for number, blocks in tables.items()},
-        kept=arena.prefix.kept if arena.prefix is not None else (),
+        kept=arena.prefix.cached_pages if arena.prefix is not None else (),
         committed={number: lease.target.length for number, lease in leases.items()},
         allocated={number: blocks.allocated for number, blocks in tables.items()},
         stored=0 if tier is None else len(tier.slots),
-        brought=() if tier is None else tier.told(),
+        brought=() if tier is None else tier.take_brought(),
     )

@@ -8,19 +8,19 @@ from backends.base import StageFailure, Unsupported
 from reference.trace import Stage
 
 
-class Staged(Protocol):
+class StagedRequest(Protocol):
     """A request, which knows its current stage."""
 
-    at: Stage
+    stage: Stage
 
 
 @contextmanager
-def naming(request: Staged) -> Iterator[None]:
+def naming_stage(request: StagedRequest) -> Iterator[None]:
     """Turn every exception inside the `with` into a StageFailure at the request's current stage."""
     try:
         yield
     except (StageFailure, Unsupported):
         raise
     except Exception as error:
-        why = " ".join(str(error).split())[:200]
-        raise StageFailure(request.at, f"{type(error).__name__}: {why}") from error
+        reason = " ".join(str(error).split())[:200]
+        raise StageFailure(request.stage, f"{type(error).__name__}: {reason}") from error

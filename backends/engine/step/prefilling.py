@@ -19,13 +19,13 @@ class Prefilling(Carrying):
     """
 
     seams: StepSeams
-    at: Stage
+    stage: Stage
     adapter: LowRank | None
     axes: Axes | None
     prompt_logprobs: tuple[float, ...] | None = None
 
     @staticmethod
-    def takes_known(case: Case) -> bool:
+    def can_share_columns(case: Case) -> bool:
         """Whether a request of `case` may begin with columns that another request has computed.
 
         No page holds the hidden states that a draft reads, nor the logits of a prompt.
@@ -34,7 +34,7 @@ class Prefilling(Carrying):
 
     def prefill(self) -> None:
         """Commit every token but the pending root; tokens whose KV the cache already holds are not run again."""
-        self.at = Stage.ATTENDED  # the first stage that runs the target
+        self.stage = Stage.ATTENDED  # the first stage that runs the target
         cache = self.lease.target
         first = cache.length
         attend, lanes = self.seams.prefill_attend or self.seams.attend, self.seams.kv.single
@@ -43,8 +43,8 @@ class Prefilling(Carrying):
         if reads is not None and sum(map(len, states)) != first:
             raise ValueError("a draft that reads hidden states needs those of tokens whose KV was there already")
         # A restored request has told them before it was evicted.
-        asked = self.case.sampling.prompt_logprobs and self.prompt_logprobs is None
-        scores: list[Tensor] | None = [] if asked else None
+        wants_scores = self.case.sampling.prompt_logprobs and self.prompt_logprobs is None
+        scores: list[Tensor] | None = [] if wants_scores else None
         self._hidden = states + self.target.prefill(
             tuple(self.tokens[first:-1]),
             cache,
@@ -69,5 +69,5 @@ class Prefilling(Carrying):
         """
         following = self.tokens[first + 1 : len(self.case.prompt)]
         rows = self.seams.logprobs(torch.cat(scores)) if scores else torch.empty(0, 1)
-        told: list[float] = rows[range(len(following)), following].tolist()
-        return told
+        logprobs: list[float] = rows[range(len(following)), following].tolist()
+        return logprobs

@@ -47,7 +47,7 @@ class Verification:
 
     Attributes:
         block: The verified tree.
-        shown: What the step reveals up to here.
+        step: What the step reveals up to here.
         path: The accepted rows, root first.
         accepted: The tokens of these rows without the root's, then the bonus.
         logits: The target's logits, [nodes, vocabulary].
@@ -55,7 +55,7 @@ class Verification:
     """
 
     block: Block
-    shown: Step
+    step: Step
     path: list[int]
     accepted: list[int]
     logits: Tensor

@@ -16,7 +16,7 @@ from backends.base import Unsupported
 from backends.engine.kv.lanes import BatchCache
 from backends.engine.kv.paged import Paged
 from backends.engine.seams import Seams
-from backends.faults.attention.ascend_calls import fused
+from backends.faults.attention.ascend_calls import fused_attention
 from backends.faults.fault import Fault
 from reference.trace import Stage
 
@@ -24,7 +24,7 @@ ON = "ascend-fused-atb-emulated"
 """The backend in which the faults of ATB's attention are planted by default."""
 
 
-def _encoded(encode: Callable[[Tensor, torch.dtype], Tensor]) -> Callable[[Seams], Seams]:
+def _with_encoding(encode: Callable[[Tensor, torch.dtype], Tensor]) -> Callable[[Seams], Seams]:
     """A fault whose calls to ATB's attention get the mask that `encode` makes."""
 
     def plant(seams: Seams) -> Seams:
@@ -38,14 +38,14 @@ def _encoded(encode: Callable[[Tensor, torch.dtype], Tensor]) -> Callable[[Seams
 def padding_before_the_cache(seams: Seams) -> Seams:
     """Padding rows of a lane are written too, to slot -1."""
     # For its check only: the fault calls an Ascend operator, which needs an Ascend backend.
-    fused(seams)
+    fused_attention(seams)
 
     class NegativeSlots(BatchCache):
         def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> Any:
             for lane, (cache, rows) in enumerate(zip(self.caches, self.rows, strict=True)):
                 # A lane with fewer rows than the widest has padding rows, which the engine never writes.
                 if rows < self.width and isinstance(cache, Paged):
-                    keys, values = (one[lane, :, -1:].transpose(0, 1) for one in (key_states, value_states))
+                    keys, values = (states[lane, :, -1:].transpose(0, 1) for states in (key_states, value_states))
                     slot = torch.tensor([-1], dtype=torch.int32, device=keys.device)
                     pools = cache.pool.layers[layer_idx]
                     torch.ops.npu.npu_scatter_pa_kv_cache(
@@ -72,7 +72,7 @@ FAULTS = (
         "A mask of 0 and 1 is handed to the operator that adds it to the scores.",
         "ATB documentation, PagedAttention, mask type SPEC",
         "any",
-        _encoded(lambda visible, dtype: (~visible).to(dtype)),
+        _with_encoding(lambda visible, dtype: (~visible).to(dtype)),
         on=ON,
     ),
     Fault(
@@ -81,7 +81,7 @@ FAULTS = (
         "The additive mask hides what is visible.",
         "ATB documentation, PagedAttention, mask type SPEC",
         "any",
-        _encoded(lambda visible, dtype: additive(~visible, dtype)),
+        _with_encoding(lambda visible, dtype: additive(~visible, dtype)),
         on=ON,
     ),
 )

@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from backends.ascend.fused import ALIGNED, AscendFused, Asked
+from backends.ascend.fused import ALIGNMENT, AscendFused, FusedCall
 from backends.ascend.operands import Operands
 from backends.base import Unsupported
 from backends.engine.columns import AttentionInputs
@@ -22,7 +22,7 @@ ON = "ascend-fused-emulated"
 """The backend in which the faults of Ascend's fused attention are planted by default."""
 
 
-def fused(seams: Seams) -> AscendFused:
+def fused_attention(seams: Seams) -> AscendFused:
     """The Ascend fused attention of the seams.
 
     Raises:
@@ -33,99 +33,101 @@ def fused(seams: Seams) -> AscendFused:
     return seams.attend
 
 
-def encoded(encode: Callable[[Tensor], Tensor]) -> Callable[[Seams], Seams]:
+def with_encoding(encode: Callable[[Tensor], Tensor]) -> Callable[[Seams], Seams]:
     """A fault whose calls get the mask that `encode` makes."""
 
     def plant(seams: Seams) -> Seams:
-        return replace(seams, attend=replace(fused(seams), encode=encode))
+        return replace(seams, attend=replace(fused_attention(seams), encode=encode))
 
     return plant
 
 
-def asked_with(change: Callable[[Asked], Asked]) -> Callable[[Seams], Seams]:
+def with_changed_calls(change: Callable[[FusedCall], FusedCall]) -> Callable[[Seams], Seams]:
     """A fault whose calls are changed by `change`."""
 
     def plant(seams: Seams) -> Seams:
-        right = fused(seams).ask
+        right = fused_attention(seams).ask
 
-        def ask(query: Tensor, operands: Operands, mask: Tensor | None, scaling: float) -> Asked:
+        def ask(query: Tensor, operands: Operands, mask: Tensor | None, scaling: float) -> FusedCall:
             return change(right(query, operands, mask, scaling))
 
-        return replace(seams, attend=replace(fused(seams), ask=ask))
+        return replace(seams, attend=replace(fused_attention(seams), ask=ask))
 
     return plant
 
 
-def placed(change: Callable[[Operands, AttentionInputs], Operands]) -> Callable[[Seams], Seams]:
+def with_changed_operands(change: Callable[[Operands, AttentionInputs], Operands]) -> Callable[[Seams], Seams]:
     """A fault whose operands, in pages or gathered, are changed by `change`."""
 
     def plant(seams: Seams) -> Seams:
-        attend = fused(seams)
+        attend = fused_attention(seams)
 
         def pages(columns: AttentionInputs) -> Operands:
             return change(attend.pages(columns), columns)
 
-        def gathered(columns: AttentionInputs) -> Operands:
+        def gather(columns: AttentionInputs) -> Operands:
             return change(attend.columns(columns), columns)
 
-        return replace(seams, attend=replace(attend, pages=pages, columns=gathered))
+        return replace(seams, attend=replace(attend, pages=pages, columns=gather))
 
     return plant
 
 
-def _scale_of_filled_head(asked: Asked) -> Asked:
+def _scale_of_filled_head(call: FusedCall) -> FusedCall:
     """The scale of the head dimension after it was filled to a multiple of 16."""
-    filled = asked.query.shape[-1] + -asked.query.shape[-1] % ALIGNED
-    return replace(asked, scale=float(filled**-0.5))
+    filled_dim = call.query.shape[-1] + -call.query.shape[-1] % ALIGNMENT
+    return replace(call, scale=float(filled_dim**-0.5))
 
 
-def _rows_before_heads(asked: Asked) -> Asked:
+def _rows_before_heads(call: FusedCall) -> FusedCall:
     """The query's memory in the order [B, T, N, D] under the shape [B, N, T, D]."""
-    return replace(asked, query=asked.query.transpose(1, 2).reshape(asked.query.shape))
+    return replace(call, query=call.query.transpose(1, 2).reshape(call.query.shape))
 
 
-def _kv_heads_in_turn(asked: Asked) -> Asked:
+def _kv_heads_in_turn(call: FusedCall) -> FusedCall:
     """Query head h reads KV head h % kv_heads instead of h // group."""
-    held, axis = asked.operands, 1 if asked.operands.table is None else 2
-    turn = torch.arange(asked.heads, device=held.key.device) % asked.kv_heads
+    operands, axis = call.operands, 1 if call.operands.table is None else 2
+    turn = torch.arange(call.heads, device=operands.key.device) % call.kv_heads
     # KV heads are repeated in the wrong order, so that the call has one for each query head.
-    key, value = (one.index_select(axis, turn) for one in (held.key, held.value))
-    return replace(asked, operands=replace(held, key=key, value=value), kv_heads=asked.heads)
+    key, value = (tensor.index_select(axis, turn) for tensor in (operands.key, operands.value))
+    return replace(call, operands=replace(operands, key=key, value=value), kv_heads=call.heads)
 
 
-def _short_of_tree(held: Operands, columns: AttentionInputs) -> Operands:
+def _short_of_tree(operands: Operands, columns: AttentionInputs) -> Operands:
     """The key length is that of the committed cache, so the operator ignores the rows of the tree behind it."""
     # A lane without a prefix would have no key at all.
-    if not bool(held.prefix.all()):
-        return held
-    lengths = [min(int(one), length) for one, length in zip(held.prefix, held.lengths, strict=True)]
-    if held.table is not None:
-        return replace(held, lengths=lengths)
+    if not bool(operands.prefix.all()):
+        return operands
+    lengths = [
+        min(int(prefix_length), length) for prefix_length, length in zip(operands.prefix, operands.lengths, strict=True)
+    ]
+    if operands.table is not None:
+        return replace(operands, lengths=lengths)
     end = max(lengths)
     return replace(
-        held,
-        key=held.key[:, :, :end].contiguous(),
-        value=held.value[:, :, :end].contiguous(),
-        visible=held.visible[..., :end],
+        operands,
+        key=operands.key[:, :, :end].contiguous(),
+        value=operands.value[:, :, :end].contiguous(),
+        visible=operands.visible[..., :end],
         lengths=lengths,
     )
 
 
 def _next_requests_table(seams: Seams) -> Seams:
     """Lane b reads the block table of request b + 1 of the batch."""
-    attend = fused(seams)
+    attend = fused_attention(seams)
 
-    def turned(columns: AttentionInputs) -> AttentionInputs:
+    def turn_table(columns: AttentionInputs) -> AttentionInputs:
         paging = columns.paging
         return columns if paging is None else replace(columns, paging=replace(paging, table=paging.table.roll(-1, 0)))
 
     def pages(columns: AttentionInputs) -> Operands:
-        return attend.pages(turned(columns))
+        return attend.pages(turn_table(columns))
 
-    def gathered(columns: AttentionInputs) -> Operands:
-        return attend.columns(turned(columns))
+    def gather(columns: AttentionInputs) -> Operands:
+        return attend.columns(turn_table(columns))
 
-    return replace(seams, attend=replace(attend, pages=pages, columns=gathered))
+    return replace(seams, attend=replace(attend, pages=pages, columns=gather))
 
 
 def fault(name: str, sentence: str, source: str, trigger: str, plant: Callable[[Seams], Seams], on: str = ON) -> Fault:
@@ -142,49 +144,49 @@ FAULTS = (
         "The scale is left out: the operator's default is 1, not 1 / sqrt(D).",
         UNLIKE,
         "any",
-        asked_with(lambda asked: replace(asked, scale=1.0)),
+        with_changed_calls(lambda call: replace(call, scale=1.0)),
     ),
     fault(
         "ascend-scale-of-filled-head",
         "The scale is taken from the head dimension after it was filled to a multiple of 16.",
         UNLIKE + ": D must be a multiple of 16",
         "a head dimension that is none",
-        asked_with(_scale_of_filled_head),
+        with_changed_calls(_scale_of_filled_head),
     ),
     fault(
         "ascend-kv-heads-left-out",
         "num_key_value_heads is left at 0, which means as many as query heads.",
         UNLIKE,
         "grouped queries, in a dtype that fused-infer attention takes",
-        asked_with(lambda asked: replace(asked, kv_heads=0)),
+        with_changed_calls(lambda call: replace(call, kv_heads=0)),
     ),
     fault(
         "ascend-rows-before-heads",
         "The query lies in memory as BSND and is called BNSD.",
         UNLIKE + ", input_layout",
         "two heads and two rows",
-        asked_with(_rows_before_heads),
+        with_changed_calls(_rows_before_heads),
     ),
     fault(
         "ascend-kv-heads-in-turn",
         "Query heads take KV heads in turn instead of in groups.",
         "torch_npu, npu_fused_infer_attention_score: groups of num_heads / num_key_value_heads neighbours",
         "two KV heads, more query heads",
-        asked_with(_kv_heads_in_turn),
+        with_changed_calls(_kv_heads_in_turn),
     ),
     fault(
         "ascend-next-tokens-0",
         "next_tokens is 0, the default of the operator's predecessor: a band from the top left hides all beyond it.",
         "torch_npu docs, npu_prompt_flash_attention",
         "a context",
-        asked_with(lambda asked: replace(asked, next_tokens=0)),
+        with_changed_calls(lambda call: replace(call, next_tokens=0)),
     ),
     fault(
         "ascend-lengths-short-of-tree",
         "The key lengths are those of the committed cache: the rows of the tree lie behind its end.",
         "catalogue BZ-147: the attention mask is shorter than the keys",
         "a context",
-        placed(_short_of_tree),
+        with_changed_operands(_short_of_tree),
     ),
     fault(
         "ascend-table-of-next-request",

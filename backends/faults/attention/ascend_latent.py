@@ -8,46 +8,46 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from backends.ascend.encodings import compressed
-from backends.ascend.latent import LatentAsked
+from backends.ascend.encodings import compressed_mask
+from backends.ascend.latent import LatentCall
 from backends.ascend.operands import Operands
 from backends.ascend.operators.fused_infer.latent import LATENT_DIM, ROPE_DIM
 from backends.engine.seams import Seams
-from backends.faults.attention.ascend_calls import fault, fused
+from backends.faults.attention.ascend_calls import fault, fused_attention
 
 
-def _asked_with(change: Callable[[LatentAsked], LatentAsked]) -> Callable[[Seams], Seams]:
+def _with_changed_calls(change: Callable[[LatentCall], LatentCall]) -> Callable[[Seams], Seams]:
     """A fault whose calls over latent rows are changed by `change`."""
 
     def plant(seams: Seams) -> Seams:
-        right = fused(seams).ask_latent
+        right = fused_attention(seams).ask_latent
 
-        def ask(query: Tensor, held: Operands, mask: Tensor | None, scaling: float) -> LatentAsked:
-            return change(right(query, held, mask, scaling))
+        def ask(query: Tensor, operands: Operands, mask: Tensor | None, scaling: float) -> LatentCall:
+            return change(right(query, operands, mask, scaling))
 
-        return replace(seams, attend=replace(fused(seams), ask_latent=ask))
+        return replace(seams, attend=replace(fused_attention(seams), ask_latent=ask))
 
     return plant
 
 
-def _mask_by_columns(asked: LatentAsked) -> LatentAsked:
+def _mask_by_columns(call: LatentCall) -> LatentCall:
     """The mask with rows and columns exchanged: a node sees its descendants."""
-    return asked if asked.mask is None else replace(asked, mask=asked.mask.transpose(1, 2).contiguous())
+    return call if call.mask is None else replace(call, mask=call.mask.transpose(1, 2).contiguous())
 
 
-def _chain(asked: LatentAsked) -> LatentAsked:
+def _chain(call: LatentCall) -> LatentCall:
     """The compressed causal mask of sparse mode 3 in place of the tree's."""
-    return asked if asked.mask is None else replace(asked, mask=compressed(asked.query.device), sparse_mode=3)
+    return call if call.mask is None else replace(call, mask=compressed_mask(call.query.device), sparse_mode=3)
 
 
-def _parts_of_column_before(asked: LatentAsked) -> LatentAsked:
+def _parts_of_column_before(call: LatentCall) -> LatentCall:
     """Each latent vector beside the rotated part of the column before, in its page where it lies in one."""
-    return replace(asked, key_rope=asked.key_rope.roll(1, 2 if asked.table is None else 1))
+    return replace(call, key_rope=call.key_rope.roll(1, 2 if call.table is None else 1))
 
 
-def _scale_of_row(asked: LatentAsked) -> LatentAsked:
+def _scale_of_row(call: LatentCall) -> LatentCall:
     """The scale of a head as wide as a latent row."""
-    return replace(asked, scale=float((LATENT_DIM + ROPE_DIM) ** -0.5))
+    return replace(call, scale=float((LATENT_DIM + ROPE_DIM) ** -0.5))
 
 
 V2 = "torch_npu docs, npu_fused_infer_attention_score_v2"
@@ -62,27 +62,27 @@ FAULTS = (
         "The mask of sparse mode 9 has a node's descendants where its ancestors belong.",
         V2 + ": (B, Q_S, Q_S), two axes of one size",
         ROWS + "a tree of two nodes",
-        _asked_with(_mask_by_columns),
+        _with_changed_calls(_mask_by_columns),
     ),
     fault(
         "ascend-latent-sparse-mode-3",
         "Latent rows of a tree are verified under sparse mode 3, the chain's: siblings see each other.",
         "family of vllm-ascend PR #8408: a tree under the mask of a chain",
         ROWS + "two branches",
-        _asked_with(_chain),
+        _with_changed_calls(_chain),
     ),
     fault(
         "ascend-latent-rope-of-column-before",
         "key_rope is shifted by one column against the key: a node has the rotated part of the row before.",
         V2 + ": key and key_rope are two tensors with slots of their own",
         ROWS + "two columns",
-        _asked_with(_parts_of_column_before),
+        _with_changed_calls(_parts_of_column_before),
     ),
     fault(
         "ascend-latent-scale-of-row",
         "The scale is taken from the width of a latent row, not from that of the model's heads.",
         V2 + ": softmax_scale; DeepSeek-V2, arXiv 2405.04434, section 2.1.2",
         ROWS + "a context",
-        _asked_with(_scale_of_row),
+        _with_changed_calls(_scale_of_row),
     ),
 )

@@ -9,12 +9,18 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from backends.ascend.encodings import additive, compressed
-from backends.ascend.fused import Asked
+from backends.ascend.encodings import additive, compressed_mask
+from backends.ascend.fused import FusedCall
 from backends.ascend.operands import Operands
 from backends.engine.columns import AttentionInputs
 from backends.engine.seams import Seams
-from backends.faults.attention.ascend_calls import asked_with, encoded, fault, fused, placed
+from backends.faults.attention.ascend_calls import (
+    fault,
+    fused_attention,
+    with_changed_calls,
+    with_changed_operands,
+    with_encoding,
+)
 
 
 def keep_for_mask(visible: Tensor) -> Tensor:
@@ -46,38 +52,38 @@ def first_tile(visible: Tensor) -> Tensor:
 def _causal(sparse_mode: int) -> Callable[[Seams], Seams]:
     """The compressed causal mask in place of the tree's, where there are several rows."""
 
-    def change(asked: Asked) -> Asked:
+    def change(call: FusedCall) -> FusedCall:
         # The sparse mode has an effect with several rows only.
-        if asked.mask is None or asked.query.shape[2] == 1:
-            return asked
-        return replace(asked, mask=compressed(asked.query.device), sparse_mode=sparse_mode)
+        if call.mask is None or call.query.shape[2] == 1:
+            return call
+        return replace(call, mask=compressed_mask(call.query.device), sparse_mode=sparse_mode)
 
-    return asked_with(change)
+    return with_changed_calls(change)
 
 
-def _heads_step_over_lanes(asked: Asked) -> Asked:
+def _heads_step_over_lanes(call: FusedCall) -> FusedCall:
     """A mask with a head axis, of which the kernel takes one Q x KV matrix after another as the lanes' masks."""
-    if asked.mask is None:
-        return asked
-    lanes = len(asked.mask)
-    return replace(asked, mask=asked.mask.repeat_interleave(asked.heads, 0)[:lanes].contiguous())
+    if call.mask is None:
+        return call
+    lanes = len(call.mask)
+    return replace(call, mask=call.mask.repeat_interleave(call.heads, 0)[:lanes].contiguous())
 
 
-def _mask_without_prefix(held: Operands, columns: AttentionInputs) -> Operands:
+def _mask_without_prefix(operands: Operands, columns: AttentionInputs) -> Operands:
     """The mask with the block's columns at column 0, and the prefix's columns behind them."""
-    moved = held.visible.clone()
-    for lane, prefix in enumerate(held.prefix.tolist()):
-        end = held.lengths[lane]
+    moved_mask = operands.visible.clone()
+    for lane, prefix in enumerate(operands.prefix.tolist()):
+        end = operands.lengths[lane]
         # Rolled inside the lane's own length, so that the cells behind it stay hidden.
-        moved[lane, ..., :end] = held.visible[lane, ..., :end].roll(-prefix, -1)
-    return replace(held, visible=moved)
+        moved_mask[lane, ..., :end] = operands.visible[lane, ..., :end].roll(-prefix, -1)
+    return replace(operands, visible=moved_mask)
 
 
 def _tail_seen(seams: Seams) -> Seams:
     """The mask is filled with zeros, which mean visible, up to its width, and that width is the key length."""
-    attend = fused(seams)
+    attend = fused_attention(seams)
 
-    def opened(columns: AttentionInputs) -> AttentionInputs:
+    def show_tail(columns: AttentionInputs) -> AttentionInputs:
         paging, visible = columns.paging, columns.visible
         if paging is not None:
             width = paging.table.shape[1] * paging.size
@@ -86,17 +92,17 @@ def _tail_seen(seams: Seams) -> Seams:
             columns = replace(columns, paging=replace(paging, lengths=torch.full_like(end, width)))
         else:
             # A gathered lane has no stated length: the tail is all that follows its last visible column.
-            end = torch.tensor([int(one.any(0).nonzero().max()) + 1 for one in visible[:, 0]])
+            end = torch.tensor([int(rows.any(0).nonzero().max()) + 1 for rows in visible[:, 0]])
         tail = torch.arange(visible.shape[-1])[None] >= end.cpu()[:, None]
         return replace(columns, visible=visible | tail[:, None, None].to(visible.device))
 
     def pages(columns: AttentionInputs) -> Operands:
-        return attend.pages(opened(columns))
+        return attend.pages(show_tail(columns))
 
-    def gathered(columns: AttentionInputs) -> Operands:
-        return attend.columns(opened(columns))
+    def gather(columns: AttentionInputs) -> Operands:
+        return attend.columns(show_tail(columns))
 
-    return replace(seams, attend=replace(attend, pages=pages, columns=gathered))
+    return replace(seams, attend=replace(attend, pages=pages, columns=gather))
 
 
 PANGU = "modular_openpangu_dense.py of openPangu-Embedded"
@@ -108,14 +114,14 @@ FAULTS = (
         "The boolean mask says what is visible, where the operator wants what is masked.",
         "example 3 of the operator's own page; kernel source has 1 = masked",
         "any",
-        encoded(keep_for_mask),
+        with_encoding(keep_for_mask),
     ),
     fault(
         "ascend-additive-mask-as-boolean",
         "A mask that is added is turned into a boolean and negated: 0, which was visible, is masked.",
         PANGU,
         "any",
-        encoded(negated_additive),
+        with_encoding(negated_additive),
     ),
     fault(
         "ascend-sparse-mode-2",
@@ -136,28 +142,28 @@ FAULTS = (
         "The mask of a single query row is ignored past a column.",
         "vllm-ascend issue #15503",
         "a single row that does not see its whole lane: a window, or a mate with a longer one",
-        encoded(one_row_ignored),
+        with_encoding(one_row_ignored),
     ),
     fault(
         "ascend-mask-row-offset",
         "Every tile of query rows reads the mask rows of the first tile.",
         "ops-transformer, prompt_flash_attention_base.h: mask offsets of a tile",
         "more than four rows",
-        encoded(first_tile),
+        with_encoding(first_tile),
     ),
     fault(
         "ascend-mask-with-head-axis",
         "The mask has a head axis, over which the kernel steps as if it were the batch.",
         "ops-transformer, prompt_flash_attention_base.h:1162-1169; catalogue BZ-136: lane 0 stands for all",
         "a batch of two",
-        asked_with(_heads_step_over_lanes),
+        with_changed_calls(_heads_step_over_lanes),
     ),
     fault(
         "ascend-mask-without-prefix",
         "The tree's part of the mask stands at column 0, the prefix behind it.",
         "family of catalogue BZ-092: the offset of the custom mask",
         "two branches over a context",
-        placed(_mask_without_prefix),
+        with_changed_operands(_mask_without_prefix),
     ),
     fault(
         "ascend-mask-tail-visible",

@@ -44,7 +44,7 @@ def slot_from_position(seams: Seams) -> Seams:
     Nodes of equal depth share one slot, so the last of them overwrites the others.
     """
 
-    class Placed(Request):
+    class RequestByPosition(Request):
         @property
         def rows(self) -> Rows:
             right = super().rows
@@ -56,7 +56,7 @@ def slot_from_position(seams: Seams) -> Seams:
                 right.cache.depth = tuple(places.tolist())
             return right
 
-    return replace(seams, request=Placed, kv=replace(seams.kv, paged=ByPosition))
+    return replace(seams, request=RequestByPosition, kv=replace(seams.kv, paged=ByPosition))
 
 
 @fault(

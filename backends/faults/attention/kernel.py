@@ -49,9 +49,9 @@ def block_sees_itself_only(seams: Seams) -> Seams:
         # Plain decoding has one row and stays right, so the fault shows in tree verification only.
         if rows == 1:
             return seams.attend(query, columns, scaling)
-        own = columns.visible.clone()
-        own[..., : width - rows] = False
-        return seams.attend(query, replace(columns, visible=own), scaling)
+        block_only = columns.visible.clone()
+        block_only[..., : width - rows] = False
+        return seams.attend(query, replace(columns, visible=block_only), scaling)
 
     return replace(seams, attend=attend)
 
@@ -99,7 +99,7 @@ def mask_kept(seams: Seams) -> Seams:
 
     A block that is not causal leaves its mask behind; the next causal block of as many rows is attended under it.
     """
-    held: list[Tensor] = []
+    last_mask: list[Tensor] = []
 
     def attend(query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
         rows = columns.visible.shape[2]
@@ -108,10 +108,10 @@ def mask_kept(seams: Seams) -> Seams:
         # Lanes of a batch may hold unlike trees, so only a forward of one request is considered.
         if rows > 1 and len(columns.visible) == 1:
             if not bool((block == causal).all()):
-                held[:] = [block]
-            elif held and held[0].shape == block.shape:
-                kept = torch.cat([columns.visible[..., :-rows], held[0]], -1)
-                return seams.attend(query, replace(columns, visible=kept), scaling)
+                last_mask[:] = [block]
+            elif last_mask and last_mask[0].shape == block.shape:
+                visible = torch.cat([columns.visible[..., :-rows], last_mask[0]], -1)
+                return seams.attend(query, replace(columns, visible=visible), scaling)
         return seams.attend(query, columns, scaling)
 
     return replace(seams, attend=attend)

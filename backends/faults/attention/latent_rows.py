@@ -29,10 +29,10 @@ def without_rope_part(seams: Seams) -> Seams:
 
     def commit(cache: KvCache, path: list[int]) -> str | None:
         for layer in range(cache.layers if cache.latent else 0):
-            latent, rotated = cache.block(layer)
-            left = rotated.clone()
-            left[..., path, :] = rotated[..., : len(path), :]
-            cache.amend(layer, latent, left)
+            latent, rotated_parts = cache.block(layer)
+            moved_parts = rotated_parts.clone()
+            moved_parts[..., path, :] = rotated_parts[..., : len(path), :]
+            cache.amend(layer, latent, moved_parts)
         return seams.commit(cache, path)
 
     return replace(seams, commit=commit)
@@ -43,15 +43,15 @@ def _attentions(model: Any) -> list[Any]:
     return [layer.self_attn for layer in model.model.layers if hasattr(layer.self_attn, "qk_rope_head_dim")]
 
 
-class _Shifted:
+class _ShiftedCache:
     """The cache argument of one layer's attention, which writes the rotated part of the row before."""
 
-    def __init__(self, handed: Any) -> None:
-        self.handed = handed
+    def __init__(self, cache: Any) -> None:
+        self.cache = cache
 
     def update(self, latent: Tensor, rotated: Tensor, layer: int, *_: Any, **__: Any) -> Any:
-        """See `backends.engine.model.family.latent.Handed`."""
-        return self.handed.update(latent, torch.cat([rotated[:, :, :1], rotated[:, :, :-1]], 2), layer)
+        """See `backends.engine.model.family.latent.LatentRowsCache`."""
+        return self.cache.update(latent, torch.cat([rotated[:, :, :1], rotated[:, :, :-1]], 2), layer)
 
 
 @fault(
@@ -64,11 +64,11 @@ def rope_part_of_other_node(seams: Seams) -> Seams:
     """A node of a tree has the rotated part of the row before it in the block, beside its own latent vector."""
 
     def change(model: Any, tree: Callable[[], bool]) -> None:
-        def shifted(_: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
-            return (given, {**named, "past_key_values": _Shifted(named["past_key_values"])}) if tree() else None
+        def shift_cache(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            return (args, {**kwargs, "past_key_values": _ShiftedCache(kwargs["past_key_values"])}) if tree() else None
 
         for attention in _attentions(model):
-            attention.register_forward_pre_hook(shifted, with_kwargs=True)
+            attention.register_forward_pre_hook(shift_cache, with_kwargs=True)
 
     return in_network(seams, change)
 
@@ -84,20 +84,20 @@ def scale_by_nope(seams: Seams) -> Seams:
 
     def change(model: Any, tree: Callable[[], bool]) -> None:
         for attention in _attentions(model):
-            attention.register_forward_pre_hook(_scaled(attention, tree), with_kwargs=True)
+            attention.register_forward_pre_hook(_scale_hook(attention, tree), with_kwargs=True)
 
     return in_network(seams, change)
 
 
-def _scaled(attention: Any, tree: Callable[[], bool]) -> Callable[..., None]:
+def _scale_hook(attention: Any, tree: Callable[[], bool]) -> Callable[..., None]:
     """A hook that sets the scale of `attention` before each forward."""
     right = attention.scaling
     wrong = right * math.sqrt(attention.qk_head_dim / attention.qk_nope_head_dim)
 
-    def scaled(module: Any, _: tuple[Any, ...], __: dict[str, Any]) -> None:
+    def set_scale(module: Any, _: tuple[Any, ...], __: dict[str, Any]) -> None:
         module.scaling = wrong if tree() else right
 
-    return scaled
+    return set_scale
 
 
 FAULTS = faults_in(globals())

@@ -9,14 +9,14 @@ from typing import Any
 from torch import Tensor
 
 from backends.base import Unsupported
-from backends.engine.attention.measured.choosing import Measured, ready
+from backends.engine.attention.measured.choosing import MeasuredAttention, columns_for
 from backends.engine.attention.measured.ways import SDPA, Way
 from backends.engine.columns import AttentionInputs
 from backends.engine.seams import Seams
 from backends.faults.fault import fault, faults_in
 from reference.trace import Stage
 
-MEASURED = "cpu-measured"
+MEASURED_BACKEND = "cpu-measured"
 
 
 def with_parts(seams: Seams, **parts: Any) -> Seams:
@@ -25,8 +25,8 @@ def with_parts(seams: Seams, **parts: Any) -> Seams:
     Raises:
         Unsupported: if attention has one way.
     """
-    if not isinstance(seams.attend, Measured):
-        raise Unsupported(f"a fault of attention that chooses its way: plant it in {MEASURED}")
+    if not isinstance(seams.attend, MeasuredAttention):
+        raise Unsupported(f"a fault of attention that chooses its way: plant it in {MEASURED_BACKEND}")
     return replace(seams, attend=replace(seams.attend, **parts))
 
 
@@ -35,16 +35,16 @@ def with_parts(seams: Seams, **parts: Any) -> Seams:
     Stage.ATTENDED,
     "family of vllm-project/vllm-metal #550: the kernel was launched without sinks, whatever the model",
     "a model with attention sinks, or with a soft cap, at sizes where SDPA is the fastest",
-    on=MEASURED,
+    on=MEASURED_BACKEND,
 )
 def inputs_not_asked(seams: Seams) -> Seams:
     """The fastest way runs whatever it takes: sinks and soft caps that it does not compute are dropped."""
 
-    def stripped(way: Way, columns: AttentionInputs) -> AttentionInputs:
-        held = ready(way, columns)
-        return replace(held, cap=held.cap if way.caps else 0.0, sinks=held.sinks if way.sinks else None)
+    def strip_inputs(way: Way, columns: AttentionInputs) -> AttentionInputs:
+        inputs = columns_for(way, columns)
+        return replace(inputs, cap=inputs.cap if way.caps else 0.0, sinks=inputs.sinks if way.sinks else None)
 
-    return with_parts(seams, lacks=lambda way, query, columns: None, ready=stripped)
+    return with_parts(seams, lacks=lambda way, query, columns: None, columns_for=strip_inputs)
 
 
 @fault(
@@ -52,18 +52,18 @@ def inputs_not_asked(seams: Seams) -> Seams:
     Stage.ATTENDED,
     "family of alibaba/MNN #4898: the length of the KV was taken from another input, so that the rest was cut off",
     "two requests of unequal length in pages",
-    on=MEASURED,
+    on=MEASURED_BACKEND,
 )
 def gathered_to_first(seams: Seams) -> Seams:
     """A way that does not read pages is handed as many columns of each lane as the first lane has."""
 
-    def cut(way: Way, columns: AttentionInputs) -> AttentionInputs:
+    def cut_to_first_lane(way: Way, columns: AttentionInputs) -> AttentionInputs:
         if way.in_pages or columns.paging is None:
-            return ready(way, columns)
+            return columns_for(way, columns)
         lengths = columns.paging.lengths
-        return ready(way, replace(columns, paging=replace(columns.paging, lengths=lengths.clamp(max=lengths[0]))))
+        return columns_for(way, replace(columns, paging=replace(columns.paging, lengths=lengths.clamp(max=lengths[0]))))
 
-    return with_parts(seams, ready=cut)
+    return with_parts(seams, columns_for=cut_to_first_lane)
 
 
 @fault(
@@ -71,21 +71,21 @@ def gathered_to_first(seams: Seams) -> Seams:
     Stage.ATTENDED,
     "NVIDIA/TensorRT-LLM #16801: what attention reads was prepared once and shared by all layers",
     "pages, and a target of two layers",
-    on=MEASURED,
+    on=MEASURED_BACKEND,
 )
 def gathered_once(seams: Seams) -> Seams:
     """Columns are gathered from pages once for a block table, so that later layers read the columns of the first."""
-    kept: list[tuple[Tensor, AttentionInputs]] = []
+    first_gathered: list[tuple[Tensor, AttentionInputs]] = []
 
     def once(way: Way, columns: AttentionInputs) -> AttentionInputs:
         if way.in_pages or columns.paging is None:
-            return ready(way, columns)
+            return columns_for(way, columns)
         # A forward makes one block table for all of its layers.
-        if not kept or kept[0][0] is not columns.paging.table:
-            kept[:] = [(columns.paging.table, ready(way, columns))]
-        return replace(columns, key=kept[0][1].key, value=kept[0][1].value)
+        if not first_gathered or first_gathered[0][0] is not columns.paging.table:
+            first_gathered[:] = [(columns.paging.table, columns_for(way, columns))]
+        return replace(columns, key=first_gathered[0][1].key, value=first_gathered[0][1].value)
 
-    return with_parts(seams, ready=once)
+    return with_parts(seams, columns_for=once)
 
 
 @fault(
@@ -94,21 +94,21 @@ def gathered_once(seams: Seams) -> Seams:
     "huggingface/transformers #30311: SDPA ran without the mask where a heuristic found none needed, and drafted "
     "tokens were verified so",
     "two nodes, one of them not below the one before, in a batch of one at sizes where SDPA is the fastest",
-    on=MEASURED,
+    on=MEASURED_BACKEND,
 )
 def causal_for_one_lane(seams: Seams) -> Seams:
     """SDPA over one lane runs as causal attention: a node sees all nodes before it, whatever the tree."""
 
     def masked(way: Way, columns: AttentionInputs) -> AttentionInputs:
-        held = ready(way, columns)
-        if way.name != SDPA or len(held.visible) > 1:
-            return held
-        rows, width = held.visible.shape[-2:]
+        inputs = columns_for(way, columns)
+        if way.name != SDPA or len(inputs.visible) > 1:
+            return inputs
+        rows, width = inputs.visible.shape[-2:]
         # The rows are the last columns, and each sees what stands before it.
-        causal = held.visible.new_ones(rows, width).tril(width - rows)
-        return replace(held, visible=causal.expand_as(held.visible).contiguous())
+        causal = inputs.visible.new_ones(rows, width).tril(width - rows)
+        return replace(inputs, visible=causal.expand_as(inputs.visible).contiguous())
 
-    return with_parts(seams, ready=masked)
+    return with_parts(seams, columns_for=masked)
 
 
 FAULTS = faults_in(globals())

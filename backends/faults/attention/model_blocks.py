@@ -17,29 +17,29 @@ from backends.engine.seams import Seams
 from backends.faults.fault import fault, faults_in
 from reference.trace import Stage
 
-Hooked = Callable[[Any, Callable[[], bool]], None]
+HookChange = Callable[[Any, Callable[[], bool]], None]
 """Changes a model in place; the second argument tells whether the rows of the forward under way are a tree."""
 
 WIDE = 3
 """Rows of a tree from which on it is called wide."""
 
 
-def in_network(seams: Seams, change: Hooked) -> Seams:
+def in_network(seams: Seams, change: HookChange) -> Seams:
     """The seams whose target runs a copy of its model with this change."""
-    changed = dict[CausalLm, CausalLm]()
+    changed_models = dict[CausalLm, CausalLm]()
 
     def network(model: CausalLm) -> CausalLm:
-        if model not in changed:
-            own = deepcopy(model.model)
+        if model not in changed_models:
+            model_copy = deepcopy(model.model)
             positions: list[Tensor] = []
 
-            def seen(_: nn.Module, __: tuple[Any, ...], named: dict[str, Any]) -> None:
-                positions[:] = [named["position_ids"]]
+            def note_positions(_: nn.Module, __: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+                positions[:] = [kwargs["position_ids"]]
 
-            own.register_forward_pre_hook(seen, with_kwargs=True)
-            change(own, lambda: bool(positions) and not bool((positions[0].diff(dim=1) == 1).all()))
-            changed[model] = CausalLm(own, str(model.device))
-        return changed[model]
+            model_copy.register_forward_pre_hook(note_positions, with_kwargs=True)
+            change(model_copy, lambda: bool(positions) and not bool((positions[0].diff(dim=1) == 1).all()))
+            changed_models[model] = CausalLm(model_copy, str(model.device))
+        return changed_models[model]
 
     return replace(seams, network=network)
 
@@ -59,7 +59,7 @@ def router_of_sibling(seams: Seams) -> Seams:
     def change(model: Any, tree: Callable[[], bool]) -> None:
         for name, module in model.named_modules():
             if name.endswith((".mlp.gate", ".mlp.router", ".feed_forward.router")):
-                module.register_forward_pre_hook(lambda _, given: (given[0].roll(1, -2),) if tree() else None)
+                module.register_forward_pre_hook(lambda _, args: (args[0].roll(1, -2),) if tree() else None)
 
     return in_network(seams, change)
 
@@ -77,7 +77,7 @@ def shared_expert_skipped(seams: Seams) -> Seams:
         for name, module in model.named_modules():
             if name.endswith((".shared_expert", ".shared_experts")):
                 module.register_forward_hook(
-                    lambda _, __, told: torch.zeros_like(told) if tree() and told.shape[-2] >= WIDE else None
+                    lambda _, __, output: torch.zeros_like(output) if tree() and output.shape[-2] >= WIDE else None
                 )
 
     return in_network(seams, change)
@@ -93,14 +93,14 @@ def expert_full(seams: Seams) -> Seams:
     """Each expert takes the first row of a tree that chooses it, and adds nothing to later rows."""
 
     def change(model: Any, tree: Callable[[], bool]) -> None:
-        def first_alone(_: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...] | None:
-            hidden, chosen, weights = given
+        def first_alone(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+            hidden, expert_ids, weights = args
             if not tree():
                 return None
             # [rows, k, rows]: whether the k-th expert of a row is one of another row, which must be an earlier one.
-            same = (chosen[:, :, None, None] == chosen[None, None]).any(-1)
-            earlier = torch.ones(len(chosen), len(chosen), dtype=torch.bool).tril(-1)
-            return hidden, chosen, weights.masked_fill((same & earlier[:, None]).any(-1), 0)
+            same_expert = (expert_ids[:, :, None, None] == expert_ids[None, None]).any(-1)
+            earlier = torch.ones(len(expert_ids), len(expert_ids), dtype=torch.bool).tril(-1)
+            return hidden, expert_ids, weights.masked_fill((same_expert & earlier[:, None]).any(-1), 0)
 
         for name, module in model.named_modules():
             if name.endswith(".mlp.experts"):
@@ -128,17 +128,17 @@ def factor_on_output(seams: Seams) -> Seams:
 
 
 def _weigh_output(block: Any, tree: Callable[[], bool]) -> None:
-    routed: list[Tensor] = []
+    router_output: list[Tensor] = []
 
-    def noted(_: nn.Module, given: tuple[Any, ...], told: tuple[Tensor, ...]) -> None:
-        routed[:] = [given[0], told[0].transpose(0, 1).reshape(-1, 1)]
+    def note_router(_: nn.Module, args: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        router_output[:] = [args[0], output[0].transpose(0, 1).reshape(-1, 1)]
 
     # The module of experts gets the rows of one expert after those of another, already weighed.
-    block.router.register_forward_hook(noted)
+    block.router.register_forward_hook(note_router)
     block.experts.register_forward_pre_hook(
-        lambda _, __: (routed[0].repeat(len(routed[1]) // len(routed[0]), 1),) if tree() else None
+        lambda _, __: (router_output[0].repeat(len(router_output[1]) // len(router_output[0]), 1),) if tree() else None
     )
-    block.experts.register_forward_hook(lambda _, __, told: told * routed[1] if tree() else None)
+    block.experts.register_forward_hook(lambda _, __, output: output * router_output[1] if tree() else None)
 
 
 @fault(
@@ -153,16 +153,16 @@ def one_rotary_table(seams: Seams) -> Seams:
     def change(model: Any, tree: Callable[[], bool]) -> None:
         first: list[Any] = []
 
-        def kept(_: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
-            first[:] = [named["position_embeddings"]]
+        def keep_first(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            first[:] = [kwargs["position_embeddings"]]
 
-        def replaced(_: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
-            return (given, {**named, "position_embeddings": first[0]}) if tree() else None
+        def replace_table(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            return (args, {**kwargs, "position_embeddings": first[0]}) if tree() else None
 
         layers = list(model.model.layers)
-        layers[0].self_attn.register_forward_pre_hook(kept, with_kwargs=True)
+        layers[0].self_attn.register_forward_pre_hook(keep_first, with_kwargs=True)
         for layer in layers[1:]:
-            layer.self_attn.register_forward_pre_hook(replaced, with_kwargs=True)
+            layer.self_attn.register_forward_pre_hook(replace_table, with_kwargs=True)
 
     return in_network(seams, change)
 
@@ -196,23 +196,23 @@ def _after_rotary(attention: Any, tree: Callable[[], bool]) -> None:
     if turn is None:
         return
 
-    def noted(_: nn.Module, __: tuple[Any, ...], named: dict[str, Any]) -> None:
-        tables[:] = [named["position_embeddings"]]
+    def note_table(_: nn.Module, __: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        tables[:] = [kwargs["position_embeddings"]]
 
-    def moved(norm: nn.Module, _: tuple[Any, ...], told: Tensor) -> Tensor | None:
+    def turn_before_norm(norm: nn.Module, _: tuple[Any, ...], output: Tensor) -> Tensor | None:
         if not tree():
             return None
         cos, sin = tables[0]
         # The hook of the norm must not run on its own weight: hence `forward`.
-        gain: Tensor = norm.forward(torch.ones_like(told[..., :1, :]))
-        turned = turn(told / gain, told, cos, sin, unsqueeze_dim=axis)[0] * gain
+        gain: Tensor = norm.forward(torch.ones_like(output[..., :1, :]))
+        turned_output = turn(output / gain, output, cos, sin, unsqueeze_dim=axis)[0] * gain
         # Turned back, so that the model's own rotary embedding leads to the wrong order.
-        back: Tensor = turn(turned, turned, cos, -sin, unsqueeze_dim=axis)[0]
+        back: Tensor = turn(turned_output, turned_output, cos, -sin, unsqueeze_dim=axis)[0]
         return back.div(cos.square().add(sin.square()).mean())
 
-    attention.register_forward_pre_hook(noted, with_kwargs=True)
+    attention.register_forward_pre_hook(note_table, with_kwargs=True)
     for norm in (attention.q_norm, attention.k_norm):
-        norm.register_forward_hook(moved)
+        norm.register_forward_hook(turn_before_norm)
 
 
 @fault(

@@ -38,55 +38,55 @@ def seen_as(seams: Seams, wrong: Callable[[Compact], Compact]) -> Seams:
 
 def words_read_as_first(seams: Seams) -> Seams:
     """Bits of columns from 32 on are read from word 0."""
-    return seen_as(seams, lambda one: replace(one, bits=one.bits[..., :1].expand_as(one.bits).contiguous()))
+    return seen_as(seams, lambda packed: replace(packed, bits=packed.bits[..., :1].expand_as(packed.bits).contiguous()))
 
 
 def sign_bit_lost(seams: Seams) -> Seams:
     """Bit 31 of each word, the sign of an int32, is lost."""
-    return seen_as(seams, lambda one: replace(one, bits=one.bits & 0x7FFFFFFF))
+    return seen_as(seams, lambda packed: replace(packed, bits=packed.bits & 0x7FFFFFFF))
 
 
 def bits_of_row_before(seams: Seams) -> Seams:
     """A row reads the bits of the row before it."""
 
-    def wrong(one: Compact) -> Compact:
-        return replace(one, bits=torch.cat([one.bits[:, :1], one.bits[:, :-1]], 1))
+    def wrong(packed: Compact) -> Compact:
+        return replace(packed, bits=torch.cat([packed.bits[:, :1], packed.bits[:, :-1]], 1))
 
     return seen_as(seams, wrong)
 
 
 def bits_of_first_lane(seams: Seams) -> Seams:
     """The lane's offset is missing, so every lane reads the rows of lane 0."""
-    return seen_as(seams, lambda one: replace(one, bits=one.bits[:1].expand_as(one.bits).contiguous()))
+    return seen_as(seams, lambda packed: replace(packed, bits=packed.bits[:1].expand_as(packed.bits).contiguous()))
 
 
 def bit_offset_wraps(seams: Seams) -> Seams:
     """The offset of a row's words is stored in too few bits, here four, and wraps."""
 
-    def wrong(one: Compact) -> Compact:
-        flat = one.bits.reshape(-1, one.bits.shape[-1])
-        return replace(one, bits=flat[torch.arange(len(flat)) % 16].reshape(one.bits.shape))
+    def wrong(packed: Compact) -> Compact:
+        flat = packed.bits.reshape(-1, packed.bits.shape[-1])
+        return replace(packed, bits=flat[torch.arange(len(flat)) % 16].reshape(packed.bits.shape))
 
     return seen_as(seams, wrong)
 
 
 def bits_inverted(seams: Seams) -> Seams:
     """The packing writes a set bit for a hidden column, and the kernel reads it as visible."""
-    return seen_as(seams, lambda one: replace(one, bits=~one.bits))
+    return seen_as(seams, lambda packed: replace(packed, bits=~packed.bits))
 
 
 def earlier_tiles_unmasked(seams: Seams) -> Seams:
     """Tiles of four columns before the row's own tile are taken as visible, as under a causal mask."""
 
-    def wrong(one: Compact) -> Compact:
-        rows = one.bits.shape[1]
-        bits = one.bits.clone()
+    def wrong(packed: Compact) -> Compact:
+        rows = packed.bits.shape[1]
+        bits = packed.bits.clone()
         for row in range(rows):
             for word in range(bits.shape[2]):
                 before = min(max(row // 4 * 4 - word * WORD, 0), WORD)
                 # -1 sets all 32 bits; 1 << 32 would not fit an int32.
                 bits[:, row, word] |= -1 if before == WORD else (1 << before) - 1
-        return replace(one, bits=bits)
+        return replace(packed, bits=bits)
 
     return seen_as(seams, wrong)
 
@@ -94,9 +94,9 @@ def earlier_tiles_unmasked(seams: Seams) -> Seams:
 def window_of_last_row(seams: Seams) -> Seams:
     """The window's start is that of the row that begins latest, for the whole block."""
 
-    def wrong(one: Compact) -> Compact:
-        first = one.first.amax(1, keepdim=True)
-        return replace(one, first=first.expand_as(one.first).contiguous())
+    def wrong(packed: Compact) -> Compact:
+        first = packed.first.amax(1, keepdim=True)
+        return replace(packed, first=first.expand_as(packed.first).contiguous())
 
     return seen_as(seams, wrong)
 
@@ -104,12 +104,12 @@ def window_of_last_row(seams: Seams) -> Seams:
 def prefix_of_first_lane(seams: Seams) -> Seams:
     """Every lane's prefix is cut to the length of lane 0's, and its block begins there."""
 
-    def wrong(one: Compact) -> Compact:
+    def wrong(packed: Compact) -> Compact:
         # A lane's entry is (prefix length, block width, whether some row sees the prefix in part).
-        length = one.lanes[0][0]
-        lanes = tuple((min(length, prefix), width, partly) for prefix, width, partly in one.lanes)
-        prefix = one.prefix.clamp(max=length)
-        return replace(one, prefix=prefix, first=one.first.clamp(max=length), lanes=lanes)
+        length = packed.lanes[0][0]
+        lanes = tuple((min(length, prefix), width, partly) for prefix, width, partly in packed.lanes)
+        prefix = packed.prefix.clamp(max=length)
+        return replace(packed, prefix=prefix, first=packed.first.clamp(max=length), lanes=lanes)
 
     return seen_as(seams, wrong)
 

@@ -163,7 +163,10 @@ class ByModulo(Split):
 def kv_head_by_modulo(seams: Seams) -> Seams:
     """Query head h reads KV head h % kv_heads, where h // group is right."""
     return in_split(
-        seams, lambda one: ByModulo(one.compact, one.prefix_keys, one.block_keys, one.partial, one.merge, one.eager)
+        seams,
+        lambda split: ByModulo(
+            split.compact, split.prefix_keys, split.block_keys, split.partial, split.merge, split.eager
+        ),
     )
 
 

@@ -32,13 +32,13 @@ def tables_of_first_lane(seams: Seams) -> Seams:
     """Every lane reads its columns through the block table of lane 0."""
 
     def change(attend: TritonTree) -> TritonTree:
-        right = attend.paged
+        right = attend.pages_of
 
-        def paged(columns: AttentionInputs) -> Paging:
+        def first_lane_pages(columns: AttentionInputs) -> Paging:
             pages = right(columns)
             return replace(pages, table=pages.table[:1].expand_as(pages.table).contiguous())
 
-        return replace(attend, paged=paged)
+        return replace(attend, pages_of=first_lane_pages)
 
     return in_kernel(seams, change)
 
@@ -47,14 +47,14 @@ def value_strides_exchanged(seams: Seams) -> Seams:
     """Values are read with the strides of heads and cells exchanged."""
 
     def change(attend: TritonTree) -> TritonTree:
-        right = attend.paged
+        right = attend.pages_of
 
-        def paged(columns: AttentionInputs) -> Paging:
+        def exchanged_pages(columns: AttentionInputs) -> Paging:
             pages = right(columns)
             count, size, heads, dim = pages.value_cells.shape
             return replace(pages, value_cells=pages.value_cells.reshape(count, heads, size, dim).transpose(1, 2))
 
-        return replace(attend, paged=paged)
+        return replace(attend, pages_of=exchanged_pages)
 
     return in_kernel(seams, change)
 
@@ -77,10 +77,10 @@ def merged_wrongly(seams: Seams, wrong: Callable[[Tensor, Tensor], tuple[Tensor,
         def merge(kernel: Kernel, parts: Tensor, sums: Tensor, out: Tensor) -> None:
             right(kernel, *wrong(parts, sums), out)
 
-        def split(query: Tensor, kv_heads: int, packed: Compact) -> Plan:
+        def split_plan(query: Tensor, kv_heads: int, packed: Compact) -> Plan:
             return always_split(plan(query, kv_heads, packed), packed)
 
-        return replace(attend, merge=merge, plan=split)
+        return replace(attend, merge=merge, plan=split_plan)
 
     return in_kernel(seams, change)
 
@@ -100,8 +100,8 @@ def last_split_dropped(seams: Seams) -> Seams:
 
     def wrong(parts: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
         # The last entry is the block's, the one before it the prefix's last part.
-        kept = [*range(len(parts) - 2), len(parts) - 1]
-        return parts[kept], sums[kept]
+        kept_parts = [*range(len(parts) - 2), len(parts) - 1]
+        return parts[kept_parts], sums[kept_parts]
 
     return merged_wrongly(seams, wrong)
 
@@ -117,11 +117,11 @@ def later_lanes_merged_by_first(seams: Seams) -> Seams:
 
         def merge(kernel: Kernel, parts: Tensor, sums: Tensor, out: Tensor) -> None:
             # sums [S, B, H, T]: the parts of the prefix, then the block; a part without columns has minus infinity.
-            filled = sums[:-1].isfinite().flatten(2).any(-1).sum(0)
-            split = (filled > 1).nonzero().flatten().tolist()
+            num_parts = sums[:-1].isfinite().flatten(2).any(-1).sum(0)
+            split_lanes = (num_parts > 1).nonzero().flatten().tolist()
             wrong = sums.clone()
-            for lane in split:
-                wrong[:, lane] = sums[:, split[0]]
+            for lane in split_lanes:
+                wrong[:, lane] = sums[:, split_lanes[0]]
             right(kernel, parts, wrong, out)
 
         return replace(attend, merge=merge)

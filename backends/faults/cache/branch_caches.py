@@ -11,17 +11,17 @@ from backends.faults.fault import fault, faults_in
 from reference.trace import Stage
 
 
-class SiblingCommitted(Branches):
+class CommitsSibling(Branches):
     """Branches whose commit replays another branch than the one that was accepted."""
 
-    def replayed(self, layer: int, path: list[int]) -> list[Pair]:
-        """See `Branches.replayed`; rows at the same places of the next branch."""
+    def replay_rows(self, layer: int, path: list[int]) -> list[Pair]:
+        """See `Branches.replay_rows`; rows at the same places of the next branch."""
         if not path:
-            return super().replayed(layer, path)
-        other = (self.home(path[-1]) + 1) % len(self.paths)
-        wrong = self.paths[other]
-        rows = [wrong[at] if at < len(wrong) else row for at, row in enumerate(path)]
-        return super().replayed(layer, rows)
+            return super().replay_rows(layer, path)
+        next_branch = (self.home(path[-1]) + 1) % len(self.paths)
+        wrong = self.paths[next_branch]
+        rows = [wrong[index] if index < len(wrong) else row for index, row in enumerate(path)]
+        return super().replay_rows(layer, rows)
 
 
 @fault(
@@ -35,10 +35,10 @@ def sibling_committed(seams: Seams) -> Seams:
 
     The number of rows is right, so that lengths and positions show nothing.
     """
-    return replace(seams, kv=replace(seams.kv, branches=SiblingCommitted))
+    return replace(seams, kv=replace(seams.kv, branches=CommitsSibling))
 
 
-class NeverDropped(Branches):
+class BranchesThatStay(Branches):
     """Branches that stay after a commit."""
 
     def drop(self) -> None:
@@ -56,7 +56,7 @@ def never_dropped(seams: Seams) -> Seams:
 
     Rows are known by their number in the block, which the next block uses again.
     """
-    return replace(seams, kv=replace(seams.kv, branches=NeverDropped))
+    return replace(seams, kv=replace(seams.kv, branches=BranchesThatStay))
 
 
 class IntoThePrefix(Branches):
@@ -67,8 +67,8 @@ class IntoThePrefix(Branches):
         super().write(layer, keys, values)
         if len(self.paths) > 1 and self.length:
             row = self.paths[-1][-1]
-            for held, cell in zip(self.kept[layer], self.cells[-1][layer][row], strict=True):
-                held[:, -1] = cell
+            for stored, cell in zip(self.committed_pairs[layer], self.cells[-1][layer][row], strict=True):
+                stored[:, -1] = cell
 
 
 @fault(

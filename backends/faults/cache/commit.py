@@ -15,7 +15,7 @@ from reference.trace import Stage
     "catalogue BZ-074: KV rewind is one integer, insufficient for a tree",
     "an accepted path that is not a prefix of the row order",
 )
-def truncated(seams: Seams) -> Seams:
+def truncated_without_gather(seams: Seams) -> Seams:
     """After verification the KV cache is cut to its new length without gathering the accepted rows.
 
     The commit keeps the first rows of the block, as many as the accepted path has, instead of the path's own rows.
@@ -43,9 +43,9 @@ def overlapping_moves(seams: Seams) -> Seams:
         for layer in range(cache.layers):
             block = cache.block(layer)
             # For a path [0, 2, 3], row 3 goes to place 2 before row 2 is read.
-            for at in reversed(range(len(path))):
-                for held in block:
-                    held[..., at, :] = held[..., path[at], :]
+            for place in reversed(range(len(path))):
+                for cells in block:
+                    cells[..., place, :] = cells[..., path[place], :]
             cache.amend(layer, *block)
         return seams.commit(cache, list(range(len(path))))
 
@@ -67,10 +67,10 @@ def values_in_place(seams: Seams) -> Seams:
     def commit(cache: KvCache, path: list[int]) -> str | None:
         for layer in range(cache.layers):
             keys, values = cache.block(layer)
-            other = values.clone()
+            moved_values = values.clone()
             # The exchange of source and target, before the right commit gathers both.
-            other[..., path, :] = values[..., : len(path), :]
-            cache.amend(layer, keys, other)
+            moved_values[..., path, :] = values[..., : len(path), :]
+            cache.amend(layer, keys, moved_values)
         return seams.commit(cache, path)
 
     return replace(seams, commit=commit)
@@ -142,8 +142,8 @@ class NeverFast(Branch):
 
     def way_of(self, path: list[int]) -> tuple[str, str | None]:
         """See `Branch.way_of`."""
-        how, why = super().way_of(path)
-        return ("path", None) if how == "fast" else (how, why)
+        way, why = super().way_of(path)
+        return ("path", None) if way == "fast" else (way, why)
 
 
 @fault(

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from backends.engine.kv.arena import Arena, CacheLease, Model
-from backends.engine.kv.base import KvCache, Pair, picked
+from backends.engine.kv.base import KvCache, Pair, pick_columns
 from backends.engine.kv.branch import Branch
 from backends.engine.kv.scratch import Scratch
 from backends.engine.kv.sliding import Sliding
@@ -31,8 +31,8 @@ def last_layer_in_place(seams: Seams) -> Seams:
     def commit(cache: KvCache, path: list[int]) -> str | None:
         for layer in range(max(1, cache.layers - 1)):
             block = cache.block(layer)
-            for held, kept in zip(block, picked(block, path), strict=True):
-                held[..., : len(path), :] = kept
+            for cells, accepted_rows in zip(block, pick_columns(block, path), strict=True):
+                cells[..., : len(path), :] = accepted_rows
             cache.amend(layer, *block)
         return seams.commit(cache, list(range(len(path))))
 
@@ -63,8 +63,8 @@ def fast_without_offset(seams: Seams) -> Seams:
         if isinstance(cache, Fast) and cache.is_fast(path):
             for layer in range(cache.layers):
                 block = cache.block(layer)
-                for held, taken in zip(block, picked(cache.read(layer), path), strict=True):
-                    held[..., path, :] = taken
+                for cells, wrong_rows in zip(block, pick_columns(cache.read(layer), path), strict=True):
+                    cells[..., path, :] = wrong_rows
                 cache.amend(layer, *block)
         return seams.commit(cache, path)
 
@@ -94,8 +94,8 @@ class Flat(Scratch):
     def commit_flat(self, path: list[int]) -> None:
         """Copy the accepted rows, with as many columns of offset as rows were rejected before."""
         begin = self.length + self.rejected
-        for committed, rows in zip(self.buffers, self.scratch, strict=True):
-            for buffer, new in zip(committed, picked(rows, path), strict=True):
+        for buffers, rows in zip(self.buffers, self.scratch, strict=True):
+            for buffer, new in zip(buffers, pick_columns(rows, path), strict=True):
                 room = max(0, min(len(path), buffer.shape[-2] - begin))
                 buffer[..., begin : begin + room, :] = new[..., :room, :]
         self.rejected += self.rows - len(path)
@@ -123,7 +123,7 @@ def at_flat_index(seams: Seams) -> Seams:
     return replace(seams, commit=commit, kv=replace(seams.kv, scratch=Flat))
 
 
-class Cropped(Static):
+class CropsAnew(Static):
     """A static cache whose crop makes new tensors, while forwards go on with the captured ones."""
 
     captured: list[Pair] | None = None
@@ -133,8 +133,8 @@ class Cropped(Static):
         self.captured = self.captured or self.buffers
         fresh = [(torch.zeros_like(keys), torch.zeros_like(values)) for keys, values in self.buffers]
         for pair, old in zip(fresh, self.buffers, strict=True):
-            for buffer, one in zip(pair, old, strict=True):
-                buffer[..., : self.length, :] = one[..., : self.length, :]
+            for buffer, old_buffer in zip(pair, old, strict=True):
+                buffer[..., : self.length, :] = old_buffer[..., : self.length, :]
         self.buffers = fresh
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
@@ -161,13 +161,13 @@ def cropped_anew(seams: Seams) -> Seams:
     """
 
     def commit(cache: KvCache, path: list[int]) -> str | None:
-        rejected = cache.rows > len(path)
+        has_rejected = cache.rows > len(path)
         why = seams.commit(cache, path)
-        if isinstance(cache, Cropped) and rejected:
+        if isinstance(cache, CropsAnew) and has_rejected:
             cache.crop_anew()
         return why
 
-    return replace(seams, commit=commit, kv=replace(seams.kv, static=Cropped))
+    return replace(seams, commit=commit, kv=replace(seams.kv, static=CropsAnew))
 
 
 class Ring(Sliding):
@@ -184,9 +184,9 @@ class Ring(Sliding):
             for column in range(self.length, end) if reach.span else ():
                 row = pair[0].shape[-2] - (end - column)
                 # In a ring of `span` cells, columns that differ by a multiple of `span` share a cell.
-                for lost in range(column - reach.span, self.first(layer) - 1, -reach.span):
-                    if lost < self.length:
-                        self.put(layer, lost, (pair[0][..., row : row + 1, :], pair[1][..., row : row + 1, :]))
+                for lost_column in range(column - reach.span, self.first(layer) - 1, -reach.span):
+                    if lost_column < self.length:
+                        self.put(layer, lost_column, (pair[0][..., row : row + 1, :], pair[1][..., row : row + 1, :]))
 
 
 @fault(
@@ -204,15 +204,15 @@ def ring_rewound(seams: Seams) -> Seams:
     def commit(cache: KvCache, path: list[int]) -> str | None:
         if not isinstance(cache, Ring):
             return seams.commit(cache, path)
-        written, end = [cache.block(layer) for layer in range(cache.layers)], cache.length + cache.rows
+        written_rows, end = [cache.block(layer) for layer in range(cache.layers)], cache.length + cache.rows
         why = seams.commit(cache, path)
-        cache.lose(written, end)
+        cache.lose(written_rows, end)
         return why
 
     return replace(seams, commit=commit, kv=replace(seams.kv, sliding=Ring))
 
 
-class Restored(Static):
+class RestoresColumn(Static):
     """A static cache that keeps the last committed column of each sequence, and puts it back after a rejection."""
 
     lane = -1
@@ -223,25 +223,25 @@ class Restored(Static):
         """Keep the last committed column under the number of the sequence."""
         last = slice(self.length - 1, self.length)
         if self.length:
-            kept = [(keys[..., last, :].clone(), values[..., last, :].clone()) for keys, values in self.buffers]
-            self.snapshots[self.sequence] = kept
+            last_columns = [(keys[..., last, :].clone(), values[..., last, :].clone()) for keys, values in self.buffers]
+            self.snapshots[self.sequence] = last_columns
 
     def put_back(self, length: int) -> None:
         """Restore the last of `length` columns from the snapshot under the number of the lane."""
-        saved = self.snapshots.get(self.lane)
-        if length and saved is not None:
-            for pair, old in zip(self.buffers, saved, strict=True):
-                for buffer, one in zip(pair, old, strict=True):
-                    buffer[..., length - 1 : length, :] = one
+        snapshot = self.snapshots.get(self.lane)
+        if length and snapshot is not None:
+            for pair, old in zip(self.buffers, snapshot, strict=True):
+                for buffer, old_buffer in zip(pair, old, strict=True):
+                    buffer[..., length - 1 : length, :] = old_buffer
 
 
-class Numbered(Arena):
+class NumberingArena(Arena):
     """An arena that gives each sequence the lowest free number, and all sequences one store of snapshots."""
 
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
         self._snapshots: dict[int, list[Pair]] = {}
-        self._taken: set[int] = set()
+        self._taken_numbers: set[int] = set()
 
     def lease(
         self,
@@ -254,16 +254,16 @@ class Numbered(Arena):
     ) -> CacheLease:
         """See `Arena.lease`."""
         lease = super().lease(target, draft, capacity, rows, tokens, adapter)
-        if isinstance(lease.target, Restored):
-            lease.target.sequence = min(set(range(len(self._taken) + 1)) - self._taken)
+        if isinstance(lease.target, RestoresColumn):
+            lease.target.sequence = min(set(range(len(self._taken_numbers) + 1)) - self._taken_numbers)
             lease.target.snapshots = self._snapshots
-            self._taken.add(lease.target.sequence)
+            self._taken_numbers.add(lease.target.sequence)
         return lease
 
     def give_back(self, lease: CacheLease, tokens: tuple[int, ...] = ()) -> None:
         """See `Arena.give_back`."""
-        if isinstance(lease.target, Restored):
-            self._taken.discard(lease.target.sequence)
+        if isinstance(lease.target, RestoresColumn):
+            self._taken_numbers.discard(lease.target.sequence)
         super().give_back(lease, tokens)
 
 
@@ -283,18 +283,20 @@ def restored_by_lane(seams: Seams) -> Seams:
         def __init__(self, caches: list[KvCache], rows: list[int], filler: float = 0.0) -> None:
             super().__init__(caches, rows, filler)
             for lane, cache in enumerate(caches):
-                if isinstance(cache, Restored):
+                if isinstance(cache, RestoresColumn):
                     cache.lane = lane
                     cache.remember()
 
     def commit(cache: KvCache, path: list[int]) -> str | None:
-        length, rejected = cache.length, cache.rows > len(path)
+        length, has_rejected = cache.length, cache.rows > len(path)
         why = seams.commit(cache, path)
-        if isinstance(cache, Restored) and rejected:
+        if isinstance(cache, RestoresColumn) and has_rejected:
             cache.put_back(length)
         return why
 
-    return replace(seams, commit=commit, arena=Numbered, kv=replace(seams.kv, static=Restored, lanes=ByLane))
+    return replace(
+        seams, commit=commit, arena=NumberingArena, kv=replace(seams.kv, static=RestoresColumn, lanes=ByLane)
+    )
 
 
 FAULTS = faults_in(globals())

@@ -115,9 +115,9 @@ class ReserveInPages(Blocks):
 
     def reserve(self, columns: int) -> None:
         """See `Blocks.reserve`."""
-        missing = -(-columns // self.size) + self.overhang - len(self.table)
-        if missing > 0:
-            self.table += self.pages.take(missing)
+        num_missing = -(-columns // self.size) + self.overhang - len(self.table)
+        if num_missing > 0:
+            self.table += self.pages.take(num_missing)
 
 
 @fault(

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from backends.engine.kv.base import KvCache, in_order, picked
+from backends.engine.kv.base import KvCache, is_in_order, pick_columns
 from backends.engine.kv.lanes import BatchCache
 from backends.engine.kv.paged import Paged
 from backends.engine.kv.pages import Blocks
@@ -20,16 +20,16 @@ class Uniform(BatchCache):
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> Any:
         """Take the rows of lane b from index b * width on, among the packed rows of all lanes."""
-        return super().update(self._taken(key_states), self._taken(value_states), layer_idx)
+        return super().update(self._read_as_rectangle(key_states), self._read_as_rectangle(value_states), layer_idx)
 
-    def _taken(self, states: Tensor) -> Tensor:
-        packed = torch.cat([one[:, :rows] for one, rows in zip(states, self.rows, strict=True)], 1)
-        moved = states.clone()
+    def _read_as_rectangle(self, states: Tensor) -> Tensor:
+        packed_rows = torch.cat([lane_states[:, :rows] for lane_states, rows in zip(states, self.rows, strict=True)], 1)
+        moved_states = states.clone()
         for lane, rows in enumerate(self.rows):
             index = lane * self.width + torch.arange(rows, device=states.device)
             # Clamped, so that a wrong slot reads a wrong row and raises no index error.
-            moved[lane, :, :rows] = packed[:, index.clamp(max=packed.shape[1] - 1)]
-        return moved
+            moved_states[lane, :, :rows] = packed_rows[:, index.clamp(max=packed_rows.shape[1] - 1)]
+        return moved_states
 
 
 @fault(
@@ -76,17 +76,17 @@ def contiguous_slots(seams: Seams) -> Seams:
     Only verify forwards are affected; a prefill writes to its right slots.
     """
 
-    class Telling(seams.kv.lanes):  # type: ignore[misc,name-defined]
+    class MarkingLanes(seams.kv.lanes):  # type: ignore[misc,name-defined]
         def __init__(self, caches: list[KvCache], rows: list[int], filler: float = 0.0) -> None:
             super().__init__(caches, rows, filler)
             for cache in caches:
                 if isinstance(cache, Contiguous):
                     cache.verifying = True
 
-    return replace(seams, kv=replace(seams.kv, paged=Contiguous, lanes=Telling))
+    return replace(seams, kv=replace(seams.kv, paged=Contiguous, lanes=MarkingLanes))
 
 
-class Behind(Blocks):
+class BlocksBehindCommit(Blocks):
     """A block table that reserves pages without counting the columns of the last commit."""
 
     pending = 0
@@ -95,9 +95,9 @@ class Behind(Blocks):
         """Reserve as the host would whose view is one round behind."""
         super().reserve(columns - self.pending)
 
-    def own(self, begin: int, end: int) -> None:
+    def copy_on_write(self, begin: int, end: int) -> None:
         """Own the pages that the table has, which may be too few."""
-        super().own(begin, min(end, self.allocated))
+        super().copy_on_write(begin, min(end, self.allocated))
 
 
 @fault(
@@ -114,11 +114,11 @@ def reserved_one_round_behind(seams: Seams) -> Seams:
 
     def commit(cache: KvCache, path: list[int]) -> str | None:
         why = seams.commit(cache, path)
-        if isinstance(cache, Paged) and isinstance(cache.blocks, Behind):
+        if isinstance(cache, Paged) and isinstance(cache.blocks, BlocksBehindCommit):
             cache.blocks.pending = len(path)
         return why
 
-    return replace(seams, commit=commit, kv=replace(seams.kv, blocks=Behind))
+    return replace(seams, commit=commit, kv=replace(seams.kv, blocks=BlocksBehindCommit))
 
 
 class Apart(Paged):
@@ -128,7 +128,7 @@ class Apart(Paged):
         """Commit the rows `path`; a token's number is taken for its slot in the buffer of values."""
         for layer, (_, cells) in enumerate(self.pool.layers):
             block = self.block(layer)
-            keys, values = picked(block, path)
+            keys, values = pick_columns(block, path)
             self.put(layer, self.length, (keys, block[1][..., : len(path), :]))
             flat = cells.flatten(0, 1)
             # Rows behind the buffer's last cell are lost.
@@ -150,7 +150,7 @@ def values_by_token(seams: Seams) -> Seams:
     """
 
     def commit(cache: KvCache, path: list[int]) -> str | None:
-        if not isinstance(cache, Apart) or in_order(path):
+        if not isinstance(cache, Apart) or is_in_order(path):
             return seams.commit(cache, path)
         cache.commit_apart(path)
         return None

@@ -9,22 +9,22 @@ from typing import Any
 import torch
 
 from backends.engine.kv.arena import Arena, CacheLease
-from backends.engine.kv.recurrent import Held, LayerState, RecurrentStates, states_of
+from backends.engine.kv.recurrent import LayerState, LayerStates, RecurrentStates, states_of
 from backends.engine.request import Request
 from backends.engine.seams import Seams
 from backends.faults.fault import fault, faults_in
 from reference.trace import Stage
 
 
-def _holding(seams: Seams, states: type[RecurrentStates]) -> Seams:
+def _with_states(seams: Seams, states: type[RecurrentStates]) -> Seams:
     """The seams with `states` as the class of recurrent states."""
     return replace(seams, kv=replace(seams.kv, states=states))
 
 
-def _last(states: RecurrentStates) -> Held:
+def _last(states: RecurrentStates) -> LayerStates:
     """The states after the last open row; empty if no row is open."""
     row = len(states.parents) - 1
-    return {layer: held[row] for layer, held in states.rows.items() if row in held}
+    return {layer: states_by_row[row] for layer, states_by_row in states.rows.items() if row in states_by_row}
 
 
 @fault(
@@ -43,7 +43,7 @@ def by_depth(seams: Seams) -> Seams:
         def commit(self, path: list[int]) -> None:
             super().commit(list(range(len(path))))
 
-    return _holding(seams, ByDepth)
+    return _with_states(seams, ByDepth)
 
 
 @fault(
@@ -58,15 +58,19 @@ def not_rolled_back(seams: Seams) -> Seams:
     The memory after the whole forward stays; keys, values and the convolution's window are those of the accepted rows.
     """
 
-    class Cropped(RecurrentStates):
+    class KeepsMemory(RecurrentStates):
         def commit(self, path: list[int]) -> None:
-            behind = _last(self)
+            last_states = _last(self)
             super().commit(path)
             if path:
-                held = {at: (window, behind[at][1]) for at, (window, _) in self.committed.items() if at in behind}
-                self.kept[self.length] = held
+                mixed_states = {
+                    layer: (window, last_states[layer][1])
+                    for layer, (window, _) in self.committed.items()
+                    if layer in last_states
+                }
+                self.states_by_length[self.length] = mixed_states
 
-    return _holding(seams, Cropped)
+    return _with_states(seams, KeepsMemory)
 
 
 @fault(
@@ -83,13 +87,17 @@ def window_of_last_row(seams: Seams) -> Seams:
 
     class Windows(RecurrentStates):
         def commit(self, path: list[int]) -> None:
-            behind = _last(self)
+            last_states = _last(self)
             super().commit(path)
             if path:
-                held = {at: (behind[at][0], memory) for at, (_, memory) in self.committed.items() if at in behind}
-                self.kept[self.length] = held
+                mixed_states = {
+                    layer: (last_states[layer][0], memory)
+                    for layer, (_, memory) in self.committed.items()
+                    if layer in last_states
+                }
+                self.states_by_length[self.length] = mixed_states
 
-    return _holding(seams, Windows)
+    return _with_states(seams, Windows)
 
 
 @fault(
@@ -106,12 +114,12 @@ def of_last_row(seams: Seams) -> Seams:
 
     class Last(RecurrentStates):
         def commit(self, path: list[int]) -> None:
-            behind = _last(self)
+            last_states = _last(self)
             super().commit(path)
-            if path and behind:
-                self.kept[self.length] = behind
+            if path and last_states:
+                self.states_by_length[self.length] = last_states
 
-    return _holding(seams, Last)
+    return _with_states(seams, Last)
 
 
 @fault(
@@ -126,14 +134,14 @@ def scanned_in_order(seams: Seams) -> Seams:
     Each row goes on from the state of the row before it, which may lie on another branch.
     """
 
-    class Scanned(RecurrentStates):
+    class ScansInOrder(RecurrentStates):
         def order(self, first: int) -> list[int]:
             return list(range(first, len(self.parents)))
 
         def above(self, layer: int, row: int) -> LayerState | None:
             return self.rows[layer][row - 1] if row else self.committed.get(layer)
 
-    return _holding(seams, Scanned)
+    return _with_states(seams, ScansInOrder)
 
 
 @fault(
@@ -148,13 +156,13 @@ def cell_of_neighbour(seams: Seams) -> Seams:
     The source of a copied cell is one row off; where that row has not run yet, the parent's own cell is read.
     """
 
-    class Beside(RecurrentStates):
+    class NeighbourCell(RecurrentStates):
         def above(self, layer: int, row: int) -> LayerState | None:
-            beside = self.parents[row] - 1
-            other = self.rows.get(layer, {}).get(beside) if beside >= 0 else None
-            return super().above(layer, row) if other is None else other
+            neighbour = self.parents[row] - 1
+            neighbour_state = self.rows.get(layer, {}).get(neighbour) if neighbour >= 0 else None
+            return super().above(layer, row) if neighbour_state is None else neighbour_state
 
-    return _holding(seams, Beside)
+    return _with_states(seams, NeighbourCell)
 
 
 @fault(
@@ -172,18 +180,22 @@ def slot_zero(seams: Seams) -> Seams:
     class Slots(RecurrentStates):
         def __init__(self, border: int = 0) -> None:
             super().__init__(border)
-            self.zero: Held = {}
+            self.zero: LayerStates = {}
 
         def close(self) -> None:
             rows = len(self.parents)
-            self.zero = {layer: held[0] for layer, held in self.rows.items() if 0 in held} if rows > 1 else {}
+            self.zero = (
+                {layer: states_by_row[0] for layer, states_by_row in self.rows.items() if 0 in states_by_row}
+                if rows > 1
+                else {}
+            )
             super().close()
 
         def above(self, layer: int, row: int) -> LayerState | None:
             alone = len(self.parents) == 1 and layer in self.zero
             return self.zero[layer] if alone else super().above(layer, row)
 
-    return _holding(seams, Slots)
+    return _with_states(seams, Slots)
 
 
 @fault(
@@ -200,12 +212,12 @@ def window_not_continued(seams: Seams) -> Seams:
 
     class Anew(RecurrentStates):
         def above(self, layer: int, row: int) -> LayerState | None:
-            held = super().above(layer, row)
-            if held is None or self.parents[row] >= 0 or len(self.parents) == 1:
-                return held
-            return torch.zeros_like(held[0]), held[1]
+            state = super().above(layer, row)
+            if state is None or self.parents[row] >= 0 or len(self.parents) == 1:
+                return state
+            return torch.zeros_like(state[0]), state[1]
 
-    return _holding(seams, Anew)
+    return _with_states(seams, Anew)
 
 
 @fault(
@@ -220,17 +232,17 @@ def lost_by_eviction(seams: Seams) -> Seams:
     The next token goes on from zeros.
     """
 
-    class Emptied(seams.request):  # type: ignore[name-defined,misc]
+    class EmptyAfterEviction(seams.request):  # type: ignore[name-defined,misc]
         def prefill(self) -> None:
             super().prefill()
             states = states_of(self.lease.target)
             if self.steps and states is not None:
-                states.kept[states.length] = {
+                states.states_by_length[states.length] = {
                     layer: (torch.zeros_like(window), torch.zeros_like(memory))
                     for layer, (window, memory) in states.committed.items()
                 }
 
-    request: type[Request] = Emptied
+    request: type[Request] = EmptyAfterEviction
     return replace(seams, request=request)
 
 
@@ -246,27 +258,27 @@ def shared_by_fork(seams: Seams) -> Seams:
     Keys and values are in pages of their own from then on; the state is one slot that both write.
     """
 
-    class Shared(RecurrentStates):
+    class SharedSlot(RecurrentStates):
         def __init__(self, border: int = 0) -> None:
             super().__init__(border)
             self.shared = False
 
-        def begin_as(self, other: RecurrentStates, length: int) -> None:
-            super().begin_as(other, length)
+        def begin_as(self, source: RecurrentStates, length: int) -> None:
+            super().begin_as(source, length)
             self.shared = True
-            if isinstance(other, Shared):
-                other.shared = True
+            if isinstance(source, SharedSlot):
+                source.shared = True
 
-        def keep(self, held: Held) -> None:
+        def keep(self, states: LayerStates) -> None:
             slot: Any = self.committed
             if self.shared and slot:
-                for layer, state in held.items():
+                for layer, state in states.items():
                     for old, new in zip(slot[layer], state, strict=True):
                         old.copy_(new)
-                held = slot
-            super().keep(held)
+                states = slot
+            super().keep(states)
 
-    return _holding(seams, Shared)
+    return _with_states(seams, SharedSlot)
 
 
 @fault(
@@ -281,16 +293,16 @@ def prefix_advanced(seams: Seams) -> Seams:
     That state has read tokens behind the page, and the next request reads them again.
     """
 
-    class Advanced(seams.arena):  # type: ignore[name-defined,misc]
+    class AdvancedStates(seams.arena):  # type: ignore[name-defined,misc]
         def keep_states(self, lease: CacheLease, tokens: tuple[int, ...]) -> None:
             end = len(tokens) // self.layout.page_size * self.layout.page_size
             for cache in lease.caches:
                 states = states_of(cache)
-                if states is not None and end in states.kept:
-                    states.kept[end] = states.committed
+                if states is not None and end in states.states_by_length:
+                    states.states_by_length[end] = states.committed
             super().keep_states(lease, tokens)
 
-    arena: type[Arena] = Advanced
+    arena: type[Arena] = AdvancedStates
     return replace(seams, arena=arena)
 
 

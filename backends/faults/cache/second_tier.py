@@ -69,8 +69,8 @@ class TooSoon(SecondTier):
 
     def copy_out(self, pool: Pool, page: int, slot: int) -> None:
         """Copy the page as it was before its last column was written."""
-        for cells, kept in self.cells(pool):
-            kept[slot, :-1] = cells[page, :-1].to(kept.device)
+        for cells, copies in self.cells(pool):
+            copies[slot, :-1] = cells[page, :-1].to(copies.device)
 
 
 @fault(
@@ -92,7 +92,7 @@ class IntoHeldPage(SecondTier):
 
     def destination(self, pages: Pages) -> int:
         """A page with a holder where there is any; it becomes shared."""
-        for page in sorted(pages.held):
+        for page in sorted(pages.holder_counts):
             pages.share(page)
             return page
         return super().destination(pages)
@@ -117,10 +117,10 @@ class StaleNames(SecondTier):
 
     def free_slot(self) -> int:
         """A slot; the name of the copy that it held stays known."""
-        known = dict(self.slots)
+        slots_before = dict(self.slots)
         slot = super().free_slot()
-        for name, taken in known.items():
-            if taken == slot:
+        for name, taken_slot in slots_before.items():
+            if taken_slot == slot:
                 self.slots[name] = slot
                 self.slots.move_to_end(name)
         return slot

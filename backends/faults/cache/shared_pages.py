@@ -80,7 +80,7 @@ def reused_one_more(seams: Seams) -> Seams:
     return replace(seams, arena=OneMore)
 
 
-class Misaligned(Arena):
+class MisalignedArena(Arena):
     """An arena whose fork takes the source's pages from the second one on, where the last page is full."""
 
     def fork(self, source: CacheLease, target: Model, draft: Model | None, capacity: int, rows: int) -> CacheLease:
@@ -107,13 +107,13 @@ def handed_over_from_tail(seams: Seams) -> Seams:
 
     Two tables are aligned at their ends, but one of them has a page for drafts behind its full last page.
     """
-    return replace(seams, arena=Misaligned)
+    return replace(seams, arena=MisalignedArena)
 
 
-class Shared(Blocks):
+class WritesSharedPages(Blocks):
     """A block table that writes to pages which other requests hold."""
 
-    def own(self, begin: int, end: int) -> None:
+    def copy_on_write(self, begin: int, end: int) -> None:
         """Copy no page."""
 
 
@@ -128,17 +128,17 @@ def never_copied(seams: Seams) -> Seams:
 
     Copy on write is skipped, so every sharer writes to the same page.
     """
-    return replace(seams, kv=replace(seams.kv, blocks=Shared))
+    return replace(seams, kv=replace(seams.kv, blocks=WritesSharedPages))
 
 
 class TargetOnly(Blocks):
     """A block table whose copy on write copies only the target's pool."""
 
-    def own(self, begin: int, end: int) -> None:
+    def copy_on_write(self, begin: int, end: int) -> None:
         """Copy pages in the target's pool only."""
         # The draft's pool registers its copy function first, the target's last.
         every, self.copy = self.copy, self.copy[-1:]
-        super().own(begin, end)
+        super().copy_on_write(begin, end)
         self.copy = every
 
 
@@ -161,14 +161,14 @@ class ByPage(PrefixCache):
 
     def match(self, owner: object, tokens: tuple[int, ...]) -> list[int]:
         """See `PrefixCache.match`."""
-        found: list[int] = []
+        pages: list[int] = []
         for end in range(self.page_size, len(tokens) + 1, self.page_size):
             page = self.entries.get(self._key(owner, tokens, end))
             # A block table must not name one page twice.
-            if page is None or page in found:
+            if page is None or page in pages:
                 break
-            found.append(page)
-        return found
+            pages.append(page)
+        return pages
 
     def insert(self, owner: object, tokens: tuple[int, ...], table: list[int]) -> None:
         """See `PrefixCache.insert`."""

@@ -31,23 +31,25 @@ def ring_for_one_token(seams: Seams) -> Seams:
     All columns that the trimmed ring still holds are visible to every row of the block.
     """
 
-    class Trimmed(seams.kv.lanes):  # type: ignore[misc,name-defined]
+    class TrimmedForOneToken(seams.kv.lanes):  # type: ignore[misc,name-defined]
         def masks(self, layer: int, visible: list[Tensor]) -> Tensor:
-            opened = [self._all(*one, layer) for one in zip(self.caches, visible, strict=True)]
-            masks: Tensor = super().masks(layer, opened)
+            opened_masks = [
+                self._all(*cache_and_mask, layer) for cache_and_mask in zip(self.caches, visible, strict=True)
+            ]
+            masks: Tensor = super().masks(layer, opened_masks)
             return masks
 
-        def _all(self, cache: KvCache, seen: Tensor, layer: int) -> Tensor:
+        def _all(self, cache: KvCache, mask: Tensor, layer: int) -> Tensor:
             if not isinstance(cache, Sliding):
-                return seen
-            seen = seen.clone()
-            seen[:, cache.first(layer) : cache.length] = True
-            return seen
+                return mask
+            mask = mask.clone()
+            mask[:, cache.first(layer) : cache.length] = True
+            return mask
 
-    return replace(seams, kv=replace(seams.kv, lanes=Trimmed))
+    return replace(seams, kv=replace(seams.kv, lanes=TrimmedForOneToken))
 
 
-class Marked(Static):
+class MarkedStatic(Static):
     """A static cache that knows how far it was ever written, and whether the forward verifies a tree."""
 
     verifying = False
@@ -61,23 +63,23 @@ class Marked(Static):
         self.stale, self.high = self.high, max(self.high, self.length + self.rows)
 
 
-class Tail(Marked):
+class Tail(MarkedStatic):
     """A cache that shows the columns which rejected rows left behind the open rows."""
 
-    def shown(self, layer: int, visible: Tensor) -> Tensor:
+    def cell_mask(self, layer: int, visible: Tensor) -> Tensor:
         """The mask of `Static`, with the stale tail visible in a verify forward."""
-        seen: Tensor = super().shown(layer, visible)
+        mask: Tensor = super().cell_mask(layer, visible)
         if self.verifying:
-            seen[..., self.length + self.rows : self.stale] = True
-        return seen
+            mask[..., self.length + self.rows : self.stale] = True
+        return mask
 
 
-class Taken(Marked, Overwrite):
+class TakenForCached(MarkedStatic, Overwrite):
     """A cache that takes a column which was written before for a column that is cached."""
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Write the rows, but not the root where a rejected row has filled its column."""
-        root = [one[..., self.length : self.length + 1, :].clone() for one in self.buffers[layer]]
+        root = [cells[..., self.length : self.length + 1, :].clone() for cells in self.buffers[layer]]
         super().write(layer, keys, values)
         if self.verifying and self.stale > self.length:
             for buffer, old in zip(self.buffers[layer], root, strict=True):
@@ -87,14 +89,14 @@ class Taken(Marked, Overwrite):
 def _verifying(lanes: type[BatchCache]) -> type[BatchCache]:
     """The batch cache `lanes`, which also tells the target's caches that their forward verifies a tree."""
 
-    class Telling(lanes):  # type: ignore[misc,valid-type]
+    class MarkingLanes(lanes):  # type: ignore[misc,valid-type]
         def __init__(self, caches: list[KvCache], rows: list[int], filler: float = 0.0) -> None:
             super().__init__(caches, rows, filler)
             for cache in caches:
-                if isinstance(cache, Marked):
+                if isinstance(cache, MarkedStatic):
                     cache.verifying = True
 
-    return Telling
+    return MarkingLanes
 
 
 @fault(
@@ -119,7 +121,7 @@ def stale_row_kept(seams: Seams) -> Seams:
 
     The pending root belongs in that column; its keys and values are not written.
     """
-    return replace(seams, kv=replace(seams.kv, overwrite=Taken, lanes=_verifying(seams.kv.lanes)))
+    return replace(seams, kv=replace(seams.kv, overwrite=TakenForCached, lanes=_verifying(seams.kv.lanes)))
 
 
 FAULTS = faults_in(globals())

@@ -15,7 +15,7 @@ from backends.engine.seams import Seams
 from backends.faults.fault import fault, faults_in
 from reference.trace import Stage
 
-CAPTURED = "cpu-captured-drafts"
+CAPTURED_BACKEND = "cpu-captured-drafts"
 
 
 def with_parts(seams: Seams, **parts: Any) -> Seams:
@@ -34,7 +34,7 @@ def with_parts(seams: Seams, **parts: Any) -> Seams:
     Stage.DRAFTED,
     "m0at/rvllm #32: padded entries reused KV slot 0; the same in vLLM #43810",
     "three requests that draft together: their forward is padded to four lanes",
-    on=CAPTURED,
+    on=CAPTURED_BACKEND,
 )
 def padded_lanes_write(seams: Seams) -> Seams:
     """Padded lanes write their keys and values to the slots of the first live lane."""
@@ -44,12 +44,12 @@ def padded_lanes_write(seams: Seams) -> Seams:
             super().write(layer, keys, values)
             first = self.live()[0]
             rows = min(keys.shape[1], first.block(layer)[0].shape[1])
-            held = [one.clone() for one in first.block(layer)]
-            for cells, new in zip(held, (keys, values), strict=True):
+            columns = [cells.clone() for cells in first.block(layer)]
+            for cells, new in zip(columns, (keys, values), strict=True):
                 cells[:, -rows:] = new[:, :rows]
-            first.amend(layer, *held)
+            first.amend(layer, *columns)
 
-    return with_parts(seams, trash=Live)
+    return with_parts(seams, padding_cache=Live)
 
 
 @fault(
@@ -57,16 +57,16 @@ def padded_lanes_write(seams: Seams) -> Seams:
     Stage.DRAFTED,
     "sgl-project/sglang #10892: positions of padded lanes were those of an earlier batch; the same in #22958",
     "three requests that draft together: their forward is padded to four lanes",
-    on=CAPTURED,
+    on=CAPTURED_BACKEND,
 )
 def padded_positions_stale(seams: Seams) -> Seams:
     """Padded lanes run with the positions that their buffers held before."""
 
     class Stale(Buffers):
-        def pad(self, at: int, rows: int) -> None:
-            before = self.positions[at].clone()
-            super().pad(at, rows)
-            self.positions[at] = before
+        def pad(self, lane_number: int, rows: int) -> None:
+            before = self.positions[lane_number].clone()
+            super().pad(lane_number, rows)
+            self.positions[lane_number] = before
 
     return with_parts(seams, buffers=Stale)
 
@@ -76,18 +76,18 @@ def padded_positions_stale(seams: Seams) -> Seams:
     Stage.DRAFTED,
     "family of sgl-project/sglang #26880: a padded draft graph replayed with lengths of another batch",
     "a draft with a cache and a tree of three levels",
-    on=CAPTURED,
+    on=CAPTURED_BACKEND,
 )
 def lengths_stale(seams: Seams) -> Seams:
     """A lane that stays in use keeps the length of the level before, so that its newest columns are hidden."""
 
     class Stale(Buffers):
-        def put(self, at: int, lane: LaneRows, number: int) -> None:
-            before, held = int(self.lengths[at]), int(self.slots[at])
-            super().put(at, lane, number)
+        def put(self, place: int, lane: LaneRows, number: int) -> None:
+            before, slot_before = int(self.lengths[place]), int(self.slots[place])
+            super().put(place, lane, number)
             rows = len(lane.tokens)
-            if held == number and 0 < before < int(self.lengths[at]) <= before + rows:
-                self.lengths[at] = before
+            if slot_before == number and 0 < before < int(self.lengths[place]) <= before + rows:
+                self.lengths[place] = before
 
     return with_parts(seams, buffers=Stale)
 
@@ -97,13 +97,13 @@ def lengths_stale(seams: Seams) -> Seams:
     Stage.DRAFTED,
     "family of NVIDIA/TensorRT-LLM #16746: a graph was chosen for another size than that of its inputs",
     "three requests that draft together",
-    on=CAPTURED,
+    on=CAPTURED_BACKEND,
 )
 def smaller_graph(seams: Seams) -> Seams:
     """A batch between two captured sizes is run by the graph of the smaller: the last lanes are not run."""
 
     def size(live: int, sizes: tuple[int, ...]) -> int | None:
-        return max(one for one in sizes if one <= live)
+        return max(captured_size for captured_size in sizes if captured_size <= live)
 
     return with_parts(seams, size=size)
 
@@ -113,7 +113,7 @@ def smaller_graph(seams: Seams) -> Seams:
     Stage.DRAFTED,
     "family of ggml-org/llama.cpp #27009: what padded rows compute is never to be consumed",
     "three requests that draft together: their forward is padded to four lanes",
-    on=CAPTURED,
+    on=CAPTURED_BACKEND,
 )
 def outputs_from_end(seams: Seams) -> Seams:
     """The outputs of a padded forward are read from its last lanes, the padded ones among them."""
@@ -125,8 +125,8 @@ def outputs_from_end(seams: Seams) -> Seams:
             super().fill(lanes, numbers, size)
             self.spare = size - len(lanes)
 
-        def take(self, at: int, rows: int) -> Tensor:
-            return super().take(at + self.spare, rows)
+        def take(self, place: int, rows: int) -> Tensor:
+            return super().take(place + self.spare, rows)
 
     return with_parts(seams, buffers=FromEnd)
 
@@ -136,18 +136,22 @@ def outputs_from_end(seams: Seams) -> Seams:
     Stage.DRAFTED,
     "family of sgl-project/sglang #18647: hidden states in the buffers of a draft's graph were stale",
     "a head with a tree of three levels",
-    on=CAPTURED,
+    on=CAPTURED_BACKEND,
 )
 def hidden_states_stale(seams: Seams) -> Seams:
     """A lane that stays in use keeps the hidden states of the level before."""
 
     class Stale(Buffers):
-        def put(self, at: int, lane: LaneRows, number: int) -> None:
-            held = None if self.held is None or int(self.slots[at]) != number else self.held[at].clone()
-            super().put(at, lane, number)
-            if held is not None and self.held is not None:
-                rows = held.isnan().flatten(1).any(1)
-                self.held[at][~rows] = held[~rows]
+        def put(self, place: int, lane: LaneRows, number: int) -> None:
+            states_before = (
+                None
+                if self.hidden_states is None or int(self.slots[place]) != number
+                else self.hidden_states[place].clone()
+            )
+            super().put(place, lane, number)
+            if states_before is not None and self.hidden_states is not None:
+                rows = states_before.isnan().flatten(1).any(1)
+                self.hidden_states[place][~rows] = states_before[~rows]
 
     return with_parts(seams, buffers=Stale)
 
@@ -157,7 +161,7 @@ def hidden_states_stale(seams: Seams) -> Seams:
     Stage.DRAFTED,
     "family of vLLM #7508: rows of hidden states were read by an index from before the batch was contracted",
     "two requests that draft together, and then the second one alone",
-    on=CAPTURED,
+    on=CAPTURED_BACKEND,
 )
 def old_indices(seams: Seams) -> Seams:
     """Once a batch has shrunk, its outputs are read from the lanes that its requests had in the larger batch.
@@ -171,14 +175,14 @@ def old_indices(seams: Seams) -> Seams:
 
         def fill(self, lanes: list[LaneRows], numbers: list[int], size: int) -> None:
             super().fill(lanes, numbers, size)
-            known = [id(cache) for cache in self.larger]
-            mine = [id(lane.cache) for lane in lanes]
-            if not {*mine} < {*known}:
-                self.larger, known = [lane.cache for lane in lanes], mine
-            self.places = [known.index(one) for one in mine]
+            cache_ids_before = [id(cache) for cache in self.larger]
+            cache_ids = [id(lane.cache) for lane in lanes]
+            if not {*cache_ids} < {*cache_ids_before}:
+                self.larger, cache_ids_before = [lane.cache for lane in lanes], cache_ids
+            self.places = [cache_ids_before.index(cache_id) for cache_id in cache_ids]
 
-        def take(self, at: int, rows: int) -> Tensor:
-            return super().take(self.places[at], rows)
+        def take(self, place: int, rows: int) -> Tensor:
+            return super().take(self.places[place], rows)
 
     return with_parts(seams, buffers=Shrunk)
 

@@ -56,9 +56,9 @@ def unverified_restored(seams: Seams) -> Seams:
     class Saving(ModelDraft):
         _saved: tuple[Pair, ...] = ()
 
-        def settle(self, kept: list[int]) -> None:
+        def settle(self, kept_nodes: list[int]) -> None:
             self._saved = tuple(self.cache.read(layer) for layer in range(self.cache.layers))
-            super().settle(kept)
+            super().settle(kept_nodes)
 
         def resume(self, cache: KvCache | None) -> None:
             super().resume(cache)
@@ -119,9 +119,9 @@ def leaf_filled_with_bonus(seams: Seams) -> Seams:
 
     class Short(ModelDraft):
         def catch_up(self, tokens: list[int]) -> Tensor:
-            known = self.cache.length
-            if known:
-                tokens = [*tokens[:known], *tokens[-1:] * (len(tokens) - known)]
+            num_cached = self.cache.length
+            if num_cached:
+                tokens = [*tokens[:num_cached], *tokens[-1:] * (len(tokens) - num_cached)]
             return super().catch_up(tokens)
 
     return drafting(seams, Short)
@@ -139,9 +139,9 @@ def rejected_rewritten(seams: Seams) -> Seams:
     Among the kept rows, a rejected row that was not moved over keeps its own place.
     """
 
-    def roll_back(cache: KvCache, fed: list[int]) -> None:
-        padding = [row for row in range(len(fed)) if row not in fed]
-        rows = [row if row in padding else fed[row] for row in range(len(fed))]
+    def roll_back(cache: KvCache, rows_fed: list[int]) -> None:
+        padding = [row for row in range(len(rows_fed)) if row not in rows_fed]
+        rows = [row if row in padding else rows_fed[row] for row in range(len(rows_fed))]
         seams.roll_back(cache, rows)
 
     return replace(seams, roll_back=roll_back)
@@ -159,7 +159,7 @@ def one_cache(seams: Seams) -> Seams:
     Only a target that drafts for itself can share its cache object with the draft.
     """
 
-    class Shared(Arena):
+    class OneCacheArena(Arena):
         def lease(
             self,
             target: Model,
@@ -180,10 +180,10 @@ def one_cache(seams: Seams) -> Seams:
             self.cache.commit(list(range(self.cache.rows)))  # the target knows of no rows that are not its own
             return proposal
 
-        def settle(self, kept: list[int]) -> None:
+        def settle(self, kept_nodes: list[int]) -> None:
             pass  # the target's commit was the cache's
 
-    return drafting(replace(seams, arena=Shared), Lodging, lambda lease: lease.draft is lease.target)
+    return drafting(replace(seams, arena=OneCacheArena), Lodging, lambda lease: lease.draft is lease.target)
 
 
 @fault(
@@ -274,17 +274,19 @@ def key_one_short(seams: Seams) -> Seams:
             page = None if self.prefix is None else self._near(self.prefix, draft, tokens, lease.reused)
             if page is None or not isinstance(lease.draft, Paged):
                 return lease
-            kept = [tuple(cells[page].transpose(0, 1).clone() for cells in pair) for pair in lease.draft.pool.layers]
+            copied_cells = [
+                tuple(cells[page].transpose(0, 1).clone() for cells in pair) for pair in lease.draft.pool.layers
+            ]
             lease.draft.open(self.layout.page_size)
-            for layer, (keys, values) in enumerate(kept):
+            for layer, (keys, values) in enumerate(copied_cells):
                 lease.draft.write(layer, keys, values)
             lease.draft.commit(list(range(self.layout.page_size)))
             return lease
 
         def _near(self, prefix: PrefixCache, draft: Model | None, tokens: tuple[int, ...], reused: int) -> int | None:
             end = reused + self.layout.page_size
-            for (owner, known), page in prefix.entries.items() if end <= len(tokens) else ():
-                if owner is draft and len(known) == end and known[:-1] == tokens[: end - 1]:
+            for (owner, known_tokens), page in prefix.entries.items() if end <= len(tokens) else ():
+                if owner is draft and len(known_tokens) == end and known_tokens[:-1] == tokens[: end - 1]:
                     return page
             return None
 

@@ -45,11 +45,15 @@ def not_accumulated(seams: Seams) -> Seams:
         return seams.trees.cumulate(torch.zeros_like(above), logits, ids, tokens)
 
     def rerank(scores: Tensor, parents: list[int], most: int) -> list[int]:
-        held, worth = [0], scores.tolist()
-        while len(held) <= most:
-            below = [one for one in range(1, len(worth)) if parents[one] in held and one not in held]
-            held.append(max(below, key=worth.__getitem__))
-        return sorted(held[1:])
+        held_nodes, worth = [0], scores.tolist()
+        while len(held_nodes) <= most:
+            below = [
+                candidate
+                for candidate in range(1, len(worth))
+                if parents[candidate] in held_nodes and candidate not in held_nodes
+            ]
+            held_nodes.append(max(below, key=worth.__getitem__))
+        return sorted(held_nodes[1:])
 
     return replace(seams, trees=replace(seams.trees, cumulate=cumulate, rerank=rerank))
 

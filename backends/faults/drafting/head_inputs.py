@@ -68,11 +68,11 @@ def _right(reads: HiddenStates) -> list[int | str]:
 def before_last_norm(seams: Seams) -> Seams:
     """A head that expects the normed last state is given the residual stream before the norm."""
 
-    class Unnormed(HiddenTap):
+    class TapBeforeNorm(HiddenTap):
         def places(self, reads: HiddenStates, layers: int) -> list[int | str]:
             return [layers - 1 if place == "normed" else place for place in _right(reads)]
 
-    return replace(seams, tap=Unnormed)
+    return replace(seams, tap=TapBeforeNorm)
 
 
 @fault(
@@ -87,11 +87,11 @@ def rotated_states(seams: Seams) -> Seams:
     The rotation reverses the order of the dimensions.
     """
 
-    class Rotated(HeadDraft):
+    class RotatedStates(HeadDraft):
         def row_states(self, hidden: Tensor, first: int, last: int) -> Tensor:
             return super().row_states(hidden, first, last).flip(-1)
 
-    return drafting(seams, Rotated)
+    return drafting(seams, RotatedStates)
 
 
 @fault(
@@ -133,12 +133,12 @@ def root_without_state(seams: Seams) -> Seams:
 def chunk_seam(seams: Seams) -> Seams:
     """The last row of a prefill chunk holds the chunk's own last token, since the next chunk is not known yet."""
 
-    class Seamed(HeadDraft):
+    class ChunkSeam(HeadDraft):
         def row_tokens(self, tokens: list[int], first: int, last: int) -> list[int]:
             right = super().row_tokens(tokens, first, last)
             return right if last == len(tokens) - 1 else [*right[:-1], tokens[last - 1]]
 
-    return drafting(seams, Seamed)
+    return drafting(seams, ChunkSeam)
 
 
 @fault(
@@ -151,10 +151,15 @@ def wrong_sibling(seams: Seams) -> Seams:
     """The state kept for an accepted node is that of its first sibling, which was rejected."""
 
     class Sibling(Request):
-        def accepted_states(self, verified: Tensor, tree: Tree, kept: list[int]) -> Tensor:
-            beside = [[one for one in tree.children[tree.parent[node]] if one != node] for node in kept]
-            taken = [one[0] if node and one else node for node, one in zip(kept, beside, strict=True)]
-            return super().accepted_states(verified, tree, taken)
+        def accepted_states(self, verified: Tensor, tree: Tree, kept_nodes: list[int]) -> Tensor:
+            siblings = [
+                [sibling for sibling in tree.children[tree.parent[node]] if sibling != node] for node in kept_nodes
+            ]
+            wrong_nodes = [
+                node_siblings[0] if node and node_siblings else node
+                for node, node_siblings in zip(kept_nodes, siblings, strict=True)
+            ]
+            return super().accepted_states(verified, tree, wrong_nodes)
 
     return replace(seams, request=Sibling)
 
@@ -168,11 +173,11 @@ def wrong_sibling(seams: Seams) -> Seams:
 def states_truncated(seams: Seams) -> Seams:
     """The states kept after a verification are those of its first rows, as many as were accepted."""
 
-    class Truncated(Request):
-        def accepted_states(self, verified: Tensor, tree: Tree, kept: list[int]) -> Tensor:
-            return super().accepted_states(verified, tree, list(range(len(kept))))
+    class TruncatedStates(Request):
+        def accepted_states(self, verified: Tensor, tree: Tree, kept_nodes: list[int]) -> Tensor:
+            return super().accepted_states(verified, tree, list(range(len(kept_nodes))))
 
-    return replace(seams, request=Truncated)
+    return replace(seams, request=TruncatedStates)
 
 
 LARGEST = 2.0

@@ -25,11 +25,13 @@ def own_states_kept(seams: Seams) -> Seams:
     As a draft model keeps the KV of accepted tokens, the head keeps its rows.
     """
 
-    class Keeping(HeadDraft):
-        def staying(self, kept: list[int]) -> list[int]:
-            return [self.slots[node] - self.cache.length for node in self.shape.path(kept[-1]) if node in self.slots]
+    class KeepsOwnStates(HeadDraft):
+        def rows_to_keep(self, kept_nodes: list[int]) -> list[int]:
+            return [
+                self.slots[node] - self.cache.length for node in self.shape.path(kept_nodes[-1]) if node in self.slots
+            ]
 
-    return drafting(seams, Keeping)
+    return drafting(seams, KeepsOwnStates)
 
 
 @fault(
@@ -41,13 +43,13 @@ def own_states_kept(seams: Seams) -> Seams:
 def rejected_kept(seams: Seams) -> Seams:
     """The row of a rejected node stays in the head's cache, in the place of the first accepted token."""
 
-    class Rejected(HeadDraft):
-        def staying(self, kept: list[int]) -> list[int]:
-            rejected = [node for node in sorted(self.slots) if node not in kept]
+    class KeepsRejectedRow(HeadDraft):
+        def rows_to_keep(self, kept_nodes: list[int]) -> list[int]:
+            rejected_nodes = [node for node in sorted(self.slots) if node not in kept_nodes]
             # With the bare root accepted the next step would have no row to run.
-            return [self.slots[rejected[0]] - self.cache.length] if rejected and len(kept) > 1 else []
+            return [self.slots[rejected_nodes[0]] - self.cache.length] if rejected_nodes and len(kept_nodes) > 1 else []
 
-    return drafting(seams, Rejected)
+    return drafting(seams, KeepsRejectedRow)
 
 
 @fault(
@@ -79,11 +81,11 @@ def offsets_as_ids(seams: Seams) -> Seams:
 def output_of_another_node(seams: Seams) -> Seams:
     """A node's row holds the output of another node's parent: the states of a level are in another order."""
 
-    class Rolled(HeadDraft):
+    class RolledStates(HeadDraft):
         def node_states(self, level: list[int]) -> Tensor:
             return super().node_states(level).roll(1, 0)
 
-    return drafting(seams, Rolled)
+    return drafting(seams, RolledStates)
 
 
 @fault(

@@ -7,7 +7,7 @@ from backends.engine.draft.medusa import MedusaDraft
 from backends.engine.seams import Seams
 from backends.faults.drafting.model_drafts import drafting
 from backends.faults.fault import fault, faults_in
-from reference.draft.medusa import AT
+from reference.draft.medusa import HEADS_PREFIX
 from reference.trace import Stage
 
 
@@ -55,11 +55,13 @@ def residual_dropped(seams: Seams) -> Seams:
 def bias_dropped(seams: Seams) -> Seams:
     """The block of a Medusa head leaves out the bias that its weights have."""
 
-    class Unbiased(MedusaDraft):
+    class WithoutBias(MedusaDraft):
         def block(self, state: Tensor, head: int) -> Tensor:
-            return state + functional.silu(functional.linear(state, self.weights[f"{AT}.{head}.0.linear.weight"]))
+            return state + functional.silu(
+                functional.linear(state, self.weights[f"{HEADS_PREFIX}.{head}.0.linear.weight"])
+            )
 
-    return drafting(seams, Unbiased)
+    return drafting(seams, WithoutBias)
 
 
 @fault(

@@ -9,8 +9,10 @@ from backends.engine.request import Request
 from backends.engine.seams import Seams
 
 
-def drafting(seams: Seams, kind: type[TreeFilling], where: Callable[[CacheLease], bool] = lambda lease: True) -> Seams:
-    """The seams with requests whose draft is of class `kind` in place of its base, where the lease meets `where`."""
+def drafting(
+    seams: Seams, kind: type[TreeFilling], applies_to: Callable[[CacheLease], bool] = lambda lease: True
+) -> Seams:
+    """The seams with requests whose draft is of class `kind` in place of its base, where `applies_to` the lease."""
 
     class Drafting(Request):
         def prefill(self) -> None:
@@ -22,7 +24,7 @@ def drafting(seams: Seams, kind: type[TreeFilling], where: Callable[[CacheLease]
             super().propose()
 
         def _adopt(self) -> None:
-            if type(self.draft) is kind.__base__ and where(self.lease):
+            if type(self.draft) is kind.__base__ and applies_to(self.lease):
                 # Only the class changes: the draft's model, cache and shape are made by the right code and stay.
                 self.draft.__class__ = kind  # type: ignore[assignment]  # a subclass of the class that it has
 

@@ -21,8 +21,8 @@ def first_module_everywhere(seams: Seams) -> Seams:
     """The children of every node are named by MTP module 0, whatever the depth of the node."""
 
     class First(MtpDraft):
-        def scored(self, outputs: Tensor, depth: int) -> Tensor:
-            return super().scored(outputs, 0)
+        def child_scores(self, outputs: Tensor, depth: int) -> Tensor:
+            return super().child_scores(outputs, 0)
 
     return drafting(seams, First)
 
@@ -52,11 +52,11 @@ def continues_itself(seams: Seams) -> Seams:
 def missing_rows_seen(seams: Seams) -> Seams:
     """Later MTP modules attend to the columns of the first tokens, for which they have no row."""
 
-    class Seen(MtpDraft):
-        def shown(self, seen: Tensor, own: Tensor, rows: Tensor) -> Tensor:
-            return seen
+    class AllColumns(MtpDraft):
+        def module_mask(self, visible_columns: Tensor, own_columns: Tensor, rows: Tensor) -> Tensor:
+            return visible_columns
 
-    return drafting(seams, Seen)
+    return drafting(seams, AllColumns)
 
 
 @fault(
@@ -68,13 +68,13 @@ def missing_rows_seen(seams: Seams) -> Seams:
 def row_before_lost(seams: Seams) -> Seams:
     """The first row of a step or of a prefill chunk has no output of the row before it in later MTP modules."""
 
-    class Lost(MtpDraft):
+    class LosesRowBefore(MtpDraft):
         def append(self, rows: HeadRows) -> Tensor:
             if self.before is not None:
                 self.before = torch.zeros_like(self.before)
             return super().append(rows)
 
-    return drafting(seams, Lost)
+    return drafting(seams, LosesRowBefore)
 
 
 FAULTS = faults_in(globals())

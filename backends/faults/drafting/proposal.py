@@ -37,8 +37,8 @@ def early_positions(seams: Seams) -> Seams:
     """
 
     def branch_rows(shape: Shape, level: list[int], slots: dict[int, int], root: int) -> Rows:
-        positions, seen = seams.branch_rows(shape, level, slots, root)
-        return [position + 1 for position in positions], seen
+        positions, columns = seams.branch_rows(shape, level, slots, root)
+        return [position + 1 for position in positions], columns
 
     return replace(seams, branch_rows=branch_rows)
 
@@ -56,15 +56,15 @@ def wrong_parent(seams: Seams) -> Seams:
     """
 
     def branch_rows(shape: Shape, level: list[int], slots: dict[int, int], root: int) -> Rows:
-        positions, seen = seams.branch_rows(shape, level, slots, root)
-        return positions, _shift(seen, root)
+        positions, columns = seams.branch_rows(shape, level, slots, root)
+        return positions, _shift(columns, root)
 
     return replace(seams, branch_rows=branch_rows)
 
 
-def _shift(seen: list[list[int]], root: int) -> list[list[int]]:
+def _shift(columns_of_rows: list[list[int]], root: int) -> list[list[int]]:
     """Each list of columns with its proper ancestors moved one branch column down, but not past the first."""
-    return [[*(max(column - 1, root + 1) for column in columns[:-1]), columns[-1]] for columns in seen]
+    return [[*(max(column - 1, root + 1) for column in columns[:-1]), columns[-1]] for columns in columns_of_rows]
 
 
 @fault(
@@ -138,8 +138,8 @@ def leaves_drawn(seams: Seams) -> Seams:
             noisy = best.logits.cpu().double() - (-noise.double().log()).log()
             for node in range(len(shape)):
                 last = [child for child in shape.children[node] if shape.depth[child] == shape.height]
-                for child, one in zip(last, noisy[node].topk(len(last)).indices.tolist(), strict=True):
-                    token[child], ids[child] = int(self.named_ids[one]), one
+                for child, named_id in zip(last, noisy[node].topk(len(last)).indices.tolist(), strict=True):
+                    token[child], ids[child] = int(self.named_ids[named_id]), named_id
             return replace(best, tree=Tree(shape.parent, tuple(token)), draft_ids=tuple(ids))
 
     return drafting(seams, Drawing)
@@ -164,13 +164,13 @@ def pool_outlives_request(seams: Seams) -> Seams:
             # A new arena is a new decoder: no run sees the pool of another run.
             pool.clear()
 
-    class Pooled(Request):
+    class PoolingRequest(Request):
         def propose(self) -> None:
             if type(self.draft) is NgramDraft:
                 self.draft.trie = pool
             super().propose()
 
-    return replace(seams, arena=Decoder, request=Pooled)
+    return replace(seams, arena=Decoder, request=PoolingRequest)
 
 
 @fault(
@@ -185,14 +185,14 @@ def old_positions(seams: Seams) -> Seams:
     The rows in the window keep the positions that they had before others were dropped.
     """
 
-    class Restarted(ModelDraft):
+    class WindowPositions(ModelDraft):
         def branch(self, level: list[int], root: int, reaches: list[Reach]) -> tuple[Tensor, list[Tensor]]:
             positions, masks = super().branch(level, root, reaches)
             windows = [reach.window for reach in reaches if reach.window]
-            dropped = max(0, root + 1 - min(windows)) if windows else 0
-            return positions - dropped, masks
+            num_dropped = max(0, root + 1 - min(windows)) if windows else 0
+            return positions - num_dropped, masks
 
-    return drafting(seams, Restarted)
+    return drafting(seams, WindowPositions)
 
 
 FAULTS = faults_in(globals())

@@ -13,7 +13,7 @@ from backends.engine.seams import Seams
 from backends.faults.fault import fault, faults_in
 from reference.trace import Stage
 
-RECORDED = "cpu-recorded"
+RECORDED_BACKEND = "cpu-recorded"
 
 
 def without(seams: Seams, *forgotten: str) -> Seams:
@@ -21,24 +21,24 @@ def without(seams: Seams, *forgotten: str) -> Seams:
 
     The new `draft_network` raises Unsupported on a backend that records no forward.
     """
-    changed = WeakKeyDictionary[CausalLm, CausalLm]()
+    changed_models = WeakKeyDictionary[CausalLm, CausalLm]()
 
     class Forgetful(Graphs):
         def refill(self, recording: Recording, fresh: dict[str, Tensor]) -> None:
-            held = {name: one for name, one in recording.inputs.items() if not name.startswith(forgotten)}
-            super().refill(replace(recording, inputs=held), fresh)
+            kept_inputs = {name: tensor for name, tensor in recording.inputs.items() if not name.startswith(forgotten)}
+            super().refill(replace(recording, inputs=kept_inputs), fresh)
 
     def draft_network(model: CausalLm) -> CausalLm:
         if model.graphs is None:
             if model.recurrent:  # recorded by no backend
                 return model
             raise Unsupported("a fault of recorded drafts: this backend records none")
-        if model not in changed:
-            made = copy(seams.draft_network(model))
-            made.graphs = Forgetful(model.graphs.recorder)
-            made.fallbacks = model.fallbacks.copy()  # else a server would count each fallback for both models
-            changed[model] = made
-        return changed[model]
+        if model not in changed_models:
+            model_copy = copy(seams.draft_network(model))
+            model_copy.graphs = Forgetful(model.graphs.recorder)
+            model_copy.fallbacks = model.fallbacks.copy()  # else a server would count each fallback for both models
+            changed_models[model] = model_copy
+        return changed_models[model]
 
     return replace(seams, draft_network=draft_network)
 
@@ -48,7 +48,7 @@ def without(seams: Seams, *forgotten: str) -> Seams:
     Stage.DRAFTED,
     "family of sgl-project/sglang #10892: positions of a draft's CUDA graph keep the values of an earlier replay",
     "a draft model with a level of inner nodes, in two steps over a static buffer",
-    on=RECORDED,
+    on=RECORDED_BACKEND,
 )
 def stale_positions(seams: Seams) -> Seams:
     """A replayed level of a draft's tree rotates by the positions of the step that was recorded."""
@@ -60,7 +60,7 @@ def stale_positions(seams: Seams) -> Seams:
     Stage.DRAFTED,
     "family of lightseekorg/tokenspeed #955: a draft graph reads a table with the pages of an earlier replay",
     "a draft model with a level of inner nodes, in two steps over pages of which the later one has others",
-    on=RECORDED,
+    on=RECORDED_BACKEND,
 )
 def stale_table(seams: Seams) -> Seams:
     """A replayed level of a draft's tree gathers its columns through the block table of the step that was recorded."""

@@ -24,13 +24,13 @@ from reference.trace import Stage
 def looking_up(seams: Seams, change: Callable[[Draft], None]) -> Seams:
     """The seams with requests that change each of their drafts, joined ones too, before every proposal."""
 
-    class Changed(Request):
+    class ChangingRequest(Request):
         def propose(self) -> None:
-            for one in (self.draft, *(self.draft.drafts if isinstance(self.draft, MergedDraft) else ())):
-                change(one)
+            for draft in (self.draft, *(self.draft.drafts if isinstance(self.draft, MergedDraft) else ())):
+                change(draft)
             super().propose()
 
-    return replace(seams, request=Changed)
+    return replace(seams, request=ChangingRequest)
 
 
 @fault(
@@ -126,12 +126,12 @@ def keeps_rejected(seams: Seams) -> Seams:
     """
 
     class Hopeful(AutomatonDraft):
-        taken = 0
+        num_taken = 0
 
         def grow(self, tokens: list[int]) -> None:
-            for token in tokens[self.taken :]:
+            for token in tokens[self.num_taken :]:
                 self.automaton.extend(token)
-            self.taken = len(tokens)
+            self.num_taken = len(tokens)
 
         def propose(
             self, tokens: list[int], chance: StepSampling | None = None, hidden: Tensor | None = None
@@ -161,7 +161,7 @@ def candidates_twice(seams: Seams) -> Seams:
     """
 
     class Twice(MergedDraft):
-        def same(self, below: dict[tuple[int, int], int], parent: int, token: int) -> int | None:
+        def find_child(self, below: dict[tuple[int, int], int], parent: int, token: int) -> int | None:
             return None
 
     def change(draft: Draft) -> None:

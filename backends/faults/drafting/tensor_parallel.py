@@ -35,15 +35,15 @@ def coins_of_each_rank(seams: Seams) -> Seams:
     The second rank holds the later half of the KV heads, and keeps there the rows that it accepts itself.
     """
 
-    class Ranked(Request):
+    class RequestOfRanks(Request):
         def settle(self, flat: Tensor, heads: list[Tensor]) -> None:
             right, block = self.seams, self.block
             assert block is not None
             if block.chance is not None and block.chance.samples:
-                tree, handed = block.proposal.tree, block.proposal.proposal
+                tree, proposal = block.proposal.tree, block.proposal.proposal
                 logits = right.score(flat, block.tensors.retrieve_index)
-                other = self._of_second_rank().accept(tree, logits, handed)[0]
-                self.seams = replace(right, commit=lambda cache, kept: apart(cache, kept, other))
+                path_of_second_rank = self._of_second_rank().accept(tree, logits, proposal)[0]
+                self.seams = replace(right, commit=lambda cache, path: apart(cache, path, path_of_second_rank))
             super().settle(flat, heads)
             self.seams = right
 
@@ -51,44 +51,44 @@ def coins_of_each_rank(seams: Seams) -> Seams:
             # Without the tape, whose coins would be the same on both ranks.
             sampling = replace(self.case.sampling, tape=(), seed=self.case.sampling.seed + 1)
             case = replace(self.case, sampling=sampling)
-            return StepSampling(case, self.told, self.coined, self.target.device, self.seams.sampling)
+            return StepSampling(case, self.device_output, self.coined_steps, self.target.device, self.seams.sampling)
 
-    def apart(cache: KvCache, kept: list[int], other: list[int]) -> str | None:
+    def apart(cache: KvCache, path: list[int], path_of_second_rank: list[int]) -> str | None:
         # As long as `kept`: the lengths are those of the first rank.
-        rows = [*other[: len(kept)], *kept[len(other) :]]
+        rows = [*path_of_second_rank[: len(path)], *path[len(path_of_second_rank) :]]
         for layer in range(cache.layers):
             block = cache.block(layer)
-            for held in block:
-                first = len(held) // RANKS
-                held[first:, kept] = held[first:, rows]
+            for cells in block:
+                first = len(cells) // RANKS
+                cells[first:, path] = cells[first:, rows]
             cache.amend(layer, *block)
-        return seams.commit(cache, kept)
+        return seams.commit(cache, path)
 
-    return replace(seams, request=Ranked)
+    return replace(seams, request=RequestOfRanks)
 
 
-class Sharded:
+class ShardedHead:
     """A causal model of whose head one rank holds a part; the score of an id is that of its row in the part."""
 
-    def __init__(self, whole: CausalLm) -> None:
-        self._whole = whole
+    def __init__(self, model: CausalLm) -> None:
+        self._model = model
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._whole, name)
+        return getattr(self._model, name)
 
-    def append(self, *given: Any, **named: Any) -> Tensor:
+    def append(self, *args: Any, **kwargs: Any) -> Tensor:
         """As `CausalLm.append`."""
-        return self._local(self._whole.append(*given, **named))
+        return self._local(self._model.append(*args, **kwargs))
 
-    def forward(self, *given: Any, **named: Any) -> list[Tensor]:
+    def forward(self, *args: Any, **kwargs: Any) -> list[Tensor]:
         """As `CausalLm.forward`."""
-        return [self._local(logits) for logits in self._whole.forward(*given, **named)]
+        return [self._local(logits) for logits in self._model.forward(*args, **kwargs)]
 
     def _local(self, logits: Tensor) -> Tensor:
         vocab = logits.shape[-1]
         # The part of one rank, rounded up.
-        held = -(-vocab // RANKS)
-        return logits[..., torch.arange(vocab, device=logits.device) % held]
+        rows_of_rank = -(-vocab // RANKS)
+        return logits[..., torch.arange(vocab, device=logits.device) % rows_of_rank]
 
 
 @fault(
@@ -103,13 +103,13 @@ def map_over_shard(seams: Seams) -> Seams:
     The ids of the whole head wrap around inside the rank's part.
     """
 
-    class Mapped(ModelDraft):
+    class MapOverShard(ModelDraft):
         def catch_up(self, tokens: list[int]) -> Tensor:
             if len(self.named_ids) < self.causal_lm.model.config.vocab_size and isinstance(self.causal_lm, CausalLm):
-                self.causal_lm = Sharded(self.causal_lm)  # type: ignore[assignment]  # all that a draft asks of one
+                self.causal_lm = ShardedHead(self.causal_lm)  # type: ignore[assignment]  # all that a draft asks of one
             return super().catch_up(tokens)
 
-    return drafting(seams, Mapped)
+    return drafting(seams, MapOverShard)
 
 
 FAULTS = faults_in(globals())

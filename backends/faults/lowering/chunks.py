@@ -30,8 +30,8 @@ def short_rotary_table(seams: Seams) -> Seams:
     def branch_rows(
         shape: Shape, level: list[int], slots: dict[int, int], root: int
     ) -> tuple[list[int], list[list[int]]]:
-        positions, seen = seams.branch_rows(shape, level, slots, root)
-        return [min(position, TABLE - 1) for position in positions], seen
+        positions, columns = seams.branch_rows(shape, level, slots, root)
+        return [min(position, TABLE - 1) for position in positions], columns
 
     return replace(seams, branch_rows=branch_rows)
 
@@ -51,11 +51,11 @@ def chunk_of_root(seams: Seams) -> Seams:
     def lower_tree(tree: Tree, committed: int, position: int, reaches: list[Reach], padded_nodes: int) -> TreeTensors:
         tensors = seams.lower_tree(tree, committed, position, reaches, padded_nodes)
         # Lowered again without windows and chunks, for the columns that the right mask hides.
-        whole = seams.lower_tree(tree, committed, position, [Reach()] * len(reaches), padded_nodes)
+        unlimited = seams.lower_tree(tree, committed, position, [Reach()] * len(reaches), padded_nodes)
         columns = torch.cat([torch.arange(committed), tensors.position])
         visible = [
             wide & (columns >= position - position % reach.chunk) if reach.chunk else mask
-            for mask, wide, reach in zip(tensors.visible, whole.visible, reaches, strict=True)
+            for mask, wide, reach in zip(tensors.visible, unlimited.visible, reaches, strict=True)
         ]
         return replace(tensors, visible=visible)
 
@@ -76,11 +76,11 @@ def chunk_by_column(seams: Seams) -> Seams:
 
     def lower_tree(tree: Tree, committed: int, position: int, reaches: list[Reach], padded_nodes: int) -> TreeTensors:
         tensors = seams.lower_tree(tree, committed, position, reaches, padded_nodes)
-        whole = seams.lower_tree(tree, committed, position, [Reach()] * len(reaches), padded_nodes)
+        unlimited = seams.lower_tree(tree, committed, position, [Reach()] * len(reaches), padded_nodes)
         columns = torch.arange(committed + len(tensors.slot))
         visible = [
             reach.within(wide, tensors.slot, columns) if reach.chunk else mask
-            for mask, wide, reach in zip(tensors.visible, whole.visible, reaches, strict=True)
+            for mask, wide, reach in zip(tensors.visible, unlimited.visible, reaches, strict=True)
         ]
         return replace(tensors, visible=visible)
 
@@ -118,8 +118,8 @@ def cut_by_row(seams: Seams) -> Seams:
     def inside_chunk(tree: Tree, position: int, reaches: list[Reach]) -> list[int]:
         chunks = [reach.chunk for reach in reaches if reach.chunk]
         stay = seams.inside_chunk(tree, position, reaches)
-        left = min(chunks) - position % min(chunks) if chunks else len(tree)
-        return [row for row in stay if all(up < left for up in tree.path(row))]
+        room = min(chunks) - position % min(chunks) if chunks else len(tree)
+        return [row for row in stay if all(up < room for up in tree.path(row))]
 
     return replace(seams, inside_chunk=inside_chunk)
 

@@ -58,8 +58,8 @@ def not_cleared(seams: Seams) -> Seams:
         mask: Tensor = right.word_masks(lanes, layer, words)
         if not is_dense(mask):
             return mask
-        mine = buffers.setdefault(lanes.caches[0], {})
-        buffer = mine.setdefault(layer, torch.zeros(BUDGET, dtype=torch.bool))[: mask.numel()]
+        layer_buffers = buffers.setdefault(lanes.caches[0], {})
+        buffer = layer_buffers.setdefault(layer, torch.zeros(BUDGET, dtype=torch.bool))[: mask.numel()]
         buffer |= mask.flatten()
         return buffer.view_as(mask).clone()
 
@@ -80,9 +80,9 @@ def wide_as_first(seams: Seams) -> Seams:
     def word_masks(lanes: WordLanes, layer: int, words: list[RowWords]) -> Tensor:
         mask: Tensor = right.word_masks(lanes, layer, words)
         first = lanes.caches[0]
-        shown = first.shown(layer, torch.zeros(1, first.length + first.rows, dtype=torch.bool)).shape[1]
+        num_shown = first.cell_mask(layer, torch.zeros(1, first.length + first.rows, dtype=torch.bool)).shape[1]
         if is_dense(mask):
-            mask[..., shown + lanes.width - lanes.rows[0] :] = False
+            mask[..., num_shown + lanes.width - lanes.rows[0] :] = False
         return mask
 
     return masked_by(seams, word_masks)

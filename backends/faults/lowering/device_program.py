@@ -18,7 +18,7 @@ from reference.trace import Stage
 WORDS = "cpu-split-words"
 
 
-def changed(seams: Seams, **parts: Any) -> Seams:
+def with_device_parts(seams: Seams, **parts: Any) -> Seams:
     """`seams` with other parts of the lowering on a device.
 
     Raises:
@@ -31,7 +31,7 @@ def changed(seams: Seams, **parts: Any) -> Seams:
 
 
 def part(seams: Seams, name: str) -> Any:
-    """The part `name` of the lowering on a device; None for an engine without one, which `changed` refuses."""
+    """The part `name` of the lowering on a device; None for another engine, which `with_device_parts` refuses."""
     return getattr(seams.lower_tree, name, None)
 
 
@@ -44,13 +44,13 @@ def part(seams: Seams, name: str) -> Any:
 )
 def first_word_alone(seams: Seams) -> Seams:
     """Ancestor bits are written to the first word alone: no row sees rows from 32 on, not even itself."""
-    made = part(seams, "block_words")
+    right = part(seams, "block_words")
 
-    def block_words(*given: Any) -> Tensor:
-        words: Tensor = made(*given)
+    def block_words(*args: Any) -> Tensor:
+        words: Tensor = right(*args)
         return torch.cat([words[..., :1], torch.zeros_like(words[..., 1:])], -1)
 
-    return changed(seams, block_words=block_words)
+    return with_device_parts(seams, block_words=block_words)
 
 
 @fault(
@@ -62,13 +62,13 @@ def first_word_alone(seams: Seams) -> Seams:
 )
 def padded_off_by_one(seams: Seams) -> Seams:
     """In a padded tree the words of a row are those of the row before it."""
-    made = part(seams, "block_words")
+    right = part(seams, "block_words")
 
     def block_words(ancestor: Tensor, depth: Tensor, position: Tensor, valid: Tensor, reach: Reach) -> Tensor:
-        words: Tensor = made(ancestor, depth, position, valid, reach)
+        words: Tensor = right(ancestor, depth, position, valid, reach)
         return torch.where(valid.all(1)[:, None, None], words, words.roll(1, 1))
 
-    return changed(seams, block_words=block_words)
+    return with_device_parts(seams, block_words=block_words)
 
 
 @fault(
@@ -83,13 +83,13 @@ def doubled_too_few(seams: Seams) -> Seams:
 
     The depth of a row, which is counted from its ancestors, is then two at most.
     """
-    made = part(seams, "climbed")
+    right = part(seams, "climb")
 
-    def climbed(parent: Tensor, levels: int) -> Tensor:
-        lift: Tensor = made(parent, levels)
+    def climb(parent: Tensor, levels: int) -> Tensor:
+        lift: Tensor = right(parent, levels)
         return torch.cat([lift[:2], torch.zeros_like(lift[2:])])
 
-    return changed(seams, climbed=climbed)
+    return with_device_parts(seams, climb=climb)
 
 
 @fault(
@@ -101,13 +101,13 @@ def doubled_too_few(seams: Seams) -> Seams:
 )
 def first_of_root(seams: Seams) -> Seams:
     """The first column that the root sees is the first column of every row of the tree."""
-    made = part(seams, "first_columns")
+    right = part(seams, "first_columns")
 
     def first_columns(position: Tensor, valid: Tensor, committed: Tensor, reach: Reach) -> Tensor:
-        found: Tensor = made(position, valid, committed, reach)
-        return torch.where(valid, found[:, :1], found)
+        columns: Tensor = right(position, valid, committed, reach)
+        return torch.where(valid, columns[:, :1], columns)
 
-    return changed(seams, first_columns=first_columns)
+    return with_device_parts(seams, first_columns=first_columns)
 
 
 @fault(
@@ -119,12 +119,12 @@ def first_of_root(seams: Seams) -> Seams:
 )
 def linked_across_parents(seams: Seams) -> Seams:
     """The last child of a node is linked to the first child of the next node that has any, as if it were a sibling."""
-    made = part(seams, "next_siblings")
+    right = part(seams, "next_siblings")
 
-    def next_siblings(parent: Tensor, own: Tensor) -> Tensor:
-        return made(torch.zeros_like(parent), own)  # type: ignore[no-any-return]
+    def next_siblings(parent: Tensor, has_siblings: Tensor) -> Tensor:
+        return right(torch.zeros_like(parent), has_siblings)  # type: ignore[no-any-return]
 
-    return changed(seams, next_siblings=next_siblings)
+    return with_device_parts(seams, next_siblings=next_siblings)
 
 
 @fault(
@@ -137,11 +137,11 @@ def linked_across_parents(seams: Seams) -> Seams:
 def last_child_first(seams: Seams) -> Seams:
     """The link to a node's first child is that to its last child, so that earlier siblings are never tried."""
 
-    def first_children(parent: Tensor, own: Tensor) -> Tensor:
+    def first_children(parent: Tensor, has_parent: Tensor) -> Tensor:
         row = torch.arange(parent.shape[1], device=parent.device).expand_as(parent)
-        return torch.zeros_like(parent).scatter_reduce(1, parent, torch.where(own, row, 0), "amax")
+        return torch.zeros_like(parent).scatter_reduce(1, parent, torch.where(has_parent, row, 0), "amax")
 
-    return changed(seams, first_children=first_children)
+    return with_device_parts(seams, first_children=first_children)
 
 
 @fault(
@@ -151,15 +151,15 @@ def last_child_first(seams: Seams) -> Seams:
     "a tree of at least 32 rows",
     on=WORDS,
 )
-def saturated(seams: Seams) -> Seams:
+def saturated_word(seams: Seams) -> Seams:
     """A word whose bit 31 is set is clamped to the greatest int32: its row sees rows 0 to 30, and not row 31."""
-    made = part(seams, "block_words")
+    right = part(seams, "block_words")
 
-    def block_words(*given: Any) -> Tensor:
-        words: Tensor = made(*given)
+    def block_words(*args: Any) -> Tensor:
+        words: Tensor = right(*args)
         return torch.where(words < 0, torch.iinfo(torch.int32).max, words)
 
-    return changed(seams, block_words=block_words)
+    return with_device_parts(seams, block_words=block_words)
 
 
 @fault(
@@ -186,8 +186,8 @@ def begin_at_dropped(seams: Seams) -> Seams:
                 replace(lane, first=(lane.first + cache.first(layer)).clamp(max=lane.committed))
                 for lane, cache in zip(words, self.caches, strict=True)
             ]
-            made: Tensor = super().word_masks(layer, late)
-            return made
+            masks: Tensor = super().word_masks(layer, late)
+            return masks
 
     return replace(seams, kv=replace(seams.kv, lanes=FromBeginning))
 

@@ -43,7 +43,7 @@ def hide_first_prefix_entry(seams: Seams) -> Seams:
 )
 def advance_by_one(seams: Seams) -> Seams:
     """Positions advance by one per step instead of by the number of committed tokens."""
-    return replace(seams, advance=lambda kept: 1)
+    return replace(seams, advance=lambda kept_nodes: 1)
 
 
 @fault(
@@ -63,12 +63,12 @@ def window_of_deepest(seams: Seams) -> Seams:
         deepest = int(tensors.position[tensors.valid].max())
         visible = []
         for mask, reach in zip(tensors.visible, reaches, strict=True):
-            cut = mask.clone()
+            cut_mask = mask.clone()
             if reach.window:
                 # A window of w tokens that ends at position p begins at p - w + 1.
                 hidden = torch.arange(committed) <= deepest - reach.window
-                cut[:, :committed] &= ~hidden
-            visible.append(cut)
+                cut_mask[:, :committed] &= ~hidden
+            visible.append(cut_mask)
         return replace(tensors, visible=visible)
 
     return replace(seams, lower_tree=lower_tree)

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from backends.engine.seams import Seams
-from backends.engine.stops import Limits, Written
+from backends.engine.stops import Limits, OutputTail
 from backends.faults.fault import fault, faults_in
 from reference.trace import Stage
 
-Clipped = tuple[list[int], str | None]
+ClippedBlock = tuple[list[int], str | None]
 
 
 @fault(
@@ -25,11 +25,11 @@ def stop_seen_at_the_end(seams: Seams) -> Seams:
     Only the last token of the block is compared with the end tokens.
     """
 
-    def clip(block: list[int], written: Written, ends: Limits) -> Clipped:
-        kept, why = seams.clip(block, written, replace(ends, eos=frozenset(), stop=frozenset()))
-        if kept[-1] in ends.eos:
-            return kept, "eos"
-        return (kept, "stop") if kept[-1] in ends.stop else (kept, why)
+    def clip(block: list[int], written: OutputTail, ends: Limits) -> ClippedBlock:
+        kept_tokens, why = seams.clip(block, written, replace(ends, eos=frozenset(), stop=frozenset()))
+        if kept_tokens[-1] in ends.eos:
+            return kept_tokens, "eos"
+        return (kept_tokens, "stop") if kept_tokens[-1] in ends.stop else (kept_tokens, why)
 
     return replace(seams, clip=clip)
 
@@ -46,9 +46,9 @@ def budget_checked_per_block(seams: Seams) -> Seams:
     The budget is checked after the block, and does not cut it.
     """
 
-    def clip(block: list[int], written: Written, ends: Limits) -> Clipped:
-        kept, why = seams.clip(block, written, replace(ends, most=written.tokens + len(block) + 1))
-        return kept, why or ("length" if written.tokens + len(kept) >= ends.most else None)
+    def clip(block: list[int], written: OutputTail, ends: Limits) -> ClippedBlock:
+        kept_tokens, why = seams.clip(block, written, replace(ends, most=written.tokens + len(block) + 1))
+        return kept_tokens, why or ("length" if written.tokens + len(kept_tokens) >= ends.most else None)
 
     return replace(seams, clip=clip)
 
@@ -65,10 +65,10 @@ def placeholder_zeros(seams: Seams) -> Seams:
     A block of the bonus alone is returned with its padding, one placeholder of id 0.
     """
 
-    def clip(block: list[int], written: Written, ends: Limits) -> Clipped:
-        kept, why = seams.clip(block, written, ends)
+    def clip(block: list[int], written: OutputTail, ends: Limits) -> ClippedBlock:
+        kept_tokens, why = seams.clip(block, written, ends)
         # An output that ends returns no further slots.
-        return ([*kept, 0], why) if len(block) == 1 and why is None else (kept, why)
+        return ([*kept_tokens, 0], why) if len(block) == 1 and why is None else (kept_tokens, why)
 
     return replace(seams, clip=clip)
 
@@ -86,8 +86,8 @@ def certain_everywhere(seams: Seams) -> Seams:
     """
 
     def logprobs(logits: Tensor) -> Tensor:
-        told = seams.logprobs(logits)
-        return torch.zeros_like(told) if len(logits) > 1 else told
+        logprobs_of_rows = seams.logprobs(logits)
+        return torch.zeros_like(logprobs_of_rows) if len(logits) > 1 else logprobs_of_rows
 
     return replace(seams, logprobs=logprobs)
 
@@ -105,8 +105,8 @@ def one_buffer(seams: Seams) -> Seams:
     """
 
     def logprobs(logits: Tensor) -> Tensor:
-        told = seams.logprobs(logits)
-        return told[-1:].expand_as(told)
+        logprobs_of_rows = seams.logprobs(logits)
+        return logprobs_of_rows[-1:].expand_as(logprobs_of_rows)
 
     return replace(seams, logprobs=logprobs)
 

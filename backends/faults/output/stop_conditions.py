@@ -10,12 +10,12 @@ from torch import Tensor
 
 from backends.engine.sampling.processing import History
 from backends.engine.seams import Seams
-from backends.engine.stops import Limits, Written
+from backends.engine.stops import Limits, OutputTail
 from backends.faults.fault import fault, faults_in
 from reference.sampling import Sampling, Stops
 from reference.trace import Stage
 
-Clipped = tuple[list[int], str | None]
+ClippedBlock = tuple[list[int], str | None]
 
 
 @fault(
@@ -30,10 +30,10 @@ def text_cut_only(seams: Seams) -> Seams:
     The stop string cuts the text, but the ids of the whole block stay.
     """
 
-    def clip(block: list[int], written: Written, ends: Limits) -> Clipped:
-        kept, why = seams.clip(block, written, ends)
+    def clip(block: list[int], written: OutputTail, ends: Limits) -> ClippedBlock:
+        kept_tokens, why = seams.clip(block, written, ends)
         # A stop token is not text, so its cut stays.
-        return (block, why) if why == "stop" and kept[-1] not in ends.stop else (kept, why)
+        return (block, why) if why == "stop" and kept_tokens[-1] not in ends.stop else (kept_tokens, why)
 
     return replace(seams, clip=clip)
 
@@ -52,12 +52,12 @@ def narrow_window(seams: Seams) -> Seams:
     The end, if one is found, is put in its right place.
     """
 
-    def clip(block: list[int], written: Written, ends: Limits) -> Clipped:
-        kept, why = seams.clip(block, written, ends)
+    def clip(block: list[int], written: OutputTail, ends: Limits) -> ClippedBlock:
+        kept_tokens, why = seams.clip(block, written, ends)
         # `reach` is n - 1: a match further back than the window is missed.
-        if why == "stop" and kept[-1] not in ends.stop and len(block) - len(kept) > ends.reach + 1:
+        if why == "stop" and kept_tokens[-1] not in ends.stop and len(block) - len(kept_tokens) > ends.reach + 1:
             return seams.clip(block, written, replace(ends, strings=()))
-        return kept, why
+        return kept_tokens, why
 
     return replace(seams, clip=clip)
 
@@ -74,7 +74,7 @@ def tail_forgotten(seams: Seams) -> Seams:
     The text written before the block is replaced by an empty one.
     """
 
-    def clip(block: list[int], written: Written, ends: Limits) -> Clipped:
+    def clip(block: list[int], written: OutputTail, ends: Limits) -> ClippedBlock:
         return seams.clip(block, replace(written, tail=""), ends)
 
     return replace(seams, clip=clip)
@@ -92,7 +92,7 @@ def budget_first(seams: Seams) -> Seams:
     A block that reaches the budget is cut by its length only, and stops inside it are not looked for.
     """
 
-    def clip(block: list[int], written: Written, ends: Limits) -> Clipped:
+    def clip(block: list[int], written: OutputTail, ends: Limits) -> ClippedBlock:
         if written.tokens + len(block) >= ends.most:
             ends = replace(ends, eos=frozenset(), stop=frozenset(), strings=())
         return seams.clip(block, written, ends)
@@ -112,12 +112,12 @@ def room_taken_away(seams: Seams) -> Seams:
     The number of tokens that still fit is cut off the end, where the number that does not fit should be.
     """
 
-    def clip(block: list[int], written: Written, ends: Limits) -> Clipped:
-        left = ends.most - written.tokens
-        if len(block) <= left:
+    def clip(block: list[int], written: OutputTail, ends: Limits) -> ClippedBlock:
+        room = ends.most - written.tokens
+        if len(block) <= room:
             return seams.clip(block, written, ends)
-        kept, why = seams.clip(block[:-left], written, replace(ends, most=written.tokens + len(block)))
-        return kept, why or ("length" if len(kept) >= left else None)
+        kept_tokens, why = seams.clip(block[:-room], written, replace(ends, most=written.tokens + len(block)))
+        return kept_tokens, why or ("length" if len(kept_tokens) >= room else None)
 
     return replace(seams, clip=clip)
 
@@ -134,11 +134,11 @@ def strings_unminded(seams: Seams) -> Seams:
     The minimum applies to end tokens only; stop strings are looked for from the first token on.
     """
 
-    def clip(block: list[int], written: Written, ends: Limits) -> Clipped:
-        kept, why = seams.clip(block, written, ends)
+    def clip(block: list[int], written: OutputTail, ends: Limits) -> ClippedBlock:
+        kept_tokens, why = seams.clip(block, written, ends)
         # End tokens are left to the right `clip`, so that only stop strings ignore the minimum.
         early, reason = seams.clip(block, written, replace(ends, least=0, eos=frozenset(), stop=frozenset()))
-        return (early, reason) if reason == "stop" and len(early) < len(kept) else (kept, why)
+        return (early, reason) if reason == "stop" and len(early) < len(kept_tokens) else (kept_tokens, why)
 
     return replace(seams, clip=clip)
 
@@ -176,9 +176,9 @@ def drafted_rows_unbanned(seams: Seams) -> Seams:
     inner = seams.sampling.scores
 
     def scores(logits: Tensor, sampling: Sampling, stops: Stops, past: History) -> Tensor:
-        banned = inner(logits, sampling, stops, past)
-        free = inner(logits, replace(sampling, min_tokens=0), stops, past)
-        return torch.cat([banned[:, :1], free[:, 1:]], 1)
+        banned_scores = inner(logits, sampling, stops, past)
+        free_scores = inner(logits, replace(sampling, min_tokens=0), stops, past)
+        return torch.cat([banned_scores[:, :1], free_scores[:, 1:]], 1)
 
     return replace(seams, sampling=replace(seams.sampling, scores=scores))
 

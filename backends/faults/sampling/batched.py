@@ -4,16 +4,16 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from backends.base import Unsupported
-from backends.engine.sampling.batched import BatchedVerify, Padded
+from backends.engine.sampling.batched import BatchedVerify, PaddedBatch
 from backends.engine.sampling.question import Question
 from backends.engine.seams import Seams
 from backends.faults.fault import fault, faults_in
 from reference.trace import Stage
 
-CAPTURED = "cpu-captured-sampling"
+CAPTURED_BACKEND = "cpu-captured-sampling"
 
 
-def padded_as(seams: Seams, wrong: Callable[[Padded], Padded]) -> Seams:
+def padded_as(seams: Seams, wrong: Callable[[PaddedBatch], PaddedBatch]) -> Seams:
     """`seams` whose batches of questions are changed by `wrong` before the captured call.
 
     Raises:
@@ -22,12 +22,12 @@ def padded_as(seams: Seams, wrong: Callable[[Padded], Padded]) -> Seams:
     batched = seams.sampling.batched
     if not isinstance(batched, BatchedVerify):
         raise Unsupported("a fault of acceptance for many requests in one call: this backend verifies them one by one")
-    right = batched.padded
+    right = batched.pad_questions
 
-    def padded(questions: list[Question]) -> Padded:
+    def pad_questions(questions: list[Question]) -> PaddedBatch:
         return wrong(right(questions))
 
-    return replace(seams, sampling=replace(seams.sampling, batched=replace(batched, padded=padded)))
+    return replace(seams, sampling=replace(seams.sampling, batched=replace(batched, pad_questions=pad_questions)))
 
 
 @fault(
@@ -35,11 +35,11 @@ def padded_as(seams: Seams, wrong: Callable[[Padded], Padded]) -> Seams:
     Stage.ACCEPTED,
     "family of vLLM #49738, there of a grammar's rows: rows shifted into the next request",
     "two sampling requests in one step",
-    on=CAPTURED,
+    on=CAPTURED_BACKEND,
 )
 def laws_of_neighbour(seams: Seams) -> Seams:
     """Each request is verified against the target's laws of the request before it in the batch."""
-    return padded_as(seams, lambda one: replace(one, law=one.law.roll(1, 0), bonus=one.bonus.roll(1, 0)))
+    return padded_as(seams, lambda batch: replace(batch, law=batch.law.roll(1, 0), bonus=batch.bonus.roll(1, 0)))
 
 
 @fault(
@@ -47,14 +47,14 @@ def laws_of_neighbour(seams: Seams) -> Seams:
     Stage.ACCEPTED,
     "family of catalogue BZ-040: a kernel's shape rounded the wrong way",
     "a sampling request whose tree has three levels",
-    on=CAPTURED,
+    on=CAPTURED_BACKEND,
 )
 def levels_rounded_down(seams: Seams) -> Seams:
     """The levels that a captured call walks are rounded down to a power of two: deeper nodes are never tried."""
 
-    def wrong(one: Padded) -> Padded:
-        deepest = int(one.depth.max())
-        return replace(one, height=max(1, 1 << deepest.bit_length() - 1 if deepest else 1))
+    def wrong(batch: PaddedBatch) -> PaddedBatch:
+        deepest = int(batch.depth.max())
+        return replace(batch, height=max(1, 1 << deepest.bit_length() - 1 if deepest else 1))
 
     return padded_as(seams, wrong)
 
@@ -64,11 +64,11 @@ def levels_rounded_down(seams: Seams) -> Seams:
     Stage.ACCEPTED,
     "family of vLLM PR #35398: random numbers looked up by positions of another layout of the batch",
     "two sampling requests in one step whose trees are not of one size",
-    on=CAPTURED,
+    on=CAPTURED_BACKEND,
 )
 def widest_tape(seams: Seams) -> Seams:
     """The coins of every request are placed by the largest number of nodes in the batch."""
-    return padded_as(seams, lambda one: replace(one, nodes=one.nodes.max().expand_as(one.nodes)))
+    return padded_as(seams, lambda batch: replace(batch, nodes=batch.nodes.max().expand_as(batch.nodes)))
 
 
 @fault(
@@ -76,15 +76,15 @@ def widest_tape(seams: Seams) -> Seams:
     Stage.ACCEPTED,
     "family of catalogue BZ-040: a kernel's shape rounded the wrong way",
     "a sampling request whose tree has a node with three children",
-    on=CAPTURED,
+    on=CAPTURED_BACKEND,
 )
 def siblings_rounded_down(seams: Seams) -> Seams:
     """The siblings that a captured call tries are rounded down to a power of two: the last ones are never tried."""
 
-    def wrong(one: Padded) -> Padded:
-        most = int((one.children > 0).sum(2).max())
-        kept = 1 << most.bit_length() - 1 if most else 1
-        return replace(one, children=one.children[:, :, :kept])
+    def wrong(batch: PaddedBatch) -> PaddedBatch:
+        most = int((batch.children > 0).sum(2).max())
+        num_kept = 1 << most.bit_length() - 1 if most else 1
+        return replace(batch, children=batch.children[:, :, :num_kept])
 
     return padded_as(seams, wrong)
 
@@ -94,11 +94,11 @@ def siblings_rounded_down(seams: Seams) -> Seams:
     Stage.ACCEPTED,
     "vLLM PR #41044: rows of draft probabilities packed without regard to the order of the batch",
     "two sampling requests in one step whose drafts have laws",
-    on=CAPTURED,
+    on=CAPTURED_BACKEND,
 )
 def proposals_of_neighbour(seams: Seams) -> Seams:
     """Each request is verified against the draft's laws of the request before it in the batch."""
-    return padded_as(seams, lambda one: replace(one, told=one.told.roll(1, 0)))
+    return padded_as(seams, lambda batch: replace(batch, proposal=batch.proposal.roll(1, 0)))
 
 
 FAULTS = faults_in(globals())

@@ -17,9 +17,9 @@ from backends.faults.sampling.rejection import acceptance_fault
 def coin_reused(seams: SamplingSeams) -> SamplingSeams:
     """The coin that rejected a token also draws the token that replaces it."""
 
-    def bonus_place(dice: Coins, at: Tensor, rejected: Tensor) -> Tensor:
+    def bonus_place(dice: Coins, node: Tensor, rejected: Tensor) -> Tensor:
         # `rejected` is 0 where no node was rejected; such a request draws its last token by its own coin.
-        return torch.where(rejected > 0, dice.place("accept", rejected), seams.bonus_place(dice, at, rejected))
+        return torch.where(rejected > 0, dice.place("accept", rejected), seams.bonus_place(dice, node, rejected))
 
     return replace(seams, bonus_place=bonus_place)
 
@@ -32,8 +32,8 @@ def at_most(seams: SamplingSeams) -> SamplingSeams:
 def coin_zero(seams: SamplingSeams) -> SamplingSeams:
     """Acceptance compares 0 instead of the coin, so every token of positive ratio is accepted."""
 
-    def accepts(dice: Coins, trees: Forest, child: Tensor, threshold: Tensor, asked: Tensor) -> Tensor:
-        return seams.accepts(dice, trees, child, (threshold > 0).to(threshold.dtype), asked)
+    def accepts(dice: Coins, trees: Forest, child: Tensor, threshold: Tensor, open_requests: Tensor) -> Tensor:
+        return seams.accepts(dice, trees, child, (threshold > 0).to(threshold.dtype), open_requests)
 
     return replace(seams, accepts=accepts)
 
@@ -41,8 +41,8 @@ def coin_zero(seams: SamplingSeams) -> SamplingSeams:
 def no_coin(seams: SamplingSeams) -> SamplingSeams:
     """A token is accepted exactly where p >= q, whatever its coin."""
 
-    def accepts(dice: Coins, trees: Forest, child: Tensor, threshold: Tensor, asked: Tensor) -> Tensor:
-        return seams.accepts(dice, trees, child, (threshold >= 1).to(threshold.dtype), asked)
+    def accepts(dice: Coins, trees: Forest, child: Tensor, threshold: Tensor, open_requests: Tensor) -> Tensor:
+        return seams.accepts(dice, trees, child, (threshold >= 1).to(threshold.dtype), open_requests)
 
     return replace(seams, accepts=accepts)
 

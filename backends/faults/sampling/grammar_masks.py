@@ -10,9 +10,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from backends.engine.guided.guide import Guide, GuidedSeams, Masks, opened
+from backends.engine.guided.guide import Guide, GuidedSeams, Masks, open_guide
 from backends.engine.request import Request
-from backends.engine.sampling.processing import History, truncated
+from backends.engine.sampling.processing import History, truncate
 from backends.engine.sampling.seams import SamplingSeams
 from backends.engine.seams import Seams
 from backends.faults.fault import fault, faults_in
@@ -28,13 +28,13 @@ def _sampling(seams: Seams, change: Callable[[SamplingSeams], SamplingSeams]) ->
     return replace(seams, sampling=change(seams.sampling))
 
 
-def _guided(seams: Seams, change: Callable[[GuidedSeams], GuidedSeams]) -> Seams:
+def _with_guide(seams: Seams, change: Callable[[GuidedSeams], GuidedSeams]) -> Seams:
     return _sampling(seams, lambda sampling: replace(sampling, guided=change(sampling.guided)))
 
 
 def _masking(seams: Seams, wrong: Callable[[MakeMasks, Guide, Shape, list[int], TakeBack], Masks]) -> Seams:
     """The seams with masks made by `wrong`, which is given the right function first."""
-    return _guided(seams, lambda guided: replace(guided, masks=partial(wrong, guided.masks)))
+    return _with_guide(seams, lambda guided: replace(guided, masks=partial(wrong, guided.masks)))
 
 
 @fault(
@@ -48,14 +48,14 @@ def advanced_twice(seams: Seams) -> Seams:
 
     def change(guided: GuidedSeams) -> GuidedSeams:
         def advance(guide: Guide, emitted: list[int], finish: str | None) -> tuple[list[int], str | None]:
-            kept, why = guided.advance(guide, emitted, finish)
-            if why is None and bool(guide.row()[kept[-1]]):
-                guide.goes_on(kept[-1])
-            return kept, why
+            kept_tokens, why = guided.advance(guide, emitted, finish)
+            if why is None and bool(guide.row()[kept_tokens[-1]]):
+                guide.accept_token(kept_tokens[-1])
+            return kept_tokens, why
 
         return replace(guided, advance=advance)
 
-    return _guided(seams, change)
+    return _with_guide(seams, change)
 
 
 @fault(
@@ -68,8 +68,8 @@ def mask_of_parent(seams: Seams) -> Seams:
     """Each node below the root has the grammar's mask of its parent: the rows of the bitmask are one token behind."""
 
     def masks(right: MakeMasks, guide: Guide, shape: Shape, token: list[int], taken_back: TakeBack) -> Masks:
-        made = right(guide, shape, token, taken_back)
-        return replace(made, legal=made.legal[list(shape.parent)])
+        right_masks = right(guide, shape, token, taken_back)
+        return replace(right_masks, legal=right_masks.legal[list(shape.parent)])
 
     return _masking(seams, masks)
 
@@ -106,11 +106,11 @@ def not_taken_back(seams: Seams) -> Seams:
     """
 
     def masks(right: MakeMasks, guide: Guide, shape: Shape, token: list[int], taken_back: TakeBack) -> Masks:
-        left: list[Guide] = []
-        made = right(guide, shape, token, left.append)
-        for one in left:
-            taken_back(one)
-        return made
+        branches_left: list[Guide] = []
+        right_masks = right(guide, shape, token, branches_left.append)
+        for branch in branches_left:
+            taken_back(branch)
+        return right_masks
 
     return _masking(seams, masks)
 
@@ -125,10 +125,10 @@ def ends_anywhere(seams: Seams) -> Seams:
     """The grammar's mask allows the end of text at every node, whether the text is complete or not."""
 
     def masks(right: MakeMasks, guide: Guide, shape: Shape, token: list[int], taken_back: TakeBack) -> Masks:
-        made = right(guide, shape, token, taken_back)
-        legal = made.legal.clone()
+        right_masks = right(guide, shape, token, taken_back)
+        legal = right_masks.legal.clone()
         legal[:, list(guide.ends)] = True
-        return replace(made, legal=legal)
+        return replace(right_masks, legal=legal)
 
     return _masking(seams, masks)
 
@@ -146,12 +146,12 @@ def mask_last(seams: Seams) -> Seams:
         def law(logits: Tensor, settings: Sampling, stops: Stops, past: History | None) -> Tensor:
             if past is None or past.legal is None:
                 return sampling.target_law(logits, settings, stops, past)
-            whole = sampling.target_law(logits, settings, stops, replace(past, legal=None))
-            kept = whole * past.legal
-            total = kept.sum(-1, keepdim=True)
+            full_law = sampling.target_law(logits, settings, stops, replace(past, legal=None))
+            legal_law = full_law * past.legal
+            total = legal_law.sum(-1, keepdim=True)
             # Where truncation has left no legal token, the right law stands in: the fault would have none.
             right = sampling.target_law(logits, settings, stops, past)
-            return torch.where(total > 0, kept / total, right)
+            return torch.where(total > 0, legal_law / total, right)
 
         return replace(sampling, target_law=law, bonus_law=law)
 
@@ -179,14 +179,14 @@ def raw_residual(seams: Seams) -> Seams:
             raw[:] = [masked if past is None else sampling.target_law(logits, settings, stops, free)]
             return masked
 
-        def last(rows: Tensor, at: Tensor, left: Tensor, stopped: Tensor, rejected: Tensor) -> Tensor:
-            drawn = sampling.last_law(rows, at, left, stopped, rejected)
+        def last(rows: Tensor, node: Tensor, remaining: Tensor, stopped: Tensor, rejected: Tensor) -> Tensor:
+            right_law = sampling.last_law(rows, node, remaining, stopped, rejected)
             if not raw:  # a law that was given as a table has no grammar
-                return drawn
-            each = torch.arange(len(at), device=at.device)
+                return right_law
+            each = torch.arange(len(node), device=node.device)
             # What the mask took away from the law comes back in the residual.
-            wrong = left + (raw.pop()[each, at] - rows[each, at]).clamp(min=0)
-            return torch.where(stopped[:, None], wrong / wrong.sum(-1, keepdim=True), drawn)
+            wrong = remaining + (raw.pop()[each, node] - rows[each, node]).clamp(min=0)
+            return torch.where(stopped[:, None], wrong / wrong.sum(-1, keepdim=True), right_law)
 
         return replace(sampling, target_law=target, bonus_law=target, last_law=last)
 
@@ -223,12 +223,12 @@ def raw_claim(seams: Seams) -> Seams:
     """Drafted tokens are drawn under the grammar, but the verifier is told the draft's law without it."""
 
     def change(sampling: SamplingSeams) -> SamplingSeams:
-        def handed(drawn_from: Tensor, logits: Tensor, settings: Sampling) -> Tensor:
+        def claimed_law(drawn_from: Tensor, logits: Tensor, settings: Sampling) -> Tensor:
             if settings.grammar is None:
-                return sampling.handed_over(drawn_from, logits, settings)
-            return truncated(logits / settings.temperature, settings)
+                return sampling.hand_over(drawn_from, logits, settings)
+            return truncate(logits / settings.temperature, settings)
 
-        return replace(sampling, handed_over=handed)
+        return replace(sampling, hand_over=claimed_law)
 
     return _sampling(seams, change)
 
@@ -247,7 +247,7 @@ def forgotten(seams: Seams) -> Seams:
             super().prefill()
             grammar = self.case.sampling.grammar
             if grammar is not None and self.steps:  # no first prefill: the request was restored
-                self.guide = opened(grammar, self.case.stops.eos)
+                self.guide = open_guide(grammar, self.case.stops.eos)
 
     return replace(seams, request=Forgetful)
 

@@ -52,11 +52,11 @@ def zero_is_padding(seams: Seams) -> Seams:
 
     def walk(tensors: TreeTensors, logits: Tensor) -> tuple[list[int], int]:
         path, bonus = seams.walk(tensors, logits)
-        kept = [0]
+        kept_rows = [0]
         for row in path[1:]:
             if int(tensors.token[row]) == 0:
-                return kept, int(logits[kept[-1]].argmax())
-            kept.append(row)
+                return kept_rows, int(logits[kept_rows[-1]].argmax())
+            kept_rows.append(row)
         return path, bonus
 
     return replace(seams, walk=walk)
@@ -76,8 +76,8 @@ def bonus_one_row_late(seams: Seams) -> Seams:
 
     def walk(tensors: TreeTensors, logits: Tensor) -> tuple[list[int], int]:
         path, bonus = seams.walk(tensors, logits)
-        rejected = int(tensors.next_token[path[-1]])
-        return (path, int(logits[rejected].argmax())) if rejected else (path, bonus)
+        rejected_row = int(tensors.next_token[path[-1]])
+        return (path, int(logits[rejected_row].argmax())) if rejected_row else (path, bonus)
 
     return replace(seams, walk=walk)
 

@@ -13,7 +13,7 @@ from backends.engine.sampling.processing import History
 from backends.engine.sampling.seams import Law, SamplingSeams
 from backends.engine.seams import Seams
 from backends.faults.fault import Fault
-from backends.faults.sampling.rejection import patched
+from backends.faults.sampling.rejection import in_sampling
 from reference.sampling import Sampling, Stops
 from reference.trace import Stage
 
@@ -34,7 +34,7 @@ Settings = Callable[[Sampling], Sampling]
 
 def proposing(law: Callable[[Tensor, Sampling], Tensor]) -> Plant:
     """A fault that hands over `law` of the draft's logits, whatever law the token was drawn from."""
-    return lambda seams: replace(seams, handed_over=lambda drawn_from, logits, sampling: law(logits, sampling))
+    return lambda seams: replace(seams, hand_over=lambda drawn_from, logits, sampling: law(logits, sampling))
 
 
 def judging(settings: Settings) -> Plant:
@@ -80,16 +80,16 @@ def path_one_late(seams: SamplingSeams) -> SamplingSeams:
             return seams.target_law(logits, sampling, stops, past)
         late = torch.cat([past.tail[..., :1], past.tail[..., :-1]], -1)
         # Row 0 has no row before it and keeps its own history.
-        shifted = [torch.cat([one[:, :1], one[:, :-1]], 1) for one in (past.seen, past.counts)]
+        shifted_history = [torch.cat([rows[:, :1], rows[:, :-1]], 1) for rows in (past.seen_tokens, past.counts)]
         # The node's history is the one before it: seen tokens, counts, the tail and the whole sequence.
-        told = replace(
+        history = replace(
             past,
-            seen=shifted[0],
-            counts=shifted[1],
+            seen_tokens=shifted_history[0],
+            counts=shifted_history[1],
             tail=late,
             sequence=lambda request, node: past.sequence(request, max(node - 1, 0)),
         )
-        return seams.target_law(logits, sampling, stops, told)
+        return seams.target_law(logits, sampling, stops, history)
 
     return replace(seams, target_law=target_law)
 
@@ -99,10 +99,10 @@ def last_id_lost(seams: SamplingSeams) -> SamplingSeams:
 
     def target_law(logits: Tensor, sampling: Sampling, stops: Stops, past: History | None) -> Tensor:
         law = seams.target_law(logits, sampling, stops, past)
-        kept = law * (torch.arange(law.shape[-1], device=law.device) < law.shape[-1] - 1)
-        total = kept.sum(-1, keepdim=True)
+        law_without_last = law * (torch.arange(law.shape[-1], device=law.device) < law.shape[-1] - 1)
+        total = law_without_last.sum(-1, keepdim=True)
         # A law with all its mass on the last id has nothing else to offer, and stays.
-        return torch.where(total > 0, kept / total, law)
+        return torch.where(total > 0, law_without_last / total, law)
 
     return replace(seams, target_law=target_law)
 
@@ -123,7 +123,7 @@ FAULTS = (
         "The draft names its best tokens but hands over its soft law, as if they had been drawn.",
         "transformers #32867: argmax draft with soft q",
         "a model draft whose tokens are its best, at a temperature",
-        patched(soft_for_certain),
+        in_sampling(soft_for_certain),
         {
             "without-replacement": "no token is merely ranked: every proposal is the law drawn from",
             "with-replacement": "no token is merely ranked: every proposal is the law drawn from",
@@ -135,7 +135,7 @@ FAULTS = (
         "The proposal handed over is the law before top-k and top-p; the token was drawn after them.",
         "catalogue BZ-102: candidate generators return a q they did not sample from",
         "a drawn draft under top-k, top-p or min-p",
-        patched(proposing(lambda logits, sampling: (logits / sampling.temperature).softmax(-1))),
+        in_sampling(proposing(lambda logits, sampling: (logits / sampling.temperature).softmax(-1))),
         {"top-k": DETERMINISTIC},
     ),
     Fault(
@@ -144,7 +144,7 @@ FAULTS = (
         "The proposal handed over ignores the temperature at which the token was drawn.",
         "q is the law that tokens were drawn from, after temperature (arXiv 2302.01318)",
         "a drawn draft at a temperature other than 1",
-        patched(proposing(lambda logits, sampling: logits.softmax(-1))),
+        in_sampling(proposing(lambda logits, sampling: logits.softmax(-1))),
         {"top-k": DETERMINISTIC},
     ),
     Fault(
@@ -153,7 +153,7 @@ FAULTS = (
         "Drafted tokens are judged by the target's law under default settings.",
         "catalogue BZ-010: target probabilities computed with default sampling parameters during scoring",
         "a temperature other than 1, or any processing",
-        patched(judging(plain)),
+        in_sampling(judging(plain)),
     ),
     Fault(
         "bonus-row-unprocessed",
@@ -161,7 +161,7 @@ FAULTS = (
         "The bonus token is sampled without temperature, top-p, top-k and processors.",
         "catalogue BZ-005: bonus token sampled without temperature/top-p/top-k",
         "full acceptance at a temperature other than 1, or under processing",
-        patched(ending(plain)),
+        in_sampling(ending(plain)),
     ),
     Fault(
         "bonus-without-temperature",
@@ -169,7 +169,7 @@ FAULTS = (
         "The bonus after full acceptance is sampled at temperature 1.",
         "catalogue BZ-005: bonus sampled without temperature",
         "full acceptance at a temperature other than 1",
-        patched(ending(tepid)),
+        in_sampling(ending(tepid)),
     ),
     Fault(
         "top-p-in-bfloat16",
@@ -177,7 +177,7 @@ FAULTS = (
         "top_p is rounded to bfloat16 in the verifier, so that its nucleus is another.",
         "catalogue BZ-055: top_p cast to bfloat16 in the verification sampler",
         "top-p below 1",
-        patched(judging(coarse)),
+        in_sampling(judging(coarse)),
     ),
     Fault(
         "min-p-for-bonus-only",
@@ -185,7 +185,7 @@ FAULTS = (
         "min_p is skipped for verified tokens.",
         "catalogue BZ-016: min_p (argmax-invariant processors) skipped for verified tokens",
         "min-p above 0",
-        patched(judging(without_min_p)),
+        in_sampling(judging(without_min_p)),
     ),
     Fault(
         "processors-see-path-one-late",
@@ -193,7 +193,7 @@ FAULTS = (
         "Processors at a node see the tokens of the row before it instead of the node's own path.",
         "catalogue BZ-014: bad-words prefix matching reads draft tokens shifted by one",
         "penalties, bad words or a custom processor on a tree",
-        patched(path_one_late),
+        in_sampling(path_one_late),
     ),
     Fault(
         "last-vocabulary-entry-lost",
@@ -201,7 +201,7 @@ FAULTS = (
         "The last vocabulary entry is removed before sampling.",
         "catalogue BZ-176: last vocabulary entry removed in nucleus/typical sampling",
         "a law that gives the last id any mass",
-        patched(last_id_lost),
+        in_sampling(last_id_lost),
     ),
     Fault(
         "logprobs-over-whole-tree",

@@ -4,13 +4,13 @@ from collections import OrderedDict
 from dataclasses import replace
 
 from backends.base import Unsupported
-from backends.engine.sampling.batched import TENSORS, Padded
+from backends.engine.sampling.batched import TENSORS, PaddedBatch
 from backends.engine.sampling.recorded import RecordedBatch, RecordedVerify
 from backends.engine.seams import Seams
 from backends.faults.fault import fault, faults_in
 from reference.trace import Stage
 
-RECORDED = "cpu-recorded"
+RECORDED_BACKEND = "cpu-recorded"
 
 
 def recorded_by(seams: Seams, wrong: type[RecordedVerify]) -> Seams:
@@ -22,18 +22,18 @@ def recorded_by(seams: Seams, wrong: type[RecordedVerify]) -> Seams:
     right = seams.sampling.batched
     if not isinstance(right, RecordedVerify):
         raise Unsupported("a fault of recorded acceptance: this backend records none")
-    made = wrong(recorder=right.recorder, kept=OrderedDict())
-    return replace(seams, sampling=replace(seams.sampling, batched=made))
+    verify = wrong(recorder=right.recorder, recordings=OrderedDict())
+    return replace(seams, sampling=replace(seams.sampling, batched=verify))
 
 
 def without(seams: Seams, *forgotten: str) -> Seams:
     """`seams` whose replays of acceptance read the tensors `forgotten` as they were recorded."""
 
     class Forgetful(RecordedVerify):
-        def refill(self, recording: RecordedBatch, batch: Padded) -> None:
-            for held, name in zip(recording.inputs, TENSORS, strict=True):
+        def refill(self, recording: RecordedBatch, batch: PaddedBatch) -> None:
+            for recorded_tensor, name in zip(recording.inputs, TENSORS, strict=True):
                 if name not in forgotten:
-                    held.copy_(getattr(batch, name))
+                    recorded_tensor.copy_(getattr(batch, name))
 
     return recorded_by(seams, Forgetful)
 
@@ -43,7 +43,7 @@ def without(seams: Seams, *forgotten: str) -> Seams:
     Stage.ACCEPTED,
     "NVIDIA/Megatron-LM #5697: a generator's offset is frozen in a CUDA graph, and every replay draws the same numbers",
     "a second step of a sampling request whose tree has the size of an earlier one",
-    on=RECORDED,
+    on=RECORDED_BACKEND,
 )
 def stale_coins(seams: Seams) -> Seams:
     """A replayed acceptance reads the coins of the step that was recorded."""
@@ -55,7 +55,7 @@ def stale_coins(seams: Seams) -> Seams:
     Stage.ACCEPTED,
     "family of NVIDIA/TensorRT-LLM #18207: static inputs of a CUDA graph keep stale values in a replay",
     "a second step of a sampling request whose tree has the size of an earlier one",
-    on=RECORDED,
+    on=RECORDED_BACKEND,
 )
 def stale_laws(seams: Seams) -> Seams:
     """A replayed acceptance compares drafted tokens with the target's laws of the step that was recorded."""

@@ -17,21 +17,21 @@ from backends.faults.fault import Fault
 from reference.trace import Stage
 
 
-def patched(change: Callable[[SamplingSeams], SamplingSeams]) -> Callable[[Seams], Seams]:
+def in_sampling(change: Callable[[SamplingSeams], SamplingSeams]) -> Callable[[Seams], Seams]:
     """A patch of the sampling seams, as a patch of the engine's seams."""
     return lambda seams: replace(seams, sampling=change(seams.sampling))
 
 
-def _rows(target: Tensor, at: Tensor) -> Tensor:
-    """The target's law [B, V] at the nodes `at` [B]."""
-    return target[torch.arange(len(at), device=at.device), at]
+def _rows(target: Tensor, nodes: Tensor) -> Tensor:
+    """The target's law [B, V] at the nodes `nodes` [B]."""
+    return target[torch.arange(len(nodes), device=nodes.device), nodes]
 
 
 def stale_residual(seams: SamplingSeams) -> SamplingSeams:
     """The residual of the last level with a rejection is kept, although a later child of that level was accepted."""
 
-    def last_law(target: Tensor, at: Tensor, left: Tensor, stopped: Tensor, rejected: Tensor) -> Tensor:
-        return torch.where((stopped | (rejected > 0))[:, None], left, _rows(target, at))
+    def last_law(target: Tensor, nodes: Tensor, remaining: Tensor, stopped: Tensor, rejected: Tensor) -> Tensor:
+        return torch.where((stopped | (rejected > 0))[:, None], remaining, _rows(target, nodes))
 
     return replace(seams, last_law=last_law)
 
@@ -40,9 +40,9 @@ def zero_only(seams: SamplingSeams) -> SamplingSeams:
     """After a rejection only the rejected token is removed from p, as if q were certain of it."""
 
     def residual(law: Tensor, proposal: Tensor, token: Tensor, row: Tensor) -> Tensor:
-        left = law.scatter(1, token[:, None], 0.0)
-        total = left.sum(-1, keepdim=True)
-        return torch.where(total > 0, left / total, row)
+        remaining = law.scatter(1, token[:, None], 0.0)
+        total = remaining.sum(-1, keepdim=True)
+        return torch.where(total > 0, remaining / total, row)
 
     return replace(seams, residual=residual)
 
@@ -55,12 +55,12 @@ def sibling_kept(seams: SamplingSeams) -> SamplingSeams:
 def once_per_leaf(seams: SamplingSeams) -> SamplingSeams:
     """A node that several leaves share is tested again for the second leaf, with a fresh coin."""
 
-    def accepts(dice: Coins, trees: Forest, child: Tensor, threshold: Tensor, asked: Tensor) -> Tensor:
-        hit = seams.accepts(dice, trees, child, threshold, asked)
+    def accepts(dice: Coins, trees: Forest, child: Tensor, threshold: Tensor, open_requests: Tensor) -> Tensor:
+        accepted = seams.accepts(dice, trees, child, threshold, open_requests)
         forks = (trees.children[trees.requests(), child] > 0).sum(-1) > 1
-        again = asked & ~hit & forks
+        retried = open_requests & ~accepted & forks
         # The coin of kind `order` serves as the fresh one, since it has a place of its own on the tape.
-        return hit | (dice.below(dice.place("order", child), threshold, again) & again)
+        return accepted | (dice.below(dice.place("order", child), threshold, retried) & retried)
 
     return replace(seams, accepts=accepts)
 
@@ -68,9 +68,9 @@ def once_per_leaf(seams: SamplingSeams) -> SamplingSeams:
 def row_zero(seams: SamplingSeams) -> SamplingSeams:
     """After a rejection the last token comes from row 0 of the target, wherever the path ended."""
 
-    def last_law(target: Tensor, at: Tensor, left: Tensor, stopped: Tensor, rejected: Tensor) -> Tensor:
-        law = seams.last_law(target, at, left, stopped, rejected)
-        return torch.where((stopped & (at > 0))[:, None], target[:, 0], law)
+    def last_law(target: Tensor, nodes: Tensor, remaining: Tensor, stopped: Tensor, rejected: Tensor) -> Tensor:
+        law = seams.last_law(target, nodes, remaining, stopped, rejected)
+        return torch.where((stopped & (nodes > 0))[:, None], target[:, 0], law)
 
     return replace(seams, last_law=last_law)
 
@@ -78,8 +78,8 @@ def row_zero(seams: SamplingSeams) -> SamplingSeams:
 def row_after(seams: SamplingSeams) -> SamplingSeams:
     """After a rejection the last token comes from the target's row at the rejected token."""
 
-    def last_law(target: Tensor, at: Tensor, left: Tensor, stopped: Tensor, rejected: Tensor) -> Tensor:
-        law = seams.last_law(target, at, left, stopped, rejected)
+    def last_law(target: Tensor, nodes: Tensor, remaining: Tensor, stopped: Tensor, rejected: Tensor) -> Tensor:
+        law = seams.last_law(target, nodes, remaining, stopped, rejected)
         return torch.where((stopped & (rejected > 0))[:, None], _rows(target, rejected), law)
 
     return replace(seams, last_law=last_law)
@@ -88,8 +88,8 @@ def row_after(seams: SamplingSeams) -> SamplingSeams:
 def bonus_from_p(seams: SamplingSeams) -> SamplingSeams:
     """The last token always comes from p, so a rejected token may come back."""
 
-    def last_law(target: Tensor, at: Tensor, left: Tensor, stopped: Tensor, rejected: Tensor) -> Tensor:
-        return _rows(target, at)
+    def last_law(target: Tensor, nodes: Tensor, remaining: Tensor, stopped: Tensor, rejected: Tensor) -> Tensor:
+        return _rows(target, nodes)
 
     return replace(seams, last_law=last_law)
 
@@ -106,9 +106,9 @@ def softmax_of_residual(seams: SamplingSeams) -> SamplingSeams:
 def ratio_reversed(seams: SamplingSeams) -> SamplingSeams:
     """A token is accepted with probability min(1, q/p)."""
 
-    def accepts(dice: Coins, trees: Forest, child: Tensor, threshold: Tensor, asked: Tensor) -> Tensor:
+    def accepts(dice: Coins, trees: Forest, child: Tensor, threshold: Tensor, open_requests: Tensor) -> Tensor:
         # The bound avoids a division by zero; any coin lies below its inverse.
-        return seams.accepts(dice, trees, child, 1.0 / threshold.clamp(min=1e-30), asked)
+        return seams.accepts(dice, trees, child, 1.0 / threshold.clamp(min=1e-30), open_requests)
 
     return replace(seams, accepts=accepts)
 
@@ -116,8 +116,8 @@ def ratio_reversed(seams: SamplingSeams) -> SamplingSeams:
 def residual_by_arg_max(seams: SamplingSeams) -> SamplingSeams:
     """The token after a rejection is the most probable token of the residual."""
 
-    def last_law(target: Tensor, at: Tensor, left: Tensor, stopped: Tensor, rejected: Tensor) -> Tensor:
-        law = seams.last_law(target, at, left, stopped, rejected)
+    def last_law(target: Tensor, nodes: Tensor, remaining: Tensor, stopped: Tensor, rejected: Tensor) -> Tensor:
+        law = seams.last_law(target, nodes, remaining, stopped, rejected)
         best = torch.nn.functional.one_hot(law.argmax(-1), law.shape[-1]).to(law.dtype)
         return torch.where(stopped[:, None], best, law)
 
@@ -133,13 +133,13 @@ def acceptance_fault(
     **harmless: str,
 ) -> Fault:
     """A fault of stage accepted; `harmless` names the kinds of draft under which it changes no law, with the proof."""
-    spelled = {kind.replace("_", "-"): why for kind, why in harmless.items()}
-    return Fault(name, Stage.ACCEPTED, sentence, source, trigger, patched(plant), spelled)
+    reasons_by_kind = {kind.replace("_", "-"): why for kind, why in harmless.items()}
+    return Fault(name, Stage.ACCEPTED, sentence, source, trigger, in_sampling(plant), reasons_by_kind)
 
 
 ONE_HOT = "relu(p - e_x) over its sum is p with x zeroed, over its sum"
 """The proof that removing the token alone is right for a proposal that is certain of it."""
-UNREPLACED = "the law of a sibling drawn with replacement is q itself"
+LAW_WITH_REPLACEMENT = "the law of a sibling drawn with replacement is q itself"
 """The proof that keeping siblings in q is right for draws with replacement."""
 
 FAULTS = (
@@ -165,7 +165,7 @@ FAULTS = (
         "two siblings drawn without replacement, the first rejected",
         sibling_kept,
         top_k="a one-hot proposal holds no other sibling",
-        with_replacement=UNREPLACED,
+        with_replacement=LAW_WITH_REPLACEMENT,
     ),
     acceptance_fault(
         "shared-node-tested-per-leaf",

@@ -22,19 +22,19 @@ def has_drawn(dice: Coins, place: Tensor) -> Tensor:
     """Whether the coin at `place` [B] has drawn a token; True for coins that do not note what they decided."""
     if dice.low is None:
         return torch.ones_like(place, dtype=torch.bool)
-    drawn = torch.zeros_like(place, dtype=torch.bool)
-    for spent, asked in dice.spent:
-        drawn = drawn | (asked & (spent == place))
-    return drawn
+    has_drawn_token = torch.zeros_like(place, dtype=torch.bool)
+    for spent_place, open_requests in dice.spent:
+        has_drawn_token = has_drawn_token | (open_requests & (spent_place == place))
+    return has_drawn_token
 
 
 def acceptance_follows_draw(seams: SamplingSeams) -> SamplingSeams:
     """The number that drew a token also accepts it."""
 
-    def accepts(dice: Coins, trees: Forest, child: Tensor, threshold: Tensor, asked: Tensor) -> Tensor:
-        shared = dice.place("draft", child)
-        place = torch.where(has_drawn(dice, shared), shared, dice.place("accept", child))
-        return dice.below(place, threshold, asked)
+    def accepts(dice: Coins, trees: Forest, child: Tensor, threshold: Tensor, open_requests: Tensor) -> Tensor:
+        draft_place = dice.place("draft", child)
+        place = torch.where(has_drawn(dice, draft_place), draft_place, dice.place("accept", child))
+        return dice.below(place, threshold, open_requests)
 
     return replace(seams, accepts=accepts)
 
@@ -42,10 +42,10 @@ def acceptance_follows_draw(seams: SamplingSeams) -> SamplingSeams:
 def recovery_begins_anew(seams: SamplingSeams) -> SamplingSeams:
     """The token after a rejection is drawn by the first number of the draft's stream."""
 
-    def bonus_place(dice: Coins, at: Tensor, rejected: Tensor) -> Tensor:
+    def bonus_place(dice: Coins, node: Tensor, rejected: Tensor) -> Tensor:
         first = dice.place("draft", torch.ones_like(rejected))
-        again = (rejected > 0) & has_drawn(dice, first)
-        return torch.where(again, first, seams.bonus_place(dice, at, rejected))
+        draws_again = (rejected > 0) & has_drawn(dice, first)
+        return torch.where(draws_again, first, seams.bonus_place(dice, node, rejected))
 
     return replace(seams, bonus_place=bonus_place)
 
@@ -53,10 +53,10 @@ def recovery_begins_anew(seams: SamplingSeams) -> SamplingSeams:
 def noise_twice(seams: SamplingSeams) -> SamplingSeams:
     """The number that drew a rejected token also draws the token that replaces it."""
 
-    def bonus_place(dice: Coins, at: Tensor, rejected: Tensor) -> Tensor:
-        own = dice.place("draft", rejected)
-        again = (rejected > 0) & has_drawn(dice, own)
-        return torch.where(again, own, seams.bonus_place(dice, at, rejected))
+    def bonus_place(dice: Coins, node: Tensor, rejected: Tensor) -> Tensor:
+        draft_place = dice.place("draft", rejected)
+        draws_again = (rejected > 0) & has_drawn(dice, draft_place)
+        return torch.where(draws_again, draft_place, seams.bonus_place(dice, node, rejected))
 
     return replace(seams, bonus_place=bonus_place)
 

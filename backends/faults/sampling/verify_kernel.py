@@ -5,10 +5,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from backends.engine.sampling.processing import History, widened
+from backends.engine.sampling.processing import History, widen
 from backends.engine.sampling.seams import SamplingSeams
 from backends.faults.fault import Fault
-from backends.faults.sampling.rejection import patched
+from backends.faults.sampling.rejection import in_sampling
 from reference.sampling import Sampling, Stops
 from reference.trace import Stage
 
@@ -20,7 +20,7 @@ def logits_for_probabilities(seams: SamplingSeams) -> SamplingSeams:
     """Logits divided by the temperature are handed over as probabilities."""
 
     def target_law(logits: Tensor, sampling: Sampling, stops: Stops, past: History | None) -> Tensor:
-        scores = widened(logits) if past is None else seams.scores(logits, sampling, stops, past)
+        scores = widen(logits) if past is None else seams.scores(logits, sampling, stops, past)
         return scores / sampling.temperature
 
     return replace(seams, target_law=target_law)
@@ -42,9 +42,9 @@ def last_tile_lost(seams: SamplingSeams) -> SamplingSeams:
         right = seams.residual(law, proposal, token, row)
         # The first id of the last tile.
         begin = (right.shape[-1] - 1) // TILE * TILE
-        reached = right * (torch.arange(right.shape[-1], device=right.device) < begin)
-        total = reached.sum(-1, keepdim=True)
-        return torch.where(total > 0, reached / total, right)
+        reached_part = right * (torch.arange(right.shape[-1], device=right.device) < begin)
+        total = reached_part.sum(-1, keepdim=True)
+        return torch.where(total > 0, reached_part / total, right)
 
     return replace(seams, residual=residual)
 
@@ -77,7 +77,7 @@ FAULTS = (
         "Logits are handed to the verification of sampled tokens, which reads them as probabilities.",
         "vllm-project/vllm-ascend PR #6685; catalogue BZ-040: logits interpreted as probabilities",
         "a request that samples",
-        patched(logits_for_probabilities),
+        in_sampling(logits_for_probabilities),
     ),
     Fault(
         "proposal-of-row-after",
@@ -85,7 +85,7 @@ FAULTS = (
         "The proposal that a drafted token is held against is that of the row after its own.",
         "huggingface/transformers PR #28166; catalogue BZ-105: indexing error in speculative sampling",
         "a rule that reads proposals, and a drafted row before another",
-        patched(proposal_of_row_after),
+        in_sampling(proposal_of_row_after),
     ),
     Fault(
         "last-tile-of-residual-lost",
@@ -93,7 +93,7 @@ FAULTS = (
         "The partial sum of the last tile is missing from the residual's total.",
         "flashinfer-ai/flashinfer PR #424; catalogue BZ-088: missing barrier between block reductions",
         "a rejection, and a vocabulary larger than a tile",
-        patched(last_tile_lost),
+        in_sampling(last_tile_lost),
     ),
     Fault(
         "block-residual-of-one-token",
@@ -101,7 +101,7 @@ FAULTS = (
         "A block is accepted by its joint ratio, and its last token drawn from the residual of a single token.",
         "vllm-project/vllm-ascend issue #7807, PR #7808; catalogue BZ-038: block acceptance with unmodified residual",
         "rule block, drawn tokens, two levels, and an accepted block whose weight is below 1",
-        patched(block_residual_of_token),
+        in_sampling(block_residual_of_token),
         {"top-k": "a certain proposal leaves of pi p, as of p, all but its token, and both are normalised"},
     ),
     Fault(
@@ -110,7 +110,7 @@ FAULTS = (
         "Block verification runs without proposals: each coin meets the product of the target's probabilities so far.",
         "vllm-project/vllm-ascend PR #7603; catalogue BZ-163: block verification though draft probabilities are absent",
         "rule block, tokens that were not drawn, two levels",
-        patched(block_without_proposals),
+        in_sampling(block_without_proposals),
         {
             "without-replacement": "tokens are drawn: their proposals are there",
             "with-replacement": "tokens are drawn: their proposals are there",

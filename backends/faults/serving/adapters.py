@@ -55,7 +55,7 @@ def of_the_first(seams: Seams) -> Seams:
 
     def gather(batch: list[Request]) -> list[Rows]:
         rows = seams.gather(batch)
-        return [replace(one, adapter=rows[0].adapter) for one in rows]
+        return [replace(rows_of_request, adapter=rows[0].adapter) for rows_of_request in rows]
 
     return replace(seams, gather=gather)
 
@@ -70,7 +70,7 @@ def prefill_alone(seams: Seams) -> Seams:
     """Prefills run with the adapter, and verify forwards with the bare target."""
 
     def gather(batch: list[Request]) -> list[Rows]:
-        return [replace(one, adapter=None) for one in seams.gather(batch)]
+        return [replace(rows_of_request, adapter=None) for rows_of_request in seams.gather(batch)]
 
     return replace(seams, gather=gather)
 
@@ -78,9 +78,9 @@ def prefill_alone(seams: Seams) -> Seams:
 class RootAlone(LowRank):
     """An adapter that is added to the first row of a block."""
 
-    def added(self, module: str, rows: Tensor) -> Tensor | None:
-        """See `LowRank.added`."""
-        more = super().added(module, rows)
+    def added_output(self, module: str, rows: Tensor) -> Tensor | None:
+        """See `LowRank.added_output`."""
+        more = super().added_output(module, rows)
         return None if more is None else torch.cat([more[:1], torch.zeros_like(more[1:])])
 
 
@@ -96,8 +96,12 @@ def one_row(seams: Seams) -> Seams:
 
     def gather(batch: list[Request]) -> list[Rows]:
         return [
-            one if one.adapter is None else replace(one, adapter=RootAlone(one.adapter.scale, one.adapter.parts))
-            for one in seams.gather(batch)
+            rows_of_request
+            if rows_of_request.adapter is None
+            else replace(
+                rows_of_request, adapter=RootAlone(rows_of_request.adapter.scale, rows_of_request.adapter.parts)
+            )
+            for rows_of_request in seams.gather(batch)
         ]
 
     return replace(seams, gather=gather)
@@ -112,7 +116,7 @@ def one_row(seams: Seams) -> Seams:
 def by_alpha(seams: Seams) -> Seams:
     """The product of the adapter counts alpha times, and not alpha / rank times."""
 
-    class Scaled(seams.request):  # type: ignore[misc,name-defined]
+    class ScaledByAlpha(seams.request):  # type: ignore[misc,name-defined]
         adapter: LowRank | None
 
         def prefill(self) -> None:
@@ -121,7 +125,7 @@ def by_alpha(seams: Seams) -> Seams:
                 self.adapter = LowRank(words.alpha, self.adapter.parts)
             super().prefill()
 
-    return replace(seams, request=Scaled)
+    return replace(seams, request=ScaledByAlpha)
 
 
 @fault(
@@ -137,9 +141,9 @@ def decode_alone(seams: Seams) -> Seams:
         adapter: LowRank | None
 
         def prefill(self) -> None:
-            own, self.adapter = self.adapter, None
+            adapter, self.adapter = self.adapter, None
             super().prefill()
-            self.adapter = own
+            self.adapter = adapter
 
     return replace(seams, request=Bare)
 

@@ -1,6 +1,8 @@
 """Faults of drafts behind a step in which they were not asked, and of what they read there."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,6 +14,38 @@ from backends.engine.step.state import Verification
 from backends.faults.fault import fault, faults_in
 from reference.trace import Committed, Stage
 from reference.tree import Tree
+
+
+def _with_changed_states(
+    seams: Seams, choose: Callable[[Any, bool], bool], change: Callable[[Tensor, Tensor | None], Tensor]
+) -> Seams:
+    """`seams` whose requests change the hidden states of accepted rows in the steps that `choose` names.
+
+    Args:
+        seams: The seams.
+        choose: Called when a step begins, with the request, and True where its draft is not asked.
+        change: Makes the states from the right ones, and from the right ones of the step before if there was one.
+    """
+
+    class ChangingRequest(seams.request):  # type: ignore[misc,name-defined]
+        is_changed = False
+        states_before: Tensor | None = None
+
+        def propose(self) -> None:
+            self.is_changed = choose(self, False)
+            super().propose()
+
+        def propose_root(self) -> None:
+            self.is_changed = choose(self, True)
+            super().propose_root()
+
+        def accepted_states(self, verified: Tensor, tree: Tree, rows: list[int]) -> Tensor:
+            states: Tensor = super().accepted_states(verified, tree, rows)
+            before = self.states_before
+            self.states_before = states
+            return change(states, before) if self.is_changed else states
+
+    return replace(seams, request=ChangingRequest)
 
 
 @fault(
@@ -26,28 +60,28 @@ def tokens_skipped(seams: Seams) -> Seams:
     The draft goes on where it was: its next token stands behind the last one that it was fed.
     """
 
-    class Behind(seams.request):  # type: ignore[misc,name-defined]
-        missed: tuple[int, ...] = ()
+    class SkippingRequest(seams.request):  # type: ignore[misc,name-defined]
+        missed_places: tuple[int, ...] = ()
 
         def prefill(self) -> None:
-            self.missed = ()  # a restored request's draft is fed everything again
+            self.missed_places = ()  # a restored request's draft is fed everything again
             super().prefill()
 
-        def commit(self, verdict: Verification, kept: list[int]) -> Committed:
+        def commit(self, verdict: Verification, rows: list[int]) -> Committed:
             if verdict.block.bare and self.case.draft.model is not None and self.case.draft.reads is None:
-                begin = len(verdict.shown.context)
-                self.missed += tuple(range(begin, begin + len(kept)))
-            committed: Committed = super().commit(verdict, kept)
+                begin = len(verdict.step.context)
+                self.missed_places += tuple(range(begin, begin + len(rows)))
+            committed: Committed = super().commit(verdict, rows)
             return committed
 
-        def asked(
+        def begin_drafting(
             self,
         ) -> tuple[StepSampling | None, tuple[list[int], StepSampling | None, Tensor | None]]:
-            chance, (tokens, sampled, hidden) = super().asked()
-            fed = [token for place, token in enumerate(tokens) if place not in self.missed]
-            return chance, (fed, sampled, hidden)
+            chance, (tokens, draft_sampling, hidden) = super().begin_drafting()
+            fed_tokens = [token for place, token in enumerate(tokens) if place not in self.missed_places]
+            return chance, (fed_tokens, draft_sampling, hidden)
 
-    return replace(seams, request=Behind)
+    return replace(seams, request=SkippingRequest)
 
 
 @fault(
@@ -62,22 +96,13 @@ def states_zero(seams: Seams) -> Seams:
     The states are taken off a forward only where some request of it drafts.
     """
 
-    class Unread(seams.request):  # type: ignore[misc,name-defined]
-        skipped = False
+    def is_bare(request: Any, bare: bool) -> bool:
+        return bare
 
-        def propose(self) -> None:
-            self.skipped = False
-            super().propose()
+    def zeros(states: Tensor, before: Tensor | None) -> Tensor:
+        return torch.zeros_like(states)
 
-        def propose_root(self) -> None:
-            self.skipped = True
-            super().propose_root()
-
-        def accepted_states(self, verified: Tensor, tree: Tree, kept: list[int]) -> Tensor:
-            states: Tensor = super().accepted_states(verified, tree, kept)
-            return torch.zeros_like(states) if self.skipped else states
-
-    return replace(seams, request=Unread)
+    return _with_changed_states(seams, is_bare, zeros)
 
 
 @fault(
@@ -92,7 +117,7 @@ def proposal_kept(seams: Seams) -> Seams:
     The old ids hang from the new root; they are the right ones only where no token came in between.
     """
 
-    class Keeping(seams.request):  # type: ignore[misc,name-defined]
+    class KeepingRequest(seams.request):  # type: ignore[misc,name-defined]
         old: Proposal | None = None
 
         def abandon(self) -> None:
@@ -107,10 +132,10 @@ def proposal_kept(seams: Seams) -> Seams:
             if old is None or old.tree.parent != block.proposal.tree.parent:
                 return
             nodes = block.nodes
-            self.lower(replace(old, tree=old.tree.rooted(block.proposal.tree.token[0])), block.chance)
+            self.lower(replace(old, tree=old.tree.with_root(block.proposal.tree.token[0])), block.chance)
             self.block.nodes = nodes
 
-    return replace(seams, request=Keeping)
+    return replace(seams, request=KeepingRequest)
 
 
 @fault(
@@ -125,20 +150,14 @@ def state_of_launch_before(seams: Seams) -> Seams:
     The row of the relay is written before the launch has its own state.
     """
 
-    class Relayed(seams.request):  # type: ignore[misc,name-defined]
-        ahead = False
-        before: Tensor | None = None
+    def is_ahead(request: Any, bare: bool) -> bool:
+        # A step without its draft counts as the last one with it did.
+        return bool(request.is_changed) if bare else len(request.tokens) > len(request.resolved_tokens)
 
-        def propose(self) -> None:
-            self.ahead = len(self.tokens) > len(self.resolved)
-            super().propose()
+    def with_last_state_before(states: Tensor, before: Tensor | None) -> Tensor:
+        return states if before is None else torch.cat([states[:-1], before[-1:]])
 
-        def accepted_states(self, verified: Tensor, tree: Tree, kept: list[int]) -> Tensor:
-            states: Tensor = super().accepted_states(verified, tree, kept)
-            stale, self.before = self.before, states[-1:]
-            return torch.cat([states[:-1], stale]) if self.ahead and stale is not None else states
-
-    return replace(seams, request=Relayed)
+    return _with_changed_states(seams, is_ahead, with_last_state_before)
 
 
 FAULTS = faults_in(globals())

@@ -37,14 +37,14 @@ def tree_size_of_first(seams: Seams) -> Seams:
 
     class OneSize(BatchCache):
         def masks(self, layer: int, visible: list[Tensor]) -> Tensor:
-            right, own = super().masks(layer, visible), self.rows[0]
+            right, first_rows = super().masks(layer, visible), self.rows[0]
             for lane, (cache, rows) in enumerate(zip(self.caches, self.rows, strict=True)):
                 # The mask of a padding row: its own column and no other.
                 alone = torch.zeros(rows, cache.length + cache.rows, dtype=torch.bool)
                 alone[torch.arange(rows), cache.length + torch.arange(rows)] = True
-                shown = cache.shown(layer, alone)
-                right[lane, 0, own:rows] = False
-                right[lane, 0, own:rows, : shown.shape[1]] = shown[own:]
+                shown_columns = cache.cell_mask(layer, alone)
+                right[lane, 0, first_rows:rows] = False
+                right[lane, 0, first_rows:rows, : shown_columns.shape[1]] = shown_columns[first_rows:]
             return right
 
     return _lanes(seams, OneSize)
@@ -62,23 +62,24 @@ def padded_layout_packed(seams: Seams) -> Seams:
     The target buffer has room for the real rows only, one request after another.
     """
 
-    class Packed(BatchCache):
+    class PackedBatch(BatchCache):
         def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> Any:
             real = sum(self.rows)
-            moved = [
-                self._unpacked(one, one.transpose(0, 1).flatten(1, 2)[:, :real]) for one in (key_states, value_states)
+            moved_states = [
+                self._unpacked(states, states.transpose(0, 1).flatten(1, 2)[:, :real])
+                for states in (key_states, value_states)
             ]
-            return super().update(moved[0], moved[1], layer_idx)
+            return super().update(moved_states[0], moved_states[1], layer_idx)
 
-        def _unpacked(self, padded: Tensor, packed: Tensor) -> Tensor:
-            lanes = padded.clone()
+        def _unpacked(self, padded_rows: Tensor, packed_rows: Tensor) -> Tensor:
+            lanes = padded_rows.clone()
             begin = 0
             for lane, rows in enumerate(self.rows):
-                lanes[lane, :, :rows] = packed[:, begin : begin + rows]
+                lanes[lane, :, :rows] = packed_rows[:, begin : begin + rows]
                 begin += rows
             return lanes
 
-    return _lanes(seams, Packed)
+    return _lanes(seams, PackedBatch)
 
 
 @fault(
@@ -167,8 +168,8 @@ def filler_seen(seams: Seams) -> Seams:
         def masks(self, layer: int, visible: list[Tensor]) -> Tensor:
             right = super().masks(layer, visible)
             for lane, (cache, rows) in enumerate(zip(self.caches, self.rows, strict=True)):
-                own = cache.shown(layer, visible[lane]).shape[1] + self.width - rows
-                right[lane, :, :, own:] = True
+                own_columns = cache.cell_mask(layer, visible[lane]).shape[1] + self.width - rows
+                right[lane, :, :, own_columns:] = True
             return right
 
     return _lanes(seams, Open)
@@ -186,15 +187,15 @@ def padding_seen(seams: Seams) -> Seams:
     The columns of padding rows lie behind the lane's own, and the mask shows them to every row.
     """
 
-    class Seen(BatchCache):
+    class PaddingSeen(BatchCache):
         def masks(self, layer: int, visible: list[Tensor]) -> Tensor:
             right = super().masks(layer, visible)
             for lane, (cache, rows) in enumerate(zip(self.caches, self.rows, strict=True)):
-                begin = cache.shown(layer, visible[lane]).shape[1]
+                begin = cache.cell_mask(layer, visible[lane]).shape[1]
                 right[lane, :, :, begin : begin + self.width - rows] = True
             return right
 
-    return _lanes(seams, Seen)
+    return _lanes(seams, PaddingSeen)
 
 
 @fault(

@@ -11,7 +11,7 @@ from torch import Tensor
 from backends.engine import stops
 from backends.engine.guided.guide import Guide
 from backends.engine.handover.seams import HandOverSeams
-from backends.engine.handover.state import Carried, Columns
+from backends.engine.handover.state import Columns, RequestState
 from backends.engine.request import Request
 from backends.engine.seams import Seams
 from backends.faults.fault import fault, faults_in
@@ -21,11 +21,11 @@ PAGE = 4
 """Columns of a page of the faulty transfer."""
 
 
-def _handing(seams: Seams, **changed: object) -> Seams:
-    return replace(seams, hand_over=replace(seams.hand_over, **changed))  # type: ignore[arg-type]
+def _with_hand_over(seams: Seams, **parts: object) -> Seams:
+    return replace(seams, hand_over=replace(seams.hand_over, **parts))  # type: ignore[arg-type]
 
 
-def _changed(columns: Columns, keys: list[Tensor], values: list[Tensor]) -> Columns:
+def _with_tensors(columns: Columns, keys: list[Tensor], values: list[Tensor]) -> Columns:
     return replace(columns, keys=tuple(keys), values=tuple(values))
 
 
@@ -38,17 +38,17 @@ def _changed(columns: Columns, keys: list[Tensor], values: list[Tensor]) -> Colu
 def last_page(seams: Seams) -> Seams:
     """Full pages of the target travel; the columns of the page that is filled in part arrive as zeros."""
 
-    def leaves(carried: Carried) -> Carried:
-        sent, full = carried.target, carried.target.length // PAGE * PAGE
+    def outgoing(state: RequestState) -> RequestState:
+        columns, full = state.target, state.target.length // PAGE * PAGE
         parts = []
-        for kind in (sent.keys, sent.values):
-            copies = [one.clone() for one in kind]
-            for copy, first in zip(copies, sent.first, strict=True):
+        for kind in (columns.keys, columns.values):
+            copies = [tensor.clone() for tensor in kind]
+            for copy, first in zip(copies, columns.first, strict=True):
                 copy[:, max(full - first, 0) :] = 0
             parts.append(copies)
-        return replace(carried, target=_changed(sent, *parts))
+        return replace(state, target=_with_tensors(columns, *parts))
 
-    return _handing(seams, leaves=leaves)
+    return _with_hand_over(seams, outgoing=outgoing)
 
 
 @fault(
@@ -60,11 +60,11 @@ def last_page(seams: Seams) -> Seams:
 def hidden_late(seams: Seams) -> Seams:
     """Each hidden state arrives beside the token after its own: the last one is lost, the first one stands twice."""
 
-    def leaves(carried: Carried) -> Carried:
-        states = carried.hidden
-        return carried if states is None else replace(carried, hidden=torch.cat([states[:1], states[:-1]]))
+    def outgoing(state: RequestState) -> RequestState:
+        states = state.hidden
+        return state if states is None else replace(state, hidden=torch.cat([states[:1], states[:-1]]))
 
-    return _handing(seams, leaves=leaves)
+    return _with_hand_over(seams, outgoing=outgoing)
 
 
 @fault(
@@ -76,14 +76,14 @@ def hidden_late(seams: Seams) -> Seams:
 def draft_early(seams: Seams) -> Seams:
     """The columns of the draft model's cache are sent as they were allocated: zeros."""
 
-    def leaves(carried: Carried) -> Carried:
-        sent = carried.draft
-        if sent is None:
-            return carried
-        empty = [[torch.zeros_like(one) for one in kind] for kind in (sent.keys, sent.values)]
-        return replace(carried, draft=_changed(sent, *empty))
+    def outgoing(state: RequestState) -> RequestState:
+        columns = state.draft
+        if columns is None:
+            return state
+        empty = [[torch.zeros_like(tensor) for tensor in kind] for kind in (columns.keys, columns.values)]
+        return replace(state, draft=_with_tensors(columns, *empty))
 
-    return _handing(seams, leaves=leaves)
+    return _with_hand_over(seams, outgoing=outgoing)
 
 
 @fault(
@@ -95,15 +95,20 @@ def draft_early(seams: Seams) -> Seams:
 def window_early(seams: Seams) -> Seams:
     """A layer that has dropped its first columns puts the others at the beginning of the request."""
 
-    def leaves(carried: Carried) -> Carried:
-        sent = carried.target
-        moved = [
-            [torch.cat([one, one.new_zeros(one.shape[0], sent.length - one.shape[1], one.shape[2])], 1) for one in kind]
-            for kind in (sent.keys, sent.values)
+    def outgoing(state: RequestState) -> RequestState:
+        columns = state.target
+        moved_columns = [
+            [
+                torch.cat(
+                    [tensor, tensor.new_zeros(tensor.shape[0], columns.length - tensor.shape[1], tensor.shape[2])], 1
+                )
+                for tensor in kind
+            ]
+            for kind in (columns.keys, columns.values)
         ]
-        return replace(carried, target=replace(_changed(sent, *moved), first=(0,) * len(sent.first)))
+        return replace(state, target=replace(_with_tensors(columns, *moved_columns), first=(0,) * len(columns.first)))
 
-    return _handing(seams, leaves=leaves)
+    return _with_hand_over(seams, outgoing=outgoing)
 
 
 @fault(
@@ -120,7 +125,7 @@ def read_twice(seams: Seams) -> Seams:
         if output and bool(guide.row()[output[-1]]) and guide.matcher.push(output[-1]):
             guide.matcher.keep()
 
-    return _handing(seams, read_again=again)
+    return _with_hand_over(seams, read_again=again)
 
 
 def _arriving(seams: Seams, kind: type[Request]) -> Seams:
@@ -136,18 +141,18 @@ def _arriving(seams: Seams, kind: type[Request]) -> Seams:
 def coins_again(seams: Seams) -> Seams:
     """The receiver begins with the coins of the first step again."""
 
-    class Restarted(seams.request):  # type: ignore[name-defined,misc]
+    class CoinsAnew(seams.request):  # type: ignore[name-defined,misc]
         spent = 0
 
-        def carry_on(self, sent: Carried, steps: list[Step], over: HandOverSeams) -> None:
-            super().carry_on(sent, steps, over)
-            self.spent = len(sent.lengths)
+        def carry_on(self, state: RequestState, steps: list[Step], over: HandOverSeams) -> None:
+            super().carry_on(state, steps, over)
+            self.spent = len(state.lengths)
 
         @property
-        def coined(self) -> int:
-            return int(super().coined) - self.spent
+        def coined_steps(self) -> int:
+            return int(super().coined_steps) - self.spent
 
-    return _arriving(seams, Restarted)
+    return _arriving(seams, CoinsAnew)
 
 
 @fault(
@@ -160,8 +165,8 @@ def position_early(seams: Seams) -> Seams:
     """The root that follows stands at the position of the prompt's last token."""
 
     class Early(seams.request):  # type: ignore[name-defined,misc]
-        def carry_on(self, sent: Carried, steps: list[Step], over: HandOverSeams) -> None:
-            super().carry_on(sent, steps, over)
+        def carry_on(self, state: RequestState, steps: list[Step], over: HandOverSeams) -> None:
+            super().carry_on(state, steps, over)
             self.position = len(self.case.prompt) - 1
 
     return _arriving(seams, Early)
@@ -177,9 +182,9 @@ def stops_anew(seams: Seams) -> Seams:
     """The receiver counts output tokens, and the text in which a stop string may begin, from the hand-over on."""
 
     class Anew(seams.request):  # type: ignore[name-defined,misc]
-        def carry_on(self, sent: Carried, steps: list[Step], over: HandOverSeams) -> None:
-            super().carry_on(sent, steps, over)
-            self._written = stops.Written()
+        def carry_on(self, state: RequestState, steps: list[Step], over: HandOverSeams) -> None:
+            super().carry_on(state, steps, over)
+            self._written = stops.OutputTail()
 
     return _arriving(seams, Anew)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from backends.engine.draft import Draft
 from backends.engine.handover.seams import HandOverSeams
-from backends.engine.handover.state import Carried
+from backends.engine.handover.state import RequestState
 from backends.engine.kv.arena import Arena, CacheLease, Model
 from backends.engine.model.axes import Axes
 from backends.engine.model.causal_lm import CausalLm, Rows
@@ -23,11 +23,11 @@ from reference.case import Case
 from reference.trace import Stage, Step
 
 
-def _of_trees(seams: Seams, changed: Callable[[Rows], Tensor | None]) -> Seams:
-    """`seams` whose verify forwards take the positions that `changed` makes of rows with three axes."""
+def _with_tree_positions(seams: Seams, change: Callable[[Rows], Tensor | None]) -> Seams:
+    """`seams` whose verify forwards take the positions that `change` makes of rows with three axes."""
 
     def gather(batch: list[Request]) -> list[Rows]:
-        return [one if one.axes is None else replace(one, axes=changed(one)) for one in seams.gather(batch)]
+        return [rows if rows.axes is None else replace(rows, axes=change(rows)) for rows in seams.gather(batch)]
 
     return replace(seams, gather=gather)
 
@@ -40,7 +40,7 @@ def _of_trees(seams: Seams, changed: Callable[[Rows], Tensor | None]) -> Seams:
 )
 def forgotten(seams: Seams) -> Seams:
     """The nodes of a tree have the numbers of their columns on all axes, as if no image stood before them."""
-    return _of_trees(seams, lambda rows: None)
+    return _with_tree_positions(seams, lambda rows: None)
 
 
 @fault(
@@ -56,7 +56,7 @@ def first_axis(seams: Seams) -> Seams:
         assert rows.axes is not None
         return torch.stack([rows.axes[0], *(axis[:1].expand_as(axis) for axis in rows.axes[1:])])
 
-    return _of_trees(seams, stay)
+    return _with_tree_positions(seams, stay)
 
 
 @fault(
@@ -73,8 +73,12 @@ def of_the_first(seams: Seams) -> Seams:
         first = batch[0].axes
         of_text = Axes(torch.empty(3, 0, dtype=torch.int64), 0 if first is None else first.delta).of_text
         rows = seams.gather(batch)
-        none = all(one.axes is None for one in rows)
-        return rows if none else [replace(one, axes=of_text(one.positions)) for one in rows]
+        none = all(rows_of_request.axes is None for rows_of_request in rows)
+        return (
+            rows
+            if none
+            else [replace(rows_of_request, axes=of_text(rows_of_request.positions)) for rows_of_request in rows]
+        )
 
     return replace(seams, gather=gather)
 
@@ -89,19 +93,19 @@ def of_the_latest(seams: Seams) -> Seams:
     """The rope delta of the prompt that was prefilled last holds for every request of the target."""
     latest: dict[int, Axes | None] = {}
 
-    class Shared(seams.request):  # type: ignore[misc,name-defined]
+    class LatestPrefill(seams.request):  # type: ignore[misc,name-defined]
         def prefill(self) -> None:
             latest[id(self.target)] = self.axes
             super().prefill()
 
     def gather(batch: list[Request]) -> list[Rows]:
-        found = latest.get(id(batch[0].target))
+        axes = latest.get(id(batch[0].target))
         rows = seams.gather(batch)
-        if found is None:
-            return [replace(one, axes=None) for one in rows]
-        return [replace(one, axes=found.of_text(one.positions)) for one in rows]
+        if axes is None:
+            return [replace(rows_of_request, axes=None) for rows_of_request in rows]
+        return [replace(rows_of_request, axes=axes.of_text(rows_of_request.positions)) for rows_of_request in rows]
 
-    return replace(seams, request=Shared, gather=gather)
+    return replace(seams, request=LatestPrefill, gather=gather)
 
 
 @fault(
@@ -119,7 +123,7 @@ def lost_on_restore(seams: Seams) -> Seams:
 
         def prefill(self) -> None:
             if self.entered and self.axes is not None:
-                self.axes = Axes(self.axes.known, 0)
+                self.axes = Axes(self.axes.image_positions, 0)
             self.entered = True
             super().prefill()
 
@@ -135,14 +139,14 @@ def lost_on_restore(seams: Seams) -> Seams:
 def not_handed_over(seams: Seams) -> Seams:
     """A request that was handed over goes on with the numbers of its columns."""
 
-    class Arrived(seams.request):  # type: ignore[misc,name-defined]
+    class ArrivedRequest(seams.request):  # type: ignore[misc,name-defined]
         axes: Axes | None
 
-        def carry_on(self, sent: Carried, steps: list[Step], over: HandOverSeams) -> None:
-            super().carry_on(sent, steps, over)
+        def carry_on(self, state: RequestState, steps: list[Step], over: HandOverSeams) -> None:
+            super().carry_on(state, steps, over)
             self.axes = None
 
-    return replace(seams, request=Arrived)
+    return replace(seams, request=ArrivedRequest)
 
 
 class AlwaysFromTheStart(Axes):
@@ -162,15 +166,17 @@ class AlwaysFromTheStart(Axes):
 def from_the_start(seams: Seams) -> Seams:
     """Every chunk of a prefill has the positions of the prompt's first tokens."""
 
-    class Chunked(seams.request):  # type: ignore[misc,name-defined]
+    class ChunkedRequest(seams.request):  # type: ignore[misc,name-defined]
         axes: Axes | None
 
-        def __init__(self, case: Case, target: CausalLm, lease: CacheLease, draft: Draft, own: StepSeams) -> None:
-            super().__init__(case, target, lease, draft, own)
+        def __init__(
+            self, case: Case, target: CausalLm, lease: CacheLease, draft: Draft, step_seams: StepSeams
+        ) -> None:
+            super().__init__(case, target, lease, draft, step_seams)
             if self.axes is not None:
-                self.axes = AlwaysFromTheStart(self.axes.known, self.axes.delta)
+                self.axes = AlwaysFromTheStart(self.axes.image_positions, self.axes.delta)
 
-    return replace(seams, request=Chunked)
+    return replace(seams, request=ChunkedRequest)
 
 
 class ByTokens(Arena):

@@ -26,22 +26,22 @@ def placeholders_in_lookup(seams: Seams) -> Seams:
     The other tokens of the block in flight stay numbers below 0, in the text that the draft reads.
     """
 
-    class Unfilled(seams.request):  # type: ignore[misc,name-defined]
-        filled: Callable[[list[int]], list[int]]
+    class UnfilledRequest(seams.request):  # type: ignore[misc,name-defined]
+        fill: Callable[[list[int]], list[int]]
 
         def propose(self) -> None:
             if self.draft.cache is None and self.draft.reads is None:
-                self.filled = partial(root_alone, self.filled)
+                self.fill = partial(root_alone, self.fill)
             super().propose()
 
-    def root_alone(filled: Callable[[list[int]], list[int]], tokens: list[int]) -> list[int]:
-        found: list[int] = []
+    def root_alone(fill: Callable[[list[int]], list[int]], tokens: list[int]) -> list[int]:
+        read_tokens: list[int] = []
         for token in tokens:
-            block = filled([token])
-            found += [token] * (len(block) - 1) + block[-1:]
-        return found
+            block = fill([token])
+            read_tokens += [token] * (len(block) - 1) + block[-1:]
+        return read_tokens
 
-    return replace(seams, request=Unfilled)
+    return replace(seams, request=UnfilledRequest)
 
 
 @fault(
@@ -62,7 +62,7 @@ def end_told_late(seams: Seams) -> Seams:
         def record(self, verdict: Verification, emission: Emission, committed: Committed) -> None:
             Request.record(self, verdict, emission, committed)
             # A request that was never launched has `list` there.
-            if emission.finish is not None and self.filled is not list and not self.silent:
+            if emission.finish is not None and self.fill is not list and not self.silent:
                 self.silent, self.finish = True, None
 
     return replace(seams, request=Late)

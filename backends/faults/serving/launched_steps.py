@@ -10,7 +10,7 @@ from torch import Tensor
 
 from backends.engine.kv.arena import CacheLease
 from backends.engine.kv.pages import Blocks
-from backends.engine.overlap.frame import Frame, Launched, Place
+from backends.engine.overlap.frame import Frame, LaunchedRow, Place
 from backends.engine.request import Request
 from backends.engine.sampling.forest import Forest
 from backends.engine.sampling.processing import History
@@ -34,7 +34,7 @@ def one_step_reserved(seams: Seams) -> Seams:
     The device is up to a block further: its rows lie behind the reserved columns.
     """
     # `rows` is one more than the largest block.
-    return replace(seams, overlap=replace(seams.overlap, reserved=lambda rows: rows - 1))
+    return replace(seams, overlap=replace(seams.overlap, reserved_columns=lambda rows: rows - 1))
 
 
 @fault(
@@ -51,14 +51,14 @@ def host_length(seams: Seams) -> Seams:
 
     class Late(seams.request):  # type: ignore[misc,name-defined]
         def propose(self) -> None:
-            if len(self.tokens) > len(self.resolved):
-                self.lease.target.crop(len(self.resolved) - 1)
+            if len(self.tokens) > len(self.resolved_tokens):
+                self.lease.target.crop(len(self.resolved_tokens) - 1)
             super().propose()
 
     return replace(seams, request=Late)
 
 
-def _over_too(part: Launched, epoch: int, over: bool) -> bool:
+def _over_too(part: LaunchedRow, epoch: int, over: bool) -> bool:
     return part.place.epoch == epoch
 
 
@@ -73,7 +73,7 @@ def overrun_emitted(seams: Seams) -> Seams:
 
     A frame is skipped for its epoch alone, and not because its request is over.
     """
-    return replace(seams, overlap=replace(seams.overlap, counts=_over_too))
+    return replace(seams, overlap=replace(seams.overlap, is_counted=_over_too))
 
 
 @fault(
@@ -89,17 +89,17 @@ def block_not_cut(seams: Seams) -> Seams:
     """
     right = seams.overlap.read
 
-    def read(request: Request, part: Launched) -> Emission:
+    def read(request: Request, part: LaunchedRow) -> Emission:
         emission, verdict = right(request, part), part.verdict
         if len(emission.tokens) < len(verdict.accepted):
-            told = seams.logprobs(verdict.logits)[verdict.path, verdict.accepted].tolist()
-            part.emission = Emission(verdict.accepted, emission.finish, tuple(told))
+            logprobs = seams.logprobs(verdict.logits)[verdict.path, verdict.accepted].tolist()
+            part.emission = Emission(verdict.accepted, emission.finish, tuple(logprobs))
         return part.emission or emission
 
     return replace(seams, overlap=replace(seams.overlap, read=read))
 
 
-def _stale_too(part: Launched, epoch: int, over: bool) -> bool:
+def _stale_too(part: LaunchedRow, epoch: int, over: bool) -> bool:
     return not over
 
 
@@ -114,7 +114,7 @@ def stale_frame_kept(seams: Seams) -> Seams:
 
     The epoch of a frame is not compared: the step is emitted, and taken again after the restoration.
     """
-    return replace(seams, overlap=replace(seams.overlap, counts=_stale_too))
+    return replace(seams, overlap=replace(seams.overlap, is_counted=_stale_too))
 
 
 @fault(
@@ -129,9 +129,9 @@ def routed_by_row(seams: Seams) -> Seams:
     A row of the batch is taken for the request, though requests have joined, left or changed places since.
     """
 
-    def results(part: Launched, launched: Frame) -> list[int]:
-        row, right = part.place.row, seams.overlap.results(part, launched)
-        return right if row >= len(launched.parts) else launched.parts[row].verdict.accepted
+    def results(part: LaunchedRow, frame: Frame) -> list[int]:
+        row, right = part.place.row, seams.overlap.results(part, frame)
+        return right if row >= len(frame.parts) else frame.parts[row].verdict.accepted
 
     return replace(seams, overlap=replace(seams.overlap, results=results))
 
@@ -159,8 +159,8 @@ def futures_by_row(seams: Seams) -> Seams:
         @property
         def rows(self) -> dict[tuple[int, int], int]:
             """The row of each block."""
-            known: dict[tuple[int, int], int] = self.__dict__.setdefault("row_of", {})
-            return known
+            rows_by_key: dict[tuple[int, int], int] = self.__dict__.setdefault("row_of", {})
+            return rows_by_key
 
     return replace(seams, overlap=replace(seams.overlap, futures=ByRow))
 
@@ -180,7 +180,7 @@ def reservation_not_freed(seams: Seams) -> Seams:
 
     class Reserving(seams.request):  # type: ignore[misc,name-defined]
         def propose(self) -> None:
-            if len(self.tokens) > len(self.resolved) and self.lease.blocks is not None:
+            if len(self.tokens) > len(self.resolved_tokens) and self.lease.blocks is not None:
                 ahead.add(self.lease.blocks)
             super().propose()
 
@@ -206,10 +206,10 @@ def grammar_reads_twice(seams: Seams) -> Seams:
     """
     right = seams.overlap.read
 
-    def read(request: Request, part: Launched) -> Emission:
-        again = part.emission is not None
+    def read(request: Request, part: LaunchedRow) -> Emission:
+        was_emitted = part.emission is not None
         emission = right(request, part)
-        if again and request.guide is not None:
+        if was_emitted and request.guide is not None:
             seams.sampling.guided.advance(request.guide, list(emission.tokens), None)
         return emission
 
@@ -229,31 +229,31 @@ def stale_penalties(seams: Seams) -> Seams:
     """
     right = seams.sampling
 
-    class Behind(seams.request):  # type: ignore[misc,name-defined]
+    class BehindRequest(seams.request):  # type: ignore[misc,name-defined]
         @property
-        def told(self) -> tuple[int, ...]:
-            output, known = super().told, len(self.resolved) - len(self.case.prompt)
+        def device_output(self) -> tuple[int, ...]:
+            output, num_known = super().device_output, len(self.resolved_tokens) - len(self.case.prompt)
             if self.case.sampling.greedy:
                 return tuple(output)
             # A token below 0 is one that the host does not have: -1 - token.
-            return (*output[:known], *(-1 - token for token in output[known:]))
+            return (*output[:num_known], *(-1 - token for token in output[num_known:]))
 
     def history(
         trees: Forest, prompt: tuple[int, ...], output: tuple[int, ...], sampling: Sampling, vocab: int
     ) -> History:
-        whole = tuple(token if token >= 0 else -1 - token for token in output)
-        past = right.history(trees, prompt, whole, sampling, vocab)
-        if whole == output:
+        true_output = tuple(token if token >= 0 else -1 - token for token in output)
+        past = right.history(trees, prompt, true_output, sampling, vocab)
+        if true_output == output:
             return past
-        known = tuple(token for token in output if token >= 0)
-        return Hollow(**vars(past), patched=right.history(trees, prompt, known, sampling, vocab))
+        known_tokens = tuple(token for token in output if token >= 0)
+        return Hollow(**vars(past), patched=right.history(trees, prompt, known_tokens, sampling, vocab))
 
     def law(logits: Tensor, sampling: Sampling, stops: Stops, past: History | None) -> Tensor:
-        read = replace(past.patched, legal=past.legal) if isinstance(past, Hollow) else past
-        return right.target_law(logits, sampling, stops, read)
+        history = replace(past.patched, legal=past.legal) if isinstance(past, Hollow) else past
+        return right.target_law(logits, sampling, stops, history)
 
     sampling = replace(right, history=history, target_law=law, bonus_law=law)
-    return replace(seams, request=Behind, sampling=sampling)
+    return replace(seams, request=BehindRequest, sampling=sampling)
 
 
 FAULTS = faults_in(globals())

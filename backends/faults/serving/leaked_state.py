@@ -35,26 +35,29 @@ class Memory:
         steps: Masks of compiled steps, by the key of the step.
         trees: Lowered trees, by the key of the lowering.
         first: A value of the first request of the batch, or of the server, that all requests get.
-        left: The accepted lengths in the slots that were given back.
+        lengths_left: The accepted lengths in the slots that were given back.
     """
 
     steps: dict[tuple[int, ...], Tensor] = field(default_factory=dict)
     trees: dict[tuple[int, ...], TreeTensors] = field(default_factory=dict)
     first: Any = None
-    left: list[int] = field(default_factory=list)
+    lengths_left: list[int] = field(default_factory=list)
 
 
-def _kept(seams: Seams, memory: Memory) -> Seams:
+def _with_memory(seams: Seams, memory: Memory) -> Seams:
     """The seams with `memory` cleared when a server starts, and told of each lease that comes back."""
 
     class Forgetting(Arena):
         def __init__(self, layout: KvLayout, pages: int = 0, seams: KvSeams | None = None) -> None:
             super().__init__(layout, pages, seams)
-            memory.steps, memory.trees, memory.first, memory.left = {}, {}, None, []
+            memory.steps = {}
+            memory.trees = {}
+            memory.first = None
+            memory.lengths_left = []
 
         def give_back(self, lease: CacheLease, tokens: tuple[int, ...] = ()) -> None:
             # The lease stands for the request's slot in the batch.
-            memory.left.append(getattr(lease, "accepted", 0))
+            memory.lengths_left.append(getattr(lease, "accepted", 0))
             super().give_back(lease, tokens)
 
     return replace(seams, arena=Forgetting)
@@ -73,30 +76,30 @@ def keyed_by_token_count(seams: Seams) -> Seams:
     """
     memory = Memory()
 
-    class Compiled(BatchCache):
+    class CompiledMasks(BatchCache):
         def masks(self, layer: int, visible: list[Tensor]) -> Tensor:
             # The last columns of a mask are the block's own rows.
-            blocks = [seen[:, -len(seen) :] for seen in visible]
-            compiled = memory.steps.setdefault((sum(self.rows), layer), _side_by_side(blocks))
+            blocks = [mask[:, -len(mask) :] for mask in visible]
+            compiled_mask = memory.steps.setdefault((sum(self.rows), layer), _side_by_side(blocks))
             begin, stale = 0, []
-            for seen in visible:
-                end = begin + len(seen)
-                stale.append(torch.cat([seen[:, : -len(seen)], compiled[begin:end, begin:end]], 1))
+            for mask in visible:
+                end = begin + len(mask)
+                stale.append(torch.cat([mask[:, : -len(mask)], compiled_mask[begin:end, begin:end]], 1))
                 begin = end
             return super().masks(layer, stale)
 
-    return replace(_kept(seams, memory), kv=replace(seams.kv, lanes=Compiled))
+    return replace(_with_memory(seams, memory), kv=replace(seams.kv, lanes=CompiledMasks))
 
 
 def _side_by_side(blocks: list[Tensor]) -> Tensor:
     """Square masks as the diagonal blocks of one mask."""
-    whole = torch.zeros(sum(map(len, blocks)), sum(map(len, blocks)), dtype=torch.bool)
+    joint_mask = torch.zeros(sum(map(len, blocks)), sum(map(len, blocks)), dtype=torch.bool)
     begin = 0
     for block in blocks:
         end = begin + len(block)
-        whole[begin:end, begin:end] = block
+        joint_mask[begin:end, begin:end] = block
         begin = end
-    return whole
+    return joint_mask
 
 
 @fault(
@@ -114,11 +117,11 @@ def keyed_by_place(seams: Seams) -> Seams:
 
     def lower_tree(tree: Tree, committed: int, position: int, reaches: list[Reach], padded_nodes: int) -> TreeTensors:
         right = seams.lower_tree(tree, committed, position, reaches, padded_nodes)
-        known = memory.trees.setdefault((len(tree), committed, position), right)
+        remembered = memory.trees.setdefault((len(tree), committed, position), right)
         # The tokens are right, so that only the structure is of another tree.
-        return replace(known, token=right.token)
+        return replace(remembered, token=right.token)
 
-    return replace(_kept(seams, memory), lower_tree=lower_tree)
+    return replace(_with_memory(seams, memory), lower_tree=lower_tree)
 
 
 @fault(
@@ -131,7 +134,7 @@ def positions_of_first(seams: Seams) -> Seams:
     """Positions of every request of the batch count from the root of the first."""
     memory = Memory()
 
-    class Placed(Request):
+    class PlacedByFirst(Request):
         def propose(self) -> None:
             memory.first = None
             super().propose()
@@ -143,7 +146,7 @@ def positions_of_first(seams: Seams) -> Seams:
             memory.first = root if memory.first is None else memory.first
             return replace(right, positions=right.positions - root + memory.first)
 
-    return replace(_kept(seams, memory), request=Placed)
+    return replace(_with_memory(seams, memory), request=PlacedByFirst)
 
 
 @fault(
@@ -156,7 +159,7 @@ def penalties_of_first(seams: Seams) -> Seams:
     """Penalties and banned words of the first request of the batch are used for all that sample."""
     memory = Memory()
 
-    class Served(Request):
+    class PenaltiesOfFirst(Request):
         def propose(self) -> None:
             memory.first = None
             super().propose()
@@ -169,7 +172,7 @@ def penalties_of_first(seams: Seams) -> Seams:
                 chance.case = replace(self.case, sampling=replace(self.case.sampling, **settings))
             super().settle(flat, heads)
 
-    return replace(_kept(seams, memory), request=Served)
+    return replace(_with_memory(seams, memory), request=PenaltiesOfFirst)
 
 
 @fault(
@@ -186,15 +189,15 @@ def length_of_leaver(seams: Seams) -> Seams:
     memory = Memory()
 
     class Joining(Request):
-        def __init__(self, *given: Any) -> None:
-            super().__init__(*given)
-            self.position += memory.left.pop() if memory.left else 0
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            self.position += memory.lengths_left.pop() if memory.lengths_left else 0
 
         def settle(self, flat: Tensor, heads: list[Tensor]) -> None:
             super().settle(flat, heads)
             self.lease.accepted = self.counters.lengths[-1]  # type: ignore[attr-defined]
 
-    return replace(_kept(seams, memory), request=Joining)
+    return replace(_with_memory(seams, memory), request=Joining)
 
 
 @fault(
@@ -219,7 +222,7 @@ def accepted_length_of_first(seams: Seams) -> Seams:
         memory.first = memory.first or len(path)
         return seams.commit(cache, path[: memory.first])
 
-    return replace(_kept(seams, memory), kv=replace(seams.kv, lanes=Batch), commit=commit)
+    return replace(_with_memory(seams, memory), kv=replace(seams.kv, lanes=Batch), commit=commit)
 
 
 @fault(
@@ -248,7 +251,7 @@ def one_ends_all(seams: Seams) -> Seams:
             assert last.emitted is not None
             self.steps[-1] = replace(last, emitted=replace(last.emitted, finish=self.finish))
 
-    return replace(_kept(seams, memory), request=Ending)
+    return replace(_with_memory(seams, memory), request=Ending)
 
 
 FAULTS = faults_in(globals())

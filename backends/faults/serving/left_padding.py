@@ -15,26 +15,26 @@ from reference.trace import Stage
 class Open(LeftPadded):
     """Lanes whose dead columns are closed while nothing is committed, and open afterwards."""
 
-    def closed(self, mask: Tensor, dead: int) -> Tensor:
-        """See `LeftPadded.closed`."""
-        padded = super().closed(mask, dead)
-        if all(one.length for one in self.caches):
-            padded[:, :dead] = True
-        return padded
+    def close_columns(self, mask: Tensor, dead: int) -> Tensor:
+        """See `LeftPadded.close_columns`."""
+        padded_mask = super().close_columns(mask, dead)
+        if all(cache.length for cache in self.caches):
+            padded_mask[:, :dead] = True
+        return padded_mask
 
 
 class OfTheFirst(LeftPadded):
     """Lanes whose masks all begin behind as many dead columns as that of the first lane."""
 
-    def dead(self, widths: list[int]) -> list[int]:
-        """See `LeftPadded.dead`."""
-        told = super().dead(widths)
-        self._first = told[0]
-        return told
+    def dead_columns(self, widths: list[int]) -> list[int]:
+        """See `LeftPadded.dead_columns`."""
+        dead_columns = super().dead_columns(widths)
+        self._first = dead_columns[0]
+        return dead_columns
 
-    def closed(self, mask: Tensor, dead: int) -> Tensor:
-        """See `LeftPadded.closed`."""
-        return super().closed(mask, dead).roll(self._first - dead, 1)
+    def close_columns(self, mask: Tensor, dead: int) -> Tensor:
+        """See `LeftPadded.close_columns`."""
+        return super().close_columns(mask, dead).roll(self._first - dead, 1)
 
 
 @fault(
@@ -45,7 +45,7 @@ class OfTheFirst(LeftPadded):
 )
 def open_after_prefill(seams: Seams) -> Seams:
     """Forwards over committed columns see the dead columns in front of them."""
-    return replace(seams, kv=replace(seams.kv, padded=Open))
+    return replace(seams, kv=replace(seams.kv, left_padded=Open))
 
 
 @fault(
@@ -74,7 +74,7 @@ def positions_jump(seams: Seams) -> Seams:
 )
 def of_the_first(seams: Seams) -> Seams:
     """Every mask of a batch is placed by the dead columns of the first lane."""
-    return replace(seams, kv=replace(seams.kv, padded=OfTheFirst))
+    return replace(seams, kv=replace(seams.kv, left_padded=OfTheFirst))
 
 
 FAULTS = faults_in(globals())

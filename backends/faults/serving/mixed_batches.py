@@ -31,28 +31,28 @@ def greedy_divided(seams: Seams) -> Seams:
     The batch is divided by temperature as a whole, so greedy logits become infinite or NaN.
     """
 
-    class Divided(Request):
+    class DividedRequest(Request):
         mixed = False
 
         def settle(self, flat: Tensor, heads: list[Tensor]) -> None:
             right = self.seams
             # A batch of greedy requests only is not divided.
             if self.mixed and self.case.sampling.greedy:
-                self.seams = replace(right, walk=divided)
+                self.seams = replace(right, walk=walk_divided)
             super().settle(flat, heads)
             self.seams = right
 
-    def divided(tensors: TreeTensors, scores: Tensor) -> tuple[list[int], int]:
+    def walk_divided(tensors: TreeTensors, scores: Tensor) -> tuple[list[int], int]:
         return seams.walk(tensors, scores / 0.0)
 
     def gather(batch: list[Request]) -> list[Rows]:
-        mixed = any(not request.case.sampling.greedy for request in batch)
+        is_mixed = any(not request.case.sampling.greedy for request in batch)
         for request in batch:
-            assert isinstance(request, Divided)
-            request.mixed = mixed
+            assert isinstance(request, DividedRequest)
+            request.mixed = is_mixed
         return seams.gather(batch)
 
-    return replace(seams, gather=gather, request=Divided)
+    return replace(seams, gather=gather, request=DividedRequest)
 
 
 @fault(
@@ -68,13 +68,13 @@ def tokens_by_draft_row(seams: Seams) -> Seams:
     """
 
     def gather(batch: list[Request]) -> list[Rows]:
-        drafted = [_tokens(request)[1 : _nodes(request)].clone() for request in batch if _nodes(request) > 1]
-        if len(drafted) < len(batch):
+        draft_rows = [_tokens(request)[1 : _nodes(request)].clone() for request in batch if _nodes(request) > 1]
+        if len(draft_rows) < len(batch):
             for row, request in enumerate(batch):
                 token = _tokens(request)
                 token[1:] = 0
-                held = drafted[row][: len(token) - 1] if row < len(drafted) else token[:0]
-                token[1 : 1 + len(held)] = held
+                tokens_of_row = draft_rows[row][: len(token) - 1] if row < len(draft_rows) else token[:0]
+                token[1 : 1 + len(tokens_of_row)] = tokens_of_row
         return seams.gather(batch)
 
     return replace(seams, gather=gather)
@@ -106,7 +106,7 @@ def row_of_bare_root_left(seams: Seams) -> Seams:
     """
     queue = Queue()
 
-    class Queued(Request):
+    class QueuedRequest(Request):
         def settle(self, flat: Tensor, heads: list[Tensor]) -> None:
             if _nodes(self) == 1:
                 queue.rows.append(flat[:1])
@@ -119,7 +119,7 @@ def row_of_bare_root_left(seams: Seams) -> Seams:
         queue.rows = []
         return seams.gather(batch)
 
-    return replace(seams, gather=gather, request=Queued)
+    return replace(seams, gather=gather, request=QueuedRequest)
 
 
 @fault(
@@ -136,9 +136,9 @@ def absent_nodes_draw(seams: Seams) -> Seams:
 
     class Drawing(Request):
         @property
-        def coined(self) -> int:
+        def coined_steps(self) -> int:
             bare = sum(step.drafted is not None and len(step.drafted.tree) == 1 for step in self.steps)
-            return super().coined + bare
+            return super().coined_steps + bare
 
     return replace(seams, request=Drawing)
 

@@ -42,43 +42,45 @@ def last_slot_patched(seams: Seams) -> Seams:
     """
     right = seams.sampling
 
-    class Patched(Request):
+    class PatchedRequest(Request):
         @property
-        def told(self) -> tuple[int, ...]:
-            output = super().told
+        def device_output(self) -> tuple[int, ...]:
+            output = super().device_output
             if self.case.sampling.greedy:
                 return output
             # A token below 0 is one that the scheduler does not have: -1 - token.
-            told, end = [-1 - token for token in output], 0
+            patched_output, end = [-1 - token for token in output], 0
             for step in self.steps:
                 assert step.emitted is not None
                 end += len(step.emitted.tokens)
-                told[end - 1] = output[end - 1]
-            return tuple(told)
+                patched_output[end - 1] = output[end - 1]
+            return tuple(patched_output)
 
     def history(
         trees: Forest, prompt: tuple[int, ...], output: tuple[int, ...], sampling: Sampling, vocab: int
     ) -> History:
-        whole = tuple(token if token >= 0 else -1 - token for token in output)
-        past = right.history(trees, prompt, whole, sampling, vocab)
-        if whole == output:
+        true_output = tuple(token if token >= 0 else -1 - token for token in output)
+        past = right.history(trees, prompt, true_output, sampling, vocab)
+        if true_output == output:
             return past
         # vLLM pads token lists with the vocabulary's size and counts one id more than there are.
-        padded = tuple(max(token, -1) % (vocab + 1) for token in output)
-        told = right.history(trees, prompt, padded, sampling, vocab + 1)
+        padded_output = tuple(max(token, -1) % (vocab + 1) for token in output)
+        partial = right.history(trees, prompt, padded_output, sampling, vocab + 1)
 
         def sequence(request: int, node: int) -> tuple[int, ...]:
-            return tuple(PLACEHOLDER if token == vocab else token for token in told.sequence(request, node))
+            return tuple(PLACEHOLDER if token == vocab else token for token in partial.sequence(request, node))
 
-        patched = replace(told, seen=told.seen[..., :vocab], counts=told.counts[..., :vocab], sequence=sequence)
-        return Hollow(**vars(past), patched=patched)
+        patched_history = replace(
+            partial, seen_tokens=partial.seen_tokens[..., :vocab], counts=partial.counts[..., :vocab], sequence=sequence
+        )
+        return Hollow(**vars(past), patched=patched_history)
 
     def law(logits: Tensor, sampling: Sampling, stops: Stops, past: History | None) -> Tensor:
-        read = replace(past.patched, legal=past.legal) if isinstance(past, Hollow) else past
-        return right.target_law(logits, sampling, stops, read)
+        history = replace(past.patched, legal=past.legal) if isinstance(past, Hollow) else past
+        return right.target_law(logits, sampling, stops, history)
 
     sampling = replace(right, history=history, target_law=law, bonus_law=law)
-    return replace(seams, request=Patched, sampling=sampling)
+    return replace(seams, request=PatchedRequest, sampling=sampling)
 
 
 @dataclass
@@ -107,9 +109,9 @@ def root_in_flight(seams: Seams) -> Seams:
         pipeline.forwards += 1
         for request in batch:
             assert request.block is not None
-            drafted = len(request.block.proposal.tree) > 1
+            has_draft = len(request.block.proposal.tree) > 1
             # The token of the last forward is in flight only if the request took part in that forward.
-            if drafted and pipeline.last.get(request) == pipeline.forwards - 1:
+            if has_draft and pipeline.last.get(request) == pipeline.forwards - 1:
                 request.block.tensors.token[0] = 0
             pipeline.last[request] = pipeline.forwards
         return seams.gather(batch)
@@ -128,25 +130,25 @@ def lengths_before_rejection(seams: Seams) -> Seams:
 
     The host's length still counts the rejected rows, which become visible, and the mask is laid behind them.
     """
-    rejected: WeakKeyDictionary[KvCache, int] = WeakKeyDictionary()
+    num_rejected: WeakKeyDictionary[KvCache, int] = WeakKeyDictionary()
 
     def commit(cache: KvCache, path: list[int]) -> str | None:
-        rejected[cache] = cache.rows - len(path)
+        num_rejected[cache] = cache.rows - len(path)
         return seams.commit(cache, path)
 
     class Ahead(seams.kv.lanes):  # type: ignore[misc,name-defined]
         def masks(self, layer: int, visible: list[Tensor]) -> Tensor:
-            moved = [self._moved(cache, seen) for cache, seen in zip(self.caches, visible, strict=True)]
-            masks: Tensor = super().masks(layer, moved)
+            moved_masks = [self._move_prefix_end(cache, mask) for cache, mask in zip(self.caches, visible, strict=True)]
+            masks: Tensor = super().masks(layer, moved_masks)
             return masks
 
-        def _moved(self, cache: KvCache, seen: Tensor) -> Tensor:
-            begin, columns = cache.length, seen.shape[1]
-            end = min(begin + rejected.get(cache, 0), columns)
-            moved = seen.clone()
-            moved[:, begin:end] = True
-            moved[:, end:] = seen[:, begin : begin + columns - end]
-            return moved
+        def _move_prefix_end(self, cache: KvCache, mask: Tensor) -> Tensor:
+            begin, columns = cache.length, mask.shape[1]
+            end = min(begin + num_rejected.get(cache, 0), columns)
+            moved_mask = mask.clone()
+            moved_mask[:, begin:end] = True
+            moved_mask[:, end:] = mask[:, begin : begin + columns - end]
+            return moved_mask
 
     return replace(seams, commit=commit, kv=replace(seams.kv, lanes=Ahead))
 

@@ -22,9 +22,11 @@ def of_itself(seams: Seams) -> Seams:
 
     class Itself(seams.request):  # type: ignore[misc,name-defined]
         def scored_prompt(self, scores: list[Tensor], first: int) -> list[float]:
-            own = self.case.prompt[first:-1]
-            told: list[float] = seams.logprobs(torch.cat(scores))[range(len(own)), own].tolist() if scores else []
-            return told
+            own_tokens = self.case.prompt[first:-1]
+            logprobs: list[float] = (
+                seams.logprobs(torch.cat(scores))[range(len(own_tokens)), own_tokens].tolist() if scores else []
+            )
+            return logprobs
 
     return replace(seams, request=Itself)
 
@@ -38,15 +40,15 @@ def of_itself(seams: Seams) -> Seams:
 def of_known_pages(seams: Seams) -> Seams:
     """A request that asks for its prompt's log-probabilities takes known pages, whose places hold zeros."""
 
-    class Known(seams.request):  # type: ignore[misc,name-defined]
+    class KnownPages(seams.request):  # type: ignore[misc,name-defined]
         @staticmethod
-        def takes_known(case: Case) -> bool:
+        def can_share_columns(case: Case) -> bool:
             return case.draft.reads is None
 
         def scored_prompt(self, scores: list[Tensor], first: int) -> list[float]:
             return [0.0] * first + list(super().scored_prompt(scores, first))
 
-    return replace(seams, request=Known)
+    return replace(seams, request=KnownPages)
 
 
 @fault(
@@ -58,16 +60,16 @@ def of_known_pages(seams: Seams) -> Seams:
 def chunk_ends(seams: Seams) -> Seams:
     """The last row of a chunk has no next token in that chunk, and its log-probability stays zero."""
 
-    class Parted(seams.request):  # type: ignore[misc,name-defined]
+    class PartedPrompt(seams.request):  # type: ignore[misc,name-defined]
         def scored_prompt(self, scores: list[Tensor], first: int) -> list[float]:
-            told = list(super().scored_prompt(scores, first))
+            logprobs = list(super().scored_prompt(scores, first))
             end = 0
             for rows in scores[:-1]:
                 end += len(rows)
-                told[end - 1] = 0.0
-            return told
+                logprobs[end - 1] = 0.0
+            return logprobs
 
-    return replace(seams, request=Parted)
+    return replace(seams, request=PartedPrompt)
 
 
 FAULTS = faults_in(globals())

@@ -20,10 +20,10 @@ NOISE = 2.0**-3
 """Size, relative to the largest logit of a row, of the rounding by which one rank's logits differ."""
 
 
-def _ranks(seams: Seams, **changed: Any) -> Seams:
+def _ranks(seams: Seams, **functions: Any) -> Seams:
     """The seams with these functions of ranks."""
     sampling = seams.sampling
-    return replace(seams, sampling=replace(sampling, ranks=replace(sampling.ranks, **changed)))
+    return replace(seams, sampling=replace(sampling, ranks=replace(sampling.ranks, **functions)))
 
 
 def _alone(group: Group, decision: Tensor, greedy: bool) -> Tensor:
@@ -45,12 +45,12 @@ def shard_sized_draws(seams: Seams) -> Seams:
     """
 
     def draw(group: Group, coin: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        mine, first = own_part(group, weights, 0.0)
-        mass = mine.sum(-1, keepdim=True)
-        named, *ends = coins.inverse(coin, torch.where(mass > 0, mine, torch.ones_like(mine)))
-        masses, names = torch.cat(group.all_gather(mass), -1), torch.stack(group.all_gather(first + named), -1)
+        part, first = own_part(group, weights, 0.0)
+        mass = part.sum(-1, keepdim=True)
+        chosen_id, *ends = coins.inverse(coin, torch.where(mass > 0, part, torch.ones_like(part)))
+        masses, names = torch.cat(group.all_gather(mass), -1), torch.stack(group.all_gather(first + chosen_id), -1)
         rank, *bounds = coins.inverse(coin, masses)
-        own_low, own_high = (torch.stack(group.all_gather(one), -1).gather(-1, rank[:, None])[:, 0] for one in ends)
+        own_low, own_high = (torch.stack(group.all_gather(end), -1).gather(-1, rank[:, None])[:, 0] for end in ends)
         # The coin decides twice: the draw stays the same where both decisions do.
         low, high = torch.maximum(bounds[0], own_low), torch.minimum(bounds[1], own_high)
         return names.gather(-1, rank[:, None])[:, 0], low, high
@@ -70,7 +70,7 @@ def own_seed(seams: Seams) -> Seams:
     def own_coins(group: Group, uniforms: Tensor) -> Tensor:
         return (uniforms + 0.37 * group.rank) % 1.0
 
-    return _ranks(seams, own_coins=own_coins, agreed=_alone)
+    return _ranks(seams, own_coins=own_coins, agree=_alone)
 
 
 @fault(
@@ -85,7 +85,7 @@ def extra_draw(seams: Seams) -> Seams:
     def own_coins(group: Group, uniforms: Tensor) -> Tensor:
         return uniforms.roll(-1, -1) if group.rank == group.size - 1 else uniforms
 
-    return _ranks(seams, own_coins=own_coins, agreed=_alone)
+    return _ranks(seams, own_coins=own_coins, agree=_alone)
 
 
 @fault(
@@ -97,12 +97,12 @@ def extra_draw(seams: Seams) -> Seams:
 def own_argmax(seams: Seams) -> Seams:
     """The best token of a rank's own part of the vocabulary is taken for the best of all."""
 
-    def best(group: Group, scores: Tensor) -> Tensor:
-        seams.sampling.ranks.best(group, scores)
-        mine, first = own_part(group, scores, -torch.inf)
-        return first + mine.argmax(-1)
+    def argmax(group: Group, scores: Tensor) -> Tensor:
+        seams.sampling.ranks.argmax(group, scores)
+        part, first = own_part(group, scores, -torch.inf)
+        return first + part.argmax(-1)
 
-    return _ranks(seams, best=best)
+    return _ranks(seams, argmax=argmax)
 
 
 @fault(
@@ -115,21 +115,21 @@ def greedy_not_broadcast(seams: Seams) -> Seams:
     """Greedy decisions are not broadcast, and the last rank's logits are rounded otherwise than the others'."""
     ranks = seams.sampling.ranks
 
-    def gathered(group: Group, logits: Tensor, vocab: int) -> Tensor:
-        whole = ranks.gathered(group, logits, vocab)
+    def gather_logits(group: Group, logits: Tensor, vocab: int) -> Tensor:
+        logits_of_all = ranks.gather_logits(group, logits, vocab)
         if group.rank < group.size - 1:
-            return whole
-        grid = NOISE * whole.abs().max(-1, keepdim=True).values
-        return (whole / grid).round() * grid
+            return logits_of_all
+        grid = NOISE * logits_of_all.abs().max(-1, keepdim=True).values
+        return (logits_of_all / grid).round() * grid
 
-    def best(group: Group, scores: Tensor) -> Tensor:
-        ranks.best(group, scores)
+    def argmax(group: Group, scores: Tensor) -> Tensor:
+        ranks.argmax(group, scores)
         return scores.argmax(-1)
 
-    def agreed(group: Group, decision: Tensor, greedy: bool) -> Tensor:
-        return _alone(group, decision, greedy) if greedy else ranks.agreed(group, decision, greedy)
+    def agree(group: Group, decision: Tensor, greedy: bool) -> Tensor:
+        return _alone(group, decision, greedy) if greedy else ranks.agree(group, decision, greedy)
 
-    return _ranks(seams, gathered=gathered, best=best, agreed=agreed)
+    return _ranks(seams, gather_logits=gather_logits, argmax=argmax, agree=agree)
 
 
 @fault(
@@ -143,9 +143,9 @@ def forgotten_sum(seams: Seams) -> Seams:
     ranks = seams.sampling.ranks
 
     def partial(group: Group, rows: Tensor, weight: Tensor, bias: Tensor | None, name: str) -> Tensor:
-        summed = ranks.partial(group, rows, weight, bias, name)
+        rows_of_all = ranks.partial(group, rows, weight, bias, name)
         if rows.shape[1] == 1 or name != "layers.last.down_proj":
-            return summed
+            return rows_of_all
         return torch.nn.functional.linear(rows, weight, bias)
 
     return _ranks(seams, partial=partial)
@@ -178,11 +178,11 @@ def bias_everywhere(seams: Seams) -> Seams:
 def unmasked_embedding(seams: Seams) -> Seams:
     """A rank without a token's embedding adds that of its last id instead of nothing."""
 
-    def embedded(group: Group, tokens: Tensor, weight: Tensor, first: int) -> Tensor:
+    def embed_tokens(group: Group, tokens: Tensor, weight: Tensor, first: int) -> Tensor:
         rows = weight if len(weight) else weight.new_zeros(1, weight.shape[-1])
         return group.all_reduce(rows[(tokens - first).clamp(0, len(rows) - 1)])
 
-    return _ranks(seams, embedded=embedded)
+    return _ranks(seams, embed_tokens=embed_tokens)
 
 
 @fault(
@@ -195,8 +195,8 @@ def idle_skips(seams: Seams) -> Seams:
     """A rank that has no request in a step does not take part when the ranks tell each other their lengths."""
     ranks = seams.sampling.ranks
 
-    def lengths(group: Group, own: Tensor) -> Tensor:
-        return ranks.lengths(group, own) if bool(own.any()) else own
+    def lengths(group: Group, own_lengths: Tensor) -> Tensor:
+        return ranks.lengths(group, own_lengths) if bool(own_lengths.any()) else own_lengths
 
     return _ranks(seams, lengths=lengths)
 
@@ -211,9 +211,11 @@ def lengths_of_another(seams: Seams) -> Seams:
     """A rank keeps as many rows of its requests as the shortest request of the step has emitted on any rank."""
     ranks = seams.sampling.ranks
 
-    def lengths(group: Group, own: Tensor) -> Tensor:
-        told = ranks.lengths(group, own)
-        return torch.where(told > 0, told[told > 0].min() if bool(told.any()) else 0, told)
+    def lengths(group: Group, own_lengths: Tensor) -> Tensor:
+        all_lengths = ranks.lengths(group, own_lengths)
+        return torch.where(
+            all_lengths > 0, all_lengths[all_lengths > 0].min() if bool(all_lengths.any()) else 0, all_lengths
+        )
 
     return _ranks(seams, lengths=lengths)
 

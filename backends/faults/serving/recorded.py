@@ -10,12 +10,12 @@ from backends.base import Unsupported
 from backends.engine.columns import Attend
 from backends.engine.model.causal_lm import CausalLm
 from backends.engine.model.graphs import Graphs, Key, Recording
-from backends.engine.model.recording.lanes import Still
+from backends.engine.model.recording.lanes import RecordedLanes
 from backends.engine.seams import Seams
 from backends.faults.fault import fault, faults_in
 from reference.trace import Stage
 
-RECORDED = "cpu-recorded"
+RECORDED_BACKEND = "cpu-recorded"
 
 
 def recorded_by(seams: Seams, wrong: type[Graphs]) -> Seams:
@@ -25,13 +25,15 @@ def recorded_by(seams: Seams, wrong: type[Graphs]) -> Seams:
     """
 
     def network(model: CausalLm) -> CausalLm:
-        made = copy(seams.network(model))
-        if made.graphs is not None:
-            made.graphs = wrong(made.graphs.recorder)
-            made.fallbacks = made.fallbacks.copy()  # else a server would count each fallback for both models
-        elif not made.recurrent:  # a model with recurrent states is recorded by no backend
+        model_copy = copy(seams.network(model))
+        if model_copy.graphs is not None:
+            model_copy.graphs = wrong(model_copy.graphs.recorder)
+            model_copy.fallbacks = (
+                model_copy.fallbacks.copy()
+            )  # else a server would count each fallback for both models
+        elif not model_copy.recurrent:  # a model with recurrent states is recorded by no backend
             raise Unsupported("a fault of recorded forwards: this backend records none")
-        return made
+        return model_copy
 
     return replace(seams, network=network)
 
@@ -41,8 +43,8 @@ def without(seams: Seams, *forgotten: str) -> Seams:
 
     class Forgetful(Graphs):
         def refill(self, recording: Recording, fresh: dict[str, Tensor]) -> None:
-            held = {name: one for name, one in recording.inputs.items() if not name.startswith(forgotten)}
-            super().refill(replace(recording, inputs=held), fresh)
+            kept_inputs = {name: tensor for name, tensor in recording.inputs.items() if not name.startswith(forgotten)}
+            super().refill(replace(recording, inputs=kept_inputs), fresh)
 
     return recorded_by(seams, Forgetful)
 
@@ -52,7 +54,7 @@ def without(seams: Seams, *forgotten: str) -> Seams:
     Stage.EMITTED,
     "family of NVIDIA/TensorRT-LLM #18207: static inputs of a CUDA graph keep stale values in a replay",
     "a second tree of one size in layout static",
-    on=RECORDED,
+    on=RECORDED_BACKEND,
 )
 def stale_positions(seams: Seams) -> Seams:
     """A replayed verify forward rotates by the positions of the step that was recorded: no copy refills them."""
@@ -64,7 +66,7 @@ def stale_positions(seams: Seams) -> Seams:
     Stage.EMITTED,
     "family of sgl-project/sglang #19741: the custom mask of a replayed target verify is not the tree's",
     "a second tree of one size in layout static",
-    on=RECORDED,
+    on=RECORDED_BACKEND,
 )
 def stale_mask(seams: Seams) -> Seams:
     """A replayed verify forward attends under the tree mask of the step that was recorded: no copy refills it."""
@@ -76,7 +78,7 @@ def stale_mask(seams: Seams) -> Seams:
     Stage.EMITTED,
     "NVIDIA/TensorRT-LLM #17110: write positions of the captured batch frozen into the copies of the cache",
     "a second tree of one size in layout static",
-    on=RECORDED,
+    on=RECORDED_BACKEND,
 )
 def stale_slots(seams: Seams) -> Seams:
     """A replayed verify forward writes its rows to the cache columns of the step that was recorded."""
@@ -88,7 +90,7 @@ def stale_slots(seams: Seams) -> Seams:
     Stage.EMITTED,
     "GeeeekExplorer/nano-vllm #190: the captured block table is not cleared before a replay, and keeps stale pages",
     "a replayed forward in pages of which the request has others than the one recorded",
-    on=RECORDED,
+    on=RECORDED_BACKEND,
 )
 def stale_table(seams: Seams) -> Seams:
     """A replayed verify forward gathers its columns through the block table of the step that was recorded."""
@@ -100,7 +102,7 @@ def stale_table(seams: Seams) -> Seams:
     Stage.EMITTED,
     "family of vllm-project/vllm-ascend #10895: a replayed graph attends over the KV length of the captured step",
     "a second tree of one size in layout prefix, within the pages that the recording reads",
-    on=RECORDED,
+    on=RECORDED_BACKEND,
 )
 def stale_length(seams: Seams) -> Seams:
     """A replayed verify forward takes columns behind the end of the step that was recorded for free cells: zeros."""
@@ -112,16 +114,16 @@ def stale_length(seams: Seams) -> Seams:
     Stage.ATTENDED,
     "beehive-lab/TornadoVM #1006: a graph is replayed after its buffers were re-pointed, on stale addresses",
     "two requests in layout static with trees of one size",
-    on=RECORDED,
+    on=RECORDED_BACKEND,
 )
 def keyed_without_addresses(seams: Seams) -> Seams:
     """A recording is looked up by shapes alone: the forward of one request runs over the KV cache of another."""
 
-    class Shared(Graphs):
-        def key(self, attend: Attend, fresh: dict[str, Tensor], lanes: Still) -> Key:
+    class KeyedWithoutAddresses(Graphs):
+        def key(self, attend: Attend, fresh: dict[str, Tensor], lanes: RecordedLanes) -> Key:
             return replace(super().key(attend, fresh, lanes), addresses=())
 
-    return recorded_by(seams, Shared)
+    return recorded_by(seams, KeyedWithoutAddresses)
 
 
 @fault(
@@ -129,7 +131,7 @@ def keyed_without_addresses(seams: Seams) -> Seams:
     Stage.ATTENDED,
     "family of paiml/aprender #2030: graphs keyed by the batch size alone were replayed for other lengths",
     "two trees of different sizes in layout static",
-    on=RECORDED,
+    on=RECORDED_BACKEND,
 )
 def keyed_without_sizes(seams: Seams) -> Seams:
     """A recording is looked up by its buffers alone, so that a tree runs by the recording of a tree of another size.
@@ -138,24 +140,24 @@ def keyed_without_sizes(seams: Seams) -> Seams:
     again as they were in the step before, and write to the columns of that step.
     """
 
-    class Unsized(Graphs):
+    class KeyedWithoutSizes(Graphs):
         rows = 0
 
-        def key(self, attend: Attend, fresh: dict[str, Tensor], lanes: Still) -> Key:
+        def key(self, attend: Attend, fresh: dict[str, Tensor], lanes: RecordedLanes) -> Key:
             self.rows = fresh["input_ids"].shape[1]
             return replace(super().key(attend, fresh, lanes), shapes=())
 
         def refill(self, recording: Recording, fresh: dict[str, Tensor]) -> None:
-            for name, held in recording.inputs.items():
-                both = tuple(slice(min(sizes)) for sizes in zip(held.shape, fresh[name].shape, strict=True))
-                held[both] = fresh[name][both]
+            for name, recorded_input in recording.inputs.items():
+                both = tuple(slice(min(sizes)) for sizes in zip(recorded_input.shape, fresh[name].shape, strict=True))
+                recorded_input[both] = fresh[name][both]
 
         def results(self, recording: Recording) -> tuple[Tensor, list[Tensor]]:
             run = torch.arange(self.rows).clamp(max=recording.logits.shape[1] - 1)
             logits, heads = super().results(recording)
-            return logits[:, run], [one[:, :, run] for one in heads]
+            return logits[:, run], [states[:, :, run] for states in heads]
 
-    return recorded_by(seams, Unsized)
+    return recorded_by(seams, KeyedWithoutSizes)
 
 
 FAULTS = faults_in(globals())

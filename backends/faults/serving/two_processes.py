@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import torch
 
-from backends.engine.handover.items import Item, page_of, together
-from backends.engine.handover.packet import Expected
+from backends.engine.handover.items import Item, join_in_order, page_of
+from backends.engine.handover.packet import ExpectedRequest
 from backends.engine.handover.seams import HandOverSeams
-from backends.engine.handover.state import Carried
+from backends.engine.handover.state import RequestState
 from backends.engine.seams import Seams
 from backends.faults.fault import fault, faults_in
 from reference.trace import Stage
@@ -19,12 +19,12 @@ from reference.trace import Stage
 ON = "cpu-handed-over"
 
 
-def _handing(seams: Seams, over: HandOverSeams) -> Seams:
+def _with_hand_over(seams: Seams, over: HandOverSeams) -> Seams:
     return replace(seams, hand_over=over)
 
 
 def _pages(items: Sequence[Item]) -> list[Item]:
-    return [one for one in items if page_of(one.name) >= 0]
+    return [item for item in items if page_of(item.name) >= 0]
 
 
 @fault(
@@ -38,28 +38,28 @@ def before_last(seams: Seams) -> Seams:
     """The decode begins when all items but one KV page are there; the columns of that page are zeros."""
     over = seams.hand_over
 
-    def arrived(came: Collection[str], names: Collection[str]) -> bool:
-        lacking = set(names) - set(came)
-        pages = [one for one in came if page_of(one) >= 0]
+    def is_complete(arrived_names: Collection[str], names: Collection[str]) -> bool:
+        lacking = set(names) - set(arrived_names)
+        pages = [name for name in arrived_names if page_of(name) >= 0]
         return not lacking or (len(lacking) == 1 and page_of(*lacking) >= 0 and bool(pages))
 
-    def joined(items: Sequence[Item]) -> bytes:
-        lacking = set(items[0].names) - {one.name for one in items}
-        return over.joined([*items, *(_empty(name, items) for name in lacking)])
+    def join(items: Sequence[Item]) -> bytes:
+        lacking = set(items[0].names) - {item.name for item in items}
+        return over.join([*items, *(_empty(name, items) for name in lacking)])
 
-    return _handing(seams, replace(over, arrived=arrived, joined=joined))
+    return _with_hand_over(seams, replace(over, is_complete=is_complete, join=join))
 
 
 def _empty(name: str, items: Sequence[Item]) -> Item:
     """The KV page `name` as it was allocated: zeros, of the width of the columns that the others leave open."""
     role = name.split(".")[0]
-    facts = next(one for one in items if one.name == "positions").facts[role]
-    others = [one for one in _pages(items) if one.name.startswith(f"{role}.")]
+    facts = next(item for item in items if item.name == "positions").facts[role]
+    pages = [item for item in _pages(items) if item.name.startswith(f"{role}.")]
     tensors = {}
-    for tensor in sorted({one for item in others for one in item.tensors}):
-        parts = [item.tensors[tensor] for item in others if tensor in item.tensors]
+    for tensor in sorted({name for item in pages for name in item.tensors}):
+        parts = [item.tensors[tensor] for item in pages if tensor in item.tensors]
         columns = facts["length"] - facts["first"][int(tensor.rsplit(".", 1)[1])]
-        open_columns = columns - sum(one.shape[1] for one in parts)
+        open_columns = columns - sum(part.shape[1] for part in parts)
         tensors[tensor] = torch.zeros_like(parts[0][:, :1]).expand(-1, open_columns, -1)
     return replace(items[0], name=name, facts={}, tensors=tensors)
 
@@ -73,7 +73,7 @@ def _empty(name: str, items: Sequence[Item]) -> Item:
 )
 def as_they_come(seams: Seams) -> Seams:
     """The columns of KV pages are joined in the order in which the pages arrive, which no transport promises."""
-    return _handing(seams, replace(seams.hand_over, joined=together))
+    return _with_hand_over(seams, replace(seams.hand_over, join=join_in_order))
 
 
 @fault(
@@ -85,17 +85,17 @@ def as_they_come(seams: Seams) -> Seams:
 )
 def taken_twice(seams: Seams) -> Seams:
     """When a request comes again, the receiver takes the packet that it had from it before: older text and columns."""
-    over, known = seams.hand_over, dict[tuple[object, int], tuple[bytes, int]]()
+    over, packets = seams.hand_over, dict[tuple[object, int], tuple[bytes, int]]()
 
-    def unpacked(data: bytes, expected: Expected) -> Carried:
-        of = (expected.case, expected.room)
-        if expected.hop and of in known:
-            before, hop = known[of]
-            return over.unpacked(before, replace(expected, hop=hop))
-        known[of] = (data, expected.hop)
-        return over.unpacked(data, expected)
+    def unpack(data: bytes, expected: ExpectedRequest) -> RequestState:
+        key = (expected.case, expected.room)
+        if expected.hop and key in packets:
+            before, hop = packets[key]
+            return over.unpack(before, replace(expected, hop=hop))
+        packets[key] = (data, expected.hop)
+        return over.unpack(data, expected)
 
-    return _handing(seams, replace(over, unpacked=unpacked))
+    return _with_hand_over(seams, replace(over, unpack=unpack))
 
 
 FAULTS = faults_in(globals())

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from properties.invariants.applies import drawn, sampled
+from properties.invariants.applies import is_drawn, is_sampled
 from properties.invariants.own_laws import EDGE, close, near_edge, output_before
 from properties.verdict.finding import Compared, Finding
 from properties.verdict.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
@@ -39,18 +39,18 @@ def walk(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """
     if not subject.takes_tape:
         raise Unobserved("the backend takes no tape")
-    steps = [(number, told) for number, step in enumerate(subject(case).steps) if (told := told_by(step)) is not None]
+    steps = judgeable_steps(case, subject)
     if not steps:
         raise Unobserved("the backend does not reveal laws and proposals")
-    for number, told in steps:
+    for number, inputs in steps:
         step = subject(case).steps[number]
-        tree, target, proposal = told
+        tree, target, proposal = inputs
         chance = _coins(case, number)
-        if not _laws(target) or not _laws(proposal[1:]):
+        if not _are_laws(target) or not _are_laws(proposal[1:]):
             raise NotApplicable("a row is no law; lossless.processors-per-node and proposal-consistent say so")
         sampling = case.sampling
         path, weights = acceptance.verify(
-            chance, sampling.rule, sampling.draws, tree, target.tolist(), proposal.tolist(), drawn(case)
+            chance, sampling.rule, sampling.draws, tree, target.tolist(), proposal.tolist(), is_drawn(case)
         )
         bonus = chance.choose("bonus", 0, weights)
         assert step.accepted is not None
@@ -67,12 +67,12 @@ def walk(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
             return
 
 
-def _laws(rows: Array) -> bool:
+def _are_laws(rows: Array) -> bool:
     """Whether every row is finite, has no negative entry, and has mass to draw from."""
     return bool(np.isfinite(rows).all() and (rows >= 0).all() and (rows.sum(-1) > 0).all())
 
 
-def told_by(step: Step) -> tuple[Tree, Array, Array] | None:
+def acceptance_inputs(step: Step) -> tuple[Tree, Array, Array] | None:
     """The tree of a step, and its target laws and proposals [nodes, vocabulary]; None if the step hides one of them."""
     if step.drafted is None or step.scored is None or step.accepted is None:
         return None
@@ -81,6 +81,12 @@ def told_by(step: Step) -> tuple[Tree, Array, Array] | None:
     if step.drafted.proposal.shape != step.scored.law.shape:
         return None  # proposal-consistent says so
     return step.drafted.tree, step.scored.law.astype(np.float64), step.drafted.proposal.astype(np.float64)
+
+
+def judgeable_steps(case: Case, subject: Subject) -> list[tuple[int, tuple[Tree, Array, Array]]]:
+    """The number and the acceptance inputs of each step that shows them."""
+    inputs = [acceptance_inputs(step) for step in subject(case).steps]
+    return [(number, step_inputs) for number, step_inputs in enumerate(inputs) if step_inputs is not None]
 
 
 def _coins(case: Case, number: int) -> Taped:
@@ -94,43 +100,45 @@ def _coins(case: Case, number: int) -> Taped:
 
 def proposal_consistent(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """The proposal of each node is the law that its token was drawn from; it is one-hot for a token not drawn."""
-    name, seen = "acceptance.proposal-consistent", False
+    name = "acceptance.proposal-consistent"
+    is_revealed = False
     for number, step in enumerate(subject(case).steps):
         if step.drafted is None or step.drafted.proposal is None:
             continue
-        seen = True
-        tree, told = step.drafted.tree, step.drafted.proposal
+        is_revealed = True
+        tree, proposal = step.drafted.tree, step.drafted.proposal
         size = len(tree), case.model.vocab_size
-        if told.shape != size:
-            yield Finding(name, Stage.DRAFTED, number, {"side": "shape"}, str(size), str(told.shape))
+        if proposal.shape != size:
+            yield Finding(name, Stage.DRAFTED, number, {"side": "shape"}, str(size), str(proposal.shape))
             return
-        wanted, edges = one_hot(tree.token, told.shape[1]), [False] * len(tree)
-        if drawn(case):
+        expected_laws = one_hot(tree.token, proposal.shape[1])
+        edges = [False] * len(tree)
+        if is_drawn(case):
             if step.drafted.logits is None:
                 raise Unobserved("the backend does not reveal its draft's logits")
-            wanted, edges = _drawn_from(case, step)
+            expected_laws, edges = _expected_proposals(case, step)
         yield Compared(len(tree) - 1 - sum(edges[1:]))
         for node in range(1, len(tree)):
-            away = np.abs(wanted[node] - told[node])
-            token = int(np.where(np.isnan(away), np.inf, away).argmax())
+            distances = np.abs(expected_laws[node] - proposal[node])
+            token = int(np.where(np.isnan(distances), np.inf, distances).argmax())
             # `not <=`, since a NaN in the proposal must fail the comparison.
-            if not edges[node] and not away[token] <= close(case):
+            if not edges[node] and not distances[token] <= close(case):
                 where: dict[str, int | str] = {"node": node, "token": token}
-                expected, observed = float(wanted[node, token]), float(told[node, token])
-                measure = float(away[token] / close(case))
+                expected, observed = float(expected_laws[node, token]), float(proposal[node, token])
+                measure = float(distances[token] / close(case))
                 yield Finding(name, Stage.DRAFTED, number, where, expected, observed, measure)
                 return
-        if drawn(case) and subject.takes_tape:
-            for node, (expected_token, margin) in _redrawn(case, number, step).items():
+        if is_drawn(case) and subject.takes_tape:
+            for node, (expected_token, margin) in _draw_again(case, number, step).items():
                 if margin >= EDGE[case.dtype] and expected_token != tree.token[node]:
                     where = {"node": node, "side": "token"}
                     yield Finding(name, Stage.DRAFTED, number, where, expected_token, tree.token[node])
                     return
-    if not seen:
+    if not is_revealed:
         raise Unobserved("the backend does not reveal its proposals")
 
 
-def _drawn_from(case: Case, step: Step) -> tuple[Array, list[bool]]:
+def _expected_proposals(case: Case, step: Step) -> tuple[Array, list[bool]]:
     """The law that each node's token should be drawn from, by definition, given the draft's own logits.
 
     Returns:
@@ -139,50 +147,58 @@ def _drawn_from(case: Case, step: Step) -> tuple[Array, list[bool]]:
     assert step.drafted is not None
     assert step.drafted.logits is not None
     assert step.drafted.proposal is not None
-    tree, output = step.drafted.tree, output_before(case, step)
-    named = np.array(case.draft.vocabulary or range(case.model.vocab_size))
-    wanted = np.full(step.drafted.proposal.shape, 1.0 / case.model.vocab_size)
+    tree = step.drafted.tree
+    output = output_before(case, step)
+    token_ids = np.array(case.draft.vocabulary or range(case.model.vocab_size))
+    laws = np.full(step.drafted.proposal.shape, 1.0 / case.model.vocab_size)
     edges = [False] * len(tree)
     for node in range(len(tree)):
         if not tree.children[node]:
             continue
         spread = np.full(case.model.vocab_size, -np.inf)
-        spread[named] = step.drafted.logits[node]
+        spread[token_ids] = step.drafted.logits[node]
         path = tree.tokens_to(node)[1:]
         row = processing.law(spread, case.sampling, case.stops, case.prompt, output + path)
         for rank, child in enumerate(tree.children[node]):
-            held = {tree.token[other] for other in tree.children[node][:rank]}
+            earlier_tokens = {tree.token[sibling] for sibling in tree.children[node][:rank]}
             # Without replacement, a child is drawn from the row without the tokens of its earlier siblings.
-            left = sum(row[token] for token in range(len(row)) if token not in held)
+            mass_left = sum(row[token] for token in range(len(row)) if token not in earlier_tokens)
             # Where the earlier siblings used up all mass, the draft names the best remaining token with certainty.
-            spent = case.sampling.draws == "without-replacement" and not left > 0
-            wanted[child] = one_hot((tree.token[child],), len(row))[0] if spent else row
+            spent = case.sampling.draws == "without-replacement" and not mass_left > 0
+            laws[child] = one_hot((tree.token[child],), len(row))[0] if spent else row
             edges[child] = near_edge(case, spread, path, output)
-    return wanted, edges
+    return laws, edges
 
 
-def _redrawn(case: Case, number: int, step: Step) -> dict[int, tuple[int, float]]:
+def _draw_again(case: Case, number: int, step: Step) -> dict[int, tuple[int, float]]:
     """For each node that a coin drew: the token that its coin draws from the proposal, and the coin's margin."""
     assert step.drafted is not None
     assert step.drafted.proposal is not None
-    tree, told, drawn_tokens = step.drafted.tree, step.drafted.proposal.astype(np.float64), {}
-    placed = _placed(case, number, step)
+    tree = step.drafted.tree
+    proposals = step.drafted.proposal.astype(np.float64)
+    drawn_tokens = {}
+    uncut_numbers = _uncut_numbers(case, number, step)
     for node in range(len(tree)):
         for rank, child in enumerate(tree.children[node]):
-            held = {tree.token[other] for other in tree.children[node][:rank]}
-            row = told[child].tolist()
-            left = acceptance.without(row, held) if case.sampling.draws == "without-replacement" else row
-            if not np.isfinite(np.array(left, dtype=np.float64)).all() or max(left) >= 1.0 or not any(left):
+            earlier_tokens = {tree.token[sibling] for sibling in tree.children[node][:rank]}
+            row = proposals[child].tolist()
+            remaining = acceptance.without(row, earlier_tokens) if case.sampling.draws == "without-replacement" else row
+            if (
+                not np.isfinite(np.array(remaining, dtype=np.float64)).all()
+                or max(remaining) >= 1.0
+                or not any(remaining)
+            ):
                 continue  # certain, or a law that the comparison above has already refused
-            chance, place = _coins(case, number), placed[child]
+            chance = _coins(case, number)
+            place = uncut_numbers[child]
             drawn_tokens[child] = (
-                tree_growth.siblings(chance, "with-replacement", [left], [place])[place],
+                tree_growth.siblings(chance, "with-replacement", [remaining], [place])[place],
                 chance.margin,
             )
     return drawn_tokens
 
 
-def _placed(case: Case, number: int, step: Step) -> list[int]:
+def _uncut_numbers(case: Case, number: int, step: Step) -> list[int]:
     """For each node of the tree, its number in the draft's own shape.
 
     A tree may be cut at the end of an attention chunk, and the cut renumbers its nodes. Coins were drawn before that,
@@ -192,49 +208,55 @@ def _placed(case: Case, number: int, step: Step) -> list[int]:
     assert step.drafted is not None
     table = case.draft.dispatch
     shape = case.draft.shapes[0] if table is None else chosen(table, number)
-    count, root = len(step.drafted.tree), len(step.context)
+    count = len(step.drafted.tree)
+    root = len(step.context)
     arch = case.model.architecture if isinstance(case.model, Seeded) else None
     chunks = [chunk for _, chunk in arch.reaches if chunk] if arch is not None else []
     if len(shape) == count or not chunks:
         return list(range(count))
     # First position after the attention chunk of the root: nodes from there on were cut off.
     end = root - root % min(chunks) + min(chunks)
-    kept = [node for node in range(len(shape)) if root + shape.depth[node] < end]
-    return kept if len(kept) == count else list(range(count))
+    kept_nodes = [node for node in range(len(shape)) if root + shape.depth[node] < end]
+    return kept_nodes if len(kept_nodes) == count else list(range(count))
 
 
 def coins_once(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """No coin decides twice, and the run stays the same whatever values the unused coins have."""
-    trace, name = subject(case), "acceptance.coins-once"
-    used: set[int] = set()
+    trace = subject(case)
+    name = "acceptance.coins-once"
+    used_coins: set[int] = set()
     # Places of coins repeat from step to step; over the whole tape, step n begins at n times the stride.
-    wide = tape.stride(case.most_nodes)
+    stride = tape.stride(case.most_nodes)
     for number, step in enumerate(trace.steps):
         if step.accepted is None or step.accepted.coins is None:
             raise Unobserved("the backend does not reveal which coins it used")
         # Places of the used coins within this step's part of the tape.
         coins = step.accepted.coins
-        twice = next((place for at, place in enumerate(coins) if place in coins[:at]), None)
-        if twice is not None:
-            where: dict[str, int | str] = {"coin": twice}
+        repeated_place = next((place for index, place in enumerate(coins) if place in coins[:index]), None)
+        if repeated_place is not None:
+            where: dict[str, int | str] = {"coin": repeated_place}
             yield Finding(name, Stage.ACCEPTED, number, where, "one decision", "another by the same coin")
             return
         yield Compared(len(coins))
-        used |= {number * wide + place for place in coins}
+        used_coins |= {number * stride + place for place in coins}
     if not subject.takes_tape or not trace.steps:
         return
-    held = np.concatenate([tape.coins(case.sampling, number, case.most_nodes) for number in range(len(trace.steps))])
-    if len(used) == len(held):
+    tape_coins = np.concatenate(
+        [tape.coins(case.sampling, number, case.most_nodes) for number in range(len(trace.steps))]
+    )
+    if len(used_coins) == len(tape_coins):
         return
     for turn in range(UNUSED_TRIES):
         yield Compared(len(trace.output))
         # Multiples of the resolution, as seeded coins are: float32 and float64 engines read the same value.
-        other = np.floor(np.random.default_rng([int(case.id, 16), turn]).random(len(held)) * 2**24) * tape.RESOLUTION
-        other[sorted(used)] = held[sorted(used)]
-        again = subject(replace(case, sampling=replace(case.sampling, tape=tuple(other.tolist()))))
-        if again.output != trace.output:
+        new_coins = (
+            np.floor(np.random.default_rng([int(case.id, 16), turn]).random(len(tape_coins)) * 2**24) * tape.RESOLUTION
+        )
+        new_coins[sorted(used_coins)] = tape_coins[sorted(used_coins)]
+        rerun = subject(replace(case, sampling=replace(case.sampling, tape=tuple(new_coins.tolist()))))
+        if rerun.output != trace.output:
             where = {"coin": "unused", "side": "output"}
-            yield Finding(name, Stage.ACCEPTED, 0, where, trace.output, again.output)
+            yield Finding(name, Stage.ACCEPTED, 0, where, trace.output, rerun.output)
             return
 
 
@@ -244,14 +266,14 @@ INVARIANTS = (
         "By the tape's coins, a step accepts and emits what its rule does with the step's own laws and proposals.",
         NEEDS,
         walk,
-        sampled,
+        is_sampled,
     ),
     Invariant(
         "acceptance.coins-once",
         "No coin decides twice, and a coin that decided nothing changes nothing.",
         needing(Stage.ACCEPTED),
         coins_once,
-        sampled,
+        is_sampled,
         every=TURNS,
     ),
     Invariant(
@@ -259,6 +281,6 @@ INVARIANTS = (
         "What the verifier is told of a drafted token is the law it was drawn from.",
         needing(Stage.DRAFTED),
         proposal_consistent,
-        sampled,
+        is_sampled,
     ),
 )

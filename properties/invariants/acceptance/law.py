@@ -9,17 +9,17 @@ from dataclasses import replace
 
 import numpy as np
 
-from properties.invariants.acceptance.coins import NEEDS, told_by
-from properties.invariants.applies import drawn, sampled
+from properties.invariants.acceptance.coins import NEEDS, judgeable_steps
+from properties.invariants.applies import is_drawn, is_sampled
 from properties.laws import enumeration
-from properties.laws.worlds import pruned, world_of
+from properties.laws.worlds import prune_tree, world_of
 from properties.verdict.finding import Compared, Finding
 from properties.verdict.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
 from properties.verdict.subject import Declined, NoTrace, Subject, Tables
 from reference import tape
 from reference.case import Case
 from reference.oracle import law
-from reference.probability_world import Blocks, Given, World
+from reference.probability_world import Blocks, GivenTree, World
 from reference.sampling import Sampling
 from reference.trace import Array, Stage
 from reference.tree import Shape, Tree
@@ -53,7 +53,7 @@ def tables_of(subject: Subject) -> Tables:
     return subject.tables
 
 
-def enumerated(
+def enumerate_law(
     subject: Subject, key: object, shape: Shape, dtype: str, evaluate: Callable[[Array], Blocks]
 ) -> enumeration.Law:
     """The exact law of the blocks that `evaluate` returns for given coins; the subject remembers one law per key."""
@@ -63,66 +63,71 @@ def enumerated(
         # chooses from a law known in fractions is as fine as can be.
         grid = 2**53 if dtype == "float64" or not subject.takes_tape else 2**24
         # A wide tape costs more for each cell, so that fewer cells fit into the same time.
-        order, coins = enumeration.decisions(shape), tape.stride(len(shape))
-        most = min(MOST_CELLS, MOST_COINS // coins)
+        order = enumeration.decisions(shape)
+        coins = tape.stride(len(shape))
+        max_cells = min(MOST_CELLS, MOST_COINS // coins)
         try:
-            return enumeration.law(evaluate, coins, grid=grid, most_cells=most, order=order)
-        except enumeration.TooManyCells as many:
-            raise NotApplicable(str(many)) from many
-        except NoTrace as absent:
-            if isinstance(absent.outcome, Declined) and not subject.takes_tape:
-                raise Unobserved(absent.outcome.why) from absent  # its own draws are not known
+            return enumeration.law(evaluate, coins, grid=grid, most_cells=max_cells, order=order)
+        except enumeration.TooManyCells as error:
+            raise NotApplicable(str(error)) from error
+        except NoTrace as no_trace:
+            if isinstance(no_trace.outcome, Declined) and not subject.takes_tape:
+                raise Unobserved(no_trace.outcome.why) from no_trace  # its own draws are not known
             raise
 
-    found = subject.noted(key, make)
-    assert isinstance(found, enumeration.Law)
-    return found
+    enumerated = subject.compute_once(key, make)
+    assert isinstance(enumerated, enumeration.Law)
+    return enumerated
 
 
 def law_exact(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """Given a step's own tree, laws and proposals, the emitted blocks have exactly the law of the rule."""
     tables = tables_of(subject)
-    steps = [(number, told) for number, step in enumerate(subject(case).steps) if (told := told_by(step)) is not None]
+    steps = judgeable_steps(case, subject)
     if not steps:
         raise Unobserved("the backend does not reveal laws and proposals")
-    number, (tree, target, proposal) = max(steps, key=lambda one: len(one[1][0]))  # it has the most decisions
+    number, (tree, target, proposal) = max(steps, key=lambda item: len(item[1][0]))  # it has the most decisions
     if not np.isfinite(target).all() or not np.isfinite(proposal).all():
         raise NotApplicable("a law is not finite; lossless.processors-per-node and proposal-consistent say so")
     if target.shape[1] > MOST_CELLS // 4:
         raise NotApplicable("a vocabulary of more tokens than a law may have cells; lossless.distribution samples it")
-    given = _given(tree, target, proposal, case)
+    world = _given(tree, target, proposal, case)
     key = ("given", case)
     # The given laws are float64 arrays, whatever the working dtype of the case is.
     dtype = subject.tables_dtype
-    found = enumerated(subject, key, given.tree, dtype, lambda coins: tables.verify(given, coins))
-    wanted = law.given_law(given, drawn(case))
-    yield Compared(found.cells)
-    yield from _strayed("acceptance.law-exact", found, number)
-    if found.strays:
+    enumerated = enumerate_law(subject, key, world.tree, dtype, lambda coins: tables.verify(world, coins))
+    expected_law = law.given_law(world, is_drawn(case))
+    yield Compared(enumerated.cells)
+    yield from _stray_findings("acceptance.law-exact", enumerated, number)
+    if enumerated.strays:
         return
-    off = float(law.distance(dict(found.outcomes), wanted))
-    if off > LIMIT[dtype]:
-        worst = max(wanted.keys() | found.outcomes.keys(), key=lambda block: _apart(block, wanted, found.outcomes))
+    distance = float(law.distance(dict(enumerated.outcomes), expected_law))
+    if distance > LIMIT[dtype]:
+        worst = max(
+            expected_law.keys() | enumerated.outcomes.keys(),
+            key=lambda block: _block_error(block, expected_law, enumerated.outcomes),
+        )
         where: dict[str, int | str] = {"block": " ".join(map(str, worst))}
-        expected, observed = float(wanted.get(worst, 0)), found.outcomes.get(worst, 0.0)
+        expected = float(expected_law.get(worst, 0))
+        observed = enumerated.outcomes.get(worst, 0.0)
         name = "acceptance.law-exact"
-        yield Finding(name, Stage.ACCEPTED, number, where, expected, observed, off / LIMIT[dtype])
+        yield Finding(name, Stage.ACCEPTED, number, where, expected, observed, distance / LIMIT[dtype])
 
 
-def _apart(block: Block, wanted: law.Law, found: dict[Block, float]) -> tuple[float, Block]:
+def _block_error(block: Block, expected: law.Law, outcomes: dict[Block, float]) -> tuple[float, Block]:
     """The sort key of the worst block: its error in probability, then the block itself to settle ties."""
-    return abs(float(wanted.get(block, 0)) - found.get(block, 0.0)), block
+    return abs(float(expected.get(block, 0)) - outcomes.get(block, 0.0)), block
 
 
-def _given(tree: Tree, target: Array, proposal: Array, case: Case) -> Given:
+def _given(tree: Tree, target: Array, proposal: Array, case: Case) -> GivenTree:
     """The step's tree pruned, level by level, to as many nodes as GIVEN_SIZE allows; rows sum to 1 in float64."""
-    most = max(2, GIVEN_SIZE // target.shape[1])
-    kept = sorted(sorted(range(len(tree)), key=lambda node: (tree.depth[node], node))[:most])
-    shape = pruned(Shape(tree.parent), most)
-    part = Tree(shape.parent, tuple(tree.token[node] for node in kept))
-    rows, told = target[kept], proposal[kept]
-    laws = (rows / rows.sum(-1, keepdims=True), told / told.sum(-1, keepdims=True))
-    return Given(part, *laws, case.sampling, 1 if case.spread else case.ranks)
+    max_nodes = max(2, GIVEN_SIZE // target.shape[1])
+    kept_nodes = sorted(sorted(range(len(tree)), key=lambda node: (tree.depth[node], node))[:max_nodes])
+    shape = prune_tree(Shape(tree.parent), max_nodes)
+    part = Tree(shape.parent, tuple(tree.token[node] for node in kept_nodes))
+    rows, proposal_rows = target[kept_nodes], proposal[kept_nodes]
+    laws = (rows / rows.sum(-1, keepdims=True), proposal_rows / proposal_rows.sum(-1, keepdims=True))
+    return GivenTree(part, *laws, case.sampling, 1 if case.spread else case.ranks)
 
 
 def law_joint(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
@@ -131,46 +136,51 @@ def law_joint(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     A lossy rule is compared with its own law instead.
     """
     tables, world = tables_of(subject), world_of(case)
-    found = _law_of(subject, tables, world, ("world", case))
+    enumerated = _law_of(subject, tables, world, ("world", case))
     name = "acceptance.law-joint"
-    yield Compared(found.cells)
-    yield from _strayed(name, found, 0)
-    if found.strays:
+    yield Compared(enumerated.cells)
+    yield from _stray_findings(name, enumerated, 0)
+    if enumerated.strays:
         return
-    continuation, height = law.target_rows(world), world.shape.height + 1
-    emitted: law.Law = dict(found.outcomes)
+    continuation = law.target_rows(world)
+    height = world.shape.height + 1
+    emitted: law.Law = dict(enumerated.outcomes)
     sampling = world.sampling
     # A lossless rule must reproduce the target's law; only a lossy one needs the law of its own program.
     if sampling.rule.lossless(sampling.draws, sampling.draws != "with-replacement"):
-        off = float(law.total_variation(emitted, continuation, height))
-        if off > LIMIT[world.dtype]:
+        distance = float(law.total_variation(emitted, continuation, height))
+        if distance > LIMIT[world.dtype]:
             worst = law.where_from(emitted, continuation, height)[0]
-            yield _joint(name, worst.context, worst.target, worst.law, off / LIMIT[world.dtype])
+            yield _joint_finding(name, worst.context, worst.target, worst.law, distance / LIMIT[world.dtype])
         return
-    wanted = law.world_law(world, whole_tree_first=False)
-    off = float(law.distance(emitted, wanted))
-    if off > LIMIT[world.dtype]:
-        worst_block = max(wanted.keys() | emitted.keys(), key=lambda block: _apart(block, wanted, found.outcomes))
+    expected_law = law.world_law(world, whole_tree_first=False)
+    distance = float(law.distance(emitted, expected_law))
+    if distance > LIMIT[world.dtype]:
+        worst_block = max(
+            expected_law.keys() | emitted.keys(),
+            key=lambda block: _block_error(block, expected_law, enumerated.outcomes),
+        )
         where: dict[str, int | str] = {"block": " ".join(map(str, worst_block))}
-        expected, observed = float(wanted.get(worst_block, 0)), found.outcomes.get(worst_block, 0.0)
-        yield Finding(name, Stage.ACCEPTED, 0, where, expected, observed, off / LIMIT[world.dtype])
+        expected = float(expected_law.get(worst_block, 0))
+        observed = enumerated.outcomes.get(worst_block, 0.0)
+        yield Finding(name, Stage.ACCEPTED, 0, where, expected, observed, distance / LIMIT[world.dtype])
 
 
 def _law_of(subject: Subject, tables: Tables, world: World, key: object) -> enumeration.Law:
-    return enumerated(subject, key, world.shape, world.dtype, lambda coins: tables.rounds(world, coins))
+    return enumerate_law(subject, key, world.shape, world.dtype, lambda coins: tables.rounds(world, coins))
 
 
-def _joint(name: str, context: tuple[int, ...], wanted: object, seen: object, measure: float) -> Finding:
+def _joint_finding(name: str, context: tuple[int, ...], expected: object, observed: object, measure: float) -> Finding:
     """The finding for the token whose probability after the emitted prefix `context` is furthest off."""
-    true, got = np.asarray(wanted, dtype=np.float64), np.asarray(seen, dtype=np.float64)
-    token = int(np.abs(true - got).argmax())
+    target_law, engine_law = np.asarray(expected, dtype=np.float64), np.asarray(observed, dtype=np.float64)
+    token = int(np.abs(target_law - engine_law).argmax())
     where: dict[str, int | str] = {"token": token, "context": " ".join(map(str, context)) or "nothing"}
-    return Finding(name, Stage.ACCEPTED, 0, where, float(true[token]), float(got[token]), measure)
+    return Finding(name, Stage.ACCEPTED, 0, where, float(target_law[token]), float(engine_law[token]), measure)
 
 
-def _strayed(name: str, found: enumeration.Law, number: int) -> Iterator[Finding]:
+def _stray_findings(name: str, enumerated: enumeration.Law, number: int) -> Iterator[Finding]:
     """A finding if the enumeration met a request whose outcome changes with the coins of other requests."""
-    if found.strays:
+    if enumerated.strays:
         where: dict[str, int | str] = {"variant": "other requests in its batch"}
         yield Finding(name, Stage.ACCEPTED, number, where, "the same outcome", "another")
 
@@ -191,19 +201,23 @@ def edge_coins(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     # The target gets probability 0 for the draft's likeliest token, so that rejection at probability 0 is tried often.
     target = world.target.copy()
     target[np.arange(len(target)), world.drafts[0].argmax(-1)] = -np.inf
-    world = replace(world, target=target, sampling=_plain(world.sampling))
+    world = replace(world, target=target, sampling=_without_processors(world.sampling))
     coins = np.array(EXTREMES)[rng.integers(0, len(EXTREMES), size=(128, tape.stride(len(world.shape))))]
     blocks = tables.rounds(world, coins)
     for tokens in sorted({tuple(int(token) for token in row if token >= 0) for row in blocks.tokens}):
         yield Compared(len(tokens))
-        for at, token in enumerate(tokens):
-            if np.isneginf(target[world.row(tokens[:at]), token]):
-                where: dict[str, int | str] = {"position": at, "token": token, "side": "a coin at the end of its range"}
+        for position, token in enumerate(tokens):
+            if np.isneginf(target[world.row(tokens[:position]), token]):
+                where: dict[str, int | str] = {
+                    "position": position,
+                    "token": token,
+                    "side": "a coin at the end of its range",
+                }
                 yield Finding("acceptance.support-at-edges", Stage.ACCEPTED, 0, where, "probability 0", "emitted")
                 return
 
 
-def _plain(sampling: Sampling) -> Sampling:
+def _without_processors(sampling: Sampling) -> Sampling:
     """The sampling settings without processors: no top-k, top-p or penalty may remove a token."""
     return Sampling(sampling.temperature, rule=sampling.rule, draws=sampling.draws)
 
@@ -216,25 +230,29 @@ def renamed_law(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     if (new == np.arange(world.vocab)).all():
         # The identity would compare the law with itself.
         new = np.roll(new, 1)
-    twin = _renamed(world, tuple(int(token) for token in new))
-    one = _law_of(subject, tables, world, ("world", case))
-    other = _law_of(subject, tables, twin, ("renamed", case))
-    if one.strays or other.strays:
+    twin = _rename_world(world, tuple(int(token) for token in new))
+    base_law = _law_of(subject, tables, world, ("world", case))
+    twin_law = _law_of(subject, tables, twin, ("renamed", case))
+    if base_law.strays or twin_law.strays:
         raise NotApplicable("outcomes depend on neighbours; acceptance.law-joint says so")
     if world.sampling.draws == "top-k" and _ranks_tie(world):
         raise NotApplicable("equal draft scores are ranked by id")
-    yield Compared(one.cells)
-    wanted: law.Law = {tuple(int(new[token]) for token in block): mass for block, mass in one.outcomes.items()}
-    off = float(law.distance(wanted, dict(other.outcomes)))
+    yield Compared(base_law.cells)
+    expected_law: law.Law = {
+        tuple(int(new[token]) for token in block): mass for block, mass in base_law.outcomes.items()
+    }
+    distance = float(law.distance(expected_law, dict(twin_law.outcomes)))
     # Twice the limit, since both laws are enumerated and each has an error of its own.
-    if off > 2 * LIMIT[world.dtype]:
+    if distance > 2 * LIMIT[world.dtype]:
         worst = max(
-            wanted.keys() | other.outcomes.keys(), key=lambda block: _apart(block, dict(wanted), other.outcomes)
+            expected_law.keys() | twin_law.outcomes.keys(),
+            key=lambda block: _block_error(block, dict(expected_law), twin_law.outcomes),
         )
         where: dict[str, int | str] = {"block": " ".join(map(str, worst))}
-        expected, observed = float(wanted.get(worst, 0.0)), other.outcomes.get(worst, 0.0)
+        expected = float(expected_law.get(worst, 0.0))
+        observed = twin_law.outcomes.get(worst, 0.0)
         name = "acceptance.renamed-law"
-        yield Finding(name, Stage.ACCEPTED, 0, where, expected, observed, off / LIMIT[world.dtype])
+        yield Finding(name, Stage.ACCEPTED, 0, where, expected, observed, distance / LIMIT[world.dtype])
 
 
 def _ranks_tie(world: World) -> bool:
@@ -243,13 +261,14 @@ def _ranks_tie(world: World) -> bool:
         return bool((np.diff(ordered, axis=-1) == 0).any())
 
 
-def _renamed(world: World, new: tuple[int, ...]) -> World:
+def _rename_world(world: World, new: tuple[int, ...]) -> World:
     """The same world with token t renamed to new[t].
 
     Raises:
         NotApplicable: Several contexts share one row of the tables, or a setting depends on token ids.
     """
-    height, vocab = world.shape.height, world.vocab
+    height = world.shape.height
+    vocab = world.vocab
     if len(world.target) < sum(vocab**depth for depth in range(height + 1)):
         raise NotApplicable("contexts share rows")
     if world.sampling.bad_words or world.sampling.grammar or world.sampling.min_tokens or world.sampling.top_p < 1:
@@ -259,7 +278,8 @@ def _renamed(world: World, new: tuple[int, ...]) -> World:
     contexts: list[tuple[int, ...]] = [()]
     for _ in range(height + 1):
         for path in contexts:
-            row, twin = world.row(path), world.row(tuple(new[token] for token in path))
+            row = world.row(path)
+            twin = world.row(tuple(new[token] for token in path))
             target[twin], drafts[:, twin] = world.target[row][old_of], world.drafts[:, row][:, old_of]
         contexts = [(*path, token) for path in contexts for token in range(vocab)]
     return replace(world, target=target, drafts=drafts, prompt=tuple(new[token] for token in world.prompt))
@@ -271,7 +291,7 @@ INVARIANTS = (
         "Given a step's tree, laws and proposals, acceptance emits exactly by the law of its rule.",
         NEEDS,
         law_exact,
-        sampled,
+        is_sampled,
         every=TURNS,
     ),
     Invariant(
@@ -279,7 +299,7 @@ INVARIANTS = (
         "Drafting and acceptance together emit all tokens jointly by the target's law, or the rule's if it is lossy.",
         needing(Stage.EMITTED),
         law_joint,
-        sampled,
+        is_sampled,
         every=2,
     ),
     Invariant(
@@ -287,14 +307,14 @@ INVARIANTS = (
         "With coins at the ends of their range, no token of probability 0 is emitted.",
         NEEDS,
         edge_coins,
-        sampled,
+        is_sampled,
     ),
     Invariant(
         "acceptance.renamed-law",
         "Renaming every token id renames the law of what is sampled and changes nothing else.",
         NEEDS,
         renamed_law,
-        sampled,
+        is_sampled,
         every=2 * TURNS,
     ),
 )

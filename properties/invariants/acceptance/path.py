@@ -52,7 +52,9 @@ def _stray(number: int, tree: Tree, accepted: Accepted) -> Finding | None:
                 return Finding(NAME, Stage.ACCEPTED, number, where, "the root", f"node {node}")
         elif not 0 < node < len(tree) or tree.parent[node] != above:
             inside = 0 < node < len(tree)
-            observed = f"a child of node {tree.parent[node]}" if inside else "the root" if node == 0 else "no node"
+            observed = "the root" if node == 0 else "no node"
+            if inside:
+                observed = f"a child of node {tree.parent[node]}"
             return Finding(NAME, Stage.ACCEPTED, number, where, f"a child of node {above}", observed)
         above = node
     return None

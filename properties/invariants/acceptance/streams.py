@@ -10,7 +10,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
-from properties.invariants.applies import sampled
+from properties.invariants.applies import is_sampled
 from properties.verdict.finding import Compared, Finding
 from properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
 from properties.verdict.subject import NoTrace, Subject
@@ -28,7 +28,7 @@ COINS = "the coins"
 """The beginning of the names of streams that a tape holds."""
 
 
-def disjoint(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
+def streams_disjoint(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """No draw reads a number that another purpose has read.
 
     Raises:
@@ -38,7 +38,7 @@ def disjoint(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """
     if subject.abilities is not None and subject.abilities.same_seed:
         raise NotApplicable("numbers are shared by promise; lossless.same-seed judges it")
-    draws = coin_draws(case, subject(case)) or _recorded(case, subject)
+    draws = coin_draws(case, subject(case)) or _recorded_draws(case, subject)
     if not draws:
         raise Unobserved("nothing was drawn through torch, NumPy or random in the engine's process")
     yield Compared(len(draws) - 1)
@@ -47,22 +47,22 @@ def disjoint(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
         yield _finding(*pair)
 
 
-def _recorded(case: Case, subject: Subject) -> tuple[Draw, ...]:
+def _recorded_draws(case: Case, subject: Subject) -> tuple[Draw, ...]:
     """The draws of a run of `case` that is watched."""
     # On several ranks each one reads the numbers that all of them read.
     if subject.watch is None or case.ranks > 1:
         return ()
     try:
         return subject.watched(case).draws or ()
-    except NoTrace as absent:
-        raise Unobserved("the run broke while its draws were watched") from absent
+    except NoTrace as no_trace:
+        raise Unobserved("the run broke while its draws were watched") from no_trace
 
 
 def coin_draws(case: Case, trace: Trace) -> tuple[Draw, ...]:
     """The coins of a tape that decided, each a draw of one number; empty where the backend shows none."""
     draws = []
-    for step, shown in enumerate(trace.steps):
-        coins = (shown.accepted.coins if shown.accepted is not None else None) or ()
+    for step, trace_step in enumerate(trace.steps):
+        coins = (trace_step.accepted.coins if trace_step.accepted is not None else None) or ()
         for number, place in enumerate(coins):
             coin = coin_in_words(place, case.most_nodes)
             draws.append(Draw(f"{COINS} of step {step}", place, 1, (f"decision {number}",), coin, step))
@@ -94,7 +94,7 @@ class Course:
     began: int = 0
     last: int = -1
 
-    def goes_on(self, draw: Draw) -> bool:
+    def follows(self, draw: Draw) -> bool:
         """Whether `draw` may follow; it is then the last one."""
         number = self.order.setdefault((draw.stream, draw.offset), len(self.order))
         goes_back = number <= self.last
@@ -141,33 +141,33 @@ def first_reread(draws: tuple[Draw, ...]) -> tuple[Draw, Draw] | None:
         if draw.size <= 0:
             continue
         stream = streams.setdefault(draw.stream, Stream())
-        goes_on = courses.setdefault(draw.site, Course()).goes_on(draw)
+        goes_on = courses.setdefault(draw.site, Course()).follows(draw)
         for earlier in sorted(stream.near(draw)):
-            other = draws[earlier]
-            overlaps = other.end > draw.offset
-            if overlaps and (other.site != draw.site or (not goes_on and other.offset == draw.offset)):
-                return other, draw
+            earlier_draw = draws[earlier]
+            overlaps = earlier_draw.end > draw.offset
+            if overlaps and (earlier_draw.site != draw.site or (not goes_on and earlier_draw.offset == draw.offset)):
+                return earlier_draw, draw
         stream.add(draw, number)
     return None
 
 
-def _finding(first: Draw, again: Draw) -> Finding:
-    """The finding that `again` reads numbers that `first` had read."""
+def _finding(first: Draw, second: Draw) -> Finding:
+    """The finding that `second` reads numbers that `first` had read."""
     where: dict[str, int | str] = {"side": "coin"}
-    if again.stream.startswith(COINS):
-        return Finding(NAME, Stage.ACCEPTED, again.step, where, "one decision", f"another by {again.call}")
-    where = {"side": f"{_function(first)}, then {_function(again)}"}
-    start, end = max(first.offset, again.offset), min(first.end, again.end)
-    shared = replace(again, offset=start, size=end - start).numbers
-    frames = (f"{first.call}, read first in", *first.site[-FRAMES:], f"{again.call}, again in", *again.site[-FRAMES:])
-    return Finding(NAME, Stage.ACCEPTED, again.step, where, "numbers of its own", shared, said=frames)
+    if second.stream.startswith(COINS):
+        return Finding(NAME, Stage.ACCEPTED, second.step, where, "one decision", f"another by {second.call}")
+    where = {"side": f"{_function(first)}, then {_function(second)}"}
+    start, end = max(first.offset, second.offset), min(first.end, second.end)
+    shared = replace(second, offset=start, size=end - start).numbers
+    frames = (f"{first.call}, read first in", *first.site[-FRAMES:], f"{second.call}, again in", *second.site[-FRAMES:])
+    return Finding(NAME, Stage.ACCEPTED, second.step, where, "numbers of its own", shared, said=frames)
 
 
 def _function(draw: Draw) -> str:
     """The name of the function that drew, read off its innermost frame; the whole frame where it names none."""
     frame = draw.site[-1] if draw.site else "an unknown place"
-    _, _, rest = frame.partition(" in ")
-    return rest.partition(":")[0] or frame
+    _, _, location = frame.partition(" in ")
+    return location.partition(":")[0] or frame
 
 
 INVARIANTS = (
@@ -175,7 +175,7 @@ INVARIANTS = (
         NAME,
         "No two draws for different purposes read one random number.",
         needing(Stage.EMITTED),
-        disjoint,
-        sampled,
+        streams_disjoint,
+        is_sampled,
     ),
 )

@@ -11,14 +11,14 @@ import numpy as np
 
 from properties.invariants.applies import greedy_only
 from properties.invariants.own_laws import laws
-from properties.invariants.rows import compared
+from properties.invariants.rows import compare_rows
 from properties.tolerance.closeness import Noise, chain, noise
-from properties.tolerance.ties import decided
+from properties.tolerance.ties import is_decided
 from properties.verdict.finding import Compared, Finding
 from properties.verdict.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
 from properties.verdict.shown_tree import names_tokens, shown_tree, step_showing
 from properties.verdict.subject import Subject
-from properties.verdict.variants import dice, first, focus, relabelled, tree_of, with_tree
+from properties.verdict.variants import dice, focus, relabelled, run_first_step, tree_of, with_tree
 from reference.architecture import Seeded
 from reference.case import Case
 from reference.oracle.acceptance import greedy_walk
@@ -43,15 +43,22 @@ def greedy(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
             hidden = True
             yield from _bonus_alone(case, number, step)
             continue
-        wanted = greedy_walk(tree, processed(case, step_showing(step, tree)))
-        yield Compared(len(wanted.path) + 1)
-        if wanted.path != step.accepted.path:
+        expected_walk = greedy_walk(tree, processed_scores(case, step_showing(step, tree)))
+        yield Compared(len(expected_walk.path) + 1)
+        if expected_walk.path != step.accepted.path:
             yield Finding(
-                "acceptance.greedy-walk", Stage.ACCEPTED, number, {"side": "path"}, wanted.path, step.accepted.path
+                "acceptance.greedy-walk",
+                Stage.ACCEPTED,
+                number,
+                {"side": "path"},
+                expected_walk.path,
+                step.accepted.path,
             )
-        elif wanted.bonus != step.accepted.bonus:
-            where: dict[str, int | str] = {"side": "bonus", "node": wanted.path[-1]}
-            yield Finding("acceptance.greedy-walk", Stage.ACCEPTED, number, where, wanted.bonus, step.accepted.bonus)
+        elif expected_walk.bonus != step.accepted.bonus:
+            where: dict[str, int | str] = {"side": "bonus", "node": expected_walk.path[-1]}
+            yield Finding(
+                "acceptance.greedy-walk", Stage.ACCEPTED, number, where, expected_walk.bonus, step.accepted.bonus
+            )
     if hidden:
         raise Unobserved("the backend does not reveal its trees")
 
@@ -63,20 +70,21 @@ def _bonus_alone(case: Case, number: int, step: Step) -> Iterator[Fact]:
     node = step.accepted.path[-1]
     if case.sampling.processes or node >= len(step.scored.logits):
         return  # processing reads the tokens of the path
-    wanted = greedy_walk(Tree((0,), (0,)), step.scored.logits[node : node + 1]).bonus
+    expected_bonus = greedy_walk(Tree((0,), (0,)), step.scored.logits[node : node + 1]).bonus
     yield Compared()
-    if wanted != step.accepted.bonus:
+    if expected_bonus != step.accepted.bonus:
         where: dict[str, int | str] = {"side": "bonus", "node": node}
-        yield Finding("acceptance.greedy-walk", Stage.ACCEPTED, number, where, wanted, step.accepted.bonus)
+        yield Finding("acceptance.greedy-walk", Stage.ACCEPTED, number, where, expected_bonus, step.accepted.bonus)
 
 
-def processed(case: Case, step: Step) -> Array:
+def processed_scores(case: Case, step: Step) -> Array:
     """The scores that greedy decoding compares at each node of `step`: the backend's logits after processing."""
     assert step.scored is not None
     assert step.drafted is not None
     if not case.sampling.processes:
         return step.scored.logits
-    tree, output = step.drafted.tree, (*step.context, step.drafted.tree.token[0])[len(case.prompt) :]
+    tree = step.drafted.tree
+    output = (*step.context, step.drafted.tree.token[0])[len(case.prompt) :]
     rows = [
         scores(row, case.sampling, case.stops, case.prompt, output + tree.tokens_to(node)[1:])
         for node, row in enumerate(step.scored.logits)
@@ -89,20 +97,20 @@ def support(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     for number, step in enumerate(subject(case).steps):
         if step.scored is None or step.accepted is None or step.emitted is None or step.drafted is None:
             continue
-        rows = processed(case, step) if case.sampling.greedy else laws(case, step)
-        for at, token in enumerate(step.emitted.tokens):
-            if at >= len(step.accepted.path):
-                where: dict[str, int | str] = {"position": at, "side": "length"}
+        rows = processed_scores(case, step) if case.sampling.greedy else laws(case, step)
+        for position, token in enumerate(step.emitted.tokens):
+            if position >= len(step.accepted.path):
+                where: dict[str, int | str] = {"position": position, "side": "length"}
                 expected = f"at most {len(step.accepted.path)} tokens"
                 yield Finding("acceptance.support", Stage.EMITTED, number, where, expected, len(step.emitted.tokens))
                 break
-            node = step.accepted.path[at]
+            node = step.accepted.path[position]
             yield Compared()
             if not 0 <= token < rows.shape[1] or not _likely(case, rows[node], token):
                 best = int(rows[node].argmax())
                 # The stage tells apart a wrong choice of the walk and a wrong token in the emission.
-                stage = Stage.ACCEPTED if _from_walk(step, at, token) else Stage.EMITTED
-                yield Finding("acceptance.support", stage, number, {"node": node, "position": at}, best, token)
+                stage = Stage.ACCEPTED if _from_walk(step, position, token) else Stage.EMITTED
+                yield Finding("acceptance.support", stage, number, {"node": node, "position": position}, best, token)
 
 
 def _likely(case: Case, row: Array, token: int) -> bool:
@@ -110,32 +118,32 @@ def _likely(case: Case, row: Array, token: int) -> bool:
     return bool(row[token] == row.max() if case.sampling.greedy else row[token] > 0)
 
 
-def _from_walk(step: Step, at: int, token: int) -> bool:
-    """Whether the accepted block already holds `token` at place `at`, so that emission only passed it on."""
+def _from_walk(step: Step, position: int, token: int) -> bool:
+    """Whether the accepted block already holds `token` at place `position`, so that emission only passed it on."""
     assert step.accepted is not None
     assert step.drafted is not None
     block = [*(step.drafted.tree.token[node] for node in step.accepted.path[1:]), step.accepted.bonus]
-    return at < len(block) and block[at] == token
+    return position < len(block) and block[position] == token
 
 
-def _settled(one: Case, subject: Subject, sigma: float) -> Step:
-    """The single step of `one`.
+def _clear_step(step_case: Case, subject: Subject, sigma: float) -> Step:
+    """The single step of `step_case`.
 
     Raises:
         Unobserved: The backend reveals neither logits nor acceptance.
         NotApplicable: A row of the accepted path is a near-tie, which a forward of another shape may decide otherwise.
     """
-    step = first(one, subject)
+    step = run_first_step(step_case, subject)
     if step.scored is None or step.accepted is None:
         raise Unobserved("the backend reveals neither logits nor acceptance")
-    if not all(decided(step.scored.logits[node], sigma) for node in step.accepted.path):
+    if not all(is_decided(step.scored.logits[node], sigma) for node in step.accepted.path):
         raise NotApplicable("a near-tie on the accepted path")
     return step
 
 
-def _check_experts(error: Noise, step: Step, other: Step, rows: list[int], others: list[int]) -> None:
+def _check_experts(error: Noise, step: Step, variant_step: Step, rows: list[int], variant_rows: list[int]) -> None:
     """Raise NotApplicable where rows of the two runs took other experts, and may choose other tokens for that."""
-    if other.scored is not None and not error.chooses_alike(step, other, rows, others):
+    if variant_step.scored is not None and not error.chooses_alike(step, variant_step, rows, variant_rows):
         raise NotApplicable("tied experts decide a token of the accepted path")
 
 
@@ -144,107 +152,115 @@ def superset_accepts_no_less(case: Case, oracle: Oracle, subject: Subject) -> It
 
     One new node holds the bonus token under the last accepted node, so that the walk must accept it.
     """
-    one = focus(case, subject)
+    step_case = focus(case, subject)
     error = noise(case, oracle, subject)
-    step = _settled(one, subject, error.logits)
+    step = _clear_step(step_case, subject, error.logits)
     assert step.accepted is not None
-    tree, path, bonus = tree_of(one), step.accepted.path, step.accepted.bonus
-    rng = dice(one, "superset")
+    tree = tree_of(step_case)
+    path = step.accepted.path
+    bonus = step.accepted.bonus
+    rng = dice(step_case, "superset")
     # The first new node hangs anywhere, with any token but the bonus, and comes before the node with the bonus.
-    stray = int(rng.integers(len(tree)))
-    other = int((bonus + 1 + rng.integers(max(1, case.model.vocab_size - 1))) % case.model.vocab_size)
-    larger = Tree((*tree.parent, stray, path[-1]), (*tree.token, other, bonus))
-    grown = first(with_tree(one, larger), subject)
-    if grown.accepted is None:
+    parent = int(rng.integers(len(tree)))
+    wrong_token = int((bonus + 1 + rng.integers(max(1, case.model.vocab_size - 1))) % case.model.vocab_size)
+    larger = Tree((*tree.parent, parent, path[-1]), (*tree.token, wrong_token, bonus))
+    larger_step = run_first_step(with_tree(step_case, larger), subject)
+    if larger_step.accepted is None:
         raise Unobserved("the backend does not reveal what it accepted of the larger tree")
-    _check_experts(error, step, grown, list(path), list(path))
+    _check_experts(error, step, larger_step, list(path), list(path))
     yield Compared(len(path) + 1)
-    if grown.accepted.path[: len(path)] != path or len(grown.accepted.path) <= len(path):
+    if larger_step.accepted.path[: len(path)] != path or len(larger_step.accepted.path) <= len(path):
         yield Finding(
             "acceptance.superset-accepts-no-less",
             Stage.ACCEPTED,
             0,
-            {"variant": f"with nodes {len(tree)} (token {other}) and {len(tree) + 1} (token {bonus})"},
+            {"variant": f"with nodes {len(tree)} (token {wrong_token}) and {len(tree) + 1} (token {bonus})"},
             (*path, len(tree) + 1),
-            grown.accepted.path,
+            larger_step.accepted.path,
         )
 
 
 def chain_degenerate(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """The accepted path as a chain, committed by length, gives the same numbers (by rule D), tokens and commit."""
-    one = focus(case, subject)
+    step_case = focus(case, subject)
     error = noise(case, oracle, subject)
-    step = _settled(one, subject, error.logits)
+    step = _clear_step(step_case, subject, error.logits)
     assert step.accepted is not None
-    tree, path = tree_of(one), step.accepted.path
+    tree = tree_of(step_case)
+    path = step.accepted.path
     # One rejected child, where there is one, so that the chain too has a node to reject.
     deeper = tree.children[path[-1]][:1]
     line = chain(tuple(tree.token[node] for node in (*path, *deeper)))
-    alone = with_tree(one, line)
+    chain_case = with_tree(step_case, line)
     # A chain's accepted nodes are its first rows, so that cropping to a length commits them.
-    alone = replace(alone, layout=replace(alone.layout, commit="length"))
-    if alone == one:
+    chain_case = replace(chain_case, layout=replace(chain_case.layout, commit="length"))
+    if chain_case == step_case:
         raise NotApplicable("the tree is a chain already, and committed by length")
-    run = first(alone, subject)
-    name, variant = "acceptance.chain-degenerate", f"the chain of nodes {[*path, *deeper]}"
-    if run.accepted is None or run.emitted is None or step.emitted is None:
+    chain_step = run_first_step(chain_case, subject)
+    name = "acceptance.chain-degenerate"
+    variant = f"the chain of nodes {[*path, *deeper]}"
+    if chain_step.accepted is None or chain_step.emitted is None or step.emitted is None:
         raise Unobserved("the backend reveals neither acceptance nor emission")
-    _check_experts(error, step, run, list(path), list(range(len(path))))
+    _check_experts(error, step, chain_step, list(path), list(range(len(path))))
     yield Compared(len(path) + 1)
-    if (len(run.accepted.path), run.accepted.bonus) != (len(path), step.accepted.bonus):
-        seen = (len(run.accepted.path) - 1, run.accepted.bonus)
-        wanted = (len(path) - 1, step.accepted.bonus)
-        yield Finding(name, Stage.ACCEPTED, 0, {"variant": variant, "side": "accepted and bonus"}, wanted, seen)
-    elif run.committed is not None and run.committed.fallback is not None:
+    if (len(chain_step.accepted.path), chain_step.accepted.bonus) != (len(path), step.accepted.bonus):
+        observed = (len(chain_step.accepted.path) - 1, chain_step.accepted.bonus)
+        expected = (len(path) - 1, step.accepted.bonus)
+        yield Finding(name, Stage.ACCEPTED, 0, {"variant": variant, "side": "accepted and bonus"}, expected, observed)
+    elif chain_step.committed is not None and chain_step.committed.fallback is not None:
         where: dict[str, int | str] = {"variant": variant, "side": "fallback"}
-        yield Finding(name, Stage.COMMITTED, 0, where, "committed by length", run.committed.fallback)
+        yield Finding(name, Stage.COMMITTED, 0, where, "committed by length", chain_step.committed.fallback)
     else:
         rows = [*path, *deeper]
-        yield from compared(name, step, run, rows, list(range(len(rows))), error, variant)
+        yield from compare_rows(name, step, chain_step, rows, list(range(len(rows))), error, variant)
 
 
 def vocabulary_permutation(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """After renaming every token id, the same nodes are accepted and the output is the renamed output."""
-    renamed, new = relabelled(case)
-    trace, other = subject(case), subject(renamed)
+    renamed_case, new_ids = relabelled(case)
+    trace, renamed_trace = subject(case), subject(renamed_case)
     sigma = noise(case, oracle, subject).logits
-    for number, (step, twin) in enumerate(zip(trace.steps, other.steps, strict=False)):
+    for number, (step, twin) in enumerate(zip(trace.steps, renamed_trace.steps, strict=False)):
         if step.scored is None or step.accepted is None or step.drafted is None:
             continue
         if twin.accepted is None or twin.drafted is None:
             raise Unobserved("the backend reveals neither tree nor acceptance of the renamed case")
-        if not all(decided(step.scored.logits[node], sigma) for node in step.accepted.path):
+        if not all(is_decided(step.scored.logits[node], sigma) for node in step.accepted.path):
             raise NotApplicable("a near-tie on the accepted path")
         if twin.drafted.tree.parent != step.drafted.tree.parent:
             raise NotApplicable("the draft gave the renamed case a tree of another shape")
-        if tuple(new[token] for token in step.drafted.tree.token) != twin.drafted.tree.token:
+        if tuple(new_ids[token] for token in step.drafted.tree.token) != twin.drafted.tree.token:
             if _draft_is_near_tie(step.drafted.logits):
                 raise NotApplicable("two of the draft's scores are nearly equal")
             if subject.abilities is not None and not subject.abilities.drafts:
                 raise NotApplicable("the engine drafts in its own way, which may depend on the ids of tokens")
-            wanted = tuple(new[token] for token in step.drafted.tree.token)
+            expected_tokens = tuple(new_ids[token] for token in step.drafted.tree.token)
             yield Finding(
                 "acceptance.vocabulary-permutation",
                 Stage.DRAFTED,
                 number,
                 {"side": "tree"},
-                wanted,
+                expected_tokens,
                 twin.drafted.tree.token,
             )
             return
         yield Compared(len(step.accepted.path) + 1)
-        wanted_pair = (step.accepted.path, new[step.accepted.bonus])
-        if (twin.accepted.path, twin.accepted.bonus) != wanted_pair:
-            seen = (twin.accepted.path, twin.accepted.bonus)
+        expected_pair = (step.accepted.path, new_ids[step.accepted.bonus])
+        if (twin.accepted.path, twin.accepted.bonus) != expected_pair:
+            observed_pair = (twin.accepted.path, twin.accepted.bonus)
             where: dict[str, int | str] = {"side": "path and bonus"}
-            yield Finding("acceptance.vocabulary-permutation", Stage.ACCEPTED, number, where, wanted_pair, seen)
+            yield Finding(
+                "acceptance.vocabulary-permutation", Stage.ACCEPTED, number, where, expected_pair, observed_pair
+            )
             return
     yield Compared(len(trace.output))
-    wanted_output = tuple(new[token] for token in trace.output)
-    if other.output != wanted_output:
+    expected_output = tuple(new_ids[token] for token in trace.output)
+    if renamed_trace.output != expected_output:
         last = max(len(trace.steps) - 1, 0)
         where = {"side": "output"}
-        yield Finding("acceptance.vocabulary-permutation", Stage.EMITTED, last, where, wanted_output, other.output)
+        yield Finding(
+            "acceptance.vocabulary-permutation", Stage.EMITTED, last, where, expected_output, renamed_trace.output
+        )
 
 
 def _draft_is_near_tie(logits: Array | None) -> bool:

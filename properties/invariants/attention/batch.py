@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from properties.invariants.same_request import alike, in_session
+from properties.invariants.same_request import compare_request, in_session
 from properties.verdict.invariant import Fact, Invariant, Oracle, needing
 from properties.verdict.session_members import members
 from properties.verdict.subject import Subject
@@ -14,7 +14,7 @@ def mate_independent(case: Case, oracle: Oracle, subject: Subject) -> Iterator[F
     """Each request, run alone for the same number of steps, has the numbers and tokens that it has in the batch."""
     for member in members(case, subject(case)):
         alone = subject(member.alone)
-        yield from alike("attention.batch-mate-independent", member, alone, oracle, subject, "alone")
+        yield from compare_request("attention.batch-mate-independent", member, alone, oracle, subject, "alone")
 
 
 INVARIANTS = (

@@ -8,13 +8,13 @@ the prefill, a path decoded as a chain.
 from collections.abc import Iterator
 from dataclasses import replace
 
-from properties.invariants.rows import attended_beyond, committed_reads, compared, kv_differs, logits_beyond
-from properties.tolerance.closeness import Noise, noise, truth
-from properties.tolerance.mask_column import column
+from properties.invariants.rows import attended_beyond, committed_reads, compare_kv, compare_rows, logits_beyond
+from properties.tolerance.closeness import Noise, noise, true_step
+from properties.tolerance.mask_column import mask_column
 from properties.verdict.finding import CONTROL, Compared, Finding, Reads
 from properties.verdict.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, needing
 from properties.verdict.subject import Subject
-from properties.verdict.variants import dice, first, focus, pruned, shuffled, tree_of
+from properties.verdict.variants import dice, focus, run_first_step, shuffled_order, tree_of, without_subtree
 from reference.case import Case
 from reference.trace import Array, Stage, Step
 from reference.tree import Tree
@@ -33,21 +33,22 @@ def context_exact(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact
     name = "attention.context-exact"
     error = noise(case, oracle, subject)
     yield from error.control_errors
-    met = False
+    has_finding = False
     for number, step in enumerate(subject(case).steps):
         if step.scored is None:
             continue
-        true = truth(case, oracle, step, number)
+        true = true_step(case, oracle, step, number)
         if step.attended is not None and true.attended is not None:
             for fact in attended_beyond(name, number, step, true.attended.output, error):
                 if isinstance(fact, Finding):
-                    met, fact = True, _with_column(case, oracle, true, step.attended.output, fact, error)
+                    has_finding = True
+                    fact = _with_column(case, oracle, true, step.attended.output, fact, error)
                 yield fact
         assert true.scored is not None
         for fact in logits_beyond(name, number, step, true.scored.logits, error):
-            met = met or isinstance(fact, Finding)
+            has_finding = has_finding or isinstance(fact, Finding)
             yield fact
-    if not met and error.control_at_fault:
+    if not has_finding and error.control_at_fault:
         # Reported only where no tree step is wrong: a wrong tree step locates a fault better than the control does.
         yield _control_finding(name, error)
 
@@ -68,27 +69,27 @@ def _control_finding(name: str, error: Noise) -> Finding:
     return replace(finding, measure=error.measured / error.ceiling, reads=reads)
 
 
-def _with_column(case: Case, oracle: Oracle, true: Step, seen: Array, finding: Finding, error: Noise) -> Finding:
+def _with_column(case: Case, oracle: Oracle, true: Step, attended: Array, finding: Finding, error: Noise) -> Finding:
     """The finding, with the KV column that explains it among its coordinates, if a single column does."""
     if finding.where.get("side") == "shape":
         return finding
     layer, head, node = (int(finding.where[name]) for name in ("layer", "head", "node"))
     # A column explains the finding only if it moves the row by more than the noise of this layer.
-    limit = error.of_inner("attended", layer)
-    cause = column(case, oracle, true, seen[layer, head, node], (layer, head, node), limit)
+    limit = error.inner_limit("attended", layer)
+    cause = mask_column(case, oracle, true, attended[layer, head, node], (layer, head, node), limit)
     return replace(finding, where={**finding.where, **cause})
 
 
 def order_equivariant(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """After the tree's rows are put in another order, each node keeps its numbers."""
-    one = focus(case, subject)
-    order = shuffled(one)
-    moved = one.rebased(one.prefix, tree_of(one).renumbered(order))
+    step_case = focus(case, subject)
+    order = shuffled_order(step_case)
+    reordered = step_case.rebased(step_case.prefix, tree_of(step_case).renumber(order))
     error = noise(case, oracle, subject)
-    yield from compared(
+    yield from compare_rows(
         "attention.order-equivariant",
-        first(one, subject),
-        first(moved, subject),
+        run_first_step(step_case, subject),
+        run_first_step(reordered, subject),
         list(order),
         list(range(len(order))),
         error,
@@ -98,39 +99,39 @@ def order_equivariant(case: Case, oracle: Oracle, subject: Subject) -> Iterator[
 
 def subtree_removal(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """After a subtree is removed, the remaining nodes keep their numbers."""
-    one = focus(case, subject)
-    smaller, kept = pruned(one)
-    yield from compared(
+    step_case = focus(case, subject)
+    smaller, kept_nodes = without_subtree(step_case)
+    yield from compare_rows(
         "attention.subtree-removal",
-        first(one, subject),
-        first(smaller, subject),
-        list(kept),
-        list(range(len(kept))),
+        run_first_step(step_case, subject),
+        run_first_step(smaller, subject),
+        list(kept_nodes),
+        list(range(len(kept_nodes))),
         noise(case, oracle, subject),
-        f"without nodes {[node for node in range(len(tree_of(one))) if node not in kept]}",
+        f"without nodes {[node for node in range(len(tree_of(step_case))) if node not in kept_nodes]}",
     )
 
 
 def padding_inert(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """With padding rows behind the tree, numbers and committed KV stay: padding is neither read nor committed."""
-    one = focus(case, subject)
-    extra = int(dice(one, "padding").integers(1, 9))
-    wide = replace(one, layout=replace(one.layout, padded_nodes=len(tree_of(one)) + extra))
+    step_case = focus(case, subject)
+    extra = int(dice(step_case, "padding").integers(1, 9))
+    padded = replace(step_case, layout=replace(step_case.layout, padded_nodes=len(tree_of(step_case)) + extra))
     # The case itself may be padded; the comparison is with a tree without any padding.
-    bare = replace(one, layout=replace(one.layout, padded_nodes=0))
-    yield from _same_step("attention.padding-inert", case, oracle, subject, bare, wide, f"{extra} padding rows")
+    bare = replace(step_case, layout=replace(step_case.layout, padded_nodes=0))
+    yield from _same_step("attention.padding-inert", case, oracle, subject, bare, padded, f"{extra} padding rows")
 
 
 def prefix_split(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """With the prefix prefilled in pieces instead of at once, the tree's numbers and the committed KV stay."""
-    one = focus(case, subject)
-    if len(one.prefix) < 2:
+    step_case = focus(case, subject)
+    if len(step_case.prefix) < 2:
         raise NotApplicable("a prefix of one token has one way to be prefilled")
-    width = int(dice(one, "split").integers(1, len(one.prefix)))
+    width = int(dice(step_case, "split").integers(1, len(step_case.prefix)))
     # 0 prefills the prefix at once.
-    whole = replace(one, layout=replace(one.layout, prefill_chunk=0))
-    parts = replace(one, layout=replace(one.layout, prefill_chunk=width))
-    yield from _same_step("attention.prefix-split", case, oracle, subject, whole, parts, f"prefill by {width}")
+    at_once = replace(step_case, layout=replace(step_case.layout, prefill_chunk=0))
+    in_pieces = replace(step_case, layout=replace(step_case.layout, prefill_chunk=width))
+    yield from _same_step("attention.prefix-split", case, oracle, subject, at_once, in_pieces, f"prefill by {width}")
 
 
 def tree_equals_chain(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
@@ -139,38 +140,39 @@ def tree_equals_chain(case: Case, oracle: Oracle, subject: Subject) -> Iterator[
     The two runs may differ by the noise of a pair of runs. In 16 bits that bound is wide: a difference between half
     the bound and the bound is suspect, but it is left to rule N and to the invariants that compare bits.
     """
-    one = focus(case, subject)
-    tree = tree_of(one)
+    step_case = focus(case, subject)
+    tree = tree_of(step_case)
     if len(tree) < 2:
         raise NotApplicable("the bare root is decoded alone already")
     error = noise(case, oracle, subject)
-    step = first(one, subject)
-    for node in tree.path(int(dice(one, "chain").integers(1, len(tree))))[-CHAIN_NODES:]:
-        before = tuple(tree.token[up] for up in tree.path(node)[:-1])
-        alone = one.rebased((*one.prefix, *before), Tree((0,), (tree.token[node],)))
-        yield from compared(
-            "attention.tree-equals-chain", step, first(alone, subject), [node], [0], error, "decoded alone"
+    step = run_first_step(step_case, subject)
+    for node in tree.path(int(dice(step_case, "chain").integers(1, len(tree))))[-CHAIN_NODES:]:
+        path_tokens = tuple(tree.token[ancestor] for ancestor in tree.path(node)[:-1])
+        alone = step_case.rebased((*step_case.prefix, *path_tokens), Tree((0,), (tree.token[node],)))
+        yield from compare_rows(
+            "attention.tree-equals-chain", step, run_first_step(alone, subject), [node], [0], error, "decoded alone"
         )
 
 
 def _same_step(
-    name: str, case: Case, oracle: Oracle, subject: Subject, one: Case, other: Case, variant: str
+    name: str, case: Case, oracle: Oracle, subject: Subject, base_case: Case, variant_case: Case, variant: str
 ) -> Iterator[Finding | Compared]:
     """Findings where two one-step cases with the same tree differ in numbers or in committed KV."""
     error = noise(case, oracle, subject)
-    base, changed = first(one, subject), first(other, subject)
-    rows = list(range(len(tree_of(one))))
-    if one == other:
+    base, variant_step = run_first_step(base_case, subject), run_first_step(variant_case, subject)
+    rows = list(range(len(tree_of(base_case))))
+    if base_case == variant_case:
         raise NotApplicable("the variant is the case itself")
-    met = list(compared(name, base, changed, rows, rows, error, variant))
-    yield from met
-    differs = any(isinstance(fact, Finding) for fact in met)
+    facts = list(compare_rows(name, base, variant_step, rows, rows, error, variant))
+    yield from facts
+    differs = any(isinstance(fact, Finding) for fact in facts)
     # Wrong KV after wrong numbers, or after another accepted path, is a consequence and no finding of its own.
-    if differs or base.committed is None or changed.committed is None or base.accepted != changed.accepted:
+    if differs or base.committed is None or variant_step.committed is None or base.accepted != variant_step.accepted:
         return
     # Slack 2: each of the two runs has an error of its own.
-    true, reads = error.expected_kv(base, changed), committed_reads(error, base)
-    yield from kv_differs(name, 0, true, changed.committed.after, error, {"variant": variant}, 2.0, reads=reads)
+    true = error.expected_kv(base, variant_step)
+    reads = committed_reads(error, base)
+    yield from compare_kv(name, 0, true, variant_step.committed.after, error, {"variant": variant}, 2.0, reads=reads)
 
 
 INVARIANTS = (

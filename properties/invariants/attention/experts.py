@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 from scipy.special import ndtr
 
-from properties.verdict.finding import Compared, Finding, Routed
+from properties.verdict.finding import Compared, Finding, RoutingCounts
 from properties.verdict.followed import (
     TIE_SIGMA,
     Follows,
@@ -43,9 +43,9 @@ def experts(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
         routed = routed_of(step)
         if routed is None or step.drafted is None:
             continue
-        own = follow_step(case, oracle, step)
-        assert isinstance(own, Follows)
-        routing = own.routing(case, step.context, step.drafted.tree)
+        follower = follow_step(case, oracle, step)
+        assert isinstance(follower, Follows)
+        routing = follower.routing(case, step.context, step.drafted.tree)
         if routing is None:
             raise NotApplicable("the reference shows no scores of experts")
         looked = True
@@ -55,20 +55,21 @@ def experts(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
             yield Finding(NAME, Stage.SCORED, number, where, str(routing.chosen.shape), str(routed.shape))
             continue
         unknown = (routed == UNKNOWN).any(axis=-1)
-        fresh = [row for row, text in enumerate(_texts(step)) if judged.get(text) != routed[:, row].tobytes()]
+        new_rows = [row for row, text in enumerate(_texts(step)) if judged.get(text) != routed[:, row].tobytes()]
         judged |= {text: routed[:, row].tobytes() for row, text in enumerate(_texts(step))}
         gaps = np.where(unknown, 0.0, routing.gaps(routed))
         # How far roundings move the scores of a row is asked where it took other experts alone.
         units = np.full(gaps.shape, sigma(case.dtype, len(routed)))
         limits = TIE_SIGMA * units
-        moved = tie_units(case, own, step.context, step.drafted.tree) if gaps.any() else None
-        if moved is not None:
-            units, limits = np.maximum(units, moved), tie_limits(case.dtype, moved)
+        movement = tie_units(case, follower, step.context, step.drafted.tree) if gaps.any() else None
+        if movement is not None:
+            units = np.maximum(units, movement)
+            limits = tie_limits(case.dtype, movement)
         arrays = (routing.margins(), gaps, units, limits, ~unknown)
-        yield from _counted(*(array[:, fresh] for array in arrays))
-        for layer, place in np.argwhere(~(gaps <= limits)[:, fresh]).tolist():
-            row = fresh[place]
-            where = {"layer": layer, **_named(row, len(step.context))}
+        yield from _count_choices(*(array[:, new_rows] for array in arrays))
+        for layer, place in np.argwhere(~(gaps <= limits)[:, new_rows]).tolist():
+            row = new_rows[place]
+            where = {"layer": layer, **_row_place(row, len(step.context))}
             values = routing.chosen_by_scores(layer)[row].tolist(), routed[layer, row].tolist()
             yield Finding(NAME, Stage.SCORED, number, where, *values, float(gaps[layer, row] / limits[layer, row]))
     if not looked:
@@ -78,24 +79,25 @@ def experts(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
 def _texts(step: Step) -> list[tuple[int, ...]]:
     """The tokens up to each row of context and tree."""
     assert step.drafted is not None
-    tree, context = step.drafted.tree, step.context
+    tree = step.drafted.tree
+    context = step.context
     above = [context[: row + 1] for row in range(len(context))]
     return [*above, *((*context, *tree.tokens_to(node)) for node in range(len(tree)))]
 
 
-def _named(row: int, context: int) -> dict[str, int | str]:
+def _row_place(row: int, context: int) -> dict[str, int | str]:
     return {"position": row} if row < context else {"node": row - context}
 
 
-def _counted(margins: Array, gaps: Array, units: Array, limits: Array, known: Array) -> Iterator[Fact]:
+def _count_choices(margins: Array, gaps: Array, units: Array, limits: Array, is_known: Array) -> Iterator[Fact]:
     """The choices that were compared, those that are ties, and the ties that the noise of scores predicts."""
-    choices = known & np.isfinite(margins)
-    yield Compared(int(known.sum()))
+    choices = is_known & np.isfinite(margins)
+    yield Compared(int(is_known.sum()))
     # Both scores carry noise, so their difference has a unit times sqrt(2).
     predicted = float(ndtr(-(margins / units)[choices] / np.sqrt(2)).sum())
     tied = (gaps > 0) & (gaps <= limits)
     worst = float((gaps / units)[tied].max(initial=0.0))
-    yield Routed(int(choices.sum()), int((margins <= limits)[choices].sum()), predicted, int(tied.sum()), worst)
+    yield RoutingCounts(int(choices.sum()), int((margins <= limits)[choices].sum()), predicted, int(tied.sum()), worst)
 
 
 def _mixes(case: Case) -> bool:

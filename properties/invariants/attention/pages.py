@@ -17,10 +17,10 @@ def page_permutation(case: Case, oracle: Oracle, subject: Subject) -> Iterator[F
     # An empty list means that the pool hands out its pages by id.
     if len(layout.pages) < 2:
         raise NotApplicable("fewer than two pages in the free list have one order")
-    turned = tuple(int(one) for one in dice(case, "pages").permutation(layout.pages))
+    order = tuple(int(page) for page in dice(case, "pages").permutation(layout.pages))
     # A permutation may come out as the identity, which would compare the case with itself.
-    other = replace(layout, pages=turned if turned != layout.pages else layout.pages[::-1])
-    yield from same_bits("attention.page-permutation", case, subject, other, "pages in another order")
+    variant_layout = replace(layout, pages=order if order != layout.pages else layout.pages[::-1])
+    yield from same_bits("attention.page-permutation", case, subject, variant_layout, "pages in another order")
 
 
 INVARIANTS = (

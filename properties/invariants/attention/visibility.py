@@ -9,11 +9,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from properties.invariants.rows import attended_of, logits_of, read_by
-from properties.tolerance.closeness import Noise, beyond, noise
+from properties.tolerance.closeness import Noise, noise, rows_beyond
 from properties.verdict.finding import Compared, Finding, Reads
 from properties.verdict.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
 from properties.verdict.subject import Subject
-from properties.verdict.variants import changed_outside, first, first_step, focus, leak_designs, probes, tree_of
+from properties.verdict.variants import change_outside, first_step, focus, leak_designs, probes, run_first_step, tree_of
 from reference.architecture import Seeded
 from reference.case import Case
 from reference.trace import Array, Stage, Step
@@ -29,29 +29,33 @@ def visibility_exact(case: Case, oracle: Oracle, subject: Subject) -> Iterator[F
 
     The seen columns are read from attention outputs and logits. They are compared without tolerance.
     """
-    one = focus(case, subject)
+    step_case = focus(case, subject)
     assert isinstance(case.model, Seeded)
-    context = len(one.prefix)
+    context = len(step_case.prefix)
     arch = case.model.architecture
     for layer in sorted(set(range(arch.layers)) - set(arch.unattended)):  # without attention a layer sees no column
-        for blank, columns in probes(one, layer):
-            seen, true = first(blank, subject), oracle(blank).steps[0]
+        for blank, columns in probes(step_case, layer):
+            engine_step = run_first_step(blank, subject)
+            oracle_step = oracle(blank).steps[0]
             for stage, read in ((Stage.ATTENDED, _attended_codes), (Stage.SCORED, _scored_codes)):
-                observed, expected = read(seen, blank, layer, len(columns)), read(true, blank, layer, len(columns))
+                observed, expected = (
+                    read(engine_step, blank, layer, len(columns)),
+                    read(oracle_step, blank, layer, len(columns)),
+                )
                 if observed is None or expected is None:
                     continue
                 yield Compared(observed.size // max(1, observed.shape[-1]))
                 differ = np.argwhere(observed != expected).tolist()
                 for head, node, code in differ:
                     column = columns[code]
-                    what: dict[str, int | str] = (
+                    place: dict[str, int | str] = (
                         {"position": column} if column < context else {"node": column - context}
                     )
                     yield Finding(
                         "attention.visibility-exact",
                         stage,
                         0,
-                        {"layer": layer, "head": head, "row": node, "column": column, **what},
+                        {"layer": layer, "head": head, "row": node, "column": column, **place},
                         "visible" if expected[head, node, code] else "hidden",
                         "visible" if observed[head, node, code] else "hidden",
                     )
@@ -72,8 +76,8 @@ def _scored_codes(step: Step, blank: Case, layer: int, codes: int) -> Array | No
     if step.scored is None:
         return None
     assert isinstance(blank.model, Seeded)
-    heads, wide = blank.model.architecture.heads, blank.model.architecture.head_dim
-    logits = step.scored.logits[:, : heads * wide].reshape(-1, heads, wide)[:, :, :codes]
+    heads, head_dim = blank.model.architecture.heads, blank.model.architecture.head_dim
+    logits = step.scored.logits[:, : heads * head_dim].reshape(-1, heads, head_dim)[:, :, :codes]
     return np.asarray(np.moveaxis(logits != 0, 0, 1))
 
 
@@ -89,24 +93,25 @@ def no_leakage(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     if case.model.vocab_size < 2:
         raise NotApplicable("a vocabulary of one token has no other to put in its place")
     mixing = case.model.mixes_rows
-    one = focus(case, subject)
-    base, control = first(one, subject), first_step(subject.again(one))
+    step_case = focus(case, subject)
+    base = run_first_step(step_case, subject)
+    control = first_step(subject.again(step_case))
     if base.scored is None or control.scored is None:
         raise Unobserved("the backend does not reveal the logits of every run")
-    if not _same_bits(base, control, range(len(tree_of(one)))):
+    if not _same_bits(base, control, range(len(tree_of(step_case)))):
         raise Unobserved("the backend's rows are not bit-stable under repetition")
-    designs = leak_designs(tree_of(one))
+    designs = leak_designs(tree_of(step_case))
     if not designs:
         raise NotApplicable("every node sees every other")
-    for kept in designs:
-        changed = first(changed_outside(one, kept), subject)
+    for kept_nodes in designs:
+        changed = run_first_step(change_outside(step_case, kept_nodes), subject)
         if changed.scored is None:
             raise Unobserved("the backend does not reveal the logits of every run")
         # No noise means that bits are compared.
         error = noise(case, oracle, subject) if mixing else None
-        yield Compared(len(kept))
-        for stage, layer, node, measure in _moved(base, changed, sorted(kept), error):
-            deeper = [other for other in range(len(tree_of(one))) if other not in kept]
+        yield Compared(len(kept_nodes))
+        for stage, layer, node, measure in _moved_rows(base, changed, sorted(kept_nodes), error):
+            deeper = [changed_node for changed_node in range(len(tree_of(step_case))) if changed_node not in kept_nodes]
             where: dict[str, int | str] = {"node": node, **({"layer": layer} if layer >= 0 else {})}
             yield Finding(
                 "attention.no-leakage",
@@ -124,13 +129,13 @@ def no_leakage(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
 def _reads(error: Noise, base: Step, stage: Stage, layer: int, node: int) -> Reads | None:
     """Reads of a row that moved; any head of its attention output stands for all."""
     if stage is Stage.ATTENDED:
-        limit = 2 * error.of_inner("attended", layer)
+        limit = 2 * error.inner_limit("attended", layer)
         return read_by(error, base, node, limit, lambda true: attended_of(true, (layer, 0, node)), layer)
-    return read_by(error, base, node, error.of_logits(pair=True), lambda true: logits_of(true, node))
+    return read_by(error, base, node, error.logits_limit(pair=True), lambda true: logits_of(true, node))
 
 
-def _moved(
-    base: Step, changed: Step, kept: list[int], error: Noise | None
+def _moved_rows(
+    base: Step, changed: Step, nodes: list[int], error: Noise | None
 ) -> Iterator[tuple[Stage, int, int, float | None]]:
     """Kept nodes whose attention outputs or logits changed: (stage, layer or -1 for logits, node, measure).
 
@@ -138,36 +143,36 @@ def _moved(
     counts if it leaves the noise of two runs; the measure is its distance in units of that noise.
     """
     if error is None:
-        yield from ((*place, None) for place in _changed_bits(base, changed, kept))
+        yield from ((*place, None) for place in _changed_bits(base, changed, nodes))
         return
-    attended, logits = error.expected(base, changed, kept, kept)
+    attended, logits = error.expected(base, changed, nodes, nodes)
     if attended is not None and changed.attended is not None:
-        for layer, (true, seen) in enumerate(zip(attended, changed.attended.output, strict=True)):
-            for (_, at), measure in beyond(seen[:, kept], true, 2 * error.of_inner("attended", layer)):
-                yield Stage.ATTENDED, layer, kept[at], measure
+        for layer, (true, observed) in enumerate(zip(attended, changed.attended.output, strict=True)):
+            for (_, index), measure in rows_beyond(observed[:, nodes], true, 2 * error.inner_limit("attended", layer)):
+                yield Stage.ATTENDED, layer, nodes[index], measure
     assert changed.scored is not None
-    for (at,), measure in beyond(changed.scored.logits[kept], logits, error.of_logits(pair=True)):
-        yield Stage.SCORED, -1, kept[at], measure
+    for (index,), measure in rows_beyond(changed.scored.logits[nodes], logits, error.logits_limit(pair=True)):
+        yield Stage.SCORED, -1, nodes[index], measure
 
 
-def _changed_bits(base: Step, changed: Step, kept: list[int]) -> Iterator[tuple[Stage, int, int]]:
+def _changed_bits(base: Step, changed: Step, nodes: list[int]) -> Iterator[tuple[Stage, int, int]]:
     """Kept nodes whose attention outputs or logits are not bit-identical: (stage, layer or -1 for logits, node)."""
     if base.attended is not None and changed.attended is not None:
         # [layers, heads, nodes, D]: any head and any dimension of a node's output.
         differ = (base.attended.output != changed.attended.output).any(axis=(1, 3))
         for layer, node in np.argwhere(differ).tolist():
-            if node in kept:
+            if node in nodes:
                 yield Stage.ATTENDED, layer, node
     assert base.scored is not None
     assert changed.scored is not None
     differ = (base.scored.logits != changed.scored.logits).any(axis=1)
     for node in np.flatnonzero(differ).tolist():
-        if node in kept:
+        if node in nodes:
             yield Stage.SCORED, -1, node
 
 
-def _same_bits(base: Step, other: Step, nodes: range) -> bool:
-    return next(_changed_bits(base, other, list(nodes)), None) is None
+def _same_bits(base: Step, repeated: Step, nodes: range) -> bool:
+    return next(_changed_bits(base, repeated, list(nodes)), None) is None
 
 
 def _built_in(case: Case) -> bool:

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from properties.commits import FASTER, admits, untrue
-from properties.invariants.rows import columns_of, kv_differs, kv_excuses, kv_reads
+from properties.commits import FASTER, admits, false_reason
+from properties.invariants.rows import common_columns, compare_kv, kv_excuses, kv_reads
 from properties.tolerance.closeness import Noise, draft_kv_case, kv_behind, kv_case, noise
 from properties.verdict.finding import Compared, Finding
 from properties.verdict.followed import follow_step
@@ -34,38 +34,48 @@ def commits(case: Case, subject: Subject) -> Iterator[tuple[int, tuple[int, ...]
             yield number, tokens[:-1], step.committed
 
 
-def _unequal_bits(seen: Array, true: Array, first: list[int]) -> tuple[int, int, int] | None:
+def _unequal_bits(observed: Array, true: Array, first: list[int]) -> tuple[int, int, int] | None:
     """The first (layer, head, slot) with unequal bits, or None; slots before a layer's `first` are left out."""
-    unlike = (seen != true).any(axis=3)
+    unlike = (observed != true).any(axis=3)
     for layer, begin in enumerate(first):
         unlike[layer, :, :begin] = False
     differ = np.argwhere(unlike)
     return (int(differ[0][0]), int(differ[0][1]), int(differ[0][2])) if len(differ) else None
 
 
-def _bits(
-    name: str, step: int, seen: Kv, true: Kv, words: str, stage: Stage = Stage.COMMITTED
+def _compare_bits(
+    name: str, step: int, observed: Kv, true: Kv, words: str, stage: Stage = Stage.COMMITTED
 ) -> Iterator[Finding | Compared]:
-    """A finding at the first slot of `true` whose bits in `seen` differ; `seen` may hold more slots behind them."""
-    begins = [kv.first or (0,) * len(true.keys) for kv in (seen, true)]
+    """A finding at the first slot of `true` whose bits in `observed` differ; `observed` may hold more slots."""
+    begins = [kv.first or (0,) * len(true.keys) for kv in (observed, true)]
     first = [max(pair) for pair in zip(*begins, strict=True)]
     for kind in ("keys", "values"):
-        held, own = getattr(seen, kind)[:, :, : true.length], getattr(true, kind)
-        if held.shape != own.shape:
-            yield Finding(name, stage, step, {"side": "shape", "kind": kind[:-1]}, str(own.shape), str(held.shape))
+        observed_slots = getattr(observed, kind)[:, :, : true.length]
+        expected_slots = getattr(true, kind)
+        if observed_slots.shape != expected_slots.shape:
+            yield Finding(
+                name,
+                stage,
+                step,
+                {"side": "shape", "kind": kind[:-1]},
+                str(expected_slots.shape),
+                str(observed_slots.shape),
+            )
             return
         if kind == "keys":
-            yield Compared(columns_of(seen, true))
-        place = _unequal_bits(held, own, first)
+            yield Compared(common_columns(observed, true))
+        place = _unequal_bits(observed_slots, expected_slots, first)
         if place is not None:
             layer, head, slot = place
             where: dict[str, int | str] = {"layer": layer, "head": head, "slot": slot, "kind": kind[:-1]}
-            wanted, got = ([float(one) for one in getattr(kv, kind)[place][:4]] for kv in (true, seen))
-            yield Finding(name, stage, step, {**where, "side": words}, wanted, got)
+            expected_values, observed_values = (
+                [float(value) for value in getattr(kv, kind)[place][:4]] for kv in (true, observed)
+            )
+            yield Finding(name, stage, step, {**where, "side": words}, expected_values, observed_values)
             return
 
 
-def _nothing_looked_at(case: Case, subject: Subject, why: str) -> Exception:
+def _nothing_compared(case: Case, subject: Subject, why: str) -> Exception:
     """The exception of a check that compared no slot: NotApplicable if no step had a context, else Unobserved."""
     if not any(step.context for step in subject(case).steps):
         return NotApplicable("nothing was committed before the step")
@@ -83,11 +93,11 @@ def isolation(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
             shapes = str(record.before.keys.shape), str(record.verified.keys.shape)
             yield Finding("cache.isolation", Stage.ATTENDED, number, {"side": "shape"}, *shapes)
             continue
-        yield from _bits(
+        yield from _compare_bits(
             "cache.isolation", number, record.verified, record.before, "during the verify forward", Stage.ATTENDED
         )
     if not looked:
-        raise _nothing_looked_at(case, subject, "the backend does not reveal its committed cache around the forward")
+        raise _nothing_compared(case, subject, "the backend does not reveal its committed cache around the forward")
 
 
 def untouched_slots(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
@@ -101,9 +111,9 @@ def untouched_slots(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fa
             lengths = f"at least {record.before.length} slots", f"{record.after.length} slots"
             yield Finding("cache.untouched-slots", Stage.COMMITTED, number, {"side": "length"}, *lengths)
             continue
-        yield from _bits("cache.untouched-slots", number, record.after, record.before, "by the commit")
+        yield from _compare_bits("cache.untouched-slots", number, record.after, record.before, "by the commit")
     if not looked:
-        raise _nothing_looked_at(case, subject, "the backend does not reveal its committed cache before and after")
+        raise _nothing_compared(case, subject, "the backend does not reveal its committed cache before and after")
 
 
 def commit_equivalence(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
@@ -113,88 +123,101 @@ def commit_equivalence(case: Case, oracle: Oracle, subject: Subject) -> Iterator
     """
     error = noise(case, oracle, subject)
     looked = False
-    left: tuple[tuple[int, ...], Kv | None] = ((), None)
+    last_commit: tuple[tuple[int, ...], Kv | None] = ((), None)
     for number, tokens, record in commits(case, subject):
-        if left[1] is not None and record.before is not None and not _same_bits(record.before, left[1]):
-            asked, true = kv_case(case, left[0]), kv_behind(case, oracle, left[0], number)
-            yield from _against("target", number - 1, record.before, true, asked, oracle, error, side="between")
-        left = (tokens, record.after)
+        if last_commit[1] is not None and record.before is not None and not _same_bits(record.before, last_commit[1]):
+            source_case = kv_case(case, last_commit[0])
+            true = kv_behind(case, oracle, last_commit[0], number)
+            yield from _compare_with_oracle(
+                "target", number - 1, record.before, true, source_case, oracle, error, side="between"
+            )
+        last_commit = (tokens, record.after)
         if record.after is not None and isinstance(case.model, Seeded):
-            yield from _let_go(number, record.after, case.model.architecture)
+            yield from _lost_columns(number, record.after, case.model.architecture)
         if record.length != len(tokens):
             where: dict[str, int | str] = {"cache": "target", "side": "length"}
             yield Finding("cache.commit-equivalence", Stage.COMMITTED, number, where, len(tokens), record.length)
         if record.after is not None:
             looked = looked or bool(tokens)
-            own = follow_step(case, oracle, subject(case).steps[number])
-            asked, true = kv_case(case, tokens), kv_behind(case, own, tokens, number + 1)
-            yield from _against("target", number, record.after, true, asked, own, error)
+            follower = follow_step(case, oracle, subject(case).steps[number])
+            source_case = kv_case(case, tokens)
+            true = kv_behind(case, follower, tokens, number + 1)
+            yield from _compare_with_oracle("target", number, record.after, true, source_case, follower, error)
         if record.draft is not None and case.draft.model is not None:
             # A draft cache that is refilled at each step must hold the step's context and the root alone.
             context = len(subject(case).steps[number].context)
             least = len(tokens) - 1 if case.layout.draft_sync == "keep" else min(context + 1, len(tokens) - 1)
             # A step without its draft feeds it nothing: the next proposal reads what it lacks.
             least = 0 if number in subject.bare else least
-            yield from _draft(case, number, record.draft, tokens, least, oracle, error)
+            yield from _compare_draft_cache(case, number, record.draft, tokens, least, oracle, error)
     if not looked:
         raise Unobserved("the backend does not reveal its committed cache")
 
 
-def _same_bits(one: Kv, other: Kv) -> bool:
+def _same_bits(first: Kv, second: Kv) -> bool:
     """Whether both caches hold the same bits; NaN stands for columns that a layer has let go."""
-    pairs = ((one.keys, other.keys), (one.values, other.values))
+    pairs = ((first.keys, second.keys), (first.values, second.values))
     return all(np.array_equal(*pair, equal_nan=True) for pair in pairs)
 
 
-def _let_go(number: int, held: Kv, arch: Architecture) -> Iterator[Finding]:
+def _lost_columns(number: int, cache: Kv, arch: Architecture) -> Iterator[Finding]:
     """Findings where a layer has let go of a column that a future row can still see."""
-    for layer, first in enumerate(held.first):
+    for layer, first in enumerate(cache.first):
         # The next row is at position `length`: a window reaches `window - 1` columns back, a chunk to its first column.
-        window, chunk = arch.windows[layer], arch.chunks[layer] if arch.chunks else 0
-        needed = max(0, held.length - window + 1) if window else held.length // chunk * chunk if chunk else 0
+        window = arch.windows[layer]
+        chunk = arch.chunks[layer] if arch.chunks else 0
+        needed = 0
+        if window:
+            needed = max(0, cache.length - window + 1)
+        elif chunk:
+            needed = cache.length // chunk * chunk
         if first > needed:
             where: dict[str, int | str] = {"cache": "target", "layer": layer, "side": "held"}
             yield Finding("cache.commit-equivalence", Stage.COMMITTED, number, where, needed, first)
 
 
-def _draft(
-    case: Case, number: int, held: Kv, tokens: tuple[int, ...], least: int, oracle: Oracle, error: Noise
+def _compare_draft_cache(
+    case: Case, number: int, cache: Kv, tokens: tuple[int, ...], least: int, oracle: Oracle, error: Noise
 ) -> Iterator[Finding | Compared]:
     """Findings for the draft's cache, which must hold at least the first `least` of the committed `tokens`.
 
     It may lack the last one: an accepted leaf was never fed to the draft model.
     """
-    if not least <= held.length <= len(tokens):
+    if not least <= cache.length <= len(tokens):
         where: dict[str, int | str] = {"cache": "draft", "side": "length"}
         expected = f"{least} to {len(tokens)}"
-        yield Finding("cache.commit-equivalence", Stage.COMMITTED, number, where, expected, held.length)
+        yield Finding("cache.commit-equivalence", Stage.COMMITTED, number, where, expected, cache.length)
         return
-    asked = draft_kv_case(case, tokens[: held.length])
-    record = oracle(asked).steps[0].committed
-    yield from _against("draft", number, held, None if record is None else record.before, asked, oracle, error)
+    source_case = draft_kv_case(case, tokens[: cache.length])
+    record = oracle(source_case).steps[0].committed
+    yield from _compare_with_oracle(
+        "draft", number, cache, None if record is None else record.before, source_case, oracle, error
+    )
 
 
-def _against(
+def _compare_with_oracle(
     cache: str,
     number: int,
-    held: Kv,
+    kv: Kv,
     true: Kv | None,
-    asked: Case,
+    source_case: Case,
     oracle: Oracle,
     error: Noise,
     **side: str,
 ) -> Iterator[Finding | Compared]:
-    """Findings where `held` is not `true`, the KV that the oracle reveals on the case `asked`."""
+    """Findings where `kv` is not `true`, the KV that the oracle reveals on the case `source_case`."""
     if true is None or not true.length:
         return
-    own = error if cache == "target" else _for_draft(error, true)
+    cache_noise = error if cache == "target" else _draft_noise(error, true)
     words: dict[str, int | str] = {"cache": cache, **side}
-    told = kv_excuses(oracle, asked, error.dtype)
-    reads = kv_reads(asked, asked.prefix)
-    yield from kv_differs("cache.commit-equivalence", number, true, held, own, words, excuses=told, reads=reads)
+    excuses = kv_excuses(oracle, source_case, error.dtype)
+    reads = kv_reads(source_case, source_case.prefix)
+    yield from compare_kv(
+        "cache.commit-equivalence", number, true, kv, cache_noise, words, excuses=excuses, reads=reads
+    )
 
 
-def _for_draft(error: Noise, true: Kv) -> Noise:
+def _draft_noise(error: Noise, true: Kv) -> Noise:
     """The noise of the draft's cache, scaled from the target's.
 
     The control runs the target alone. So each draft layer gets the worst relative error of any target layer, times 4.
@@ -219,19 +242,20 @@ def fast_equals_full(case: Case, oracle: Oracle, subject: Subject) -> Iterator[F
     """
     name = "cache.fast-equals-full"
     full = subject(replace(case, layout=replace(case.layout, commit="path")))
-    looked, silent = 0, set[str]()
-    for how in FASTER:
-        other = subject(replace(case, layout=replace(case.layout, commit=how)))
-        for number, (one, twin) in enumerate(zip(full.steps, other.steps, strict=False)):
-            if one.committed is None or twin.committed is None:
+    looked = 0
+    silent = set[str]()
+    for way in FASTER:
+        variant = subject(replace(case, layout=replace(case.layout, commit=way)))
+        for number, (full_step, twin) in enumerate(zip(full.steps, variant.steps, strict=False)):
+            if full_step.committed is None or twin.committed is None:
                 continue
-            for fact in _both_ways(name, how, number, one, twin, silent):
+            for fact in _both_ways(name, way, number, full_step, twin, silent):
                 yield fact
                 if isinstance(fact, Finding):
                     return
                 looked += fact.count
-        if other.output != full.output:  # reached only if no cache differs, or no cache is revealed
-            yield Finding(name, Stage.EMITTED, 0, {"variant": how}, full.output, other.output)
+        if variant.output != full.output:  # reached only if no cache differs, or no cache is revealed
+            yield Finding(name, Stage.EMITTED, 0, {"variant": way}, full.output, variant.output)
     # Commits by length say nothing of the fast way, which this engine was told not to take.
     if any(FAST_SWITCH in why for why in silent):
         raise Unobserved(f"{FAST_SWITCH}=0: no commit ran fast")
@@ -242,42 +266,42 @@ def fast_equals_full(case: Case, oracle: Oracle, subject: Subject) -> Iterator[F
 
 
 def _both_ways(
-    name: str, how: str, number: int, one: Step, twin: Step, silent: set[str]
+    name: str, way: str, number: int, full_step: Step, twin: Step, silent: set[str]
 ) -> Iterator[Finding | Compared]:
-    """Findings where step `number`, committed by path (`one`) and by `how` (`twin`), leaves two different caches.
+    """Findings where step `number`, committed by path (`full_step`) and by `way` (`twin`), leaves two different caches.
 
     If a run committed in another way, the reason is added to `silent`; a reason that does not hold is a finding.
     """
-    assert one.committed is not None
+    assert full_step.committed is not None
     assert twin.committed is not None
-    ways = one.committed.way, twin.committed.way
+    ways = full_step.committed.way, twin.committed.way
     if None in ways:
         return
-    if ways[1] != how:
-        why = untrue(how, twin)
-        if why is not None:
-            expected = f"a commit by {how}" + (", which the step admits" if admits(how, twin) else ", or a reason")
-            where: dict[str, int | str] = {"variant": how, "side": "way"}
-            yield Finding(name, Stage.COMMITTED, number, where, expected, f"one by {ways[1]}, with {why}")
-        silent.add(f"by {how}: {twin.committed.fallback}")
+    if ways[1] != way:
+        reason = false_reason(way, twin)
+        if reason is not None:
+            expected = f"a commit by {way}" + (", which the step admits" if admits(way, twin) else ", or a reason")
+            where: dict[str, int | str] = {"variant": way, "side": "way"}
+            yield Finding(name, Stage.COMMITTED, number, where, expected, f"one by {ways[1]}, with {reason}")
+        silent.add(f"by {way}: {twin.committed.fallback}")
         return
     # Both runs took the same way, so that nothing is compared.
-    if ways[0] == how:
-        silent.add(f"{how} was taken where path was asked for")
+    if ways[0] == way:
+        silent.add(f"{way} was taken where path was asked for")
         return
-    for cache, true, seen in (
-        ("target", one.committed.after, twin.committed.after),
-        ("draft", one.committed.draft, twin.committed.draft),
+    for cache, true, observed in (
+        ("target", full_step.committed.after, twin.committed.after),
+        ("draft", full_step.committed.draft, twin.committed.draft),
     ):
-        if true is None or seen is None:
+        if true is None or observed is None:
             continue
-        if true.keys.shape != seen.keys.shape:
-            place: dict[str, int | str] = {"cache": cache, "variant": how, "side": "shape"}
-            yield Finding(name, Stage.COMMITTED, number, place, str(true.keys.shape), str(seen.keys.shape))
+        if true.keys.shape != observed.keys.shape:
+            place: dict[str, int | str] = {"cache": cache, "variant": way, "side": "shape"}
+            yield Finding(name, Stage.COMMITTED, number, place, str(true.keys.shape), str(observed.keys.shape))
             return
-        for fact in _bits(name, number, seen, true, f"commit by {how}"):
+        for fact in _compare_bits(name, number, observed, true, f"commit by {way}"):
             if isinstance(fact, Finding):
-                fact = replace(fact, where={**fact.where, "cache": cache, "variant": how})
+                fact = replace(fact, where={**fact.where, "cache": cache, "variant": way})
             yield fact
 
 

@@ -7,7 +7,7 @@ itself.
 from collections.abc import Iterator
 from dataclasses import replace
 
-from properties.invariants.rows import committed_reads, compared, kv_differs, placed
+from properties.invariants.rows import committed_reads, compare_kv, compare_rows, with_place
 from properties.invariants.same_bits import same_bits
 from properties.tolerance.closeness import noise
 from properties.verdict.finding import Finding
@@ -21,8 +21,8 @@ from reference.trace import Stage
 
 def stale_unreachable(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """With other values (poison) in free, padded and stale cells before each step, all results have the same bits."""
-    others = [one for one in POISONS if one != case.layout.poison]
-    poison = others[int(dice(case, "poison").integers(len(others)))]
+    other_poisons = [value for value in POISONS if value != case.layout.poison]
+    poison = other_poisons[int(dice(case, "poison").integers(len(other_poisons)))]
     layout = replace(case.layout, poison=poison)
     yield from same_bits("cache.stale-unreachable", case, subject, layout, f"poison {poison or 'none'}")
 
@@ -62,23 +62,25 @@ def layout_equivalent(case: Case, oracle: Oracle, subject: Subject) -> Iterator[
     if case.layout.traits.bitwise:
         yield from same_bits(name, case, subject, plain, "branch and commit by path")
         return
-    base, other = subject(case), subject(replace(case, layout=plain))
+    base = subject(case)
+    plain_trace = subject(replace(case, layout=plain))
     error = noise(case, oracle, subject)
-    for number, (one, twin) in enumerate(zip(base.steps, other.steps, strict=False)):
-        if one.drafted is None or twin.drafted is None:
+    for number, (step, twin) in enumerate(zip(base.steps, plain_trace.steps, strict=False)):
+        if step.drafted is None or twin.drafted is None:
             raise Unobserved("the backend does not reveal its trees")
-        if one.context != twin.context or one.drafted.tree != twin.drafted.tree:
+        if step.context != twin.context or step.drafted.tree != twin.drafted.tree:
             raise NotApplicable("the two layouts went on with other tokens, which a near-tie may excuse")
-        rows = list(range(len(one.drafted.tree)))
-        for fact in compared(name, one, twin, rows, rows, error, "branch and commit by path"):
-            yield placed(fact, number)
+        rows = list(range(len(step.drafted.tree)))
+        for fact in compare_rows(name, step, twin, rows, rows, error, "branch and commit by path"):
+            yield with_place(fact, number)
             if isinstance(fact, Finding):
                 return
-        if one.committed is not None and twin.committed is not None and one.accepted == twin.accepted:
+        if step.committed is not None and twin.committed is not None and step.accepted == twin.accepted:
             where: dict[str, int | str] = {"variant": "branch and commit by path"}
             # Slack 2: each of the two runs has an error of its own.
-            true, reads = error.expected_kv(twin, one), committed_reads(error, twin)
-            yield from kv_differs(name, number, true, one.committed.after, error, where, 2.0, reads=reads)
+            true = error.expected_kv(twin, step)
+            reads = committed_reads(error, twin)
+            yield from compare_kv(name, number, true, step.committed.after, error, where, 2.0, reads=reads)
 
 
 def _poisonable(case: Case) -> bool:

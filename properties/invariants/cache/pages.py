@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 
-from properties.invariants.same_request import accounts_of, alike, largest_block
+from properties.invariants.same_request import accounts_of, compare_request, largest_block
 from properties.verdict.finding import Compared, Finding
 from properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
 from properties.verdict.session_members import members
@@ -30,18 +30,21 @@ def allocator_conserves(case: Case, oracle: Oracle, subject: Subject) -> Iterato
     ahead = largest_block(case) * (2 if case.session.overlapped else 1)
     for number, account in enumerate(accounts_of(subject(case))):
         yield Compared(account.total)
-        for what, expected, observed in (*_broken(account, case.layout), *_beyond_reserve(account, case.layout, ahead)):
+        for error, expected, observed in (
+            *_account_errors(account, case.layout),
+            *_beyond_reserve(account, case.layout, ahead),
+        ):
             # The number of batches that ran before the action, since findings of requests count steps too.
             step = sum(action.kind == "step" for action in case.session.actions[:number])
-            where: dict[str, int | str] = {"action": number, "side": what}
+            where: dict[str, int | str] = {"action": number, "side": error}
             yield Finding("cache.allocator-conserves", Stage.COMMITTED, step, where, expected, observed)
             return
 
 
-def _broken(account: Account, layout: KvLayout) -> Iterator[tuple[str, object, object]]:
+def _account_errors(account: Account, layout: KvLayout) -> Iterator[tuple[str, object, object]]:
     """The errors of an account of the pages of `layout`: (words, expected, observed)."""
     holders = Counter(page for table in account.tables.values() for page in table)
-    held = set(holders) | set(account.kept)
+    held_pages = set(holders) | set(account.kept)
     if len(set(account.free)) < len(account.free):
         yield "a page is free twice", "every page once", sorted(account.free)
     if account.kept and not layout.traits.keeps_prefixes:
@@ -50,13 +53,13 @@ def _broken(account: Account, layout: KvLayout) -> Iterator[tuple[str, object, o
         yield "the second tier holds more pages than it has room for", layout.second_tier, account.stored
     if account.brought and not layout.second_tier:
         yield "a page came back, and the layout has no second tier", "none", sorted(account.brought)
-    both = held & set(account.free)
+    both = held_pages & set(account.free)
     if both:
         yield "a page is free and held", "none", sorted(both)
-    lost = set(range(account.total)) - held - set(account.free)
+    lost = set(range(account.total)) - held_pages - set(account.free)
     if lost:
         yield "a page is neither free nor held", "none", sorted(lost)
-    foreign = (held | set(account.free)) - set(range(account.total))
+    foreign = (held_pages | set(account.free)) - set(range(account.total))
     if foreign:
         yield "a page is outside the pool", f"below {account.total}", sorted(foreign)
     for request, table in account.tables.items():
@@ -80,10 +83,10 @@ def _beyond_reserve(account: Account, layout: KvLayout, ahead: int) -> Iterator[
         ahead: Columns of the blocks that a request may have open beyond its committed columns and its root.
     """
     for request, table in account.tables.items():
-        most = layout.pages_for(account.committed[request] + 1 + ahead)
-        if len(table) > most:
-            yield "more pages than columns, block and reserve need", f"at most {most} pages", f"{len(table)} pages"
-        room = most * layout.page_size
+        max_pages = layout.pages_for(account.committed[request] + 1 + ahead)
+        if len(table) > max_pages:
+            yield "more pages than columns, block and reserve need", f"at most {max_pages} pages", f"{len(table)} pages"
+        room = max_pages * layout.page_size
         columns = account.allocated[request]
         if columns > room:
             yield "more room than columns, block and reserve need", f"at most {room} columns", columns
@@ -92,34 +95,34 @@ def _beyond_reserve(account: Account, layout: KvLayout, ahead: int) -> Iterator[
 def prefix_reuse(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """Without the prefix cache, each request of the session has the same numbers and tokens."""
     trace = subject(case)
-    reused = _reused(accounts_of(trace))
+    reusing_requests = _reusing_requests(accounts_of(trace))
     # Accounts alone reveal reuse; without them "nothing was reused" would be a guess.
     if not accounts_of(trace):
         raise Unobserved("the trace does not say which pages are reused")
-    if not reused:
+    if not reusing_requests:
         raise NotApplicable("no request began with kept pages")
     cold = subject(replace(case, layout=case.layout.of_kind("paged")))
     for member in members(case, subject(case)):
         twin = cold.shared.requests[member.number] if cold.shared is not None else None
         if twin is not None:
-            yield from alike("cache.prefix-reuse", member, twin, oracle, subject, "no prefix is reused")
+            yield from compare_request("cache.prefix-reuse", member, twin, oracle, subject, "no prefix is reused")
 
 
-def _reused(accounts: tuple[Account, ...]) -> set[int]:
+def _reusing_requests(accounts: tuple[Account, ...]) -> set[int]:
     """Requests whose block table began, when they entered or came back, with a page that the prefix cache held."""
-    found = set[int]()
+    requests = set[int]()
     for before, after in pairwise(accounts):
         for request in set(after.tables) - set(before.tables):
             if set(after.tables[request][:1]) & {*before.kept, *after.brought}:
-                found.add(request)
-    return found
+                requests.add(request)
+    return requests
 
 
-def _paged(case: Case) -> bool:
+def _has_pages(case: Case) -> bool:
     return case.session is not None and case.layout.traits.pages
 
 
-def _prefixed(case: Case) -> bool:
+def _keeps_prefixes(case: Case) -> bool:
     return case.session is not None and case.layout.traits.keeps_prefixes
 
 
@@ -130,7 +133,7 @@ INVARIANTS = (
         "request holds more than its columns, block and reserve need.",
         needing(),
         allocator_conserves,
-        _paged,
+        _has_pages,
         speaks_of="session",
     ),
     Invariant(
@@ -138,7 +141,7 @@ INVARIANTS = (
         "A prefix that is reused gives what computing it would give.",
         needing(Stage.SCORED),
         prefix_reuse,
-        _prefixed,
+        _keeps_prefixes,
         every=2,
         speaks_of="session",
     ),

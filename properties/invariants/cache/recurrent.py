@@ -7,7 +7,7 @@ import numpy as np
 
 from properties.invariants.cache.commits import commits
 from properties.invariants.rows import brief
-from properties.tolerance.amplification import MOST, excuses_row
+from properties.tolerance.amplification import MAX_AMPLIFICATION, excuses_row
 from properties.tolerance.bounds import INNER, UNIT
 from properties.tolerance.closeness import EXACT, PRIOR, chain, kv_case
 from properties.verdict.finding import Compared, Finding, Reads
@@ -29,38 +29,45 @@ def recurrent_equivalence(case: Case, oracle: Oracle, subject: Subject) -> Itera
     two steps.
     """
     looked = False
-    known: tuple[int, ...] = ()
-    left: tuple[tuple[int, ...], RecurrentState | None] = ((), None)
+    committed_tokens: tuple[int, ...] = ()
+    last_commit: tuple[tuple[int, ...], RecurrentState | None] = ((), None)
     for number, tokens, record in commits(case, subject):
-        known = tokens or known
-        if left[1] is not None and record.recurrent_before is not None:
-            yield from _against(case, oracle, number - 1, left[0], record.recurrent_before, {"side": "between"})
-        left = (tokens, record.recurrent)
+        committed_tokens = tokens or committed_tokens
+        if last_commit[1] is not None and record.recurrent_before is not None:
+            yield from _compare_state(
+                case, oracle, number - 1, last_commit[0], record.recurrent_before, {"side": "between"}
+            )
+        last_commit = (tokens, record.recurrent)
         if record.recurrent is not None and tokens:
             looked = True
-            yield from _against(case, oracle, number, tokens, record.recurrent, {})
-    if not known:
+            yield from _compare_state(case, oracle, number, tokens, record.recurrent, {})
+    if not committed_tokens:
         raise NotApplicable("nothing was committed")
     if not looked:
-        if _true(case, oracle, known) is None:
+        if _oracle_state(case, oracle, committed_tokens) is None:
             raise NotApplicable("the reference knows no recurrent state of the target")
         raise Unobserved("the backend does not reveal its recurrent state")
 
 
-def _true(case: Case, oracle: Oracle, tokens: tuple[int, ...]) -> RecurrentState | None:
+def _oracle_state(case: Case, oracle: Oracle, tokens: tuple[int, ...]) -> RecurrentState | None:
     """The reference's recurrent state behind `tokens`."""
     record = oracle(kv_case(case, tokens)).steps[0].committed
     return None if record is None else record.recurrent_before
 
 
-def _against(
-    case: Case, oracle: Oracle, number: int, tokens: tuple[int, ...], seen: RecurrentState, where: dict[str, int | str]
+def _compare_state(
+    case: Case,
+    oracle: Oracle,
+    number: int,
+    tokens: tuple[int, ...],
+    observed: RecurrentState,
+    where: dict[str, int | str],
 ) -> Iterator[Fact]:
     """A finding at the first layer whose window or memory after `tokens` is not the oracle's."""
-    true = _true(case, oracle, tokens)
+    true = _oracle_state(case, oracle, tokens)
     if true is None:
         raise Unobserved("the reference knows no recurrent state")
-    shapes = [[one.shape for one in (*state.windows, *state.memories)] for state in (true, seen)]
+    shapes = [[array.shape for array in (*state.windows, *state.memories)] for state in (true, observed)]
     yield Compared(sum(shape[0] for shape in shapes[0]))
     if shapes[0] != shapes[1]:
         place: dict[str, int | str] = {**where, "side": "shape"}
@@ -68,39 +75,46 @@ def _against(
         return
     for layer in range(len(true.windows)):
         for kind, field in (("window", "windows"), ("memory", "memories")):
-            held, wanted = (getattr(state, field)[layer] for state in (seen, true))
-            off = distance(held, wanted)
-            measure = off / bound(case.dtype, len(true.windows), wanted)
-            if measure > 1 and not _excused(case, oracle, tokens, field, layer, off, measure):
+            observed_rows, expected_rows = (getattr(state, field)[layer] for state in (observed, true))
+            rms_distance = distance(observed_rows, expected_rows)
+            measure = rms_distance / bound(case.dtype, len(true.windows), expected_rows)
+            if measure > 1 and not _is_excused(case, oracle, tokens, field, layer, rms_distance, measure):
                 # A checkpoint's case names no layers: those with a recurrent state are counted among themselves.
-                at = case.model.architecture.recurrent[layer] if isinstance(case.model, Seeded) else layer
-                row = int(np.nan_to_num(np.abs(held - wanted), nan=np.inf).reshape(len(wanted), -1).max(1).argmax())
-                values = brief(wanted[row].ravel()), brief(held[row].ravel())
-                place = {"layer": at, "kind": kind, **where}
-                limit = bound(case.dtype, len(true.windows), wanted)
-                ask = partial(_held, case, tokens, field, layer)
-                reads = Reads(case, (), chain(tokens), len(tokens) - 1, at, limit, ask) if tokens else None
+                layer_number = case.model.architecture.recurrent[layer] if isinstance(case.model, Seeded) else layer
+                row = int(
+                    np.nan_to_num(np.abs(observed_rows - expected_rows), nan=np.inf)
+                    .reshape(len(expected_rows), -1)
+                    .max(1)
+                    .argmax()
+                )
+                values = brief(expected_rows[row].ravel()), brief(observed_rows[row].ravel())
+                place = {"layer": layer_number, "kind": kind, **where}
+                limit = bound(case.dtype, len(true.windows), expected_rows)
+                ask = partial(_state_row, case, tokens, field, layer)
+                reads = Reads(case, (), chain(tokens), len(tokens) - 1, layer_number, limit, ask) if tokens else None
                 yield Finding(NAME, Stage.COMMITTED, number, place, *values, measure, reads=reads)
                 return
 
 
-def _excused(
-    case: Case, oracle: Oracle, tokens: tuple[int, ...], field: str, layer: int, off: float, measure: float
+def _is_excused(
+    case: Case, oracle: Oracle, tokens: tuple[int, ...], field: str, layer: int, rms_distance: float, measure: float
 ) -> bool:
-    """Whether the target's conditioning explains a state that is `off`, which is `measure` times its bound."""
-    return measure <= MOST and excuses_row(oracle, partial(_held, case, tokens, field, layer), (), off, case.dtype)
+    """Whether the target's conditioning explains a state that is `rms_distance`, which is `measure` times its bound."""
+    return measure <= MAX_AMPLIFICATION and excuses_row(
+        oracle, partial(_state_row, case, tokens, field, layer), (), rms_distance, case.dtype
+    )
 
 
-def _held(case: Case, tokens: tuple[int, ...], field: str, layer: int, oracle: Oracle) -> Array | None:
+def _state_row(case: Case, tokens: tuple[int, ...], field: str, layer: int, oracle: Oracle) -> Array | None:
     """The windows or memories of a recurrent layer after `tokens`, in one row."""
-    state = _true(case, oracle, tokens)
+    state = _oracle_state(case, oracle, tokens)
     return None if state is None else getattr(state, field)[layer].ravel()
 
 
-def distance(seen: Array, true: Array) -> float:
+def distance(observed: Array, true: Array) -> float:
     """The root mean square of the difference; infinity where it is not a number."""
     with np.errstate(over="ignore", invalid="ignore"):
-        size = float(np.sqrt(np.mean(np.square(seen.astype(np.float64) - true)))) if true.size else 0.0
+        size = float(np.sqrt(np.mean(np.square(observed.astype(np.float64) - true)))) if true.size else 0.0
     return size if np.isfinite(size) else np.inf
 
 

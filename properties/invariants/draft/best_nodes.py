@@ -54,61 +54,63 @@ def breaches(
     scores = np.zeros(len(tree))
     for node in range(1, len(tree)):
         scores[node] = scores[tree.parent[node]] + laws[tree.parent[node]][ids[node]]
-    known = ~np.isnan(scores)
-    for node, below in enumerate(tree.children):
-        peers = [one for one in range(len(tree)) if tree.depth[one] == tree.depth[node] and one != node]
-        if below and node:
-            better = sorted((float(scores[one]) for one in peers if known[one]), reverse=True)
+    is_known = ~np.isnan(scores)
+    for node, children in enumerate(tree.children):
+        peers = [peer for peer in range(len(tree)) if tree.depth[peer] == tree.depth[node] and peer != node]
+        if children and node:
+            better = sorted((float(scores[peer]) for peer in peers if is_known[peer]), reverse=True)
             if len(better) >= plan.top_k:
                 away = better[plan.top_k - 1] - float(scores[node])
                 yield Breach(node, f"no children below a node that {plan.top_k} of its level surpass", "some", away)
         if np.isnan(laws[node]).any() or tree.depth[node] >= min(levels, plan.depth):
             continue
-        for one, other in pairwise(below):
-            away = float(scores[other] - scores[one])
-            yield Breach(other, "siblings from the best to the last", "a better one behind a worse", away)
-        left = np.delete(laws[node], [ids[child] for child in below])
-        missing = float(scores[node] + left.max(initial=-np.inf))
-        for child in below:
+        for first, second in pairwise(children):
+            away = float(scores[second] - scores[first])
+            yield Breach(second, "siblings from the best to the last", "a better one behind a worse", away)
+        unused = np.delete(laws[node], [ids[child] for child in children])
+        missing = float(scores[node] + unused.max(initial=-np.inf))
+        for child in children:
             away = missing - float(scores[child])
             yield Breach(child, "the best children of each parent", "a worse one than is missing", away)
         # Only a node that is surely expanded has candidates: one that `top_k` others of its level do not reach.
-        rivals = sum(not scores[one] < scores[node] - noise for one in peers)
-        if len(below) < plan.top_k and rivals < plan.top_k:
-            yield from _left_out(plan, tree, node, missing, scores)
+        rivals = sum(not scores[peer] < scores[node] - noise for peer in peers)
+        if len(children) < plan.top_k and rivals < plan.top_k:
+            yield from _missing_candidate(plan, tree, node, missing, scores)
 
 
 def _disorder(plan: Expansion, tree: Tree, ids: tuple[int, ...], levels: int) -> Iterator[Breach]:
     """The breaches of rules that no score decides."""
-    whole = levels == plan.depth
-    if len(tree) > plan.total or (whole and len(tree) < plan.total):
+    is_uncut = levels == plan.depth
+    if len(tree) > plan.total or (is_uncut and len(tree) < plan.total):
         yield Breach(0, f"{plan.total} nodes", f"{len(tree)} nodes")
     for node in range(1, len(tree)):
         if tree.parent[node] >= node:
             yield Breach(node, "each parent before its children", f"the parent in row {tree.parent[node]}")
-    for one, other in pairwise(range(1, len(tree))):
-        if (tree.depth[one], tree.parent[one]) > (tree.depth[other], tree.parent[other]):
+    for first, second in pairwise(range(1, len(tree))):
+        if (tree.depth[first], tree.parent[first]) > (tree.depth[second], tree.parent[second]):
             yield Breach(
-                other,
+                second,
                 "nodes level by level, in the order of their parents",
-                f"row {one} before it, which comes later",
+                f"row {first} before it, which comes later",
             )
     if tree.height > levels:
         yield Breach(tree.depth.index(levels + 1), f"at most {levels} levels", f"{tree.height} levels")
-    for node, below in enumerate(tree.children):
-        if len(below) > plan.top_k or len({ids[child] for child in below}) < len(below):
-            yield Breach(node, f"at most {plan.top_k} children, each another token", f"{len(below)} children")
+    for node, children in enumerate(tree.children):
+        if len(children) > plan.top_k or len({ids[child] for child in children}) < len(children):
+            yield Breach(node, f"at most {plan.top_k} children, each another token", f"{len(children)} children")
     for level in range(1, levels + 1) if not plan.rerank else ():
         if tree.depth.count(level) != plan.top_k:
             yield Breach(0, f"{plan.top_k} nodes at each level", f"{tree.depth.count(level)} nodes at level {level}")
 
 
-def _left_out(plan: Expansion, tree: Tree, node: int, missing: float, scores: Array) -> Iterator[Breach]:
+def _missing_candidate(plan: Expansion, tree: Tree, node: int, missing: float, scores: Array) -> Iterator[Breach]:
     """The breach where the best child of `node` that the tree lacks, of score `missing`, is better than a held node."""
-    among = [one for one in range(1, len(tree)) if plan.rerank or tree.depth[one] == tree.depth[node] + 1]
-    held = [one for one in among if not np.isnan(scores[one])]
-    if held:
-        worst = min(held, key=lambda one: float(scores[one]))
+    candidates = [
+        candidate for candidate in range(1, len(tree)) if plan.rerank or tree.depth[candidate] == tree.depth[node] + 1
+    ]
+    scored = [candidate for candidate in candidates if not np.isnan(scores[candidate])]
+    if scored:
+        worst = min(scored, key=lambda candidate: float(scores[candidate]))
         away = missing - float(scores[worst])
         yield Breach(worst, "the best candidates", f"less than a child of node {node} that is left out", away)
 

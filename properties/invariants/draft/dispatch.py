@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator
 
-from properties.invariants.rows import placed
+from properties.invariants.rows import with_place
 from properties.verdict.finding import Compared, Finding
 from properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
 from properties.verdict.session_members import members
 from properties.verdict.subject import Subject
 from reference.architecture import Seeded
 from reference.case import Case
-from reference.draft_trees import told_tree
+from reference.draft_trees import tree_description
 from reference.oracle.draft.chunk import in_chunk
 from reference.oracle.draft.level_by_level import chosen
 from reference.trace import Drafted, Stage, Trace
@@ -18,27 +18,27 @@ from reference.tree import RankTree, Shape, Tree
 NAME = "draft.dispatch"
 
 
-def dispatched(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
+def trees_by_batch(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """The tree of each step is the one that the table gives for the number of requests that took the step.
 
     A request of a session is judged as the case that it would be alone, whose draft is told the sizes of its batches
     (`properties/verdict/session_members.py`): they follow from the session's actions, and not from the engine's count.
     """
     if case.session is None:
-        yield from _judged(case, subject(case))
+        yield from _compare_trees(case, subject(case))
         return
     trace = subject(case)
     if trace.shared is None or not trace.shared.accounts:
         raise Unobserved("the trace does not say which requests took a step together")
     for member in members(case, trace):
         if member.alone.draft.dispatch is not None:
-            for fact in _judged(member.alone, member.trace):
-                yield placed(fact, request=member.number)
+            for fact in _compare_trees(member.alone, member.trace):
+                yield with_place(fact, request=member.number)
                 if isinstance(fact, Finding):
                     return
 
 
-def _judged(case: Case, trace: Trace) -> Iterator[Fact]:
+def _compare_trees(case: Case, trace: Trace) -> Iterator[Fact]:
     table = case.draft.dispatch
     assert table is not None
     for number, step in enumerate(trace.steps):
@@ -48,27 +48,35 @@ def _judged(case: Case, trace: Trace) -> Iterator[Fact]:
         if case.draft.reads is not None and not step.context:
             yield Compared(0)
             continue
-        wanted, seen = chosen(table, number), step.drafted.tree
-        whole: Shape = _cut(case, wanted, len(step.context))
-        yield Compared(len(whole))
-        if seen.parent != whole.parent:
+        shape = chosen(table, number)
+        tree = step.drafted.tree
+        expected: Shape = _cut_to_chunk(case, shape, len(step.context))
+        yield Compared(len(expected))
+        if tree.parent != expected.parent:
             size = table.batches[min(number, len(table.batches) - 1)] if table.batches else 1
             where: dict[str, int | str] = {"side": f"batch of {size}"}
-            yield Finding(NAME, Stage.DRAFTED, number, where, f"{_told(whole)}, of {told_tree(wanted)}", _told(seen))
+            yield Finding(
+                NAME,
+                Stage.DRAFTED,
+                number,
+                where,
+                f"{_parents_line(expected)}, of {tree_description(shape)}",
+                _parents_line(tree),
+            )
             return
 
 
-def _cut(case: Case, shape: RankTree, position: int) -> Shape:
+def _cut_to_chunk(case: Case, shape: RankTree, position: int) -> Shape:
     """The part of `shape`, whose root is at `position`, that stays where trees are cut to the root's chunk."""
     if not case.layout.stay_in_chunk:
         return shape
     if not isinstance(case.model, Seeded):
         raise NotApplicable("where the tree was cut is known of built-in models alone")
-    whole = Drafted(Tree(shape.parent, (0,) * len(shape)))
-    return in_chunk(whole, position, case.model.architecture).tree
+    drafted = Drafted(Tree(shape.parent, (0,) * len(shape)))
+    return in_chunk(drafted, position, case.model.architecture).tree
 
 
-def _told(shape: Shape) -> str:
+def _parents_line(shape: Shape) -> str:
     return f"parents {' '.join(map(str, shape.parent))}"
 
 
@@ -82,7 +90,7 @@ INVARIANTS = (
         NAME,
         "Where a table gives trees by batch size, each step has the tree of the number of requests that took it.",
         needing(Stage.DRAFTED),
-        dispatched,
+        trees_by_batch,
         _has_table,
         speaks_of="both",
     ),

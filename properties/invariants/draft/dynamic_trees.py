@@ -12,12 +12,12 @@ from properties.invariants.draft import tie_prediction
 from properties.invariants.draft.best_nodes import Breach, breaches
 from properties.invariants.draft.scores import (
     DRAFT_K,
+    compare_score_rows,
     draft_sigma,
     line,
-    rows_differ,
     scores_below,
-    scores_differ,
-    tree_differs,
+    scores_finding,
+    tree_finding,
 )
 from properties.tolerance.closeness import rms
 from properties.tolerance.ties import TIE_SIGMA
@@ -51,29 +51,31 @@ def tree_top_m(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     for number, step in enumerate(subject(case).steps):
         if step.drafted is None or number in subject.bare:
             continue
-        tree, left = step.drafted.tree, _levels(case, len(step.context))
-        true, ids = _true(case, oracle, step), _ids(case, step.drafted)
+        tree = step.drafted.tree
+        levels = _levels(case, len(step.context))
+        true = _true_scores(case, oracle, step)
+        ids = _ids(case, step.drafted)
         if ids is None:
             continue  # draft.vocabulary-map and draft.fidelity name the token
         yield Compared(len(tree))
         # A head without a row proposes the bare root, which draft.fidelity judges.
         if true is None:
             continue
-        shown = step.drafted.logits
-        own: Array = np.full(true.shape, np.nan) if shown is None else shown
-        if own.shape != true.shape:
+        shown_logits = step.drafted.logits
+        own_logits: Array = np.full(true.shape, np.nan) if shown_logits is None else shown_logits
+        if own_logits.shape != true.shape:
             continue  # draft.fidelity names the shape
-        sure = ROUNDING[case.dtype] * (1 + float(np.max(np.nan_to_num(np.abs(own))))) * plan.depth
-        finding = _worst(number, tree, plan, ids, own, sure, left)
+        rounding = ROUNDING[case.dtype] * (1 + float(np.max(np.nan_to_num(np.abs(own_logits))))) * plan.depth
+        finding = _worst(number, tree, plan, ids, own_logits, rounding, levels)
         if finding is None:
-            filled = np.where(np.isnan(own).any(axis=1, keepdims=True), true, own)
-            finding = _worst(number, tree, plan, ids, filled, tie_noise(case, plan, true), left)
+            filled = np.where(np.isnan(own_logits).any(axis=1, keepdims=True), true, own_logits)
+            finding = _worst(number, tree, plan, ids, filled, tie_noise(case, plan, true), levels)
         if finding is not None:
             yield finding
             return
 
 
-def grown(
+def compare_dynamic_trees(
     name: str, case: Case, oracle: Oracle, number: int, step: Step, true: Drafted, sigma: float | None
 ) -> Iterator[Fact]:
     """Findings where a dynamic tree has wrong scores, or is no dynamic tree of its draft's definition up to rule T.
@@ -87,48 +89,49 @@ def grown(
         true: The oracle's tree.
         sigma: The noise of the draft's scores, by its control; None for the a-priori one.
     """
-    plan, seen = _plan(case), step.drafted
-    assert seen is not None
+    plan = _plan(case)
+    drafted = step.drafted
+    assert drafted is not None
     yield Compared(len(true.tree))
-    ids = _ids(case, seen)
-    scores = None if ids is None else _true(case, oracle, step)
+    ids = _ids(case, drafted)
+    scores = None if ids is None else _true_scores(case, oracle, step)
     if ids is None or scores is None:
-        if seen.tree != true.tree:
-            yield tree_differs(name, number, line(true.tree), line(seen.tree))
+        if drafted.tree != true.tree:
+            yield tree_finding(name, number, line(true.tree), line(drafted.tree))
         return
     levels = _levels(case, len(step.context))
-    yield PredictedTies(tie_prediction.of_paths(case, plan, seen.tree, ids, scores, levels, sigma))
-    if seen.logits is not None:
-        yield from rows_differ(name, case, oracle, number, step.context, seen)
-    if seen.tree == true.tree:
+    yield PredictedTies(tie_prediction.of_paths(case, plan, drafted.tree, ids, scores, levels, sigma))
+    if drafted.logits is not None:
+        yield from compare_score_rows(name, case, oracle, number, step.context, drafted)
+    if drafted.tree == true.tree:
         return
     noise = tie_noise(case, plan, scores)
-    every = list(breaches(plan, seen.tree, ids, scores, noise, levels))
-    worst = max(every, key=lambda one: one.away, default=None)
+    all_breaches = list(breaches(plan, drafted.tree, ids, scores, noise, levels))
+    worst = max(all_breaches, key=lambda breach: breach.away, default=None)
     if worst is not None and worst.away > noise:
-        yield tree_differs(name, number, line(true.tree), line(seen.tree))
+        yield tree_finding(name, number, line(true.tree), line(drafted.tree))
     else:
         gap = 0.0 if worst is None else max(worst.away, 0.0) / noise * TIE_SIGMA
         yield Tie(name, 0 if worst is None else worst.node, gap)
 
 
-def common_paths(name: str, case: Case, number: int, seen: Drafted, fresh: Drafted) -> Iterator[Fact]:
+def common_paths(name: str, case: Case, number: int, drafted: Drafted, fresh: Drafted) -> Iterator[Fact]:
     """Findings where two dynamic trees of one backend score a path that both hold unlike.
 
     Of trees that hold other paths nothing is said: near ties may fall either way.
     """
-    if seen.logits is None or fresh.logits is None:
+    if drafted.logits is None or fresh.logits is None:
         raise Unobserved("the backend does not reveal its draft's scores")
     places = {fresh.tree.tokens_to(node): node for node in range(len(fresh.tree))}
     sigma = draft_sigma(case, fresh.logits)
-    for node in range(len(seen.tree)):
-        other = places.get(seen.tree.tokens_to(node))
-        if other is None or np.isnan(fresh.logits[other]).all() or np.isnan(seen.logits[node]).all():
+    for node in range(len(drafted.tree)):
+        fresh_node = places.get(drafted.tree.tokens_to(node))
+        if fresh_node is None or np.isnan(fresh.logits[fresh_node]).all() or np.isnan(drafted.logits[node]).all():
             continue
         yield Compared()
-        away = float(rms(seen.logits[node] - fresh.logits[other])) / (DRAFT_K * sigma)
+        away = float(rms(drafted.logits[node] - fresh.logits[fresh_node])) / (DRAFT_K * sigma)
         if away > 1:
-            yield scores_differ(name, case, number, node, fresh.logits[other], seen.logits[node], away)
+            yield scores_finding(name, case, number, node, fresh.logits[fresh_node], drafted.logits[node], away)
             return
 
 
@@ -144,10 +147,12 @@ def _worst(
     number: int, tree: Tree, plan: Expansion, ids: tuple[int, ...], logits: Array, noise: float, levels: int
 ) -> Finding | None:
     """The finding at the breach that lies furthest beyond the noise; None where all lie within it."""
-    beyond: list[Breach] = [one for one in breaches(plan, tree, ids, logits, noise, levels) if one.away > noise]
-    if not beyond:
+    beyond_noise: list[Breach] = [
+        breach for breach in breaches(plan, tree, ids, logits, noise, levels) if breach.away > noise
+    ]
+    if not beyond_noise:
         return None
-    worst = max(beyond, key=lambda one: one.away)
+    worst = max(beyond_noise, key=lambda breach: breach.away)
     where: dict[str, int | str] = {"node": worst.node, "side": "tree"}
     measure = worst.away / noise if np.isfinite(worst.away) else None
     return Finding(NAME, Stage.DRAFTED, number, where, worst.expected, worst.observed, measure)
@@ -170,16 +175,16 @@ def _levels(case: Case, position: int) -> int:
     return min([plan.depth, *(chunk - 1 - position % chunk for chunk in chunks)])
 
 
-def _ids(case: Case, seen: Drafted) -> tuple[int, ...] | None:
+def _ids(case: Case, drafted: Drafted) -> tuple[int, ...] | None:
     """The draft id of each node; None where a token is none that the draft can name, or not the one that its id is."""
-    named = case.draft.vocabulary or tuple(range(case.model.vocab_size))
-    if set(seen.tree.token[1:]) - set(named):
+    vocabulary = case.draft.vocabulary or tuple(range(case.model.vocab_size))
+    if set(drafted.tree.token[1:]) - set(vocabulary):
         return None
-    ids = (0, *(named.index(token) for token in seen.tree.token[1:]))
-    return None if seen.draft_ids is not None and seen.draft_ids[1:] != ids[1:] else ids
+    ids = (0, *(vocabulary.index(token) for token in drafted.tree.token[1:]))
+    return None if drafted.draft_ids is not None and drafted.draft_ids[1:] != ids[1:] else ids
 
 
-def _true(case: Case, oracle: Oracle, step: Step) -> Array | None:
+def _true_scores(case: Case, oracle: Oracle, step: Step) -> Array | None:
     """The true scores of the step's nodes that may have children; None where a head has no row."""
     assert step.drafted is not None
     plan = _plan(case)

@@ -11,9 +11,9 @@ from functools import partial
 import numpy as np
 
 from properties.invariants.rows import brief
-from properties.tolerance.amplification import MOST, excuses_row
+from properties.tolerance.amplification import MAX_AMPLIFICATION, excuses_row
 from properties.tolerance.bounds import UNIT
-from properties.tolerance.closeness import EXACT, beyond, chain
+from properties.tolerance.closeness import EXACT, chain, rows_beyond
 from properties.verdict.finding import Compared, Finding, Reads
 from properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
 from properties.verdict.subject import Subject
@@ -39,44 +39,49 @@ def from_scratch(case: Case, oracle: Oracle, context: tuple[int, ...], tree: Tre
 
     None for a draft that can score no tree but its own.
     """
-    draft = case.draft.proposing(tree)
+    draft = case.draft.with_fixed_tree(tree)
     if draft is None:
         return None
     stops = Stops(max_new_tokens=1)
-    one = replace(case, draft=draft, prompt=(*context, tree.token[0]), sampling=Sampling(), stops=stops, steps=1)
-    return oracle(one).steps[0]
+    scratch_case = replace(
+        case, draft=draft, prompt=(*context, tree.token[0]), sampling=Sampling(), stops=stops, steps=1
+    )
+    return oracle(scratch_case).steps[0]
 
 
 def descriptor(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """Each row of a draft's head holds the next token beside the target's state that the descriptor names."""
-    known, looked = 0, False
+    next_row = 0
+    looked = False
     for number, step in enumerate(subject(case).steps):
         if step.drafted is None:
             continue
         pending = pending_root(case, subject, number)
         # Of a root that is not the pending one draft.fidelity tells; here the true one stands above the same tree.
-        true = from_scratch(case, oracle, step.context, step.drafted.tree.rooted(pending))
+        true = from_scratch(case, oracle, step.context, step.drafted.tree.with_root(pending))
         if true is None:
             raise NotApplicable("the draft of this kind can score no tree but its own")
         assert true.drafted is not None
         assert true.scored is not None
         if true.drafted.tree.parent != step.drafted.tree.parent:
             continue  # a head without a row proposes the bare root, which draft.fidelity judges
-        wanted, given = true.drafted.given, step.drafted.given
-        if given is not None and wanted is not None:
+        expected_input, head_input = true.drafted.given, step.drafted.given
+        if head_input is not None and expected_input is not None:
             looked = True
-            rows = partial(_asked, case, step, pending, "given")
-            yield from _given(case, oracle, number, known, given, wanted, rows, step.context)
-            known = given.first + len(given.tokens)
-        seen, states = step.scored, true.scored.hidden
-        if seen is not None and seen.hidden is not None and states is not None:
+            rows = partial(_states_by, case, step, pending, "given")
+            yield from _compare_inputs(case, oracle, number, next_row, head_input, expected_input, rows, step.context)
+            next_row = head_input.first + len(head_input.tokens)
+        scored = step.scored
+        states = true.scored.hidden
+        if scored is not None and scored.hidden is not None and states is not None:
             looked = True
             yield Compared(len(states))
-            rows = partial(_asked, case, step, pending, "scored")
-            for (node,), measure in _beyond(case, oracle, seen.hidden, states, rows):
+            rows = partial(_states_by, case, step, pending, "scored")
+            for (node,), measure in _states_beyond(case, oracle, scored.hidden, states, rows):
                 where: dict[str, int | str] = {"node": node, "side": "scored"}
-                values = brief(states[node]), brief(seen.hidden[node])
-                tree, limit = step.drafted.tree, _limit(case, states)
+                values = brief(states[node]), brief(scored.hidden[node])
+                tree = step.drafted.tree
+                limit = _limit(case, states)
                 reads = Reads(case, step.context, tree, node, None, limit, partial(_row, rows, node))
                 yield Finding(NAME, Stage.SCORED, number, where, *values, measure, reads=reads)
                 break
@@ -84,10 +89,10 @@ def descriptor(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
         raise Unobserved("the backend does not reveal the hidden states that its draft was given")
 
 
-def _asked(case: Case, step: Step, pending: int, where: str, oracle: Oracle) -> Array | None:
+def _states_by(case: Case, step: Step, pending: int, where: str, oracle: Oracle) -> Array | None:
     """The hidden states of `step` by `oracle`: those `given` to the head, or those of the `scored` nodes."""
     assert step.drafted is not None
-    true = from_scratch(case, oracle, step.context, step.drafted.tree.rooted(pending))
+    true = from_scratch(case, oracle, step.context, step.drafted.tree.with_root(pending))
     if true is None or true.drafted is None or true.scored is None:
         return None
     if where == "scored":
@@ -95,51 +100,62 @@ def _asked(case: Case, step: Step, pending: int, where: str, oracle: Oracle) -> 
     return None if true.drafted.given is None else true.drafted.given.hidden
 
 
-def _given(
+def _compare_inputs(
     case: Case,
     oracle: Oracle,
     number: int,
-    known: int,
-    given: HeadInput,
-    wanted: HeadInput,
+    next_row: int,
+    head_input: HeadInput,
+    expected: HeadInput,
     rows_by: Callable[[Oracle], Array | None],
     context: tuple[int, ...],
 ) -> Iterator[Fact]:
-    """Findings where the rows of a step do not begin at row `known`, do not end at the root's, or hold other values.
+    """Findings where the rows of a step do not begin at row `next_row`, do not end at the root's, or hold other values.
 
     A head whose cache was thrown away begins at row 0 again. A head that keeps no rows begins at the first that
-    `wanted` holds, which is the root's.
+    `expected` holds, which is the root's.
     """
-    yield Compared(1 + len(given.tokens))
-    if given.reads != wanted.reads:
-        yield _finding(number, {"side": "descriptor"}, str(wanted.reads), str(given.reads))
+    yield Compared(1 + len(head_input.tokens))
+    if head_input.reads != expected.reads:
+        yield _finding(number, {"side": "descriptor"}, str(expected.reads), str(head_input.reads))
         return
-    known, last = max(known, wanted.first), wanted.first + len(wanted.tokens)
-    if not wanted.first <= given.first <= known or given.first + len(given.tokens) != last:
-        rows = f"rows {known} to {last - 1}", f"rows {given.first} to {given.first + len(given.tokens) - 1}"
+    next_row = max(next_row, expected.first)
+    last = expected.first + len(expected.tokens)
+    if not expected.first <= head_input.first <= next_row or head_input.first + len(head_input.tokens) != last:
+        rows = (
+            f"rows {next_row} to {last - 1}",
+            f"rows {head_input.first} to {head_input.first + len(head_input.tokens) - 1}",
+        )
         yield _finding(number, {"side": "rows"}, *rows)
         return
-    mine = slice(given.first - wanted.first, len(wanted.tokens))
-    for row, (token, right) in enumerate(zip(given.tokens, wanted.tokens[mine], strict=True), given.first):
+    rows_held = slice(head_input.first - expected.first, len(expected.tokens))
+    for row, (token, right) in enumerate(
+        zip(head_input.tokens, expected.tokens[rows_held], strict=True), head_input.first
+    ):
         if token != right:
             yield _finding(number, {"position": row, "side": "beside"}, right, token)
             return
-    states = wanted.hidden[mine]
-    worst = [(row, measure) for (row,), measure in _beyond(case, oracle, given.hidden, states, rows_by, mine.start)]
+    states = expected.hidden[rows_held]
+    worst = [
+        (row, measure)
+        for (row,), measure in _states_beyond(case, oracle, head_input.hidden, states, rows_by, rows_held.start)
+    ]
     # A state that was computed from wrong rows above is wrong as well: the first one tells where it began.
     if worst:
         row, measure = min(worst)
-        where: dict[str, int | str] = {"position": given.first + row, "side": "state"}
-        place, text = given.first + row, (*context, given.tokens[-1])
-        limit, asked = _limit(case, states), partial(_row, rows_by, mine.start + row)
-        reads = Reads(case, (), chain(text), place, None, limit, asked)
-        yield replace(_finding(number, where, brief(states[row]), brief(given.hidden[row]), measure), reads=reads)
+        where: dict[str, int | str] = {"position": head_input.first + row, "side": "state"}
+        place = head_input.first + row
+        text = (*context, head_input.tokens[-1])
+        limit = _limit(case, states)
+        ask_row = partial(_row, rows_by, rows_held.start + row)
+        reads = Reads(case, (), chain(text), place, None, limit, ask_row)
+        yield replace(_finding(number, where, brief(states[row]), brief(head_input.hidden[row]), measure), reads=reads)
 
 
 def _row(rows: Callable[[Oracle], Array | None], row: int, oracle: Oracle) -> Array | None:
     """Row `row` of what `rows` says of `oracle`."""
-    found = rows(oracle)
-    return None if found is None or row >= len(found) else np.asarray(found[row])
+    states = rows(oracle)
+    return None if states is None or row >= len(states) else np.asarray(states[row])
 
 
 def _finding(
@@ -148,24 +164,26 @@ def _finding(
     return Finding(NAME, Stage.DRAFTED, number, where, expected, observed, measure)
 
 
-def _beyond(
+def _states_beyond(
     case: Case,
     oracle: Oracle,
-    seen: Array,
+    observed: Array,
     true: Array,
     rows_by: Callable[[Oracle], Array | None],
     first: int = 0,
 ) -> Iterator[tuple[tuple[int, ...], float]]:
-    """The rows of `seen` [rows, width] that lie further from `true` than the noise of the working dtype.
+    """The rows of `observed` [rows, width] that lie further from `true` than the noise of the working dtype.
 
     Rows that the target's conditioning explains are left out; `true` begins at row `first` of what `rows_by` gives.
     """
     if not len(true):
         return
     limit = _limit(case, true)
-    for (row,), measure in beyond(seen, true, limit):
-        excused = measure <= MOST and excuses_row(oracle, rows_by, (first + row,), measure * limit, case.dtype)
-        if not excused:
+    for (row,), measure in rows_beyond(observed, true, limit):
+        is_excused = measure <= MAX_AMPLIFICATION and excuses_row(
+            oracle, rows_by, (first + row,), measure * limit, case.dtype
+        )
+        if not is_excused:
             yield (row,), measure
 
 

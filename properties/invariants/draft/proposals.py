@@ -5,26 +5,26 @@ from dataclasses import replace
 
 import numpy as np
 
-from properties.invariants.applies import drawn
+from properties.invariants.applies import is_drawn
 from properties.invariants.draft import tie_prediction
-from properties.invariants.draft.dynamic_trees import common_paths, grown
+from properties.invariants.draft.dynamic_trees import common_paths, compare_dynamic_trees
 from properties.invariants.draft.scores import (
     DRAFT_K,
+    compare_score_rows,
     draft_sigma,
     line,
     reading_scores,
-    restarted,
+    restarted_case,
     row_excused,
-    rows_differ,
-    scores_differ,
-    tree_differs,
+    scores_finding,
+    tree_finding,
 )
 from properties.tolerance.closeness import rms
 from properties.tolerance.ties import TIE_SIGMA
 from properties.verdict.finding import Compared, Finding, PredictedTies, Tie
 from properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
 from properties.verdict.subject import Subject
-from properties.verdict.variants import first, pending_root
+from properties.verdict.variants import pending_root, run_first_step
 from reference.case import Case
 from reference.draft import Scripted
 from reference.sampling import Sampling
@@ -40,7 +40,7 @@ def fidelity(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     A step without the draft proposes the root alone. Of a request whose script was made of its own trees the roots are
     compared, which says nothing of its drafts: that is no answer, unless nobody could know them.
     """
-    own = subject.abilities is not None and not subject.abilities.drafts
+    drafts_itself = subject.abilities is not None and not subject.abilities.drafts
     for number, step in enumerate(subject(case).steps):
         if step.drafted is None:
             continue
@@ -48,59 +48,68 @@ def fidelity(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
         if subject.retold:
             if subject.roots_alone:
                 yield Compared()
-            yield from root_differs("draft.fidelity", number, step.drafted.tree, pending)
+            yield from compare_root("draft.fidelity", number, step.drafted.tree, pending)
         elif number in subject.bare:
-            yield from bare_differs("draft.fidelity", number, step.drafted.tree, pending)
+            yield from compare_bare_step("draft.fidelity", number, step.drafted.tree, pending)
         else:
-            sigma = None if own else _control(case, oracle, subject)
-            yield from proposed("draft.fidelity", case, oracle, number, step, number, pending, own, sigma)
+            sigma = None if drafts_itself else _control_sigma(case, oracle, subject)
+            yield from compare_proposal(
+                "draft.fidelity", case, oracle, number, step, number, pending, drafts_itself, sigma
+            )
     if subject.unknown:
         raise Unobserved("the trace does not tell which steps asked the draft, or the sizes of its batches")
     if subject.retold and not subject.roots_alone:
         raise NotApplicable("draft.switched and draft.shared judge the drafts of such a request")
 
 
-def root_differs(name: str, number: int, tree: Tree, pending: int) -> Iterator[Finding]:
+def compare_root(name: str, number: int, tree: Tree, pending: int) -> Iterator[Finding]:
     """A finding where the root of a drafted tree is not the pending one."""
     if tree.token[0] != pending:
         yield Finding(name, Stage.DRAFTED, number, {"node": 0, "side": "root"}, pending, tree.token[0])
 
 
-def bare_differs(name: str, number: int, tree: Tree, pending: int) -> Iterator[Fact]:
+def compare_bare_step(name: str, number: int, tree: Tree, pending: int) -> Iterator[Fact]:
     """Findings where a step without its draft proposes more than the pending root."""
     yield Compared()
-    yield from root_differs(name, number, tree, pending)
+    yield from compare_root(name, number, tree, pending)
     if len(tree) > 1:
-        yield tree_differs(name, number, line(Tree((0,), (pending,))), line(tree))
+        yield tree_finding(name, number, line(Tree((0,), (pending,))), line(tree))
 
 
-def proposed(
-    name: str, case: Case, oracle: Oracle, number: int, step: Step, place: int, pending: int, own: bool = False,
+def compare_proposal(
+    name: str,
+    case: Case,
+    oracle: Oracle,
+    number: int,
+    step: Step,
+    place: int,
+    pending: int,
+    drafts_itself: bool = False,
     sigma: float | None = None,
-) -> Iterator[Fact]:  # fmt: skip
+) -> Iterator[Fact]:
     """Findings where the tree of `step` is not what the draft of `case` gives; a script gives its tree `place`.
 
-    If the engine drafts in its `own` way, only the root is compared. `sigma` is the noise of the draft's scores, by its
-    control; None where no control was run.
+    If the engine `drafts_itself`, in its own way, only the root is compared. `sigma` is the noise of the draft's
+    scores, by its control; None where no control was run.
     """
     assert step.drafted is not None
     yield Compared()
-    wrong = list(root_differs(name, number, step.drafted.tree, pending))
-    if wrong or own:
+    wrong = list(compare_root(name, number, step.drafted.tree, pending))
+    if wrong or drafts_itself:
         yield from wrong
         return
     script = case.draft.trees
     if script is not None:
-        wanted = (script[place] if place < len(script) else Tree((0,), (pending,))).rooted(pending)
+        expected_tree = (script[place] if place < len(script) else Tree((0,), (pending,))).with_root(pending)
         # The engine cuts trees at the end of an attention chunk; the oracle shows the cut tree.
         if case.layout.stay_in_chunk:
-            alone = replace(case, draft=Scripted((wanted,)), sampling=Sampling())
-            cut = oracle(restarted(alone, (*step.context, pending))).steps[0].drafted
+            script_case = replace(case, draft=Scripted((expected_tree,)), sampling=Sampling())
+            cut = oracle(restarted_case(script_case, (*step.context, pending))).steps[0].drafted
             assert cut is not None
-            wanted = cut.tree
-        yield Compared(len(wanted))
-        if wanted != step.drafted.tree:
-            yield tree_differs(name, number, line(wanted), line(step.drafted.tree))
+            expected_tree = cut.tree
+        yield Compared(len(expected_tree))
+        if expected_tree != step.drafted.tree:
+            yield tree_finding(name, number, line(expected_tree), line(step.drafted.tree))
         return
     logits = step.drafted.logits
     # A head proposes the bare root, without scores, where it has no row.
@@ -109,44 +118,44 @@ def proposed(
         if logits.shape != size:
             yield Finding(name, Stage.DRAFTED, number, {"side": "shape"}, str(size), str(logits.shape))
             return
-    if drawn(case):
-        if case.draft.model is None and case.draft.proposing(step.drafted.tree) is None:
-            seen = line(step.drafted.tree)
-            yield tree_differs(name, number, f"a tree that {case.draft.told} admits", seen)
+    if is_drawn(case):
+        if case.draft.model is None and case.draft.with_fixed_tree(step.drafted.tree) is None:
+            observed = line(step.drafted.tree)
+            yield tree_finding(name, number, f"a tree that {case.draft.description} admits", observed)
             return
-        yield from rows_differ(name, case, oracle, number, step.context, step.drafted)
+        yield from compare_score_rows(name, case, oracle, number, step.context, step.drafted)
         return
-    true = oracle(restarted(case, (*step.context, pending), number)).steps[0].drafted
+    true = oracle(restarted_case(case, (*step.context, pending), number)).steps[0].drafted
     assert true is not None
     if case.draft.expansion is not None:
-        yield from grown(name, case, oracle, number, step, true, sigma)
+        yield from compare_dynamic_trees(name, case, oracle, number, step, true, sigma)
         return
     tree = step.drafted.tree
 
     def excused(node: int, distance: float, away: float) -> bool:
         return row_excused(case, oracle, step.context, tree, node, distance, away)
 
-    yield from _same(name, case, number, step.drafted, true, sigma, excused, step.context)
+    yield from _compare_drafted(name, case, number, step.drafted, true, sigma, excused, step.context)
 
 
-def _control(case: Case, oracle: Oracle, subject: Subject) -> float | None:
+def _control_sigma(case: Case, oracle: Oracle, subject: Subject) -> float | None:
     """The noise of the draft's scores; None for a draft without any, and where only scores are compared."""
-    if not case.draft.has_law or drawn(case):
+    if not case.draft.has_law or is_drawn(case):
         return None
     return tie_prediction.control_sigma(case, oracle, subject)
 
 
-def _same(
+def _compare_drafted(
     name: str,
     case: Case,
     number: int,
-    seen: Drafted,
+    drafted: Drafted,
     true: Drafted,
     sigma: float | None,
     excused: Callable[[int, float, float], bool] = lambda node, distance, away: False,
     context: tuple[int, ...] = (),
 ) -> Iterator[Fact]:
-    """Findings where `seen` is not `true`; tokens whose scores differ by less than their noise are ties.
+    """Findings where `drafted` is not `true`; tokens whose scores differ by less than their noise are ties.
 
     `sigma` is the noise by which ties are predicted.
     `excused` says of the scores at a node, by their distance and by how many times that is what it may be, whether the
@@ -154,63 +163,65 @@ def _same(
     """
     yield Compared(len(true.tree))
     yield PredictedTies(tie_prediction.of_ranks(case, true, sigma))
-    if seen.tree.parent != true.tree.parent:
-        yield tree_differs(name, number, line(true.tree), line(seen.tree))
+    if drafted.tree.parent != true.tree.parent:
+        yield tree_finding(name, number, line(true.tree), line(drafted.tree))
         return
     by_depth = sorted(range(len(true.tree)), key=lambda node: true.tree.depth[node])
     for node in by_depth:
         # The token before the scores: a node with another token, by a tie, scores its children differently.
-        if seen.tree.token[node] != true.tree.token[node]:
-            gap = _gap(case, true, seen, node)
+        if drafted.tree.token[node] != true.tree.token[node]:
+            gap = _gap(case, true, drafted, node)
             if gap is None or gap > TIE_SIGMA:
-                wanted, got = true.tree.token[node], seen.tree.token[node]
-                yield Finding(name, Stage.DRAFTED, number, {"node": node, "side": "token"}, wanted, got, gap)
+                expected_token, drafted_token = true.tree.token[node], drafted.tree.token[node]
+                yield Finding(
+                    name, Stage.DRAFTED, number, {"node": node, "side": "token"}, expected_token, drafted_token, gap
+                )
             else:
                 yield Tie(name, node, gap)
             return
-        if seen.logits is not None and true.logits is not None and not np.isnan(true.logits[node]).all():
+        if drafted.logits is not None and true.logits is not None and not np.isnan(true.logits[node]).all():
             limit = DRAFT_K * draft_sigma(case, true.logits)
             # A NaN where the oracle has a number counts as an infinite distance.
-            away = float(rms(seen.logits[node] - true.logits[node])) / limit
-            far = away * limit
-            if away > 1 and not excused(node, far, away):
-                finding = scores_differ(name, case, number, node, true.logits[node], seen.logits[node], away)
+            away = float(rms(drafted.logits[node] - true.logits[node])) / limit
+            distance = away * limit
+            if away > 1 and not excused(node, distance, away):
+                finding = scores_finding(name, case, number, node, true.logits[node], drafted.logits[node], away)
                 yield reading_scores(finding, case, context, true.tree, node, limit)
                 return
 
 
-def _gap(case: Case, true: Drafted, seen: Drafted, node: int) -> float | None:
+def _gap(case: Case, true: Drafted, drafted: Drafted, node: int) -> float | None:
     """The distance, in sigmas, of the wanted and the drafted token's scores at the parent; None without scores."""
-    if true.logits is None or true.draft_ids is None or seen.draft_ids is None:
+    if true.logits is None or true.draft_ids is None or drafted.draft_ids is None:
         return None
     row = true.logits[true.tree.parent[node]]
     width = len(row)
-    if not 0 <= seen.draft_ids[node] < width:
+    if not 0 <= drafted.draft_ids[node] < width:
         return None
-    return float(abs(row[true.draft_ids[node]] - row[seen.draft_ids[node]]) / draft_sigma(case, true.logits))
+    return float(abs(row[true.draft_ids[node]] - row[drafted.draft_ids[node]]) / draft_sigma(case, true.logits))
 
 
 def rollback(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """After steps that accept and reject, the draft proposes the tree that a fresh start at the same tokens gives."""
     steps = subject(case).steps
-    asked = [number for number in range(len(steps)) if number not in subject.bare]
-    if drawn(case):
+    drafting_steps = [number for number in range(len(steps)) if number not in subject.bare]
+    if is_drawn(case):
         raise NotApplicable("a fresh start would draw other tokens; draft.fidelity compares the scores")
-    if not asked or asked[-1] == 0:
+    if not drafting_steps or drafting_steps[-1] == 0:
         raise NotApplicable("nothing was rolled back before the only step that asked the draft")
-    number = asked[-1]
+    number = drafting_steps[-1]
     step = steps[number]
     if step.drafted is None:
         raise Unobserved("the backend does not reveal the tree of its last step")
-    fresh = first(restarted(case, (*step.context, step.drafted.tree.token[0]), number), subject).drafted
+    fresh = run_first_step(restarted_case(case, (*step.context, step.drafted.tree.token[0]), number), subject).drafted
     if fresh is None:
         raise Unobserved("the backend does not reveal the tree of a fresh start")
     if case.draft.expansion is not None and fresh.tree != step.drafted.tree:
         yield from common_paths("draft.rollback", case, number, step.drafted, fresh)
         return
-    sigma = _control(case, oracle, subject)
+    sigma = _control_sigma(case, oracle, subject)
     # Two runs of the backend, each with that noise.
-    yield from _same(
+    yield from _compare_drafted(
         "draft.rollback", case, number, step.drafted, fresh, sigma and 2**0.5 * sigma, context=step.context
     )
 
@@ -222,13 +233,13 @@ def vocabulary_map(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fac
         if step.drafted is None or step.drafted.draft_ids is None:
             continue
         yield Compared(len(step.drafted.tree) - 1)
-        for node, (token, one) in enumerate(zip(step.drafted.tree.token, step.drafted.draft_ids, strict=True)):
+        for node, (token, draft_id) in enumerate(zip(step.drafted.tree.token, step.drafted.draft_ids, strict=True)):
             if node == 0:
                 continue
-            wanted = vocabulary[one] if 0 <= one < len(vocabulary) else f"an id below {len(vocabulary)}"
-            if token != wanted:
-                where: dict[str, int | str] = {"node": node, "side": f"draft id {one}"}
-                yield Finding("draft.vocabulary-map", Stage.DRAFTED, number, where, wanted, token)
+            expected = vocabulary[draft_id] if 0 <= draft_id < len(vocabulary) else f"an id below {len(vocabulary)}"
+            if token != expected:
+                where: dict[str, int | str] = {"node": node, "side": f"draft id {draft_id}"}
+                yield Finding("draft.vocabulary-map", Stage.DRAFTED, number, where, expected, token)
 
 
 def _learns(case: Case) -> bool:

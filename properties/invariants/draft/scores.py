@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from properties.invariants.draft.hidden_states import from_scratch
-from properties.tolerance.amplification import MOST, excuses_row
+from properties.tolerance.amplification import MAX_AMPLIFICATION, excuses_row
 from properties.tolerance.bounds import UNIT
 from properties.tolerance.closeness import rms
 from properties.verdict.finding import Compared, Finding, Reads
@@ -25,9 +25,10 @@ DRAFT_K = 6.0
 """Largest rms distance between a row of draft logits and the oracle's, in sigmas."""
 
 
-def restarted(case: Case, tokens: tuple[int, ...], number: int = 0) -> Case:
+def restarted_case(case: Case, tokens: tuple[int, ...], number: int = 0) -> Case:
     """`case` as one step with `tokens` as its prompt, so that its draft starts fresh at this point, step `number`."""
-    draft, table = case.draft, case.draft.dispatch
+    draft = case.draft
+    table = case.draft.dispatch
     if table is not None:  # the batch of that step, which is the last known one after the end of the list
         draft = draft.in_batches(table.batches[number : number + 1] or table.batches[-1:])
     return replace(case, prompt=tokens, draft=draft, steps=1, stops=Stops(max_new_tokens=1))
@@ -53,35 +54,35 @@ def scores_of(case: Case, oracle: Oracle, context: tuple[int, ...], tree: Tree) 
 def scores_below(case: Case, oracle: Oracle, context: tuple[int, ...], tree: Tree, levels: int) -> Array | None:
     """`scores_of` `tree`, with the rows of all nodes above level `levels`, whether they have children or not."""
     first = (case.draft.vocabulary or (0,))[0]
-    bare = [node for node in range(len(tree)) if not tree.children[node] and tree.depth[node] < levels]
-    longer = Tree((*tree.parent, *bare), (*tree.token, *(first for _ in bare)))
+    leaves = [node for node in range(len(tree)) if not tree.children[node] and tree.depth[node] < levels]
+    longer = Tree((*tree.parent, *leaves), (*tree.token, *(first for _ in leaves)))
     # The tree was cut to its chunk before; a pool of pages may lack room for the longer one, and plays no part here.
     scores = scores_of(replace(case, layout=KvLayout()), oracle, context, longer)
     return None if scores is None else scores[: len(tree)]
 
 
-def rows_differ(
-    name: str, case: Case, oracle: Oracle, number: int, context: tuple[int, ...], seen: Drafted
+def compare_score_rows(
+    name: str, case: Case, oracle: Oracle, number: int, context: tuple[int, ...], drafted: Drafted
 ) -> Iterator[Finding | Compared]:
     """Findings where the draft's scores at a node with children are not its definition's on the drafted tree."""
-    true = scores_of(case, oracle, context, seen.tree)
+    true = scores_of(case, oracle, context, drafted.tree)
     if true is None:  # without a row, a head draws nothing
         yield Compared()
-        if len(seen.tree) > 1:
-            yield tree_differs(name, number, line(seen.tree.part([0])), line(seen.tree))
+        if len(drafted.tree) > 1:
+            yield tree_finding(name, number, line(drafted.tree.subtree([0])), line(drafted.tree))
         return
-    if seen.logits is None:
+    if drafted.logits is None:
         raise Unobserved("the backend does not reveal its draft's logits, which is all that can be compared of draws")
     sigma = draft_sigma(case, true)
-    asked = [0, *(node for node in range(1, len(seen.tree)) if seen.tree.children[node])]
-    yield Compared(len(asked))
-    for node in asked:
-        wanted = true[node]
-        away = float(rms(seen.logits[node] - wanted)) / (DRAFT_K * sigma)
+    inner_nodes = [0, *(node for node in range(1, len(drafted.tree)) if drafted.tree.children[node])]
+    yield Compared(len(inner_nodes))
+    for node in inner_nodes:
+        expected = true[node]
+        away = float(rms(drafted.logits[node] - expected)) / (DRAFT_K * sigma)
         # A NaN where the oracle has a number counts as an infinite distance.
-        if away > 1 and not row_excused(case, oracle, context, seen.tree, node, away * DRAFT_K * sigma, away):
-            finding = scores_differ(name, case, number, node, wanted, seen.logits[node], away)
-            yield reading_scores(finding, case, context, seen.tree, node, DRAFT_K * sigma)
+        if away > 1 and not row_excused(case, oracle, context, drafted.tree, node, away * DRAFT_K * sigma, away):
+            finding = scores_finding(name, case, number, node, expected, drafted.logits[node], away)
+            yield reading_scores(finding, case, context, drafted.tree, node, DRAFT_K * sigma)
             return
 
 
@@ -94,20 +95,20 @@ def reading_scores(
         scores = scores_of(case, oracle, context, tree)
         return None if scores is None else scores[node]
 
-    own = case if case.draft.model is None else replace(case, model=case.draft.model, draft=Scripted())
-    return replace(finding, reads=Reads(own, context, tree, node, None, limit, row))
+    source_case = case if case.draft.model is None else replace(case, model=case.draft.model, draft=Scripted())
+    return replace(finding, reads=Reads(source_case, context, tree, node, None, limit, row))
 
 
 def row_excused(
     case: Case, oracle: Oracle, context: tuple[int, ...], tree: Tree, node: int, distance: float, away: float
 ) -> bool:
     """Whether the models' conditioning explains a row of scores `distance` off, `away` times what it may be."""
-    return away <= MOST and excuses_row(
-        oracle, lambda one: scores_of(case, one, context, tree), (node,), distance, case.dtype
+    return away <= MAX_AMPLIFICATION and excuses_row(
+        oracle, lambda reference: scores_of(case, reference, context, tree), (node,), distance, case.dtype
     )
 
 
-def scores_differ(
+def scores_finding(
     name: str, case: Case, number: int, node: int, expected: Array, observed: Array, away: float
 ) -> Finding:
     """The finding that a node's draft scores [draft vocabulary] lie `away` thresholds off, shown by the worst score.
@@ -130,9 +131,9 @@ def draft_sigma(case: Case, logits: Array) -> float:
 
 def line(tree: Tree) -> str:
     """A tree in one short line: `token<parent` for each node."""
-    return " ".join(f"{token}<{up}" for up, token in zip(tree.parent, tree.token, strict=True))
+    return " ".join(f"{token}<{parent}" for parent, token in zip(tree.parent, tree.token, strict=True))
 
 
-def tree_differs(name: str, number: int, expected: str, observed: str) -> Finding:
+def tree_finding(name: str, number: int, expected: str, observed: str) -> Finding:
     """The finding that another tree was drafted than expected."""
     return Finding(name, Stage.DRAFTED, number, {"side": "tree"}, expected, observed)

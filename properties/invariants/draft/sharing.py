@@ -4,10 +4,10 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from properties.invariants.draft.proposals import NEEDS, proposed
-from properties.invariants.draft.scores import restarted
-from properties.invariants.draft.switches import happened
-from properties.invariants.rows import placed
+from properties.invariants.draft.proposals import NEEDS, compare_proposal
+from properties.invariants.draft.scores import restarted_case
+from properties.invariants.draft.switches import actions_with_accounts
+from properties.invariants.rows import with_place
 from properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved
 from properties.verdict.subject import Subject
 from reference.case import Case
@@ -34,49 +34,49 @@ class Event:
 
     request: int
     text: tuple[int, ...]
-    known: int = 0
+    num_entered: int = 0
     step: Step | None = None
     number: int = 0
 
 
-def shared(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
+def shared_trie(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """Each request that shares a trie proposes the tree that follows from all texts that entered it, in their order.
 
     A prompt enters with its request, and the tokens of a step when they are emitted, in the order of the batch.
     draft.fidelity cannot judge such a request: there it is a script of its own trees
     (`properties/verdict/session_members.py`).
     """
-    told = subject(case).shared
-    if told is None or not told.accounts:
+    shared = subject(case).shared
+    if shared is None or not shared.accounts:
         raise Unobserved("the trace does not say what the requests of the session did")
-    entered: dict[Draft, tuple[tuple[int, ...], ...]] = {}
-    judged = 0
-    for event in _events(case, told):
+    trie_texts: dict[Draft, tuple[tuple[int, ...], ...]] = {}
+    num_judged = 0
+    for event in _events(case, shared):
         request = case.alone(event.request)
         if event.step is None:
-            entered[request.draft] = entered.get(request.draft, ()) + entries(event.text, event.known)
+            trie_texts[request.draft] = trie_texts.get(request.draft, ()) + entries(event.text, event.num_entered)
         elif event.step.drafted is not None:
-            judged += 1
-            alone = restarted(replace(request, prompt=event.text[-1:], draft=Scripted()), event.text)
-            known = entered[request.draft]
-            question = meaning.Question(event.text, 0, None, SampledStep(alone, (), 0), entered=known)
-            wanted = replace(alone, draft=Scripted((meaning.proposed(request.draft, question).tree,)))
-            for fact in proposed(NAME, wanted, oracle, event.number, event.step, 0, event.text[-1]):
-                yield placed(fact, request=event.request)
-    if not judged:
+            num_judged += 1
+            request_case = restarted_case(replace(request, prompt=event.text[-1:], draft=Scripted()), event.text)
+            texts = trie_texts[request.draft]
+            question = meaning.Question(event.text, 0, None, SampledStep(request_case, (), 0), entered=texts)
+            scripted_case = replace(request_case, draft=Scripted((meaning.proposed(request.draft, question).tree,)))
+            for fact in compare_proposal(NAME, scripted_case, oracle, event.number, event.step, 0, event.text[-1]):
+                yield with_place(fact, request=event.request)
+    if not num_judged:
         raise NotApplicable("no request that shares a trie took a step")
 
 
-def _events(case: Case, told: Shared) -> Iterator[Event]:
+def _events(case: Case, shared: Shared) -> Iterator[Event]:
     """The events of all requests that share a trie; those of a request that switches to another draft end there."""
     texts: dict[int, tuple[int, ...]] = {}
     sharing, steps = set[int](), Counter[int]()
     living: dict[int, int] = {}
-    for action, account in happened(case, told):
+    for action, account in actions_with_accounts(case, shared):
         if action.kind in ("add", "fork"):
             number = action.requests[-1]
             if number in account.committed and number not in texts:
-                texts[number] = told.prompts[number]
+                texts[number] = shared.prompts[number]
                 if case.alone(number).draft.shared:
                     sharing.add(number)
                     yield Event(number, texts[number])
@@ -84,23 +84,28 @@ def _events(case: Case, told: Shared) -> Iterator[Event]:
             sharing -= set(action.requests) & set(account.committed)
         elif action.kind == "step":
             # A request that waited for pages has as many columns as before; one that met a stop has none.
-            batch = [one for one in action.requests if one in living and account.committed.get(one, -1) != living[one]]
-            taken = {one: _step(told, one, steps[one]) for one in batch}
-            for one in (one for one in batch if one in sharing):
-                yield Event(one, texts[one], 0, taken[one], steps[one])
-            for one in batch:
-                emitted, known = taken[one].emitted, len(texts[one])
+            batch = [
+                request
+                for request in action.requests
+                if request in living and account.committed.get(request, -1) != living[request]
+            ]
+            taken_steps = {request: _step(shared, request, steps[request]) for request in batch}
+            for request in (request for request in batch if request in sharing):
+                yield Event(request, texts[request], 0, taken_steps[request], steps[request])
+            for request in batch:
+                emitted = taken_steps[request].emitted
+                num_entered = len(texts[request])
                 if emitted is None:
                     raise Unobserved("the backend does not reveal what each step emitted")
-                texts[one] += emitted.tokens
-                steps[one] += 1
-                if one in sharing:
-                    yield Event(one, texts[one], known)
+                texts[request] += emitted.tokens
+                steps[request] += 1
+                if request in sharing:
+                    yield Event(request, texts[request], num_entered)
         living = account.committed
 
 
-def _step(told: Shared, request: int, number: int) -> Step:
-    trace = told.requests[request]
+def _step(shared: Shared, request: int, number: int) -> Step:
+    trace = shared.requests[request]
     if trace is None or number >= len(trace.steps):
         raise Unobserved("the trace does not hold every step that the accounts tell of")
     return trace.steps[number]
@@ -117,7 +122,7 @@ INVARIANTS = (
         NAME,
         "Requests that share a trie propose what follows from all texts that entered it, in their order.",
         NEEDS,
-        shared,
+        shared_trie,
         _shares,
         speaks_of="session",
     ),

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from properties.invariants.draft.proposals import NEEDS, bare_differs, proposed
-from properties.invariants.rows import placed
+from properties.invariants.draft.proposals import NEEDS, compare_bare_step, compare_proposal
+from properties.invariants.rows import with_place
 from properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved
 from properties.verdict.subject import Subject
 from properties.verdict.taken_steps import taken_steps
@@ -15,7 +15,7 @@ from reference.session import Account, Action
 from reference.trace import Shared
 
 
-def switched(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
+def switched_drafts(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """Each step of a request that switches drafts proposes the tree that its current draft gives from scratch.
 
     A switch precedes a step if, at the switch, the request had committed no more tokens than the step's context.
@@ -27,47 +27,51 @@ def switched(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     if shared is None or not shared.accounts:
         raise Unobserved("the trace does not say what the requests of the session did")
     if not any(
-        action.draft is not None and set(action.requests) & set(one.committed) for action, one in happened(case, shared)
+        action.draft is not None and set(action.requests) & set(account.committed)
+        for action, account in actions_with_accounts(case, shared)
     ):
         raise NotApplicable("no request was there to switch its draft")
-    taken = taken_steps(case, shared)
+    steps_by_request = taken_steps(case, shared)
     for request, trace in enumerate(shared.requests):
         changes = [
             (account.committed[request], action.draft)
-            for action, account in happened(case, shared)
+            for action, account in actions_with_accounts(case, shared)
             if action.draft is not None and request in action.requests and request in account.committed
         ]
         if trace is None or not changes:
             continue
-        joined = shared.prompts[request][: -len(case.alone(request).prompt)]
-        begins = replace(case.alone(request, joined), draft=Scripted())
-        changes = [one for one in changes if _fits(begins, one[1])]
+        context = shared.prompts[request][: -len(case.alone(request).prompt)]
+        begins = replace(case.alone(request, context), draft=Scripted())
+        changes = [change for change in changes if _fits(begins, change[1])]
         changes.insert(0, (0, case.alone(request).draft))
-        steps = taken.get(request, ())
-        told = len(steps) == len(trace.steps)
-        if not told and any(one.kind == "first" and request in one.requests for one in case.session.actions):
+        steps = steps_by_request.get(request, ())
+        is_complete = len(steps) == len(trace.steps)
+        if not is_complete and any(
+            action.kind == "first" and request in action.requests for action in case.session.actions
+        ):
             raise Unobserved("the trace does not tell which steps of a request asked its draft")
-        place, last = 0, 0
+        place = 0
+        last = 0
         for number, step in enumerate(trace.steps):
-            known = max(at for at, (length, _) in enumerate(changes) if length <= len(step.context))
-            place, last = (place, last) if known == last else (0, known)
-            before = trace.steps[number - 1].emitted if number else None
-            if number and before is None:
+            current = max(index for index, (length, _) in enumerate(changes) if length <= len(step.context))
+            place, last = (place, last) if current == last else (0, current)
+            last_emitted = trace.steps[number - 1].emitted if number else None
+            if number and last_emitted is None:
                 raise Unobserved("the backend does not reveal what each step emitted")
-            pending = before.tokens[-1] if before is not None and before.tokens else begins.prompt[-1]
-            if told and steps[number].kind == "first":
+            pending = last_emitted.tokens[-1] if last_emitted is not None and last_emitted.tokens else begins.prompt[-1]
+            if is_complete and steps[number].kind == "first":
                 if step.drafted is not None:
-                    for fact in bare_differs("draft.switched", number, step.drafted.tree, pending):
-                        yield placed(fact, request=request)
+                    for fact in compare_bare_step("draft.switched", number, step.drafted.tree, pending):
+                        yield with_place(fact, request=request)
                 continue
             # draft.shared judges a trie that other requests' texts entered.
-            if step.drafted is not None and not changes[known][1].shared:
-                draft = changes[known][1]
+            if step.drafted is not None and not changes[current][1].shared:
+                draft = changes[current][1]
                 if draft.dispatch is not None:
-                    draft = draft.in_batches(tuple(one.batch for one in steps))
+                    draft = draft.in_batches(tuple(taken_step.batch for taken_step in steps))
                 as_drafted = replace(begins, draft=draft)
-                for fact in proposed("draft.switched", as_drafted, oracle, number, step, place, pending):
-                    yield placed(fact, request=request)
+                for fact in compare_proposal("draft.switched", as_drafted, oracle, number, step, place, pending):
+                    yield with_place(fact, request=request)
             place += 1
 
 
@@ -80,7 +84,7 @@ def _fits(request: Case, draft: Draft) -> bool:
     return True
 
 
-def happened(case: Case, shared: Shared) -> list[tuple[Action, Account]]:
+def actions_with_accounts(case: Case, shared: Shared) -> list[tuple[Action, Account]]:
     """The actions of the session, each with the account after the action."""
     assert case.session is not None
     return list(zip(case.session.actions, shared.accounts, strict=False))
@@ -95,7 +99,7 @@ INVARIANTS = (
         "draft.switched",
         "A request that switched drafts proposes what its new draft gives from scratch for the tokens so far.",
         NEEDS,
-        switched,
+        switched_drafts,
         _switches,
         speaks_of="session",
     ),

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 from scipy.special import ndtr
 
-from properties.invariants.draft.scores import draft_sigma, restarted
+from properties.invariants.draft.scores import draft_sigma, restarted_case
 from properties.tolerance.bounds import UNIT
 from properties.tolerance.closeness import PRIOR, rms
 from properties.verdict.invariant import Oracle
@@ -25,16 +25,16 @@ RUNNERS_UP = 8
 
 def control_sigma(case: Case, oracle: Oracle, subject: Subject) -> float | None:
     """The error of the draft's scores at the root of the first step; None where the backend does not show them."""
-    sigma = subject.noted(("draft control", case), lambda: _measured(case, oracle, subject))
+    sigma = subject.compute_once(("draft control", case), lambda: _measure(case, oracle, subject))
     assert sigma is None or isinstance(sigma, float)
     return sigma
 
 
-def _measured(case: Case, oracle: Oracle, subject: Subject) -> float | None:
+def _measure(case: Case, oracle: Oracle, subject: Subject) -> float | None:
     step = next(iter(subject(case).steps), None)
     if step is None or step.drafted is None or step.drafted.logits is None:
         return None
-    true = oracle(restarted(case, (*step.context, step.drafted.tree.token[0]))).steps[0].drafted
+    true = oracle(restarted_case(case, (*step.context, step.drafted.tree.token[0]))).steps[0].drafted
     if true is None or true.logits is None or np.isnan(true.logits[0]).all():
         return None
     if step.drafted.logits.shape[1:] != true.logits.shape[1:]:
@@ -51,7 +51,7 @@ def of_ranks(case: Case, true: Drafted, sigma: float | None) -> float:
         return 0.0
     noise = draft_sigma(case, true.logits) if sigma is None else sigma
     rows = [
-        _exchanged(true.logits[node], [true.draft_ids[child] for child in below], noise)
+        _expected_exchanges(true.logits[node], [true.draft_ids[child] for child in below], noise)
         for node, below in enumerate(true.tree.children)
         if below and not np.isnan(true.logits[node]).all()
     ]
@@ -59,12 +59,12 @@ def of_ranks(case: Case, true: Drafted, sigma: float | None) -> float:
     return min(1.0, sum(rows))
 
 
-def _exchanged(row: Array, taken: list[int], sigma: float) -> float:
-    """The expected number of pairs in `row` that noise exchanges and of which at least one is `taken`."""
+def _expected_exchanges(row: Array, tokens: list[int], sigma: float) -> float:
+    """The expected number of pairs in `row` that noise exchanges and of which at least one is `tokens`."""
     order = np.argsort(-row, kind="stable")
-    last = max(int(np.flatnonzero(order == token)[0]) for token in taken)
+    last = max(int(np.flatnonzero(order == token)[0]) for token in tokens)
     best = row[order[: last + 1 + RUNNERS_UP]]
-    chosen = np.isin(order[: len(best)], taken)
+    chosen = np.isin(order[: len(best)], tokens)
     pairs = np.triu(chosen[:, None] | chosen[None, :], 1)
     # Both scores carry noise, so their difference has sigma * sqrt(2).
     return float(ndtr(-np.abs(best[:, None] - best[None, :])[pairs] / (np.sqrt(2) * sigma)).sum())
@@ -90,7 +90,7 @@ def of_paths(
     for place, (score, path) in enumerate(candidates[: len(tree)]):
         for rival_score, rival in candidates[place + 1 : place + 1 + RUNNERS_UP]:
             pairs = enumerate(zip(path, rival, strict=False))
-            common = next((depth for depth, (one, other) in pairs if one != other), min(len(path), len(rival)))
+            common = next((depth for depth, (first, second) in pairs if first != second), min(len(path), len(rival)))
             # The addends of one path alone, each with the noise of a logit.
             addends = 2 * (max(len(path), len(rival)) - common)
             expected += float(ndtr(-(score - rival_score) / (np.sqrt(addends) * noise)))

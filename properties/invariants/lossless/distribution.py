@@ -9,9 +9,9 @@ from contextlib import suppress
 
 import numpy as np
 
-from properties.generations import ALONE, BESIDE, RUN_TESTS, Effort, Heard, listen
-from properties.invariants.applies import sampled
-from properties.laws.draw_by_draw import walked
+from properties.generations import ALONE, BESIDE, RUN_TESTS, Effort, GenerationEvidence, generation_evidence
+from properties.invariants.applies import is_sampled
+from properties.laws.draw_by_draw import tried_siblings
 from properties.laws.sampled.blackbox import judge_blocks
 from properties.laws.sampled.gate import log_bar
 from properties.laws.worlds import world_of
@@ -38,7 +38,7 @@ MATES = 64
 """Requests of the batch on which `own_seed` changes the order."""
 
 
-def doors(subject: Subject) -> Tables:
+def sampling_tables(subject: Subject) -> Tables:
     """The backend's sampling on tables of probabilities; here it needs no tape.
 
     Raises:
@@ -67,21 +67,22 @@ def _by_rounds(case: Case, subject: Subject) -> Iterator[Fact]:
 
     Partitions are joint cells over two and more tokens, given rejection at each depth or given full acceptance.
     """
-    tables, world = doors(subject), world_of(case, "distribution")
-    wanted = law.world_law(world, whole_tree_first=False)
-    expected = {block: float(mass) for block, mass in wanted.items()}
+    tables = sampling_tables(subject)
+    world = world_of(case, "distribution")
+    exact_law = law.world_law(world, whole_tree_first=False)
+    expected = {block: float(mass) for block, mass in exact_law.items()}
     rng = dice(case, "rounds")
 
     def draw(rounds: int) -> Array:
         return tables.samples(world, rng.integers(0, 2**62, size=rounds)).tokens
 
     height = world.shape.height
-    for judged in judge_blocks(draw, expected, height, TV, RUN_TESTS, most=MOST_ROUNDS):
-        outcome = judged.outcome
+    for law_test in judge_blocks(draw, expected, height, TV, RUN_TESTS, most=MOST_ROUNDS):
+        outcome = law_test.outcome
         yield Evidence("lossless.distribution", outcome.log_e, outcome.n, outcome.smallest_tv, outcome.p_screen)
         yield Compared(outcome.n)
         if outcome.log_e >= log_bar(RUN_TESTS):
-            where: dict[str, int | str] = {"draws": outcome.n, "side": judged.partition.name}
+            where: dict[str, int | str] = {"draws": outcome.n, "side": law_test.partition.name}
             name = "lossless.distribution"
             # e^23 is RUN_TESTS / 1e-6, the bar of a single law; log_e is infinite after a token of probability 0.
             yield Finding(name, Stage.ACCEPTED, 0, where, "evidence below e^23", round(min(outcome.log_e, 1e6), 1))
@@ -90,60 +91,77 @@ def _by_rounds(case: Case, subject: Subject) -> Iterator[Fact]:
 
 def _by_generations(case: Case, oracle: Oracle, subject: Subject, effort: Effort) -> Iterator[Fact]:
     """Test the draws of several generations, and the independence of neighbours (`properties.generations`)."""
-    name, heard = "lossless.distribution", listen(case, oracle, subject, effort)
-    assert heard.first is not None
-    stream, seen = stream_of(name, case), heard.links.resolution
+    name = "lossless.distribution"
+    evidence = generation_evidence(case, oracle, subject, effort)
+    assert evidence.first is not None
+    stream = stream_of(name, case)
+    resolution = evidence.links.resolution
     yield Evidence(
-        name, heard.log_e, heard.draws, stream=stream, parts=heard.parts, resolution=seen, groups=heard.links.groups
+        name,
+        evidence.log_e,
+        evidence.draws,
+        stream=stream,
+        parts=evidence.parts,
+        resolution=resolution,
+        groups=evidence.links.groups,
     )
-    yield Compared(heard.draws)
-    if heard.log_e >= log_bar(RUN_TESTS):
-        where: dict[str, int | str] = {"draws": heard.draws, "tokens": heard.tokens, "side": f"link {heard.worst}"}
-        yield Finding(name, _stage(case, heard), 0, where, "evidence below e^23", round(min(heard.log_e, 1e6), 1))
+    yield Compared(evidence.draws)
+    if evidence.log_e >= log_bar(RUN_TESTS):
+        where: dict[str, int | str] = {
+            "draws": evidence.draws,
+            "tokens": evidence.tokens,
+            "side": f"link {evidence.worst}",
+        }
+        yield Finding(name, _stage(case, evidence), 0, where, "evidence below e^23", round(min(evidence.log_e, 1e6), 1))
 
 
-def _stage(case: Case, heard: Heard) -> Stage:
+def _stage(case: Case, evidence: GenerationEvidence) -> Stage:
     """The stage to which wrong generations point: emission, unless the trace shows that acceptance chose the tokens."""
-    assert heard.first is not None
-    if heard.worst == "draft" and walked(case, heard.first) is not None:
+    assert evidence.first is not None
+    if evidence.worst == "draft" and tried_siblings(case, evidence.first) is not None:
         return Stage.DRAFTED
     # If emission passed on the chosen tokens in every step, the choice itself has the wrong law.
     chosen = all(
-        step.drafted is not None and step.accepted is not None and step.emitted is not None and _passed_on(step)
-        for step in heard.first.steps
+        step.drafted is not None and step.accepted is not None and step.emitted is not None and _emits_block(step)
+        for step in evidence.first.steps
     )
     return Stage.ACCEPTED if chosen else Stage.EMITTED
 
 
-def _passed_on(step: Step) -> bool:
+def _emits_block(step: Step) -> bool:
     """Whether the emitted tokens are a prefix of the block that acceptance chose."""
     assert step.drafted is not None
     assert step.accepted is not None
     assert step.emitted is not None
-    tree, told = step.drafted.tree, step.accepted
-    block = (*(tree.token[node] for node in told.path[1:] if node < len(tree)), told.bonus)
+    tree = step.drafted.tree
+    accepted = step.accepted
+    block = (*(tree.token[node] for node in accepted.path[1:] if node < len(tree)), accepted.bonus)
     return block[: len(step.emitted.tokens)] == step.emitted.tokens
 
 
 def own_seed(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """A request's output depends on its own seed, not on its place in the batch or on its neighbours."""
-    tables, world = doors(subject), world_of(case, "seeds")
+    tables = sampling_tables(subject)
+    world = world_of(case, "seeds")
     rng = dice(case, "mates")
-    seeds, order = rng.integers(0, 2**62, size=MATES), rng.permutation(MATES)
+    seeds = rng.integers(0, 2**62, size=MATES)
+    order = rng.permutation(MATES)
     # The same seeds in another order of the batch, then one of them in a batch of its own.
-    one, other, alone = tables.batches(world, (seeds, seeds[order], seeds[:1]))
+    in_order, shuffled, alone = tables.batches(world, (seeds, seeds[order], seeds[:1]))
     yield Compared(MATES + 1)
-    for at, (wanted, seen) in enumerate(zip(one.tokens[order], other.tokens, strict=True)):
-        if not np.array_equal(wanted, seen):
-            yield _unlike(at, wanted, seen)
+    for index, (expected, observed) in enumerate(zip(in_order.tokens[order], shuffled.tokens, strict=True)):
+        if not np.array_equal(expected, observed):
+            yield _seed_finding(index, expected, observed)
             return
-    if not np.array_equal(alone.tokens[0], one.tokens[0]):
-        yield _unlike(0, alone.tokens[0], one.tokens[0])
+    if not np.array_equal(alone.tokens[0], in_order.tokens[0]):
+        yield _seed_finding(0, alone.tokens[0], in_order.tokens[0])
 
 
-def _unlike(at: int, wanted: Array, seen: Array) -> Finding:
-    where: dict[str, int | str] = {"request": at, "side": "seed"}
-    expected, observed = (tuple(int(token) for token in block if token >= 0) for block in (wanted, seen))
+def _seed_finding(request: int, expected_block: Array, observed_block: Array) -> Finding:
+    where: dict[str, int | str] = {"request": request, "side": "seed"}
+    expected, observed = (
+        tuple(int(token) for token in block if token >= 0) for block in (expected_block, observed_block)
+    )
     return Finding("lossless.seeded", Stage.ACCEPTED, 0, where, expected, observed)
 
 
@@ -153,7 +171,7 @@ INVARIANTS = (
         "On the backend's own random numbers, emitted blocks are from the law, by e-values with a stated error rate.",
         needing(),
         distribution,
-        sampled,
+        is_sampled,
         every=EVERY,
     ),
     Invariant(
@@ -161,6 +179,6 @@ INVARIANTS = (
         "A request's output follows its own seed, whatever its place in the batch and its neighbours.",
         needing(),
         own_seed,
-        sampled,
+        is_sampled,
     ),
 )

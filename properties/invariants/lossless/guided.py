@@ -19,7 +19,7 @@ from reference.trace import Array, Scored, Stage, Step
 NAME = "lossless.grammar-per-node"
 
 
-def guided(case: Case) -> bool:
+def has_grammar(case: Case) -> bool:
     """Whether the request has a grammar."""
     return case.sampling.grammar is not None
 
@@ -55,34 +55,37 @@ def grammar_per_node(case: Case, oracle: Oracle, subject: Subject) -> Iterator[F
 def _nodes(case: Case, step: Step, scored: Scored, number: int) -> Iterator[tuple[int, Finding | None]]:
     """For each node, how many numbers were compared, and what is wrong."""
     assert step.drafted is not None
-    tree, output = step.drafted.tree, output_before(case, step)
+    tree = step.drafted.tree
+    output = output_before(case, step)
     for node in range(len(tree)):
         true = _legal(case, output + tree.tokens_to(node)[1:])
-        compared, finding = 0, None
+        compared = 0
+        finding = None
         if scored.refused is not None:
             compared += 1
             if bool(scored.refused[node]) != true.refused:
-                told = ["legal", "refused"]
-                seen = told[bool(scored.refused[node])]
-                finding = Finding(NAME, Stage.SCORED, number, {"node": node, "side": "path"}, told[true.refused], seen)
+                words = ["legal", "refused"]
+                word = words[bool(scored.refused[node])]
+                finding = Finding(NAME, Stage.SCORED, number, {"node": node, "side": "path"}, words[true.refused], word)
         if not true.refused:
-            for side, row in (("mask", scored.legal), ("law", _named(scored.law, node, true))):
+            for side, row in (("mask", scored.legal), ("law", _tokens_with_mass(scored.law, node, true))):
                 if row is None or finding is not None:
                     continue
                 # A law may leave legal tokens out, but names no other; a mask names exactly the legal ones.
-                own = row[node] if side == "mask" else row
-                wrong = own != true.tokens if side == "mask" else own & ~true.tokens
-                compared += len(own)
+                allowed = row[node] if side == "mask" else row
+                wrong = allowed != true.tokens if side == "mask" else allowed & ~true.tokens
+                compared += len(allowed)
                 if wrong.any():
                     token = int(wrong.argmax())
                     where: dict[str, int | str] = {"node": node, "token": token, "side": side}
-                    told = ["not legal", "legal"]
-                    expected, observed = told[bool(true.tokens[token])], told[bool(own[token])]
+                    words = ["not legal", "legal"]
+                    expected = words[bool(true.tokens[token])]
+                    observed = words[bool(allowed[token])]
                     finding = Finding(NAME, Stage.SCORED, number, where, expected, observed)
         yield compared, finding
 
 
-def _named(law: Array | None, node: int, true: Legal) -> Array | None:
+def _tokens_with_mass(law: Array | None, node: int, true: Legal) -> Array | None:
     """The tokens that the law gives any probability; None behind the end of a text, where no law is drawn from."""
     return None if law is None or not true.tokens.any() else law[node] != 0.0
 
@@ -94,6 +97,6 @@ INVARIANTS = (
         "output is of the language.",
         needing(Stage.EMITTED),
         grammar_per_node,
-        guided,
+        has_grammar,
     ),
 )

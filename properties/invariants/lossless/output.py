@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from properties.invariants.applies import check_seeded, greedy_only, repeatable
-from properties.tolerance.closeness import chain, forced, noise
+from properties.tolerance.closeness import chain, forced_logits, noise
 from properties.tolerance.ties import TIE_SIGMA, gaps, judge_tokens
 from properties.verdict.finding import Compared, Finding, Reads
 from properties.verdict.followed import follow
@@ -27,12 +27,12 @@ def completes(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     try:
         subject(case)
         yield Compared()
-    except NoTrace as absent:
-        if isinstance(absent.outcome, Crashed):
-            yield crash("lossless.completes", absent.outcome)
+    except NoTrace as no_trace:
+        if isinstance(no_trace.outcome, Crashed):
+            yield crash("lossless.completes", no_trace.outcome)
 
 
-def _step_of_each(trace: Trace) -> list[int]:
+def _emitting_steps(trace: Trace) -> list[int]:
     """The step that emitted each output token."""
     return [number for number, step in enumerate(trace.steps) if step.emitted for _ in step.emitted.tokens]
 
@@ -49,19 +49,20 @@ def greedy_match(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]
             where: dict[str, int | str] = {"position": position}
             yield Finding("lossless.greedy-match", Stage.EMITTED, 0, where, f"an id below {vocab}", token)
             return
-    logits = choices(case, forced(case, oracle, trace.output), trace.output)
+    logits = choices(case, forced_logits(case, oracle, trace.output), trace.output)
     yield Compared(len(trace.output))
-    steps = _step_of_each(trace)
+    steps = _emitting_steps(trace)
     for fact in judge_tokens("lossless.greedy-match", logits, trace.output, error.logits, steps, error.control_ties):
-        yield _reading(fact, case, trace.output, TIE_SIGMA * error.logits) if isinstance(fact, Finding) else fact
+        yield _with_reads(fact, case, trace.output, TIE_SIGMA * error.logits) if isinstance(fact, Finding) else fact
 
 
-def _reading(finding: Finding, case: Case, output: tuple[int, ...], limit: float) -> Finding:
+def _with_reads(finding: Finding, case: Case, output: tuple[int, ...], limit: float) -> Finding:
     """`finding` with what it reads: how far its token's score lies below the best."""
-    position, tree = int(finding.where["position"]), chain((case.prompt[-1], *output[:-1]))
+    position = int(finding.where["position"])
+    tree = chain((case.prompt[-1], *output[:-1]))
 
     def row(oracle: Oracle) -> Array:
-        scored = choices(case, forced(case, oracle, output), output)
+        scored = choices(case, forced_logits(case, oracle, output), output)
         return gaps(scored, output)[position : position + 1]
 
     return replace(finding, reads=Reads(case, case.prefix, tree, position, None, limit, row))
@@ -71,8 +72,10 @@ def choices(case: Case, rows: Array, output: tuple[int, ...]) -> Array:
     """The processed `rows` [len(output), V]: the scores that greedy decoding compares before each output token."""
     if not case.sampling.processes:
         return rows
-    said = [scores(row, case.sampling, case.stops, case.prompt, output[:position]) for position, row in enumerate(rows)]
-    return np.stack(said)
+    processed_rows = [
+        scores(row, case.sampling, case.stops, case.prompt, output[:position]) for position, row in enumerate(rows)
+    ]
+    return np.stack(processed_rows)
 
 
 def draft_independent(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
@@ -85,20 +88,26 @@ def draft_independent(case: Case, oracle: Oracle, subject: Subject) -> Iterator[
     compared = min(len(trace.output), len(plain.output)) if case.steps else max(len(trace.output), len(plain.output))
     yield Compared(compared)
     for position in range(compared):
-        one, other = trace.output[position : position + 1], plain.output[position : position + 1]
-        if one == other:
+        drafted_token, plain_token = trace.output[position : position + 1], plain.output[position : position + 1]
+        if drafted_token == plain_token:
             continue
-        if one and other:
+        if drafted_token and plain_token:
             sigma = noise(case, oracle, subject).logits
-            told = (*trace.output[:position], one[0])
+            text = (*trace.output[:position], drafted_token[0])
             # Each token by the experts of its own run.
-            sides = ((oracle, one), (follow(case, oracle, plain.steps), other))
-            rows = [choices(case, forced(case, own, told), told)[position : position + 1] for own, _ in sides]
+            sides = ((oracle, drafted_token), (follow(case, oracle, plain.steps), plain_token))
+            rows = [
+                choices(case, forced_logits(case, side_oracle, text), text)[position : position + 1]
+                for side_oracle, _ in sides
+            ]
             if max(gaps(row, token)[0] for row, (_, token) in zip(rows, sides, strict=True)) <= TIE_SIGMA * sigma:
                 return  # both tokens are in the tie zone: greedy-match counts the tie, and later tokens may differ
-        steps = _step_of_each(trace)
+        steps = _emitting_steps(trace)
         step = steps[position] if position < len(steps) else max(len(trace.steps) - 1, 0)
-        expected, observed = other[0] if other else "the end", one[0] if one else "the end"
+        expected, observed = (
+            plain_token[0] if plain_token else "the end",
+            drafted_token[0] if drafted_token else "the end",
+        )
         yield Finding("lossless.draft-independent", Stage.EMITTED, step, {"position": position}, expected, observed)
         return
     if not case.steps and plain.finish != trace.finish:
@@ -108,36 +117,40 @@ def draft_independent(case: Case, oracle: Oracle, subject: Subject) -> Iterator[
 
 def stops(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """Each block is cut where the output ends: no token after the end is emitted or cached, and no step follows."""
-    trace, prompt, least = subject(case), len(case.prompt), case.sampling.min_tokens
+    trace = subject(case)
+    prompt = len(case.prompt)
+    least = case.sampling.min_tokens
     grammar = case.sampling.grammar
-    before: tuple[int, ...] = ()
+    text: tuple[int, ...] = ()
     for number, step in enumerate(trace.steps):
         if step.emitted is None:
-            before = ()  # where the blocks of later steps begin is not known
+            text = ()  # where the blocks of later steps begin is not known
             break
         if step.accepted is None or step.drafted is None:
-            before += step.emitted.tokens
+            text += step.emitted.tokens
             continue
         block = (*(step.drafted.tree.token[node] for node in step.accepted.path[1:]), step.accepted.bonus)
-        wanted, why = clipped(block, before, case.stops, prompt, least, grammar)
+        expected_tokens, expected_finish = clipped(block, text, case.stops, prompt, least, grammar)
         yield Compared(len(block))
-        if (step.emitted.tokens, step.emitted.finish) != (wanted, why):
-            yield _stops_finding(number, (wanted, why), (step.emitted.tokens, step.emitted.finish))
+        if (step.emitted.tokens, step.emitted.finish) != (expected_tokens, expected_finish):
+            yield _stops_finding(number, (expected_tokens, expected_finish), (step.emitted.tokens, step.emitted.finish))
             return
-        if len(wanted) < len(block):
-            yield from _beyond(number, step, len(wanted))
-        before += step.emitted.tokens
-        if why is not None and number + 1 < len(trace.steps):
-            yield _stops_finding(number + 1, f"no step after {why}", "another step")
+        if len(expected_tokens) < len(block):
+            yield from _leftovers(number, step, len(expected_tokens))
+        text += step.emitted.tokens
+        if expected_finish is not None and number + 1 < len(trace.steps):
+            yield _stops_finding(number + 1, f"no step after {expected_finish}", "another step")
             return
     yield Compared(len(trace.output))
     last = max(len(trace.steps) - 1, 0)
-    if before and before != trace.output:
-        yield _stops_finding(last, before, trace.output)
+    if text and text != trace.output:
+        yield _stops_finding(last, text, trace.output)
     out = trace.output
-    early = next((at for at in range(1, len(out)) if ending(out[:at], case.stops, prompt, least, grammar)), None)
-    if early is not None:
-        yield _stops_finding(last, f"an end after {early} tokens", f"{len(trace.output)} tokens")
+    end = next(
+        (length for length in range(1, len(out)) if ending(out[:length], case.stops, prompt, least, grammar)), None
+    )
+    if end is not None:
+        yield _stops_finding(last, f"an end after {end} tokens", f"{len(trace.output)} tokens")
     finish = ending(trace.output, case.stops, prompt, least, grammar)
     if trace.finish is None and finish is None and not case.steps:
         yield _stops_finding(last, "an end by a stop or a length", f"an end after {len(trace.output)} tokens without")
@@ -145,21 +158,24 @@ def stops(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
         yield _stops_finding(last, f"finish {finish}", f"finish {trace.finish}")
 
 
-def _beyond(number: int, step: Step, emitted: int) -> Iterator[Finding]:
+def _leftovers(number: int, step: Step, emitted: int) -> Iterator[Finding]:
     """Findings where tokens after a block's cut left log-probabilities, or KV of target or draft."""
-    told = step.emitted.logprobs if step.emitted is not None else None
-    if told is not None and len(told) != emitted:
-        yield Finding("lossless.stops", Stage.EMITTED, number, {"side": "logprobs"}, emitted, len(told))
+    logprobs = step.emitted.logprobs if step.emitted is not None else None
+    if logprobs is not None and len(logprobs) != emitted:
+        yield Finding("lossless.stops", Stage.EMITTED, number, {"side": "logprobs"}, emitted, len(logprobs))
     if step.committed is None:
         return
-    length, record = len(step.context) + emitted, step.committed
-    held = {"target": record.length, "draft": record.draft.length if record.draft is not None else 0}
+    length = len(step.context) + emitted
+    record = step.committed
+    lengths = {"target": record.length, "draft": record.draft.length if record.draft is not None else 0}
     if record.after is not None:
-        held["target"] = max(record.length, record.after.length)
-    for cache, seen in held.items():
-        if seen > length:
+        lengths["target"] = max(record.length, record.after.length)
+    for cache, held_length in lengths.items():
+        if held_length > length:
             where: dict[str, int | str] = {"cache": cache, "side": "length"}
-            yield Finding("lossless.stops", Stage.COMMITTED, number, where, f"at most {length} slots", f"{seen} slots")
+            yield Finding(
+                "lossless.stops", Stage.COMMITTED, number, where, f"at most {length} slots", f"{held_length} slots"
+            )
 
 
 def _stops_finding(step: int, expected: object, observed: object) -> Finding:
@@ -169,12 +185,12 @@ def _stops_finding(step: int, expected: object, observed: object) -> Finding:
 def state_isolated(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """The case, run again after another request, gives a bit-identical trace."""
     check_seeded(case, subject)
-    before, other = subject(case), _other_request(case)
-    if other == case:
+    first_trace, other_request = subject(case), _other_request(case)
+    if other_request == case:
         raise NotApplicable("the other request is the case itself")
-    subject.again(other)  # a run of its own, remembered apart from the first
+    subject.again(other_request)  # a run of its own, remembered apart from the first
     after = subject.again(case, 2)
-    yield from _same_run("lossless.state-isolated", repeatable(before, subject), repeatable(after, subject))
+    yield from _same_run("lossless.state-isolated", repeatable(first_trace, subject), repeatable(after, subject))
 
 
 def _other_request(case: Case) -> Case:
@@ -183,49 +199,52 @@ def _other_request(case: Case) -> Case:
     prompt = tuple(int(token) for token in rng.integers(0, case.model.vocab_size, size=1 + len(case.prompt) // 2))
     if case.draft.trees is None:
         return replace(case, prompt=prompt, steps=1)
-    trees = tuple(tree.rooted(prompt[-1]) for tree in reversed(case.draft.trees))
+    trees = tuple(tree.with_root(prompt[-1]) for tree in reversed(case.draft.trees))
     return replace(case, prompt=prompt, draft=case.draft.with_shapes(trees), steps=1)
 
 
 def deterministic(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """The same case twice gives bit-identical traces."""
     check_seeded(case, subject)
-    one, other = repeatable(subject(case), subject), repeatable(subject.again(case), subject)
-    yield from _same_run("lossless.deterministic", one, other)
+    first = repeatable(subject(case), subject)
+    second = repeatable(subject.again(case), subject)
+    yield from _same_run("lossless.deterministic", first, second)
 
 
-def _same_run(name: str, one: Trace, other: Trace) -> Iterator[Finding | Compared]:
+def _same_run(name: str, first: Trace, second: Trace) -> Iterator[Finding | Compared]:
     """A finding at the first step and stage where two runs are not identical, or at their outputs."""
-    shown = sum(getattr(step, stage.word) is not None for step in one.steps for stage in Stage)
-    yield Compared(shown + len(one.output))
-    for number, (step, twin) in enumerate(zip(one.steps, other.steps, strict=False)):
+    num_stages = sum(getattr(step, stage.word) is not None for step in first.steps for stage in Stage)
+    yield Compared(num_stages + len(first.output))
+    for number, (step, twin) in enumerate(zip(first.steps, second.steps, strict=False)):
         stage = _first_difference(step, twin)
         if stage is not None:
             yield Finding(name, stage, number, {}, "the first run's, bit for bit", "another")
             return
-    if (one.output, one.finish) != (other.output, other.finish):
-        last = max(len(one.steps) - 1, 0)
-        yield Finding(name, Stage.EMITTED, last, {"side": "output"}, one.output, other.output)
+    if (first.output, first.finish) != (second.output, second.finish):
+        last = max(len(first.steps) - 1, 0)
+        yield Finding(name, Stage.EMITTED, last, {"side": "output"}, first.output, second.output)
 
 
 def _first_difference(step: Step, twin: Step) -> Stage | None:
     """The first stage whose records are not identical."""
     if step.context != twin.context:
         return Stage.COMMITTED
-    return next((one for one in Stage if not _identical(getattr(step, one.word), getattr(twin, one.word))), None)
+    return next(
+        (stage for stage in Stage if not _identical(getattr(step, stage.word), getattr(twin, stage.word))), None
+    )
 
 
-def _identical(one: object, other: object) -> bool:
-    if type(one) is not type(other):
+def _identical(first: object, second: object) -> bool:
+    if type(first) is not type(second):
         return False
-    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
-        return bool(np.array_equal(one, other, equal_nan=one.dtype.kind == "f"))
-    if isinstance(one, tuple) and isinstance(other, tuple):
-        return len(one) == len(other) and all(map(_identical, one, other))
-    fields = getattr(type(one), "__dataclass_fields__", None)
+    if isinstance(first, np.ndarray) and isinstance(second, np.ndarray):
+        return bool(np.array_equal(first, second, equal_nan=first.dtype.kind == "f"))
+    if isinstance(first, tuple) and isinstance(second, tuple):
+        return len(first) == len(second) and all(map(_identical, first, second))
+    fields = getattr(type(first), "__dataclass_fields__", None)
     if fields is not None:
-        return all(_identical(getattr(one, name), getattr(other, name)) for name in fields)
-    return one == other
+        return all(_identical(getattr(first, name), getattr(second, name)) for name in fields)
+    return first == second
 
 
 def accounting(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
@@ -243,20 +262,22 @@ def accounting(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
             yield Finding("lossless.accounting", Stage.COMMITTED, 0, {"side": f"fallback: {why}"}, expected, count)
     if trace.accounting is None:
         raise Unobserved("the backend keeps no counters")
-    counted = trace.accounting
-    wanted = _counts_of(trace.steps) or _sums(counted)
-    yield Compared(len(wanted))
-    for name, value in wanted.items():
-        if getattr(counted, name) != value:
-            yield Finding("lossless.accounting", Stage.COMMITTED, 0, {"side": name}, value, getattr(counted, name))
-    shown = [step for step in trace.steps if step.drafted is not None and step.accepted is not None]
-    if len(shown) < len(trace.steps):
+    counters = trace.accounting
+    expected_counts = _counts_of(trace.steps) or _sums(counters)
+    yield Compared(len(expected_counts))
+    for name, value in expected_counts.items():
+        if getattr(counters, name) != value:
+            yield Finding("lossless.accounting", Stage.COMMITTED, 0, {"side": name}, value, getattr(counters, name))
+    shown_steps = [step for step in trace.steps if step.drafted is not None and step.accepted is not None]
+    if len(shown_steps) < len(trace.steps):
         raise Unobserved("not every step reveals its tree and its acceptance")
-    ranked = sum(step.drafted.tree.height for step in shown if step.drafted)
-    if case.draft.model is not None and counted.draft_calls < ranked:
-        expected = f"at least {ranked}"
-        yield Finding("lossless.accounting", Stage.COMMITTED, 0, {"side": "draft_calls"}, expected, counted.draft_calls)
-    for number, step in enumerate(shown):
+    num_levels = sum(step.drafted.tree.height for step in shown_steps if step.drafted)
+    if case.draft.model is not None and counters.draft_calls < num_levels:
+        expected = f"at least {num_levels}"
+        yield Finding(
+            "lossless.accounting", Stage.COMMITTED, 0, {"side": "draft_calls"}, expected, counters.draft_calls
+        )
+    for number, step in enumerate(shown_steps):
         assert step.accepted is not None
         if step.emitted is not None and len(step.emitted.tokens) > len(step.accepted.path):
             expected = f"at most {len(step.accepted.path)} tokens"
@@ -282,12 +303,12 @@ def _counts_of(steps: tuple[Step, ...]) -> dict[str, object]:
     return counts
 
 
-def _sums(counted: Accounting) -> dict[str, object]:
+def _sums(counters: Accounting) -> dict[str, object]:
     """The counters that follow from the others, where no step gives any."""
     return {
-        "accepted": sum(counted.accept_lengths),
-        "rejected": counted.proposed - sum(counted.accept_lengths),
-        "verify_calls": len(counted.accept_lengths),
+        "accepted": sum(counters.accept_lengths),
+        "rejected": counters.proposed - sum(counters.accept_lengths),
+        "verify_calls": len(counters.accept_lengths),
     }
 
 

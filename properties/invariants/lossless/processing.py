@@ -9,12 +9,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from properties.invariants.applies import greedy_only, sampled
+from properties.invariants.applies import greedy_only, is_sampled
 from properties.invariants.own_laws import close, laws, near_edge, output_before
 from properties.laws.draw_by_draw import logit_bound, points
-from properties.laws.worlds import promised
+from properties.laws.worlds import is_promised
 from properties.tolerance.bounds import UNIT
-from properties.tolerance.closeness import forced, in_a_chain, noise
+from properties.tolerance.closeness import chain_step, forced_logits, noise
 from properties.verdict.finding import Compared, Finding, Reads
 from properties.verdict.followed import follow
 from properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
@@ -39,35 +39,36 @@ noise of the logits. Log-probabilities are computed in float32 at least, whateve
 """
 
 
-def rounded(value: float, dtype: str) -> float:
+def rounding_error(value: float, dtype: str) -> float:
     """How far the computation of a log-probability of `value` may be off by itself."""
     return ROUNDINGS * min(UNIT[dtype], UNIT["float32"]) * (1.0 + abs(value))
 
 
 def processors_per_node(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """The law used at each node is the definition's, for the node's own logits after prompt, output and path."""
-    seen = False
+    is_revealed = False
     for number, step in enumerate(subject(case).steps):
         if step.scored is None or step.scored.law is None or step.drafted is None:
             continue
-        seen = True
-        tree, output = step.drafted.tree, output_before(case, step)
-        wanted = laws(case, step)
-        for node, (true, used) in enumerate(zip(wanted, step.scored.law, strict=True)):
+        is_revealed = True
+        tree = step.drafted.tree
+        output = output_before(case, step)
+        expected_laws = laws(case, step)
+        for node, (true, used) in enumerate(zip(expected_laws, step.scored.law, strict=True)):
             away = np.abs(true - used)
             token = int(np.where(np.isnan(away), np.inf, away).argmax())
-            holds = away[token] <= close(case)
-            edge = not holds and near_edge(case, step.scored.logits[node], tree.tokens_to(node)[1:], output)
+            is_close = away[token] <= close(case)
+            edge = not is_close and near_edge(case, step.scored.logits[node], tree.tokens_to(node)[1:], output)
             # Near an edge rounding may keep another set of tokens, so that a different law proves nothing.
             yield Compared(0 if edge else 1)
-            if holds or edge:
+            if is_close or edge:
                 continue
             where: dict[str, int | str] = {"node": node, "token": token}
             measure = float(away[token] / close(case))
             name = "lossless.processors-per-node"
             yield Finding(name, Stage.SCORED, number, where, float(true[token]), float(used[token]), measure)
             return
-    if not seen:
+    if not is_revealed:
         raise Unobserved("the backend does not reveal the law it samples from")
 
 
@@ -78,15 +79,17 @@ def logprobs(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     or after processing, within the band of every law that logits within rule N can give.
     """
     yield from _of_prompt(case, oracle, subject)
-    trace, name = subject(case), "lossless.logprobs"
+    trace = subject(case)
+    name = "lossless.logprobs"
     if not trace.output or all(step.emitted is None or step.emitted.logprobs is None for step in trace.steps):
         raise Unobserved("the backend reports no log-probabilities")
     vocab = case.model.vocab_size
     if any(not 0 <= token < vocab for token in trace.output):
         raise NotApplicable("a token outside the vocabulary has no log-probability")
-    own = subject.abilities is not None and subject.abilities.logprobs == "processed"
-    allowed = (_after_processing if own else _raw)(case, oracle, subject)
-    error, rows = noise(case, oracle, subject), in_a_chain(case.prefix, (case.prompt[-1], *trace.output[:-1]))
+    is_processed = subject.abilities is not None and subject.abilities.logprobs == "processed"
+    allowed = (_after_processing if is_processed else _raw)(case, oracle, subject)
+    error = noise(case, oracle, subject)
+    rows = chain_step(case.prefix, (case.prompt[-1], *trace.output[:-1]))
     position = 0
     for number, step in enumerate(trace.steps):
         if step.emitted is None or step.emitted.logprobs is None:
@@ -95,15 +98,15 @@ def logprobs(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
         if len(reported) != len(tokens):
             yield Finding(name, Stage.EMITTED, number, {"side": "length"}, len(tokens), len(reported))
             return
-        known = allowed[position : position + len(tokens)]  # fewer where the output lacks tokens of its steps
-        yield Compared(len(known))
-        for token, value, (true, low, high) in zip(tokens, reported, known, strict=False):
+        bands = allowed[position : position + len(tokens)]  # fewer where the output lacks tokens of its steps
+        yield Compared(len(bands))
+        for token, value, (true, low, high) in zip(tokens, reported, bands, strict=False):
             # Negated, since a NaN must fail.
             if not low <= value <= high:
                 where: dict[str, int | str] = {"position": position, "token": token}
                 limit = high - true if value > true else true - low
                 away = float(abs(value - true) / limit if limit else np.inf)
-                if own or not error.excuses(rows, position, away):
+                if is_processed or not error.excuses(rows, position, away):
                     reads = _logprob_reads(case, case.prefix, rows, position, token, limit)
                     yield Finding(name, Stage.EMITTED, number, where, true, value, away, reads=reads)
                     return
@@ -112,19 +115,22 @@ def logprobs(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
 
 def _of_prompt(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """Where the request asks for them, the same of each token of its prompt but the first, by the raw logits."""
-    told, able = subject(case).prompt_logprobs, subject.abilities is not None and subject.abilities.prompt_logprobs
+    reported = subject(case).prompt_logprobs
+    able = subject.abilities is not None and subject.abilities.prompt_logprobs
     true = oracle(case).prompt_logprobs
-    if true is None or (told is None and not able):
+    if true is None or (reported is None and not able):
         return
-    name, told = "lossless.logprobs", told or ()
-    if len(told) != len(true):
-        yield Finding(name, Stage.EMITTED, 0, {"side": "prompt length"}, len(true), len(told))
+    name = "lossless.logprobs"
+    reported = reported or ()
+    if len(reported) != len(true):
+        yield Finding(name, Stage.EMITTED, 0, {"side": "prompt length"}, len(true), len(reported))
         return
     yield Compared(len(true))
-    error, rows = noise(case, oracle, subject), in_a_chain((), case.prompt[:-1])
-    limit = LOGPROB * error.of_logits()
-    for place, (expected, value) in enumerate(zip(true, told, strict=True), 1):
-        allowed = limit + rounded(expected, case.dtype)
+    error = noise(case, oracle, subject)
+    rows = chain_step((), case.prompt[:-1])
+    limit = LOGPROB * error.logits_limit()
+    for place, (expected, value) in enumerate(zip(true, reported, strict=True), 1):
+        allowed = limit + rounding_error(expected, case.dtype)
         if not abs(value - expected) <= allowed:
             where: dict[str, int | str] = {"side": "prompt", "position": place, "token": case.prompt[place]}
             away = float(abs(value - expected) / allowed)
@@ -152,23 +158,25 @@ def _logprob_reads(
 def _raw(case: Case, oracle: Oracle, subject: Subject) -> list[tuple[float, float, float]]:
     """The log-probability of each output token by the raw logits, with its least and its greatest value."""
     output = subject(case).output
-    limit = LOGPROB * noise(case, oracle, subject).of_logits()
-    trues = (processing.logprob(row, token) for row, token in zip(forced(case, oracle, output), output, strict=True))
-    bands = [(true, limit + rounded(true, case.dtype)) for true in trues]
+    limit = LOGPROB * noise(case, oracle, subject).logits_limit()
+    exact_values = (
+        processing.logprob(row, token) for row, token in zip(forced_logits(case, oracle, output), output, strict=True)
+    )
+    bands = [(true, limit + rounding_error(true, case.dtype)) for true in exact_values]
     return [(true, true - width, true + width) for true, width in bands]
 
 
 def _after_processing(case: Case, oracle: Oracle, subject: Subject) -> list[tuple[float, float, float]]:
     """The same after penalties, temperature and truncation; at temperature 0 scores are taken at temperature 1."""
-    whole = replace(case, sampling=replace(case.sampling, temperature=case.sampling.temperature or 1.0))
+    tempered = replace(case, sampling=replace(case.sampling, temperature=case.sampling.temperature or 1.0))
     trace = subject(case)
-    known = points(whole, oracle, trace, logit_bound(case, noise(case, oracle, subject)))
+    law_points = points(tempered, oracle, trace, logit_bound(case, noise(case, oracle, subject)))
     with np.errstate(divide="ignore"):
-        told = [
+        log_bands = [
             np.log([point.p[token], point.low[token], point.high[token]])
-            for token, point in zip(trace.output, known, strict=True)
+            for token, point in zip(trace.output, law_points, strict=True)
         ]
-    return [(float(true), float(low), float(high)) for true, low, high in told]
+    return [(float(true), float(low), float(high)) for true, low, high in log_bands]
 
 
 def logprobs_without_draft(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
@@ -178,22 +186,24 @@ def logprobs_without_draft(case: Case, oracle: Oracle, subject: Subject) -> Iter
     """
     if case.plain_decode() == case:
         raise NotApplicable("the case is plain decoding itself")
-    one, other = (_reported(subject(each)) for each in (case, case.plain_decode()))
-    if not one or not other:
+    own_logprobs, plain_logprobs = (_reported_logprobs(subject(variant)) for variant in (case, case.plain_decode()))
+    if not own_logprobs or not plain_logprobs:
         raise Unobserved("the backend reports no log-probabilities")
     error = noise(case, oracle, subject)
-    rows = in_a_chain(case.prefix, (case.prompt[-1], *(token for token, *_ in one[:-1])))
-    limit = 2 * LOGPROB * error.of_logits()
+    rows = chain_step(case.prefix, (case.prompt[-1], *(token for token, *_ in own_logprobs[:-1])))
+    limit = 2 * LOGPROB * error.logits_limit()
     if subject.abilities is not None and subject.abilities.logprobs == "processed":
         # A repetition penalty stretches the noise of logits.
         limit *= max(case.sampling.repetition_penalty, 1.0 / case.sampling.repetition_penalty)
-    for position, ((token, value, step), (twin, plain, _)) in enumerate(zip(one, other, strict=False)):
+    for position, ((token, value, step), (twin, plain, _)) in enumerate(
+        zip(own_logprobs, plain_logprobs, strict=False)
+    ):
         if token != twin:
             return
         yield Compared()
-        allowed = limit + 2 * rounded(plain, case.dtype)
+        allowed = limit + 2 * rounding_error(plain, case.dtype)
         if not abs(value - plain) <= allowed:
-            plain += _moved_by_experts(case, oracle, subject, one, position)
+            plain += _gain_by_experts(case, oracle, subject, own_logprobs, position)
         if not abs(value - plain) <= allowed:
             where: dict[str, int | str] = {"position": position, "token": token}
             away = float(abs(value - plain) / allowed)
@@ -204,27 +214,27 @@ def logprobs_without_draft(case: Case, oracle: Oracle, subject: Subject) -> Iter
                 return
 
 
-def _moved_by_experts(
-    case: Case, oracle: Oracle, subject: Subject, told: list[tuple[int, float, int]], position: int
+def _gain_by_experts(
+    case: Case, oracle: Oracle, subject: Subject, reported: list[tuple[int, float, int]], position: int
 ) -> float:
     """How much the oracle's log-probability of a token gains by the experts of the run over those of plain decode."""
-    output = tuple(token for token, *_ in told[: position + 1])
+    output = tuple(token for token, *_ in reported[: position + 1])
     with_draft, without = (
-        processing.logprob(forced(case, follow(case, oracle, run.steps), output)[position], output[position])
+        processing.logprob(forced_logits(case, follow(case, oracle, run.steps), output)[position], output[position])
         for run in (subject(case), subject(case.plain_decode()))
     )
     return with_draft - without
 
 
-def _reported(trace: Trace) -> list[tuple[int, float, int]]:
+def _reported_logprobs(trace: Trace) -> list[tuple[int, float, int]]:
     """Each output token with its log-probability and the number of its step, up to the first that has none."""
-    told: list[tuple[int, float, int]] = []
+    reported: list[tuple[int, float, int]] = []
     for number, step in enumerate(trace.steps):
         if step.emitted is None or step.emitted.logprobs is None:
             break
         pairs = zip(step.emitted.tokens, step.emitted.logprobs, strict=False)
-        told += [(token, value, number) for token, value in pairs]
-    return told
+        reported += [(token, value, number) for token, value in pairs]
+    return reported
 
 
 def support(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
@@ -236,12 +246,12 @@ def support(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     Raises:
         NotApplicable: The rule does not promise the target's law, or no token is excluded anywhere.
     """
-    if not promised(case):
+    if not is_promised(case):
         raise NotApplicable("the rule does not promise the target's law here")
     trace = subject(case)
-    known = points(case, oracle, trace, logit_bound(case, noise(case, oracle, subject)))
+    law_points = points(case, oracle, trace, logit_bound(case, noise(case, oracle, subject)))
     steps = [number for number, step in enumerate(trace.steps) if step.emitted for _ in step.emitted.tokens]
-    for position, (token, point) in enumerate(zip(trace.output, known, strict=True)):
+    for position, (token, point) in enumerate(zip(trace.output, law_points, strict=True)):
         excluded = int((point.high == 0.0).sum())
         yield Compared(min(excluded, 1))
         if point.high[token] == 0.0:
@@ -258,7 +268,7 @@ INVARIANTS = (
         "At every node, temperature and processors act on that node's logits with prompt, output and path before it.",
         needing(Stage.DRAFTED, Stage.SCORED),
         processors_per_node,
-        sampled,
+        is_sampled,
     ),
     Invariant(
         "lossless.logprobs",
@@ -278,6 +288,6 @@ INVARIANTS = (
         "No output token is one that temperature, bans, top-k, top-p and min-p exclude after the tokens before it.",
         needing(Stage.EMITTED),
         support,
-        sampled,
+        is_sampled,
     ),
 )

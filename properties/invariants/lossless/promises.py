@@ -7,7 +7,7 @@ and one that can be interrupted is interrupted.
 from collections.abc import Iterator
 from dataclasses import replace
 
-from properties.invariants.applies import sampled
+from properties.invariants.applies import is_sampled
 from properties.verdict.finding import Compared, Finding
 from properties.verdict.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, needing
 from properties.verdict.subject import Subject
@@ -33,49 +33,55 @@ def same_seed(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """
     if case.plain_decode() == case or case.dtype not in ("float32", "float64"):
         raise NotApplicable("plain decoding, or 16 bits")
-    first = _divergence(case, subject)
+    divergence = _divergence(case, subject)
     yield Compared(len(subject(case).output))
-    if first is None:
+    if divergence is None:
         return
     if case.dtype == "float32":
         seeds = dice(case, "same seed").integers(0, 2**31, size=FURTHER).tolist()
-        others = (replace(case, sampling=replace(case.sampling, tape=(), seed=seed)) for seed in seeds)
-        if all(_divergence(other, subject) is None for other in others):
+        other_cases = (replace(case, sampling=replace(case.sampling, tape=(), seed=seed)) for seed in seeds)
+        if all(_divergence(other_case, subject) is None for other_case in other_cases):
             return
-    position, expected, observed = first
+    position, expected, observed = divergence
     yield Finding("lossless.same-seed", Stage.EMITTED, 0, {"position": position}, expected, observed)
 
 
 def _divergence(case: Case, subject: Subject) -> tuple[int, int | str, int | str] | None:
     """The first place where draft and no draft differ, with the token of each; None where they do not."""
-    with_draft, plain = subject(case).output, subject(case.plain_decode()).output
+    with_draft = subject(case).output
+    plain = subject(case.plain_decode()).output
     for position in range(max(len(with_draft), len(plain))):
-        one, other = with_draft[position : position + 1], plain[position : position + 1]
-        if one != other:
-            return position, other[0] if other else "the end", one[0] if one else "the end"
+        drafted_token, plain_token = with_draft[position : position + 1], plain[position : position + 1]
+        if drafted_token != plain_token:
+            return (
+                position,
+                plain_token[0] if plain_token else "the end",
+                drafted_token[0] if drafted_token else "the end",
+            )
     return None
 
 
-def interrupted(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
+def interruption(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """A run that is ended after some of its steps gave the first tokens of the whole run, and the next run is whole.
 
     Raises:
         NotApplicable: The run has one step, so that nothing can interrupt it.
     """
-    whole, name = subject(case), "lossless.interrupted"
-    if len(whole.steps) < 2:
+    full_run = subject(case)
+    name = "lossless.interrupted"
+    if len(full_run.steps) < 2:
         raise NotApplicable("a run of one step has no middle")
-    steps = int(dice(case, "interrupted").integers(1, len(whole.steps)))
+    steps = int(dice(case, "interrupted").integers(1, len(full_run.steps)))
     part = subject.again(replace(case, steps=steps), CLOSED)
     after = subject.again(case, CLOSED)
     yield Compared(len(part.output) + len(after.output))
     if len(part.steps) != steps:
         yield Finding(name, Stage.EMITTED, 0, {"side": "steps"}, f"{steps} steps", f"{len(part.steps)} steps")
-    elif part.output != whole.output[: len(part.output)] or not part.output:
+    elif part.output != full_run.output[: len(part.output)] or not part.output:
         place: dict[str, int | str] = {"side": "the interrupted run"}
-        yield Finding(name, Stage.EMITTED, steps - 1, place, whole.output[: len(part.output)], part.output)
-    if (after.output, after.finish) != (whole.output, whole.finish):
-        yield Finding(name, Stage.COMMITTED, steps - 1, {"side": "the next run"}, whole.output, after.output)
+        yield Finding(name, Stage.EMITTED, steps - 1, place, full_run.output[: len(part.output)], part.output)
+    if (after.output, after.finish) != (full_run.output, full_run.finish):
+        yield Finding(name, Stage.COMMITTED, steps - 1, {"side": "the next run"}, full_run.output, after.output)
 
 
 INVARIANTS = (
@@ -84,14 +90,14 @@ INVARIANTS = (
         "Where the engine promises it, the same seed gives the same tokens with and without a draft.",
         needing(Stage.EMITTED),
         same_seed,
-        sampled,
+        is_sampled,
         promise="same_seed",
     ),
     Invariant(
         "lossless.interrupted",
         "A run that is ended early gave the first tokens of the whole run, and leaves nothing behind.",
         needing(Stage.EMITTED),
-        interrupted,
+        interruption,
         every=TURNS,
         promise="interruptible",
     ),

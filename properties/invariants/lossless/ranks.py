@@ -30,29 +30,36 @@ def ranks_agree(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     for rank, run in enumerate(runs[1:], 1):
         # Ranks that part in their first step have no step to compare: they are compared by how far they came.
         yield Compared(max(1, len(first.tokens) + len(first.calls)))
-        parted = _parted(first, run)
-        if parted is not None:
-            step, stage, side, expected, observed = parted
+        divergence = _divergence(first, run)
+        if divergence is not None:
+            step, stage, side, expected, observed = divergence
             where: dict[str, int | str] = {"rank": rank, "side": side}
             yield Finding(NAME, stage, step, where, expected, observed)
             return
 
 
-def _parted(first: RankRun, run: RankRun) -> tuple[int, Stage, str, object, object] | None:
+def _divergence(first: RankRun, run: RankRun) -> tuple[int, Stage, str, object, object] | None:
     """The step and stage in which `run` leaves rank 0's, the side, and the two values; None where they are equal."""
     for step in range(max(len(first.lengths), len(run.lengths))):
         for side in ("lengths", "tokens"):
-            one, other = getattr(first, side)[step : step + 1], getattr(run, side)[step : step + 1]
-            if one != other:
+            expected, observed = getattr(first, side)[step : step + 1], getattr(run, side)[step : step + 1]
+            if expected != observed:
                 # A rank without the step broke off on the way to it, and its collectives say where.
-                return (step, Stage.ACCEPTED, side, one[0], other[0]) if one and other else _calls(first, run, step)
+                return (
+                    (step, Stage.ACCEPTED, side, expected[0], observed[0])
+                    if expected and observed
+                    else _calls(first, run, step)
+                )
     return _calls(first, run, len(first.lengths)) if first.calls != run.calls else None
 
 
 def _calls(first: RankRun, run: RankRun, step: int) -> tuple[int, Stage, str, object, object]:
     """The first collective that differs, assigned to the step that the ranks had not all done."""
     pairs = zip((*first.calls, "none"), (*run.calls, "none"), strict=False)
-    expected, observed = next(((one, other) for one, other in pairs if one != other), ("a step", "none"))
+    expected, observed = next(
+        ((first_call, second_call) for first_call, second_call in pairs if first_call != second_call),
+        ("a step", "none"),
+    )
     return step, Stage.ATTENDED, "collectives", expected, observed
 
 

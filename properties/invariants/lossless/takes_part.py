@@ -24,59 +24,64 @@ def takes_part(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     trace = subject(case)
     if case.session is None:
         yield Compared()
-        taken = len(trace.steps)
+        num_steps = len(trace.steps)
         if not trace.steps and not trace.output:
             yield Finding(name, Stage.DRAFTED, 0, {}, "a step", "none")
-        elif case.steps and taken > case.steps:
-            yield Finding(name, Stage.DRAFTED, case.steps, {}, f"at most {case.steps} steps", taken)
+        elif case.steps and num_steps > case.steps:
+            yield Finding(name, Stage.DRAFTED, case.steps, {}, f"at most {case.steps} steps", num_steps)
         return
     if trace.shared is None:
         raise Unobserved("the trace does not say what the requests of the session did")
-    for at, (action, account) in enumerate(zip(case.session.actions, trace.shared.accounts, strict=False)):
+    for index, (action, account) in enumerate(zip(case.session.actions, trace.shared.accounts, strict=False)):
         yield Compared(action.kind in ("cancel", "evict"))
-        left = set(action.requests) & set(account.committed) if action.kind in ("cancel", "evict") else set()
-        for number in sorted(left):
-            where: dict[str, int | str] = {"request": number, "action": at}
+        served = set(action.requests) & set(account.committed) if action.kind in ("cancel", "evict") else set()
+        for number in sorted(served):
+            where: dict[str, int | str] = {"request": number, "action": index}
             yield Finding(name, Stage.COMMITTED, 0, where, f"nothing of it after {action.kind}", "it is still served")
     # Pages are listed: the pool is limited, and requests may wait.
     if case.layout.pages:
-        yield from _waits(case, trace.shared)
+        yield from _waiting_findings(case, trace.shared)
         return
     steps, living, evicted, launched = Counter[int](), set[int](), set[int](), Counter[int]()
     for action in case.session.actions:
-        named = set(action.requests)
+        requests = set(action.requests)
         if action.kind == "add":
-            living |= named - set(steps)
-            steps.update(dict.fromkeys(named - set(steps), 0))
+            living |= requests - set(steps)
+            steps.update(dict.fromkeys(requests - set(steps), 0))
         elif action.kind == "fork":
             source, twin = action.requests
-            own = case.session.mates[twin - 1].prompt
+            own_prompt = case.session.mates[twin - 1].prompt
             # The twin enters unless the source has ended, or the two do not fit: then the trace shows `own` or nothing.
-            from_it = source in living and not _ended(trace, source, steps[source])
-            if from_it and twin not in steps and trace.shared.prompts[twin] not in ((), own):
+            enters = source in living and not _has_ended(trace, source, steps[source])
+            if enters and twin not in steps and trace.shared.prompts[twin] not in ((), own_prompt):
                 living.add(twin)
                 steps[twin] = 0
         elif action.kind in ("step", "first"):
-            steps.update(named & living)
+            steps.update(requests & living)
         elif action.kind == "launch":
-            launched.update(named & living)
+            launched.update(requests & living)
         elif action.kind == "restore":
-            living |= named & evicted
-            evicted -= named
+            living |= requests & evicted
+            evicted -= requests
         elif action.kind in ("evict", "cancel"):
-            evicted = evicted | (named & living) if action.kind == "evict" else evicted - named
-            living -= named
+            evicted = evicted | (requests & living) if action.kind == "evict" else evicted - requests
+            living -= requests
     yield Compared(len(steps))
     for number, due in sorted(steps.items()):
-        one = _request(trace, number)
-        taken = 0 if one is None else len(one.steps)
-        if one is None or taken > due + launched[number] or (taken < due and one.finish is None):
+        run = _request(trace, number)
+        num_steps = 0 if run is None else len(run.steps)
+        if run is None or num_steps > due + launched[number] or (num_steps < due and run.finish is None):
             yield Finding(
-                name, Stage.DRAFTED, taken, {"request": number}, due, "it is not there" if one is None else taken
+                name,
+                Stage.DRAFTED,
+                num_steps,
+                {"request": number},
+                due,
+                "it is not there" if run is None else num_steps,
             )
 
 
-def _waits(case: Case, shared: Shared) -> Iterator[Finding | Compared]:
+def _waiting_findings(case: Case, shared: Shared) -> Iterator[Finding | Compared]:
     """Findings where a request waits (to enter, to be restored, to step) although it is alone in a pool with room.
 
     It needs room for its tokens, the largest block of the session and the overhang. Every page that it writes to must
@@ -86,40 +91,43 @@ def _waits(case: Case, shared: Shared) -> Iterator[Finding | Compared]:
     assert case.session is not None
     plans = [case.alone(number) for number in range(1 + len(case.session.mates))]
     block = largest_block(case)
-    before, known, out = Account((), 0, {}, (), {}, {}), set[int](), dict[int, int]()
-    for at, (action, after) in enumerate(zip(case.session.actions, shared.accounts, strict=False)):
-        held, number = before.committed, action.requests[0]
+    account = Account((), 0, {}, (), {}, {})
+    known_requests = set[int]()
+    evicted_lengths = dict[int, int]()
+    for index, (action, after) in enumerate(zip(case.session.actions, shared.accounts, strict=False)):
+        committed = account.committed
+        number = action.requests[0]
         tokens = None  # tokens of the request that must be served now; None if no request must be
-        if action.kind == "step" and len(held) == 1 and set(held) <= set(action.requests):
-            (number,) = held
-            tokens = held[number] + 1
-        elif action.kind == "add" and not held and number not in known:
+        if action.kind == "step" and len(committed) == 1 and set(committed) <= set(action.requests):
+            (number,) = committed
+            tokens = committed[number] + 1
+        elif action.kind == "add" and not committed and number not in known_requests:
             tokens = len(plans[number].prompt)
-        elif action.kind == "restore" and not held and number in out:
-            tokens = out[number] + 1
+        elif action.kind == "restore" and not committed and number in evicted_lengths:
+            tokens = evicted_lengths[number] + 1
         # A page that the prefix cache also holds is shared: writing to it needs a copy in a free page.
-        copied = len(set(before.tables.get(number, ())) & set(before.kept))
+        copied = len(set(account.tables.get(number, ())) & set(account.kept))
         if tokens is not None and case.layout.pages_for(tokens + block) + copied <= after.total:
             yield Compared()
-            waits = after.committed.get(number) == held.get(number)  # a step commits tokens or ends the request
+            waits = after.committed.get(number) == committed.get(number)  # a step commits tokens or ends the request
             if waits:
-                step = sum(one.kind == "step" for one in case.session.actions[:at])
-                where: dict[str, int | str] = {"request": number, "action": at}
+                step = sum(earlier.kind == "step" for earlier in case.session.actions[:index])
+                where: dict[str, int | str] = {"request": number, "action": index}
                 expected = f"{action.kind}: no other request holds a page, and the pool has room for it"
                 yield Finding("lossless.takes-part", Stage.COMMITTED, step, where, expected, "it waits")
                 return
-        if action.kind == "evict" and number in held:
-            out[number] = held[number]
+        if action.kind == "evict" and number in committed:
+            evicted_lengths[number] = committed[number]
         elif action.kind == "cancel" or number in after.committed:
-            out.pop(number, None)
-        known |= set(after.committed)
-        before = after
+            evicted_lengths.pop(number, None)
+        known_requests |= set(after.committed)
+        account = after
 
 
-def _ended(trace: Trace, number: int, due: int) -> bool:
+def _has_ended(trace: Trace, number: int, due: int) -> bool:
     """Whether the request had finished after `due` steps."""
-    one = _request(trace, number)
-    return one is not None and one.finish is not None and len(one.steps) <= due
+    run = _request(trace, number)
+    return run is not None and run.finish is not None and len(run.steps) <= due
 
 
 def _request(trace: Trace, number: int) -> Trace | None:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from properties.invariants.same_bits import unlike_bits
-from properties.invariants.same_request import accounts_of, alike, present
+from properties.invariants.same_request import accounts_of, compare_request, present_requests
 from properties.verdict.finding import Finding
 from properties.verdict.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, needing
 from properties.verdict.session_members import members
@@ -18,7 +18,7 @@ NAME = "serving.hand-over"
 
 def hands_over(case: Case) -> bool:
     """Whether a request of the case is handed over."""
-    return case.session is not None and any(one.kind == "hand-over" for one in case.session.actions)
+    return case.session is not None and any(action.kind == "hand-over" for action in case.session.actions)
 
 
 def stays(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
@@ -28,29 +28,33 @@ def stays(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     changes which pages are free, hence which tokens are prefilled or wait: there numbers agree within noise.
     """
     assert case.session is not None
-    trace, actions, layout = subject(case), case.session.actions, case.layout
+    trace = subject(case)
+    actions = case.session.actions
+    layout = case.layout
     accounts = accounts_of(trace)
-    places = [at for at, one in enumerate(actions) if one.kind == "hand-over"]
-    if accounts and not any(present(accounts, at) & set(actions[at].requests) for at in places):
+    places = [position for position, action in enumerate(actions) if action.kind == "hand-over"]
+    if accounts and not any(
+        present_requests(accounts, position) & set(actions[position].requests) for position in places
+    ):
         raise NotApplicable("no request was there to be handed over")
-    without = tuple(one for one in actions if one.kind != "hand-over")
-    if not without:
+    remaining_actions = tuple(action for action in actions if action.kind != "hand-over")
+    if not remaining_actions:
         raise NotApplicable("nothing but hand-overs happens")
-    other = subject(replace(case, session=Session(case.session.mates, without)))
+    variant_trace = subject(replace(case, session=Session(case.session.mates, remaining_actions)))
     # Launched steps are resolved before a hand-over: without it some may still be on their way in the end.
     exact = not layout.traits.keeps_prefixes and not layout.pages and not case.session.overlapped
     for member in members(case, trace):
-        twin = other.shared.requests[member.number] if other.shared is not None else None
+        twin = variant_trace.shared.requests[member.number] if variant_trace.shared is not None else None
         if twin is None:
             continue
         variant = "without the hand-overs"
-        found = False
-        for fact in alike(NAME, member, twin, oracle, subject, variant):
-            found = found or isinstance(fact, Finding)
+        has_finding = False
+        for fact in compare_request(NAME, member, twin, oracle, subject, variant):
+            has_finding = has_finding or isinstance(fact, Finding)
             yield fact
         # Rows of a draft may run again in other blocks: its scores, and the tree with them, round otherwise.
-        drafted = member.alone.draft.reads is not None or member.alone.draft.model is not None
-        if exact and not found and not drafted:
+        has_model = member.alone.draft.reads is not None or member.alone.draft.model is not None
+        if exact and not has_finding and not has_model:
             yield from unlike_bits(NAME, member.trace, twin, {"request": member.number, "variant": variant})
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from properties.invariants.lossless.guided import guided
+from properties.invariants.lossless.guided import has_grammar
 from properties.verdict.finding import Compared, Finding
 from properties.verdict.invariant import Fact, Invariant, Oracle, Unobserved, needing
 from properties.verdict.subject import Subject
@@ -39,6 +39,6 @@ INVARIANTS = (
         "After every step the grammar's matcher has read each emitted token once, and nothing that was only drafted.",
         needing(Stage.EMITTED, Stage.COMMITTED),
         matcher_in_step,
-        guided,
+        has_grammar,
     ),
 )

@@ -7,7 +7,7 @@ texts, and not from the engine's own epochs.
 from collections import Counter
 from collections.abc import Iterator
 
-from properties.invariants.same_request import present
+from properties.invariants.same_request import present_requests
 from properties.verdict.finding import Compared, Finding
 from properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
 from properties.verdict.subject import Subject
@@ -21,7 +21,7 @@ MOST_AFTER_END = 1
 Where = dict[str, int | str]
 
 
-def _told(case: Case, subject: Subject) -> Shared:
+def _shared_part(case: Case, subject: Subject) -> Shared:
     """The session's part of the trace.
 
     Raises:
@@ -33,8 +33,11 @@ def _told(case: Case, subject: Subject) -> Shared:
         raise Unobserved("the trace does not say what the requests of the session did")
     if not shared.events:
         assert case.session is not None
-        named = [at for at, one in enumerate(case.session.actions) if one.kind == "launch"]
-        if any(present(shared.accounts, at) & set(case.session.actions[at].requests) for at in named):
+        launches = [position for position, action in enumerate(case.session.actions) if action.kind == "launch"]
+        if any(
+            present_requests(shared.accounts, position) & set(case.session.actions[position].requests)
+            for position in launches
+        ):
             raise Unobserved("the trace does not show the events of launched steps")
         raise NotApplicable("no request that a launch names was there")
     return shared
@@ -47,11 +50,12 @@ def frames_in_epoch(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fa
     nothing else does. The tokens of counted results are those that the request's steps emit.
     """
     name = "serving.frames-in-epoch"
-    shared = _told(case, subject)
-    launched = {(one.request, one.frame): one for one in shared.events if one.kind == "launched"}
+    shared = _shared_part(case, subject)
+    launched = {(event.request, event.frame): event for event in shared.events if event.kind == "launched"}
     emitted = _emitted(shared)
-    ended, settled = set[int](), set[tuple[int, int]]()
-    taken = dict.fromkeys(emitted, 0)
+    ended = set[int]()
+    settled = set[tuple[int, int]]()
+    next_steps = dict.fromkeys(emitted, 0)
     for event in shared.events:
         key = (event.request, event.frame)
         if event.kind == "launched":
@@ -61,48 +65,50 @@ def frames_in_epoch(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fa
             yield Finding(name, Stage.EMITTED, 0, where, "results of a launch of this request, once", event.kind)
             return
         settled.add(key)
-        lost = _lost(case, shared, launched[key], event) or ("it had ended" if event.request in ended else None)
+        reason = _loss_reason(case, shared, launched[key], event) or (
+            "it had ended" if event.request in ended else None
+        )
         yield Compared()
-        if (event.kind == "counted") == (lost is not None):
-            expected = "they count" if lost is None else f"they do not count: {lost}"
-            yield Finding(name, Stage.EMITTED, taken[event.request], where, expected, f"they were {event.kind}")
+        if (event.kind == "counted") == (reason is not None):
+            expected = "they count" if reason is None else f"they do not count: {reason}"
+            yield Finding(name, Stage.EMITTED, next_steps[event.request], where, expected, f"they were {event.kind}")
             return
         if event.kind == "counted":
             steps = emitted[event.request]
-            if not taken[event.request] <= event.step < len(steps) or steps[event.step][0] != event.tokens:
+            if not next_steps[event.request] <= event.step < len(steps) or steps[event.step][0] != event.tokens:
                 expected = "a step with its tokens, behind those that counted before"
-                yield Finding(name, Stage.EMITTED, taken[event.request], where, expected, event.tokens)
+                yield Finding(name, Stage.EMITTED, next_steps[event.request], where, expected, event.tokens)
                 return
-            taken[event.request] = event.step + 1
+            next_steps[event.request] = event.step + 1
             ended |= {event.request} if steps[event.step][1] is not None else set()
 
 
 def _emitted(shared: Shared) -> dict[int, list[tuple[tuple[int, ...], str | None]]]:
     """For each request that entered, the tokens and the end of each step."""
     return {
-        number: [(one.emitted.tokens, one.emitted.finish) for one in trace.steps if one.emitted is not None]
+        number: [(step.emitted.tokens, step.emitted.finish) for step in trace.steps if step.emitted is not None]
         for number, trace in enumerate(shared.requests)
         if trace is not None
     }
 
 
-def _lost(case: Case, shared: Shared, launch: Event, event: Event) -> str | None:
+def _loss_reason(case: Case, shared: Shared, launch: Event, event: Event) -> str | None:
     """Why the results of `launch` are lost when the host meets them in `event`, or None."""
     assert case.session is not None
-    for at, action in enumerate(case.session.actions[: event.action + 1]):
-        if at <= launch.action:
+    for index, action in enumerate(case.session.actions[: event.action + 1]):
+        if index <= launch.action:
             continue
-        gone = action.kind in ("evict", "cancel") and launch.request in action.requests
-        if gone and launch.request in present(shared.accounts, at):
-            return f"action {at}, {action.kind}"
-        if gone and action.kind == "cancel":
-            return f"action {at}, cancel"
+        is_ended = action.kind in ("evict", "cancel") and launch.request in action.requests
+        if is_ended and launch.request in present_requests(shared.accounts, index):
+            return f"action {index}, {action.kind}"
+        if is_ended and action.kind == "cancel":
+            return f"action {index}, cancel"
     return None
 
 
 def writes_in_owned_pages(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """The rows of a launched step lie in pages that the request's block table held when the host launched it."""
-    shared = _told(case, subject)
+    shared = _shared_part(case, subject)
     steps = Counter[int]()
     for event in shared.events:
         steps[event.request] += event.kind == "counted"
@@ -118,7 +124,7 @@ def writes_in_owned_pages(case: Case, oracle: Oracle, subject: Subject) -> Itera
 
 def no_placeholder(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """What a launched step reads are tokens: no number that stands for one which the host does not know yet."""
-    shared = _told(case, subject)
+    shared = _shared_part(case, subject)
     steps = Counter[int]()
     for event in shared.events:
         steps[event.request] += event.kind == "counted"
@@ -135,26 +141,27 @@ def no_placeholder(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fac
 
 def steps_after_finish(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """Once the host knows that a request has ended, none of its steps is launched; at most one was before."""
-    shared = _told(case, subject)
+    shared = _shared_part(case, subject)
     emitted = _emitted(shared)
-    over = set[int]()
-    counted, after = Counter[int](), Counter[int]()
+    ended_requests = set[int]()
+    last_counted, num_after = Counter[int](), Counter[int]()
     for event in shared.events:
         request = event.request
         if event.kind == "counted":
-            counted[request] = event.step
+            last_counted[request] = event.step
             steps = emitted.get(request, [])
-            over |= {request} if event.step < len(steps) and steps[event.step][1] is not None else set()
-        elif request in over:
-            after[request] += event.kind == "skipped"
+            ended_requests |= {request} if event.step < len(steps) and steps[event.step][1] is not None else set()
+        elif request in ended_requests:
+            num_after[request] += event.kind == "skipped"
             yield Compared()
-            if event.kind == "launched" or after[request] > MOST_AFTER_END:
+            if event.kind == "launched" or num_after[request] > MOST_AFTER_END:
                 where: Where = {"request": request, "frame": event.frame, "action": event.action}
-                name, most = "serving.steps-after-finish", f"at most {MOST_AFTER_END} step, launched before"
-                observed = "launched after" if event.kind == "launched" else after[request]
-                yield Finding(name, Stage.EMITTED, counted[request], where, most, observed)
+                name = "serving.steps-after-finish"
+                most = f"at most {MOST_AFTER_END} step, launched before"
+                observed = "launched after" if event.kind == "launched" else num_after[request]
+                yield Finding(name, Stage.EMITTED, last_counted[request], where, most, observed)
                 return
-    yield Compared(len(over))
+    yield Compared(len(ended_requests))
 
 
 def _overlapped(case: Case) -> bool:

@@ -16,7 +16,7 @@ MOST_TRIALS = 200_000
 
 
 @dataclass(frozen=True, eq=False)
-class Judged:
+class LawTest:
     """One test of one law, and its outcome."""
 
     partition: Partition
@@ -31,7 +31,7 @@ def judge_blocks(
     tests: int | None = None,
     alpha_run: float = ALPHA_RUN,
     most: int = MOST_TRIALS,
-) -> tuple[Judged, ...]:
+) -> tuple[LawTest, ...]:
     """Judge the blocks of one world by every partition of its law; the same rounds feed all of them.
 
     Args:
@@ -46,16 +46,16 @@ def judge_blocks(
     split = partitions(expected, height)
     planned = len(split) if tests is None else tests
     # The plan's bar counts the tests of the run, so that one bet alone may condemn it.
-    bets = [Betting(one.p, plan(one.cells, tv, planned, alpha_run), one.share) for one in split]
+    bets = [Betting(partition.p, plan(partition.cells, tv, planned, alpha_run), partition.share) for partition in split]
 
     def counts(n: int) -> Sequence[Array]:
-        counted = tally(draw(n))
-        return [counts_of(counted, one) for one in split]
+        block_counts = tally(draw(n))
+        return [counts_of(block_counts, partition) for partition in split]
 
     outcomes = play(bets, counts, most)
-    return tuple(Judged(one, outcome) for one, outcome in zip(split, outcomes, strict=True))
+    return tuple(LawTest(partition, outcome) for partition, outcome in zip(split, outcomes, strict=True))
 
 
-def run_is_red(judged: Sequence[Judged], alpha_run: float = ALPHA_RUN, tests: int | None = None) -> bool:
+def run_is_red(law_tests: Sequence[LawTest], alpha_run: float = ALPHA_RUN, tests: int | None = None) -> bool:
     """Whether the tests of a run, of any number of laws, are red together."""
-    return red(np.array([one.outcome.log_e for one in judged]), alpha_run, tests)
+    return red(np.array([law_test.outcome.log_e for law_test in law_tests]), alpha_run, tests)

@@ -81,7 +81,7 @@ def partitions(
     if abs(total - 1.0) > SUMS_TO:
         raise ValueError(f"the blocks' probabilities sum to {total:.9g}")
     possible = {block: weight / total for block, weight in sorted(expected.items()) if weight > 0.0}
-    made = [
+    candidates = [
         _partition("support", possible, 0, lambda block: (), 0.0, most),
         _partition("first token", possible, 0, lambda block: block[:1], least, most),
         _partition("first two tokens", possible, 0, lambda block: block[:2], least, most),
@@ -89,17 +89,17 @@ def partitions(
         _partition("number of tokens", possible, 0, lambda block: (len(block),), 0.0, most),
     ]
     for length in range(1, height + 2):
-        given = {block: weight for block, weight in possible.items() if len(block) == length}
-        if given:
+        weights = {block: weight for block, weight in possible.items() if len(block) == length}
+        if weights:
             name = (
                 "tokens given full acceptance" if length == height + 1 else f"tokens given rejection at depth {length}"
             )
-            made.append(_partition(name, given, length, lambda block: block, least, most))
-    kept: list[Partition] = [made[0]]
-    for one in made[1:]:
-        if one.cells > 1 and all(one.cell_of != other.cell_of for other in kept):
-            kept.append(one)
-    return tuple(kept)
+            candidates.append(_partition(name, weights, length, lambda block: block, least, most))
+    chosen: list[Partition] = [candidates[0]]
+    for candidate in candidates[1:]:
+        if candidate.cells > 1 and all(candidate.cell_of != earlier.cell_of for earlier in chosen):
+            chosen.append(candidate)
+    return tuple(chosen)
 
 
 def _partition(
@@ -112,21 +112,21 @@ def _partition(
     coarser: Callable[[Block], Block]
     for coarser in (lambda block: (*key(block)[:1], -2 - len(block)), lambda block: REST):
         mass = _mass(label, weights)
-        rare = {one for one, weight in mass.items() if weight < least * share}
-        rare |= set(sorted(mass, key=lambda one: -mass[one])[most - 1 :]) if len(mass) > most else set()
+        rare = {cell for cell, weight in mass.items() if weight < least * share}
+        rare |= set(sorted(mass, key=lambda cell: -mass[cell])[most - 1 :]) if len(mass) > most else set()
         if len(rare) > 1:
-            label = {block: coarser(block) if one in rare else one for block, one in label.items()}
+            label = {block: coarser(block) if cell in rare else cell for block, cell in label.items()}
     mass = _mass(label, weights)
     labels = (*mass, IMPOSSIBLE)
-    number = {one: at for at, one in enumerate(labels)}
+    number = {cell: index for index, cell in enumerate(labels)}
     p = np.array([*mass.values(), 0.0]) / share
-    return Partition(name, length, {block: number[one] for block, one in label.items()}, labels, p, share)
+    return Partition(name, length, {block: number[cell] for block, cell in label.items()}, labels, p, share)
 
 
 def _mass(label: Mapping[Block, Block], weights: Mapping[Block, float]) -> dict[Block, float]:
     mass: dict[Block, float] = {}
-    for block, one in label.items():
-        mass[one] = mass.get(one, 0.0) + weights[block]
+    for block, cell in label.items():
+        mass[cell] = mass.get(cell, 0.0) + weights[block]
     return mass
 
 
@@ -142,7 +142,8 @@ def tally(blocks: Array) -> dict[Block, int]:
     if not len(rows):
         return {}
     # `rows.min()` may be -1, the padding, or less in a broken block.
-    low, base = int(rows.min()), int(rows.max() - rows.min()) + 1
+    low = int(rows.min())
+    base = int(rows.max() - rows.min()) + 1
     if base ** rows.shape[1] < 2**62:
         # Each row as one number in base `base`: sorting numbers is 10 times faster than sorting rows.
         code = (rows - low) @ (base ** np.arange(rows.shape[1], dtype=np.int64))
@@ -150,19 +151,19 @@ def tally(blocks: Array) -> dict[Block, int]:
         kinds = rows[first]
     else:
         kinds, often = np.unique(rows, axis=0, return_counts=True)
-    counted: dict[Block, int] = {}
+    block_counts: dict[Block, int] = {}
     for kind, times in zip(kinds.tolist(), often.tolist(), strict=True):
         while kind and kind[-1] == -1:
             kind.pop()
-        counted[tuple(kind)] = counted.get(tuple(kind), 0) + times
-    return counted
+        block_counts[tuple(kind)] = block_counts.get(tuple(kind), 0) + times
+    return block_counts
 
 
 def counts_of(blocks: Array | Mapping[Block, int], partition: Partition) -> Array:
     """Counts of `blocks` (rows, or a `tally` of them) in the cells of `partition`: int64 [cells]."""
-    counted = blocks if isinstance(blocks, Mapping) else tally(blocks)
+    block_counts = blocks if isinstance(blocks, Mapping) else tally(blocks)
     counts = np.zeros(len(partition.p), dtype=np.int64)
-    for block, times in counted.items():
+    for block, times in block_counts.items():
         if partition.length in (0, len(block)):
             counts[partition.cell_of.get(block, len(partition.p) - 1)] += times
     return counts

@@ -19,11 +19,11 @@ LawUnderFault = Callable[[Array, Array], Array]
 
 def without_residual(p: Array, q: Array) -> Array:
     """The law of an engine that draws a rejected token's replacement from p itself."""
-    kept = np.minimum(p, q)
-    return np.asarray(kept + (1.0 - kept.sum()) * p)
+    accepted = np.minimum(p, q)
+    return np.asarray(accepted + (1.0 - accepted.sum()) * p)
 
 
-def drafted(p: Array, q: Array) -> Array:
+def drafted_law(p: Array, q: Array) -> Array:
     """The law of an engine that accepts every drafted token."""
     return np.where(p > 0, q, 0.0)
 
@@ -41,9 +41,9 @@ def coin_by_id(p: Array, q: Array) -> Array:
     ends = np.cumsum(q)
     ratio = np.divide(p, q, out=np.full_like(p, np.inf), where=q > 0)
     accepted = np.maximum(np.minimum(ends, ratio) - (ends - q), 0.0)
-    rest = np.maximum(p - q, 0.0)
-    rest = rest / rest.sum() if rest.sum() > 0 else p
-    return np.asarray(accepted + max(0.0, 1.0 - accepted.sum()) * rest)
+    residual = np.maximum(p - q, 0.0)
+    residual = residual / residual.sum() if residual.sum() > 0 else p
+    return np.asarray(accepted + max(0.0, 1.0 - accepted.sum()) * residual)
 
 
 def coin_by_rank(p: Array, q: Array) -> Array:
@@ -93,7 +93,7 @@ BETS = (
     *(
         Bet(DIRECTION, fault, law, share, tokens)
         for tokens in (0, 1, 4)
-        for fault, law in (("a lean towards the draft", drafted), ("a lean away from the draft", away_from_draft))
+        for fault, law in (("a lean towards the draft", drafted_law), ("a lean away from the draft", away_from_draft))
         for share in (0.1, 0.3, 0.9)
     ),
     *(

@@ -15,32 +15,32 @@ SUMS_TO = 1e-6
 """Largest distance from 1 of the sum of a test's probabilities; they are normalised afterwards."""
 
 
-def law(p: Array, within: float = SUMS_TO) -> Array:
+def law(p: Array, tolerance: float = SUMS_TO) -> Array:
     """`p` as float64 [..., cells] that sums to 1.
 
     Raises:
-        ValueError: An entry is negative or NaN, or a sum is off by more than `within`.
+        ValueError: An entry is negative or NaN, or a sum is off by more than `tolerance`.
     """
-    given = np.asarray(p, dtype=np.float64)
-    if not (given >= 0).all():
+    weights = np.asarray(p, dtype=np.float64)
+    if not (weights >= 0).all():
         raise ValueError("a cell's probability is negative or NaN")
-    total = given.sum(axis=-1, keepdims=True)
-    if (np.abs(total - 1.0) > within).any():
+    total = weights.sum(axis=-1, keepdims=True)
+    if (np.abs(total - 1.0) > tolerance).any():
         raise ValueError(f"the cells' probabilities sum to {float(total.flat[np.abs(total - 1.0).argmax()]):.9g}")
-    normalised: Array = given / total
+    normalised: Array = weights / total
     return normalised
 
 
-def counted(counts: Array) -> Array:
+def whole_counts(counts: Array) -> Array:
     """`counts` as float64, exact up to 2^53.
 
     Raises:
         ValueError: An entry is negative, NaN or no whole number.
     """
-    whole = np.asarray(counts, dtype=np.float64)
-    if not ((whole >= 0) & (whole == np.floor(whole)) & np.isfinite(whole)).all():
+    values = np.asarray(counts, dtype=np.float64)
+    if not ((values >= 0) & (values == np.floor(values)) & np.isfinite(values)).all():
         raise ValueError("a count is negative or no whole number")
-    return whole
+    return values
 
 
 def log_evalue(counts: Array, p: Array) -> Array:
@@ -56,22 +56,22 @@ def log_evalue(counts: Array, p: Array) -> Array:
     Rounding moves the value by up to about 1e-8 at n = 1e6 and 1e-6 at n = 1e8, whatever p.
 
     Raises:
-        ValueError: See `law` and `counted`.
+        ValueError: See `law` and `whole_counts`.
     """
-    seen, given = counted(counts), law(p)
-    if seen.shape[-1] != given.shape[-1]:
-        raise ValueError(f"{seen.shape[-1]} cells were counted where {given.shape[-1]} have a probability")
-    seen, given = np.broadcast_arrays(seen, given)
-    possible = given > 0
-    n = seen.sum(axis=-1)
+    observed, weights = whole_counts(counts), law(p)
+    if observed.shape[-1] != weights.shape[-1]:
+        raise ValueError(f"{observed.shape[-1]} cells were counted where {weights.shape[-1]} have a probability")
+    observed, weights = np.broadcast_arrays(observed, weights)
+    possible = weights > 0
+    n = observed.sum(axis=-1)
     # xlogy(0, x) is 0, and impossible cells are handled by `violated` below.
-    null = xlogy(seen, np.where(possible, given, 1.0)).sum(axis=-1)
+    null = xlogy(observed, np.where(possible, weights, 1.0)).sum(axis=-1)
     terms = []
     for c in CONCENTRATIONS:
-        prior = np.where(possible, c * given, 1.0)
-        grown = np.where(possible & (seen > 0), gammaln(prior + seen) - gammaln(prior), 0.0).sum(axis=-1)
+        prior = np.where(possible, c * weights, 1.0)
+        grown = np.where(possible & (observed > 0), gammaln(prior + observed) - gammaln(prior), 0.0).sum(axis=-1)
         terms.append(gammaln(c) - gammaln(c + n) + grown - null)
     # In logarithms, since likelihood ratios overflow float64 for large n.
     mixed = logsumexp(np.stack(terms), axis=0) - np.log(len(CONCENTRATIONS))
-    violated = (~possible & (seen > 0)).any(axis=-1)
+    violated = (~possible & (observed > 0)).any(axis=-1)
     return np.asarray(np.where(violated, np.inf, mixed))

@@ -87,7 +87,7 @@ def culprits(log_es: Array, alpha: float = ALPHA_RUN, tests: int | None = None) 
     planned = max(len(values), tests or 0)
     ranks = np.arange(1, len(values) + 1)
     enough = np.flatnonzero(values[order] + np.log(ranks) >= np.log(max(planned, 1)) - np.log(alpha))
-    return tuple(int(at) for at in order[: enough[-1] + 1]) if len(enough) else ()
+    return tuple(int(index) for index in order[: enough[-1] + 1]) if len(enough) else ()
 
 
 def _values(log_es: Array) -> Array:

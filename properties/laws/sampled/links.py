@@ -14,7 +14,8 @@ from properties.bet_group import BetGroup, GroupSums
 from properties.laws.sampled.accept_bets import ACCEPT, by_token, overall
 from properties.laws.sampled.draft_faults import RESIDUAL
 from properties.laws.sampled.evalue import law
-from properties.resolution import ACCEPTANCE, LIKELIEST, Gathered, Resolution
+from properties.laws.sampled.truncated import share_of
+from properties.resolution import ACCEPTANCE, LIKELIEST, Resolution, ResolutionSums
 from reference.trace import Array
 
 THETAS = np.array([sign * 0.1 * 2.0**k for k in range(7) for sign in (1.0, -1.0)])
@@ -72,26 +73,20 @@ class Trial:
         A change of up to e in each logit changes a probability by a factor within exp(+-2e). That is the whole band
         only where both laws have the same support: where top-k or top-p cut on noisy logits, give `low` and `high`.
         """
-        given = law(self.p, SUMS_TO)
+        p = law(self.p, SUMS_TO)
         if self.noise < 0 or (self.low is None) != (self.high is None):
             raise ValueError("noise is negative, or one bound came without the other")
         if self.low is not None and self.high is not None:
             return np.asarray(self.low, dtype=np.float64), np.asarray(self.high, dtype=np.float64)
         if self.noise == 0.0:
-            return given, given
-        return given * np.exp(-2.0 * self.noise), np.minimum(given * np.exp(2.0 * self.noise), 1.0)
+            return p, p
+        return p * np.exp(-2.0 * self.noise), np.minimum(p * np.exp(2.0 * self.noise), 1.0)
 
 
 def residual_band(low: Array, high: Array, q: Array) -> tuple[Array, Array]:
     """Bounds [V] of norm(relu(p - q)) for every p between `low` and `high`: the band of the next sibling's trial."""
     least, most = np.maximum(low - q, 0.0), np.maximum(high - q, 0.0)
-    return _share(least, most.sum() - most), _share(most, least.sum() - least)
-
-
-def _share(mine: Array, others: Array) -> Array:
-    """Elementwise mine / (mine + others); 0 where there is neither."""
-    whole = mine + np.maximum(others, 0.0)
-    return np.asarray(np.divide(mine, whole, out=np.zeros_like(whole), where=whole > 0))
+    return share_of(least, most.sum() - most), share_of(most, least.sum() - least)
 
 
 class Links:
@@ -115,7 +110,7 @@ class Links:
         }
         self._groups = {name: GroupSums(name, bets) for name, bets in (groups or {}).items()}
         self._violated = dict.fromkeys(self._sums, False)
-        self._seen = {"accept": Gathered(ACCEPTANCE), "token": Gathered(LIKELIEST)}
+        self._resolutions = {"accept": ResolutionSums(ACCEPTANCE), "token": ResolutionSums(LIKELIEST)}
         self.trials = 0
 
     def add(self, trial: Trial) -> None:
@@ -142,11 +137,11 @@ class Links:
 
     @staticmethod
     def _check(trial: Trial, q: Array | None) -> None:
-        wide = len(trial.p)
+        vocab_size = len(trial.p)
         for token in (trial.drafted, trial.replacement):
-            if token is not None and not 0 <= token < wide:
-                raise ValueError(f"token {token} is outside a vocabulary of {wide}")
-        if q is not None and (len(q) != wide or trial.drafted is None):
+            if token is not None and not 0 <= token < vocab_size:
+                raise ValueError(f"token {token} is outside a vocabulary of {vocab_size}")
+        if q is not None and (len(q) != vocab_size or trial.drafted is None):
             raise ValueError("q has another vocabulary, or belongs to no drafted token")
         if trial.accepted and (trial.replacement is not None or trial.drafted is None):
             raise ValueError("an accepted token is a drafted one, and nothing replaces it")
@@ -174,7 +169,7 @@ class Links:
         bounds = np.zeros((2, 3))
         bounds[0, kinds], bounds[1, kinds] = least, most
         self._tilt("accept", kinds if trial.accepted else (), *bounds)
-        self._seen["accept"].event(min(1.0, float(trial.p[x]) / claimed), least, most)
+        self._resolutions["accept"].add_event(min(1.0, float(trial.p[x]) / claimed), least, most)
 
     def _bet_on_acceptance(self, low: Array, high: Array, q: Array, trial: Trial) -> None:
         """Place the bets of the group ACCEPT: on any token of q, and on the one that was drafted.
@@ -184,7 +179,8 @@ class Links:
         assert trial.drafted is not None
         if ACCEPT not in self._groups or q[trial.drafted] == 0.0:
             return
-        p, first = law(trial.p, SUMS_TO), 0
+        p = law(trial.p, SUMS_TO)
+        first = 0
         for event in (overall(p, q, low, high), by_token(p, q, low, high, trial.drafted)):
             self._groups[ACCEPT].add(event.pays, event.p, event.high, int(not trial.accepted), first)
             first += len(event.pays)
@@ -193,33 +189,33 @@ class Links:
         y = trial.replacement
         assert y is not None
         if trial.drafted is None:
-            taken = np.zeros(len(low))
+            draft_mass = np.zeros(len(low))
         elif q is None:
-            taken = np.zeros(len(low))
+            draft_mass = np.zeros(len(low))
             # Proposed for sure and rejected: the token cannot come, and no other token loses mass.
-            taken[trial.drafted] = np.inf
+            draft_mass[trial.drafted] = np.inf
         else:
-            taken = q
-        least, most = np.maximum(low - taken, 0.0), np.maximum(high - taken, 0.0)
-        if high[y] == 0.0 or taken[y] == np.inf:
+            draft_mass = q
+        least, most = np.maximum(low - draft_mass, 0.0), np.maximum(high - draft_mass, 0.0)
+        if high[y] == 0.0 or draft_mass[y] == np.inf:
             self._violated["token"] = True
         # With an empty residual the rejection was impossible: the accept link says so, and the token adds nothing.
         if most.sum() == 0.0:
             return
-        forbidden = high <= NEARLY * taken
-        centre = np.where(forbidden, -1.0, np.maximum(trial.p - taken, 0.0))
+        forbidden = high <= NEARLY * draft_mass
+        centre = np.where(forbidden, -1.0, np.maximum(trial.p - draft_mass, 0.0))
         top = _top(centre, RANKS[1])
         roles = [np.flatnonzero(forbidden), top[:1], top[1:]]
         bounds = np.array([[float(end[role].sum()) for role in roles] for end in (least, most)])
-        whole = np.array([[float(least.sum())], [float(most.sum())]])
-        bounds = np.concatenate([bounds, np.maximum(whole - bounds.sum(axis=1, keepdims=True), 0.0)], axis=1)
+        totals = np.array([[float(least.sum())], [float(most.sum())]])
+        bounds = np.concatenate([bounds, np.maximum(totals - bounds.sum(axis=1, keepdims=True), 0.0)], axis=1)
         # A role is least likely where its mass is smallest and that of all others largest, and the other way round.
-        least_likely = _share(bounds[0], whole[1] - bounds[1])
-        most_likely = _share(bounds[1], whole[0] - bounds[0])
+        least_likely = share_of(bounds[0], totals[1] - bounds[1])
+        most_likely = share_of(bounds[1], totals[0] - bounds[0])
         role = 0 if forbidden[y] else 1 + _role(top, y, RANKS[:2])
         self._tilt("token", (role,), least_likely, most_likely)
         middle = (least_likely[1] + most_likely[1]) / 2.0
-        self._seen["token"].event(min(float(middle), 1.0), float(least_likely[1]), float(most_likely[1]))
+        self._resolutions["token"].add_event(min(float(middle), 1.0), float(least_likely[1]), float(most_likely[1]))
 
     def _tilt(self, link: str, hit: tuple[int, ...], low: Array, high: Array) -> None:
         """Multiply the e-processes [roles, thetas] of `link`; bounds of 0 leave a role that was not hit unchanged."""
@@ -239,7 +235,7 @@ class Links:
     @property
     def resolution(self) -> Resolution:
         """The shifts that bets on the likeliest token, or on acceptance if drafts are shown, would have seen."""
-        return max(self._seen.values(), key=lambda one: one.draws).told
+        return max(self._resolutions.values(), key=lambda sums: sums.draws).resolution
 
     @property
     def log_es(self) -> dict[str, float]:
@@ -269,11 +265,11 @@ class Links:
 def _top(values: Array, count: int) -> Array:
     """Indices of the `count` largest entries, the largest first, without sorting the rest."""
     count = min(count, len(values))
-    found = np.argpartition(-values, count - 1)[:count]
-    return np.asarray(found[np.argsort(-values[found], kind="stable")])
+    top = np.argpartition(-values, count - 1)[:count]
+    return np.asarray(top[np.argsort(-values[top], kind="stable")])
 
 
 def _role(top: Array, token: int, ends: tuple[int, ...]) -> int:
     """The number of the rank cell that holds `token`, for cells that end at `ends`; len(ends) for the rest."""
-    at = np.flatnonzero(top == token)
-    return len(ends) if not len(at) else int(np.searchsorted(np.array(ends), at[0] + 1))
+    index = np.flatnonzero(top == token)
+    return len(ends) if not len(index) else int(np.searchsorted(np.array(ends), index[0] + 1))

@@ -23,13 +23,13 @@ class Neighbours:
         self._sums = np.zeros(len(THETAS))
         self.bets = 0
 
-    def add(self, most_likely: float, came: bool) -> None:
-        """Take one token: `came` if it was the neighbour's, whose probability is `most_likely` at most."""
+    def add(self, most_likely: float, agrees: bool) -> None:
+        """Take one token: `agrees` if it was the neighbour's, whose probability is `most_likely` at most."""
         if not 0.0 <= most_likely <= 1.0:
             raise ValueError(f"{most_likely} is no probability")
         self.bets += 1
         self._sums -= np.log1p(most_likely * np.expm1(THETAS))
-        self._sums += THETAS * came
+        self._sums += THETAS * agrees
 
     def compare(self, output: tuple[int, ...], neighbour: tuple[int, ...], high: list[Array]) -> None:
         """Take the tokens of `output` up to the first that differs from its `neighbour`.
@@ -39,16 +39,16 @@ class Neighbours:
             neighbour: Tokens of an earlier request with the same prompt and settings.
             high: The highest probability [V] that each token of the vocabulary may have at each place of `output`.
         """
-        for token, other, bounds in zip(output, neighbour, high, strict=False):
-            self.add(min(1.0, float(bounds[other])), token == other)
+        for token, neighbour_token, bounds in zip(output, neighbour, high, strict=False):
+            self.add(min(1.0, float(bounds[neighbour_token])), token == neighbour_token)
             # From here on the two contexts differ, and the neighbour's tokens predict nothing.
-            if token != other:
+            if token != neighbour_token:
                 return
 
     @property
     def parts(self) -> tuple[float, ...]:
         """Logarithms of the e-values of the bets, one for each tilt."""
-        return tuple(float(one) for one in self._sums)
+        return tuple(float(value) for value in self._sums)
 
     @property
     def log_e(self) -> float:

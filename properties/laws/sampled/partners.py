@@ -9,7 +9,7 @@ from collections.abc import Hashable
 import numpy as np
 from scipy.special import logsumexp
 
-from properties.resolution import Gathered, Resolution
+from properties.resolution import Resolution, ResolutionSums
 from reference.trace import Array
 
 PARTNERS = 4
@@ -46,8 +46,8 @@ class Partners:
 
     def __init__(self) -> None:
         self._sums = np.zeros(PARTS)
-        self._seen: dict[Hashable, tuple[Counter[int], Counter[int]]] = {}
-        self._gathered = Gathered()
+        self._counts: dict[Hashable, tuple[Counter[int], Counter[int]]] = {}
+        self._resolution_sums = ResolutionSums()
 
     def add(self, text: Hashable, token: int, partners: tuple[int, ...], best: int) -> None:
         """Take one token of the engine after `text`.
@@ -58,23 +58,30 @@ class Partners:
             partners: The tokens that the reference drew after the same text.
             best: The token that the reference decodes greedily after the text.
         """
-        mine, theirs = self._seen.setdefault(text, (Counter(), Counter()))
-        beside = (token, *partners)
-        often = Counter(beside)
-        likeliest = np.array([float(one == best) for one in beside])
+        engine_counts, reference_counts = self._counts.setdefault(text, (Counter(), Counter()))
+        tokens = (token, *partners)
+        occurrences = Counter(tokens)
+        likeliest = np.array([float(candidate == best) for candidate in tokens])
         # A token does not count itself.
-        common = np.log([mine[one] + theirs[one] + often[one] - 0.5 for one in beside])
-        learned = np.log([(mine[one] + 0.5) / (theirs[one] + 0.5) for one in beside])
+        common = np.log(
+            [
+                engine_counts[candidate] + reference_counts[candidate] + occurrences[candidate] - 0.5
+                for candidate in tokens
+            ]
+        )
+        learned = np.log(
+            [(engine_counts[candidate] + 0.5) / (reference_counts[candidate] + 0.5) for candidate in tokens]
+        )
         gains = (_gains(THETAS, likeliest), _gains(THETAS, common), _gains(LEARNED, learned))
         self._sums += np.concatenate(gains)
-        self._gathered.labels(int(likeliest.sum()), len(beside))
-        mine.update((token,))
-        theirs.update(partners)
+        self._resolution_sums.add_labels(int(likeliest.sum()), len(tokens))
+        engine_counts.update((token,))
+        reference_counts.update(partners)
 
     @property
     def rounds(self) -> int:
         """Number of tokens of the engine so far."""
-        return self._gathered.draws
+        return self._resolution_sums.draws
 
     @property
     def parts(self) -> tuple[float, ...]:
@@ -89,7 +96,7 @@ class Partners:
     @property
     def resolution(self) -> Resolution:
         """The shifts that the bets on the likeliest token would have seen."""
-        return self._gathered.told
+        return self._resolution_sums.resolution
 
 
 def _gains(thetas: Array, scores: Array) -> Array:

@@ -93,7 +93,7 @@ class Plan:
     most: int
     chunk: int
 
-    def shown(self, n: int, most: int) -> float:
+    def shown_tv(self, n: int, most: int) -> float:
         """The smallest total variation that both stages show with POWER: screen at `n` samples, bet at `most`.
 
         An approximation, since it takes the chi-square limit; no false-alarm rate depends on it.

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import chdtrc, xlogy
 
-from properties.laws.sampled.evalue import counted, law, log_evalue
+from properties.laws.sampled.evalue import law, log_evalue, whole_counts
 from properties.laws.sampled.power import Plan
 from reference.trace import Array
 
@@ -30,21 +30,21 @@ def g_test(counts: Array, p: Array, least: float = LEAST_EXPECTED) -> Array:
     cell is left.
 
     Raises:
-        ValueError: See `law` and `counted`.
+        ValueError: See `law` and `whole_counts`.
     """
-    given = law(p)
-    seen, given = np.broadcast_arrays(counted(counts), given)
-    order = np.argsort(given, axis=-1, kind="stable")
-    sorted_p, sorted_x = np.take_along_axis(given, order, -1), np.take_along_axis(seen, order, -1)
-    n = seen.sum(axis=-1, keepdims=True)
+    weights = law(p)
+    observed, weights = np.broadcast_arrays(whole_counts(counts), weights)
+    order = np.argsort(weights, axis=-1, kind="stable")
+    sorted_p, sorted_x = np.take_along_axis(weights, order, -1), np.take_along_axis(observed, order, -1)
+    n = observed.sum(axis=-1, keepdims=True)
     # In ascending order the pool is a prefix: all cells that are too small, then more until the pool expects enough.
-    before = np.cumsum(sorted_p, axis=-1) - sorted_p
-    pooled = (n * sorted_p < least) | ((n * before < least) & (before > 0))
-    kept = ~pooled & (sorted_p > 0)
+    mass_before = np.cumsum(sorted_p, axis=-1) - sorted_p
+    pooled = (n * sorted_p < least) | ((n * mass_before < least) & (mass_before > 0))
+    is_cell = ~pooled & (sorted_p > 0)
     pool_p = np.where(pooled, sorted_p, 0.0).sum(axis=-1, keepdims=True)
     pool_x = np.where(pooled, sorted_x, 0.0).sum(axis=-1, keepdims=True)
-    cells_p = np.concatenate([np.where(kept, sorted_p, 0.0), pool_p], axis=-1)
-    cells_x = np.concatenate([np.where(kept, sorted_x, 0.0), pool_x], axis=-1)
+    cells_p = np.concatenate([np.where(is_cell, sorted_p, 0.0), pool_p], axis=-1)
+    cells_x = np.concatenate([np.where(is_cell, sorted_x, 0.0), pool_x], axis=-1)
     real = cells_p > 0
     df = real.sum(axis=-1) - 1
     expected = np.where(real, n * cells_p, 1.0)
@@ -56,7 +56,7 @@ def g_test(counts: Array, p: Array, least: float = LEAST_EXPECTED) -> Array:
     spread = np.where(real, 1.0 / np.where(real, cells_p, 1.0), 0.0).sum(axis=-1) - 1.0
     statistic = statistic / (1.0 + spread / (6.0 * np.maximum(flat, 1.0) * np.maximum(df, 1)))
     values = np.where((df > 0) & (flat > 0), chdtrc(np.maximum(df, 1), np.maximum(statistic, 0.0)), 1.0)
-    return np.asarray(np.where(((given <= 0) & (seen > 0)).any(axis=-1), 0.0, values))
+    return np.asarray(np.where(((weights <= 0) & (observed > 0)).any(axis=-1), 0.0, values))
 
 
 @dataclass(frozen=True)
@@ -118,8 +118,8 @@ class Betting:
             return 0
         if self.plan.cells == 1:
             return max(0, math.ceil((self.plan.first - self.n) / self.share)) if self.share > 0 else 0
-        until = self.plan.first if not self.screened else min(self.n + self.plan.chunk, self.most)
-        return max(1, math.ceil((until - self.n) / self.share)) if self.share > 0 else 0
+        goal = self.plan.first if not self.screened else min(self.n + self.plan.chunk, self.most)
+        return max(1, math.ceil((goal - self.n) / self.share)) if self.share > 0 else 0
 
     def limit(self, trials: int) -> None:
         """Expect at most `trials` trials in all; the deviation that the test shows is stated accordingly."""
@@ -133,7 +133,7 @@ class Betting:
         """
         if self.verdict is not None:
             raise ValueError("this test has stopped")
-        self.counts = self.counts + counted(counts)
+        self.counts = self.counts + whole_counts(counts)
         self.log_e = float(log_evalue(self.counts, self.p))
         if self.log_e >= self.plan.log_bar:
             self.verdict = "fail"
@@ -167,8 +167,8 @@ class Betting:
         if self.verdict is None:
             raise ValueError("this test goes on")
         # A test of the support has no screen: it states what all its samples show.
-        shown = self.plan.shown(self.screened or self.n, max(self.n, self.most))
-        return Outcome(self.n, self.log_e, self.p_screen, self.verdict, shown)
+        smallest = self.plan.shown_tv(self.screened or self.n, max(self.n, self.most))
+        return Outcome(self.n, self.log_e, self.p_screen, self.verdict, smallest)
 
 
 def play(
@@ -187,14 +187,14 @@ def play(
             test.limit(most)
     while wants := [test.wants for test in tests if test.wants]:
         # At least a sixteenth of the trials so far: a rarely met condition would be approached in ever smaller steps.
-        wanted = max(min(wants), spent // 16)
-        wanted = wanted if most is None else min(wanted, most - spent)
-        if wanted <= 0:
+        num_trials = max(min(wants), spent // 16)
+        num_trials = num_trials if most is None else min(num_trials, most - spent)
+        if num_trials <= 0:
             break
-        for test, counts in zip(tests, draw(wanted), strict=True):
+        for test, counts in zip(tests, draw(num_trials), strict=True):
             if test.verdict is None:
                 test.add(counts)
-        spent += wanted
+        spent += num_trials
     for test in tests:
         test.close()
     return tuple(test.outcome() for test in tests)

@@ -36,6 +36,6 @@ def _sights(group: BetGroup, bar: float) -> Iterator[Sight]:
     if group.name == ACCEPT:
         bets = [(fault, 0) for fault in FAULTS]
     for fault, tokens in dict.fromkeys(bets):
-        same = [number for number, bet in enumerate(bets) if bet == (fault, tokens)]
-        seen = [group.mean_shift(number) for number in same if group.sees(number, bar)]
-        yield Sight(fault, tokens, bool(seen), min(seen) if seen else max(map(group.mean_shift, same)))
+        numbers = [number for number, bet in enumerate(bets) if bet == (fault, tokens)]
+        shares = [group.mean_shift(number) for number in numbers if group.sees(number, bar)]
+        yield Sight(fault, tokens, bool(shares), min(shares) if shares else max(map(group.mean_shift, numbers)))

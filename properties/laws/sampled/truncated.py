@@ -38,9 +38,10 @@ def band(row: Array, noise: float, sampling: Sampling) -> tuple[Array, Array]:
     """
     # The largest score becomes 0, so that exp cannot overflow.
     z = np.asarray(row, dtype=np.float64) - np.max(row)
-    named = np.isfinite(z)
+    finite = np.isfinite(z)
     # `sure`: kept in every row within the noise; `cut`: kept in none. Other entries may be either.
-    sure, cut = named.copy(), ~named
+    sure = finite.copy()
+    cut = ~finite
     if 0 < sampling.top_k < len(z):
         falling = np.sort(z)
         edge = z - 2 * noise
@@ -57,11 +58,12 @@ def band(row: Array, noise: float, sampling: Sampling) -> tuple[Array, Array]:
         sure &= z - 2 * noise - SLACK >= least_kept
         cut |= z + 2 * noise + SLACK < least_kept
     swing = np.exp(noise)
-    light, heavy = weight / swing, weight * swing
+    light = weight / swing
+    heavy = weight * swing
     others_most = np.where(cut, 0.0, heavy).sum() - np.where(cut, 0.0, heavy)
     others_least = np.where(sure, light, 0.0).sum() - np.where(sure, light, 0.0)
-    low = np.where(sure, _share(light, others_most), 0.0)
-    high = np.where(cut, 0.0, _share(heavy, others_least))
+    low = np.where(sure, share_of(light, others_most), 0.0)
+    high = np.where(cut, 0.0, share_of(heavy, others_least))
     return low, high
 
 
@@ -70,26 +72,26 @@ def _above(ascending: Array, edge: Array) -> Array:
     return np.asarray(len(ascending) - np.searchsorted(ascending, edge, side="right"))
 
 
-def _shares(z: Array, weight: Array, noise: float, sure: Array, may: Array) -> tuple[Array, Array]:
+def _shares(z: Array, weight: Array, noise: float, sure: Array, possible: Array) -> tuple[Array, Array]:
     """The least and the greatest share of the mass that may lie before each entry [V], if rank keeps that entry."""
     # Sums from the top of the sorted row, so that the mass above any score is one look-up.
     order = np.argsort(z, kind="stable")
     ascending = z[order]
     above_sure, above_may = (
-        np.append(np.cumsum(np.where(kept, weight, 0.0)[order][::-1])[::-1], 0.0) for kept in (sure, may)
+        np.append(np.cumsum(np.where(mask, weight, 0.0)[order][::-1])[::-1], 0.0) for mask in (sure, possible)
     )
     surely_before = above_sure[np.searchsorted(ascending, z + 2 * noise, side="right")]
     not_after = np.searchsorted(ascending, z - 2 * noise, side="left")
-    maybe_before = np.maximum(above_may[not_after] - np.where(may, weight, 0.0), 0.0)
+    maybe_before = np.maximum(above_may[not_after] - np.where(possible, weight, 0.0), 0.0)
     surely_after = above_sure[0] - above_sure[not_after]
     swing = np.exp(noise)
-    others = above_may[0] - surely_before
-    least = _share(surely_before / swing, others * swing)
-    most = _share(maybe_before * swing, (surely_after + weight) / swing)
+    rest = above_may[0] - surely_before
+    least = share_of(surely_before / swing, rest * swing)
+    most = share_of(maybe_before * swing, (surely_after + weight) / swing)
     return least, most
 
 
-def _share(mine: Array, others: Array) -> Array:
-    """Elementwise mine / (mine + others); 0 where there is neither."""
-    whole = mine + np.maximum(others, 0.0)
-    return np.asarray(np.divide(mine, whole, out=np.zeros_like(whole), where=whole > 0))
+def share_of(part: Array, rest: Array) -> Array:
+    """Elementwise part / (part + rest); 0 where there is neither."""
+    total = part + np.maximum(rest, 0.0)
+    return np.asarray(np.divide(part, total, out=np.zeros_like(total), where=total > 0))

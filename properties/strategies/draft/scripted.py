@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from properties.strategies.acceptance import steered
+from properties.strategies.acceptance import steered_trees
 from properties.strategies.draft.drawing import Given, draws
 from properties.strategies.trees import MAX_NODES, as_many, deep_parents, parents
 from reference.draft import Scripted
@@ -20,7 +20,7 @@ def scripts(draw: st.DrawFn, given: Given) -> Scripted:
         shapes = deep_parents() if through else parents(MAX_NODES if step == 0 else 8)
         if step > 0 and len(trees[-1]) <= 8 and draw(st.booleans()):
             shapes = as_many(len(trees[-1]))  # catches engines that cache masks by the number of rows alone
-        one = draw(steered(root, ahead, given.model.vocab_size, shapes, through))
+        one = draw(steered_trees(root, ahead, given.model.vocab_size, shapes, through))
         trees.append(one.tree)
         # The greedy tokens that were computed ahead are used up.
         if one.accepted + 1 > len(ahead):

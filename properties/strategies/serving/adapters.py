@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from properties.strategies.acceptance import continuation, retold
+from properties.strategies.acceptance import continuation, steer_again
 from properties.strategies.prompts import LONGEST
 from reference.abilities import Abilities
 from reference.adapters.low_rank import ADAPTED, Adapter
@@ -37,11 +37,11 @@ def adapters(draw: st.DrawFn) -> Adapter:
 def takes_adapters(case: Case, within: Abilities | None) -> bool:
     """Whether the target of `case` can have adapters, and the engine takes them; long prompts go without."""
     assert isinstance(case.model, Seeded)
-    known = case.model.architecture.family in ADAPTED and case.model.weights == "margin" and case.ranks == 1
-    return known and len(case.prompt) <= LONGEST and (within is None or within.adapters)
+    admits = case.model.architecture.family in ADAPTED and case.model.weights == "margin" and case.ranks == 1
+    return admits and len(case.prompt) <= LONGEST and (within is None or within.adapters)
 
 
-def often(case: Case) -> int:
+def adapter_interval(case: Case) -> int:
     """One case like this one in so many has adapters."""
     return TOGETHER if case.session is not None and case.layout.traits.keeps_prefixes else ADAPTERS
 
@@ -51,27 +51,27 @@ def with_adapters(draw: st.DrawFn, case: Case) -> Case:
     """`case` with an adapter for its own request or for a mate, drawn among two and none."""
     pool = (draw(adapters()), None, draw(adapters()))
     plain = case.session is None
-    own = pool[0] if plain else draw(st.sampled_from(pool))
+    own_adapter = pool[0] if plain else draw(st.sampled_from(pool))
     model = case.model
     assert isinstance(model, Seeded)
-    adapted = replace(model, adapter=own)
+    adapted_model = replace(model, adapter=own_adapter)
     if plain:
-        return replace(case, model=adapted, draft=steered(case.draft, case.prompt, model, adapted))
+        return replace(case, model=adapted_model, draft=steer_draft(case.draft, case.prompt, model, adapted_model))
     assert case.session is not None
     mates = []
     for mate in case.session.mates:
-        chosen = draw(st.sampled_from(pool))
-        draft = steered(mate.draft, mate.prompt, model, replace(model, adapter=chosen))
-        mates.append(replace(mate, draft=draft, adapter=chosen))
-    if own is None and all(mate.adapter is None for mate in mates):
-        adapted = replace(model, adapter=pool[0])
-    draft = steered(case.draft, case.prompt, model, adapted)
-    return replace(case, model=adapted, draft=draft, session=replace(case.session, mates=tuple(mates)))
+        mate_adapter = draw(st.sampled_from(pool))
+        draft = steer_draft(mate.draft, mate.prompt, model, replace(model, adapter=mate_adapter))
+        mates.append(replace(mate, draft=draft, adapter=mate_adapter))
+    if own_adapter is None and all(mate.adapter is None for mate in mates):
+        adapted_model = replace(model, adapter=pool[0])
+    draft = steer_draft(case.draft, case.prompt, model, adapted_model)
+    return replace(case, model=adapted_model, draft=draft, session=replace(case.session, mates=tuple(mates)))
 
 
-def steered(draft: Draft, prompt: tuple[int, ...], old: Seeded, new: Seeded) -> Draft:
+def steer_draft(draft: Draft, prompt: tuple[int, ...], old: Seeded, new: Seeded) -> Draft:
     """A script with its trees steered again from target `old` to target `new`; any other draft as it is."""
     if not draft.trees or old == new:
         return draft
-    before, after = continuation(old, prompt), continuation(new, prompt)
-    return Scripted(retold(draft.trees, (prompt[-1], *before), (prompt[-1], *after), old.vocab_size))
+    old_tokens, new_tokens = continuation(old, prompt), continuation(new, prompt)
+    return Scripted(steer_again(draft.trees, (prompt[-1], *old_tokens), (prompt[-1], *new_tokens), old.vocab_size))

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from properties.strategies.grammars import guided
+from properties.strategies.grammars import with_grammar
 from reference.abilities import Abilities
 from reference.architecture import Seeded
 from reference.case import Case
@@ -83,5 +83,5 @@ def guided_ahead(draw: st.DrawFn, case: Case, within: Abilities | None) -> Case:
     if case.sampling.grammar is not None or not admits or draw(st.integers(0, GUIDED_AHEAD - 1)) < GUIDED_AHEAD - 1:
         return case
     assert isinstance(case.model, Seeded)
-    sampling, stops = draw(guided(case.sampling, case.stops, case.model.vocab_size))
+    sampling, stops = draw(with_grammar(case.sampling, case.stops, case.model.vocab_size))
     return replace(case, sampling=sampling, stops=stops)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from properties.strategies.within import set_aside
+from properties.strategies.within import ignored_settings
 from reference.abilities import Abilities
 from reference.case import Case
 from reference.layout import PLAIN
@@ -17,9 +17,9 @@ NUMBERS = (2, 3, 64)
 
 
 @st.composite
-def in_branches(draw: st.DrawFn, case: Case, within: Abilities | None) -> Case:
+def with_branch_caches(draw: st.DrawFn, case: Case, within: Abilities | None) -> Case:
     """`case`, in every second one whose trees may branch over the layout `branch`, with several branch caches."""
-    if case.layout.kind != PLAIN or not case.draft.branches or "branches" in set_aside(within):
+    if case.layout.kind != PLAIN or not case.draft.branches or "branches" in ignored_settings(within):
         return case
     if draw(st.booleans()):
         return case

@@ -8,7 +8,7 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 from properties.strategies.prompts import LONGEST
-from properties.strategies.serving.adapters import steered
+from properties.strategies.serving.adapters import steer_draft
 from reference.abilities import Abilities
 from reference.architecture import Architecture, Seeded
 from reference.case import Case
@@ -31,25 +31,26 @@ SIZES = ((1, 1, 2), (1, 2, 2), (1, 2, 1), (2, 1, 1), (1, 1, 3), (1, 2, 3), (1, 3
 """Sizes of drawn blocks."""
 
 
-def targets_of(case: Case, within: Abilities | None) -> list[Architecture]:
+def image_targets(case: Case, within: Abilities | None) -> list[Architecture]:
     """Architectures with three axes that may take the place of the target's; none for a case that stays as it is."""
     if (within is not None and not within.images) or _stays(case):
         return []
     assert isinstance(case.model, Seeded)
     arch = case.model.architecture
-    own = {"vocab_size": arch.vocab_size, "max_positions": arch.max_positions}
-    made = [
-        Architecture(family.name, **{**fields, **own})
+    sizes = {"vocab_size": arch.vocab_size, "max_positions": arch.max_positions}
+    architectures = [
+        Architecture(family.name, **{**fields, **sizes})
         for family in FAMILIES.values()
         if family.three_axes
         for fields in family.drawn
     ]
-    return [one for one in made if within is None or within.not_loaded(one) is None]
+    return [architecture for architecture in architectures if within is None or within.not_loaded(architecture) is None]
 
 
 def _stays(case: Case) -> bool:
     """Whether `case` needs the target that it has."""
-    model, session = case.model, case.session or Session()
+    model = case.model
+    session = case.session or Session()
     assert isinstance(model, Seeded)
     drafts = [case.draft, *(mate.draft for mate in session.mates)]
     drafts += [action.draft for action in session.actions if action.draft is not None]
@@ -67,7 +68,7 @@ def _stays(case: Case) -> bool:
     )
 
 
-def often(case: Case) -> int:
+def image_interval(case: Case) -> int:
     """Images are drawn for one in this many cases like `case`."""
     if case.session is None:
         return IMAGES
@@ -77,15 +78,15 @@ def often(case: Case) -> int:
 @st.composite
 def images(draw: st.DrawFn, prompt: tuple[int, ...]) -> Images:
     """At most two blocks of an image inside `prompt`, the first often at its beginning; none in a short prompt."""
-    found: list[Image] = []
+    blocks: list[Image] = []
     begin = draw(st.sampled_from((0, 0, 1, 2)))
     for _ in range(draw(st.sampled_from((1, 1, 2)))):
         fitting = [size for size in SIZES if begin + size[0] * size[1] * size[2] < len(prompt)]
         if not fitting:
             break
-        found.append(Image(begin, *draw(st.sampled_from(fitting))))
-        begin = found[-1].end + draw(st.sampled_from((0, 1, 3)))
-    return tuple(found)
+        blocks.append(Image(begin, *draw(st.sampled_from(fitting))))
+        begin = blocks[-1].end + draw(st.sampled_from((0, 1, 3)))
+    return tuple(blocks)
 
 
 @st.composite
@@ -95,41 +96,42 @@ def with_images(draw: st.DrawFn, case: Case, architectures: list[Architecture]) 
     Requests take their images from two drawn lists or have none, so that prompts that begin alike have other images.
     The twin of a fork mostly has its source's, whose columns it then shares.
     """
-    old, mates = case.model, case.session.mates if case.session else ()
+    old = case.model
+    mates = case.session.mates if case.session else ()
     assert isinstance(old, Seeded)
     plain = replace(old, architecture=draw(st.sampled_from(architectures)))
     prompts = [case.prompt, *(mate.prompt for mate in mates)]
     longest = max(prompts, key=len)
     pool = (draw(images(longest)), (), draw(images(longest)))
     lists = [pool[0], *(draw(st.sampled_from(pool)) for _ in mates)]
-    chosen = [_inside(one, prompt) for one, prompt in zip(lists, prompts, strict=True)]
-    own = replace(plain, images=chosen[0])
-    changed = replace(case, model=own, draft=_on(case.draft, case.prompt, old, own), session=None)
+    chosen_images = [_images_inside(image_list, prompt) for image_list, prompt in zip(lists, prompts, strict=True)]
+    own_target = replace(plain, images=chosen_images[0])
+    changed = replace(case, model=own_target, draft=_for_target(case.draft, case.prompt, old, own_target), session=None)
     if case.session is None:
         return changed
     for action in case.session.actions:
         if action.kind == "fork" and draw(st.integers(0, 3)):
             source, twin = action.requests
-            chosen[twin] = chosen[source] if twin else chosen[twin]
-    joined = []
-    for mate, few in zip(mates, chosen[1:], strict=True):
-        target = replace(plain, images=_inside(few, mate.prompt))
-        joined.append(replace(mate, draft=_on(mate.draft, mate.prompt, old, target), images=few))
+            chosen_images[twin] = chosen_images[source] if twin else chosen_images[twin]
+    new_mates = []
+    for mate, mate_images in zip(mates, chosen_images[1:], strict=True):
+        target = replace(plain, images=_images_inside(mate_images, mate.prompt))
+        new_mates.append(replace(mate, draft=_for_target(mate.draft, mate.prompt, old, target), images=mate_images))
     actions = [
-        action if action.draft is None else replace(action, draft=_on(action.draft, (), old, plain))
+        action if action.draft is None else replace(action, draft=_for_target(action.draft, (), old, plain))
         for action in case.session.actions
     ]
-    return replace(changed, session=replace(case.session, mates=tuple(joined), actions=tuple(actions)))
+    return replace(changed, session=replace(case.session, mates=tuple(new_mates), actions=tuple(actions)))
 
 
-def _inside(images: Images, prompt: tuple[int, ...]) -> Images:
+def _images_inside(images: Images, prompt: tuple[int, ...]) -> Images:
     """The images of `images` behind which `prompt` goes on."""
-    return tuple(one for one in images if one.end < len(prompt))
+    return tuple(image for image in images if image.end < len(prompt))
 
 
-def _on(draft: Draft, prompt: tuple[int, ...], old: Seeded, new: Seeded) -> Draft:
+def _for_target(draft: Draft, prompt: tuple[int, ...], old: Seeded, new: Seeded) -> Draft:
     """`draft` for the target `new` in place of `old`: steered again, and a model of the old kind becomes a new one."""
     if isinstance(draft.model, Seeded):
-        same = draft.model.architecture == old.architecture
-        return draft.on(replace(draft.model, architecture=new.architecture)) if same else draft
-    return steered(draft, prompt, old, new) if prompt else draft
+        is_target_kind = draft.model.architecture == old.architecture
+        return draft.with_model(replace(draft.model, architecture=new.architecture)) if is_target_kind else draft
+    return steer_draft(draft, prompt, old, new) if prompt else draft

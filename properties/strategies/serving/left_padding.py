@@ -8,7 +8,7 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 from properties.strategies.prompts import LONGEST
-from properties.strategies.within import set_aside
+from properties.strategies.within import ignored_settings
 from reference.abilities import Abilities
 from reference.case import Case
 
@@ -23,11 +23,11 @@ FRONTS = (1, 2, 5)
 
 
 @st.composite
-def left_padded(draw: st.DrawFn, case: Case, within: Abilities | None) -> Case:
+def with_left_padding(draw: st.DrawFn, case: Case, within: Abilities | None) -> Case:
     """`case`, or in one of several the same case padded on the left; long prompts and sharded targets are not."""
-    if "left_pad" in set_aside(within) or case.ranks > 1 or len(case.prompt) > LONGEST:
+    if "left_pad" in ignored_settings(within) or case.ranks > 1 or len(case.prompt) > LONGEST:
         return case
-    often = PADDED if case.session is None else TOGETHER
-    if draw(st.integers(0, often - 1)) < often - 1:
+    interval = PADDED if case.session is None else TOGETHER
+    if draw(st.integers(0, interval - 1)) < interval - 1:
         return case
     return replace(case, layout=replace(case.layout, left_pad=draw(st.sampled_from(FRONTS))))

@@ -33,16 +33,16 @@ def takes_hand_over(case: Case, within: Abilities | None) -> bool:
     if within is not None and not (within.sessions and {"add", "step", HAND_OVER} <= {*within.actions}):
         return False
     # Ranks, dead columns and several branches are no part of a packet.
-    whole = case.ranks == 1 and not case.layout.left_pad and not case.layout.branches
-    return whole and bool(_of_interest(case))
+    fits_packet = case.ranks == 1 and not case.layout.left_pad and not case.layout.branches
+    return fits_packet and bool(_telling_requests(case))
 
 
-def _of_interest(case: Case) -> tuple[int, ...]:
+def _telling_requests(case: Case) -> tuple[int, ...]:
     """The requests of the case, by number, that have a grammar, or windows in a layout that drops columns."""
     assert isinstance(case.model, Seeded)
     drops = case.layout.traits.ring and any(case.model.architecture.windows)
     settings = _settings(case, case.session)
-    return tuple(at for at, one in enumerate(settings) if drops or one.grammar is not None)
+    return tuple(number for number, sampling in enumerate(settings) if drops or sampling.grammar is not None)
 
 
 def _settings(case: Case, session: Session | None) -> tuple[Sampling, ...]:
@@ -51,31 +51,33 @@ def _settings(case: Case, session: Session | None) -> tuple[Sampling, ...]:
 
 
 @st.composite
-def handed_over(draw: st.DrawFn, case: Case) -> Case:
+def with_hand_overs(draw: st.DrawFn, case: Case) -> Case:
     """`case` with two or three hand-overs of one request, each with a step behind it; some cases stay as they are."""
     session = case.session
     if session is None:
         if draw(st.integers(0, ALONE - 1)) < ALONE - 1:
             return case
-        before = (Action("add", (0,)), *(Action("step", (0,)),) * draw(st.sampled_from((1, 1, 2))))
-        session = Session((), before)
+        first_actions = (Action("add", (0,)), *(Action("step", (0,)),) * draw(st.sampled_from((1, 1, 2))))
+        session = Session((), first_actions)
         case = replace(case, draft=case.draft.in_batches(()), steps=0)
     elif draw(st.integers(0, MOVED - 1)) == MOVED - 1:
         return case
-    chosen = draw(st.sampled_from(_of_interest(case)))
-    guided = _settings(case, session)[chosen].grammar is not None
+    request = draw(st.sampled_from(_telling_requests(case)))
+    guided = _settings(case, session)[request].grammar is not None
     # A grammar that has read nothing is the same on both sides.
     kinds = LEFT_BEHIND[1:] if guided else LEFT_BEHIND
-    own = [at for at, one in enumerate(session.actions) if chosen in one.requests and one.kind in kinds]
-    if not own:
+    positions = [
+        index for index, action in enumerate(session.actions) if request in action.requests and action.kind in kinds
+    ]
+    if not positions:
         return case
     # The request is over behind many of its later steps.
-    at = draw(st.sampled_from(own[:2])) + 1
-    moves = (Action(HAND_OVER, (chosen,)), Action("step", (chosen,)))
+    position = draw(st.sampled_from(positions[:2])) + 1
+    moves = (Action(HAND_OVER, (request,)), Action("step", (request,)))
     # Most tokens are not legal a second time, and a window is full only some steps later: one place would tell little.
-    behind = moves * draw(st.sampled_from((2, 3)))
-    happened = (*session.actions[:at], *behind, *session.actions[at:])
+    extra_actions = moves * draw(st.sampled_from((2, 3)))
+    actions = (*session.actions[:position], *extra_actions, *session.actions[position:])
     try:
-        return replace(case, session=replace(session, actions=happened))
+        return replace(case, session=replace(session, actions=actions))
     except Malformed:  # a draft of one request alone, in a session
         return case

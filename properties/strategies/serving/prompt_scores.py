@@ -17,11 +17,11 @@ TOGETHER = 3
 
 def takes_scores(case: Case, within: Abilities | None) -> bool:
     """Whether the engine tells the log-probabilities of the prompt of `case`; long prompts go without."""
-    known = case.ranks == 1 and len(case.prompt) <= LONGEST
-    return known and (within is None or within.prompt_logprobs)
+    admits = case.ranks == 1 and len(case.prompt) <= LONGEST
+    return admits and (within is None or within.prompt_logprobs)
 
 
-def often(case: Case) -> int:
+def score_interval(case: Case) -> int:
     """One case like this one in so many asks."""
     return TOGETHER if case.session is not None and case.layout.traits.keeps_prefixes else ASKED
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from properties.strategies.within import set_aside
+from properties.strategies.within import ignored_settings
 from reference.abilities import Abilities
 from reference.architecture import Seeded
 from reference.case import Case
@@ -23,36 +23,41 @@ ROOMS = (1, 4, 16, 64, 64, 64)
 PARTED = 3
 """Of so many sessions with a second tier, one has two prompts that part in their first page alone."""
 
-KEPT = (1, 1, 1, 0, 2)
+FIRST_TIER_PAGES = (1, 1, 1, 0, 2)
 """The most pages that the first tier keeps; with few, most pages that are asked for come from the second."""
 
 
 @st.composite
-def in_tiers(draw: st.DrawFn, case: Case, within: Abilities | None) -> Case:
+def with_tiers(draw: st.DrawFn, case: Case, within: Abilities | None) -> Case:
     """`case`, in three of four sessions over a prefix cache with a second tier, if the engine has one.
 
     Mostly requests are then evicted and restored behind one of its steps, so that they ask for the pages they left.
     """
     session = case.session
-    if session is None or not case.layout.traits.keeps_prefixes or set(TIERS) & set(set_aside(within)):
+    if session is None or not case.layout.traits.keeps_prefixes or set(TIERS) & set(ignored_settings(within)):
         return case
     if draw(st.integers(0, 3)) == 0:
         return case
-    first, second = draw(st.sampled_from(KEPT)), draw(st.sampled_from(ROOMS))
+    first, second = draw(st.sampled_from(FIRST_TIER_PAGES)), draw(st.sampled_from(ROOMS))
     tiered = replace(case, layout=replace(case.layout, first_tier=first, second_tier=second))
     if within is not None and not {"evict", "restore"} <= {*within.actions}:
         return tiered
-    steps = [at for at, action in enumerate(session.actions) if action.kind in ("step", "launch")]
+    steps = [index for index, action in enumerate(session.actions) if action.kind in ("step", "launch")]
     if not steps or draw(st.integers(0, 3)) == 0:
         return tiered
-    at = draw(st.sampled_from(steps[:3]))
-    gone = tuple(draw(st.permutations(session.actions[at].requests)))[: draw(st.sampled_from((2, 3, 1)))]
-    left = [Action(kind, (one,)) for kind in ("evict", "restore") for one in gone]
-    happened = (*session.actions[: at + 1], *left, Action("step", gone), *session.actions[at + 1 :])
-    return replace(tiered, session=replace(session, actions=happened))
+    position = draw(st.sampled_from(steps[:3]))
+    requests = tuple(draw(st.permutations(session.actions[position].requests)))[: draw(st.sampled_from((2, 3, 1)))]
+    departures = [Action(kind, (request,)) for kind in ("evict", "restore") for request in requests]
+    actions = (
+        *session.actions[: position + 1],
+        *departures,
+        Action("step", requests),
+        *session.actions[position + 1 :],
+    )
+    return replace(tiered, session=replace(session, actions=actions))
 
 
-def takes_parted(case: Case, within: Abilities | None) -> bool:
+def can_part_prompts(case: Case, within: Abilities | None) -> bool:
     """Whether two requests of `case` may part in their first page alone, over a second tier.
 
     Keys and values of a first layer do not depend on earlier tokens.
@@ -67,7 +72,7 @@ def takes_parted(case: Case, within: Abilities | None) -> bool:
 
 
 @st.composite
-def parted(draw: st.DrawFn, case: Case) -> Case:
+def with_parted_prompt(draw: st.DrawFn, case: Case) -> Case:
     """`case`, in one of PARTED with a first mate whose prompt is the case's but for one token in the first page.
 
     Both leave their pages, one after the other. The second tier then holds pages of the same tokens at the same
@@ -77,8 +82,12 @@ def parted(draw: st.DrawFn, case: Case) -> Case:
     assert session is not None
     if draw(st.integers(0, PARTED - 1)) < PARTED - 1:
         return case
-    at = draw(st.integers(0, case.layout.page_size - 1))
-    prompt = (*case.prompt[:at], (case.prompt[at] + 1) % case.model.vocab_size, *case.prompt[at + 1 :])
+    position = draw(st.integers(0, case.layout.page_size - 1))
+    prompt = (
+        *case.prompt[:position],
+        (case.prompt[position] + 1) % case.model.vocab_size,
+        *case.prompt[position + 1 :],
+    )
     # Another draft or adapter would own other pages, and a scored prompt is computed anew.
     settings = replace(case.sampling, prompt_logprobs=False)
     assert isinstance(case.model, Seeded)
@@ -86,12 +95,14 @@ def parted(draw: st.DrawFn, case: Case) -> Case:
     mate = Mate(prompt, case.draft, replace(settings, tape=()), case.stops)
     # Pages are left by a request whose draft has read the prompt too: a draft's model reads it in the first step.
     stay = ("add", "evict") if case.draft.model is None else ("add", "step", "evict")
-    left = [Action(kind, (one,)) for one in (0, 1) for kind in stay]
-    back = [Action("restore", (1,)), Action("step", (1,)), Action("restore", (0,)), Action("step", (0, 1))]
+    departures = [Action(kind, (request,)) for request in (0, 1) for kind in stay]
+    returns = [Action("restore", (1,)), Action("step", (1,)), Action("restore", (0,)), Action("step", (0, 1))]
     # Both are inside already: the session's own entries of them would be refused.
-    later = [one for one in session.actions if not (one.kind in ("add", "fork") and one.requests[-1] in (0, 1))]
+    later = [
+        action for action in session.actions if not (action.kind in ("add", "fork") and action.requests[-1] in (0, 1))
+    ]
     try:
-        session = Session((mate, *session.mates[1:]), (*left, *back, *later))
+        session = Session((mate, *session.mates[1:]), (*departures, *returns, *later))
         return replace(case, model=model, sampling=settings, session=session, layout=replace(case.layout, first_tier=1))
     except Malformed:
         return case

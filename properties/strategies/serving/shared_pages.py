@@ -18,31 +18,31 @@ from reference.layout import MOST_PAGES
 from reference.malformed import Malformed
 from reference.session import Action, Mate, Session
 
-FORKED = 3
+FORK_INTERVAL = 3
 """Of so many sessions whose requests draft with one model over pages, one has a fork behind the first step."""
 
-MET_AGAIN = 5
+REPEATED_PAGE_INTERVAL = 5
 """Of so many other sessions over a prefix cache, one has a mate whose prompt is the case's without its first pages."""
 
 
-def takes_forked(case: Case, within: Abilities | None) -> bool:
+def can_have_fork(case: Case, within: Abilities | None) -> bool:
     """Whether a twin of the first request may share its pages, in which a draft model has columns of its own.
 
     Where the draft has no columns, drawn forks show whatever happens to the target's.
     """
-    known = within is None or {"add", "step", "fork"} <= {*within.actions}
+    can_act = within is None or {"add", "step", "fork"} <= {*within.actions}
     drafts = case.draft.model is not None and case.draft.reads is None
-    return known and drafts and in_shareable_pages(case)
+    return can_act and drafts and can_share_pages(case)
 
 
-def takes_met_again(case: Case, within: Abilities | None) -> bool:
+def can_repeat_page(case: Case, within: Abilities | None) -> bool:
     """Whether a mate's prompt may begin with a page that the case's prompt holds behind its first one."""
-    known = within is None or {"add", "step", "cancel"} <= {*within.actions}
+    can_act = within is None or {"add", "step", "cancel"} <= {*within.actions}
     keeps = case.layout.traits.keeps_prefixes and case.draft.reads is None
-    return known and keeps and in_shareable_pages(case) and len(case.prompt) > 2 * case.layout.page_size
+    return can_act and keeps and can_share_pages(case) and len(case.prompt) > 2 * case.layout.page_size
 
 
-def in_shareable_pages(case: Case) -> bool:
+def can_share_pages(case: Case) -> bool:
     """Whether the case is a session over pages whose target is whole, and whose first request has no images."""
     model = case.model
     assert isinstance(model, Seeded)
@@ -51,39 +51,41 @@ def in_shareable_pages(case: Case) -> bool:
 
 
 @st.composite
-def forked(draw: st.DrawFn, case: Case) -> Case:
-    """`case`, in one of FORKED with a first mate that is forked from the first request behind its first step.
+def with_fork(draw: st.DrawFn, case: Case) -> Case:
+    """`case`, in one of FORK_INTERVAL with a first mate that is forked from the first request behind its first step.
 
     Both then step in one forward, where each must write to a page of its own.
     """
     assert case.session is not None
-    if draw(st.integers(0, FORKED - 1)) < FORKED - 1:
+    if draw(st.integers(0, FORK_INTERVAL - 1)) < FORK_INTERVAL - 1:
         return case
-    before = (Action("add", (0,)), *(Action("step", (0,)),) * draw(st.sampled_from((1, 1, 2))))
-    both = (Action("step", tuple(draw(st.permutations((0, 1))))),) * 2
-    return begun(case, (draw(st.integers(0, case.model.vocab_size - 1)),), (*before, Action("fork", (0, 1)), *both))
+    first_actions = (Action("add", (0,)), *(Action("step", (0,)),) * draw(st.sampled_from((1, 1, 2))))
+    joint_steps = (Action("step", tuple(draw(st.permutations((0, 1))))),) * 2
+    return with_first_mate(
+        case, (draw(st.integers(0, case.model.vocab_size - 1)),), (*first_actions, Action("fork", (0, 1)), *joint_steps)
+    )
 
 
 @st.composite
-def met_again(draw: st.DrawFn, case: Case) -> Case:
-    """`case`, in one of MET_AGAIN with a first mate whose prompt is the case's without its first page or pages.
+def with_repeated_page(draw: st.DrawFn, case: Case) -> Case:
+    """`case`, in one of REPEATED_PAGE_INTERVAL with a first mate whose prompt is the case's without its first pages.
 
     The first request leaves its pages behind before the mate enters. The tokens of its second page are those of the
     mate's first page: at other positions, behind other tokens, so that no page may serve both.
     """
     assert case.session is not None
-    if draw(st.integers(0, MET_AGAIN - 1)) < MET_AGAIN - 1:
+    if draw(st.integers(0, REPEATED_PAGE_INTERVAL - 1)) < REPEATED_PAGE_INTERVAL - 1:
         return case
     size = case.layout.page_size
     # The prefix of the mate's prompt, which is all but its last token, must fill a page.
     most = (len(case.prompt) - 1) // size - 1
     prompt = case.prompt[size * draw(st.integers(1, max(most, 1))) :]
-    first, second = ((Action("add", (one,)), Action("step", (one,))) for one in (0, 1))
-    return begun(case, prompt, (*first, Action("cancel", (0,)), *second))
+    first, second = ((Action("add", (request,)), Action("step", (request,))) for request in (0, 1))
+    return with_first_mate(case, prompt, (*first, Action("cancel", (0,)), *second))
 
 
-def begun(case: Case, prompt: tuple[int, ...], happened: tuple[Action, ...]) -> Case:
-    """`case` with a first mate that is like its first request but for the `prompt`, and actions that begin `happened`.
+def with_first_mate(case: Case, prompt: tuple[int, ...], first_actions: tuple[Action, ...]) -> Case:
+    """`case` with a first mate like its first request but for the `prompt`, and `first_actions` before all others.
 
     The pool has room for both, and keeps the pages of requests that are over. The case stays as it is where the mate's
     draft cannot verify such a prompt, or the pool would be too large.
@@ -93,26 +95,31 @@ def begun(case: Case, prompt: tuple[int, ...], happened: tuple[Action, ...]) -> 
     assert isinstance(model, Seeded)
     draft = case.draft
     if draft.trees:
-        draft = Scripted(tuple(one if at else one.rooted(prompt[-1]) for at, one in enumerate(draft.trees)))
+        draft = Scripted(tuple(tree if index else tree.with_root(prompt[-1]) for index, tree in enumerate(draft.trees)))
     # A scored prompt takes no known pages.
     settings = replace(case.sampling, prompt_logprobs=False)
     mate = Mate(prompt, draft, replace(settings, tape=()), case.stops, adapter=model.adapter)
     # Both are inside already: the session's own entries of them would be refused.
-    later = [one for one in session.actions if not (one.kind in ("add", "fork") and one.requests[-1] in (0, 1))]
+    later = [
+        action for action in session.actions if not (action.kind in ("add", "fork") and action.requests[-1] in (0, 1))
+    ]
     try:
-        session = Session((mate, *session.mates[1:]), (*happened, *later))
+        session = Session((mate, *session.mates[1:]), (*first_actions, *later))
         changed = replace(case, sampling=settings, session=session)
-        return replace(changed, layout=replace(case.layout, pages=_enough(changed), first_tier=0, second_tier=0))
+        return replace(changed, layout=replace(case.layout, pages=_enough_pages(changed), first_tier=0, second_tier=0))
     except Malformed:
         return case
 
 
-def _enough(case: Case) -> tuple[int, ...]:
+def _enough_pages(case: Case) -> tuple[int, ...]:
     """The free list of `case`, longer where its pages are too few for all requests; a fork begins with its source."""
     assert case.session is not None
-    pages, layout = case.layout.pages, case.layout
-    alone = [case.alone(number) for number in range(1 + len(case.session.mates))]
-    rows = max(layout.padded_nodes, *(most_rows(one.draft) for one in alone)) + 2
+    pages = case.layout.pages
+    layout = case.layout
+    requests = [case.alone(number) for number in range(1 + len(case.session.mates))]
+    rows = max(layout.padded_nodes, *(most_rows(request.draft) for request in requests)) + 2
     # The columns of a twin are those of its source and its own.
-    count = sum(layout.pages_for(one.longest + rows) for one in alone) + layout.pages_for(alone[0].longest)
+    count = sum(layout.pages_for(request.longest + rows) for request in requests) + layout.pages_for(
+        requests[0].longest
+    )
     return (*pages, *range(len(pages), min(count, MOST_PAGES))) if pages else pages

@@ -10,7 +10,7 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 from properties.strategies.acceptance import continuation
-from properties.strategies.serving.shared_pages import begun, in_shareable_pages
+from properties.strategies.serving.shared_pages import can_share_pages, with_first_mate
 from reference.abilities import Abilities
 from reference.architecture import Seeded
 from reference.case import Case
@@ -30,8 +30,8 @@ SIZES = (2, 3, 2, 4)
 def prefers_pages(case: Case, within: Abilities | None) -> bool:
     """Whether a session of `case` is to be drawn over a prefix cache, so that it may have a next turn."""
     # No page holds the hidden states that a draft reads.
-    known = within is None or (PREFIX in within.layouts and {"add", "cancel", "step"} <= {*within.actions})
-    return known and _hybrid(case) and case.draft.reads is None
+    can_act = within is None or (PREFIX in within.layouts and {"add", "cancel", "step"} <= {*within.actions})
+    return can_act and _hybrid(case) and case.draft.reads is None
 
 
 def _hybrid(case: Case) -> bool:
@@ -40,7 +40,7 @@ def _hybrid(case: Case) -> bool:
 
 def takes_next_turn(case: Case, within: Abilities | None) -> bool:
     """Whether the session of `case` may begin with two turns of a conversation."""
-    return prefers_pages(case, within) and case.layout.traits.keeps_prefixes and in_shareable_pages(case)
+    return prefers_pages(case, within) and case.layout.traits.keeps_prefixes and can_share_pages(case)
 
 
 @st.composite
@@ -57,4 +57,4 @@ def with_next_turn(draw: st.DrawFn, case: Case) -> Case:
     assert isinstance(case.model, Seeded)
     prompt = (*case.prompt, *continuation(case.model, case.prompt), case.prompt[0])
     turn = (Action("add", (0,)), *(Action("step", (0,)),) * draw(st.sampled_from((2, 1, 2))), Action("cancel", (0,)))
-    return begun(case, prompt, (*turn, Action("add", (1,)), Action("step", (1,))))
+    return with_first_mate(case, prompt, (*turn, Action("add", (1,)), Action("step", (1,))))

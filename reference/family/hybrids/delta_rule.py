@@ -6,18 +6,18 @@ states: a matrix for each value head, and the last inputs of its convolution. Bo
 mask repairs them. Blocks are gated ones, or mixtures of experts as in Qwen 2 MoE.
 """
 
-from reference.family.base import Family, Shapes, Sizes, gated
+from reference.family.base import ArchitectureFields, Family, Shapes, gated
 from reference.family.experts import mixture
 from reference.family.rotary_width import check_width
 from reference.malformed import Malformed
 
 
-def is_recurrent(arch: Sizes, layer: int) -> bool:
+def is_recurrent(arch: ArchitectureFields, layer: int) -> bool:
     """Whether `layer` of Qwen3-Next has the gated delta rule; the last of every `attention_every` has attention."""
     return (layer + 1) % int(arch.setting("attention_every")) != 0
 
 
-def _recurrent(arch: Sizes, layer: int) -> Shapes | None:
+def _recurrent(arch: ArchitectureFields, layer: int) -> Shapes | None:
     if not is_recurrent(arch, layer):
         return None
     keys, values, wide, width, taps = (
@@ -36,17 +36,19 @@ def _recurrent(arch: Sizes, layer: int) -> Shapes | None:
     }
 
 
-def _blocks(arch: Sizes, layer: int) -> Shapes:
+def _blocks(arch: ArchitectureFields, layer: int) -> Shapes:
     return mixture(arch, layer) if arch.setting("experts") else gated(arch, layer)
 
 
-WHOLE = {"attention_every": 1, "key_heads": 1, "value_heads": 1, "key_width": 1, "value_width": 1, "conv_width": 2,
-         "experts": 0, "experts_per_token": 1, "expert_size": 1, "shared_size": 1, "sparse_step": 1}  # fmt: skip
+INTEGER_SETTINGS = {
+    "attention_every": 1, "key_heads": 1, "value_heads": 1, "key_width": 1, "value_width": 1, "conv_width": 2,
+    "experts": 0, "experts_per_token": 1, "expert_size": 1, "shared_size": 1, "sparse_step": 1,
+}  # fmt: skip
 """Settings that are whole numbers, each with its least value."""
 
 
-def _check(arch: Sizes) -> None:
-    for name, least in WHOLE.items():
+def _check(arch: ArchitectureFields) -> None:
+    for name, least in INTEGER_SETTINGS.items():
         value = arch.setting(name)
         if value != int(value) or not least <= value <= 65536:
             raise Malformed("settings", f"{name} of {value} is not a whole number from {least} to 65536")

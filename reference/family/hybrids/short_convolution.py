@@ -4,11 +4,11 @@ After transformers' `models/lfm2`. The convolution has no other state than its l
 Which layers have attention follows no rule: the setting `attention_layers` has one bit for each, the first the lowest.
 """
 
-from reference.family.base import Family, LayerNorms, Shapes, Sizes
+from reference.family.base import ArchitectureFields, Family, LayerNorms, Shapes
 from reference.malformed import Malformed
 
 
-def _recurrent(arch: Sizes, layer: int) -> Shapes | None:
+def _recurrent(arch: ArchitectureFields, layer: int) -> Shapes | None:
     if int(arch.setting("attention_layers")) >> layer & 1:
         return None
     hidden, taps = arch.hidden_size, int(arch.setting("conv_width"))
@@ -19,7 +19,7 @@ def _recurrent(arch: Sizes, layer: int) -> Shapes | None:
     }
 
 
-def _check(arch: Sizes) -> None:
+def _check(arch: ArchitectureFields) -> None:
     for name, least, most in (("attention_layers", 1, 2**19), ("conv_width", 2, 64)):
         value = arch.setting(name)
         if value != int(value) or not least <= value <= most:

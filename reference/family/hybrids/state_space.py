@@ -5,7 +5,7 @@ residual stream. The mixer is a selective state space (arXiv 2405.21060) behind 
 matrix for each of its heads, and the last inputs of the convolution. Many factors multiply inputs and outputs.
 """
 
-from reference.family.base import Family, LayerNorms, Shapes, Sizes
+from reference.family.base import ArchitectureFields, Family, LayerNorms, Shapes
 from reference.malformed import Malformed
 
 FACTORS = (
@@ -18,12 +18,12 @@ PARTS = ("mixer_gate_multiplier", "mixer_value_multiplier", "mixer_key_multiplie
          "mixer_time_multiplier")  # fmt: skip
 """The factors of the parts of the mixer's projection, in their order there."""
 
-WHOLE = ("mixer_heads", "mixer_width", "mixer_groups", "state_width", "conv_width")
+INTEGER_SETTINGS = ("mixer_heads", "mixer_width", "mixer_groups", "state_width", "conv_width")
 FLAGS = ("conv_bias", "mixer_bias", "mixer_output_bias", "gated_norm", "norm_before_gate")
 
 
-def _recurrent(arch: Sizes, layer: int) -> Shapes:
-    heads, width, groups, wide, taps = (int(arch.setting(name)) for name in WHOLE)
+def _recurrent(arch: ArchitectureFields, layer: int) -> Shapes:
+    heads, width, groups, wide, taps = (int(arch.setting(name)) for name in INTEGER_SETTINGS)
     inner, channels = heads * width, heads * width + 2 * groups * wide
     table: dict[str, tuple[int, ...]] = {
         "mamba.in_proj.weight": (inner + channels + heads, arch.hidden_size),
@@ -40,8 +40,8 @@ def _recurrent(arch: Sizes, layer: int) -> Shapes:
     return {**table, "mamba.norm.weight": (inner,)} if arch.setting("gated_norm") else table
 
 
-def _check(arch: Sizes) -> None:
-    for name in WHOLE:
+def _check(arch: ArchitectureFields) -> None:
+    for name in INTEGER_SETTINGS:
         value, least = arch.setting(name), 2 if name == "conv_width" else 1
         if value != int(value) or not least <= value <= 65536:
             raise Malformed("settings", f"{name} of {value} is not a whole number from {least} to 65536")

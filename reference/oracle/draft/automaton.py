@@ -18,7 +18,7 @@ def proposed(draft: Automaton, question: Question) -> Drafted:
     shape = draft.shape
     kept = [node for node in range(len(shape)) if shape.depth[node] <= len(following)]
     tokens = (question.tokens[-1], *following)
-    return Drafted(Tree(shape.part(kept).parent, tuple(tokens[shape.depth[node]] for node in kept)))
+    return Drafted(Tree(shape.subtree(kept).parent, tuple(tokens[shape.depth[node]] for node in kept)))
 
 
 def continuation(text: Tokens, least: int, latest: bool) -> Tokens:

@@ -24,7 +24,7 @@ def in_chunk(drafted: Drafted, position: int, architecture: Architecture) -> Dra
         return None if table is None else frozen(table[kept])
 
     return Drafted(
-        tree.part(kept),
+        tree.subtree(kept),
         rows(drafted.logits),
         None if drafted.draft_ids is None else tuple(drafted.draft_ids[node] for node in kept),
         rows(drafted.proposal),

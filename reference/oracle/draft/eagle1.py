@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from reference.draft.eagle1 import AT, Eagle1
+from reference.draft.eagle1 import LAYER_PREFIX, Eagle1
 from reference.oracle.draft.head import Formulas, proposed_by
 from reference.oracle.draft.question import Question, means
 from reference.oracle.formulas.layer import linear
@@ -12,7 +12,7 @@ from reference.trace import Array, Drafted
 class Eagle1Formulas(Formulas):
     """EAGLE-1: no norm before attention, and the target's own head on the output."""
 
-    at = AT
+    at = LAYER_PREFIX
 
     def of_target(self, hidden: Array) -> Array:
         """See `Formulas`."""

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from reference.draft.eagle3 import AT, Eagle3, layer_at
+from reference.draft.eagle3 import LAYER_PREFIX, Eagle3, layer_prefix
 from reference.oracle.draft.head import Formulas, proposed_by
 from reference.oracle.draft.question import Question, means
 from reference.oracle.formulas.layer import linear
@@ -12,12 +12,12 @@ from reference.trace import Array, Drafted
 class Eagle3Formulas(Formulas):
     """EAGLE-3: states of several layers fused, two norms before attention, a head of its own on the normed output."""
 
-    at = AT
+    at = LAYER_PREFIX
     draft: Eagle3
 
     def __init__(self, draft: Eagle3, question: Question) -> None:
         super().__init__(draft, question)
-        self.further = tuple(layer_at(number) for number in range(1, draft.layers))
+        self.further = tuple(layer_prefix(number) for number in range(1, draft.layers))
 
     def of_target(self, hidden: Array) -> Array:
         """See `Formulas`; a head without `fc` holds the state itself, and EAGLE 3.1 norms the states before `fc`."""
@@ -32,8 +32,8 @@ class Eagle3Formulas(Formulas):
 
     def entered(self, embedded: Array, held: Array) -> tuple[Array, Array]:
         """See `Formulas`."""
-        normed = self.normed(held, f"{AT}.hidden_norm")
-        x = np.concatenate([self.normed(embedded, f"{AT}.input_layernorm"), normed], axis=-1)
+        normed = self.normed(held, f"{LAYER_PREFIX}.hidden_norm")
+        x = np.concatenate([self.normed(embedded, f"{LAYER_PREFIX}.input_layernorm"), normed], axis=-1)
         return x, normed if self.draft.norm_before_residual else held
 
     def scored(self, output: Array) -> Array:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from reference.draft.hidden import HeadInput
-from reference.draft.medusa import AT, Medusa
+from reference.draft.medusa import HEADS_PREFIX, Medusa
 from reference.oracle.draft.level_by_level import tree_of
 from reference.oracle.draft.question import Question, means
 from reference.oracle.formulas.layer import linear, silu
@@ -20,11 +20,11 @@ def guess(draft: Medusa, question: Question, state: Array, head: int) -> Array:
     own = load_head(draft.weights, question.target, question.dtype)
     block = state
     for layer in range(draft.layers):
-        block = block + silu(linear(block, own, f"{AT}.{head}.{layer}.linear"))
+        block = block + silu(linear(block, own, f"{HEADS_PREFIX}.{head}.{layer}.linear"))
     if draft.shared_head:
         scores: Array = load(question.target, question.dtype).head @ block
         return scores
-    return linear(block, own, f"{AT}.{head}.{draft.layers}")
+    return linear(block, own, f"{HEADS_PREFIX}.{head}.{draft.layers}")
 
 
 @means(Medusa.TAG)

@@ -6,7 +6,7 @@ from typing import TypeAlias
 import numpy as np
 
 from reference.draft.hidden import HeadInput
-from reference.draft.mtp import Mtp, module_at
+from reference.draft.mtp import Mtp, module_prefix
 from reference.oracle.draft.head import Formulas, Past
 from reference.oracle.draft.level_by_level import tree_of
 from reference.oracle.draft.question import Question, means
@@ -27,7 +27,7 @@ class MtpFormulas(Formulas):
     def __init__(self, draft: Mtp, question: Question, module: int) -> None:
         super().__init__(draft, question)
         assert question.target is not None
-        self.at = module_at(load(question.target, question.dtype).architecture.layers, module)
+        self.at = module_prefix(load(question.target, question.dtype).architecture.layers, module)
 
     def embedded(self, tokens: tuple[int, ...], first: int) -> Array:
         """See `Formulas`; only module 0 has a row at position 0."""

@@ -37,7 +37,7 @@ def looked_up(
             if draft.shape.rank[node] < len(named):
                 token[node] = named[draft.shape.rank[node]]
     kept = sorted(token)
-    return Drafted(Tree(draft.shape.part(kept).parent, tuple(token[node] for node in kept)))
+    return Drafted(Tree(draft.shape.subtree(kept).parent, tuple(token[node] for node in kept)))
 
 
 def followers(tokens: tuple[int, ...], context: tuple[int, ...]) -> list[int]:

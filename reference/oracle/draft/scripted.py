@@ -11,4 +11,4 @@ def proposed(draft: Scripted, question: Question) -> Drafted:
     """The tree of this step, with the pending root in place of the tree's own root."""
     root = question.tokens[-1]
     tree = draft.trees[question.step] if question.step < len(draft.trees) else Tree((0,), (root,))
-    return Drafted(tree.rooted(root))
+    return Drafted(tree.with_root(root))

@@ -6,7 +6,7 @@ from typing import Any
 
 from reference.architecture import Architecture
 from reference.family import FAMILIES
-from reference.files.fields import Fields, shown
+from reference.files.fields import Fields, quote_value
 from reference.oracle.formulas.layer import LLAMA, Formulas
 from reference.trace import Array
 
@@ -75,7 +75,7 @@ def layered_rope(fields: Fields, theta: float, local: float, local_name: str) ->
     """
     content = fields.get("rope_parameters") or {}
     if not isinstance(content, dict):
-        raise fields.refuse(f"the rope dictionary is {shown(content)}, not an object; correct it")
+        raise fields.refuse(f"the rope dictionary is {quote_value(content)}, not an object; correct it")
     parts: list[Any] = [content.get(kind) or {} for kind in KINDS_OF_LAYER]
     flat = bool(content) and not set(content) & set(KINDS_OF_LAYER)
     if flat or not all(isinstance(one, dict) for one in parts):

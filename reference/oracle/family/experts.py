@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from reference.architecture import Architecture
-from reference.family.experts import corrected
+from reference.family.experts import has_correction
 from reference.files.fields import Fields
 from reference.oracle.family.base import OracleFamily, Place, all_or_none, partial_rotary, settings_of
 from reference.oracle.formulas.layer import Experts, Formulas, State, gated_block, sigmoid
@@ -41,7 +41,7 @@ def router(arch: Architecture, state: State, layer: int, x: Array) -> Router | N
     if "groups" not in own:
         return Router(scores, weights, taken)
     # The score of a group is the sum of its two best experts, or its best one in DeepSeek-V2.
-    best = 2 if corrected(arch) else 1
+    best = 2 if has_correction(arch) else 1
     return Router(scores, weights, taken, int(arch.setting("groups")), int(arch.setting("top_groups")), best)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from reference.architecture import Architecture
-from reference.files.fields import Fields, shown
+from reference.files.fields import Fields, quote_value
 from reference.oracle.family.base import OracleFamily, rope_dictionary, settings_of
 from reference.oracle.family.experts import EXPERTS, experts_named
 from reference.oracle.formulas import rotary
@@ -95,7 +95,7 @@ def _only(fields: Fields, said: Mapping[str, Any]) -> None:
     for name, computed in said.items():
         value = fields.get(name)
         if value is not None and (value != computed or isinstance(value, bool) != isinstance(computed, bool)):
-            raise fields.refuse(f"{name} is {shown(value)}; the oracle computes {shown(computed)} alone")
+            raise fields.refuse(f"{name} is {quote_value(value)}; the oracle computes {quote_value(computed)} alone")
 
 
 def _attention(fields: Fields) -> tuple[dict[str, Any], dict[str, float]]:
@@ -111,7 +111,7 @@ def _attention(fields: Fields) -> tuple[dict[str, Any], dict[str, float]]:
     if fields.get("q_lora_rank") is not None and rank < 1:
         raise fields.refuse(f"q_lora_rank is {rank}; null stands for queries without compression")
     if fields.get("head_dim") not in (None, rotated):  # transformers takes the rotary tables from this field
-        raise fields.refuse(f"head_dim is {shown(fields.get('head_dim'))}, and qk_rope_head_dim is {rotated}")
+        raise fields.refuse(f"head_dim is {quote_value(fields.get('head_dim'))}, and qk_rope_head_dim is {rotated}")
     if rotated < 2:
         raise fields.refuse(f"qk_rope_head_dim is {rotated}; rotary embedding turns pairs")
     return sizes, {
@@ -152,7 +152,7 @@ def _v2(fields: Fields) -> dict[str, Any]:
     own |= _experts(fields, "num_experts", 64)
     method = fields.get("topk_method")
     if method not in ("greedy", "group_limited_greedy"):
-        raise fields.refuse(f"topk_method is {shown(method)}, neither greedy nor group_limited_greedy")
+        raise fields.refuse(f"topk_method is {quote_value(method)}, neither greedy nor group_limited_greedy")
     if method == "greedy":
         own |= {"groups": 1, "top_groups": 1}
     return {**sizes, "settings": settings_of("deepseek_v2", own)}

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from reference.architecture import Architecture
-from reference.files.fields import Fields, shown
+from reference.files.fields import Fields, quote_value
 from reference.oracle.family.base import OracleFamily, Place, settings_of
 from reference.oracle.family.experts import router
 from reference.oracle.family.llama import unrotated
@@ -80,7 +80,8 @@ def _sparse_step(fields: Fields, layers: int) -> int:
         if named == [layer for layer in range(layers) if step and (layer + 1) % step == 0]:
             return step
     raise fields.refuse(
-        f"moe_layers is {shown(named)}; the oracle computes each so many layers alone; compare --against a backend"
+        f"moe_layers is {quote_value(named)}; the oracle computes each so many layers alone; "
+        "compare --against a backend"
     )
 
 

@@ -50,46 +50,49 @@ class Bars:
     note: str = ""
 
 
-def interval(count: int, whole: int) -> tuple[float, float]:
-    """Wilson's interval of the share `count` of `whole`, at 95 %.
+def interval(count: int, total: int) -> tuple[float, float]:
+    """Wilson's interval of the share `count` of `total`, at 95 %.
 
     Wilson, Probable inference, the law of succession, and statistical inference, JASA 22 (1927).
 
     >>> [round(one, 3) for one in interval(5, 10)]
     [0.237, 0.763]
     """
-    if not whole:
+    if not total:
         return 0.0, 1.0
-    share, square = count / whole, NINETY_FIVE**2
-    centre = (share + square / (2 * whole)) / (1 + square / whole)
-    reach = NINETY_FIVE / (1 + square / whole) * math.sqrt(share * (1 - share) / whole + square / (4 * whole**2))
+    share, square = count / total, NINETY_FIVE**2
+    centre = (share + square / (2 * total)) / (1 + square / total)
+    reach = NINETY_FIVE / (1 + square / total) * math.sqrt(share * (1 - share) / total + square / (4 * total**2))
     return max(0.0, centre - reach), min(1.0, centre + reach)
 
 
-def shares(title: str, counts: Mapping[str, int], note: str = "", most: int = 14) -> Bars | None:
+def share_bars(title: str, counts: Mapping[str, int], note: str = "", most: int = 14) -> Bars | None:
     """The shares of `counts` in their sum, the largest count first among the `most`; None without a count."""
-    whole = sum(counts.values())
-    if not whole:
+    total = sum(counts.values())
+    if not total:
         return None
     groups = []
     for name, count in list(counts.items())[:most]:
-        low, high = interval(count, whole)
-        groups.append((name, (Bar("", count / whole, f"{count} ({100 * count / whole:.3g} %)", low, high),)))
+        low, high = interval(count, total)
+        groups.append((name, (Bar("", count / total, f"{count} ({100 * count / total:.3g} %)", low, high),)))
     more = f"{len(counts) - most} further ones left out. " if len(counts) > most else ""
     return Bars(title, tuple(groups), more + note)
 
 
-def compared(title: str, rows: Sequence[tuple[str, float, float]], note: str = "") -> Bars:
+def comparison_bars(title: str, rows: Sequence[tuple[str, float, float]], note: str = "") -> Bars:
     """Probabilities beside those that they must be: (label, due, got), each exact."""
     groups = []
-    for label, due, got in rows:
-        state = "off" if abs(due - got) > 1e-9 else "got"
-        pair = (Bar("target", due, f"{due:.4f}", due, due, "due"), Bar("rule", got, f"{got:.4f}", got, got, state))
+    for label, target_p, rule_p in rows:
+        state = "off" if abs(target_p - rule_p) > 1e-9 else "got"
+        pair = (
+            Bar("target", target_p, f"{target_p:.4f}", target_p, target_p, "due"),
+            Bar("rule", rule_p, f"{rule_p:.4f}", rule_p, rule_p, state),
+        )
         groups.append((label, pair))
     return Bars(title, tuple(groups), note)
 
 
-def evidence(title: str, rows: Sequence[tuple[str, float]], red_at: float, note: str = "") -> Bars | None:
+def evidence_bars(title: str, rows: Sequence[tuple[str, float]], red_at: float, note: str = "") -> Bars | None:
     """Logarithms of evidence as shares of the one that makes a run red; None without a row."""
     if not rows:
         return None

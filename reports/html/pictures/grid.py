@@ -72,31 +72,33 @@ class Grid:
         return sum(cell.wrong for row in self.rows for cell in row.cells)
 
 
-def kept(count: int, wanted: Iterable[int], most: int = SIDE) -> list[int]:
-    """The indices out of `count` to show: all where they fit, else `wanted` and its neighbours, then the last ones.
+def shown_indices(count: int, centres: Iterable[int], most: int = SIDE) -> list[int]:
+    """The indices out of `count` to show: all where they fit, else `centres` and their neighbours, then the last ones.
 
-    >>> kept(100, [3], 6)
+    >>> shown_indices(100, [3], 6)
     [2, 3, 4, 97, 98, 99]
     """
     if count <= most:
         return list(range(count))
     chosen: set[int] = set()
-    for at in [one for one in wanted if 0 <= one < count]:
-        near = {one for one in (at - 1, at, at + 1) if 0 <= one < count}
-        if len(chosen | near) > most // 2 + 1:
+    for centre in [index for index in centres if 0 <= index < count]:
+        neighbours = {index for index in (centre - 1, centre, centre + 1) if 0 <= index < count}
+        if len(chosen | neighbours) > most // 2 + 1:
             break
-        chosen |= near
-    for at in reversed(range(count)):
+        chosen |= neighbours
+    for index in reversed(range(count)):
         if len(chosen) >= most:
             break
-        chosen.add(at)
+        chosen.add(index)
     return sorted(chosen)
 
 
-def left_out(parts: Sequence[tuple[int, int, str]]) -> str:
+def omission(parts: Sequence[tuple[int, int, str]]) -> str:
     """The part that a grid leaves out, of parts (all, shown, noun): `of 80 columns 24 are shown`.
 
-    >>> left_out([(80, 24, "columns"), (3, 3, "rows")])
+    >>> omission([(80, 24, "columns"), (3, 3, "rows")])
     'of 80 columns, 24 are shown'
     """
-    return "; ".join(f"of {whole} {noun}, {shown} are shown" for whole, shown, noun in parts if shown < whole)
+    return "; ".join(
+        f"of {total} {noun}, {num_shown} are shown" for total, num_shown, noun in parts if num_shown < total
+    )

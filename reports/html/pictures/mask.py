@@ -8,7 +8,7 @@ from properties.tolerance.mask_column import EXTRA, MISSING
 from reference.trace import Array, Stage
 from reference.tree import Tree
 from reports.format import plural
-from reports.html.pictures.grid import Cell, Grid, Row, kept, left_out
+from reports.html.pictures.grid import Cell, Grid, Row, omission, shown_indices
 from reports.html.pictures.step_truth import StepTruth
 
 
@@ -38,53 +38,61 @@ def mask_picture(truth: StepTruth) -> MaskPicture | None:
         return None
     context, nodes = len(truth.step.context), len(tree)
     shape = (nodes, context + nodes)
-    wanted = _masks(truth.true.lowered.visible if truth.true and truth.true.lowered else None, shape)
-    seen = _masks(truth.step.lowered.visible if truth.step.lowered else None, shape)
-    layer = _layer(truth, wanted, seen)
-    must = wanted[layer] if layer < len(wanted) else None
-    did = seen[layer] if layer < len(seen) else None
-    title = f"What each node saw: the mask of layer {layer}"
-    cell = _attended(truth, shape)
-    if cell is not None:
-        # The mask may be right and attention wrong: then the grid shows what attention did.
-        base = did if did is not None else must
-        if base is not None:
-            did = base.copy()
-            did[cell] = truth.finding.where["cause"] == EXTRA
-            title = f"What each node saw: attention of layer {layer}"
-    if must is None and did is None:
-        return None
-    where = _here(truth, shape) if cell is None else cell
-    wrong = np.argwhere(must != did) if must is not None and did is not None else np.empty((0, 2), dtype=int)
-    rows = kept(nodes, [row for row in [where[0], *wrong[:, 0].tolist()] if row is not None])
-    columns = kept(context + nodes, [one for one in [where[1], *wrong[:, 1].tolist()] if one is not None])
-    frame = _Frame(tree, context, rows, columns, where)
-    return MaskPicture(
-        None
-        if must is None
-        else frame.grid(f"What each node must see in layer {layer}", must, must if did is None else did),
-        None if did is None else frame.grid(title, did, did if must is None else must),
-        _in_words(wrong, must, frame, where) if must is not None else "",
-        len(wrong),
-        None if did is None or not len(wrong) else _between_nodes(_first(wrong, where), did, context),
+    expected_masks = _unpadded_masks(
+        truth.oracle_step.lowered.visible if truth.oracle_step and truth.oracle_step.lowered else None, shape
     )
+    observed_masks = _unpadded_masks(truth.step.lowered.visible if truth.step.lowered else None, shape)
+    layer = _first_layer(truth, expected_masks, observed_masks)
+    expected = expected_masks[layer] if layer < len(expected_masks) else None
+    observed = observed_masks[layer] if layer < len(observed_masks) else None
+    title = f"What each node saw: the mask of layer {layer}"
+    attended_cell = _attended_cell(truth, shape)
+    if attended_cell is not None:
+        # The mask may be right and attention wrong: then the grid shows what attention did.
+        base = observed if observed is not None else expected
+        if base is not None:
+            observed = base.copy()
+            observed[attended_cell] = truth.finding.where["cause"] == EXTRA
+            title = f"What each node saw: attention of layer {layer}"
+    if expected is None and observed is None:
+        return None
+    named_cell = _named_cell(truth, shape) if attended_cell is None else attended_cell
+    wrong_cells = np.empty((0, 2), dtype=int)
+    if expected is not None and observed is not None:
+        wrong_cells = np.argwhere(expected != observed)
+    rows = shown_indices(nodes, [row for row in [named_cell[0], *wrong_cells[:, 0].tolist()] if row is not None])
+    columns = shown_indices(
+        context + nodes, [column for column in [named_cell[1], *wrong_cells[:, 1].tolist()] if column is not None]
+    )
+    frame = _Frame(tree, context, rows, columns, named_cell)
+    expected_grid = observed_grid = node_pair = None
+    sentence = ""
+    if expected is not None:
+        expected_title = f"What each node must see in layer {layer}"
+        expected_grid = frame.grid(expected_title, expected, expected if observed is None else observed)
+        sentence = _sentence(wrong_cells, expected, frame, named_cell)
+    if observed is not None:
+        observed_grid = frame.grid(title, observed, observed if expected is None else expected)
+        if len(wrong_cells):
+            node_pair = _node_pair(_first_wrong(wrong_cells, named_cell), observed, context)
+    return MaskPicture(expected_grid, observed_grid, sentence, len(wrong_cells), node_pair)
 
 
-def _masks(masks: tuple[Array, ...] | None, shape: tuple[int, int]) -> list[Array]:
+def _unpadded_masks(masks: tuple[Array, ...] | None, shape: tuple[int, int]) -> list[Array]:
     """The masks of all layers without padding; none where a mask is too small for tree and context."""
-    whole = [] if masks is None else [np.asarray(one, dtype=bool)[: shape[0], : shape[1]] for one in masks]
-    return whole if all(one.shape == shape for one in whole) else []
+    unpadded = [] if masks is None else [np.asarray(mask, dtype=bool)[: shape[0], : shape[1]] for mask in masks]
+    return unpadded if all(mask.shape == shape for mask in unpadded) else []
 
 
-def _layer(truth: StepTruth, wanted: list[Array], seen: list[Array]) -> int:
-    named = truth.finding.where.get("layer")
-    if isinstance(named, int) and 0 <= named < max(len(wanted), len(seen)):
-        return named
-    pairs = enumerate(zip(wanted, seen, strict=False))
-    return next((layer for layer, (one, other) in pairs if not np.array_equal(one, other)), 0)
+def _first_layer(truth: StepTruth, expected_masks: list[Array], observed_masks: list[Array]) -> int:
+    named_layer = truth.finding.where.get("layer")
+    if isinstance(named_layer, int) and 0 <= named_layer < max(len(expected_masks), len(observed_masks)):
+        return named_layer
+    pairs = enumerate(zip(expected_masks, observed_masks, strict=False))
+    return next((layer for layer, (expected, observed) in pairs if not np.array_equal(expected, observed)), 0)
 
 
-def _attended(truth: StepTruth, shape: tuple[int, int]) -> tuple[int, int] | None:
+def _attended_cell(truth: StepTruth, shape: tuple[int, int]) -> tuple[int, int] | None:
     """The cell that alone explains a wrong output of attention, where the finding names one."""
     where = truth.finding.where
     node, column = where.get("node"), where.get("column")
@@ -95,7 +103,7 @@ def _attended(truth: StepTruth, shape: tuple[int, int]) -> tuple[int, int] | Non
     return (node, column) if 0 <= node < shape[0] and 0 <= column < shape[1] else None
 
 
-def _here(truth: StepTruth, shape: tuple[int, int]) -> tuple[int | None, int | None]:
+def _named_cell(truth: StepTruth, shape: tuple[int, int]) -> tuple[int | None, int | None]:
     """Row and column of the finding, as far as it names them."""
     where = truth.finding.where
     row, column = where.get("row", truth.scene.node), where.get("column")
@@ -113,56 +121,61 @@ class _Frame:
     context: int
     rows: list[int]
     columns: list[int]
-    here: tuple[int | None, int | None]
+    named_cell: tuple[int | None, int | None]
 
-    def column(self, at: int) -> str:
+    def column(self, column: int) -> str:
         """A column in words."""
-        return f"committed token {at}" if at < self.context else f"node {at - self.context}"
+        return f"committed token {column}" if column < self.context else f"node {column - self.context}"
 
-    def grid(self, title: str, mask: Array, other: Array) -> Grid:
-        """The grid of `mask`; cells in which `other` differs are wrong."""
-        before = sum(at < self.context for at in self.columns)
+    def grid(self, title: str, mask: Array, other_mask: Array) -> Grid:
+        """The grid of `mask`; cells in which `other_mask` differs are wrong."""
+        before = sum(column < self.context for column in self.columns)
         groups = [("committed tokens", before), ("nodes of the tree", len(self.columns) - before)]
         parts = [(len(mask), len(self.rows), "rows"), (mask.shape[1], len(self.columns), "columns")]
         return Grid(
             title,
-            tuple(str(at if at < self.context else at - self.context) for at in self.columns),
+            tuple(str(column if column < self.context else column - self.context) for column in self.columns),
             tuple(
                 Row(
                     f"node {row}",
-                    tuple(self._cell(row, at, bool(mask[row, at]), bool(other[row, at])) for at in self.columns),
-                    row == self.here[0],
+                    tuple(
+                        self._cell(row, column, bool(mask[row, column]), bool(other_mask[row, column]))
+                        for column in self.columns
+                    ),
+                    row == self.named_cell[0],
                 )
                 for row in self.rows
             ),
             "",
             tuple(group for group in groups if group[1]),
-            left_out(parts),
+            omission(parts),
         )
 
-    def _cell(self, row: int, column: int, mine: bool, other: bool) -> Cell:
-        sees = "sees" if mine else "does not see"
-        differs = mine != other
+    def _cell(self, row: int, column: int, visible: bool, other_visible: bool) -> Cell:
+        sees = "sees" if visible else "does not see"
+        differs = visible != other_visible
         words = f"node {row} {sees} {self.column(column)}" + (" (the two masks differ here)" if differs else "")
-        return Cell("on" if mine else "off", "●" if mine else "·", words, differs, (row, column) == self.here)
+        return Cell(
+            "on" if visible else "off", "●" if visible else "·", words, differs, (row, column) == self.named_cell
+        )
 
 
-def _in_words(wrong: Array, must: Array, frame: _Frame, here: tuple[int | None, int | None]) -> str:
-    if not len(wrong):
+def _sentence(wrong_cells: Array, expected: Array, frame: _Frame, named_cell: tuple[int | None, int | None]) -> str:
+    if not len(wrong_cells):
         return ""
-    row, column = _first(wrong, here)
-    named = frame.column(column)
-    seen = f"must see {named} and does not" if must[row, column] else f"sees {named} and must not"
-    more = f"; {plural(len(wrong) - 1, 'further cell')} of this mask differ" if len(wrong) > 1 else ""
-    return f"Node {row} {seen}{more}."
+    row, column = _first_wrong(wrong_cells, named_cell)
+    column_words = frame.column(column)
+    error = f"must see {column_words} and does not" if expected[row, column] else f"sees {column_words} and must not"
+    more = f"; {plural(len(wrong_cells) - 1, 'further cell')} of this mask differ" if len(wrong_cells) > 1 else ""
+    return f"Node {row} {error}{more}."
 
 
-def _first(wrong: Array, here: tuple[int | None, int | None]) -> tuple[int, int]:
+def _first_wrong(wrong_cells: Array, named_cell: tuple[int | None, int | None]) -> tuple[int, int]:
     """The wrong cell that the finding names, or otherwise the first one."""
-    cells = [(int(row), int(column)) for row, column in wrong]
-    return next((cell for cell in cells if cell == here), cells[0])
+    cells = [(int(row), int(column)) for row, column in wrong_cells]
+    return next((cell for cell in cells if cell == named_cell), cells[0])
 
 
-def _between_nodes(cell: tuple[int, int], did: Array, context: int) -> tuple[int, int, bool] | None:
+def _node_pair(cell: tuple[int, int], observed: Array, context: int) -> tuple[int, int, bool] | None:
     row, column = cell
-    return None if column < context else (row, column - context, bool(did[cell]))
+    return None if column < context else (row, column - context, bool(observed[cell]))

@@ -9,7 +9,7 @@ from reports.format import number
 WIDTH, HEIGHT = 300, 180
 """The area between the axes, in pixels."""
 
-LEFT, TOP = 52, 12
+ORIGIN_X, TOP = 52, 12
 """The place of that area in the picture."""
 
 BOTTOM = TOP + HEIGHT
@@ -60,9 +60,9 @@ class Plot:
     marks_y: tuple[tuple[float, str], ...]
     level: float | None
     words: str
-    width: int = LEFT + WIDTH + 16
+    width: int = ORIGIN_X + WIDTH + 16
     height: int = BOTTOM + 40
-    left: int = LEFT
+    left: int = ORIGIN_X
     bottom: int = BOTTOM
 
 
@@ -81,30 +81,30 @@ def plot(
     low, high, top = min(xs), max(xs), max(max(ys), 1e-12) * 1.05
 
     def at_x(x: float) -> float:
-        return round(LEFT + WIDTH * ((x - low) / (high - low) if high > low else 0.5), 1)
+        return round(ORIGIN_X + WIDTH * ((x - low) / (high - low) if high > low else 0.5), 1)
 
     def at_y(y: float) -> float:
         return round(TOP + HEIGHT * (1 - max(0.0, y) / top), 1)
 
     lines = []
     for place, (name, points) in enumerate(series.items()):
-        drawn = tuple((at_x(x), at_y(y), f"{name}: {number(y)} at {number(x)}") for x, y in points)
-        path = "M" + "L".join(f"{x} {y}" for x, y, _ in drawn)
-        lines.append(Line(name, place % SERIES, path, drawn))
+        drawn_points = tuple((at_x(x), at_y(y), f"{name}: {number(y)} at {number(x)}") for x, y in points)
+        path = "M" + "L".join(f"{x} {y}" for x, y, _ in drawn_points)
+        lines.append(Line(name, place % SERIES, path, drawn_points))
     words = "; ".join(words for line in lines for *_, words in line.points)
     return Plot(
         title,
         across,
         up,
         tuple(lines),
-        tuple((at_x(x), number(x)) for x in _few(sorted(set(xs)))),
+        tuple((at_x(x), number(x)) for x in _thin_out(sorted(set(xs)))),
         tuple((at_y(y), number(y)) for y in _round_marks(top)),
         None if level is None else at_y(level),
         words,
     )
 
 
-def _few(values: list[float]) -> list[float]:
+def _thin_out(values: list[float]) -> list[float]:
     step = max(1, math.ceil(len(values) / (MARKS + 2)))
     return values[::step]
 
@@ -112,7 +112,7 @@ def _few(values: list[float]) -> list[float]:
 def _round_marks(top: float) -> list[float]:
     """Multiples of 1, 2 or 5 times a power of ten, from 0 up to `top`."""
     power = 10.0 ** math.floor(math.log10(top / MARKS))
-    step = next((one * power for one in (1, 2, 5) if one * power * MARKS >= top), 10 * power)
+    step = next((factor * power for factor in (1, 2, 5) if factor * power * MARKS >= top), 10 * power)
     return [step * count for count in range(int(top / step) + 1)]
 
 
@@ -128,7 +128,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Whole:
+class StackedBar:
     """A bar of parts, with its label and its place."""
 
     label: str
@@ -136,15 +136,15 @@ class Whole:
     parts: tuple[Part, ...]
 
 
-def wholes(rows: Mapping[str, Mapping[str, float]]) -> tuple[Whole, ...]:
+def stacked_bars(rows: Mapping[str, Mapping[str, float]]) -> tuple[StackedBar, ...]:
     """Bars of shares that sum to 1 at most; the style of a part is that of its name."""
     names = list(dict.fromkeys(name for parts in rows.values() for name in parts))
-    found = []
+    bars = []
     for number_, (label, parts) in enumerate(rows.items()):
-        x, drawn = 0.0, list[Part]()
+        x, drawn_parts = 0.0, list[Part]()
         for name in (name for name in names if name in parts):
             width = round(WIDTH * parts[name], 1)
-            drawn.append(Part(name, names.index(name), round(x, 1), width, f"{name}: {100 * parts[name]:.1f} %"))
+            drawn_parts.append(Part(name, names.index(name), round(x, 1), width, f"{name}: {100 * parts[name]:.1f} %"))
             x += width
-        found.append(Whole(label, 38 * number_, tuple(drawn)))
-    return tuple(found)
+        bars.append(StackedBar(label, 38 * number_, tuple(drawn_parts)))
+    return tuple(bars)

@@ -8,7 +8,7 @@ from properties.tolerance.closeness import rms
 from reference.trace import Array, Kv
 from reference.tree import Tree
 from reports.format import plural
-from reports.html.pictures.grid import Cell, Grid, Row, kept, left_out
+from reports.html.pictures.grid import Cell, Grid, Row, omission, shown_indices
 from reports.html.pictures.step_truth import StepTruth
 
 ALIKE = {"float64": 1e-6, "float32": 1e-3, "bfloat16": 0.1, "float16": 0.02}
@@ -20,7 +20,7 @@ APART = 4.0
 MOST = 14
 """Most slots that are shown."""
 
-UNKNOWN, OTHER = -1, -2
+UNKNOWN, NO_COLUMN = -1, -2
 """In place of a column: the oracle's numbers are not known, and numbers that are no column's."""
 
 
@@ -41,53 +41,59 @@ def slots_picture(truth: StepTruth) -> SlotsPicture | None:
         return None
     context = len(step.context)
     path = step.accepted.path if step.accepted is not None else ()
-    wanted = _wanted(truth, context, path)
-    held = _held(truth, record.after, wanted) if record.after is not None else []
-    if not wanted or not held:
+    expected_columns = _expected_columns(truth, context, path)
+    held_columns = _held_columns(truth, record.after, expected_columns) if record.after is not None else []
+    if not expected_columns or not held_columns:
         return None
-    count = max(len(wanted), len(held))
-    held += [None] * (count - len(held))
-    here = truth.finding.where.get("slot", truth.finding.where.get("position"))
-    wrong = [at for at in range(count) if held[at] not in (_at(wanted, at), UNKNOWN)]
-    shown = kept(count, [*([here] if isinstance(here, int) else []), *wrong], MOST)
-    written = _written(truth, tree, len(held))
-    names = _Names(truth.committed, tree, context)
+    count = max(len(expected_columns), len(held_columns))
+    held_columns += [None] * (count - len(held_columns))
+    named_slot = truth.finding.where.get("slot", truth.finding.where.get("position"))
+    wrong_slots = [
+        slot for slot in range(count) if held_columns[slot] not in (_column_at(expected_columns, slot), UNKNOWN)
+    ]
+    shown_slots = shown_indices(count, [*([named_slot] if isinstance(named_slot, int) else []), *wrong_slots], MOST)
+    written_columns = _written_columns(truth, tree, len(held_columns))
+    names = _ColumnNames(truth.committed_tokens, tree, context)
 
-    def row(name: str, columns: list[int | None], against: list[int | None] | None = None) -> Row:
+    def row(name: str, columns: list[int | None], expected: list[int | None] | None = None) -> Row:
         cells = []
-        for at in shown:
-            column = columns[at] if at < len(columns) else None
-            differs = against is not None and column != UNKNOWN and column != _at(against, at)
-            cells.append(names.cell(at, column, differs, against is not None and at == here))
+        for slot in shown_slots:
+            column = columns[slot] if slot < len(columns) else None
+            differs = expected is not None and column != UNKNOWN and column != _column_at(expected, slot)
+            cells.append(names.cell(slot, column, differs, expected is not None and slot == named_slot))
         return Row(name, tuple(cells))
 
     rows = [row("before the step", list(range(context)))]
-    rows += [row("written by the forward", written)] if any(one is not None for one in written) else []
-    rows += [row("must be there after", wanted), row("is there after", held, wanted)]
-    parts = [(count, len(shown), "slots")]
-    title = f"KV slots of the target's cache{_of(truth)}"
-    grid = Grid(title, tuple(f"slot {at}" for at in shown), tuple(rows), "", (), left_out(parts), small=False)
-    return SlotsPicture(grid, names.in_words(wrong, wanted, held))
+    rows += (
+        [row("written by the forward", written_columns)]
+        if any(column is not None for column in written_columns)
+        else []
+    )
+    rows += [row("must be there after", expected_columns), row("is there after", held_columns, expected_columns)]
+    parts = [(count, len(shown_slots), "slots")]
+    title = f"KV slots of the target's cache{_layer_words(truth)}"
+    grid = Grid(title, tuple(f"slot {slot}" for slot in shown_slots), tuple(rows), "", (), omission(parts), small=False)
+    return SlotsPicture(grid, names.sentence(wrong_slots, expected_columns, held_columns))
 
 
-def _at(columns: list[int | None], at: int) -> int | None:
-    return columns[at] if at < len(columns) else None
+def _column_at(columns: list[int | None], slot: int) -> int | None:
+    return columns[slot] if slot < len(columns) else None
 
 
-def _of(truth: StepTruth) -> str:
+def _layer_words(truth: StepTruth) -> str:
     layer, kind = truth.finding.where.get("layer"), truth.finding.where.get("kind")
     return f", {kind}s of layer {layer}" if isinstance(layer, int) and kind in ("key", "value") else ""
 
 
-def _wanted(truth: StepTruth, context: int, path: tuple[int, ...]) -> list[int | None]:
+def _expected_columns(truth: StepTruth, context: int, path: tuple[int, ...]) -> list[int | None]:
     """The column whose numbers each slot must hold: columns of the context, then accepted nodes."""
-    taken = len(truth.committed) - context
-    if taken < 0 or len(path) < taken:
+    num_accepted = len(truth.committed_tokens) - context
+    if num_accepted < 0 or len(path) < num_accepted:
         return []
-    return [*range(context), *(context + node for node in path[:taken])]
+    return [*range(context), *(context + node for node in path[:num_accepted])]
 
 
-def _written(truth: StepTruth, tree: Tree, count: int) -> list[int | None]:
+def _written_columns(truth: StepTruth, tree: Tree, count: int) -> list[int | None]:
     """The node whose row the forward wrote to each slot, as a column."""
     lowered = truth.step.lowered if truth.step is not None else None
     if lowered is None or lowered.slot is None or truth.step is None:
@@ -101,67 +107,83 @@ def _written(truth: StepTruth, tree: Tree, count: int) -> list[int | None]:
     return columns
 
 
-def _held(truth: StepTruth, after: Kv, wanted: list[int | None]) -> list[int | None]:
+def _held_columns(truth: StepTruth, after: Kv, expected_columns: list[int | None]) -> list[int | None]:
     """The column whose numbers each slot holds after the commit: the nearest one, if it is near and no other is."""
     where = truth.finding.where
     kinds = {"key": ("keys",), "value": ("values",)}.get(str(where.get("kind")), ("keys", "values"))
-    named = where.get("layer")
+    named_layer = where.get("layer")
     if truth.inputs is None or any(getattr(after, kind).shape[1] != truth.inputs.keys.shape[1] for kind in kinds):
         return [UNKNOWN] * after.length
     layers = len(truth.inputs.keys)
     # The first layer's numbers depend on the token and its position alone, so that they tell nodes apart best.
-    layer = named if isinstance(named, int) and 0 <= named < layers else 0
-    seen = np.concatenate([getattr(after, kind)[layer] for kind in kinds], axis=-1)
-    true = np.concatenate([getattr(truth.inputs, kind)[layer] for kind in kinds], axis=-1)
+    layer = named_layer if isinstance(named_layer, int) and 0 <= named_layer < layers else 0
+    observed = np.concatenate([getattr(after, kind)[layer] for kind in kinds], axis=-1)
+    expected = np.concatenate([getattr(truth.inputs, kind)[layer] for kind in kinds], axis=-1)
     first = after.first[layer] if after.first else 0
-    alike = ALIKE[truth.case.dtype] * max(float(np.sqrt(np.mean(np.square(true)))), 1e-30)
+    tolerance = ALIKE[truth.case.dtype] * max(float(np.sqrt(np.mean(np.square(expected)))), 1e-30)
     return [
-        UNKNOWN if at < first else _nearest(seen[:, at], true, alike, _at(wanted, at)) for at in range(after.length)
+        UNKNOWN
+        if slot < first
+        else _nearest_column(observed[:, slot], expected, tolerance, _column_at(expected_columns, slot))
+        for slot in range(after.length)
     ]
 
 
-def _nearest(seen: Array, true: Array, alike: float, wanted: int | None) -> int:
-    """The column of `true` [heads, columns, numbers] whose numbers `seen` [heads, numbers] are, or OTHER.
+def _nearest_column(observed: Array, expected: Array, tolerance: float, expected_column: int | None) -> int:
+    """The column of `expected` [heads, columns, numbers] whose numbers `observed` [heads, numbers] are, or NO_COLUMN.
 
-    Columns with one token at one position have the same numbers: then the one that is `wanted` there is named.
+    Columns with one token at one position have the same numbers: then the one that is `expected_column` there is named.
     """
-    if seen.shape[-1] != true.shape[-1]:
+    if observed.shape[-1] != expected.shape[-1]:
         return UNKNOWN
-    apart = rms((true - seen[:, None]).transpose(1, 0, 2).reshape(true.shape[1], -1))
-    nearest = int(apart.argmin())
-    if wanted is not None and apart[wanted] <= min(alike, APART * apart[nearest] + alike / APART):
-        return wanted
-    return nearest if apart[nearest] <= alike else OTHER
+    distances = rms((expected - observed[:, None]).transpose(1, 0, 2).reshape(expected.shape[1], -1))
+    nearest = int(distances.argmin())
+    if expected_column is not None and distances[expected_column] <= min(
+        tolerance, APART * distances[nearest] + tolerance / APART
+    ):
+        return expected_column
+    return nearest if distances[nearest] <= tolerance else NO_COLUMN
 
 
 @dataclass(frozen=True)
-class _Names:
+class _ColumnNames:
     """Words and cells for columns: those of the context by their tokens, those of the tree by their nodes."""
 
     tokens: tuple[int, ...]
     tree: Tree
     context: int
 
-    def of(self, column: int | None) -> str:
+    def column_words(self, column: int | None) -> str:
         """A column in words."""
         if column is None:
             return "nothing"
         if column == UNKNOWN:
             return "not known"
-        if column == OTHER:
+        if column == NO_COLUMN:
             return "other numbers"
         return f"token {self.tokens[column]}" if column < self.context else f"node {column - self.context}"
 
     def cell(self, slot: int, column: int | None, wrong: bool, here: bool) -> Cell:
         """The cell of a slot."""
-        text = "–" if column is None else "?" if column in (UNKNOWN, OTHER) else self.of(column)
-        state = "empty" if column is None or column < 0 else "context" if column < self.context else "node"
+        state = "node"
+        text = self.column_words(column)
+        if column is None:
+            state, text = "empty", "–"
+        elif column in (UNKNOWN, NO_COLUMN):
+            state, text = "empty", "?"
+        elif column < self.context:
+            state = "context"
         mark = ", which is wrong" if wrong else ""
-        return Cell(state, text, f"slot {slot} holds {self.of(column)}{mark}", wrong, here)
+        return Cell(state, text, f"slot {slot} holds {self.column_words(column)}{mark}", wrong, here)
 
-    def in_words(self, wrong: list[int], wanted: list[int | None], held: list[int | None]) -> str:
+    def sentence(
+        self, wrong_slots: list[int], expected_columns: list[int | None], held_columns: list[int | None]
+    ) -> str:
         """The first wrong slots in a sentence."""
-        told = [f"slot {at} must hold {self.of(wanted[at])} and holds {self.of(held[at])}" for at in wrong[:3]]
-        more = f"; {plural(len(wrong) - 3, 'further slot')} wrong" if len(wrong) > 3 else ""
-        text = "; ".join(told) + more
-        return f"{text[:1].upper()}{text[1:]}." if told else ""
+        sentences = []
+        for slot in wrong_slots[:3]:
+            expected = self.column_words(expected_columns[slot])
+            sentences.append(f"slot {slot} must hold {expected} and holds {self.column_words(held_columns[slot])}")
+        more = f"; {plural(len(wrong_slots) - 3, 'further slot')} wrong" if len(wrong_slots) > 3 else ""
+        text = "; ".join(sentences) + more
+        return f"{text[:1].upper()}{text[1:]}." if sentences else ""

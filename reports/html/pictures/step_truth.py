@@ -40,7 +40,7 @@ class StepTruth:
     finding: Finding
     scene: Scene
     step: Step | None
-    true: Step | None = None
+    oracle_step: Step | None = None
     inputs: Inputs | None = None
     after: Kv | None = None
     why: str = ""
@@ -51,7 +51,7 @@ class StepTruth:
         return self.scene.tree
 
     @property
-    def committed(self) -> tuple[int, ...]:
+    def committed_tokens(self) -> tuple[int, ...]:
         """The tokens whose keys and values must be committed after the step; empty where the trace does not say."""
         if self.step is None or self.step.emitted is None or self.tree is None:
             return ()
@@ -64,25 +64,25 @@ def step_truth(failure: Failure) -> StepTruth:
     case, steps = request_of(failure.verdict, finding)
     scene = scene_of(failure.verdict, finding)
     step = steps[finding.step] if 0 <= finding.step < len(steps) else None
-    bare = StepTruth(case, finding, scene, step)
+    truth = StepTruth(case, finding, scene, step)
     if step is None or step.drafted is None:
-        return _without(bare, "the backend's trace does not show this step's tree")
+        return _without_oracle(truth, "the backend's trace does not show this step's tree")
     if failure.against is not None:
-        return _without(bare, "another reference stood in the oracle's place")
+        return _without_oracle(truth, "another reference stood in the oracle's place")
     if not isinstance(case.model, Seeded):
-        return _without(bare, "the numbers of a checkpoint are not computed again for a page")
+        return _without_oracle(truth, "the numbers of a checkpoint are not computed again for a page")
     if len(step.context) + len(step.drafted.tree) > MOST_COLUMNS:
-        return _without(bare, "the context is too long to compute its numbers again for a page")
+        return _without_oracle(truth, "the context is too long to compute its numbers again for a page")
     oracle, tree = Oracle(), step.drafted.tree
     try:
         true = oracle(case.rebased(step.context, tree)).steps[0]
         inputs = oracle.inputs(case, step.context, tree)
-        record = oracle(kv_case(case, bare.committed)).steps[0].committed if bare.committed else None
-    except Malformed as why:
-        return _without(bare, f"the oracle does not take this step: {why}")
-    after = record.before if record is not None else None
-    return StepTruth(case, finding, scene, step, true, inputs, after)
+        commit = oracle(kv_case(case, truth.committed_tokens)).steps[0].committed if truth.committed_tokens else None
+    except Malformed as problem:
+        return _without_oracle(truth, f"the oracle does not take this step: {problem}")
+    committed_kv = commit.before if commit is not None else None
+    return StepTruth(case, finding, scene, step, true, inputs, committed_kv)
 
 
-def _without(bare: StepTruth, why: str) -> StepTruth:
-    return StepTruth(bare.case, bare.finding, bare.scene, bare.step, why=why)
+def _without_oracle(truth: StepTruth, why: str) -> StepTruth:
+    return StepTruth(truth.case, truth.finding, truth.scene, truth.step, why=why)

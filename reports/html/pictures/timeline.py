@@ -23,7 +23,7 @@ BINS = 80
 MOST = 32
 """Most workers that are shown."""
 
-WIDTH, HEIGHT, LEFT = 720, 22, 78
+WIDTH, HEIGHT, NAME_WIDTH = 720, 22, 78
 """Pixels of the time axis, of a worker's line, and of its name."""
 
 
@@ -67,52 +67,54 @@ def timeline(log: RunLog, seconds: float) -> Timeline | None:
     workers = sorted({event.worker for event in log.events})[:MOST]
     if not workers:
         return None
-    whole = max(seconds, max(event.at for event in log.events), 1e-3)
-    lanes = tuple(_lane(log.events, worker, line, whole) for line, worker in enumerate(workers))
+    duration = max(seconds, max(event.at for event in log.events), 1e-3)
+    lanes = tuple(_lane(log.events, worker, line, duration) for line, worker in enumerate(workers))
     judged = sum(lane.judged for lane in lanes)
     words = f"{plural(len(lanes), 'worker')} judged {plural(judged, 'case')} in {number(seconds)} seconds"
-    marks = tuple((LEFT + WIDTH * part / 4, f"{number(whole * part / 4)} s") for part in range(5))
-    return Timeline(lanes, marks, LEFT + WIDTH + 40, HEIGHT * len(lanes) + 24, words)
+    marks = tuple((NAME_WIDTH + WIDTH * part / 4, f"{number(duration * part / 4)} s") for part in range(5))
+    return Timeline(lanes, marks, NAME_WIDTH + WIDTH + 40, HEIGHT * len(lanes) + 24, words)
 
 
-def _lane(events: list[Event], worker: int, line: int, whole: float) -> Lane:
-    own = [event for event in events if event.worker == worker]
-    scale = WIDTH / whole
-    opened = next((event.at for event in own if event.kind == OPENED), None)
-    blocks = [Block(LEFT, scale * opened, "starting", f"starting, {number(opened)} s")] if opened else []
+def _lane(events: list[Event], worker: int, line: int, duration: float) -> Lane:
+    worker_events = [event for event in events if event.worker == worker]
+    scale = WIDTH / duration
+    opened_at = next((event.at for event in worker_events if event.kind == OPENED), None)
+    blocks = [Block(NAME_WIDTH, scale * opened_at, "starting", f"starting, {number(opened_at)} s")] if opened_at else []
     counts: Counter[int] = Counter()
-    differed = set()
-    for event in own:
+    differing_bins = set()
+    for event in worker_events:
         if event.kind in (JUDGED, UNJUDGED, DIFFERED):
-            part = min(BINS - 1, int(BINS * event.at / whole))
-            counts[part] += 1
-            differed |= {part} if event.kind == DIFFERED else set()
+            bin_ = min(BINS - 1, int(BINS * event.at / duration))
+            counts[bin_] += 1
+            differing_bins |= {bin_} if event.kind == DIFFERED else set()
     most = max(counts.values(), default=1)
-    for part, count in sorted(counts.items()):
-        state = "differs" if part in differed else f"busy{-(-4 * count // most)}"
-        words = f"from {number(whole * part / BINS)} s: {plural(count, 'case')}" + (
-            ", a difference" if part in differed else ""
+    for bin_, count in sorted(counts.items()):
+        state = "differs" if bin_ in differing_bins else f"busy{-(-4 * count // most)}"
+        words = f"from {number(duration * bin_ / BINS)} s: {plural(count, 'case')}" + (
+            ", a difference" if bin_ in differing_bins else ""
         )
-        blocks.append(Block(LEFT + WIDTH * part / BINS, WIDTH / BINS, state, words))
+        blocks.append(Block(NAME_WIDTH + WIDTH * bin_ / BINS, WIDTH / BINS, state, words))
     shrinking = 0.0
-    found = None
-    for event in own:
+    found_at = None
+    for event in worker_events:
         if event.kind == FOUND:
-            found = event.at
-        elif event.kind in (LOCATED, DIED, ENDED) and found is not None:
-            words = f"a failure is made smaller, {number(event.at - found)} s"
-            blocks.append(Block(LEFT + scale * found, max(2.0, scale * (event.at - found)), "shrinking", words))
-            shrinking, found = shrinking + event.at - found, None
-    deaths = [event for event in own if event.kind == DIED]
-    blocks += [Block(LEFT + scale * event.at, 3, "died", f"died after {number(event.at)} s") for event in deaths]
-    kinds = Counter(event.kind for event in own)
+            found_at = event.at
+        elif event.kind in (LOCATED, DIED, ENDED) and found_at is not None:
+            words = f"a failure is made smaller, {number(event.at - found_at)} s"
+            blocks.append(
+                Block(NAME_WIDTH + scale * found_at, max(2.0, scale * (event.at - found_at)), "shrinking", words)
+            )
+            shrinking, found_at = shrinking + event.at - found_at, None
+    deaths = [event for event in worker_events if event.kind == DIED]
+    blocks += [Block(NAME_WIDTH + scale * event.at, 3, "died", f"died after {number(event.at)} s") for event in deaths]
+    kinds = Counter(event.kind for event in worker_events)
     return Lane(
         f"worker {worker}",
         20 + HEIGHT * line,
         tuple(blocks),
         kinds[JUDGED] + kinds[DIFFERED],
         kinds[DIFFERED],
-        "never" if opened is None else f"{number(opened)} s",
+        "never" if opened_at is None else f"{number(opened_at)} s",
         f"{number(shrinking)} s" if shrinking else "–",
         len(deaths),
     )

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from reference.tree import Tree
-from reports.drawing import LEVELS, above_drawn, drawn_nodes
+from reports.drawing import LEVELS, drawn_ancestors, drawn_nodes
 from reports.format import plural
 from reports.tree_scene import Scene
 
@@ -23,7 +23,7 @@ EDGE = 20
 MOST = 14
 """The largest tree, in nodes, that is drawn whole at first."""
 
-WHOLE = 128
+MOST_WHOLE = 128
 """The largest tree that is drawn whole for a reader who asks."""
 
 ACCEPTED, REJECTED, PROPOSED = "accepted", "rejected", "proposed"
@@ -69,7 +69,7 @@ class Edge:
     y1: int
     x2: int
     y2: int
-    taken: bool
+    accepted: bool
     gap: bool
 
 
@@ -110,15 +110,15 @@ class TreePicture:
     @property
     def states(self) -> list[str]:
         """The states that occur, in the order of the legend."""
-        met = {node.state for node in self.nodes}
-        return [state for state in (ACCEPTED, REJECTED, PROPOSED) if state in met]
+        shown_states = {node.state for node in self.nodes}
+        return [state for state in (ACCEPTED, REJECTED, PROPOSED) if state in shown_states]
 
 
 def tree_picture(
     scene: Scene,
     title: str,
-    seen: tuple[int, int, bool] | None = None,
-    due: tuple[int, ...] | None = None,
+    wrong_cell: tuple[int, int, bool] | None = None,
+    due_path: tuple[int, ...] | None = None,
     most: int = MOST,
 ) -> TreePicture | None:
     """The picture of a scene's tree, or None where no tree is known.
@@ -126,61 +126,69 @@ def tree_picture(
     Args:
         scene: The tree with its accepted path and its marked node.
         title: What the tree is, in a few words.
-        seen: A wrong cell of the mask: a node, the node that it sees or misses, and whether it sees it. The first of
-            them is then the marked node.
-        due: The path that must be accepted, where that is known and differs.
+        wrong_cell: A wrong cell of the mask: a node, the node that it sees or misses, and whether it sees it. The first
+            of them is then the marked node.
+        due_path: The path that must be accepted, where that is known and differs.
         most: The approximate limit of drawn nodes.
     """
     tree = scene.tree
     if tree is None:
         return None
-    here = scene.node if seen is None else seen[0]
-    shown = drawn_nodes(tree, scene.path or (), here, most, LEVELS if most == MOST else most)
-    up = above_drawn(tree, shown)
-    hidden = Counter(up[node] for node in range(len(tree)) if node not in shown)
-    places = _places(tree, shown, up)
+    here = scene.node if wrong_cell is None else wrong_cell[0]
+    drawn = drawn_nodes(tree, scene.path or (), here, most, LEVELS if most == MOST else most)
+    ancestors = drawn_ancestors(tree, drawn)
+    num_hidden = Counter(ancestors[node] for node in range(len(tree)) if node not in drawn)
+    places = _places(tree, drawn, ancestors)
     nodes = tuple(
-        Node(at, tree.token[at], _state(scene, at), at == here, *places[at], hidden[at], _due(scene, at, due))
-        for at in sorted(shown)
+        Node(
+            node,
+            tree.token[node],
+            _state(scene, node),
+            node == here,
+            *places[node],
+            num_hidden[node],
+            _due_words(scene, node, due_path),
+        )
+        for node in sorted(drawn)
     )
     accepted = set(scene.path or ())
     edges = tuple(
         Edge(
-            places[up[at]][0] + WIDE,
-            places[up[at]][1] + HIGH // 2,
-            places[at][0],
-            places[at][1] + HIGH // 2,
-            {at, up[at]} <= accepted,
-            up[at] != tree.parent[at],
+            places[ancestors[node]][0] + WIDE,
+            places[ancestors[node]][1] + HIGH // 2,
+            places[node][0],
+            places[node][1] + HIGH // 2,
+            {node, ancestors[node]} <= accepted,
+            ancestors[node] != tree.parent[node],
         )
-        for at in sorted(shown)
-        if at
+        for node in sorted(drawn)
+        if node
     )
     return TreePicture(
         title,
-        _in_words(nodes, len(tree) - len(shown)),
+        _description(nodes, len(tree) - len(drawn)),
         nodes,
         edges,
-        _sight(seen, places),
-        len(tree) - len(shown),
+        _sight(wrong_cell, places),
+        len(tree) - len(drawn),
         max(x for x, _ in places.values()) + WIDE + 64,
         max(y for _, y in places.values()) + HIGH + 8,
     )
 
 
-def _sight(seen: tuple[int, int, bool] | None, places: dict[int, tuple[int, int]]) -> Sight | None:
-    if seen is None or seen[0] == seen[1] or not {seen[0], seen[1]} <= set(places):
+def _sight(wrong_cell: tuple[int, int, bool] | None, places: dict[int, tuple[int, int]]) -> Sight | None:
+    if wrong_cell is None or wrong_cell[0] == wrong_cell[1] or not {wrong_cell[0], wrong_cell[1]} <= set(places):
         return None
-    (x1, y1), (x2, y2) = places[seen[0]], places[seen[1]]
-    words = f"node {seen[0]} {'sees' if seen[2] else 'misses'} node {seen[1]}"
+    (x1, y1), (x2, y2) = places[wrong_cell[0]], places[wrong_cell[1]]
+    words = f"node {wrong_cell[0]} {'sees' if wrong_cell[2] else 'misses'} node {wrong_cell[1]}"
     # Beside the boxes, where no edge runs: at the right end of both.
     return Sight(x1 + WIDE, y1 + HIGH // 2, x2 + WIDE, y2 + HIGH // 2, max(x1, x2) + WIDE + 44, words)
 
 
-def _due(scene: Scene, node: int, due: tuple[int, ...] | None) -> str:
-    if due is None or scene.path is None or (node in due) == (node in scene.path):
+def _due_words(scene: Scene, node: int, due_path: tuple[int, ...] | None) -> str:
+    if due_path is None or scene.path is None or (node in due_path) == (node in scene.path):
         return ""
-    return "must be accepted" if node in due else "must be rejected"
+    return "must be accepted" if node in due_path else "must be rejected"
 
 
 def _state(scene: Scene, node: int) -> str:
@@ -189,31 +197,31 @@ def _state(scene: Scene, node: int) -> str:
     return ACCEPTED if node in scene.path else REJECTED
 
 
-def _places(tree: Tree, shown: set[int], up: dict[int, int]) -> dict[int, tuple[int, int]]:
+def _places(tree: Tree, drawn: set[int], ancestors: dict[int, int]) -> dict[int, tuple[int, int]]:
     """The corner of each drawn node: leaves on lines of their own, any other node in the middle of its children."""
-    below: dict[int, list[int]] = {node: [] for node in shown}
+    children_of: dict[int, list[int]] = {node: [] for node in drawn}
     level = {0: 0}
-    for node in sorted(shown - {0}, key=lambda at: (tree.depth[at], at)):
-        below[up[node]].append(node)
-        level[node] = level[up[node]] + 1
+    for node in sorted(drawn - {0}, key=lambda drawn_node: (tree.depth[drawn_node], drawn_node)):
+        children_of[ancestors[node]].append(node)
+        level[node] = level[ancestors[node]] + 1
     line: dict[int, float] = {}
-    free = 0
+    next_line = 0
     # Depth first without recursion: a chain may be longer than Python's stack.
-    waiting = [(0, False)]
-    while waiting:
-        node, entered = waiting.pop()
-        children = below[node]
+    stack = [(0, False)]
+    while stack:
+        node, is_entered = stack.pop()
+        children = children_of[node]
         if not children:
-            line[node], free = float(free), free + 1
-        elif entered:
+            line[node], next_line = float(next_line), next_line + 1
+        elif is_entered:
             line[node] = (line[children[0]] + line[children[-1]]) / 2
         else:
-            waiting.append((node, True))
-            waiting += [(child, False) for child in reversed(children)]
-    return {node: (EDGE + STEP * level[node], EDGE + round(LINE * line[node])) for node in shown}
+            stack.append((node, True))
+            stack += [(child, False) for child in reversed(children)]
+    return {node: (EDGE + STEP * level[node], EDGE + round(LINE * line[node])) for node in drawn}
 
 
-def _in_words(nodes: tuple[Node, ...], left_out: int) -> str:
+def _description(nodes: tuple[Node, ...], left_out: int) -> str:
     parts = [node.words for node in nodes]
     parts += [f"{plural(left_out, 'node')} left out"] if left_out else []
     return "; ".join(parts) + "."

@@ -23,13 +23,13 @@ def dialogues_of(source: str, model: str, most: int) -> list[list[Tokens]]:
         UnusableInput: The file cannot be read, or a line is no dialogue.
     """
     tokenizer = tokenizer_of(directory_of(model))
-    found = []
+    dialogues = []
     for where, texts in _texts(source)[:most]:
         turns = [tuple(tokenizer(text, add_special_tokens=place == 0).input_ids) for place, text in enumerate(texts)]
         if not all(turns):
             raise UnusableInput(f"--dialogues {where}: turn {turns.index(()) + 1} holds no token")
-        found.append(turns)
-    return found
+        dialogues.append(turns)
+    return dialogues
 
 
 def _texts(source: str) -> list[tuple[str, list[str]]]:

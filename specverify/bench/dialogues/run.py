@@ -9,17 +9,17 @@ from backends.engine.two_modes import in_mode
 from reference.case import Case
 from reference.draft import Draft
 from reference.trace import Array, Trace
-from specverify.bench.agreement import Agreement, compared, first_difference, noise_between, rows_of
+from specverify.bench.agreement import Agreement, compare_turn, first_difference, logit_rows, noise_between
 from specverify.bench.decode_run import Run, step_at
 from specverify.bench.dialogues.reading import Tokens
-from specverify.bench.dialogues.theirs import TheirDialogue
+from specverify.bench.dialogues.transformers_dialogue import TransformersDialogue
 from specverify.bench.turn import TARGET, Turn, Way
 
 ANEW = "target-anew"
 """The way of the target alone that prefills each prompt whole."""
 
 
-def roomy(case: Case, turns: Sequence[Tokens]) -> Case:
+def with_room(case: Case, turns: Sequence[Tokens]) -> Case:
     """`case`, whose prompt is the first of `turns`, with stops that allow all later turns and answers.
 
     Raises:
@@ -37,7 +37,7 @@ class DialogueRun(Run):
         dialogues: The tokens of each dialogue, turn by turn, without the answers.
         bases: For each dialogue the case of the target alone, with its first turn as the prompt.
         drafts: The ways with a draft.
-        theirs: The ways of transformers.
+        transformers_ways: The ways of transformers.
     """
 
     def __init__(
@@ -46,14 +46,15 @@ class DialogueRun(Run):
         dialogues: list[list[Tokens]],
         bases: list[Case],
         drafts: dict[str, tuple[Way, Draft]],
-        theirs: Sequence[str] = (),
+        transformers_ways: Sequence[str] = (),
     ) -> None:
-        super().__init__(backend, bases, drafts, [TARGET, ANEW, *drafts, *theirs])
-        self._theirs = theirs
-        self._dialogues = self.given = dialogues
+        super().__init__(backend, bases, drafts, [TARGET, ANEW, *drafts, *transformers_ways])
+        self._transformers_ways = transformers_ways
+        self._dialogues = dialogues
+        self.prompts = dialogues
         self.facts |= {"dialogues": len(dialogues), "prompts": sum(map(len, dialogues))}
 
-    def prompt(self, number: int, repeats: int) -> Iterator[Turn]:
+    def run_prompt(self, number: int, repeats: int) -> Iterator[Turn]:
         """Every way on each turn of the dialogue `number`, `repeats` times; the texts of the first time are compared.
 
         The target's own text goes on in all ways, so that a way whose text parts from it at a tie begins its next turn
@@ -62,22 +63,22 @@ class DialogueRun(Run):
         agreements = list[Agreement]()
         for repeat in range(repeats):
             servers = {way: self._server(way, number) for way in (TARGET, *self._drafts)}
-            others_of = {way: TheirDialogue(way) for way in self._theirs}
+            their_dialogues = {way: TransformersDialogue(way) for way in self._transformers_ways}
             history: Tokens = ()
-            for place, said in enumerate(self._dialogues[number]):
-                case = replace(self._bases[number], prompt=history + said)
-                others = self.ways[1:]
-                turning = (number + repeat + place) % len(others)
+            for place, message in enumerate(self._dialogues[number]):
+                case = replace(self._bases[number], prompt=history + message)
+                other_ways = self.ways[1:]
+                turning = (number + repeat + place) % len(other_ways)
                 traces = dict[str, tuple[Turn, Trace | None]]()
-                for way in (TARGET, *others[turning:], *others[:turning]):
-                    if way in others_of:
-                        turn = others_of[way].turn(self.theirs(way, case), number, repeat)
+                for way in (TARGET, *other_ways[turning:], *other_ways[:turning]):
+                    if way in their_dialogues:
+                        turn = their_dialogues[way].turn(self.transformers_case(way, case), number, repeat)
                         traces[way] = replace(turn, place=place + 1), None
                     else:
-                        traces[way] = self._played(way, case, servers.get(way), number, repeat, place + 1)
+                        traces[way] = self._play_turn(way, case, servers.get(way), number, repeat, place + 1)
                     yield traces[way][0]
                 if repeat == 0:
-                    agreements += self._compared(traces)
+                    agreements += self._compare_turns(traces)
                 history = case.prompt + traces[TARGET][0].tokens
         self.agreements[number] = agreements
 
@@ -90,29 +91,30 @@ class DialogueRun(Run):
         base, turns = self._bases[number], self._dialogues[number]
         case = base if way == TARGET else replace(base, draft=self._drafts[way])
         return DialogueServer(
-            roomy(case, turns), self._backend.models, in_mode(self._backend.seams, self._backend.mode)
+            with_room(case, turns), self._backend.models, in_mode(self._backend.seams, self._backend.mode)
         )
 
-    def _played(
+    def _play_turn(
         self, way: str, base: Case, server: DialogueServer | None, prompt: int, repeat: int, place: int
     ) -> tuple[Turn, Trace]:
         """One turn of one way; without a server every token of it is prefilled."""
         case = replace(base, draft=self._drafts[way]) if way in self._drafts else base
-        turn, trace = self.timed(way, case, self._backend.run if server is None else server.turn, prompt, repeat)
-        return replace(turn, place=place, kept=0 if server is None else server.kept), trace
+        turn, trace = self.time_turn(way, case, self._backend.run if server is None else server.turn, prompt, repeat)
+        return replace(turn, place=place, kept=0 if server is None else server.num_shared), trace
 
-    def _compared(self, traces: dict[str, tuple[Turn, Trace | None]]) -> list[Agreement]:
+    def _compare_turns(self, traces: dict[str, tuple[Turn, Trace | None]]) -> list[Agreement]:
         """The comparisons of the texts of the ways with that of the target alone, by rule T."""
         target, trace = traces[TARGET]
         assert trace is not None
-        rows, noise = rows_of(trace), 0.0
-        for other, found in traces.values():
-            if found is None:  # transformers shows no logits
+        rows = logit_rows(trace)
+        noise = 0.0
+        for turn, turn_trace in traces.values():
+            if turn_trace is None:  # transformers shows no logits
                 continue
-            at = first_difference(target.tokens, other.tokens)
-            if at is not None:
-                self.strayed[other.prompt, other.way, other.place] = step_at(found, at)
-            same = min(len(other.tokens), len(rows)) if at is None else at
-            theirs: list[Array] = rows if found is trace else rows_of(found)
-            noise = max(noise, noise_between(rows, theirs, same))
-        return [compared(target, rows, other, noise) for way, (other, _) in traces.items() if way != TARGET]
+            position = first_difference(target.tokens, turn.tokens)
+            if position is not None:
+                self.strays[turn.prompt, turn.way, turn.place] = step_at(turn_trace, position)
+            num_equal = min(len(turn.tokens), len(rows)) if position is None else position
+            turn_rows: list[Array] = rows if turn_trace is trace else logit_rows(turn_trace)
+            noise = max(noise, noise_between(rows, turn_rows, num_equal))
+        return [compare_turn(target, rows, turn, noise) for way, (turn, _) in traces.items() if way != TARGET]

@@ -18,20 +18,20 @@ from specverify.setup.errors import UnusableInput
 Tokens = tuple[int, ...]
 
 
-def lengthened(prompts: Sequence[Tokens], length: int) -> list[Tokens]:
+def lengthen(prompts: Sequence[Tokens], length: int) -> list[Tokens]:
     """Each prompt with exactly `length` tokens: the other prompts stand before it, and its own end stays its end."""
-    found = []
+    lengthened_prompts = []
     for place in range(len(prompts)):
         tokens: Tokens = ()
         back = place
         while len(tokens) < length:
             tokens = prompts[back % len(prompts)] + tokens
             back -= 1
-        found.append(tokens[len(tokens) - length :])
-    return found
+        lengthened_prompts.append(tokens[len(tokens) - length :])
+    return lengthened_prompts
 
 
-def check_windowed(name: str, draft: Draft) -> None:
+def check_window(name: str, draft: Draft) -> None:
     """Refuse a draft without a cache of its own: a window of its context would change nothing.
 
     Raises:
@@ -44,7 +44,7 @@ def check_windowed(name: str, draft: Draft) -> None:
 
 
 @contextmanager
-def windowed(backend: EngineBackend, case: Case, window: int | None) -> Iterator[None]:
+def draft_window(backend: EngineBackend, case: Case, window: int | None) -> Iterator[None]:
     """Inside the `with`, each row of the draft of `case` sees the last `window` tokens alone; None changes nothing.
 
     Positions go on as they were, as in a draft with a sliding window. The draft's cache keeps what it no longer sees,
@@ -59,7 +59,7 @@ def windowed(backend: EngineBackend, case: Case, window: int | None) -> Iterator
     if case.draft.model is None:
         head = backend.models.head(case, HEADS[case.draft.TAG])
         before = head.reaches
-        head.reaches = [replace(one, window=min(one.window or window, window)) for one in before]
+        head.reaches = [replace(reach, window=min(reach.window or window, window)) for reach in before]
         try:
             yield
         finally:
@@ -71,8 +71,8 @@ def windowed(backend: EngineBackend, case: Case, window: int | None) -> Iterator
         raise UnusableInput("bench decode --draft-window: the draft is the target itself, which must see everything")
     forward = model.forward
 
-    def narrowed(batch: list[Rows], *given: Any, **named: Any) -> list[Tensor]:
-        return forward([replace(rows, visible=_narrow(rows, window)) for rows in batch], *given, **named)
+    def narrowed(batch: list[Rows], *arguments: Any, **named: Any) -> list[Tensor]:
+        return forward([replace(rows, visible=_narrow(rows, window)) for rows in batch], *arguments, **named)
 
     vars(model)["forward"] = narrowed
     try:
@@ -88,8 +88,8 @@ def _narrow(rows: Rows, window: int) -> list[Tensor]:
     """
     narrow = []
     for mask in rows.visible:
-        at = torch.arange(mask.shape[1])
-        at[rows.cache.length :] = int(rows.positions.max())
-        at[mask.shape[1] - len(rows.tokens) :] = rows.positions
-        narrow.append(mask & (at > rows.positions[:, None] - window))
+        positions = torch.arange(mask.shape[1])
+        positions[rows.cache.length :] = int(rows.positions.max())
+        positions[mask.shape[1] - len(rows.tokens) :] = rows.positions
+        narrow.append(mask & (positions > rows.positions[:, None] - window))
     return narrow

@@ -84,26 +84,27 @@ def measure(name: str, model: str, dtype: str, sizes: Sizes, steps: int = STEPS)
     trees = [(nodes, sizes.prefixes[0], batch) for batch, nodes in product(sizes.batches, sizes.nodes)]
     contexts = [(TREE, prefix, batch) for batch, prefix in product(sizes.batches, sizes.prefixes)]
     with Progress(len(trees) + len(contexts)) as progress:
-        found: dict[str, list[dict[str, Any]]] = {}
+        grids: dict[str, list[dict[str, Any]]] = {}
         for grid, cells in (("trees_by_batch", trees), ("batches_by_prefix", contexts)):
-            found[grid] = []
+            grids[grid] = []
             for cell in cells:
-                found[grid].append(timed(*cell))
+                grids[grid].append(timed(*cell))
                 progress.advance()
     lines = [
-        {"of": of, "by": by, "at": f"{beside} {at}"} | line_through({row[by]: row["ms"] for row in rows})
-        for of, by, beside in (
+        {"of": grid, "by": axis, "at": f"{fixed_axis} {fixed_size}"}
+        | line_through({row[axis]: row["ms"] for row in rows})
+        for grid, axis, fixed_axis in (
             ("trees_by_batch", "nodes", "batch"),
             ("trees_by_batch", "batch", "nodes"),
             ("batches_by_prefix", "prefix", "batch"),
         )
-        for at in dict.fromkeys(row[beside] for row in found[of])
-        for rows in [[row for row in found[of] if row[beside] == at]]
+        for fixed_size in dict.fromkeys(row[fixed_axis] for row in grids[grid])
+        for rows in [[row for row in grids[grid] if row[fixed_axis] == fixed_size]]
         if len(rows) > 1
     ]
     network = transformers_model(checkpoint, dtype)
     facts = {"backend": name, "dtype": dtype, "threads": torch.get_num_threads(), "steps": steps} | manifest(backend)
-    return {"facts": facts, **found, "lines": lines, **head_times(network, steps)}
+    return {"facts": facts, **grids, "lines": lines, **head_times(network, steps)}
 
 
 def head_times(network: Any, steps: int) -> dict[str, Any]:
@@ -117,12 +118,12 @@ def head_times(network: Any, steps: int) -> dict[str, Any]:
     rows = []
     for part in PARTS:
         fewer = weights[: max(1, len(weights) // part)]
-        took = _median(lambda fewer=fewer: torch.nn.functional.linear(hidden, fewer), steps)  # type: ignore[misc]
-        rows.append({"rows": TREE, "vocabulary": len(fewer), "ms": took})
+        ms = _median(lambda fewer=fewer: torch.nn.functional.linear(hidden, fewer), steps)  # type: ignore[misc]
+        rows.append({"rows": TREE, "vocabulary": len(fewer), "ms": ms})
     ids = torch.zeros(1, TREE, dtype=torch.long)
-    whole = _median(lambda: network(ids, logits_to_keep=0), steps)
-    last = _median(lambda: network(ids, logits_to_keep=1), steps)
-    return {"vocabulary": rows, "logits": {"all_ms": whole, "last_ms": last, "ratio": whole / last}}
+    all_ms = _median(lambda: network(ids, logits_to_keep=0), steps)
+    last_ms = _median(lambda: network(ids, logits_to_keep=1), steps)
+    return {"vocabulary": rows, "logits": {"all_ms": all_ms, "last_ms": last_ms, "ratio": all_ms / last_ms}}
 
 
 def _median(call: Callable[[], Any], steps: int) -> float:

@@ -18,6 +18,6 @@ def line_through(points: Mapping[int, float]) -> dict[str, Any]:
         return {"base_ms": float(times[0]), "each_ms": None, "straight": None}
     each, base = np.polyfit(sizes, times, 1)
     around = float(np.square(times - times.mean()).sum())
-    left = float(np.square(times - (base + each * sizes)).sum())
-    straight = 1 - left / around if around and len(sizes) > 2 else None
+    residual = float(np.square(times - (base + each * sizes)).sum())
+    straight = 1 - residual / around if around and len(sizes) > 2 else None
     return {"base_ms": float(base), "each_ms": float(each), "straight": straight}

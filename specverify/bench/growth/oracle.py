@@ -43,23 +43,24 @@ def measure(
     target: Model = Seeded(GALLERY[0], 0) if model is None else open_checkpoint(model)
     parameters = Oracle().model(target, "float64").parameters
     network = transformers_model(target, "float64")
-    tokens = tuple(at % target.vocab_size for at in range(context))
+    tokens = tuple(position % target.vocab_size for position in range(context))
     rows = []
     for count in nodes:
         drawn = tree_of(count)
-        tree = Tree(drawn.parent, tuple((7 * at + 1) % target.vocab_size for at in range(count)))
-        given = _inputs(tokens, tree)
-        ours, theirs = list[float](), list[float]()
+        tree = Tree(drawn.parent, tuple((7 * node + 1) % target.vocab_size for node in range(count)))
+        inputs = _inputs(tokens, tree)
+        oracle_times = list[float]()
+        transformers_times = list[float]()
         apart = 0.0
         for _ in range(rounds + 1):  # the first round warms both up
             began = time.perf_counter()
             exact = SharedPrefix(parameters).nodes(tokens, tree).logits
             between = time.perf_counter()
-            told = _forward(network, given, count)
-            ours.append(between - began)
-            theirs.append(time.perf_counter() - between)
-            apart = max(apart, float(np.abs(exact - told).max()))
-        oracle_ms, transformers_ms = 1000 * median(ours[1:]), 1000 * median(theirs[1:])
+            logits = _forward(network, inputs, count)
+            oracle_times.append(between - began)
+            transformers_times.append(time.perf_counter() - between)
+            apart = max(apart, float(np.abs(exact - logits).max()))
+        oracle_ms, transformers_ms = 1000 * median(oracle_times[1:]), 1000 * median(transformers_times[1:])
         rows.append(
             {
                 "nodes": count,
@@ -70,8 +71,8 @@ def measure(
             }
         )
     name = model or f"built-in {GALLERY[0].family}"
-    same = all(row["apart"] <= APART for row in rows)
-    return {"model": name, "context": context, "threads": torch.get_num_threads(), "trees": rows, "same": same}
+    is_same = all(row["apart"] <= APART for row in rows)
+    return {"model": name, "context": context, "threads": torch.get_num_threads(), "trees": rows, "same": is_same}
 
 
 def _inputs(tokens: tuple[int, ...], tree: Tree) -> dict[str, Any]:
@@ -94,7 +95,7 @@ def _inputs(tokens: tuple[int, ...], tree: Tree) -> dict[str, Any]:
     }
 
 
-def _forward(network: Any, given: dict[str, Any], count: int) -> Array:
+def _forward(network: Any, inputs: dict[str, Any], count: int) -> Array:
     with torch.no_grad():
-        logits: Array = network(**given, logits_to_keep=count).logits[0].numpy()
+        logits: Array = network(**inputs, logits_to_keep=count).logits[0].numpy()
     return logits

@@ -41,40 +41,44 @@ def settings(device: str, model: str | None, dtype: str | None) -> list[Setting]
         UnusableInput: The checkpoint cannot be read, or is of a family whose heads are not known.
         MissingInput: As in `directory_of`.
     """
-    own = SETTINGS[device]
-    own = own if dtype is None else replace(own, dtype=getattr(torch, dtype))
+    setting = SETTINGS[device]
+    setting = setting if dtype is None else replace(setting, dtype=getattr(torch, dtype))
     if model is None:
-        return [own]
+        return [setting]
     if model == DRAWN:
         prefixes, nodes, batches = SMALL
         dtypes = DTYPES if dtype is None else (dtype,)
-        heads = sorted({one for architecture in GALLERY for one in heads_of(architecture)})
-        return [Setting(prefixes, nodes, batches, *one, dtype=getattr(torch, name)) for name in dtypes for one in heads]
+        heads = sorted({sizes for architecture in GALLERY for sizes in heads_of(architecture)})
+        return [
+            Setting(prefixes, nodes, batches, *sizes, dtype=getattr(torch, name)) for name in dtypes for sizes in heads
+        ]
     try:
         architecture = configured(directory_of(model) / "config.json")
     except UnreadableCheckpoint as why:
         raise UnusableInput(str(why)) from None
-    return [replace(own, heads=heads, kv_heads=kv_heads, dim=dim) for heads, kv_heads, dim in heads_of(architecture)]
+    return [
+        replace(setting, heads=heads, kv_heads=kv_heads, dim=dim) for heads, kv_heads, dim in heads_of(architecture)
+    ]
 
 
 def heads_of(architecture: Architecture) -> list[tuple[int, int, int]]:
     """Query heads, KV heads and head dimension of a model's attention; of latent attention, over latent rows too."""
-    found = [(architecture.heads, architecture.kv_heads, architecture.head_dim)]
+    sizes = [(architecture.heads, architecture.kv_heads, architecture.head_dim)]
     if "latent_rank" in architecture.words.settings:
-        found.append((architecture.heads, 1, int(architecture.setting("latent_rank")) + architecture.rotary_dim))
-    return found
+        sizes.append((architecture.heads, 1, int(architecture.setting("latent_rank")) + architecture.rotary_dim))
+    return sizes
 
 
-def measured(device: str, asked: list[Setting]) -> list[dict[str, Any]]:
+def measure_settings(device: str, chosen: list[Setting]) -> list[dict[str, Any]]:
     """The figures of `attention.measure` for each of the settings."""
-    if len(asked) == 1:
-        return [attention.measure(device, attention.REPETITIONS, asked[0])]
-    with Progress(len(asked)) as progress:
-        found = []
-        for one in asked:
-            found.append(attention.measure(device, attention.REPETITIONS, one))
+    if len(chosen) == 1:
+        return [attention.measure(device, attention.REPETITIONS, chosen[0])]
+    with Progress(len(chosen)) as progress:
+        figures = []
+        for setting in chosen:
+            figures.append(attention.measure(device, attention.REPETITIONS, setting))
             progress.advance()
-    return found
+    return figures
 
 
 def table(device: str, figures: list[dict[str, Any]]) -> dict[str, Any]:
@@ -89,13 +93,13 @@ def table(device: str, figures: list[dict[str, Any]]) -> dict[str, Any]:
         "absent": figures[0]["absent"],
         "shapes": [
             {
-                "dtype": one["dtype"],
-                "heads": one["heads"],
-                "kv_heads": one["kv_heads"],
-                "head_dim": one["dim"],
-                "scenes": _scenes(one["rows"]),
+                "dtype": shape["dtype"],
+                "heads": shape["heads"],
+                "kv_heads": shape["kv_heads"],
+                "head_dim": shape["dim"],
+                "scenes": _scenes(shape["rows"]),
             }
-            for one in figures
+            for shape in figures
         ],
     }
     table_of(content)  # what is written can be read

@@ -40,7 +40,7 @@ class Batch:
         return torch.where(real, places, 0), real
 
 
-class Opened(ABC):
+class OpenedHead(ABC):
     """A head that drafts for several texts at once, whose true states are known.
 
     The first tokens of all texts are prompts, and the pending root of text b may be any token but the first.
@@ -86,16 +86,16 @@ class TrainedHead(nn.Module, ABC):
         """The loss, a scalar float32, with `steps` steps of the training-time test where the kind has one."""
 
     @abstractmethod
-    def opened(self, tokens: Tensor, states: Tensor) -> Opened:
+    def open(self, tokens: Tensor, states: Tensor) -> OpenedHead:
         """The head, ready to draft for texts int64 [B, T] whose states [B, T, width] are the target's."""
 
     @abstractmethod
-    def published(self) -> dict[str, Tensor]:
+    def published_tensors(self) -> dict[str, Tensor]:
         """The tensors of the head by their names in published checkpoints."""
 
     @abstractmethod
     def load_published(self, tensors: dict[str, Tensor]) -> None:
-        """Take the weights of `published` over."""
+        """Take the weights of `published_tensors` over."""
 
     @abstractmethod
     def config(self, target: dict[str, Any]) -> dict[str, Any]:
@@ -116,7 +116,7 @@ def soft_cross_entropy(scores: Tensor, teacher: Tensor, weight: Tensor) -> Tenso
     return (by_row * weight).sum() / weight.sum().clamp(min=1)
 
 
-def at_rows(of: Tensor, rows: Tensor) -> Tensor:
+def at_rows(tensor: Tensor, rows: Tensor) -> Tensor:
     """Rows int64 [B, R] of a tensor [B, T, ...]: [B, R, ...]."""
-    index = rows.reshape(*rows.shape, *[1] * (of.ndim - 2)).expand(*rows.shape, *of.shape[2:])
-    return of.gather(1, index)
+    index = rows.reshape(*rows.shape, *[1] * (tensor.ndim - 2)).expand(*rows.shape, *tensor.shape[2:])
+    return tensor.gather(1, index)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from reference.draft.eagle1 import AT
+from reference.draft.eagle1 import LAYER_PREFIX
 from reference.draft.hidden import HiddenStates
 from reference.draft.layer_head import HeadLayer
 from specverify.training.heads.base import Batch, at_rows, soft_cross_entropy
@@ -25,7 +25,7 @@ class Eagle1Module(LayerHeadModule):
     """
 
     kind = "eagle1"
-    at = AT
+    prefix = LAYER_PREFIX
 
     def __init__(self, sizes: HeadLayer, embedding: Tensor, target_head: Tensor) -> None:
         super().__init__(embedding, target_head)
@@ -38,25 +38,25 @@ class Eagle1Module(LayerHeadModule):
         """See `LayerHeadModule`."""
         return states
 
-    def fused(self, embedded: Tensor, held: Tensor) -> tuple[Tensor, Tensor]:
+    def attention_input(self, embedded: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
         """See `LayerHeadModule`."""
-        x = self.fc(torch.cat([embedded, held.to(embedded.dtype)], -1))
+        x = self.fc(torch.cat([embedded, states.to(embedded.dtype)], -1))
         return x, x
 
-    def scored(self, outputs: Tensor) -> Tensor:
+    def scores(self, outputs: Tensor) -> Tensor:
         """See `LayerHeadModule`."""
         return functional.linear(outputs, self.target_head)
 
     def forward(self, batch: Batch, steps: int) -> Tensor:
         """See `TrainedHead`."""
         outputs, rows, real = next(self.run(batch, 1))
-        wanted = at_rows(batch.last, torch.where(real, rows + 1, 0))
+        next_states = at_rows(batch.last, torch.where(real, rows + 1, 0))
         weight = real.float()
-        by_row = functional.smooth_l1_loss(outputs.float(), wanted.float(), reduction="none").mean(-1)
+        by_row = functional.smooth_l1_loss(outputs.float(), next_states.float(), reduction="none").mean(-1)
         state = (by_row * weight).sum() / weight.sum().clamp(min=1)
         with torch.no_grad():
-            taught = functional.linear(wanted, self.target_head)
-        return STATE * state + LAW * soft_cross_entropy(self.scored(outputs), taught, weight)
+            taught = functional.linear(next_states, self.target_head)
+        return STATE * state + LAW * soft_cross_entropy(self.scores(outputs), taught, weight)
 
     def parameters_by_name(self) -> dict[str, Tensor]:
         """See `LayerHeadModule`."""

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from reference.draft.eagle3 import AT
+from reference.draft.eagle3 import LAYER_PREFIX
 from reference.draft.hidden import HiddenStates
 from reference.draft.layer_head import HeadLayer
 from specverify.training.heads.base import DECAY, Batch, at_rows, soft_cross_entropy
@@ -30,7 +30,7 @@ class Eagle3Module(LayerHeadModule):
     """
 
     kind = "eagle3"
-    at = AT
+    prefix = LAYER_PREFIX
     named: Tensor
 
     def __init__(
@@ -60,11 +60,11 @@ class Eagle3Module(LayerHeadModule):
         """See `LayerHeadModule`."""
         return self.fc(states)  # type: ignore[no-any-return]
 
-    def fused(self, embedded: Tensor, held: Tensor) -> tuple[Tensor, Tensor]:
+    def attention_input(self, embedded: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
         """See `LayerHeadModule`."""
-        return torch.cat([self.input_layernorm(embedded), self.hidden_norm(held)], -1), held
+        return torch.cat([self.input_layernorm(embedded), self.hidden_norm(states)], -1), states
 
-    def scored(self, outputs: Tensor) -> Tensor:
+    def scores(self, outputs: Tensor) -> Tensor:
         """See `LayerHeadModule`."""
         return self.lm_head(self.norm(outputs))  # type: ignore[no-any-return]
 
@@ -79,7 +79,7 @@ class Eagle3Module(LayerHeadModule):
             after = rows + 2 + step
             inside = after < batch.lengths[:, None]
             named = self.get_buffer("covered")[batch.tokens.gather(1, torch.where(inside, after, 0))] | ~inside
-            loss = loss + DECAY**step * soft_cross_entropy(self.scored(outputs), taught, (real & named).float())
+            loss = loss + DECAY**step * soft_cross_entropy(self.scores(outputs), taught, (real & named).float())
         return loss
 
     def parameters_by_name(self) -> dict[str, Tensor]:
@@ -88,20 +88,20 @@ class Eagle3Module(LayerHeadModule):
         return {
             "fc.weight": self.fc.weight,
             **self.layer_tensors(),
-            **{f"{AT}.{name}.weight": norm.weight for name, norm in norms.items()},
+            **{f"{LAYER_PREFIX}.{name}.weight": norm.weight for name, norm in norms.items()},
             "norm.weight": self.norm.weight,
             "lm_head.weight": self.lm_head.weight,
         }
 
     def stored_name(self, name: str) -> str:
         """See `LayerHeadModule`; only the layout that calls the first layer layers.0 has further ones."""
-        return name.replace(f"{AT}.", "layers.0.") if self.further else name
+        return name.replace(f"{LAYER_PREFIX}.", "layers.0.") if self.further else name
 
-    def published(self) -> dict[str, Tensor]:
+    def published_tensors(self) -> dict[str, Tensor]:
         """See `TrainedHead`; `d2t` holds offsets, and `t2d` is true for each target id that the head can name."""
         named = self.named
         offsets = {"d2t": named - torch.arange(len(named), device=named.device), "t2d": self.get_buffer("covered")}
-        return {**super().published(), **offsets}
+        return {**super().published_tensors(), **offsets}
 
     def config(self, target: dict[str, Any]) -> dict[str, Any]:
         """See `TrainedHead`."""
@@ -109,9 +109,9 @@ class Eagle3Module(LayerHeadModule):
         layers, count = list(self.reads.layers), target["num_hidden_layers"]
         # Beside tensors named midlayer, the numbers are layers whose outputs are read; without them, the usual ones.
         # Beside tensors named layers.0 they are layers whose inputs are read.
-        numbers = [one + 1 for one in layers] if self.further else layers
-        told = {} if layers == [1, count // 2 - 1, count - 4] else {"eagle_aux_hidden_state_layer_ids": numbers}
-        return {**fields, "draft_vocab_size": len(self.named), **told}
+        numbers = [number + 1 for number in layers] if self.further else layers
+        layer_ids = {} if layers == [1, count // 2 - 1, count - 4] else {"eagle_aux_hidden_state_layer_ids": numbers}
+        return {**fields, "draft_vocab_size": len(self.named), **layer_ids}
 
     def names(self) -> Tensor:
         """See `TrainedHead`."""

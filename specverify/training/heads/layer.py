@@ -38,12 +38,12 @@ class Paths:
 
     Attributes:
         keys, values: Of the true rows, [B, T, kv_heads, head_dim].
-        own: For each step above, the keys and values of the rows' own paths, [B, R, kv_heads, head_dim] each.
+        steps: For each step above, the keys and values of the rows' own paths, [B, R, kv_heads, head_dim] each.
     """
 
     keys: Tensor
     values: Tensor
-    own: list[tuple[Tensor, Tensor]]
+    steps: list[tuple[Tensor, Tensor]]
 
 
 class DecoderLayer(nn.Module):
@@ -65,10 +65,10 @@ class DecoderLayer(nn.Module):
         self.down_proj = nn.Linear(sizes.intermediate_size, hidden, False)
         self.post_attention_layernorm = Norm(hidden, sizes.norm_eps)
 
-    def seen(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def keys_and_values(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Rotated keys and values [B, R, kv_heads, head_dim] of rows [B, R, width] at positions int64 [B, R]."""
         keys, values = (self._heads(project(x)) for project in (self.k_proj, self.v_proj))
-        return self._turned(keys, positions), values
+        return self._rotate(keys, positions), values
 
     def forward(self, x: Tensor, residual: Tensor, positions: Tensor, paths: Paths, visible: Tensor) -> Tensor:
         """The outputs [B, R, hidden] of rows.
@@ -77,24 +77,24 @@ class DecoderLayer(nn.Module):
             x: The rows that attention reads, [B, R, width].
             residual: [B, R, hidden].
             positions: int64 [B, R].
-            paths: What the rows see; the rows' own keys and values are the last of `own`, or among the true rows.
+            paths: What the rows see; the rows' own keys and values are the last of `steps`, or among the true rows.
             visible: bool [B, R, T]; the true rows that each row sees.
         """
         batch, rows = x.shape[:2]
         group = self.sizes.heads // self.sizes.kv_heads
-        queries = self._turned(self._heads(self.q_proj(x)), positions)
+        queries = self._rotate(self._heads(self.q_proj(x)), positions)
         # [B, kv_heads, group * R, head_dim]: the queries that share a KV head stand side by side.
         shared = queries.view(batch, rows, -1, group, self.sizes.head_dim).permute(0, 2, 3, 1, 4)
         flat = shared.reshape(batch, -1, group * rows, self.sizes.head_dim) * self.sizes.head_dim**-0.5
         scores = flat @ paths.keys.permute(0, 2, 3, 1)
         scores = _wide(scores).masked_fill(~visible.repeat(1, group, 1)[:, None], float("-inf"))
-        mine = [_by_query(keys, group) for keys, _ in paths.own]
-        scores = torch.cat([scores, *(_wide((flat * keys).sum(-1, keepdim=True)) for keys in mine)], -1)
+        path_keys = [_by_query(keys, group) for keys, _ in paths.steps]
+        scores = torch.cat([scores, *(_wide((flat * keys).sum(-1, keepdim=True)) for keys in path_keys)], -1)
         law = functional.softmax(scores, -1).to(flat.dtype)
         true = paths.keys.shape[1]
         mixed = law[..., :true] @ paths.values.transpose(1, 2).to(flat.dtype)
-        for at, (_, values) in enumerate(paths.own):
-            mixed = mixed + law[..., true + at, None] * _by_query(values, group)
+        for step, (_, values) in enumerate(paths.steps):
+            mixed = mixed + law[..., true + step, None] * _by_query(values, group)
         mixed = mixed.view(batch, -1, group, rows, self.sizes.head_dim).permute(0, 3, 1, 2, 4).reshape(batch, rows, -1)
         stream: Tensor = residual + self.o_proj(mixed)
         y = self.post_attention_layernorm(stream)
@@ -104,13 +104,13 @@ class DecoderLayer(nn.Module):
     def _heads(self, x: Tensor) -> Tensor:
         return x.view(*x.shape[:2], -1, self.sizes.head_dim)
 
-    def _turned(self, x: Tensor, positions: Tensor) -> Tensor:
+    def _rotate(self, x: Tensor, positions: Tensor) -> Tensor:
         """`x` [B, R, heads, head_dim] turned by half split: dimension i turns with i + head_dim / 2."""
         width = self.sizes.head_dim
         turns = self.sizes.theta ** (-torch.arange(0, width, 2, dtype=torch.float64, device=x.device) / width)
         angles = (positions.double()[..., None] * turns).repeat(1, 1, 2)[:, :, None]
-        left, right = x.chunk(2, -1)
-        return x * angles.cos().to(x.dtype) + torch.cat([-right, left], -1) * angles.sin().to(x.dtype)
+        first_half, second_half = x.chunk(2, -1)
+        return x * angles.cos().to(x.dtype) + torch.cat([-second_half, first_half], -1) * angles.sin().to(x.dtype)
 
 
 class FurtherLayer(DecoderLayer):

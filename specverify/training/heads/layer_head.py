@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from reference.draft.layer_head import HeadLayer
-from specverify.training.heads.base import Batch, Opened, TrainedHead, at_rows
+from specverify.training.heads.base import Batch, OpenedHead, TrainedHead, at_rows
 from specverify.training.heads.layer import DecoderLayer, FurtherLayer, Paths
 
 PROJECTIONS = {"self_attn": ("q_proj", "k_proj", "v_proj", "o_proj"), "mlp": ("gate_proj", "up_proj", "down_proj")}
@@ -19,12 +19,12 @@ class LayerHeadModule(TrainedHead):
     """A head that runs a decoder layer over rows of tokens beside states.
 
     Attributes:
-        at: The prefix of the layer in published names.
+        prefix: The prefix of the layer in published names.
         layer: The layer.
         further: The layers after it.
     """
 
-    at: str
+    prefix: str
     layer: DecoderLayer
 
     def __init__(self, embedding: Tensor, target_head: Tensor) -> None:
@@ -34,18 +34,18 @@ class LayerHeadModule(TrainedHead):
     @property
     def layers(self) -> list[DecoderLayer]:
         """All layers, the first at the front."""
-        return [self.layer, *(one for one in self.further if isinstance(one, FurtherLayer))]
+        return [self.layer, *(layer for layer in self.further if isinstance(layer, FurtherLayer))]
 
     @abstractmethod
     def of_target(self, states: Tensor) -> Tensor:
         """The target's states [..., width] as rows hold them, [..., hidden]."""
 
     @abstractmethod
-    def fused(self, embedded: Tensor, held: Tensor) -> tuple[Tensor, Tensor]:
+    def attention_input(self, embedded: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
         """The input of attention [..., width] and the residual [..., hidden], of embeddings and held states."""
 
     @abstractmethod
-    def scored(self, outputs: Tensor) -> Tensor:
+    def scores(self, outputs: Tensor) -> Tensor:
         """The scores [..., V] of outputs [..., hidden]."""
 
     def run(self, batch: Batch, steps: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
@@ -55,27 +55,31 @@ class LayerHeadModule(TrainedHead):
         """
         rows, real = batch.rows()
         true = torch.arange(batch.tokens.shape[1], device=rows.device).expand(batch.tokens.shape)
-        held = self.of_target(batch.states)
+        states = self.of_target(batch.states)
         # The last row of a text lacks its token; no learned row sees it.
-        stream = self.fused(self.embedding[batch.tokens.roll(-1, 1)], held)
+        stream = self.attention_input(self.embedding[batch.tokens.roll(-1, 1)], states)
         visible = true[:, None] <= rows[..., None]
         *before, last = self.layers
         paths = list[Paths]()
         for layer, after in zip(before, self.layers[1:], strict=True):
             # The next layer's keys need the outputs of all true rows, not of the learned ones alone.
-            paths.append(Paths(*layer.seen(stream[0], true), []))
-            stream = _entering(after, layer(*stream, true, paths[-1], true[:, None] <= true[..., None]))
-        paths.append(Paths(*last.seen(stream[0], true), []))
-        outputs = last(*(at_rows(one, rows) for one in stream), rows, paths[-1], visible)
+            paths.append(Paths(*layer.keys_and_values(stream[0], true), []))
+            stream = _layer_input(after, layer(*stream, true, paths[-1], true[:, None] <= true[..., None]))
+        paths.append(Paths(*last.keys_and_values(stream[0], true), []))
+        outputs = last(*(at_rows(tensor, rows) for tensor in stream), rows, paths[-1], visible)
         yield outputs, rows, real
         for step in range(1, steps):
             ahead = rows + 1 + step
             real = real & (ahead < batch.lengths[:, None])
             tokens = batch.tokens.gather(1, torch.where(real, ahead, 0))
-            outputs = self.deepened(self.fused(self.embedding[tokens], outputs), rows + step, paths, visible)
+            outputs = self.run_layers(
+                self.attention_input(self.embedding[tokens], outputs), rows + step, paths, visible
+            )
             yield outputs, rows, real
 
-    def deepened(self, stream: tuple[Tensor, Tensor], positions: Tensor, paths: list[Paths], visible: Tensor) -> Tensor:
+    def run_layers(
+        self, stream: tuple[Tensor, Tensor], positions: Tensor, paths: list[Paths], visible: Tensor
+    ) -> Tensor:
         """The outputs [B, R, hidden] of rows through all layers; their keys and values join the `paths` of each.
 
         Args:
@@ -84,29 +88,29 @@ class LayerHeadModule(TrainedHead):
             paths: For each layer, what the rows see.
             visible: bool [B, R, T]; the true rows that each row sees.
         """
-        for number, (layer, seen) in enumerate(zip(self.layers, paths, strict=True)):
+        for number, (layer, layer_paths) in enumerate(zip(self.layers, paths, strict=True)):
             if number:
-                stream = _entering(layer, stream[1])
-            seen.own.append(layer.seen(stream[0], positions))
-            stream = stream[0], layer(*stream, positions, seen, visible)
+                stream = _layer_input(layer, stream[1])
+            layer_paths.steps.append(layer.keys_and_values(stream[0], positions))
+            stream = stream[0], layer(*stream, positions, layer_paths, visible)
         return stream[1]
 
-    def opened(self, tokens: Tensor, states: Tensor) -> "OpenedLayer":
+    def open(self, tokens: Tensor, states: Tensor) -> "OpenedLayer":
         """See `TrainedHead`."""
         return OpenedLayer(self, tokens, states)
 
     def layer_tensors(self) -> dict[str, Tensor]:
         """The weights of the layer by their published names."""
-        found: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         for part, names in PROJECTIONS.items():
-            found |= {f"{self.at}.{part}.{name}.weight": getattr(self.layer, name).weight for name in names}
-        found[f"{self.at}.post_attention_layernorm.weight"] = self.layer.post_attention_layernorm.weight
+            tensors |= {f"{self.prefix}.{part}.{name}.weight": getattr(self.layer, name).weight for name in names}
+        tensors[f"{self.prefix}.post_attention_layernorm.weight"] = self.layer.post_attention_layernorm.weight
         for number, layer in enumerate(self.layers[1:], 1):
             for part, names in PROJECTIONS.items():
-                found |= {f"layers.{number}.{part}.{name}.weight": getattr(layer, name).weight for name in names}
+                tensors |= {f"layers.{number}.{part}.{name}.weight": getattr(layer, name).weight for name in names}
             for name in ("input_layernorm", "post_attention_layernorm"):
-                found[f"layers.{number}.{name}.weight"] = getattr(layer, name).weight
-        return found
+                tensors[f"layers.{number}.{name}.weight"] = getattr(layer, name).weight
+        return tensors
 
     @abstractmethod
     def parameters_by_name(self) -> dict[str, Tensor]:
@@ -116,9 +120,11 @@ class LayerHeadModule(TrainedHead):
         """The name of a weight in the head's files."""
         return name
 
-    def published(self) -> dict[str, Tensor]:
+    def published_tensors(self) -> dict[str, Tensor]:
         """See `TrainedHead`."""
-        return {self.stored_name(name): one.detach().clone() for name, one in self.parameters_by_name().items()}
+        return {
+            self.stored_name(name): parameter.detach().clone() for name, parameter in self.parameters_by_name().items()
+        }
 
     @torch.no_grad()
     def load_published(self, tensors: dict[str, Tensor]) -> None:
@@ -147,27 +153,27 @@ class LayerHeadModule(TrainedHead):
         }
 
 
-def _entering(layer: DecoderLayer, outputs: Tensor) -> tuple[Tensor, Tensor]:
+def _layer_input(layer: DecoderLayer, outputs: Tensor) -> tuple[Tensor, Tensor]:
     """The input of a further layer's attention, and its residual, of the outputs of the layer before."""
     assert isinstance(layer, FurtherLayer)
     return layer.input_layernorm(outputs), outputs
 
 
-class OpenedLayer(Opened):
+class OpenedLayer(OpenedHead):
     """A head with a layer that drafts: the true rows of all texts are run once, the nodes level by level."""
 
     @torch.no_grad()
     def __init__(self, head: LayerHeadModule, tokens: Tensor, states: Tensor) -> None:
         self.head = head
         positions = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape)
-        stream = head.fused(head.embedding[tokens.roll(-1, 1)], head.of_target(states))
+        stream = head.attention_input(head.embedding[tokens.roll(-1, 1)], head.of_target(states))
         self.positions = positions
         visible = positions[:, None] <= positions[..., None]
         self.paths = list[Paths]()
         for number, layer in enumerate(head.layers):
             if number:
-                stream = _entering(layer, stream[1])
-            self.paths.append(Paths(*layer.seen(stream[0], positions), []))
+                stream = _layer_input(layer, stream[1])
+            self.paths.append(Paths(*layer.keys_and_values(stream[0], positions), []))
             stream = stream[0], layer(*stream, positions, self.paths[-1], visible)
         self.true = stream[1]
         self.outputs = self.true[:, :1]
@@ -176,25 +182,26 @@ class OpenedLayer(Opened):
 
     @torch.no_grad()
     def root(self, roots: Tensor) -> Tensor:
-        """See `Opened`."""
-        self.row, self.depth = roots - 1, 0
-        for seen in self.paths:
-            seen.own = []
+        """See `OpenedHead`."""
+        self.row = roots - 1
+        self.depth = 0
+        for paths in self.paths:
+            paths.steps = []
         self.outputs = at_rows(self.true, self.row[:, None])
-        return self.head.scored(self.outputs)[:, 0]
+        return self.head.scores(self.outputs)[:, 0]
 
     @torch.no_grad()
     def level(self, tokens: Tensor, parents: Tensor) -> Tensor:
-        """See `Opened`."""
+        """See `OpenedHead`."""
         head, width = self.head, tokens.shape[1]
-        stream = head.fused(head.embedding[tokens], at_rows(self.outputs, parents))
-        for seen in self.paths:
-            seen.own = [(at_rows(keys, parents), at_rows(values, parents)) for keys, values in seen.own]
+        stream = head.attention_input(head.embedding[tokens], at_rows(self.outputs, parents))
+        for paths in self.paths:
+            paths.steps = [(at_rows(keys, parents), at_rows(values, parents)) for keys, values in paths.steps]
         self.depth += 1
         positions = (self.row + self.depth)[:, None].expand(-1, width)
         visible = (self.positions[:, None] <= self.row[:, None, None]).expand(-1, width, -1)
-        self.outputs = head.deepened(stream, positions, self.paths, visible)
-        return head.scored(self.outputs)
+        self.outputs = head.run_layers(stream, positions, self.paths, visible)
+        return head.scores(self.outputs)
 
 
 def sizes_of(config: Any) -> HeadLayer:
@@ -221,18 +228,18 @@ def begin_with(layer: DecoderLayer, source: Any, offset: int) -> bool:
     """
     pairs = []
     for part, names in PROJECTIONS.items():
-        of = getattr(source, part, None)
+        module = getattr(source, part, None)
         for name in names:
-            given = getattr(getattr(of, name, None), "weight", None)
-            own = getattr(layer, name).weight
+            weight = getattr(getattr(module, name, None), "weight", None)
+            parameter = getattr(layer, name).weight
             if name in ("q_proj", "k_proj", "v_proj"):
-                own = own[:, offset:]
-            if given is None or given.shape != own.shape:
+                parameter = parameter[:, offset:]
+            if weight is None or weight.shape != parameter.shape:
                 return False
-            pairs.append((own, given))
-    for own, given in pairs:
-        own.copy_(given)
-    given = getattr(getattr(source, "post_attention_layernorm", None), "weight", None)
-    if given is not None and given.shape == layer.post_attention_layernorm.weight.shape:
-        layer.post_attention_layernorm.weight.copy_(given)
+            pairs.append((parameter, weight))
+    for parameter, weight in pairs:
+        parameter.copy_(weight)
+    weight = getattr(getattr(source, "post_attention_layernorm", None), "weight", None)
+    if weight is not None and weight.shape == layer.post_attention_layernorm.weight.shape:
+        layer.post_attention_layernorm.weight.copy_(weight)
     return True

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from reference.draft.hidden import HiddenStates
-from reference.draft.medusa import AT
-from specverify.training.heads.base import DECAY, Batch, Opened, TrainedHead, at_rows, soft_cross_entropy
+from reference.draft.medusa import HEADS_PREFIX
+from specverify.training.heads.base import DECAY, Batch, OpenedHead, TrainedHead, at_rows, soft_cross_entropy
 
 
 class MedusaModule(TrainedHead):
@@ -55,26 +55,26 @@ class MedusaModule(TrainedHead):
             ahead = rows + 1 + head
             learned = real & (ahead < batch.lengths[:, None])
             with torch.no_grad():
-                wanted = at_rows(batch.last, torch.where(learned, ahead, 0))
-                taught = functional.linear(wanted, self.target_head)
+                teacher_states = at_rows(batch.last, torch.where(learned, ahead, 0))
+                taught = functional.linear(teacher_states, self.target_head)
             loss = loss + DECAY**head * soft_cross_entropy(self.guess(states, head), taught, learned.float())
         return loss
 
-    def opened(self, tokens: Tensor, states: Tensor) -> "OpenedMedusa":
+    def open(self, tokens: Tensor, states: Tensor) -> "OpenedMedusa":
         """See `TrainedHead`."""
         return OpenedMedusa(self, states)
 
     def _parameters_by_name(self) -> dict[str, Tensor]:
-        found: dict[str, Tensor] = {}
-        for at, (block, out) in enumerate(self.pairs()):
-            found[f"{AT}.{at}.0.linear.weight"] = block.weight
-            found[f"{AT}.{at}.0.linear.bias"] = block.bias
-            found[f"{AT}.{at}.1.weight"] = out.weight
-        return found
+        parameters: dict[str, Tensor] = {}
+        for number, (block, out) in enumerate(self.pairs()):
+            parameters[f"{HEADS_PREFIX}.{number}.0.linear.weight"] = block.weight
+            parameters[f"{HEADS_PREFIX}.{number}.0.linear.bias"] = block.bias
+            parameters[f"{HEADS_PREFIX}.{number}.1.weight"] = out.weight
+        return parameters
 
-    def published(self) -> dict[str, Tensor]:
+    def published_tensors(self) -> dict[str, Tensor]:
         """See `TrainedHead`."""
-        return {name: one.detach().clone() for name, one in self._parameters_by_name().items()}
+        return {name: parameter.detach().clone() for name, parameter in self._parameters_by_name().items()}
 
     @torch.no_grad()
     def load_published(self, tensors: dict[str, Tensor]) -> None:
@@ -94,21 +94,24 @@ class MedusaModule(TrainedHead):
         }
 
 
-class OpenedMedusa(Opened):
+class OpenedMedusa(OpenedHead):
     """Medusa heads that draft: every level has the scores of its own head, whatever its nodes are."""
 
     def __init__(self, head: MedusaModule, states: Tensor) -> None:
-        self.head, self.states = head, states
-        self.state, self.depth = states[:, 0], 0
+        self.head = head
+        self.states = states
+        self.state = states[:, 0]
+        self.depth = 0
 
     @torch.no_grad()
     def root(self, roots: Tensor) -> Tensor:
-        """See `Opened`."""
-        self.state, self.depth = at_rows(self.states, roots[:, None] - 1)[:, 0], 0
+        """See `OpenedHead`."""
+        self.state = at_rows(self.states, roots[:, None] - 1)[:, 0]
+        self.depth = 0
         return self.head.guess(self.state, 0)
 
     @torch.no_grad()
     def level(self, tokens: Tensor, parents: Tensor) -> Tensor:
-        """See `Opened`; levels below the last head have no scores, and are never asked for."""
+        """See `OpenedHead`; levels below the last head have no scores, and are never asked for."""
         self.depth += 1
         return self.head.guess(self.state, self.depth)[:, None].expand(-1, tokens.shape[1], -1)

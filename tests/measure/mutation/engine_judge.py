@@ -9,8 +9,8 @@ from typing import Any
 from properties.invariants import ALL
 from properties.invariants.acceptance import law
 from properties.invariants.lossless import distribution
-from properties.tally import Tally, condemned
-from properties.tie_count import too_many
+from properties.tally import Tally, excess_evidence
+from properties.tie_count import excess_ties
 from properties.verdict.invariant import Invariant, taking_turns
 from properties.verdict.judge import judge
 from properties.verdict.subject import Subject
@@ -145,7 +145,7 @@ def judged(mutant: Mutant, backend: str, posed: tuple[Posed, ...], how: str, tel
             return _caught("refusal", verdict.unsupported, count) | {"case": one.case.id}
         tally.add(verdict)
     # What only a whole run can say, as in `diff`: samples or ties that cannot be chance.
-    excess = condemned(tally) or too_many(tally)
+    excess = excess_evidence(tally) or excess_ties(tally)
     if excess is not None:
         return _caught("evidence", excess, len(posed))
     return {"outcome": "survived", "judged": len(posed), "differing": differing}

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from backends import faults
 from backends.ascend.atb import AscendAtb
-from backends.ascend.device import missing
+from backends.ascend.device import why_no_npu
 from backends.ascend.eager import ascend_eager
 from backends.ascend.encodings import require_pages, require_sight, require_slots
 from backends.ascend.fused import AscendFused
 from backends.ascend.operators.install import install
 from backends.base import Declaration, Unavailable, Unsupported, WrongFlag
-from backends.compositions import opened
+from backends.compositions import open_engine
 from backends.engine.attention.eager import eager
 from backends.engine.columns import Attend, AttentionInputs, Paging
 from backends.engine.composition import SEAMS
@@ -118,7 +118,7 @@ LEAKS = (
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_leaks_are_seen_at_prefix_2048_bit_by_bit(dtype: torch.dtype) -> None:
     """Overwriting what is hidden from a row of a lane moves no bit of that row; with a fault it does."""
-    right = opened("ascend-fused-emulated").seams
+    right = open_engine("ascend-fused-emulated").seams
 
     def changed(attend: Attend, kind: str, rows: int, lane: int) -> bool:
         row = min(5, rows - 1)
@@ -137,7 +137,7 @@ def test_leaks_are_seen_at_prefix_2048_bit_by_bit(dtype: torch.dtype) -> None:
         return not torch.equal(*outputs)
 
     for name, kind, rows in LEAKS:
-        faulty = faults.named(name).plant(right).attend
+        faulty = faults.fault_named(name).plant(right).attend
         assert not any(changed(right.attend, kind, rows, lane) for lane in (0, 1)), name
         assert any(changed(faulty, kind, rows, lane) for lane in (0, 1)), name
 
@@ -187,14 +187,14 @@ def test_rows_of_the_registry_are_what_backends_declare() -> None:
             assert (declared.name, declared.device, declared.emulated) == (row.name, "cpu", True)
             assert declared.dtypes == row.dtypes
             assert default_dtypes(row.name) == row.dtypes, "without float64, all that it has"
-        elif missing() is not None:
+        elif why_no_npu() is not None:
             with pytest.raises(Unavailable, match=f"^{row.name} needs an Ascend device: .*{row.name}-emulated"):
                 open_backend(row.name)
 
 
 @pytest.mark.parametrize("name", ["ascend-fused", "ascend-eager"])
 def test_without_a_device_it_is_exit_code_3_and_names_the_twin(name: str, capfd: pytest.CaptureFixture[str]) -> None:
-    if missing() is None:
+    if why_no_npu() is None:
         pytest.skip("this machine has an Ascend device")
     with pytest.raises(SystemExit) as ended:
         main(["bench", "--backend", name, "--cases", "1"])
@@ -261,11 +261,15 @@ def test_the_mode_is_an_option_a_flag_and_part_of_the_manifest(
 ) -> None:
     from specverify.setup.subjects import manifest
 
-    assert manifest(opened("ascend-fused-emulated")) == {"device": "cpu", "mode": "performance", "emulated": "true"}
+    assert manifest(open_engine("ascend-fused-emulated")) == {
+        "device": "cpu",
+        "mode": "performance",
+        "emulated": "true",
+    }
     asked = open_planted("ascend-fused-emulated", None, "reference")
     assert manifest(asked)["mode"] == "reference"
     monkeypatch.setenv(NO_FUSED_TREE, "1")
-    assert manifest(opened("ascend-fused-emulated"))["mode"] == "performance, trees eager"
+    assert manifest(open_engine("ascend-fused-emulated"))["mode"] == "performance, trees eager"
     assert environment()[NO_FUSED_TREE] == "1"
     monkeypatch.setenv(NO_FUSED_TREE, "maybe")
     with pytest.raises(SystemExit) as ended:

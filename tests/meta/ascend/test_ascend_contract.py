@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from backends.ascend.encodings import additive, boolean, compressed
+from backends.ascend.encodings import additive, boolean, compressed_mask
 from backends.ascend.operators import schemas
 from backends.ascend.operators.install import KERNELS, install
 from backends.ascend.operators.rules import (
@@ -19,7 +19,7 @@ from backends.ascend.operators.rules import (
     as_the_kernel_does,
 )
 from backends.ascend.probe import calls
-from backends.ascend.probe.calls import arguments, dense, hidden, numbers, operator_of, paged
+from backends.ascend.probe.calls import arguments, dense, hidden, numbers, operator_of, paged_arguments
 from backends.ascend.probe.examples import EXAMPLES
 
 install()
@@ -168,7 +168,7 @@ def _encoded(name: str, visible: Tensor) -> Tensor:
     """One mask in one of the three encodings."""
     if name == "boolean":
         return boolean(visible)
-    return additive(visible, torch.float16) if name == "additive" else compressed(visible.device)
+    return additive(visible, torch.float16) if name == "additive" else compressed_mask(visible.device)
 
 
 @pytest.mark.parametrize("operator", [INFER, f"{INFER}_v2", "npu_fusion_attention", "_npu_paged_attention_splitfuse"])
@@ -248,7 +248,7 @@ def test_what_the_device_does_not_write_is_poison() -> None:
     assert not torch.isnan(out[0]).any()
     assert not torch.isnan(out[1, :, :1]).any()
     with as_the_kernel_does():
-        foreign, _ = run(INFER, **paged(block_table=torch.tensor([[1, 3], [2, 4]], dtype=torch.int32)))
+        foreign, _ = run(INFER, **paged_arguments(block_table=torch.tensor([[1, 3], [2, 4]], dtype=torch.int32)))
     assert torch.isnan(foreign[1]).any()
     assert not torch.isnan(foreign[0]).any()
 
@@ -309,7 +309,7 @@ BUILDERS: dict[str, Callable[[], dict[str, Any]]] = {
     "npu_rms_norm": calls.norm,
     "npu_add_rms_norm": calls.added_norm,
     "_npu_reshape_and_cache": calls.reshape,
-    "_npu_paged_attention_splitfuse": calls.split,
+    "_npu_paged_attention_splitfuse": calls.splitfuse_arguments,
 }
 """All but npu_apply_rotary_pos_emb, whose schema hides that it writes in place: opcheck refuses exactly that."""
 

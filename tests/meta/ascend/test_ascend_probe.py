@@ -82,7 +82,7 @@ def test_a_kernel_that_fails_late_is_a_refusal_all_the_same() -> None:
 
 
 def test_without_a_device_it_is_exit_code_3_and_one_line(capfd: pytest.CaptureFixture[str]) -> None:
-    if device.missing() is None:
+    if device.why_no_npu() is None:
         pytest.skip("this machine has an Ascend device")
     with pytest.raises(SystemExit) as ended:
         main(["doctor", "--probe", "ascend"])

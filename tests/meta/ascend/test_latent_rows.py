@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from backends.ascend.fused import AscendFused
-from backends.ascend.latent import LatentAsked, ask_latent
+from backends.ascend.latent import LatentCall, ask_latent
 from backends.ascend.operands import Operands
 from backends.ascend.operators.install import install
 from backends.ascend.operators.rules import AscendContractError, NotEmulated
 from backends.ascend.probe.calls import arguments
 from backends.ascend.probe.latent_examples import latent
-from backends.compositions import opened
+from backends.compositions import open_engine
 from backends.engine.columns import AttentionInputs, Paging
 from properties.invariants import ALL
 from properties.verdict.judge import judge
@@ -70,10 +70,10 @@ def columns(kind: str, dtype: torch.dtype, heads: int, rows: int, prefixes: tupl
     return query, held, wanted, own[1], told
 
 
-def asking(made: list[LatentAsked]) -> AscendFused:
+def asking(made: list[LatentCall]) -> AscendFused:
     """The attention, which notes each of its calls over latent rows."""
 
-    def ask(query: Tensor, held: Operands, mask: Tensor | None, scaling: float) -> LatentAsked:
+    def ask(query: Tensor, held: Operands, mask: Tensor | None, scaling: float) -> LatentCall:
         made.append(ask_latent(query, held, mask, scaling))
         return made[-1]
 
@@ -90,7 +90,7 @@ def test_latent_rows_are_attended_as_meant_and_by_which_operator(dtype: torch.dt
             (3, 5, (9, 4)),
             (4, 17, (3, 1)),
         ):
-            made: list[LatentAsked] = []
+            made: list[LatentCall] = []
             query, held, wanted, own, told = columns(kind, dtype, heads, rows, prefixes)
             out = asking(made)(query, held, 0.3).double()
             assert out.shape == wanted.shape
@@ -106,7 +106,7 @@ def test_latent_rows_are_attended_as_meant_and_by_which_operator(dtype: torch.dt
 
 def test_rows_that_a_trees_mask_cannot_say_go_to_the_other_operators() -> None:
     """A row that does not see a column before the last rows: a window, or a branch that is open beside it."""
-    made: list[LatentAsked] = []
+    made: list[LatentCall] = []
     query, held, _, _, _ = columns("gathered", torch.float16, 4, 7, (37, 21))
     narrow = held.visible.clone()
     narrow[..., :5] = False
@@ -173,7 +173,7 @@ def test_what_is_not_emulated_is_not_guessed() -> None:
 
 @pytest.mark.parametrize("kind", gated(["branch", "paged", "static", "prefix"], lambda at: at < 2))
 def test_deepseeks_tree_runs_by_the_operator(kind: str) -> None:
-    backend, made = opened("ascend-fused-emulated"), list[LatentAsked]()
+    backend, made = open_engine("ascend-fused-emulated"), list[LatentCall]()
     backend.seams = replace(backend.seams, attend=asking(made))
     # Without experts, whose ties would explain any difference in 16 bits.
     plain = listed("deepseek_v3")[0]

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from backends.compositions import opened
+from backends.compositions import open_engine
 from properties.strategies.models import GALLERY
 from reference.abilities import Abilities
 from reference.adapters.low_rank import ADAPTED, PROJECTIONS, Adapter
@@ -20,7 +20,7 @@ from reference.sampling import Stops
 from reference.session import Action, Mate, Session
 from reference.trace import Trace
 from reference.tree import RankTree, Tree
-from reference.weights import seeded
+from reference.weights import seeded_weights
 from reference.weights.adapters import low_rank
 
 ARCH = next(one for one in GALLERY if one.family == "llama" and one.vocab_size > 8)
@@ -31,7 +31,7 @@ TREE = Tree((0, 0, 0, 1, 2, 1), (1, 3, 0, 2, 4, 1))
 
 def test_the_merged_weights_are_those_with_the_scaled_product() -> None:
     model = Seeded(ARCH, 1, adapter=OTHER)
-    bare, merged, parts = seeded(model.bare), load(model, "float64").state, low_rank(model)
+    bare, merged, parts = seeded_weights(model.bare), load(model, "float64").state, low_rank(model)
     assert len(parts) == 2 * ARCH.layers
     for name, weight in bare.items():
         down, up = parts.get(name, (np.zeros((1, 1)), np.zeros((1, 1))))
@@ -48,7 +48,7 @@ def test_the_engine_adds_what_the_oracle_merges_in_every_family(family: str) -> 
     if arch is None:
         arch = replace(ARCH, family=family)
     case = Case(Seeded(arch, 1, adapter=EVERY), (2, 0, 1), Scripted((TREE,)), stops=Stops(4), dtype="float64")
-    mine, true = opened("cpu-eager").run(case), Oracle()(case)
+    mine, true = open_engine("cpu-eager").run(case), Oracle()(case)
     assert mine.output == true.output
     plain = Oracle()(replace(case, model=case.model.bare))
     for step, wanted in zip(mine.steps, true.steps, strict=True):
@@ -67,7 +67,7 @@ def session(kind: str, *actions: Action) -> tuple[Case, Trace]:
     case = Case(
         Seeded(ARCH, 1), prompt, stops=Stops(3), dtype="float64", layout=layout, session=Session(mates, actions)
     )
-    return case, opened("cpu-eager").run(case)
+    return case, open_engine("cpu-eager").run(case)
 
 
 @pytest.mark.parametrize("kind", ["branch", "prefix"])

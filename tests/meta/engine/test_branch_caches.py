@@ -49,7 +49,7 @@ def test_every_path_has_a_branch_until_none_is_left(most: int, paths: list[list[
     assert cache.paths == paths
     assert cache.read(0)[0][0, 2:, 0].tolist() == [100.0 + 2 * row for row in range(6)]
     cache.commit([0, 1, 5])
-    assert cache.held(0)[1][0, :, 0].tolist() == [0.0, 2.0, 100.0, 102.0, 110.0]
+    assert cache.committed_columns(0)[1][0, :, 0].tolist() == [0.0, 2.0, 100.0, 102.0, 110.0]
     assert (cache.paths, cache.cells, cache.rows, cache.length) == ([], [], 0, 5)
 
 
@@ -59,7 +59,7 @@ def test_branches_share_no_storage_with_each_other_or_with_the_committed_columns
     cache.cells[1][0][0][0].fill_(-7.0)
     assert cache.read(0)[0][0, :, 0].tolist() == [0.0, 2.0, 100.0, 102.0, 104.0]
     cache.commit([])
-    assert cache.held(0)[1][0, :, 0].tolist() == [0.0, 2.0]
+    assert cache.committed_columns(0)[1][0, :, 0].tolist() == [0.0, 2.0]
 
 
 @pytest.mark.parametrize("commit", COMMITS)

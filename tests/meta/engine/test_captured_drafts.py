@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from backends import faults
-from backends.compositions import opened
+from backends.compositions import open_engine
 from backends.engine.captured.buffers import POISON, Buffers
 from backends.engine.captured.lanes import LaneRows, Trash
 from backends.engine.captured.runner import SIZES, CapturedDrafts, capture_size
@@ -52,7 +52,11 @@ class Watched(Buffers):
 
     def fill(self, lanes: list[LaneRows], numbers: list[int], size: int) -> None:
         super().fill(lanes, numbers, size)
-        held = [one for one in (self.tokens, self.positions, self.lengths, self.slots, self.held) if one is not None]
+        held = [
+            one
+            for one in (self.tokens, self.positions, self.lengths, self.slots, self.hidden_states)
+            if one is not None
+        ]
         self.addresses.append((id(self), *(one.data_ptr() for one in held)))
         self.forwards.append((len(lanes), size))
         assert not self.slots[len(lanes) : size].any(), "padded lanes have the slot that no request has"
@@ -68,7 +72,7 @@ def _fresh() -> None:
 
 def run(case: Case, **parts: Any) -> Trace:
     """The trace of the captured engine on `case`, with other parts."""
-    backend = opened("cpu-captured-drafts")
+    backend = open_engine("cpu-captured-drafts")
     backend.seams = replace(backend.seams, captured_drafts=CapturedDrafts(**parts))
     return backend.run(case)
 
@@ -111,7 +115,7 @@ def same(one: Trace, other: Trace) -> None:
 @pytest.mark.parametrize("draft", DRAFTS, ids=lambda draft: draft.TAG)
 def test_batches_that_grow_and_shrink_draft_as_each_request_alone(draft: Draft) -> None:
     case = batches(draft, 8, 1)
-    same(run(case, buffers=Watched), opened("cpu-eager").run(case))
+    same(run(case, buffers=Watched), open_engine("cpu-eager").run(case))
     assert len({live for live, _ in Watched.forwards}) >= 3
     assert all(size == capture_size(live, SIZES) for live, size in Watched.forwards)
     assert any(size > live for live, size in Watched.forwards)
@@ -120,7 +124,7 @@ def test_batches_that_grow_and_shrink_draft_as_each_request_alone(draft: Draft) 
 def test_one_request_alone_has_the_bits_of_the_plain_engine() -> None:
     for draft in DRAFTS:
         case = replace(CASE, draft=draft)
-        mine, plain = run(case, buffers=Watched), opened("cpu-eager").run(case)
+        mine, plain = run(case, buffers=Watched), open_engine("cpu-eager").run(case)
         for step, twin in zip(mine.steps, plain.steps, strict=True):
             assert step.drafted is not None
             assert twin.drafted is not None
@@ -146,7 +150,7 @@ def test_a_batch_beyond_the_greatest_capture_is_run_without_one_and_counted() ->
     assert why == "not captured: a draft level of 9 requests; captures end at 8"
     assert trace.fallbacks[why] % MODEL.architecture.layers == 0
     assert all(live < 9 for live, _ in Watched.forwards)
-    same(trace, opened("cpu-eager").run(case))
+    same(trace, open_engine("cpu-eager").run(case))
     fewer = run(batches(DRAFTS[0], 3, 1), sizes=(1, 2))
     assert fewer.fallbacks
     assert all(why.endswith("; captures end at 2") for why in fewer.fallbacks)
@@ -166,7 +170,7 @@ def test_a_mate_that_ends_leaves_the_batch_and_its_lane_is_poisoned() -> None:
     trace = run(case, buffers=Watched)
     assert (3, 4) in Watched.forwards
     assert (2, 2) in Watched.forwards
-    same(trace, opened("cpu-eager").run(case))
+    same(trace, open_engine("cpu-eager").run(case))
 
 
 def test_lanes_read_no_poison_and_padded_lanes_keep_nothing() -> None:
@@ -188,7 +192,7 @@ def test_lanes_read_no_poison_and_padded_lanes_keep_nothing() -> None:
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_each_fault_is_found_on_a_batch(fault: faults.fault.Fault) -> None:
-    backend = opened("cpu-captured-drafts")
+    backend = open_engine("cpu-captured-drafts")
     faults.plant(backend, fault)
     subject = subject_of(backend)
     # Batches of two requests after one of three, and a batch that is padded.

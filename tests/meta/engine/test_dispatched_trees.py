@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from backends import faults
-from backends.compositions import open_cpu, opened
+from backends.compositions import open_cpu, open_engine
 from properties.invariants import ALL
 from properties.shrinking.cases import nearer, size
 from properties.strategies.acceptance import ORACLE
@@ -66,7 +66,7 @@ def session(draft: Draft, sampling: Sampling) -> Case:
 def judged(case: Case, fault: str = "") -> Verdict:
     backend = open_cpu()
     if fault:
-        faults.plant(backend, faults.named(fault))
+        faults.plant(backend, faults.fault_named(fault))
     return judge(case, ALL, ORACLE, subject_of(backend))
 
 
@@ -80,7 +80,7 @@ def traces(case: Case, batch: int, name: str) -> list[Trace]:
     mates = tuple(Mate((5, 6, 7 + one), case.draft, case.sampling, Stops(30)) for one in range(batch - 1))
     every = tuple(range(batch))
     actions = *(Action("add", (one,)) for one in every), *(Action("step", every),) * 3
-    shared = opened(name).run(replace(case, stops=Stops(30), session=Session(mates, actions))).shared
+    shared = open_engine(name).run(replace(case, stops=Stops(30), session=Session(mates, actions))).shared
     assert shared is not None
     return [one for one in shared.requests if one is not None]
 
@@ -173,7 +173,7 @@ def test_a_table_is_read_from_a_case_file_told_and_shrunk() -> None:
     with pytest.raises(Malformed, match=r"^draft\.shape\.trees\[1\]: 'D0' is not"):
         case_from_json(content)
     told = "up to 1: 15 nodes (D3-BF2), up to 2: 4 nodes (D3), up to 4: 4 nodes (D1-BF3)"
-    assert case.draft.told == f"model draft of a tree by batch size ({told})"
+    assert case.draft.description == f"model draft of a tree by batch size ({told})"
     smaller = [one for one in nearer(case) if size(one) < size(case)]
     tables = [one.draft.dispatch for one in smaller]
     assert {(1, 2), (1, 4), (2, 4)} <= {one.up_to for one in tables if one is not None}

@@ -94,7 +94,7 @@ def test_a_rule_for_chains_refuses_a_dynamic_tree_that_may_branch() -> None:
 
 def test_a_dynamic_tree_shrinks_to_smaller_ones_and_a_page_tells_its_numbers() -> None:
     draft = drafts(PLANS[2])[0]
-    assert draft.told == "model draft of a dynamic tree (13 best nodes of the top 3 over 3 levels)"
+    assert draft.description == "model draft of a dynamic tree (13 best nodes of the top 3 over 3 levels)"
     case = Case(MODEL, (3, 1), draft, stops=Stops(2))
     smaller = [one for one in nearer(case) if one.draft.expansion is not None and size(one) < size(case)]
     assert {Expansion(2, 3, 11), Expansion(3, 2, 13), Expansion(3, 3, 12)} <= {one.draft.expansion for one in smaller}

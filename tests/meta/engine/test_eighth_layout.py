@@ -56,7 +56,7 @@ class Ledger:
     def first(self, layer: int) -> int:
         return 0
 
-    def shown(self, layer: int, visible: Tensor) -> Tensor:
+    def cell_mask(self, layer: int, visible: Tensor) -> Tensor:
         return visible
 
     def block(self, layer: int) -> Pair:
@@ -79,11 +79,11 @@ class Ledger:
 
     def begin_as(self, other: KvCache) -> None:
         for layer in range(self.layers):
-            _, keys, values = other.held(layer)
+            _, keys, values = other.committed_columns(layer)
             self._columns[layer] = [(keys[:, [at]], values[:, [at]]) for at in range(other.length)]
         self.length = other.length
 
-    def held(self, layer: int) -> tuple[int, Tensor, Tensor]:
+    def committed_columns(self, layer: int) -> tuple[int, Tensor, Tensor]:
         return 0, *self._joined(self._columns[layer][: self.length])
 
     def poison(self, number: Poison) -> None:

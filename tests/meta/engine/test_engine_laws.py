@@ -8,15 +8,15 @@ import torch
 
 from backends.compositions import open_cpu
 from backends.engine.sampling import stream
-from backends.engine.sampling.coins import Coins, inverse, rounded
+from backends.engine.sampling.coins import Coins, inverse, round_coins
 from backends.engine.sampling.forest import forest
 from backends.engine.sampling.rules import PROGRAMS
 from backends.engine.sampling.seams import SamplingSeams
 from backends.engine.sampling.verify import verify
 from properties.laws import enumeration
-from properties.laws.worlds import laws_of
+from properties.laws.worlds import draw_laws
 from reference.oracle import law
-from reference.probability_world import Given, World
+from reference.probability_world import GivenTree, World
 from reference.rules import DRAWS, RULES, Rule
 from reference.sampling import Sampling
 from reference.tape import stride
@@ -49,7 +49,7 @@ def random_world(rng: np.random.Generator, rule: Rule, draws: str, dtype: str = 
     shape = random_shape(rng, nodes, rule.promise.chains_only)
     rows = min(512, sum(vocab**depth for depth in range(shape.height + 1)))
     kind = str(rng.choice(["random", "random", "peaked", "zeros", "narrow", "ties", "equal"]))
-    target, drafts = laws_of(kind, rng, rows, max(vocab, 2), 2 if rule.name == "specinfer" else 1)
+    target, drafts = draw_laws(kind, rng, rows, max(vocab, 2), 2 if rule.name == "specinfer" else 1)
     with np.errstate(divide="ignore"):
         return World(shape, np.log(target), np.log(drafts), Sampling(1.0, rule=rule, draws=draws), dtype=dtype)
 
@@ -132,7 +132,7 @@ def test_seven_drawn_nodes_over_eight_tokens() -> None:
     """A tree whose every token is drawn: more than a million cells, minutes and gigabytes."""
     rng = np.random.default_rng(0)
     shape, vocab = Shape((0, 0, 0, 1, 1, 2, 2)), 8
-    target, drafts = laws_of("random", rng, 73, vocab, 1)
+    target, drafts = draw_laws("random", rng, 73, vocab, 1)
     sampling = Sampling(1.0, draws="without-replacement")
     world = World(shape, np.log(target), np.log(drafts), sampling)
     off = law.total_variation(dict(enumerated(world, 8_000_000).outcomes), law.target_rows(world), 3)
@@ -152,7 +152,7 @@ def test_a_given_tree_has_the_law_of_its_rule(name: str) -> None:
         proposal = soft if sampled else np.eye(vocab)[list(token)]
         draws = str(rng.choice(DRAWS[1:] if sampled else DRAWS))
         tree = Tree(shape.parent, token)
-        given = Given(tree, target, proposal, Sampling(1.0, rule=Rule(name), draws=draws))
+        given = GivenTree(tree, target, proposal, Sampling(1.0, rule=Rule(name), draws=draws))
         found = enumeration.law(partial(ENGINE.verify, given), stride(len(tree)))
         assert law.distance(dict(found.outcomes), law.given_law(given, sampled)) <= LIMIT["float64"]
 
@@ -197,7 +197,7 @@ def test_inverse_cdf_at_its_edges() -> None:
 
 
 def test_coins_rounded_to_float32_stay_below_one() -> None:
-    assert float(rounded(torch.tensor([1 - 2.0**-53], dtype=torch.float64), torch.float32)[0]) == 1 - 2.0**-24
+    assert float(round_coins(torch.tensor([1 - 2.0**-53], dtype=torch.float64), torch.float32)[0]) == 1 - 2.0**-24
 
 
 def test_the_stream_of_a_request_is_its_own() -> None:

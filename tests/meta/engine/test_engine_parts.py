@@ -142,24 +142,24 @@ def test_commit_keeps_the_path(how: str, path: list[int]) -> None:
     why = cache.commit(path)
     assert cache.length == 3 + len(path)
     assert not cache.rows
-    assert all(torch.equal(one, other) for one, other in zip(chain(*cache.kept), wanted, strict=True))
+    assert all(torch.equal(one, other) for one, other in zip(chain(*cache.committed_pairs), wanted, strict=True))
     in_place = path == list(range(len(path)))
     assert why == (None if how != "length" or in_place else "the accepted path is not a prefix of the row order")
     # What was kept shares nothing with the branch, whose rows the next step overwrites.
     for one in branch:
         one.fill_(7.0)
-    assert all(torch.equal(one, other) for one, other in zip(chain(*cache.kept), wanted, strict=True))
+    assert all(torch.equal(one, other) for one, other in zip(chain(*cache.committed_pairs), wanted, strict=True))
 
 
 def _inconsistent(kind: str) -> Branch:
     cache = filled("fast")
-    (keys, values), *rest = cache.kept
+    (keys, values), *rest = cache.committed_pairs
     if kind == "layers":
-        cache.kept = rest
+        cache.committed_pairs = rest
     elif kind == "lengths":
-        cache.kept = [rest[0], (keys[:, :2], values[:, :2])]
+        cache.committed_pairs = [rest[0], (keys[:, :2], values[:, :2])]
     elif kind == "heads":
-        cache.kept = [(keys[:1], values[:1]), *rest]
+        cache.committed_pairs = [(keys[:1], values[:1]), *rest]
     elif kind == "dtype":
         cache.branch = [(keys.double(), values.double()) for keys, values in cache.branch]
     return cache
@@ -178,7 +178,7 @@ def test_fast_commit_falls_back_with_its_reason(kind: str) -> None:
     cache = _inconsistent(kind)
     wanted = [one[:, [0, 1, 2, 3, 5]].clone() for pair in cache.branch for one in pair]
     assert cache.commit([0, 2]) == INCONSISTENT[kind]
-    assert all(torch.equal(one, other) for one, other in zip(chain(*cache.kept), wanted, strict=True))
+    assert all(torch.equal(one, other) for one, other in zip(chain(*cache.committed_pairs), wanted, strict=True))
 
 
 def test_fast_commit_has_no_prefix_to_share_at_first() -> None:
@@ -190,7 +190,7 @@ def test_fast_commit_has_no_prefix_to_share_at_first() -> None:
 def test_fast_commit_sees_a_branch_shorter_than_its_prefix() -> None:
     cache = filled("fast")
     short = [(keys[:, :2], values[:, :2]) for keys, values in cache.branch]
-    assert cannot_share(cache.kept, short, 3) == "layer 0 of the branch is shorter than the prefix"
+    assert cannot_share(cache.committed_pairs, short, 3) == "layer 0 of the branch is shorter than the prefix"
 
 
 def test_the_fast_reorder_has_a_switch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,10 +204,10 @@ def test_the_fast_reorder_has_a_switch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_branch_shares_no_storage() -> None:
     cache = filled("path")
-    before = [one.clone() for pair in cache.kept for one in pair]
+    before = [one.clone() for pair in cache.committed_pairs for one in pair]
     for one in chain(*cache.branch):
         one.fill_(9.0)
-    assert all(torch.equal(one, other) for one, other in zip(chain(*cache.kept), before, strict=True))
+    assert all(torch.equal(one, other) for one, other in zip(chain(*cache.committed_pairs), before, strict=True))
 
 
 def architecture(rope: Rope) -> Architecture:
@@ -299,7 +299,7 @@ def test_every_budget_and_every_stop_position(commit: str) -> None:
 
 def clip(before: int, most: int, eos: tuple[int, ...], stop: tuple[int, ...]) -> tuple[list[int], str | None]:
     limits = stops.Limits(most, eos=frozenset(eos), stop=frozenset(stop))
-    return stops.clip([4, 5, 6], stops.Written(before), limits)
+    return stops.clip([4, 5, 6], stops.OutputTail(before), limits)
 
 
 def test_clip_by_every_rule() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from backends.compositions import open_cpu, opened
+from backends.compositions import open_cpu, open_engine
 from backends.engine.backend import EngineBackend
 from backends.engine.model.models import ModelCache
 from backends.engine.model.recording.operators import OperatorRecorder
@@ -98,7 +98,7 @@ def test_a_replayed_forward_is_the_forward(at: int) -> None:
 def test_each_size_of_tree_is_recorded_once() -> None:
     trees = (Tree((0, 0, 0), (1, 2, 0)), Tree((0, 0), (0, 2)), Tree((0, 0, 1), (0, 1, 2)))
     case = replace(CASE, draft=Scripted(trees), steps=3)
-    case = replace(case, draft=Scripted((trees[0].rooted(1), *trees[1:])))
+    case = replace(case, draft=Scripted((trees[0].with_root(1), *trees[1:])))
     recorder = OperatorGraphs()
     same(run(case, recorder), open_cpu().run(case))
     assert (recorder.recorded, recorder.replayed) == (2, 3)
@@ -138,13 +138,13 @@ def test_a_recording_that_forgot_an_input_would_show() -> None:
 def test_the_shipped_recorder_gives_the_bits_of_eager(at: int, seed: int, spread: int, dtype: str) -> None:
     shape = RankTree((0, *range(spread), 0), (0, *([0] * spread), spread if spread > 1 else 1))
     case = replace(CASE, model=Seeded(GALLERY[at], seed), draft=Ngram(shape, 2), dtype=dtype)
-    backend = opened("cpu-recorded")
+    backend = open_engine("cpu-recorded")
     same(backend.run(case), open_cpu().run(case))
     # Recordings go with the caches whose addresses they hold.
     gc.collect()
     kept = backend.models.open(case.model, case.dtype).graphs
     assert kept is not None
-    assert not kept.kept
+    assert not kept.recordings
 
 
 @pytest.mark.parametrize("at", [0, 3, 7])
@@ -180,7 +180,7 @@ def test_a_number_read_by_the_host_is_refused() -> None:
 def test_a_run_without_a_replay_counts_every_call_as_fallen_back(kind: str, fell: bool, head: bool) -> None:
     """So that a campaign in which nothing was replayed is no pass (`properties.tally.nothing_fused`)."""
     draft = Eagle1(SHAPE, HiddenStates(place="normed", shift=1), LAYERS[0], seed=1) if head else CASE.draft
-    trace = opened("cpu-recorded").run(replace(CASE, layout=KvLayout(kind=kind), draft=draft))
+    trace = open_engine("cpu-recorded").run(replace(CASE, layout=KvLayout(kind=kind), draft=draft))
     assert trace.attention_calls
     # A head takes the target's hidden states by a hook, which no replay runs.
     assert (sum(trace.fallbacks.values()) == trace.attention_calls) is (fell or head)

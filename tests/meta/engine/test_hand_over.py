@@ -11,8 +11,8 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from backends.compositions import open_cpu
-from backends.engine.handover.packet import BadHandOver, Expected, packed, unpacked
-from backends.engine.handover.state import Carried, Columns
+from backends.engine.handover.packet import BadHandOver, ExpectedRequest, pack, unpack
+from backends.engine.handover.state import Columns, RequestState
 from backends.engine.kv.base import CacheSpec
 from backends.engine.reach import Reach
 from properties.invariants.serving.hand_over import NAME
@@ -95,13 +95,13 @@ def columns(length: int) -> Columns:
     return Columns(length, first, held[0], held[1])
 
 
-STATE = Carried((*PROMPT, 5, 2), ROOT, (1,), 3, 4, 1, None, -0.5, columns(ROOT), columns(ROOT - 2), None)
-EXPECTED = Expected(ASKED, 3, 1, SPEC, SPEC, 0)
+STATE = RequestState((*PROMPT, 5, 2), ROOT, (1,), 3, 4, 1, None, -0.5, columns(ROOT), columns(ROOT - 2), None)
+EXPECTED = ExpectedRequest(ASKED, 3, 1, SPEC, SPEC, 0)
 
 
 def test_a_packet_holds_the_state() -> None:
-    data = packed(STATE, ASKED, 3, 1)
-    found = unpacked(data, EXPECTED)
+    data = pack(STATE, ASKED, 3, 1)
+    found = unpack(data, EXPECTED)
     assert replace(found, target=STATE.target, draft=STATE.draft) == STATE
     assert found.draft is not None
     assert STATE.draft is not None
@@ -114,7 +114,7 @@ def altered(
     facts: Callable[[dict[str, Any]], Any] | None = None, tensors: Mapping[str, Tensor | None] | None = None
 ) -> bytes:
     """The packet with other facts, and with tensors put in or (None) left out."""
-    data = packed(STATE, ASKED, 3, 1)
+    data = pack(STATE, ASKED, 3, 1)
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
     told = json.loads(header["__metadata__"]["facts"])
     if facts is not None:
@@ -128,18 +128,18 @@ def fact(**told: Any) -> bytes:
 
 
 BAD: dict[str, tuple[bytes, str]] = {
-    "cut off": (packed(STATE, ASKED, 3, 1)[:-9], "no whole safetensors file"),
+    "cut off": (pack(STATE, ASKED, 3, 1)[:-9], "no whole safetensors file"),
     "no safetensors": (b"\x80\x04", "no whole safetensors file"),
     "no facts": (save({"hidden": torch.ones(1)}), "format is None"),
     "another format": (fact(format="nixl 2"), "format is 'nixl 2'"),
     "a fact less": (altered(lambda facts: facts.pop("position")), "lacks position"),
     "a fact more": (fact(pickle="x"), "has a fact 'pickle'"),
-    "another request": (packed(STATE, ASKED, 2, 1), "is of request 2; request 3"),
-    "twice": (packed(STATE, ASKED, 3, 0), "hand-over 0 of its request; 1 is expected"),
-    "another draft": (packed(STATE, replace(ASKED, draft=Scripted()), 3, 1), "the draft of the sender has the digest"),
-    "another model": (packed(STATE, replace(ASKED, model=Seeded(GALLERY[1], 1)), 3, 1), "the model of the sender"),
-    "another dtype": (packed(STATE, replace(ASKED, dtype="float64"), 3, 1), "the dtype of the sender"),
-    "other settings": (packed(STATE, replace(ASKED, sampling=Sampling(temperature=1.0)), 3, 1), "the sampling of the"),
+    "another request": (pack(STATE, ASKED, 2, 1), "is of request 2; request 3"),
+    "twice": (pack(STATE, ASKED, 3, 0), "hand-over 0 of its request; 1 is expected"),
+    "another draft": (pack(STATE, replace(ASKED, draft=Scripted()), 3, 1), "the draft of the sender has the digest"),
+    "another model": (pack(STATE, replace(ASKED, model=Seeded(GALLERY[1], 1)), 3, 1), "the model of the sender"),
+    "another dtype": (pack(STATE, replace(ASKED, dtype="float64"), 3, 1), "the dtype of the sender"),
+    "other settings": (pack(STATE, replace(ASKED, sampling=Sampling(temperature=1.0)), 3, 1), "the sampling of the"),
     "a token too high": (fact(tokens=[*PROMPT, 5, 99]), "no list of ids below"),
     "another text": (fact(tokens=[1, *PROMPT[1:], 5, 2]), "does not begin with the prompt"),
     "more steps than tokens": (fact(lengths=[0, 0, 0]), "more steps than the 2 output tokens"),
@@ -149,11 +149,11 @@ BAD: dict[str, tuple[bytes, str]] = {
     "a grammar that is not there": (fact(matched=2), "the grammar has read 2 tokens"),
     "no log-probability": (fact(logprob=None), "log-probability of the last of 2"),
     "KV without its last column": (
-        packed(replace(STATE, target=columns(ROOT - 1)), ASKED, 3, 1),
+        pack(replace(STATE, target=columns(ROOT - 1)), ASKED, 3, 1),
         "target cache has 7 columns; the text has 8",
     ),
-    "KV ahead": (packed(replace(STATE, draft=columns(ROOT + 1)), ASKED, 3, 1), "draft cache has 9 columns"),
-    "no draft KV": (packed(replace(STATE, draft=None), ASKED, 3, 1), "has no draft cache"),
+    "KV ahead": (pack(replace(STATE, draft=columns(ROOT + 1)), ASKED, 3, 1), "draft cache has 9 columns"),
+    "no draft KV": (pack(replace(STATE, draft=None), ASKED, 3, 1), "has no draft cache"),
     "a layer less": (altered(None, {"target.values.1": None}), "tensor target.values.1 is missing"),
     "a layer more": (altered(None, {"target.keys.2": torch.ones(2, 8, 4)}), "target.keys.2 belongs to nothing"),
     "another width": (altered(None, {"target.keys.0": torch.ones(2, 8, 6)}), "expected torch.float32 [2, 8, 4]"),
@@ -172,7 +172,7 @@ BAD: dict[str, tuple[bytes, str]] = {
 def test_a_packet_that_does_not_fit_is_told_in_one_line(name: str) -> None:
     data, why = BAD[name]
     with pytest.raises(BadHandOver) as told:
-        unpacked(data, EXPECTED)
+        unpack(data, EXPECTED)
     assert why in str(told.value)
     assert "\n" not in str(told.value)
     assert len(str(told.value)) < 160
@@ -190,5 +190,5 @@ def test_a_packet_that_does_not_fit_is_told_in_one_line(name: str) -> None:
 )
 def test_hidden_states_that_do_not_fit_are_told(hidden: Tensor | None, why: str) -> None:
     with pytest.raises(BadHandOver) as told:
-        unpacked(packed(replace(STATE, hidden=hidden), ASKED, 3, 1), replace(EXPECTED, hidden=16))
+        unpack(pack(replace(STATE, hidden=hidden), ASKED, 3, 1), replace(EXPECTED, hidden=16))
     assert why in str(told.value)

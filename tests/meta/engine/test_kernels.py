@@ -164,8 +164,8 @@ def test_flex_goes_on_uncompiled_where_torch_has_recompiled_too_often(monkeypatc
     def refuses(*_: Any, **__: Any) -> Any:
         raise FailOnRecompileLimitHit("the limit")
 
-    monkeypatch.setattr(flex, "_made", [refuses])
-    monkeypatch.setattr(flex, "_refused", {})
+    monkeypatch.setattr(flex, "_compiled_functions", [refuses])
+    monkeypatch.setattr(flex, "_failures", {})
     made = scene()
     for _ in range(2):
         said: list[str] = []

@@ -91,7 +91,7 @@ class Twin:
         """Committed columns, open rows, and what a row that sees everything in reach would attend to, in order."""
         for layer, (mine, rows) in enumerate(zip(self.lists.committed, self.lists.rows, strict=True)):
             assert (self.cache.length, self.cache.rows) == (len(mine), len(rows))
-            first, *pair = self.cache.held(layer)
+            first, *pair = self.cache.committed_columns(layer)
             assert first <= REACHES[layer].first(len(mine)), "a column that a row to come may see is gone"
             assert same((pair[0], pair[1]), mine[first:])
             assert same(self.cache.block(layer), rows)
@@ -100,7 +100,7 @@ class Twin:
             reach, columns = REACHES[layer], torch.arange(len(mine) + len(rows))
             everything = torch.ones(1, len(columns), dtype=torch.bool)
             visible = reach.within(everything, torch.tensor([len(mine)]), columns)
-            shown = self.cache.shown(layer, visible)
+            shown = self.cache.cell_mask(layer, visible)
             assert shown.shape == (1, keys.shape[1])
             at = shown[0].nonzero()[:, 0]
             seen = visible[0].nonzero()[:, 0].tolist()
@@ -291,7 +291,7 @@ def test_bits_are_kept_in_every_dtype() -> None:
             for layer in range(cache.layers):
                 cache.write(layer, rows[0], rows[1])
             cache.commit([0, 2, 5])
-            first, keys, values = cache.held(0)
+            first, keys, values = cache.committed_columns(0)
             assert first == 0
             assert torch.equal(keys, rows[0][:, [0, 2, 5]])
             assert torch.equal(values, rows[1][:, [0, 2, 5]])

@@ -83,7 +83,7 @@ class Pool(RuleBasedStateMachine):
         assert lease.blocks is not None
         try:
             lease.blocks.reserve(len(tokens))
-            lease.blocks.own(min(cache.length for cache in lease.caches), len(tokens))
+            lease.blocks.copy_on_write(min(cache.length for cache in lease.caches), len(tokens))
         except OutOfPages:
             return
         self.tokens[at] = tokens
@@ -154,9 +154,9 @@ class Pool(RuleBasedStateMachine):
         pages, prefix = self.arena.pages, self.arena.prefix
         assert prefix is not None
         holders = Counter(page for lease in self.leases for page in (lease.blocks.table if lease.blocks else ()))
-        holders.update(prefix.kept)
-        assert holders == pages.held
-        assert sorted([*pages.free, *pages.held]) == list(range(pages.total))
+        holders.update(prefix.cached_pages)
+        assert holders == pages.holder_counts
+        assert sorted([*pages.free, *pages.holder_counts]) == list(range(pages.total))
         for lease in self.leases:
             assert lease.blocks is not None
             lease.blocks.check()
@@ -186,7 +186,7 @@ class Pool(RuleBasedStateMachine):
             for cache in lease.caches:
                 wanted = [self._number(cache, tokens, column) for column in range(cache.length)]
                 for layer in range(cache.layers):
-                    _, keys, values = cache.held(layer)
+                    _, keys, values = cache.committed_columns(layer)
                     assert keys[0, :, 0].tolist() == [one + layer for one in wanted]
                     assert values[0, :, 1].tolist() == [-one - layer for one in wanted]
 
@@ -201,7 +201,7 @@ def test_a_page_is_handed_out_in_the_order_of_the_free_list() -> None:
     pages = Pages((2, 0, 3, 1))
     assert pages.take(2) == [2, 0]
     pages.drop(2)
-    assert (pages.free, pages.held) == ((3, 1, 2), {0: 1})
+    assert (pages.free, pages.holder_counts) == ((3, 1, 2), {0: 1})
     with pytest.raises(OutOfPages, match="4 pages are needed, 3 of 4 are free"):
         pages.take(4)
     assert pages.free == (3, 1, 2), "all or none"
@@ -259,10 +259,10 @@ def test_a_shared_page_is_copied_before_it_is_written() -> None:
     mine.reserve(4)
     yours.adopt(mine.table)
     yours.copy.append(lambda source, target: copied.append((source, target)))
-    yours.own(3, 4)
+    yours.copy_on_write(3, 4)
     assert (mine.table, yours.table, copied) == ([0, 1], [0, 2], [(1, 2)])
-    yours.own(3, 4)
-    yours.own(2, 2)
+    yours.copy_on_write(3, 4)
+    yours.copy_on_write(2, 2)
     assert copied == [(1, 2)], "a page of its own is not copied, nor one that is not written"
 
 
@@ -281,12 +281,12 @@ def test_the_least_recently_used_page_goes_first() -> None:
     pages = Pages(range(6))
     cache = PrefixCache(pages, 2)
     first, second = kept(cache, pages, (0, 0, 1, 1)), kept(cache, pages, (5, 5, 6, 6, 7))
-    assert (cache.kept, pages.free) == ((first[1], first[0], second[1], second[0]), (5, second[2]))
+    assert (cache.cached_pages, pages.free) == ((first[1], first[0], second[1], second[0]), (5, second[2]))
     assert cache.match(None, (0, 0, 1, 1, 2)) == first
     assert cache.match("another draft", (0, 0, 1, 1, 2)) == []
     assert cache.match(None, (0,)) == []
     pages.take(3)
-    assert cache.kept == (second[0], first[1], first[0]), "one page was missing, one went"
+    assert cache.cached_pages == (second[0], first[1], first[0]), "one page was missing, one went"
     cache.clear()
     assert len(pages.free) == 3
 
@@ -299,8 +299,8 @@ def test_a_page_that_is_in_use_is_not_evicted() -> None:
     user.adopt(cache.match(None, (0, 0)))
     with pytest.raises(OutOfPages, match="3 pages are needed, 2 of 3 are free"):
         pages.take(3)
-    assert cache.kept == tuple(user.table)
-    assert pages.held[user.table[0]] == 2
+    assert cache.cached_pages == tuple(user.table)
+    assert pages.holder_counts[user.table[0]] == 2
 
 
 def test_pages_after_an_evicted_one_are_let_go_of_but_stay_with_their_holder() -> None:
@@ -316,10 +316,10 @@ def test_pages_after_an_evicted_one_are_let_go_of_but_stay_with_their_holder() -
     cache.insert(None, (0, 0, 1, 1), other.table)
     one.release()
     other.release()
-    assert cache.kept == (2, 0)
+    assert cache.cached_pages == (2, 0)
     pages.take(4)
     assert not len(cache)
-    assert (fork.table, pages.held[2]) == ([1, 2], 1)
+    assert (fork.table, pages.holder_counts[2]) == ([1, 2], 1)
 
 
 def test_a_prefix_is_kept_only_where_target_and_draft_committed_it() -> None:
@@ -359,7 +359,7 @@ def test_a_request_alone_that_waits_for_pages_is_an_error_with_a_sentence(overha
     case = Case(Seeded(GALLERY[1], 0), prompt, Scripted(trees), layout, stops=Stops(8))
     assert len(open_cpu().run(case).output) == 8
     starving = open_cpu()
-    faults.plant(starving, faults.named("reserve-counted-in-pages"))
+    faults.plant(starving, faults.fault_named("reserve-counted-in-pages"))
     words = f"the request waits for pages that can never come: {columns} columns and"
     with pytest.raises(StageFailure, match=words) as error:
         starving.run(case)

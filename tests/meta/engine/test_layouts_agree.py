@@ -1,6 +1,6 @@
 """One case under every KV layout: the same tokens, the same bits where the same operations ran, else within the bound.
 
-The table is in DESIGN.md, "Layouts, and where bits agree".
+The table is in `docs/explanation/layouts.md`.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,7 +19,7 @@ from backends.engine.kv.scratch import Scratch
 from backends.engine.kv.seams import KvSeams
 from properties.strategies.cases import single_cases
 from properties.strategies.models import GALLERY
-from properties.tolerance.closeness import beyond, noise
+from properties.tolerance.closeness import noise, rows_beyond
 from reference.architecture import Architecture, Seeded
 from reference.case import Case
 from reference.draft import Draft, LanguageModel, Ngram, Scripted
@@ -95,13 +95,13 @@ def too_far(case: Case, one: Trace, two: Trace) -> list[str]:
     found = []
     for (kind, mine), (_, other) in zip(arrays(one), arrays(two), strict=True):
         assert mine.shape == other.shape
-        if kind == "logits" and list(beyond(mine, other, allowed.of_logits(pair=True))):
+        if kind == "logits" and list(rows_beyond(mine, other, allowed.logits_limit(pair=True))):
             found.append(kind)
         for layer in range(len(mine) if kind in ("keys", "values") else 0):
             # A ring no longer holds all columns.
             held = ~np.isnan(mine[layer]) & ~np.isnan(other[layer])
             a, b = (np.where(held, side[layer], 0.0) for side in (mine, other))
-            if list(beyond(a, b, allowed.of_inner(kind, layer))):
+            if list(rows_beyond(a, b, allowed.inner_limit(kind, layer))):
                 found.append(kind)
     return found
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from backends.compositions import opened
+from backends.compositions import open_engine
 from backends.engine.kv.base import CacheSpec
 from backends.engine.kv.padding.left import DEAD, LeftPadded, with_front
 from backends.engine.kv.static import Static
@@ -58,7 +58,7 @@ def compared(one: Trace, two: Trace) -> int:
 def test_dead_columns_change_no_number_in_any_layout(kind: str, front: int) -> None:
     plain = KvLayout(kind=kind, page_size=2 if KINDS[kind].pages else 0, prefill_chunk=3)
     case = batch(plain)
-    engine = opened("cpu-eager")
+    engine = open_engine("cpu-eager")
     assert compared(engine.run(case), engine.run(replace(case, layout=replace(plain, left_pad=front)))) >= 8
 
 
@@ -86,4 +86,4 @@ def test_a_negative_number_is_refused_and_an_engine_without_it_declines() -> Non
     able = Abilities(dtypes=("float64",), drafts=("scripted",))
     assert able.outside(case) is None
     assert replace(able, layout_settings=()).outside(case) == "KV layout with left_pad"
-    assert "left_pad" not in opened("cpu-split").declaration.layout_settings
+    assert "left_pad" not in open_engine("cpu-split").declaration.layout_settings

@@ -40,7 +40,7 @@ def test_transformers_own_temperature_is_right_for_a_chain_alone(
     case = Case(Seeded(arch, 1), (1, 2, 3, 4, 9, 8, 7, 1, 0, 2), draft, stops=Stops(4))
     assert judge(case, CONTEXT, TransformersOracle(), subject_of(open_cpu())).findings == ()
     for name in ("llama4", "llama4_text"):  # what the engine mends stays as transformers has it
-        monkeypatch.setitem(FAMILIES, name, replace(FAMILIES[name], prepared=lambda network: None))
+        monkeypatch.setitem(FAMILIES, name, replace(FAMILIES[name], prepare=lambda network: None))
     found = judge(case, CONTEXT, TransformersOracle(), subject_of(open_cpu())).first
     assert (found is None) == right
     assert found is None or (found.stage, found.step) == (Stage.ATTENDED, 0)
@@ -48,7 +48,7 @@ def test_transformers_own_temperature_is_right_for_a_chain_alone(
 
 def test_a_checkpoint_tempered_by_arrival_is_found_against_transformers(tmp_path: Path) -> None:
     backend = open_cpu()
-    faults.plant(backend, faults.named("query-temperature-by-arrival"))
+    faults.plant(backend, faults.fault_named("query-temperature-by-arrival"))
     found = judge(case_of(saved("llama4", tmp_path)), CONTEXT, TransformersOracle(), subject_of(backend)).first
     assert found is not None
     assert (found.invariant, found.stage) == ("attention.context-exact", Stage.ATTENDED)
@@ -59,7 +59,7 @@ def test_a_checkpoint_tempered_by_arrival_is_found_against_transformers(tmp_path
 )
 def test_faults_of_experts_and_temperatures_strike_here_too(fault: str) -> None:
     backend = open_cpu()
-    faults.plant(backend, faults.named(fault))
+    faults.plant(backend, faults.fault_named(fault))
     case = Case(
         Seeded(listed("llama4_text")[0], 1), (1, 2, 3, 4, 9, 8, 7, 1, 0, 2), TREE, stops=Stops(4), dtype="float32"
     )

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from backends import faults
 from backends.base import Unavailable, Unsupported, WrongFlag
-from backends.compositions import opened
-from backends.engine.attention.gathered import gathered
-from backends.engine.attention.measured.choosing import DRAWN, Measured, measured
+from backends.compositions import open_engine
+from backends.engine.attention.gathered import gather_columns
+from backends.engine.attention.measured.choosing import DRAWN, MeasuredAttention, measured_attention
 from backends.engine.attention.measured.device import device_name
-from backends.engine.attention.measured.table import Shape, Sizes, nearest, of_nearest_width, read, table_of
+from backends.engine.attention.measured.table import Shape, Sizes, nearest, nearest_width_scene, read_table, table_of
 from backends.engine.attention.measured.ways import ON_CPU, ways_on
 from backends.engine.backend import EngineBackend
 from backends.engine.columns import AttentionInputs, Paging
@@ -32,7 +32,7 @@ from reference.layout import KINDS, KvLayout
 from reference.sampling import Stops
 from reference.trace import CHOSEN
 from reference.tree import Tree
-from reports.counts import chosen, fallen
+from reports.counts import fallback_counts, way_rows
 
 FORK = Tree((0, 0, 0, 1, 1), (6, 1, 2, 3, 1))
 MODEL = Seeded(next(one for one in GALLERY if one.layers > 1 and one.vocab_size > 16), 0)
@@ -54,7 +54,7 @@ def shape(model: Seeded, *scenes: tuple[int, int, int, dict[str, float]], dtype:
 def given(monkeypatch: pytest.MonkeyPatch, folder: Path, content: dict[str, Any]) -> EngineBackend:
     (folder / "table.json").write_text(json.dumps(content))
     monkeypatch.setenv(ATTENTION_TABLE, str(folder / "table.json"))
-    return opened("cpu-measured")
+    return open_engine("cpu-measured")
 
 
 def case_of(kind: str = "branch", model: Seeded = MODEL) -> Case:
@@ -81,7 +81,7 @@ def inputs(batch: int, prefix: int, rows: int, paged: bool, said: list[str]) -> 
     ends = torch.full((batch,), prefix, dtype=torch.int32)
     paging = Paging(keys, values, order, lengths)
     columns = AttentionInputs(row_keys, row_values, causal, ends, paging, said.append)
-    return query, columns if paged else replace(gathered(columns), paging=None)
+    return query, columns if paged else replace(gather_columns(columns), paging=None)
 
 
 @pytest.mark.parametrize("way", ON_CPU)
@@ -92,12 +92,12 @@ def test_the_chosen_way_gives_its_own_bits(way: str, paged: bool) -> None:
     ]
     held = {"dtype": "float32", "heads": 4, "kv_heads": 2, "head_dim": 8}
     listed = [{"batch": batch, "prefix": prefix, "nodes": nodes, "us": us} for batch, prefix, nodes, us in scenes]
-    attend = Measured(table_of(table({**held, "scenes": listed})), ways_on("cpu"))
+    attend = MeasuredAttention(table_of(table({**held, "scenes": listed})), ways_on("cpu"))
     alone = next(one for one in ways_on("cpu") if one.name == way)
     for batch, prefix in ((1, 2), (3, 9)):
         said: list[str] = []
         query, columns = inputs(batch, prefix, 4, paged, said)
-        right = alone.attend(query, columns if alone.in_pages else gathered(columns), 0.3)
+        right = alone.attend(query, columns if alone.in_pages else gather_columns(columns), 0.3)
         assert attend(query, columns, 0.3).numpy().tobytes() == right.numpy().tobytes()
         assert said[-1] == f"{CHOSEN}{way}"
 
@@ -109,10 +109,10 @@ def test_a_run_by_one_way_agrees_with_its_backend(
 ) -> None:
     case = case_of(kind)
     backend = given(monkeypatch, tmp_path, table(shape(MODEL, (1, 4, 4, {way: 1.0}))))
-    one, other = backend.run(case), opened(twin).run(case)
+    one, other = backend.run(case), open_engine(twin).run(case)
     assert one.output == other.output
     assert one.fallbacks[f"{CHOSEN}{way}"] == one.attention_calls
-    assert not fallen(one.fallbacks)
+    assert not fallback_counts(one.fallbacks)
     for mine, theirs in zip(one.steps, other.steps, strict=True):
         assert mine.scored is not None
         assert theirs.scored is not None
@@ -153,7 +153,7 @@ def test_a_way_that_does_not_take_the_inputs_is_left_to_the_next(
 
 
 def test_every_drawn_model_was_measured() -> None:
-    held = read(DRAWN)
+    held = read_table(DRAWN)
     assert held.kind == "cpu"
     for dtype in DTYPES:
         for one in GALLERY:
@@ -171,18 +171,18 @@ def test_a_target_that_was_not_measured_is_declined_and_its_draft_runs_eagerly(
     said: list[str] = []
     query, columns = inputs(1, 2, 4, True, said)
     lenient = backend.seams.draft_attend
-    assert torch.equal(lenient(query, columns, 0.3), measured("cpu", None).eager(query, columns, 0.3))
+    assert torch.equal(lenient(query, columns, 0.3), measured_attention("cpu", None).eager(query, columns, 0.3))
     assert said == ["no attention times for float32, 4 heads on 2 KV of 8: written-out attention ran"]
 
 
 def test_the_shipped_table_takes_drawn_heads_of_any_width() -> None:
-    held = read(DRAWN)
+    held = read_table(DRAWN)
     for heads, kv_heads, width, known in ((2, 1, 100, 16), (2, 1, 5, 6), (4, 2, 7, 8)):
-        found = of_nearest_width(held, Shape("float32", heads, kv_heads, width), Sizes(1, 8, 1))
+        found = nearest_width_scene(held, Shape("float32", heads, kv_heads, width), Sizes(1, 8, 1))
         assert found is not None
         assert found is nearest(held, Shape("float32", heads, kv_heads, known), Sizes(1, 8, 1))
-    assert of_nearest_width(held, Shape("float32", 9, 3, 64), Sizes(1, 8, 1)) is None
-    assert measured("cpu", None).nearest is of_nearest_width
+    assert nearest_width_scene(held, Shape("float32", 9, 3, 64), Sizes(1, 8, 1)) is None
+    assert measured_attention("cpu", None).nearest is nearest_width_scene
 
 
 Change = Callable[[dict[str, Any]], dict[str, Any]]
@@ -212,14 +212,14 @@ def test_a_table_of_another_device_is_refused(
 
 def test_a_gpu_has_no_shipped_table() -> None:
     with pytest.raises(Unavailable, match=f"{ATTENTION_TABLE} is not set: on cuda attention is chosen by a table"):
-        measured("cuda", None)
+        measured_attention("cuda", None)
 
 
 def test_choices_are_told_apart_from_fallbacks() -> None:
     counts = {f"{CHOSEN}sdpa": 3, f"{CHOSEN}eager": 5, "sdpa takes no sinks": 2}
-    assert chosen(counts) == [("ways", "chosen by measured times, with the calls of each: eager 5, sdpa 3")]
-    assert fallen(counts) == [("sdpa takes no sinks", 2)]
-    assert chosen({"sdpa takes no sinks": 2}) == []
+    assert way_rows(counts) == [("ways", "chosen by measured times, with the calls of each: eager 5, sdpa 3")]
+    assert fallback_counts(counts) == [("sdpa takes no sinks", 2)]
+    assert way_rows({"sdpa takes no sinks": 2}) == []
     tally = Tally("cpu-measured", attention_calls=8)
     tally.fallbacks.update(counts)
     assert nothing_fused(tally) is None
@@ -231,4 +231,4 @@ def test_choices_are_told_apart_from_fallbacks() -> None:
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_fault_needs_attention_that_chooses(fault: faults.fault.Fault) -> None:
     with pytest.raises(Unsupported, match="plant it in cpu-measured"):
-        faults.plant(opened("cpu-eager"), fault)
+        faults.plant(open_engine("cpu-eager"), fault)

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from backends.engine.overlap.cutting import cut_to
+from backends.engine.overlap.cutting import cut_commit
 from backends.engine.overlap.frame import Place
 from backends.engine.overlap.futures import Futures
-from backends.engine.overlap.reservation import fits, reserved
-from backends.engine.overlap.streams import CudaStream, Immediate, stream_on
+from backends.engine.overlap.reservation import fits, reserved_columns
+from backends.engine.overlap.streams import CudaStream, ImmediateStream, stream_on
 from properties.invariants import ALL
 from properties.live.play import ROUND, play
 from properties.live.watch import SessionStats
@@ -76,16 +76,16 @@ def test_a_placeholder_stands_for_the_tokens_of_its_own_launch() -> None:
     futures.put(one, [5, 6])
     futures.put(other, [8])
     assert one.placeholder == other.placeholder == -8
-    assert futures.filled(3, [1, 2, -8]) == [1, 2, 5, 6]
-    assert futures.filled(4, [1, -8]) == [1, 8]
+    assert futures.fill(3, [1, 2, -8]) == [1, 2, 5, 6]
+    assert futures.fill(4, [1, -8]) == [1, 8]
     futures.drop(one)
     with pytest.raises(KeyError):
-        futures.filled(3, [1, -8])
-    assert futures.filled(4, [-8]) == [8]
+        futures.fill(3, [1, -8])
+    assert futures.fill(4, [-8]) == [8]
 
 
 def test_two_blocks_are_reserved_and_positions_count_what_is_in_flight() -> None:
-    assert reserved(5) == 10
+    assert reserved_columns(5) == 10
     case = Case(Seeded(GALLERY[1], 0), (1, 2))
     most = case.max_positions
     # A bare root may accept one token in flight, and stands on one position itself.
@@ -97,14 +97,14 @@ def test_a_cut_commit_shows_the_columns_that_the_host_keeps() -> None:
     columns = frozen(torch.arange(8.0).reshape(1, 1, 4, 2).numpy())
     held = Kv(columns, columns)
     whole = Committed(4, held, held, held, held)
-    assert cut_to(whole, 4) is whole
-    short = cut_to(whole, 3)
+    assert cut_commit(whole, 4) is whole
+    short = cut_commit(whole, 3)
     assert short.length == 3
     assert short.before is held
     assert short.after is not None
     assert short.after.keys.tolist() == columns[:, :, :3].tolist()
     # A ring has let go of columns: what it would hold at this length is not known.
-    assert cut_to(replace(whole, after=replace(held, first=(1,))), 3).after is None
+    assert cut_commit(replace(whole, after=replace(held, first=(1,))), 3).after is None
 
 
 def test_a_grammar_reads_one_result_ahead_of_the_host_alone() -> None:
@@ -122,7 +122,7 @@ def test_a_grammar_reads_one_result_ahead_of_the_host_alone() -> None:
 def test_a_cpu_executes_at_launch() -> None:
     done: list[int] = []
     stream = stream_on(torch.device("cpu"))
-    assert isinstance(stream, Immediate)
+    assert isinstance(stream, ImmediateStream)
     result, wait = stream.launch(lambda: done.append(1) or 7)  # type: ignore[func-returns-value]
     assert (result, done) == (7, [1])
     wait()

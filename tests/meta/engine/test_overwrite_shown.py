@@ -89,7 +89,7 @@ def test_a_model_is_asked_once_for_each_attention(monkeypatch: pytest.MonkeyPatc
     backend.seams = replace(backend.seams, attend=other)
     backend.run(CASE)
     assert len(asked) == 3
-    assert all(update_order_check._shown[model][attend, lanes] for model, attend, lanes in asked)
+    assert all(update_order_check._results[model][attend, lanes] for model, attend, lanes in asked)
 
 
 @pytest.mark.parametrize("arch", GALLERY)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends.compositions import opened
+from backends.compositions import open_engine
 from properties.invariants import ALL
 from properties.strategies.models import GALLERY
 from properties.verdict.finding import Finding
@@ -18,7 +18,7 @@ from reference.case import Case
 from reference.draft import Scripted
 from reference.layout import KvLayout
 from reference.oracle.decoder import Oracle
-from reference.recorded.lines import read, trace_lines
+from reference.recorded.lines import read_runs, trace_lines
 from reference.sampling import Sampling, Stops
 from reference.session import Action, Mate, Session
 from reference.trace import Stage, Trace
@@ -85,11 +85,11 @@ class Altered:
     """The engine, with its traces changed."""
 
     def __init__(self, change: Any) -> None:
-        self.declaration = opened("cpu-eager").declaration
+        self.declaration = open_engine("cpu-eager").declaration
         self._change = change
 
     def run(self, case: Case) -> Trace:
-        trace: Trace = self._change(opened("cpu-eager").run(case))
+        trace: Trace = self._change(open_engine("cpu-eager").run(case))
         return trace
 
 
@@ -103,7 +103,7 @@ def findings(case: Case, change: Any = lambda trace: trace) -> tuple[Finding, ..
 @pytest.mark.parametrize("name", CASES)
 def test_the_engine_tells_what_the_oracle_does(name: str) -> None:
     case = CASES[name]
-    trace = opened("cpu-eager").run(case)
+    trace = open_engine("cpu-eager").run(case)
     every = (trace,) if trace.shared is None else trace.shared.requests
     asked = 0
     for number, one in enumerate(every):
@@ -125,7 +125,7 @@ def test_the_engine_tells_what_the_oracle_does(name: str) -> None:
 
 def test_a_request_that_does_not_ask_is_told_nothing() -> None:
     quiet = alone(sampling=Sampling())
-    assert opened("cpu-eager").run(quiet).prompt_logprobs is None
+    assert open_engine("cpu-eager").run(quiet).prompt_logprobs is None
     assert Oracle()(quiet).prompt_logprobs is None
 
 
@@ -133,7 +133,7 @@ def test_known_pages_are_taken_by_requests_that_do_not_ask() -> None:
     ended = (*ENDED, act("add", 0))
 
     def shared(case: Case) -> bool:
-        trace = opened("cpu-eager").run(case)
+        trace = open_engine("cpu-eager").run(case)
         assert trace.shared is not None
         account = trace.shared.accounts[-1]
         return bool(set(account.tables[0]) & set(account.kept))
@@ -184,8 +184,8 @@ def test_an_engine_that_does_not_tell_them_gets_no_request_that_asks() -> None:
 
 def test_a_recorded_trace_holds_them() -> None:
     case = alone()
-    trace = opened("cpu-eager").run(case)
-    (back,) = read(trace_lines(case, trace))
+    trace = open_engine("cpu-eager").run(case)
+    (back,) = read_runs(trace_lines(case, trace))
     assert back.trace(case).prompt_logprobs == trace.prompt_logprobs
-    (older,) = read(trace_lines(alone(sampling=Sampling()), replace(trace, prompt_logprobs=None)))
+    (older,) = read_runs(trace_lines(alone(sampling=Sampling()), replace(trace, prompt_logprobs=None)))
     assert older.trace(case).prompt_logprobs is None

@@ -11,13 +11,13 @@ import pytest
 
 from backends import faults
 from backends.base import Unavailable
-from backends.compositions import opened
+from backends.compositions import open_engine
 from backends.engine.composition import SEAMS
 from backends.engine.ranks.crew import Crew
 from backends.engine.ranks.member import Facts
 from backends.ranked import RankedBackend
 from properties.invariants import ALL
-from properties.strategies.models import GALLERY, small
+from properties.strategies.models import GALLERY, small_draft
 from properties.verdict.judge import judge
 from reference.architecture import Seeded
 from reference.case import Case
@@ -35,7 +35,7 @@ LAWS = [one for one in ALL if one.name in ("acceptance.law-exact", "acceptance.l
 
 @pytest.fixture
 def ranked() -> Iterator[RankedBackend]:
-    made = opened("cpu-ranks")
+    made = open_engine("cpu-ranks")
     assert isinstance(made, RankedBackend)
     yield made
     made.close()
@@ -46,7 +46,7 @@ def drawn(number: int, ranks: int) -> Case:
     rng = np.random.default_rng(number)
     model = Seeded(MODELS[number % len(MODELS)], number % 2)
     shape = RankTree((0, 0, 0, 1), (0, 0, 1, 0))
-    draft = LanguageModel(small(model.vocab_size, 0), shape) if number % 3 else Scripted()
+    draft = LanguageModel(small_draft(model.vocab_size, 0), shape) if number % 3 else Scripted()
     prompt = tuple(int(one) for one in rng.integers(0, model.vocab_size, 4))
     sampling = Sampling(float(number % 2), seed=number)
     return Case(model, prompt, draft, sampling=sampling, stops=Stops(60), ranks=ranks)
@@ -78,7 +78,7 @@ def test_the_law_of_processes_is_exact_by_coins(ranked: RankedBackend, ranks: in
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_processes_and_threads_make_the_same_run(ranked: RankedBackend, ranks: int) -> None:
     case = replace(drawn(1, ranks), stops=Stops(8), dtype="float64")
-    one, other = ranked.run(case), opened("cpu-eager").run(case)
+    one, other = ranked.run(case), open_engine("cpu-eager").run(case)
     assert one.output == other.output
     assert one.ranks == other.ranks
 
@@ -91,7 +91,7 @@ def test_requests_spread_over_processes_make_the_run_of_threads(
 ) -> None:
     """Idle ranks step along until the last request is over."""
     for case in (spread_over(ranks, temperature), replace(drawn(1, ranks), spread=True)):
-        one, other = ranked.run(case), opened("cpu-eager").run(case)
+        one, other = ranked.run(case), open_engine("cpu-eager").run(case)
         assert one.ranks is not None
         assert len({run.calls for run in one.ranks}) == 1
         assert one.ranks == other.ranks
@@ -106,7 +106,7 @@ def test_requests_spread_over_processes_make_the_run_of_threads(
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_an_idle_process_that_skips_a_step_is_told(ranked: RankedBackend, ranks: int) -> None:
-    faults.plant(ranked, faults.named("rank-idle-skips-step"))
+    faults.plant(ranked, faults.fault_named("rank-idle-skips-step"))
     agree = [one for one in ALL if one.name == "lossless.ranks-agree"]
     verdict = judge(spread_over(ranks), agree, Oracle(), subject_of(ranked))
     assert verdict.findings or verdict.outcomes["lossless.completes"] == "failed"

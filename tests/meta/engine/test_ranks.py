@@ -19,7 +19,7 @@ from reference.architecture import Seeded
 from reference.case import Case
 from reference.draft import Scripted
 from reference.malformed import Malformed
-from reference.parallel.ranks import RANKS, part, unsharded
+from reference.parallel.ranks import RANKS, rank_part, sharding_refusal
 from reference.parallel.spread import owners
 from reference.sampling import Sampling, Stops
 from reference.session import Action, Mate, Session
@@ -55,7 +55,7 @@ def test_a_coin_draws_over_all_parts_what_it_draws_from_the_whole(ranks: int, vo
 def test_of_equal_scores_the_lowest_id_wins_across_parts(ranks: int) -> None:
     scores = torch.tensor(np.random.default_rng(1).integers(0, 3, (200, 7)), dtype=torch.float32)
     wanted = (scores == scores.max(-1, keepdim=True).values).long().argmax(-1)
-    assert torch.equal(same_on_all(ranks, lambda group: seams.best(group, scores)), wanted)
+    assert torch.equal(same_on_all(ranks, lambda group: seams.argmax(group, scores)), wanted)
 
 
 @pytest.mark.parametrize("ranks", MANY)
@@ -69,7 +69,7 @@ def test_the_softmax_over_parts_is_that_of_the_whole(ranks: int) -> None:
 @pytest.mark.parametrize("ranks", MANY)
 def test_parts_cover_every_entry_once(ranks: int) -> None:
     for size in range(1, 40):
-        ends = [part(size, rank, ranks) for rank in range(ranks)]
+        ends = [rank_part(size, rank, ranks) for rank in range(ranks)]
         assert [at for first, end in ends for at in range(first, end)] == list(range(size))
 
 
@@ -129,9 +129,9 @@ def test_a_rank_that_ends_leaves_no_other_waiting() -> None:
 
 
 def test_what_cannot_be_sharded_is_refused_by_name() -> None:
-    assert unsharded(GALLERY[0], 2) == "model of 1 heads on 2 ranks"
+    assert sharding_refusal(GALLERY[0], 2) == "model of 1 heads on 2 ranks"
     latent = next(one for one in GALLERY if one.family not in ("llama", "pangu", "qwen2", "qwen3", "mistral"))
-    assert unsharded(latent, 2) == f"model family {latent.family} on 2 ranks"
+    assert sharding_refusal(latent, 2) == f"model family {latent.family} on 2 ranks"
     with pytest.raises(Unsupported, match=r"^1 heads and 1 KV heads on 2 ranks: they cannot be shared out evenly$"):
         open_cpu().run(Case(Seeded(GALLERY[0], 0), (1,), stops=Stops(1), ranks=2))
     with pytest.raises(Malformed, match=r"^ranks: 3 is none of 1, 2, 4$"):

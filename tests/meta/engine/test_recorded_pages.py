@@ -94,9 +94,9 @@ def test_one_recording_serves_steps_within_a_rounded_number_of_pages() -> None:
     for step in range(5):  # columns 20 to 32, over two borders of pages; five to eight pages are read as eight
         assert room.check([cache], [3], step) < 1e-12
         cache.commit([0, 2, 1])
-    assert len(room.graphs.kept) == 1
+    assert len(room.graphs.recordings) == 1
     assert room.check([cache], [3], 9) < 1e-12
-    assert len(room.graphs.kept) == 2
+    assert len(room.graphs.recordings) == 2
 
 
 def test_where_bits_are_promised_exactly_the_columns_are_read() -> None:
@@ -109,7 +109,7 @@ def test_where_bits_are_promised_exactly_the_columns_are_read() -> None:
         if seed:
             room.cache(5, 7)
             cache.release()
-    assert len(room.graphs.kept) == 3
+    assert len(room.graphs.recordings) == 3
 
 
 @pytest.mark.parametrize("exact", [False, True])
@@ -121,7 +121,7 @@ def test_lanes_of_other_requests_and_pages_share_the_recording(exact: bool) -> N
     for one in (first, second):
         one.commit([])
     assert room.check([third, second], [3, 2], 2) <= bound
-    assert len(room.graphs.kept) == 1
+    assert len(room.graphs.recordings) == 1
 
 
 def test_a_request_that_was_evicted_and_restored_reads_its_new_pages() -> None:
@@ -135,7 +135,7 @@ def test_a_request_that_was_evicted_and_restored_reads_its_new_pages() -> None:
     again = room.cache(10, 1)
     assert set(again.blocks.table).isdisjoint(old)
     assert room.check([again], [3], 2) < 1e-12
-    assert len(room.graphs.kept) == 1
+    assert len(room.graphs.recordings) == 1
     assert other.length == 13
 
 
@@ -143,9 +143,9 @@ def test_a_recording_goes_with_its_pool() -> None:
     room = Room(exact=False)
     room.check([room.cache(5, 1)], [2], 1)
     graphs = room.graphs
-    assert len(graphs.kept) == 1
+    assert len(graphs.recordings) == 1
     del room
-    assert not graphs.kept
+    assert not graphs.recordings
 
 
 @pytest.mark.parametrize("kind", ["static", "paged"])

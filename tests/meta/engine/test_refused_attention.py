@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from backends.base import Unsupported
 from backends.compositions import open_cpu
-from backends.engine.attention.arguments import INERT, INERT_AT
+from backends.engine.attention.arguments import INERT, INERT_VALUES
 from backends.engine.attention.eager import eager
 from backends.engine.attention.interface import through_interface
 from backends.engine.kv.base import CacheSpec
@@ -99,7 +99,7 @@ def test_arguments_that_are_inert_change_no_bit() -> None:
     for name in INERT:
         given: dict[str, Any] = {name: torch.arange(2) if name == "position_ids" else True}
         assert torch.equal(called(**given), plain), name
-    for name, (value, _) in INERT_AT.items():
+    for name, (value, _) in INERT_VALUES.items():
         assert torch.equal(called(**{name: value}), plain), name
     assert torch.equal(called(s_aux=None, softcap=None, something_new=None), plain)
 

@@ -57,12 +57,12 @@ def test_pages_of_target_and_draft_leave_together_and_come_back_as_they_were() -
     assert (len(arena.prefix), len(arena.prefix.tier.slots)) == (1, 2)
     arena.poison()
     lease = arena.lease(TARGET, DRAFT, 32, 4, tokens)
-    assert (lease.reused, len(arena.prefix.tier.told())) == (6, 2)
+    assert (lease.reused, len(arena.prefix.tier.take_brought())) == (6, 2)
     for which, cache in enumerate(lease.caches):
-        _, keys, values = cache.held(0)
+        _, keys, values = cache.committed_columns(0)
         assert keys[0, :, 0].tolist() == [100.0 * which + one for one in range(6)]
         assert torch.equal(keys, -values)
-    assert arena.prefix.tier.told() == ()
+    assert arena.prefix.tier.take_brought() == ()
 
 
 def test_the_copy_that_was_used_least_gives_its_slot() -> None:
@@ -85,7 +85,7 @@ def test_a_page_that_finds_no_room_in_the_pool_stays_away() -> None:
     assert lease.reused == SIZE
     for one in (other, lease):
         arena.give_back(one)
-    assert sorted([*arena.pages.free, *arena.pages.held]) == [0, 1, 2]
+    assert sorted([*arena.pages.free, *arena.pages.holder_counts]) == [0, 1, 2]
 
 
 def test_an_evicted_request_finds_its_pages_in_the_second_tier() -> None:

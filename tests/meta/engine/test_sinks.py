@@ -33,9 +33,9 @@ NARROWED = 2.0
 def kernel(splits: int) -> Attend:
     """The Triton kernel with so many splits of the prefix."""
     pytest.importorskip("triton", reason="Triton is not installed: pip install -e '.[triton]', on Linux")
-    from backends.engine.attention.triton_launch import Plan, interpreted
+    from backends.engine.attention.triton_launch import Plan, interpreted_kernel
 
-    return replace(interpreted(), plan=lambda query, kv_heads, packed: Plan(16, 16, splits))
+    return replace(interpreted_kernel(), plan=lambda query, kv_heads, packed: Plan(16, 16, splits))
 
 
 PATHS: dict[str, Callable[[], Attend]] = {

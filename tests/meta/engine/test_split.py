@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from backends.base import StageFailure
-from backends.compositions import opened
+from backends.compositions import open_engine
 from backends.engine.attention.compact import MOST_WIDTH, compact, pack
 from backends.engine.attention.eager import eager
 from backends.engine.attention.gathered import eager_gathered
@@ -228,13 +228,13 @@ def in_pages(model: Seeded, **fields: object) -> Case:
 def test_pages_are_never_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Seeded(GALLERY[1], 0)
     draft = LanguageModel(model, RankTree((0, 0, 0, 1), (0, 1, 0, 0)))
-    right = [opened("cpu-split").run(in_pages(model, draft=one)) for one in (Scripted((FORK,)), draft)]
+    right = [open_engine("cpu-split").run(in_pages(model, draft=one)) for one in (Scripted((FORK,)), draft)]
 
     def read(self: Paged, layer: int) -> None:
         raise AssertionError("gathered")
 
     monkeypatch.setattr(Paged, "read", read)
-    again = [opened("cpu-split").run(in_pages(model, draft=one)) for one in (Scripted((FORK,)), draft)]
+    again = [open_engine("cpu-split").run(in_pages(model, draft=one)) for one in (Scripted((FORK,)), draft)]
     assert [one.output for one in again] == [one.output for one in right]
     assert all(one.output for one in right)
 
@@ -242,12 +242,12 @@ def test_pages_are_never_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_layout_gives_one_output() -> None:
     model = Seeded(GALLERY[1], 0)
     layouts = [KvLayout(kind=kind, page_size=2 if KINDS[kind].pages else 0) for kind in KINDS]
-    outputs = {opened("cpu-split").run(in_pages(model, layout=layout)).output for layout in layouts}
+    outputs = {open_engine("cpu-split").run(in_pages(model, layout=layout)).output for layout in layouts}
     assert len(outputs) == 1
 
 
 def test_what_is_refused_names_the_stage() -> None:
-    backend = opened("cpu-split")
+    backend = open_engine("cpu-split")
 
     def broken(query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
         return SPLIT(query, replace(columns, prefix=columns.prefix.long()), scaling)

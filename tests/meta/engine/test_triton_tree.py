@@ -18,10 +18,10 @@ import triton
 import triton.language as tl
 
 from backends.base import Unavailable
-from backends.compositions import opened
+from backends.compositions import open_engine
 from backends.engine.attention import triton_kernels
 from backends.engine.attention.compact import Compact
-from backends.engine.attention.triton_launch import Plan, TritonTree, interpreted, plan_for_cpu
+from backends.engine.attention.triton_launch import Plan, TritonTree, interpreted_kernel, plan_for_cpu
 from backends.registry import open_backend
 from properties.strategies.models import GALLERY
 from reference.architecture import Seeded
@@ -33,7 +33,7 @@ from reference.tree import Tree
 from tests.treeattention import Scene, constant, hidden_changed, scene
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-KERNEL = interpreted()
+KERNEL = interpreted_kernel()
 SIXTEEN_BIT = 2.0
 """What weights rounded to 16 bits add to the bound of an attention that rounds once."""
 
@@ -237,7 +237,7 @@ def test_the_backend_gives_what_the_split_in_torch_gives() -> None:
         case = Case(
             Seeded(GALLERY[number], 0), (3, 1, 2, 2, 6), Scripted((tree,)), layout, stops=Stops(4), dtype="float32"
         )
-        assert opened("triton-interpreted").run(case).output == opened("cpu-split").run(case).output
+        assert open_engine("triton-interpreted").run(case).output == open_engine("cpu-split").run(case).output
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
@@ -253,8 +253,8 @@ def test_without_triton_the_line_says_how_to_get_it(monkeypatch: pytest.MonkeyPa
     def none() -> TritonTree:
         raise ImportError("No module named 'triton'")
 
-    monkeypatch.setattr("backends.compositions.interpreted", none)
+    monkeypatch.setattr("backends.compositions.interpreted_kernel", none)
     with pytest.raises(
         Unavailable, match=r"triton-interpreted needs Triton \(pip install 'triton>=3.0', on Linux\): No"
     ):
-        opened("triton-interpreted")
+        open_engine("triton-interpreted")

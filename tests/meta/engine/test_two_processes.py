@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 from backends.base import ProgramFailure, StageFailure, Unavailable, WrongFlag
-from backends.compositions import open_cpu, opened
+from backends.compositions import open_cpu, open_engine
 from backends.engine.composition import SEAMS
 from backends.engine.disaggregated.pair import Pair, SideLost
-from backends.engine.handover.items import PAGE, items_of, joined, letter_of
-from backends.engine.handover.mailbox import Lost, received
-from backends.engine.handover.packet import BadHandOver, packed
+from backends.engine.handover.items import PAGE, items_of, join, letter_of
+from backends.engine.handover.mailbox import PeerLost, receive_packet
+from backends.engine.handover.packet import BadHandOver, pack
 from backends.engine.handover.seams import HandOverSeams
 from backends.engine.seams import Seams
 from backends.flags import hand_over_by
@@ -40,7 +40,7 @@ from tests.meta.engine.test_hand_over import ASKED, STATE
 
 RUN, ROOM, HOP = 7, 3, 1
 OVER = HandOverSeams()
-PACKET = packed(STATE, ASKED, ROOM, HOP)
+PACKET = pack(STATE, ASKED, ROOM, HOP)
 LETTERS = [letter_of(one) for one in items_of(PACKET, RUN)]
 PROMPT = (6, 3, 11, 4, 9, 2, 14, 5, 1)
 BRANCHES = RankTree((0, 0, 0, 1), (0, 1, 0, 0))
@@ -75,13 +75,13 @@ class Letters:
     def take(self, seconds: float) -> bytes:
         letter = next(self._letters, None)
         if letter is None:
-            raise Lost("no letter came")
+            raise PeerLost("no letter came")
         return letter
 
 
 def taken(letters: list[bytes], told: int | None = None, over: HandOverSeams = OVER) -> bytes:
     count = len(letters) if told is None else told
-    return received(Letters(letters), (RUN, ROOM, HOP), count, 1.0, over, lambda: None)
+    return receive_packet(Letters(letters), (RUN, ROOM, HOP), count, 1.0, over, lambda: None)
 
 
 def test_a_packet_in_items_is_the_packet_whatever_their_order() -> None:
@@ -146,17 +146,17 @@ def test_an_item_that_does_not_fit_is_told_by_its_name(name: str) -> None:
 @pytest.mark.parametrize("lacking", range(len(LETTERS)))
 def test_an_item_that_never_comes_is_told_by_its_name(lacking: int) -> None:
     letters = [one for at, one in enumerate(LETTERS) if at != lacking]
-    with pytest.raises(Lost, match=f"^item {items_of(PACKET, RUN)[lacking].name} of request 3 is missing: "):
+    with pytest.raises(PeerLost, match=f"^item {items_of(PACKET, RUN)[lacking].name} of request 3 is missing: "):
         taken(letters, told=len(LETTERS))
 
 
 def test_items_of_a_case_that_failed_before_are_passed_over() -> None:
-    assert taken([of(run=RUN - 1), *LETTERS]) == joined(items_of(PACKET, RUN))
+    assert taken([of(run=RUN - 1), *LETTERS]) == join(items_of(PACKET, RUN))
 
 
 @pytest.fixture
 def two() -> Iterator[HandedOverBackend]:
-    made = opened("cpu-handed-over")
+    made = open_engine("cpu-handed-over")
     assert isinstance(made, HandedOverBackend)
     yield made
     made.close()
@@ -176,7 +176,7 @@ def bits(trace: Trace) -> list[Any]:
 @pytest.mark.parametrize("by", ["shared-memory", "gloo"])
 def test_two_processes_make_the_bits_of_one(by: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPECVERIFY_HAND_OVER", by)
-    two = opened("cpu-handed-over")
+    two = open_engine("cpu-handed-over")
     assert isinstance(two, HandedOverBackend)
     try:
         for case in (asked(2), asked(3), in_session()):
@@ -203,11 +203,11 @@ def test_a_packet_that_does_not_fit_ends_the_case_alone(two: HandedOverBackend) 
     """The error names the item; the two processes stay, and the next case is right."""
 
     def doubled(items: Any) -> Any:
-        found = OVER.mixed(items)
+        found = OVER.shuffle(items)
         return [*found, found[0]] if found[0].hop == 1 else found
 
     right = two.seams
-    two.seams = replace(right, hand_over=replace(right.hand_over, mixed=doubled))
+    two.seams = replace(right, hand_over=replace(right.hand_over, shuffle=doubled))
     with pytest.raises(StageFailure, match=r"BadHandOver: item .* of request 1 came twice"):
         two.run(in_session())
     kept = two.processes
@@ -284,7 +284,7 @@ def test_a_case_whose_side_dies_every_time_ends_in_an_error(two: HandedOverBacke
     def dying(items: Any) -> Any:
         os.kill(os.getpid(), signal.SIGKILL)
 
-    two.seams = replace(two.seams, hand_over=replace(two.seams.hand_over, mixed=dying))
+    two.seams = replace(two.seams, hand_over=replace(two.seams.hand_over, shuffle=dying))
     line = "cpu-handed-over: the prefill side died: its process was killed by signal 9; the case was begun"
     with pytest.raises(ProgramFailure, match=f"^{line} {TRIES} times$"):
         two.run(asked())
@@ -310,7 +310,7 @@ def test_a_side_that_lags_is_named(side: str) -> None:
 
 def test_a_carrier_that_is_not_there_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPECVERIFY_HAND_OVER", "hccl")
-    two = opened("cpu-handed-over")
+    two = open_engine("cpu-handed-over")
     with pytest.raises(
         Unavailable, match=r"^cpu-handed-over: SPECVERIFY_HAND_OVER=hccl needs .*gloo or shared-memory$"
     ):

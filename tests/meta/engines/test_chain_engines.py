@@ -29,7 +29,7 @@ CHAIN = RankTree((0, 0, 1, 2), (0, 0, 0, 0))
 
 
 def opened(name: str) -> Any:
-    absent = ROWS[name].missing()
+    absent = ROWS[name].why_not_installed()
     if absent is not None:
         pytest.skip(absent)
     return open_backend(name)

@@ -77,7 +77,7 @@ def test_slots_of_a_rejected_branch_that_are_kept_are_found(monkeypatch: pytest.
 
 
 def test_a_cache_that_is_not_rewound_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    written = executorch_tree.Overwriting.slots_for
+    written = executorch_tree.OverwritingEngine.slots_for
 
     def behind(self: Any, tree: Tree, length: int) -> list[int]:
         self.furthest = max(getattr(self, "furthest", length), length)
@@ -85,14 +85,14 @@ def test_a_cache_that_is_not_rewound_is_found(monkeypatch: pytest.MonkeyPatch) -
         self.furthest += len(tree)
         return slots
 
-    monkeypatch.setattr(executorch_tree.Overwriting, "slots_for", behind)
-    seen = executorch_tree.Overwriting.verify
+    monkeypatch.setattr(executorch_tree.OverwritingEngine, "slots_for", behind)
+    seen = executorch_tree.OverwritingEngine.verify
 
     def all_below(self: Any, tree: Tree, length: int) -> Any:
-        self.held = list(range(max(getattr(self, "furthest", length), length)))
+        self.held_slots = list(range(max(getattr(self, "furthest", length), length)))
         return seen(self, tree, length)
 
-    monkeypatch.setattr(executorch_tree.Overwriting, "verify", all_below)
+    monkeypatch.setattr(executorch_tree.OverwritingEngine, "verify", all_below)
     assert failed(chain(), "open_overwrite")
 
 

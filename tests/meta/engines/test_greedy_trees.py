@@ -2,13 +2,13 @@
 
 import torch
 
-from backends.adapt.greedy_trees import cut, walked
+from backends.adapt.greedy_trees import cut_block, greedy_walk
 from reference.tree import Tree
 
 
 def test_the_walk_and_the_cut_of_a_block() -> None:
     tree = Tree((0, 0, 0, 2), (5, 1, 2, 3))
     best = torch.eye(8)[torch.tensor([2, 0, 3, 7])]
-    assert walked(tree, best) == ([2, 3], 7)
-    assert cut([2, 3, 7], 2, set()) == [2, 3]
-    assert cut([2, 3, 7], 5, {3}) == [2, 3]
+    assert greedy_walk(tree, best) == ([2, 3], 7)
+    assert cut_block([2, 3, 7], 2, set()) == [2, 3]
+    assert cut_block([2, 3, 7], 5, {3}) == [2, 3]

@@ -9,13 +9,13 @@ from transformers.generation import candidate_generator
 
 from backends.adapt import Generated, transformers_model
 from backends.adapt.engines import hf_generate, hf_generate_heads, hf_generate_universal
-from properties.strategies.models import GALLERY, small
+from properties.strategies.models import GALLERY, small_draft
 from reference.architecture import Seeded
 
 MODEL = Seeded(GALLERY[7], 0)
 PROMPT = [1, 0, 1, 1, 0, 1]
 WAYS: dict[str, tuple[Callable[..., Any], str]] = {
-    "assisted": (hf_generate.assisted, "AssistedCandidateGenerator"),
+    "assisted": (hf_generate.generate_assisted, "AssistedCandidateGenerator"),
     "lookup": (hf_generate.lookup, "PromptLookupCandidateGenerator"),
     "early exit": (hf_generate.early_exit, "EarlyExitCandidateGenerator"),
     "universal": (hf_generate_universal.universal, "AssistedCandidateGeneratorDifferentTokenizers"),
@@ -69,7 +69,7 @@ def test_candidates_are_proposed_by_the_way_that_is_named(way: str, rounds: tupl
 
 
 def test_drafted_tokens_that_are_accepted_are_counted() -> None:
-    own, another, none = (told("assisted", draft) for draft in (MODEL, small(101, 0), None))
+    own, another, none = (told("assisted", draft) for draft in (MODEL, small_draft(101, 0), None))
     assert own.accepted is not None
     assert own.accepted > 0
     assert another.accepted == 0
@@ -89,7 +89,7 @@ def test_a_module_that_is_the_targets_only_layer_drafts_what_the_target_says() -
 
 
 @pytest.mark.parametrize("way", list(WAYS))
-@pytest.mark.parametrize("draft", [MODEL, small(101, 0)], ids=["target", "another"])
+@pytest.mark.parametrize("draft", [MODEL, small_draft(101, 0)], ids=["target", "another"])
 def test_no_draft_changes_greedy_text(way: str, draft: Seeded) -> None:
     assert text(way, draft) == text("assisted", None)
 

@@ -21,13 +21,13 @@ from reference.case import Case
 from reference.sampling import Sampling, Stops
 from reference.trace import Speculated
 from specverify.cli import main
+from specverify.isolation.backend_spec import BackendSpec
 from specverify.isolation.isolated import Isolated
 from specverify.isolation.limits import Patience
-from specverify.isolation.wanted import Wanted
 from tests.inprocess import in_this_process
 
 PROGRAMS = Path(__file__).resolve().parents[2] / "strangers" / "programs"
-README = (Path(__file__).resolve().parents[3] / "README.md").read_text()
+PAGE = (Path(__file__).resolve().parents[3] / "docs" / "how_to" / "program.md").read_text()
 SCHEMA = json.loads(command.SCHEMA.read_text())
 CASE = Case(Seeded(GALLERY[1], 0), (3, 1, 4), stops=Stops(6))
 NODE = f"command:node {PROGRAMS / 'greedy_llama.mjs'}"
@@ -129,7 +129,7 @@ def test_a_line_beside_the_protocol_ends_the_run(diff: Diff, monkeypatch: pytest
 @needs_node
 def test_a_hang_is_a_finding_and_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GREEDY_LLAMA_FAULT", "hang")
-    with Isolated(Wanted(NODE), Patience(asked=1.0)) as apart:
+    with Isolated(BackendSpec(NODE), Patience(user_limit_s=1.0)) as apart:
         verdict = apart.subject(0).fresh(CASE)
         assert "gave no answer within 1 s" in getattr(verdict, "why", "")
 
@@ -170,8 +170,8 @@ def test_all_that_a_program_takes_is_sent_and_fits_the_schema(program: Callable[
     assert set(taken) == set(every), "the schema names the parameters of a black box that are no Python objects"
 
 
-def test_the_lines_in_readme_are_lines_of_the_protocol() -> None:
-    (block,) = [one for one in README.split("```") if one.startswith("json\n") and '"ask"' in one]
+def test_the_lines_in_the_docs_are_lines_of_the_protocol() -> None:
+    (block,) = [one for one in PAGE.split("```") if one.startswith("json\n") and '"ask"' in one]
     lines_of = [json.loads(line) for line in block.splitlines()[1:] if line]
     kinds = ["declare", "declared", "generate", "generated", "unsupported", "error"]
     for kind, line in zip(kinds, lines_of, strict=True):

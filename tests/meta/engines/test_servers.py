@@ -27,8 +27,8 @@ from reference.oracle.decoder import Oracle
 from reference.sampling import Sampling, Stops
 from reference.trace import Speculated
 from specverify.cli import main
+from specverify.isolation.backend_spec import BackendSpec
 from specverify.isolation.isolated import Isolated
-from specverify.isolation.wanted import Wanted
 from specverify.setup.subjects import subject_of
 from tests.inprocess import in_this_process
 from tests.servers import MODEL, Handler, Served, checkpoint, serving
@@ -99,13 +99,13 @@ def test_the_dialects_of_an_address_are_those_that_there_are() -> None:
     assert set(DIALECTS) == set(BY_NAME)
 
 
-def test_readme_names_every_dialect_with_its_route_and_the_bounds() -> None:
-    readme = (Path(__file__).resolve().parents[3] / "README.md").read_text()
-    rows = dict(re.findall(r"^\| `([\w.]+)` \| `(/[\w/]+)`", readme, re.MULTILINE))
+def test_the_tutorial_names_every_dialect_with_its_route_and_the_bounds() -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs" / "tutorials" / "server.md").read_text()
+    rows = dict(re.findall(r"^\| `([\w.]+)` \| `(/[\w/]+)`", page, re.MULTILINE))
     assert rows == {name: dialect.PATH for name, dialect in BY_NAME.items()}
     address = address_of("openai:http://127.0.0.1:1")
-    assert f"`timeout=SECONDS` ({address.timeout:g}), `tries=N` ({address.tries})" in readme
-    assert KEY in readme
+    assert f"`timeout=SECONDS` ({address.timeout:g}), `tries=N` ({address.tries})" in page
+    assert KEY in page
 
 
 def test_a_server_that_takes_texts_alone_is_asked_in_texts(tiny: Path, diff: Diff) -> None:
@@ -321,7 +321,7 @@ def test_a_server_that_is_down_is_said_so(tiny: Path, diff: Diff) -> None:
 @pytest.mark.slow
 def test_a_server_that_goes_is_no_finding_in_a_process_of_its_own_either(tiny: Path) -> None:
     case = Case(identify(tiny), (3, 1), stops=Stops(4))
-    with serving(Served(tiny)) as served, Isolated(Wanted(f"openai:{served.url}#tries=1")) as apart:
+    with serving(Served(tiny)) as served, Isolated(BackendSpec(f"openai:{served.url}#tries=1")) as apart:
         subject = apart.subject()
         assert len(subject(case).output) == 4
         served.fault = answers(500, {})

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 from properties.invariants import ALL
 from properties.same_cause import by_cause
-from properties.shrinking.cases import apart
+from properties.shrinking.cases import distance
 from properties.strategies.models import GALLERY
-from properties.tally import Also, Failure
+from properties.tally import Failure, SameDefect
 from properties.verdict.finding import FINISHED, Finding, Verdict
 from reference.architecture import Seeded
 from reference.case import Case
@@ -40,7 +40,7 @@ def test_two_invariants_that_fail_on_one_case_are_one_cause_and_the_earliest_sta
     early = failure(LARGE, ("b.early", Stage.LOWERED))
     (told,) = by_cause([late, early])
     assert told.finding.invariant == "b.early"
-    assert told.also == (Also("a.late", Stage.EMITTED, SMALL.id),)
+    assert told.also == (SameDefect("a.late", Stage.EMITTED, SMALL.id),)
     assert by_cause([early, late]) == [told]
 
 
@@ -80,12 +80,12 @@ def test_page_and_json_tell_the_cause_once_and_the_nearest_case_that_agrees() ->
     assert found is not None
     assert found.nearest is not None
     # One step of shrinking lies between them: a node less, or a setting.
-    assert 0 < apart(found.nearest, found.verdict.case) < apart(LARGE, SMALL) + 4
+    assert 0 < distance(found.nearest, found.verdict.case) < distance(LARGE, SMALL) + 4
     oracle = Oracle()
     again = Search(Plan(), ALL, oracle, subject, verdicts.append, lambda: False)
     again.run_given([(found.nearest, tuple(one for one in ALL if one.name == found.finding.invariant))])
     assert not again.differs
-    told = replace(found, also=(Also("b.early", Stage.LOWERED, "cafe"),))
+    told = replace(found, also=(SameDefect("b.early", Stage.LOWERED, "cafe"),))
     page = " ".join(failure_page(told).split())
     assert "nearest case that agrees: " in page
     assert "also seen by b.early at stage lowered, case cafe: one cause" in page

@@ -85,7 +85,7 @@ def verdict_on(folder: Path, fault: str | None, layout: KvLayout, seed: int, sho
     plain = open_cpu().run(replace(base.plain_decode(), layout=KvLayout()))
     backend = open_cpu()
     if fault is not None:
-        faults.plant(backend, faults.named(fault))
+        faults.plant(backend, faults.fault_named(fault))
     run = backend.run
     if not shows:
         backend.run = lambda case: hidden(run(case))  # type: ignore[method-assign]
@@ -97,7 +97,7 @@ def is_found(folder: Path, fault: str, shows: bool, oracle: Oracle) -> bool:
     for seed in range(3):
         first = verdict_on(folder, fault, FAULTS[fault], seed, shows, oracle).first
         if first is not None:
-            return first.stage >= faults.named(fault).stage
+            return first.stage >= faults.fault_named(fault).stage
     return False
 
 

@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "strangers"))
 
 from properties.invariants import ALL
 from properties.shrinking.cases import STEPS, attempts
-from properties.shrinking.sessions import prunings, without
+from properties.shrinking.sessions import prunings, without_subtrees
 from properties.strategies.models import GALLERY
 from properties.verdict.finding import Verdict
 from properties.verdict.judge import judge
@@ -23,7 +23,7 @@ from reference.oracle.decoder import Oracle
 from reference.sampling import Sampling, Stops
 from reference.trace import Stage
 from reference.tree import Tree
-from reports.pages.selftest import Caught, SelfTest
+from reports.pages.selftest import FaultHunt, SelfTest
 from specverify.campaign import search as searching
 from specverify.campaign.case_stream import Stream
 from specverify.campaign.search import Search
@@ -76,7 +76,7 @@ def test_a_hunt_judges_the_cases_of_a_diff_of_one_worker_in_its_order(monkeypatc
 
 
 def test_a_fault_counts_the_cases_up_to_the_one_that_met_it() -> None:
-    report = SelfTest([Caught("f", "BZ-001", "lowered", {})])
+    report = SelfTest([FaultHunt("f", "BZ-001", "lowered", {})])
     _note(report, HuntResult("f", "cpu-eager", cases=60))
     _note(report, HuntResult("f", "cpu-eager", cases=60, skip=210))
     assert report.faults[0].cases == 270
@@ -88,14 +88,14 @@ def test_a_case_on_which_nothing_is_done_otherwise_is_left_to_the_tables() -> No
     digests = CleanDigests("cpu-eager")
     planted = subject_of(open_planted("cpu-eager", "tree-masked-as-chain"))
     for tables in (True, False):
-        assert digests.left(BRANCHED, planted, ALL, tables) == ALL
-    left = digests.left(CHAIN, planted, ALL, tables=True)
+        assert digests.worth_judging(BRANCHED, planted, ALL, tables) == ALL
+    left = digests.worth_judging(CHAIN, planted, ALL, tables=True)
     assert {one.name for one in left} == ON_TABLES
     assert {one.name for one in ALL} > ON_TABLES
-    assert digests.left(CHAIN, planted, ALL, tables=False) == ()
+    assert digests.worth_judging(CHAIN, planted, ALL, tables=False) == ()
     clean = subject_of(open_planted("cpu-eager", None))
     for case in (CHAIN, BRANCHED, SAMPLED):
-        assert {one.name for one in digests.left(case, clean, ALL, tables=True)} == ON_TABLES
+        assert {one.name for one in digests.worth_judging(case, clean, ALL, tables=True)} == ON_TABLES
 
 
 def test_tables_are_asked_of_those_alone_whose_sampling_was_touched() -> None:
@@ -130,7 +130,7 @@ def test_a_variant_that_differs_by_itself_is_located_as_a_case_of_its_own() -> N
 def test_a_crash_is_no_clean_run() -> None:
     digests = CleanDigests("cpu-eager")
     broken = subject_of(open_planted("terse_engine:crashing", None))
-    assert digests.left(CHAIN, broken, ALL, tables=False) == ALL
+    assert digests.worth_judging(CHAIN, broken, ALL, tables=False) == ALL
 
 
 def test_a_fault_at_large_is_hunted_again_for_longer_and_clean_hunts_come_between() -> None:
@@ -154,7 +154,7 @@ def test_a_fault_at_large_is_hunted_again_for_longer_and_clean_hunts_come_betwee
 
 def test_large_trees_lose_many_nodes_at_once_and_every_step_is_smaller() -> None:
     tree = Tree((0, *(at // 3 for at in range(39))), (0,) * 40)
-    sizes = [len(without(tree, *gone)) for gone in prunings(tree)]
+    sizes = [len(without_subtrees(tree, *gone)) for gone in prunings(tree)]
     assert sizes[0] <= 21
     assert max(sizes) == 39
     assert min(sizes) >= 1

@@ -17,7 +17,7 @@ from backends.faults.sampling.rejection import FAULTS as SAMPLED
 from backends.faults.sampling.shared_streams import FAULTS as SHARED
 from properties.laws import enumeration
 from properties.laws.sampled.blackbox import judge_blocks, run_is_red
-from properties.laws.worlds import laws_of
+from properties.laws.worlds import draw_laws
 from reference.oracle import acceptance, law
 from reference.probability_world import World
 from reference.rules import DRAWS
@@ -60,7 +60,7 @@ def worlds(draws: str) -> tuple[World, ...]:
     ]
     for number, (kind, shape, extra) in enumerate(settings):
         rows = sum(vocab**depth for depth in range(shape.height + 1))
-        target, drafts = laws_of(kind, rng, rows, vocab, 1)
+        target, drafts = draw_laws(kind, rng, rows, vocab, 1)
         made.append(_world(shape, target, drafts, temperature=(0.7, 1.6)[number % 2], draws=draws, **extra))
     rows = 13
     edge = np.array([0.42, 0.2795, 0.3005])
@@ -88,7 +88,7 @@ def distance(world: World, found: enumeration.Law) -> tuple[float, bool]:
 
 def planted(name: str) -> EngineBackend:
     backend = open_cpu()
-    faults.plant(backend, faults.named(name))
+    faults.plant(backend, faults.fault_named(name))
     return backend
 
 
@@ -103,7 +103,7 @@ KINDS = list(_kinds())
 
 def _first(name: str) -> str:
     """The first kind of draw under which the fault changes something."""
-    return next(draws for draws in DRAWS if draws not in faults.named(name).harmless)
+    return next(draws for draws in DRAWS if draws not in faults.fault_named(name).harmless)
 
 
 ENUMERATED = gated(KINDS, lambda at: KINDS[at][1] == _first(KINDS[at][0]) or KINDS[at][0] in ALONE)
@@ -120,7 +120,7 @@ def test_the_clean_engine_passes_on_these_worlds(draws: str) -> None:
 
 @pytest.mark.parametrize(("name", "draws"), ENUMERATED)
 def test_enumeration_catches_it_unless_it_harms_nothing(name: str, draws: str) -> None:
-    backend, harmless = planted(name), draws in faults.named(name).harmless
+    backend, harmless = planted(name), draws in faults.fault_named(name).harmless
     for world in worlds(draws):
         found = enumerated(backend, world)
         if found.strays:
@@ -150,7 +150,7 @@ def test_why_some_faults_harm_nothing() -> None:
         others = {at for at in range(5) if at != x and rng.integers(2)}
         assert acceptance.normalised(acceptance.without(certain, others)) == certain
     for name in FAULTS:
-        for why in faults.named(name).harmless.values():
+        for why in faults.fault_named(name).harmless.values():
             assert why
 
 
@@ -158,7 +158,9 @@ UNSEEN = {"coin-at-threshold-accepts"}
 """A coin meets its threshold once in 2^24 rounds: only enumeration sees it."""
 
 
-HARMFUL = [pair for pair in KINDS if pair[0] not in UNSEEN | ALONE and pair[1] not in faults.named(pair[0]).harmless]
+HARMFUL = [
+    pair for pair in KINDS if pair[0] not in UNSEEN | ALONE and pair[1] not in faults.fault_named(pair[0]).harmless
+]
 BY_SAMPLING = gated(HARMFUL, lambda at: HARMFUL[at][1] == _first(HARMFUL[at][0]) and at % 7 == 0)
 """Every fault is enumerated; sampling, which takes seconds for each, is tried on a few without `-m slow`."""
 

@@ -8,7 +8,7 @@ import pytest
 
 from backends import faults
 from reference.rules import DRAWS
-from reports.pages.selftest import Caught, Clean, SelfTest, facts, page
+from reports.pages.selftest import CleanRun, FaultHunt, SelfTest, facts, page
 from specverify.cli import main
 from specverify.selftest import schedule
 from specverify.selftest.hunt import HuntPlan, HuntResult, hunt
@@ -24,7 +24,7 @@ def task(fault: str | None, backend: str = "cpu-eager", cases: int = 12) -> Hunt
 def test_a_hunt_finds_what_is_planted() -> None:
     result = hunt(task(EASY))
     assert result.caught
-    assert result.stage == faults.named(EASY).stage.word
+    assert result.stage == faults.fault_named(EASY).stage.word
     assert result.by is not None
     assert result.by in result.failed
     assert 1 <= result.cases <= 12
@@ -45,9 +45,9 @@ def test_a_backend_that_is_not_here_is_said_and_no_pass() -> None:
 
 def made(**of: bool) -> SelfTest:
     return SelfTest(
-        [Caught(name, "BZ-1", "lowered", caught=caught, by="a.b" if caught else None, stage_named="lowered",
+        [FaultHunt(name, "BZ-1", "lowered", caught=caught, by="a.b" if caught else None, stage_named="lowered",
                 cases=3, nodes=2, failed=("a.b",) if caught else ()) for name, caught in of.items()],
-        [Clean("cpu-eager", 40, None, None)],
+        [CleanRun("cpu-eager", 40, None, None)],
         ["a.b", "c.d"],
         seconds=2.0,
     )  # fmt: skip
@@ -64,7 +64,7 @@ def test_what_escapes_is_exit_code_one() -> None:
 
 def test_a_false_alarm_is_exit_code_one() -> None:
     report = made(one=True)
-    report.clean.append(Clean("cpu-eager", 3, "a.b", "cafe"))
+    report.clean_runs.append(CleanRun("cpu-eager", 3, "a.b", "cafe"))
     assert report.exit_code == 1
     assert "FALSE ALARM  cpu-eager  a.b  case cafe" in page(report)
     assert facts(report)["clean"]["cases"] == 43

@@ -9,7 +9,7 @@ from backends.compositions import open_cpu
 from backends.engine.backend import EngineBackend
 from backends.faults.sampling.verify_kernel import FAULTS
 from properties.laws import enumeration
-from properties.laws.worlds import laws_of
+from properties.laws.worlds import draw_laws
 from reference.oracle import law
 from reference.probability_world import World
 from reference.rules import DRAWS, Rule
@@ -25,7 +25,7 @@ LIMIT = 1e-10
 def world(rule: str, draws: str) -> World:
     """Three tokens, drawn from laws unlike the target's, so that there are rejections at every level."""
     shape = CHAIN if rule == "block" else FORK
-    target, drafts = laws_of("random", np.random.default_rng(5), 1 + 3 + 9, 3, 1)
+    target, drafts = draw_laws("random", np.random.default_rng(5), 1 + 3 + 9, 3, 1)
     sampling = Sampling(1.0, rule=Rule(rule), draws=draws)
     return World(shape, np.log(target), np.log(drafts), sampling, (0, 1, 2))
 

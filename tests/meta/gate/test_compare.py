@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from reports.gate.comparison import compared
+from reports.gate.comparison import compare_results
 from reports.gate.markdown import LARGEST, comparison_summary
 from specverify.cli import main
 
@@ -64,32 +64,32 @@ UNASKED = {"cache.isolation": COUNTS | {"checked": 0}, "lossless.stops": COUNTS}
 def test_each_difference_is_told(
     before: dict[str, Any], after: dict[str, Any], code: int, section: str, words: str
 ) -> None:
-    told = compared(gate(before), gate(after))
+    told = compare_results(gate(before), gate(after))
     assert told.exit_code == code
     assert words in " ".join(dict(told.sections())[section])
 
 
 def test_equal_results_have_no_difference() -> None:
-    assert compared(gate(run(KEY)), gate(run(KEY))).sections() == []
-    assert compared(run(), run()).sections() == []
+    assert compare_results(gate(run(KEY)), gate(run(KEY))).sections() == []
+    assert compare_results(run(), run()).sections() == []
 
 
 def test_a_run_too_short_to_time_is_not_called_slower() -> None:
     short = run(seconds=60.0, backend_seconds=1.0)
-    assert compared(gate(short), gate(run(seconds=600.0, backend_seconds=1.0))).slower == []
+    assert compare_results(gate(short), gate(run(seconds=600.0, backend_seconds=1.0))).slower == []
 
 
 def test_a_backend_that_did_not_run_is_no_pass() -> None:
-    told = compared(gate(run(), run(name="other")), gate(run()))
+    told = compare_results(gate(run(), run(name="other")), gate(run()))
     assert told.exit_code == 3
     assert told.less == ["other: did not run"]
-    assert compared(gate(run()), gate(run(), outcome="unjudged")).exit_code == 3
+    assert compare_results(gate(run()), gate(run(), outcome="unjudged")).exit_code == 3
 
 
 def test_a_known_failure_that_went_stale_fails_newly() -> None:
     stale = {"known": [{"name": "a", "backend": "mine", "state": "stale"}]}
-    assert compared(gate(run()), gate(run(), **stale)).exit_code == 1
-    assert compared(gate(run(), **stale), gate(run(), **stale)).exit_code == 0
+    assert compare_results(gate(run()), gate(run(), **stale)).exit_code == 1
+    assert compare_results(gate(run(), **stale), gate(run(), **stale)).exit_code == 0
 
 
 def test_the_command_reads_two_files(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -121,4 +121,4 @@ def test_what_is_no_result_is_refused_with_its_name(
 
 def test_the_page_of_a_large_comparison_is_bounded() -> None:
     many = run(*(f"{'x' * 500}{at} at scored" for at in range(2000)))
-    assert len(comparison_summary(compared(gate(run()), gate(many)))) <= LARGEST + 1
+    assert len(comparison_summary(compare_results(gate(run()), gate(many)))) <= LARGEST + 1

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from properties.tally import Also, Beside, Failure, Tally
+from properties.tally import EagerOutcome, Failure, SameDefect, Tally
 from properties.verdict.finding import Finding, Verdict
 from properties.verdict.invariant import taking_turns
 from properties.verdict.judge import judge
@@ -21,7 +21,7 @@ from reports.record import Lines, verdict_line
 from reports.writing import Unwritable
 from specverify.campaign.case_stream import Stream
 from specverify.campaign.messages import Ended, Found, Opened, Passed
-from specverify.campaign.search import stripped
+from specverify.campaign.search import without_trace
 from specverify.fleet.facts import from_json, to_json
 from specverify.fleet.journal import FILE, KINDS, Head, Writer, read
 from specverify.setup.errors import UnusableInput
@@ -56,7 +56,7 @@ def _parts(verdict: Verdict) -> tuple[bool, bool, bool]:
 
 
 def test_verdicts_come_back_and_count_the_same(verdicts: list[Verdict]) -> None:
-    made = [again(stripped(one)) for one in verdicts]
+    made = [again(without_trace(one)) for one in verdicts]
     assert any(one.evidence for one in verdicts)
     assert any(one.findings for one in verdicts)
     assert any(one.case.session for one in verdicts)
@@ -77,8 +77,8 @@ def test_a_failure_is_told_the_same_after_the_journal(verdicts: list[Verdict], t
     for verdict in found:
         assert verdict.first is not None
         failure = Failure(verdict, verdict.first, "aaaaaaaaaaaa", 3, near, fault="kv-truncated-not-gathered")
-        twin = Beside("cpu-eager", "differs", verdict.first)
-        failure = replace(failure, beside=twin, also=(Also("lossless.stops", Stage.EMITTED, "bbbbbbbbbbbb"),))
+        twin = EagerOutcome("cpu-eager", "differs", verdict.first)
+        failure = replace(failure, beside=twin, also=(SameDefect("lossless.stops", Stage.EMITTED, "bbbbbbbbbbbb"),))
         writer = Writer(tmp_path, HEAD)
         writer.add("mine", 2, Found(failure))
         writer.close()

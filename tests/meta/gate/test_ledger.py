@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from properties.known import Known, Signature, recognised, signature, unsized
+from properties.known import KnownFailure, Signature, signature, without_known_findings, without_numbers
 from properties.verdict.finding import FINISHED, Finding, Verdict
 from reference.architecture import Architecture, Seeded
 from reference.case import Case
@@ -31,7 +31,7 @@ def verdict(*findings: Finding) -> Verdict:
     return Verdict(CASE, "mine", {one.invariant: "failed" for one in findings}, findings)
 
 
-KNOWN = Known("known", signature(found()))
+KNOWN = KnownFailure("known", signature(found()))
 
 
 def test_a_signature_survives_other_sizes_and_tells_kinds_apart() -> None:
@@ -50,13 +50,13 @@ def test_a_signature_survives_other_sizes_and_tells_kinds_apart() -> None:
 
 @pytest.mark.parametrize("text", ["0xdeadbeef at 3.5, 4", "٣ rows", "x" * 10_000, "\x1b[31m", ""])
 def test_a_text_without_its_numbers_is_short_and_on_one_line(text: str) -> None:
-    assert len(unsized(text)) <= 160
-    assert "\n" not in unsized(text)
-    assert not any(char in unsized(text) for char in "3578")
+    assert len(without_numbers(text)) <= 160
+    assert "\n" not in without_numbers(text)
+    assert not any(char in without_numbers(text) for char in "3578")
 
 
 def test_a_known_failure_is_set_aside_and_counted() -> None:
-    seen = recognised(verdict(found()), (KNOWN,))
+    seen = without_known_findings(verdict(found()), (KNOWN,))
     assert seen.findings == ()
     assert seen.known == ("known",)
     assert seen.outcomes == {"cache.isolation": "checked"}
@@ -72,7 +72,7 @@ def test_a_known_failure_is_set_aside_and_counted() -> None:
     ],
 )
 def test_a_known_failure_hides_no_other_at_its_stage_or_before(other: Finding) -> None:
-    seen = recognised(verdict(found(), other), (KNOWN,))
+    seen = without_known_findings(verdict(found(), other), (KNOWN,))
     assert seen.findings == (other,)
     assert seen.known == ("known",)
     assert seen.outcomes[other.invariant] == "failed"
@@ -80,25 +80,25 @@ def test_a_known_failure_hides_no_other_at_its_stage_or_before(other: Finding) -
 
 def test_what_comes_after_a_known_failure_is_told_and_not_judged() -> None:
     later = found("lossless.stops", Stage.EMITTED, step=1, side="length")
-    seen = recognised(verdict(found(), later), (KNOWN,))
+    seen = without_known_findings(verdict(found(), later), (KNOWN,))
     assert seen.findings == ()
     assert seen.behind == ("lossless.stops at emitted (side length)",)
-    assert recognised(verdict(later), (KNOWN,)).findings == (later,)
+    assert without_known_findings(verdict(later), (KNOWN,)).findings == (later,)
 
 
 def test_a_further_finding_of_the_bundle_is_known_only_beside_the_main_one() -> None:
     beside = found("cache.layout-equivalent")
     known = replace(KNOWN, also=(signature(beside),))
-    assert recognised(verdict(found(), beside), (known,)).findings == ()
-    assert recognised(verdict(beside), (known,)).findings == (beside,)
+    assert without_known_findings(verdict(found(), beside), (known,)).findings == ()
+    assert without_known_findings(verdict(beside), (known,)).findings == (beside,)
 
 
 @pytest.mark.parametrize("only", [{"layout": "paged"}, {"draft": "ngram"}, {"dtype": "float16"}])
 def test_a_narrow_entry_knows_no_other_kind_of_case(only: dict[str, str]) -> None:
-    assert recognised(verdict(found()), (replace(KNOWN, **only),)).findings  # type: ignore[arg-type]
+    assert without_known_findings(verdict(found()), (replace(KNOWN, **only),)).findings  # type: ignore[arg-type]
     here = {"layout": CASE.layout.kind, "draft": CASE.draft.TAG, "dtype": CASE.dtype}
     known = replace(KNOWN, **{name: here[name] for name in only})  # type: ignore[arg-type]
-    assert not recognised(verdict(found()), (known,)).findings
+    assert not without_known_findings(verdict(found()), (known,)).findings
 
 
 def test_a_ledger_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_a_ledger_is_read_as_it_was_written(tmp_path: Path) -> None:
     broken = Signature("lossless.completes", "drafted", (("side", hostile),), "KeyError: '#'")
     entries = [
         ledgers.Entry("mine:open_", KNOWN, hostile, "known/known.json", "https://x/1", date(2030, 1, 31)),
-        ledgers.Entry("b", Known("other", broken, (KNOWN.main, broken), "paged"), "why", "known/other.json"),
+        ledgers.Entry("b", KnownFailure("other", broken, (KNOWN.main, broken), "paged"), "why", "known/other.json"),
     ]
     ledgers.save(tmp_path / "known.toml", entries)
     assert ledgers.load(tmp_path / "known.toml") == entries

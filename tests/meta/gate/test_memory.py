@@ -66,7 +66,7 @@ def test_a_source_is_never_written(tmp_path: Path) -> None:
         (lambda text: text.replace('"bundle": 1', '"bundle": 2'), "version 2 is newer than the 1 known here"),
         (lambda text: text.replace('"schema": 1', '"schema": 99'), "schema"),
         (lambda text: text[: len(text) // 2], "cut off?"),
-        (lambda text: text.replace('"fault"', '"flaw"'), "no field of a bundle"),
+        (lambda text: text.replace('"backend"', '"engine"'), "no field of a bundle"),
         (lambda text: "", "empty"),
     ],
 )

@@ -14,7 +14,7 @@ from junitparser import JUnitXml
 from markdown_it import MarkdownIt
 
 from properties.gate_result import SEEN, STALE, GateResult, GateRun, KnownState
-from properties.known import Known, Signature
+from properties.known import KnownFailure, Signature
 from properties.tally import Counts, Failure, Tally
 from properties.verdict.finding import FINISHED, Finding, Verdict
 from reference.trace import Stage
@@ -52,7 +52,7 @@ def result_of(text: str, failures: int = 1) -> GateResult:
     tally.environment, tally.unsupported, tally.passed = {text: text}, {text: 1}, {"0" * 12: text}
     tally.known.update([text])
     tally.behind.update([text])
-    known = Known(text, Signature(text, "scored", (("side", text),), text))
+    known = KnownFailure(text, Signature(text, "scored", (("side", text),), text))
     states = [KnownState(known, text, state, 2, text, text, "2030-01-01", text) for state in (SEEN, STALE)]
     run = GateRun(text, text, tally, short=[text], drawn="0" * 12)
     return GateResult([run], states, (0, 7), 7, complaints=[text], notes=[text], seconds=1.0)
@@ -131,11 +131,11 @@ def test_the_page_obeys_no_control_code_and_is_bounded(results: list[GateResult]
 
 
 def test_output_on_github_cannot_give_commands() -> None:
-    walled = annotations.walled("\n::error::x\n").split("\n")
+    walled = annotations.wall_off("\n::error::x\n").split("\n")
     stop = walled[0].removeprefix("::stop-commands::")
     assert re.fullmatch("[0-9a-f]{32}", stop)
     assert walled[-2] == f"::{stop}::"
-    assert annotations.walled("x") != annotations.walled("x")
+    assert annotations.wall_off("x") != annotations.wall_off("x")
 
 
 def test_the_result_is_valid_by_its_schema(results: list[GateResult]) -> None:

@@ -1,4 +1,4 @@
-"""The sample repository goes from nothing to a red gate and a green one, on GitHub and on GitLab, by README's words."""
+"""The sample repository goes from nothing to a red gate and a green one, on GitHub and on GitLab, as the docs say."""
 
 import json
 import os
@@ -16,8 +16,7 @@ from reports.gate import record
 from tests.meta.gate.conftest import IGNORED, SAMPLE, Sample
 
 ROOT = Path(__file__).resolve().parents[3]
-README = (ROOT / "README.md").read_text()
-GATE = README[README.index("## As a gate in CI") : README.index("## Reference\n")]
+GATE = (ROOT / "docs" / "how_to" / "ci.md").read_text()
 
 
 def failed(text: str) -> list[str]:
@@ -71,7 +70,7 @@ def test_on_gitlab_the_gate_is_red_with_junit_and_code_quality(sample: Sample, m
     assert failed(sample.report("junit.xml")) == []
 
 
-def test_the_profile_that_readme_shows_is_one(tmp_path: Path) -> None:
+def test_the_profile_that_the_docs_show_is_one(tmp_path: Path) -> None:
     from specverify.gate.profile import load
 
     (block,) = re.findall(r"```toml\n(.*?)```", GATE, re.DOTALL)
@@ -83,7 +82,7 @@ def test_the_profile_that_readme_shows_is_one(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("service", ["github", "gitlab"])
-def test_from_nothing_by_the_words_of_readme(tmp_path: Path, service: str) -> None:
+def test_from_nothing_by_the_words_of_the_docs(tmp_path: Path, service: str) -> None:
     """In processes of their own, with the engine isolated, as a user's CI runs them."""
     folder = tmp_path / "project"
     shutil.copytree(SAMPLE, folder, ignore=IGNORED)

@@ -13,9 +13,9 @@ from properties.invariants.draft.hidden_states import HIDDEN
 from properties.invariants.draft.scores import DRAFT_K, draft_sigma, scores_of
 from properties.strategies.draft.head import LAYERS
 from properties.strategies.models import GALLERY
-from properties.tolerance.amplification import CONTROL, MOST, excuses_row
+from properties.tolerance.amplification import CONTROL, MAX_AMPLIFICATION, excuses_row
 from properties.tolerance.bounds import UNIT
-from properties.tolerance.closeness import beyond, kv_case, noise
+from properties.tolerance.closeness import kv_case, noise, rows_beyond
 from properties.verdict.judge import judge
 from properties.verdict.subject import Subject
 from reference.architecture import Seeded
@@ -53,7 +53,7 @@ def test_a_right_run_is_right_at_an_ill_conditioned_row() -> None:
     step, true = SUBJECT(CASE).steps[1], ORACLE(CASE).steps[1]
     assert step.scored is not None
     assert true.scored is not None
-    rows = dict(beyond(step.scored.logits, true.scored.logits, error.of_logits()))
+    rows = dict(rows_beyond(step.scored.logits, true.scored.logits, error.logits_limit()))
     # The case asks for the rule only on machines whose kernels round as the one that drew it.
     assert all(node == (3,) and measure < 4 for node, measure in rows.items())
     verdict = judge(CASE, (BY_NAME[NAME],), ORACLE, SUBJECT)
@@ -67,13 +67,13 @@ def test_only_the_row_that_amplifies_is_excused_and_only_so_far() -> None:
     assert [error.amplification.excuses(step, node, 1.5) for node in range(5)] == [False, False, False, True, False]
     assert error.amplification.excuses(step, 3, 9)
     assert not error.amplification.excuses(step, 3, 11)
-    for measure in (2 * MOST, nan, np.inf):
+    for measure in (2 * MAX_AMPLIFICATION, nan, np.inf):
         assert not error.amplification.excuses(step, 3, measure)
 
 
 @pytest.mark.parametrize(("node", "limits", "found"), [(3, 5.0, False), (3, 15.0, True), (2, 2.5, True)])
 def test_a_larger_error_is_found(node: int, limits: float, found: bool) -> None:
-    limit = limits * noise(CASE, ORACLE, SUBJECT).of_logits()
+    limit = limits * noise(CASE, ORACLE, SUBJECT).logits_limit()
     moved = in_stage("scored", lambda one: replace(one, logits=entry(one.logits, node, one.logits[node] + limit)), 1)
     verdict = judge(CASE, (BY_NAME[NAME],), ORACLE, wrong(where(lambda case: case == CASE, moved)))
     assert [one.where["node"] for one in verdict.findings] == ([node] if found else [])
@@ -117,7 +117,7 @@ def test_only_the_attended_row_that_amplifies_is_excused_and_only_so_far() -> No
     assert [error.amplification.excuses_attended(step, (2, 0, node), 5.0) for node in range(4)] == [False] * 3 + [True]
     assert not error.amplification.excuses_attended(step, (2, 1, 3), 15.0)
     assert not error.amplification.excuses_attended(step, (2, 0, 3), 30.0)
-    for measure in (2 * MOST, nan, np.inf):
+    for measure in (2 * MAX_AMPLIFICATION, nan, np.inf):
         assert not error.amplification.excuses_attended(step, (2, 0, 3), measure)
 
 
@@ -126,7 +126,7 @@ def test_only_the_attended_row_that_amplifies_is_excused_and_only_so_far() -> No
 )
 @pytest.mark.parametrize("name", [NAME, "attention.order-equivariant"])
 def test_a_larger_error_of_attention_is_found(name: str, head: int, node: int, limits: float, found: bool) -> None:
-    limit = limits * noise(ATTENDED, ORACLE, SUBJECT).of_inner("attended", 2) * (1 if name == NAME else 2)
+    limit = limits * noise(ATTENDED, ORACLE, SUBJECT).inner_limit("attended", 2) * (1 if name == NAME else 2)
 
     def moved(one: Attended) -> Attended:
         output = one.output.copy()
@@ -151,7 +151,7 @@ def test_an_oracle_answers_once_for_a_tree() -> None:
             asked.append(tree)
             return ORACLE.amplification(case, context, tree)
 
-    told = replace(noise(ATTENDED, ORACLE, SUBJECT).amplification, oracle=Asked(), known={})
+    told = replace(noise(ATTENDED, ORACLE, SUBJECT).amplification, oracle=Asked(), movements={})
     step = ORACLE(ATTENDED).steps[0]
     for node in range(4):
         told.excuses(step, node, 2.0)
@@ -239,7 +239,7 @@ def test_the_scores_of_a_draft_may_be_off_as_far_as_the_unit_roundoff_moves_them
         return scores
 
     moved, limit = movement(scores_by)[0], DRAFT_K * draft_sigma(case, scores_by(ORACLE))
-    assert limit < 3 * moved < 9 * moved < MOST * limit
+    assert limit < 3 * moved < 9 * moved < MAX_AMPLIFICATION * limit
 
     def off(step: Step) -> Step:
         assert step.drafted is not None

@@ -112,7 +112,7 @@ def test_a_step_without_its_draft_that_proposes_a_tree_is_found() -> None:
         assert one is not None
         drafted = one.steps[1].drafted
         assert drafted is not None
-        steps = (replace(one.steps[0], drafted=replace(drafted, tree=drafted.tree.rooted(case.prompt[-1]))),)
+        steps = (replace(one.steps[0], drafted=replace(drafted, tree=drafted.tree.with_root(case.prompt[-1]))),)
         return replace(trace, shared=replace(trace.shared, requests=(replace(one, steps=(*steps, *one.steps[1:])),)))
 
     found = [one for one in changed(case, grown).findings if one.invariant == "draft.fidelity"]

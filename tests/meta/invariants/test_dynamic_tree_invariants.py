@@ -53,7 +53,7 @@ def planted(name: str) -> EngineBackend:
         less = replace(trees, rerank=lambda scores, parents, most: trees.rerank(scores, parents, most - 1))
         backend.seams = replace(backend.seams, trees=less)
     elif name:
-        faults.plant(backend, faults.named(name))
+        faults.plant(backend, faults.fault_named(name))
     return backend
 
 
@@ -152,7 +152,9 @@ def away(plan: Expansion, tree: Tree, scores: Array, noise: float = 1e-9, levels
     return max((one.away for one in breaches(plan, tree, tree.token, scores, noise, levels)), default=-np.inf)
 
 
-@pytest.mark.parametrize("plan", [PLAN, GREEDY, Expansion(2, 4, 6), Expansion(4, 1, 4)], ids=lambda plan: plan.told)
+@pytest.mark.parametrize(
+    "plan", [PLAN, GREEDY, Expansion(2, 4, 6), Expansion(4, 1, 4)], ids=lambda plan: plan.description
+)
 def test_the_best_nodes_pass_and_no_other_token_or_order_does(plan: Expansion) -> None:
     refused = 0
     for seed in range(20):
@@ -165,8 +167,8 @@ def test_the_best_nodes_pass_and_no_other_token_or_order_does(plan: Expansion) -
         for one, two in pairwise(range(1, len(tree))):
             order = list(range(len(tree)))
             order[one], order[two] = two, one
-            assert away(plan, tree.renumbered(tuple(order)), scores[order]) > 1e-9
-        assert away(plan, tree.part(list(range(len(tree) - 1))), scores[:-1]) == np.inf
+            assert away(plan, tree.renumber(tuple(order)), scores[order]) > 1e-9
+        assert away(plan, tree.subtree(list(range(len(tree) - 1))), scores[:-1]) == np.inf
     assert refused >= 60
 
 
@@ -174,8 +176,8 @@ def test_a_tree_that_was_cut_at_a_chunks_end_may_be_smaller_and_no_deeper() -> N
     tree, scores = drawn(1, PLAN)
     kept = [node for node in range(len(tree)) if tree.depth[node] <= 1]
     assert tree.height > 1
-    assert away(PLAN, tree.part(kept), scores[kept], levels=1) <= 0
-    assert away(PLAN, tree.part(kept), scores[kept]) > 0
+    assert away(PLAN, tree.subtree(kept), scores[kept], levels=1) <= 0
+    assert away(PLAN, tree.subtree(kept), scores[kept]) > 0
     assert away(PLAN, tree, scores, levels=1) == np.inf
 
 

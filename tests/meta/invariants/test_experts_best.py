@@ -11,10 +11,10 @@ import pytest
 from backends import faults
 from backends.compositions import open_cpu
 from properties.invariants import ALL
-from properties.strategies.models import small
+from properties.strategies.models import small_draft
 from properties.tally import Tally
-from properties.tie_count import too_many_experts
-from properties.verdict.finding import Routed
+from properties.tie_count import excess_expert_choices
+from properties.verdict.finding import RoutingCounts
 from properties.verdict.judge import judge
 from properties.verdict.subject import Subject
 from reference.architecture import Architecture, Seeded
@@ -24,7 +24,7 @@ from reference.layout import KvLayout
 from reference.oracle.choices import Choices
 from reference.oracle.decoder import Oracle
 from reference.oracle.formulas.routers import UNKNOWN
-from reference.recorded.json_types import built, encoded
+from reference.recorded.json_types import build, encode
 from reference.sampling import Stops
 from reference.session import Action, Mate, Session
 from reference.trace import Array, Stage, Step, Trace
@@ -57,7 +57,9 @@ def with_experts(family: str) -> Architecture:
 def case_on(family: str, dtype: str = "float64", **changes: object) -> Case:
     arch = with_experts(family)
     prompt = tuple(token % arch.vocab_size for token in (1, 2, 3, 4, 9, 8, 7, 1))
-    case = Case(Seeded(arch, 1), prompt, LanguageModel(small(arch.vocab_size, 0), TREE), stops=Stops(5), dtype=dtype)
+    case = Case(
+        Seeded(arch, 1), prompt, LanguageModel(small_draft(arch.vocab_size, 0), TREE), stops=Stops(5), dtype=dtype
+    )
     return replace(case, **changes)  # type: ignore[arg-type]
 
 
@@ -124,9 +126,9 @@ def test_committed_rows_have_the_experts_of_the_forward_that_wrote_them(kind: st
 
 def test_the_experts_of_a_trace_are_in_its_record() -> None:
     trace = open_cpu().run(case_on("mixtral"))
-    content = json.loads(json.dumps(encoded(trace.steps[0])))
+    content = json.loads(json.dumps(encode(trace.steps[0])))
     assert content["scored"]["routed"] == routed_of(trace.steps[0]).tolist()
-    assert built(Step, content).scored.routed == routed_of(trace.steps[0]).tolist()
+    assert build(Step, content).scored.routed == routed_of(trace.steps[0]).tolist()
 
 
 def worse(oracle: Oracle, case: Case) -> Callable[[Case], Trace]:
@@ -201,7 +203,7 @@ def test_a_public_fault_of_commits_is_found_in_bfloat16(tmp_path: Path) -> None:
     tree = Tree((0, 0, 0, 2, 3), (plain.prompt[-1], other, first, second, third))
     case = replace(plain, draft=Scripted((tree,)))
     backend = open_cpu()
-    faults.plant(backend, faults.named("kv-truncated-not-gathered"))
+    faults.plant(backend, faults.fault_named("kv-truncated-not-gathered"))
     verdict = judge(case, invariants(*CHOICE, *NUMBERS), Oracle(), subject_of(backend))  # type: ignore[arg-type]
     assert verdict.routing_ties == ()
     assert verdict.first is not None
@@ -212,7 +214,7 @@ def test_a_public_fault_of_commits_is_found_in_bfloat16(tmp_path: Path) -> None:
 
 def test_too_many_other_experts_are_no_chance() -> None:
     tally = Tally("own")
-    tally.routed = Routed(judged=1000, near=100, predicted=10.0, ties=30)
-    assert too_many_experts(tally) is None
-    tally.routed = Routed(judged=1000, near=100, predicted=10.0, ties=120)
-    assert too_many_experts(tally) == "120 rows took other experts, where the noise of their scores predicts 10"
+    tally.routed = RoutingCounts(judged=1000, near=100, predicted=10.0, ties=30)
+    assert excess_expert_choices(tally) is None
+    tally.routed = RoutingCounts(judged=1000, near=100, predicted=10.0, ties=120)
+    assert excess_expert_choices(tally) == "120 rows took other experts, where the noise of their scores predicts 10"

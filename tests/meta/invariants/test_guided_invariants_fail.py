@@ -40,7 +40,7 @@ def test_a_planted_fault_fails_the_invariant(name: str, fault: str) -> None:
     asked = [one for one in INVARIANTS if one.name == name]
     found = judge(case, asked, Oracle(), subject_of(open_planted("cpu-eager", fault)))
     assert found.first is not None
-    assert found.first.stage is faults.named(fault).stage
+    assert found.first.stage is faults.fault_named(fault).stage
     assert not judge(case, asked, Oracle(), subject_of(open_planted("cpu-eager", None))).findings
 
 

@@ -12,11 +12,11 @@ import pytest
 from backends.compositions import open_cpu
 from properties.invariants import ALL
 from properties.strategies.acceptance import continuation
-from properties.strategies.models import GALLERY, small
+from properties.strategies.models import GALLERY, small_draft
 from properties.tally import Tally
-from properties.tie_count import INFLATION, too_many, vacuous
-from properties.tolerance.closeness import Noise, beyond, noise, rms
-from properties.tolerance.ties import TIE_SIGMA, decided, gaps, judge_tokens, near_and_predicted
+from properties.tie_count import INFLATION, excess_ties, vacuous
+from properties.tolerance.closeness import Noise, noise, rms, rows_beyond
+from properties.tolerance.ties import TIE_SIGMA, gaps, is_decided, judge_tokens, near_and_predicted
 from properties.verdict.finding import Finding, Positions, Tie
 from properties.verdict.judge import judge
 from properties.verdict.subject import Crashed
@@ -65,7 +65,9 @@ def fixed_cases() -> dict[str, Case]:
         "hopeless": Case(wide, prompt, Scripted((hopeless, hopeless)), KvLayout("fast"), stops=Stops(3)),
         "window": Case(windowed, short, Scripted((through,)), KvLayout("path", 9, 2), stops=Stops(4)),
         "own draft": Case(middle, (9, 8, 7), LanguageModel(middle, forks), stops=Stops(8)),
-        "reduced": Case(middle, (9, 8, 7), LanguageModel(small(64, 0), forks, (0, *range(1, 64, 2))), stops=Stops(4)),
+        "reduced": Case(
+            middle, (9, 8, 7), LanguageModel(small_draft(64, 0), forks, (0, *range(1, 64, 2))), stops=Stops(4)
+        ),
         "echo": Case(wide, (5, 6, 7) * 3, Ngram(RankTree((0, 0, 0, 1), (0, 1, 0, 0))), stops=Stops(4)),
         "zero": Case(tiny, zero, Scripted((Tree((0, 0, 0), (zero[-1], 1, 0)),)), stops=Stops(3), dtype="float64"),
     }
@@ -333,9 +335,9 @@ def test_near_ties_are_predicted_by_the_normal_tail() -> None:
     near, predicted = near_and_predicted(np.array([[1.0, 1.0 - np.sqrt(2), -50.0], [9.0, 0.0, 0.0]]), 1.0)
     assert near == 1
     assert predicted == pytest.approx(0.158655, abs=1e-5)  # the chance that a normal exceeds one sigma
-    assert decided(np.array([9.0, 0.0]), 1.0)
-    assert not decided(np.array([8.0, 0.0]), 1.0)
-    assert decided(np.array([1.0]), 1.0)
+    assert is_decided(np.array([9.0, 0.0]), 1.0)
+    assert not is_decided(np.array([8.0, 0.0]), 1.0)
+    assert is_decided(np.array([1.0]), 1.0)
     assert gaps(np.array([[1.0, 3.0], [4.0, 0.0]]), (0, 0)).tolist() == [2.0, 0.0]
 
 
@@ -347,12 +349,12 @@ def tally(judged_positions: int, near: int, predicted: float, ties: int) -> Tall
 
 
 def test_more_ties_than_the_noise_predicts_are_no_chance() -> None:
-    assert too_many(tally(1000, 0, 5.0, 0)) is None
-    assert too_many(tally(1000, 0, 5.0, 12)) is None
-    assert too_many(tally(1000, 0, 5.0, 60)) is not None
-    assert too_many(tally(1000, 0, 0.0, 1)) is not None
+    assert excess_ties(tally(1000, 0, 5.0, 0)) is None
+    assert excess_ties(tally(1000, 0, 5.0, 12)) is None
+    assert excess_ties(tally(1000, 0, 5.0, 60)) is not None
+    assert excess_ties(tally(1000, 0, 0.0, 1)) is not None
     # The border lies where the Poisson tail of 1.3 times the prediction falls below one in 10**9.
-    least = next(count for count in range(60) if too_many(tally(1000, 0, 5.0, count)))
+    least = next(count for count in range(60) if excess_ties(tally(1000, 0, 5.0, count)))
     rate, tail, term = INFLATION * 5.0, 1.0, float(np.exp(-INFLATION * 5.0))
     for count in range(least):
         tail, term = tail - term, term * rate / (count + 1)
@@ -364,11 +366,11 @@ def test_ties_of_drafted_nodes_are_counted_by_their_own_control() -> None:
     one = Tally("b")
     one.ties = [Tie("draft.fidelity", at, 1.0) for at in range(10)]
     one.predicted_ties = {"draft.fidelity": 9.0}
-    assert too_many(one) is None
+    assert excess_ties(one) is None
     one.predicted_ties = {"draft.fidelity": 0.2, "lossless.greedy-match": 900.0}
-    assert str(too_many(one)) == "10 ties of draft.fidelity where the noise of its control predicts 0.2"
+    assert str(excess_ties(one)) == "10 ties of draft.fidelity where the noise of its control predicts 0.2"
     one.ties = [Tie("pair.greedy-match", 0, 0.0)] * 10
-    assert too_many(one) is None, "no control predicts ties of two engines that show tokens alone"
+    assert excess_ties(one) is None, "no control predicts ties of two engines that show tokens alone"
 
 
 def test_a_run_of_near_ties_decides_nothing() -> None:
@@ -382,15 +384,15 @@ def test_a_run_of_near_ties_decides_nothing() -> None:
 
 def test_what_is_not_a_number_is_as_far_off_as_can_be() -> None:
     assert rms(np.array([[3.0, 4.0], [np.nan, 0.0], [0.0, -np.inf]])).tolist() == [np.sqrt(12.5), np.inf, np.inf]
-    worst = list(beyond(np.array([[0.0, 2.0], [np.nan, 0.0], [0.0, 0.0]]), np.zeros((3, 2)), 1.0))
+    worst = list(rows_beyond(np.array([[0.0, 2.0], [np.nan, 0.0], [0.0, 0.0]]), np.zeros((3, 2)), 1.0))
     assert worst == [((1,), np.inf), ((0,), np.sqrt(2.0))]
-    assert list(beyond(np.full((2, 2), 0.99), np.zeros((2, 2)), 0.99)) == []
-    assert list(beyond(np.zeros((0, 2)), np.zeros((0, 2)), 1.0)) == []
+    assert list(rows_beyond(np.full((2, 2), 0.99), np.zeros((2, 2)), 0.99)) == []
+    assert list(rows_beyond(np.zeros((0, 2)), np.zeros((0, 2)), 1.0)) == []
 
 
 def test_other_shapes_are_not_compared() -> None:
     with pytest.raises(ValueError, match="cannot be compared"):
-        list(beyond(np.zeros((2, 2)), np.zeros((1, 2)), 1.0))
+        list(rows_beyond(np.zeros((2, 2)), np.zeros((1, 2)), 1.0))
     changes: dict[str, Callable[[Any], Any]] = {
         "scored": lambda one: Scored(one.logits[:, :-1]),
         "attended": lambda one: Attended(one.output[..., :-1]),
@@ -434,9 +436,9 @@ def test_limits_by_dtype() -> None:
     layers = np.array([1.0, 2.0])
     usual = noise(fixed_cases()["fork"], ORACLE, subject_of(open_cpu())).amplification
     single = Noise("float32", 0.5, 0.1, 1.0, 3.0, layers, layers, layers, layers, (1.0, 5.0, 0.5), 0, usual)
-    assert single.of_logits() == pytest.approx(6 * 0.5)
-    assert single.of_inner("keys", 1) == pytest.approx(30 * 2.0)
+    assert single.logits_limit() == pytest.approx(6 * 0.5)
+    assert single.inner_limit("keys", 1) == pytest.approx(30 * 2.0)
     double = replace(single, dtype="float64")
-    assert double.of_logits() == pytest.approx(3e-9)
-    assert double.of_inner("keys", 0) == pytest.approx(5e-9)
-    assert double.of_inner("values", 0) == pytest.approx(1e-9)
+    assert double.logits_limit() == pytest.approx(3e-9)
+    assert double.inner_limit("keys", 0) == pytest.approx(5e-9)
+    assert double.inner_limit("values", 0) == pytest.approx(1e-9)

@@ -14,7 +14,7 @@ from backends.engine.columns import AttentionInputs
 from backends.engine.composition import SEAMS
 from properties.strategies.models import GALLERY
 from properties.tally import Failure
-from properties.tolerance.mask_column import EXTRA, MISSING, NO_COLUMN, column
+from properties.tolerance.mask_column import EXTRA, MISSING, NO_COLUMN, mask_column
 from properties.verdict.finding import Finding, Verdict
 from properties.verdict.judge import judge
 from reference.architecture import Seeded
@@ -142,9 +142,9 @@ def test_both_oracles_name_the_same_column_and_another_backend_names_none() -> N
         assert found.where["column"] == CONTEXT + 1
     true = ORACLE(case).steps[0]
     assert true.attended is not None
-    assert column(case, lambda one: ORACLE(one), true, true.attended.output[0, 0, 0], (0, 0, 0), 1.0) == {}
+    assert mask_column(case, lambda one: ORACLE(one), true, true.attended.output[0, 0, 0], (0, 0, 0), 1.0) == {}
     nan = np.full(8, np.nan)
-    assert column(case, ORACLE, true, nan, (0, 0, 0), 1.0) == {"cause": NO_COLUMN}
+    assert mask_column(case, ORACLE, true, nan, (0, 0, 0), 1.0) == {"cause": NO_COLUMN}
 
 
 def test_the_page_says_who_attended_to_what() -> None:

@@ -65,7 +65,7 @@ def behind(prefix: int, model: int, layout: KvLayout) -> Case:
 
 def first_found(name: str, invariant: str) -> Finding | None:
     """What `invariant` finds first where the fault is planted; with a window if the fault speaks of one."""
-    fault = faults.named(name)
+    fault = faults.fault_named(name)
     ascend = fault.on.startswith("ascend")
     case = behind(PREFIX, 19 if "window" in name else 9 if ascend else 11, KvLayout() if ascend else PAGED)
     facts = BY_NAME[invariant].check(case, ORACLE, subject_of(open_planted(fault.on, name)))
@@ -90,7 +90,7 @@ def test_what_sees_too_much_leaks_and_what_sees_too_little_is_hidden(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("on", sorted({faults.named(name).on for name in (*TOO_MUCH, *TOO_LITTLE)}))
+@pytest.mark.parametrize("on", sorted({faults.fault_named(name).on for name in (*TOO_MUCH, *TOO_LITTLE)}))
 def test_without_a_fault_nothing_is_found(on: str) -> None:
     subject = subject_of(open_planted(on, None))
     case = behind(PREFIX, 11, PAGED)

@@ -9,7 +9,7 @@ import pytest
 
 from backends.compositions import open_cpu
 from properties.invariants import ALL
-from properties.strategies.models import GALLERY, small
+from properties.strategies.models import GALLERY, small_draft
 from properties.verdict.invariant import Invariant
 from properties.verdict.judge import judge
 from properties.verdict.subject import Crashed, Declined, NoTrace, Subject
@@ -34,7 +34,7 @@ MODEL = Seeded(GALLERY[1], 0)
 MIXING = Seeded(next(architecture for architecture in GALLERY if architecture.family == "mixtral"), 0)
 PROMPT = (3, 14, 15, 9, 6)
 OWN = LanguageModel(MODEL, RankTree((0, 0, 0, 1), (0, 0, 1, 0)))
-MAPPED = LanguageModel(small(17, 0), RankTree((0, 0, 0), (0, 0, 1)), tuple(range(0, 17, 2)))
+MAPPED = LanguageModel(small_draft(17, 0), RankTree((0, 0, 0), (0, 0, 1)), tuple(range(0, 17, 2)))
 HEAD = Eagle1(RankTree((0, 0, 0), (0, 0, 1)), HiddenStates(place="normed", shift=1), HeadLayer(2, 1, 4, 12))
 GROWN = LanguageModel(MODEL, Expansion(2, 2, 5))
 TABLED = LanguageModel(MODEL, Dispatch((1, 2), (named_tree("D2"), named_tree("D1")), (1, 2)))
@@ -73,7 +73,7 @@ CASES = {
     "drawn": Case(
         Seeded(GALLERY[0], 0),
         (0, 3),
-        LanguageModel(small(5, 1), RankTree((0, 0, 0), (0, 0, 1))),
+        LanguageModel(small_draft(5, 1), RankTree((0, 0, 0), (0, 0, 1))),
         sampling=Sampling(1.3, draws="without-replacement", seed=2),
         stops=Stops(4),
         dtype="float64",

@@ -23,9 +23,9 @@ from properties.invariants.draft.scores import DRAFT_SIGMA
 from properties.strategies import cases
 from properties.strategies.models import GALLERY
 from properties.tally import Tally
-from properties.tie_count import INFLATION, too_many, vacuous
+from properties.tie_count import INFLATION, excess_ties, vacuous
 from properties.tolerance.bounds import INNER, LOGITS, PAIR, UNIT
-from properties.tolerance.closeness import beyond, rms
+from properties.tolerance.closeness import rms, rows_beyond
 from properties.tolerance.ties import near_and_predicted
 from properties.verdict.finding import Compared, Finding, PredictedTies, Tie
 from properties.verdict.judge import judge
@@ -63,7 +63,7 @@ def test_every_bound_has_room_above_what_clean_runs_showed() -> None:
 def test_clean_runs_stay_where_the_bounds_say(name: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Measures the figures of `properties/tolerance/bounds.py` anew: 60 cases, each row in units of its own limit."""
     worst: dict[str, float] = defaultdict(float)
-    judged = beyond
+    judged = rows_beyond
 
     def noted(seen: Array, true: Array, limit: float) -> object:
         if seen.shape == true.shape and seen.size and limit > 0:
@@ -71,7 +71,7 @@ def test_clean_runs_stay_where_the_bounds_say(name: str, dtype: str, monkeypatch
             worst[asked] = max(worst[asked], float(np.sqrt(np.mean((seen - true) ** 2, axis=-1)).max() / limit))
         return judged(seen, true, limit)
 
-    monkeypatch.setattr(rows, "beyond", noted)
+    monkeypatch.setattr(rows, "rows_beyond", noted)
     subject = subject_of(open_planted(name, None))
     held = tuple(BY_NAME[one] for one in NUMERIC)
 
@@ -102,10 +102,10 @@ def test_ties_come_at_the_rate_the_noise_predicts_and_more_are_called_out() -> N
     tally.predicted_ties = {"lossless.greedy-match": predicted}
     tie = Tie("lossless.greedy-match", 0, 1.0)
     tally.ties = [tie] * flips
-    assert too_many(tally) is None
+    assert excess_ties(tally) is None
     assert vacuous(tally) is None
     tally.ties = [tie] * round(2 * predicted)
-    assert too_many(tally) is not None
+    assert excess_ties(tally) is not None
     _, louder = near_and_predicted(true, 10 * sigma)
     tally.positions = replace(tally.positions, near=near_and_predicted(true, 10 * sigma)[0], predicted=louder)
     assert "inconclusive" in str(vacuous(tally))
@@ -165,7 +165,7 @@ def test_a_draft_whose_scores_are_noisier_than_its_control_has_too_many_ties() -
         case = Case(model, prompt, draft, stops=Stops(12), dtype="bfloat16")
         tally.add(judge(case, (BY_NAME["draft.fidelity"],), ORACLE, subject))
     assert tally.differed == 0
-    assert "ties of draft.fidelity" in str(too_many(tally))
+    assert "ties of draft.fidelity" in str(excess_ties(tally))
 
 
 @pytest.mark.slow
@@ -182,7 +182,7 @@ def test_clean_ties_of_fused_attention_in_bfloat16_are_as_many_as_predicted() ->
         tally.add(judge(case, (BY_NAME["lossless.greedy-match"],), ORACLE, subject))
     assert tally.positions.judged > 2000
     assert tally.positions.predicted > 5
-    assert too_many(tally) is None
+    assert excess_ties(tally) is None
     assert tally.positions.predicted / 4 < len(tally.ties) < 2 * INFLATION * tally.positions.predicted
 
 
@@ -235,11 +235,11 @@ def test_a_tie_in_the_draft_is_no_drift_of_what_comes_after_it() -> None:
     other[0, 7], other[0, 8] = scores[0, 8], scores[0, 7]
     other[1] = -scores[1]
     by_tie = Drafted(Tree((0, 0, 1), (5, 8, 9)), other, (0, 8, 9))
-    assert [type(fact) for fact in drafts._same("draft.fidelity", case, 0, by_tie, true, None)] == [
+    assert [type(fact) for fact in drafts._compare_drafted("draft.fidelity", case, 0, by_tie, true, None)] == [
         Compared,
         PredictedTies,
         Tie,
     ]
-    *_, drift = drafts._same("draft.fidelity", case, 0, replace(by_tie, tree=true.tree), true, None)
+    *_, drift = drafts._compare_drafted("draft.fidelity", case, 0, replace(by_tie, tree=true.tree), true, None)
     assert isinstance(drift, Finding)
     assert {**drift.where, "token": 0} == {"node": 1, "side": "logits", "token": 0}

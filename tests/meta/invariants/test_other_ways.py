@@ -10,7 +10,7 @@ from backends.compositions import open_cpu
 from backends.engine.backend import EngineBackend
 from backends.engine.composition import SEAMS
 from backends.engine.kv.branch import Branch
-from properties.strategies.models import small
+from properties.strategies.models import small_draft
 from properties.tally import Counts, Tally
 from properties.verdict.finding import Finding, Verdict
 from properties.verdict.judge import judge
@@ -90,7 +90,7 @@ def test_a_script_made_of_a_requests_own_trees_says_nothing_of_them() -> None:
 def test_two_tokens_change_their_names() -> None:
     for last in (0, 1):
         for first in range(8):
-            case = Case(small(2, first), (0, last), stops=Stops(2))
+            case = Case(small_draft(2, first), (0, last), stops=Stops(2))
             assert relabelled(case)[1] == (1, 0)
 
 

@@ -5,7 +5,7 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
-from backends.admission import Misshapen, admitted
+from backends.admission import Misshapen, admit_trace
 from backends.compositions import open_cpu
 from properties.invariants.structure import INVARIANTS, MAIN
 from properties.strategies.models import GALLERY
@@ -39,7 +39,7 @@ def shown(names: tuple[str, ...], wrong: str = "") -> Trace:
         elif wrong:
             held[wrong] = held[wrong] + 1 if held[wrong].dtype != bool else ~held[wrong]
         steps.append(replace(step, lowered=Lowered(**held)))
-    return admitted(replace(trace, steps=tuple(steps)), CASE, DECLARED)
+    return admit_trace(replace(trace, steps=tuple(steps)), CASE, DECLARED)
 
 
 def outcomes(trace: Trace) -> dict[str, str]:
@@ -77,8 +77,8 @@ def test_a_mask_alone_has_a_row_for_each_node() -> None:
     trace = shown(("visible",))
     lowered = trace.steps[0].lowered
     assert lowered is not None
-    assert lowered.shown == ("visible",)
+    assert lowered.array_names == ("visible",)
     assert lowered.rows == 4
     short = replace(lowered, visible=tuple(np.ones((2, 6), dtype=bool) for _ in lowered.visible or ()))
     with pytest.raises(Misshapen, match=r"lowered\.visible: .* a row for each of 4 nodes at least"):
-        admitted(replace(trace, steps=(replace(trace.steps[0], lowered=short),)), CASE, DECLARED)
+        admit_trace(replace(trace, steps=(replace(trace.steps[0], lowered=short),)), CASE, DECLARED)

@@ -26,9 +26,9 @@ from reference.oracle.decoder import Oracle
 from reference.sampling import Sampling, Stops
 from reports.vocabulary import account
 from specverify.adapt import blackbox
+from specverify.isolation.backend_spec import BackendSpec
 from specverify.isolation.engine import Served
 from specverify.isolation.isolated import Isolated
-from specverify.isolation.wanted import Wanted
 from specverify.setup.subjects import subject_of
 from tests.corruption import BY_NAME
 from tests.meta.shell.test_black_box import STRANGERS, diff
@@ -277,7 +277,7 @@ def test_the_engines_process_answers_with_the_record(monkeypatch: pytest.MonkeyP
 @pytest.mark.slow
 def test_the_record_crosses_from_the_engines_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path, str(STRANGERS)])
-    with Isolated(Wanted("black_boxes:shared")) as apart:
+    with Isolated(BackendSpec("black_boxes:shared")) as apart:
         verdict = judge(CASE, (BY_NAME[NAME],), Oracle(), apart.subject())
     assert verdict.outcomes == {NAME: "failed"}
 

@@ -28,7 +28,7 @@ CASE = bundle.load(CORPUS / "rank-greedy-not-broadcast.json").case
 def test_a_rank_that_decides_alone_is_found() -> None:
     found = judge(CASE, INVARIANT, Oracle(), subject_of(open_planted("cpu-eager", "rank-greedy-not-broadcast")))
     assert found.first is not None
-    assert found.first.stage is faults.named("rank-greedy-not-broadcast").stage
+    assert found.first.stage is faults.fault_named("rank-greedy-not-broadcast").stage
     assert account(found.first)
     assert not judge(CASE, INVARIANT, Oracle(), subject_of(open_planted("cpu-eager", None))).findings
 

@@ -50,7 +50,7 @@ def test_a_planted_fault_fails_the_invariant(fault: str) -> None:
     case = bundle.load(CORPUS / f"{fault}.json").case
     found = judge(case, (INVARIANT,), Oracle(), subject_of(open_planted("cpu-eager", fault)))
     assert found.first is not None
-    assert found.first.stage is faults.named(fault).stage
+    assert found.first.stage is faults.fault_named(fault).stage
     assert account(found.first)
     assert not judge(case, (INVARIANT,), Oracle(), subject_of(open_cpu())).findings
 

@@ -15,7 +15,7 @@ from properties.invariants import ALL
 from properties.invariants.acceptance import coins, streams
 from properties.invariants.acceptance import law as laws
 from properties.invariants.lossless import distribution, processing
-from properties.strategies.models import GALLERY, small
+from properties.strategies.models import GALLERY, small_draft
 from properties.verdict.finding import Finding
 from properties.verdict.judge import judge
 from reference import tape
@@ -78,10 +78,12 @@ def sampled_cases() -> dict[str, Case]:
         "fork": Case(five, (1, 2), Scripted((fork,)), sampling=multi_round, stops=Stops(4), dtype="float64"),
         "chain": Case(thirteen, (1, 2, 3), Scripted((chain,)), KvLayout("length"), leviathan, Stops(3)),
         "penalties": Case(seven, (1, 2, 1, 2, 1), ngrams, sampling=penalties, stops=Stops(5), dtype="float64"),
-        "without": Case(eleven, (4, 5), LanguageModel(small(11, 0), pair), sampling=without, stops=Stops(4)),
+        "without": Case(eleven, (4, 5), LanguageModel(small_draft(11, 0), pair), sampling=without, stops=Stops(4)),
         "with": Case(three, (1, 2), LanguageModel(three, deep), sampling=replaced, stops=Stops(4), dtype="float64"),
-        "ranked": Case(five, (0, 3), LanguageModel(small(5, 1), deep), sampling=ranked, stops=Stops(4)),
-        "block": Case(seven, (3, 2), LanguageModel(small(7, 0), line), sampling=block, stops=Stops(4), dtype="float64"),
+        "ranked": Case(five, (0, 3), LanguageModel(small_draft(5, 1), deep), sampling=ranked, stops=Stops(4)),
+        "block": Case(
+            seven, (3, 2), LanguageModel(small_draft(7, 0), line), sampling=block, stops=Stops(4), dtype="float64"
+        ),
         "words": Case(
             eleven, (3, 2), Scripted((Tree((0, 0, 0, 1), (2, 1, 4, 6)),)), sampling=words, stops=Stops(5, eos=(9,))
         ),

@@ -9,7 +9,7 @@ from backends import faults
 from backends.compositions import open_cpu
 from backends.engine.kv.prefix import PrefixCache
 from backends.faults.fault import Fault
-from properties.strategies.models import GALLERY, small
+from properties.strategies.models import GALLERY, small_draft
 from properties.verdict.finding import Compared, Finding
 from properties.verdict.subject import Crashed, Declined, Subject
 from reference.architecture import Seeded
@@ -27,7 +27,7 @@ MODEL = Seeded(GALLERY[1], 0)
 PROMPT = (3, 14, 15, 9, 6)
 FORK = RankTree((0, 0, 1, 0), (0, 0, 0, 1))
 OWN = LanguageModel(MODEL, FORK)
-STRANGER = LanguageModel(small(17, 0), FORK)
+STRANGER = LanguageModel(small_draft(17, 0), FORK)
 SCRIPT = Scripted((Tree((0, 0, 0), (6, 1, 2)), Tree((0, 0), (6, 4))))
 
 

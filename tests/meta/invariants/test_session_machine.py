@@ -8,7 +8,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "strangers"))
 
 from properties.live.play import play
-from properties.live.watch import Differs, SessionStats, Watch
+from properties.live.watch import Difference, SessionStats, Watch
 from properties.strategies.models import GALLERY
 from properties.tally import Failure
 from properties.verdict.subject import Crashed, NoTrace
@@ -101,6 +101,6 @@ def test_a_session_that_breaks_is_a_finding_of_its_own() -> None:
             raise NoTrace(Crashed(Stage.COMMITTED, "no slot"))
 
     watch._live = Breaking()  # type: ignore[assignment]
-    with pytest.raises(Differs, match=r"lossless\.completes at COMMITTED") as caught:
+    with pytest.raises(Difference, match=r"lossless\.completes at COMMITTED") as caught:
         watch.do(Action("add", (0,)))
     assert caught.value.verdict.case == watch.case

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from backends.compositions import open_cpu
 from backends.shipped import ROWS
-from properties.control_errors import DEVIATION, MEAN, exactness, inexact
+from properties.control_errors import DEVIATION, MEAN, exactness, excess_error
 from properties.strategies.dtypes import HALVES, SHARE, working_dtypes
 from properties.strategies.models import GALLERY
 from properties.strategies.settings import explore
@@ -133,7 +133,7 @@ def run_of(subject: Subject, count: int, dtype: str) -> Tally:
     tally = Tally("cpu-eager", opened=True, wanted=count)
     for number in range(count):
         tally.add(judge(case_on(number, dtype), CLOSE, ORACLE, subject))
-    tally.excess_error = inexact(tally.control_errors)
+    tally.excess_error = excess_error(tally.control_errors)
     return tally
 
 
@@ -172,18 +172,18 @@ def errors(mean: float, targets: int, prompts: int = 3, seed: int = 0) -> list[C
 def test_the_usual_error_condemns_no_run_and_twice_that_does() -> None:
     usual = MEAN["bfloat16"]
     for seed in range(200):
-        assert inexact(errors(usual, 20, seed=seed)) is None
-    assert inexact(errors(usual + np.log(2), 20)) is not None
-    assert inexact([]) is None
+        assert excess_error(errors(usual, 20, seed=seed)) is None
+    assert excess_error(errors(usual + np.log(2), 20)) is not None
+    assert excess_error([]) is None
 
 
 @pytest.mark.parametrize("ratio", [1e6, float("inf"), float("nan")])
 def test_two_targets_alone_condemn_no_run(ratio: float) -> None:
     far = [ControlError("float16", str(target), "logits", ratio) for target in range(3)]
-    assert inexact(far[:2]) is None
-    assert inexact(far) is not None
+    assert excess_error(far[:2]) is None
+    assert excess_error(far) is not None
     # Error of zero is no evidence of anything but exactness.
-    assert inexact([replace(one, ratio=0.0) for one in far]) is None
+    assert excess_error([replace(one, ratio=0.0) for one in far]) is None
 
 
 def test_normal_rows_have_no_entry_beyond_its_bound() -> None:

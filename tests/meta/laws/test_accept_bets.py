@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 
 from backends.compositions import open_cpu
-from properties.generations import Effort, Heard, listen
+from properties.generations import Effort, GenerationEvidence, generation_evidence
 from properties.laws.sampled.accept_bets import ACCEPT, FAULTS, overall
 from properties.laws.sampled.gate import ALPHA_RUN
 from properties.laws.sampled.links import Links, Trial
 from properties.laws.sampled.sights import sights
 from properties.strategies.models import GALLERY
 from properties.streams import streams_of
-from properties.tally import Tally, condemned
+from properties.tally import Tally, excess_evidence
 from properties.verdict.finding import Evidence
 from properties.verdict.subject import Subject
 from reference.architecture import Seeded
@@ -20,7 +20,7 @@ from reference.draft import LanguageModel
 from reference.rules import Rule
 from reference.sampling import Sampling, Stops
 from reference.tree import RankTree
-from reports.pages.sampling import power
+from reports.pages.sampling import power_rows
 from specverify.setup.subjects import subject_of
 from tests.corruption import ORACLE, planted
 
@@ -69,11 +69,11 @@ def test_trials_without_a_draw_of_the_draft_place_no_bet() -> None:
     assert links.groups == ()
 
 
-def heard(subject: Subject) -> Heard:
-    return listen(CASE, ORACLE, subject, Effort(120, 8))
+def heard(subject: Subject) -> GenerationEvidence:
+    return generation_evidence(CASE, ORACLE, subject, Effort(120, 8))
 
 
-def evidence(of: Heard) -> Evidence:
+def evidence(of: GenerationEvidence) -> Evidence:
     return Evidence("lossless.distribution", of.log_e, of.draws, groups=of.links.groups)
 
 
@@ -82,7 +82,7 @@ def test_the_drafts_coin_that_accepts_is_red_in_one_case_by_these_bets_alone() -
     assert wrong.log_e < np.log(100), "links whose bets do not know the coin"
     (stream,) = streams_of([evidence(wrong)]).all
     assert (stream.name, stream.log_e > 20) == (f"lossless.distribution {ACCEPT}", True)
-    assert condemned(Tally("x", evidence=[evidence(wrong)])) is not None
+    assert excess_evidence(Tally("x", evidence=[evidence(wrong)])) is not None
 
 
 def test_a_right_engine_is_quiet_and_its_page_names_what_would_have_shown() -> None:
@@ -93,5 +93,5 @@ def test_a_right_engine_is_quiet_and_its_page_names_what_would_have_shown() -> N
     told = {sight.fault: sight for sight in sights(stream.group, -np.log(ALPHA_RUN))}
     assert set(told) == set(FAULTS)
     assert told["a coin that drafts and accepts, by order of ids"].shown
-    lines = " / ".join(text for _, text in power(Tally("x", evidence=[evidence(right)] * 4)))
+    lines = " / ".join(text for _, text in power_rows(Tally("x", evidence=[evidence(right)] * 4)))
     assert f"for lossless.distribution {ACCEPT}, which would have shown with probability .99: " in lines

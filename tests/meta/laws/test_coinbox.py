@@ -5,7 +5,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from properties.laws.enumeration import Law, TooManyCells, decisions, law, used
+from properties.laws.enumeration import Law, TooManyCells, decisions, law, used_coins
 from reference.probability_world import Blocks
 from reference.tape import place, stride
 from reference.trace import Array
@@ -286,11 +286,11 @@ def test_a_request_that_reads_its_neighbours_coin_is_a_stray(reports: bool) -> N
     found = law(toy, CHAIN_COINS)
     assert found.strays
     assert found.outcomes == {}
-    assert all(stray.outcome != stray.other for stray in found.strays)
+    assert all(stray.outcome != stray.other_outcome for stray in found.strays)
     # The coins told are those asked: alone, the request reads its own.
     stray = found.strays[0]
     blocks = toy(np.array([stray.tape]))
-    assert tuple(blocks.path[0][blocks.path[0] >= 0]) in (stray.outcome[0], stray.other[0])
+    assert tuple(blocks.path[0][blocks.path[0] >= 0]) in (stray.outcome[0], stray.other_outcome[0])
 
 
 def test_what_batches_round_differently_is_a_stray() -> None:
@@ -368,7 +368,7 @@ def test_the_coins_that_matter() -> None:
     for coin, wanted in ((1 - 2.0**-53, [first, bonus]), (0.0, [first, second, bonus])):
         tape = np.full(CHAIN_COINS, 0.5)
         tape[first] = coin
-        assert np.nonzero(used(toy, tape))[0].tolist() == wanted
+        assert np.nonzero(used_coins(toy, tape))[0].tolist() == wanted
 
 
 def test_another_seed_finds_the_same_law() -> None:

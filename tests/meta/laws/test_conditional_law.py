@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "strangers"))
 from properties.generations import RUN_TESTS, Effort
 from properties.invariants.lossless import distribution as invariant
 from properties.invariants.lossless.distribution import distribution
-from properties.laws.draw_by_draw import logit_bound, points, trials, walked
+from properties.laws.draw_by_draw import logit_bound, points, trials, tried_siblings
 from properties.laws.sampled.gate import log_bar
 from properties.laws.sampled.links import Links, Trial
 from properties.laws.sampled.truncated import band
@@ -123,7 +123,7 @@ def test_a_stranger_that_shows_its_output_alone_is_judged(
     one = case(temperature=1.5)
     verdict = judge(one, invariants_matching(("lossless.distribution",)), ORACLE, subject)
     assert verdict.outcomes["lossless.distribution"] == ("failed" if wrong else "checked")
-    assert walked(one, subject(one)) is None
+    assert tried_siblings(one, subject(one)) is None
     if wrong:
         assert verdict.first is not None
         assert verdict.first.where["side"] == "link token"
@@ -146,7 +146,7 @@ def test_each_rejected_sibling_is_a_trial_and_a_stop_ends_them() -> None:
     one, subject = case(), hidden()
     trace = subject(one)
     found = list(trials(one, trace, points(one, ORACLE, trace, 1e-3)))
-    walks = walked(one, trace)
+    walks = tried_siblings(one, trace)
     assert walks is not None
     assert len(walks) == len(trace.output)
     assert len(found) == sum(max(1, len(tried)) for tried, _ in walks)
@@ -169,8 +169,8 @@ def test_a_walk_that_is_not_the_outputs_own_is_not_believed() -> None:
     assert step.emitted is not None
     other = (*step.emitted.tokens[:-1], (step.emitted.tokens[-1] + 1) % 101)
     lied = replace(trace, steps=(replace(step, emitted=replace(step.emitted, tokens=other)), *trace.steps[1:]))
-    assert walked(one, trace) is not None
-    assert walked(one, lied) is None
+    assert tried_siblings(one, trace) is not None
+    assert tried_siblings(one, lied) is None
     assert all(trial.drafted is None for trial in trials(one, lied, points(one, ORACLE, lied, 1e-3)))
 
 

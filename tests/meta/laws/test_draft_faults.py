@@ -27,7 +27,7 @@ from properties.laws.sampled.links import Links, Trial
 from properties.laws.sampled.sights import sights
 from properties.strategies.models import GALLERY
 from properties.streams import run_evidence, stream_of, streams_of
-from properties.tally import Tally, condemned
+from properties.tally import Tally, excess_evidence
 from properties.verdict.finding import Evidence
 from reference.architecture import Seeded
 from reference.case import Case
@@ -35,7 +35,7 @@ from reference.draft import LanguageModel
 from reference.sampling import Sampling, Stops
 from reference.trace import Array
 from reference.tree import RankTree
-from reports.pages.sampling import power
+from reports.pages.sampling import power_rows
 from reports.record import sampling_tests
 from specverify.setup.subjects import subject_of
 from tests.corruption import ORACLE
@@ -153,11 +153,11 @@ def case_of(seed: int) -> Case:
 
 def evidence_of(open_box: Callable[[], Backend], cases: int, monkeypatch: pytest.MonkeyPatch) -> list[Evidence]:
     """The tests of whole generations of short texts on several cases."""
-    monkeypatch.setattr(generations, "LASTS", 4)
+    monkeypatch.setattr(generations, "MIN_ROOM", 4)
     tests = []
     for seed in range(cases):
         case = case_of(seed)
-        heard = generations.listen(case, ORACLE, subject_of(open_box()), generations.ALONE)
+        heard = generations.generation_evidence(case, ORACLE, subject_of(open_box()), generations.ALONE)
         name, parts, seen = "lossless.distribution", heard.parts, heard.links.resolution
         stream = stream_of(name, case)
         tests.append(Evidence(name, heard.log_e, heard.draws, None, None, stream, parts, seen, heard.links.groups))
@@ -169,11 +169,11 @@ def test_a_black_box_whose_draft_and_verifier_share_a_coin_is_condemned(
     box: str, cases: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tests = evidence_of(getattr(black_boxes, box), cases, monkeypatch)
-    told = condemned(Tally(box, evidence=tests))
+    told = excess_evidence(Tally(box, evidence=tests))
     assert told is not None
     assert f"lossless.distribution {COIN}" in told
     without = [replace(test, groups=tuple(group for group in test.groups if group.name == RESIDUAL)) for test in tests]
-    assert condemned(Tally(box, evidence=without)) is None, "the bets on a coin are what shows it"
+    assert excess_evidence(Tally(box, evidence=without)) is None, "the bets on a coin are what shows it"
 
 
 def test_the_same_black_box_on_coins_of_their_own_is_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,7 +189,7 @@ def test_a_page_names_the_faults_that_would_have_shown_and_those_that_would_not(
 ) -> None:
     (test,) = evidence_of(black_boxes.unshared, 1, monkeypatch)
     few, many = Tally("x", evidence=[test]), Tally("x", evidence=[test] * 12)
-    said = {name: " / ".join(text for _, text in power(tally)) for name, tally in (("few", few), ("many", many))}
+    said = {name: " / ".join(text for _, text in power_rows(tally)) for name, tally in (("few", few), ("many", many))}
     assert "of the draws to or from the likeliest token would have shown" in said["few"]
     coin = "a coin that drafts and accepts, by order of ids"
     assert f"would not have shown: {coin}" in said["few"]
@@ -198,7 +198,7 @@ def test_a_page_names_the_faults_that_would_have_shown_and_those_that_would_not(
     assert "whole generations do not cover shifts among other tokens" in said["many"]
     assert "nor faults of a draft" not in said["many"]
     alone = Tally("x", evidence=[replace(test, groups=())])
-    assert "nor faults of a draft whose law is not known" in power(alone)[-1][1]
+    assert "nor faults of a draft whose law is not known" in power_rows(alone)[-1][1]
 
 
 def test_json_names_the_events_and_the_faults_of_each_stream(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,5 +222,5 @@ def test_a_fault_that_moves_more_or_reaches_more_draws_is_seen_sooner() -> None:
     assert {sight.tokens for sight in told if sight.shown} == {0}
     assert [sight.share for sight in told if sight.shown] == [0.1, 0.1]
     assert not any(sight.shown for sight in sights(group, 30.0))
-    twice = streams_of([Evidence("x", 0.0, 10, groups=(group,))] * 2).whole[0]
+    twice = streams_of([Evidence("x", 0.0, 10, groups=(group,))] * 2).over_settings[0]
     assert (twice.tests, twice.draws, twice.group) == (2, 20, group + group)

@@ -9,7 +9,7 @@ import pytest
 from backends.base import Declaration
 from backends.compositions import open_cpu
 from backends.faults import named
-from properties.generations import ALONE, BESIDE, RUN_TESTS, listen
+from properties.generations import ALONE, BESIDE, RUN_TESTS, generation_evidence
 from properties.invariants.lossless import distribution as module
 from properties.invariants.lossless.distribution import distribution
 from properties.laws.sampled.gate import log_bar
@@ -128,11 +128,11 @@ def test_tables_are_asked_beside_generations_and_alone_where_a_rule_promises_not
 
 
 def test_little_is_asked_unless_the_evidence_grows() -> None:
-    right = listen(CASE, ORACLE, subject_of(open_cpu()), BESIDE)
+    right = generation_evidence(CASE, ORACLE, subject_of(open_cpu()), BESIDE)
     assert BESIDE.tokens <= right.tokens < 2 * BESIDE.tokens + 2 * CASE.stops.max_new_tokens
     slow, short = replace(BESIDE, tokens=4, runs=1), replace(CASE, stops=Stops(2))
-    assert listen(short, ORACLE, subject_of(open_cpu()), slow).tokens == slow.tokens
-    assert listen(short, ORACLE, planted(FAULT), slow).tokens > slow.tokens
+    assert generation_evidence(short, ORACLE, subject_of(open_cpu()), slow).tokens == slow.tokens
+    assert generation_evidence(short, ORACLE, planted(FAULT), slow).tokens > slow.tokens
 
 
 def test_the_fault_leaves_the_tables_right() -> None:

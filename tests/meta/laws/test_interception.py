@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from backends.interception.intercept import NotInterceptable, TooManyRuns, intercepted
+from backends.interception.intercept import NotInterceptable, TooManyRuns, exact_law
 from tests.strangers.eager_sampler import FAULTS, EagerSampler
 from tests.tiers import each
 
@@ -30,7 +30,7 @@ def models() -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
 
 def distance(sampler: EagerSampler) -> float:
     """Total variation between the completed law of three tokens and the target's."""
-    law = intercepted(sampler.round)
+    law = exact_law(sampler.round)
     assert sum(law.values()) == 1
     first, second, third = (torch.softmax(part.double() / sampler.temperature, -1).numpy() for part in sampler.target)
     found = np.zeros((VOCAB,) * 3)
@@ -163,7 +163,7 @@ KNOWN: dict[str, tuple[Callable[[], Hashable], dict[Any, Fraction]]] = {
 @pytest.mark.parametrize("name", KNOWN)
 def test_known_draws_have_exact_weights(name: str) -> None:
     fn, wanted = KNOWN[name]
-    law = intercepted(fn)
+    law = exact_law(fn)
     assert sum(law.values()) == 1
     if sum(wanted.values()) == 1:
         assert law == wanted
@@ -177,7 +177,7 @@ def test_a_coin_compared_again_remembers() -> None:
         return coin < 0.5, coin < 0.25
 
     quarter = Fraction(1, 4)
-    assert intercepted(fn) == {(True, True): quarter, (True, False): quarter, (False, False): 2 * quarter}
+    assert exact_law(fn) == {(True, True): quarter, (True, False): quarter, (False, False): 2 * quarter}
 
 
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
@@ -207,7 +207,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
 def test_what_cannot_be_read_is_refused_by_name(name: str) -> None:
     fn, word = REFUSED[name]
     with pytest.raises(NotInterceptable, match=word):
-        intercepted(fn)
+        exact_law(fn)
 
 
 def test_memory_between_runs_is_noticed() -> None:
@@ -218,7 +218,7 @@ def test_memory_between_runs_is_noticed() -> None:
         return random.random() < 1 / (1 + len(calls))
 
     with pytest.raises(NotInterceptable, match="replayed"):
-        intercepted(fn)
+        exact_law(fn)
 
 
 @pytest.mark.parametrize("first", [True, False])
@@ -230,13 +230,13 @@ def test_loops_that_end_by_chance_alone_are_stopped(first: bool) -> None:
         return count
 
     with pytest.raises(TooManyRuns):
-        intercepted(fn, most_runs=50, most_draws=100)
+        exact_law(fn, most_runs=50, most_draws=100)
 
 
 def test_an_outcome_must_be_a_value() -> None:
     for fn in (lambda: torch.rand(1), lambda: [1], lambda: random.random()):
         with pytest.raises(TypeError, match="tuple of token ids"):
-            intercepted(fn)
+            exact_law(fn)
 
 
 @pytest.mark.parametrize("breaks", [True, False])
@@ -257,9 +257,9 @@ def test_everything_is_left_as_found(breaks: bool) -> None:
 
     if breaks:
         with pytest.raises(KeyError, match="its own error"):
-            intercepted(fn)
+            exact_law(fn)
     else:
-        assert intercepted(fn) == {True: Fraction(1, 4), False: Fraction(3, 4)}
+        assert exact_law(fn) == {True: Fraction(1, 4), False: Fraction(3, 4)}
     assert [getattr(*name) for name in names] == before
     assert random.getstate() == states[0]
     assert torch.equal(torch.get_rng_state(), states[1])

@@ -30,7 +30,7 @@ from reference.oracle.law import (
 )
 from reference.oracle.processing import softmax
 from reference.oracle.tree_growth import Path
-from reference.probability_world import Given, World
+from reference.probability_world import GivenTree, World
 from reference.rules import DRAWS, Rule
 from reference.sampling import Sampling, Stops
 from reference.tree import Shape, Tree
@@ -170,7 +170,7 @@ def single(
 ) -> tuple[Law, list[Number]]:
     """The law of one level of siblings `tokens`, and of its first token."""
     nodes = len(tokens) + 1
-    given = Given(
+    given = GivenTree(
         tree=Tree((0,) * nodes, (0, *tokens)),
         target=np.array([[float(value) for value in p]] * nodes),
         proposal=np.array([[float(value) for value in q]] * nodes) if sampled else np.eye(len(p))[[0, *tokens]],
@@ -461,7 +461,7 @@ def test_a_given_law_is_the_average_over_drafts() -> None:
                 sums[block] = sums.get(block, 0) + mass * float(q[x] * q[y] / (1 - q[x]))
     for law in mixed.values():
         assert total_variation(law, lambda path: p.tolist(), 2) < 1e-15
-    given = Given(Tree((0,), (0,)), p[None], p[None], Sampling(1.0))
+    given = GivenTree(Tree((0,), (0,)), p[None], p[None], Sampling(1.0))
     exact = given_law(given, True, exact=True)
     assert sum(exact.values()) == 1
     assert all(isinstance(mass, F) for mass in exact.values())

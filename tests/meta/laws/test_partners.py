@@ -10,9 +10,9 @@ import pytest
 from properties.bet_group import BetGroup
 from properties.laws.sampled.gate import ALPHA_RUN, log_evidence, stream_bar
 from properties.laws.sampled.partners import PARTNERS, PARTS, Partners
-from properties.resolution import GRID, Gathered, Resolution
+from properties.resolution import GRID, Resolution, ResolutionSums
 from properties.streams import Stream, Streams, run_evidence, streams_of
-from properties.tally import Tally, condemned
+from properties.tally import Tally, excess_evidence
 from properties.verdict.finding import Evidence
 from reference.trace import Array
 
@@ -75,13 +75,13 @@ def test_one_text_that_comes_often_shows_a_deviation_of_any_shape() -> None:
 def test_a_shift_of_the_stated_size_reaches_the_bar(upwards: bool) -> None:
     rng, bar, rounds = np.random.default_rng(5), stream_bar(PARTS, 1), 400
     texts = [rng.choice(6, p=[0.5, 0.2, 0.12, 0.1, 0.05, 0.03], size=1 + PARTNERS).tolist() for _ in range(rounds)]
-    seen = Gathered()
+    seen = ResolutionSums()
     scores = [np.array([float(one == 0) for one in many]) for many in texts]
     for one in scores:
-        seen.labels(int(one.sum()), len(one))
-    stated = seen.told.smallest(bar)
+        seen.add_labels(int(one.sum()), len(one))
+    stated = seen.resolution.smallest(bar)
     tilts = [theta for theta in GRID if (theta > 0) == upwards]
-    shift = {theta: seen.told.shift[int(np.argmax(theta == GRID))] / rounds for theta in tilts}
+    shift = {theta: seen.resolution.shift[int(np.argmax(theta == GRID))] / rounds for theta in tilts}
     theta = next(theta for theta in tilts if shift[theta] >= stated or theta == tilts[-1])
     reached = 0
     for _ in range(25):
@@ -107,11 +107,11 @@ def test_more_draws_see_smaller_shifts_and_none_sees_nothing() -> None:
 
 
 def test_an_event_is_known_within_its_bounds() -> None:
-    exact, wide = Gathered(), Gathered()
+    exact, wide = ResolutionSums(), ResolutionSums()
     for _ in range(300):
-        exact.event(0.6, 0.6, 0.6)
-        wide.event(0.6, 0.5, 0.7)
-    assert exact.told.smallest(14.0) < 0.25 < wide.told.smallest(14.0)
+        exact.add_event(0.6, 0.6, 0.6)
+        wide.add_event(0.6, 0.5, 0.7)
+    assert exact.resolution.smallest(14.0) < 0.25 < wide.resolution.smallest(14.0)
 
 
 def test_what_each_case_shows_a_little_adds_up_over_the_stream() -> None:
@@ -124,7 +124,7 @@ def test_what_each_case_shows_a_little_adds_up_over_the_stream() -> None:
     bare = [replace(one, stream="") for one in cases]
     assert run_evidence(cases) > log_evidence(np.array([one.log_e for one in bare]))
     tally = Tally("x", evidence=list(cases))
-    told = condemned(tally)
+    told = excess_evidence(tally)
     assert told is not None
     assert "most in pair.same-law" in told
 
@@ -149,8 +149,8 @@ def test_bets_on_the_draft_are_one_stream_over_every_setting() -> None:
     told = streams_of(weak)
     assert [one.name for one in told.all] == ["lossless.distribution on the draft"]
     assert told.log_es == [pytest.approx(24.0 - np.log(2))]
-    assert condemned(Tally("x", evidence=weak)) is not None, "no test alone shows it"
-    assert condemned(Tally("x", evidence=weak[:20])) is None
+    assert excess_evidence(Tally("x", evidence=weak)) is not None, "no test alone shows it"
+    assert excess_evidence(Tally("x", evidence=weak[:20])) is None
 
 
 def test_the_money_on_streams_is_a_part_of_the_whole() -> None:
@@ -164,9 +164,9 @@ def test_the_money_on_streams_is_a_part_of_the_whole() -> None:
 
 
 def test_events_that_are_certain_show_no_shift() -> None:
-    certain = Gathered()
+    certain = ResolutionSums()
     for _ in range(300):
-        certain.event(1.0, 1.0, 1.0)
-    assert certain.told.smallest(13.8) == 1.0
-    assert certain.told.times(5).smallest(13.8) == 1.0
+        certain.add_event(1.0, 1.0, 1.0)
+    assert certain.resolution.smallest(13.8) == 1.0
+    assert certain.resolution.times(5).smallest(13.8) == 1.0
     assert Resolution().smallest(13.8) == 1.0

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from backends.interception.errors import DecidesTooOften
-from backends.interception.intercept import enumerated
+from backends.interception.intercept import enumerate_law
 from backends.interception.races import probability
 from specverify.cli import main
 from tests.strangers.shared_draws import SAMPLERS, noise_and_its_coin
@@ -65,7 +65,7 @@ BY_HAND = {
 
 @pytest.mark.parametrize("name", BY_HAND)
 def test_laws_by_hand(name: str) -> None:
-    enumeration = enumerated(lambda: SAMPLERS[name](table(P), table(Q)))
+    enumeration = enumerate_law(lambda: SAMPLERS[name](table(P), table(Q)))
     assert [float(enumeration.law.get((token,), 0)) for token in range(3)] == pytest.approx(BY_HAND[name], abs=1e-6)
 
 
@@ -82,7 +82,7 @@ def test_laws_by_hand(name: str) -> None:
     ],
 )
 def test_what_decides_twice_is_told_with_both_places(name: str, first: str, second: str) -> None:
-    shared = enumerated(lambda: SAMPLERS[name](table(P), table(Q))).shared
+    shared = enumerate_law(lambda: SAMPLERS[name](table(P), table(Q))).shared_numbers
     both = (line_of(name, first), line_of(name, second))
     assert any(all(place in line for place in both) for line in shared), shared
 
@@ -99,7 +99,7 @@ def test_what_decides_twice_and_loses_is_broken_without_a_claim(capfd: pytest.Ca
 
 def test_numbers_without_a_joint_law_are_broken_and_told(capfd: pytest.CaptureFixture[str], tmp_path: Any) -> None:
     with pytest.raises(DecidesTooOften):
-        enumerated(lambda: noise_and_its_coin(table(P), table(Q)))
+        enumerate_law(lambda: noise_and_its_coin(table(P), table(Q)))
     html = tmp_path / "law.html"
     words = ("--torch", "tests.strangers.shared_draws:noise_and_its_coin", *WORLD, "--claims-lossless")
     assert law(*words, "--json", "-", "--html", str(html)) == 1
@@ -120,7 +120,7 @@ def test_numbers_without_a_joint_law_are_broken_and_told(capfd: pytest.CaptureFi
 def test_the_law_is_that_of_20000_seeds(name: str) -> None:
     seeds = 20_000
     counts = Counter(SAMPLERS[name](table(P), table(Q), seed) for seed in range(seeds))
-    law_of_name = enumerated(lambda: SAMPLERS[name](table(P), table(Q))).law
+    law_of_name = enumerate_law(lambda: SAMPLERS[name](table(P), table(Q))).law
     for token in range(3):
         mass = float(law_of_name.get((token,), 0))
         spread = math.sqrt(max(mass * (1 - mass), 1e-9) / seeds)

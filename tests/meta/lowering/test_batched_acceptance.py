@@ -11,11 +11,11 @@ from torch._dynamo.utils import counters
 
 from backends.engine.composition import SEAMS
 from backends.engine.model.recording.operators import OperatorRecorder
-from backends.engine.sampling.batched import BatchedVerify, padded, tensors_of
-from backends.engine.sampling.coins import Coins, spent_by
+from backends.engine.sampling.batched import BatchedVerify, pad_questions, tensors_of
+from backends.engine.sampling.coins import Coins, spent_places
 from backends.engine.sampling.forest import forest
 from backends.engine.sampling.question import BATCHED, Question
-from backends.engine.sampling.recorded import RecordedVerify, in_sizes
+from backends.engine.sampling.recorded import RecordedVerify, pad_to_sizes
 from backends.engine.sampling.verify import verify
 from reference.rules import RULES, Rule
 from reference.tape import stride
@@ -46,7 +46,7 @@ def question(seed: int, rule: Rule, removed: bool, most: int = 6, vocab: int = 9
 
 def alone(one: Question) -> tuple[list[int], int]:
     """The answer of the engine that verifies requests one by one."""
-    made = verify(one.trees, one.law, one.told, one.dice, one.rule, one.removed, SEAM, one.bonus)
+    made = verify(one.trees, one.law, one.proposal, one.dice, one.rule, one.removed, SEAM, one.bonus)
     return [row for row in made.path[0].tolist() if row >= 0], int(made.bonus[0])
 
 
@@ -55,7 +55,7 @@ def alone(one: Question) -> tuple[list[int], int]:
 def test_a_batch_is_decided_as_each_request_alone(rule: Rule, removed: bool, seeds: list[int]) -> None:
     together, each = ([question(seed, rule, removed) for seed in seeds] for _ in range(2))
     assert TOGETHER(together, SEAM) == [alone(one) for one in each]
-    assert [spent_by(one.dice, 0) for one in together] == [spent_by(one.dice, 0) for one in each]
+    assert [spent_places(one.dice, 0) for one in together] == [spent_places(one.dice, 0) for one in each]
 
 
 def test_other_batches_and_trees_of_known_sizes_are_not_captured_again() -> None:
@@ -65,7 +65,7 @@ def test_other_batches_and_trees_of_known_sizes_are_not_captured_again() -> None
     known = set()
     for at in range(12):
         batch = [question(seed, rule, False) for seed in range(3 * at, 3 * at + 2 + at % 3)]
-        known.add((padded(batch).height, padded(batch).children.shape[2]))
+        known.add((pad_questions(batch).height, pad_questions(batch).children.shape[2]))
         fresh(batch, SEAM)
     # One graph for each pair of levels and siblings, and at first one more, until torch takes sizes for dynamic.
     assert 1 <= counters["stats"]["unique_graphs"] - before <= len(known) + 1
@@ -73,7 +73,7 @@ def test_other_batches_and_trees_of_known_sizes_are_not_captured_again() -> None
     with torch.compiler.set_stance("fail_on_recompile"):
         for at in range(30):
             batch = [question(seed, rule, False) for seed in range(100 + 5 * at, 103 + 5 * at + at % 6)]
-            shape = padded(batch)
+            shape = pad_questions(batch)
             if (shape.height, shape.children.shape[2]) in known:
                 fresh(batch, SEAM)
                 seen.add(shape.token.shape)
@@ -96,10 +96,10 @@ def test_a_replay_decides_as_each_request_alone(rule: Rule, removed: bool, seeds
     together, each = ([question(seed, rule, removed) for seed in seeds] for _ in range(2))
     others = [question(seed + 1, rule, removed) for seed in seeds]
     answers = REPLAYED(together, SEAM)
-    spent = [spent_by(one.dice, 0) for one in together]
+    spent = [spent_places(one.dice, 0) for one in together]
     REPLAYED(others, SEAM)
     assert answers == [alone(one) for one in each]
-    assert spent == [spent_by(one.dice, 0) for one in together] == [spent_by(one.dice, 0) for one in each]
+    assert spent == [spent_places(one.dice, 0) for one in together] == [spent_places(one.dice, 0) for one in each]
 
 
 def test_batches_of_known_sizes_are_replayed() -> None:
@@ -107,10 +107,10 @@ def test_batches_of_known_sizes_are_replayed() -> None:
     sizes = set()
     for at in range(40):
         batch = [question(seed, rule, False) for seed in range(5 * at, 5 * at + 1 + at % 5)]
-        shape = in_sizes(batch)
+        shape = pad_to_sizes(batch)
         sizes.add((shape.height, *(one.shape for one in tensors_of(shape))))
         assert fresh(batch, SEAM) == [alone(question(seed, rule, False)) for seed in range(5 * at, 5 * at + 1 + at % 5)]
-    assert len(fresh.kept) == len(sizes) < 30  # of 40 batches
+    assert len(fresh.recordings) == len(sizes) < 30  # of 40 batches
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from backends.base import StageFailure, WrongFlag
 from backends.engine.attention.compact import Compact, compact, pack, stand_in
-from backends.engine.attention.from_words import Lane, packed
+from backends.engine.attention.from_words import Lane, pack_lanes
 from backends.engine.columns import AttentionInputs, RowWords
 from backends.engine.lower_tree import TreeTensors, broken_rules, lower_tree, refuse_broken
 from backends.engine.lowering import program
@@ -86,7 +86,7 @@ def test_a_batch_of_trees_is_lowered_as_each_alone(batch: list[Tree]) -> None:
     parent = torch.tensor([[*tree.parent, *[0] * (rows - len(tree))] for tree in batch])
     valid = torch.arange(rows) < torch.tensor([[len(tree)] for tree in batch])
     own = valid & (torch.arange(rows) > 0)
-    lift = program.climbed(parent, levels)
+    lift = program.climb(parent, levels)
     depth = program.depths(lift, valid)
     table = program.ancestors(lift, depth, valid)
     words = program.block_words(table, depth, depth, valid, Reach())
@@ -123,7 +123,7 @@ def test_words_give_the_compact_form_that_dense_masks_give(
     dense = torch.stack([torch.nn.functional.pad(mask, (0, widest - mask.shape[1])) for mask in known])[:, None]
     prefix = torch.tensor([committed for _, committed, _ in batch], dtype=torch.int32)
     ends = torch.tensor([lane.width for lane in lanes], dtype=torch.int32) if pages else None
-    one, two = pack(dense, prefix, ends), packed(lanes, torch.device("cpu"))
+    one, two = pack(dense, prefix, ends), pack_lanes(lanes, torch.device("cpu"))
     for name in ("first", "prefix", "widths", "bits"):
         assert getattr(one, name).dtype == getattr(two, name).dtype
         assert torch.equal(getattr(one, name), getattr(two, name)), name
@@ -139,14 +139,14 @@ def test_no_operation_of_the_lowering_waits_for_the_device() -> None:
         made = DEVICE(tree, 7, 7, reaches, 9)
         broken = broken_rules(made, 7, 64)
         assert made.words is not None
-        packed([Lane(made.words[1], 2, 16, 0, True)], torch.device("cpu"))
+        pack_lanes([Lane(made.words[1], 2, 16, 0, True)], torch.device("cpu"))
     refuse_broken(broken)
     with Waitless(), pytest.raises(AssertionError, match="reads a number"):  # type: ignore[no-untyped-call]
         int(made.depth.max())
     # On the meta device there is nothing to read: the program runs without any number.
     parent = torch.zeros(2, 9, dtype=torch.int64, device="meta")
     valid = torch.ones(2, 9, dtype=torch.bool, device="meta")
-    lift = program.climbed(parent, 4)
+    lift = program.climb(parent, 4)
     depth = program.depths(lift, valid)
     table = program.ancestors(lift, depth, valid)
     ends = torch.zeros(2, dtype=torch.int64, device="meta")
@@ -163,7 +163,7 @@ def test_a_broken_rule_is_told_by_name_once_it_is_read() -> None:
 
 def test_a_view_of_a_stand_in_is_refused() -> None:
     words = RowWords(torch.zeros(2, dtype=torch.int32), torch.tensor([[1], [3]], dtype=torch.int32), 1, 0, False)
-    form = packed([Lane(words, 0, 3, 0, True)], torch.device("cpu"))
+    form = pack_lanes([Lane(words, 0, 3, 0, True)], torch.device("cpu"))
     mask, keys = stand_in(form, 3), torch.zeros(1, 1, 3, 4)
     assert mask.untyped_storage().nbytes() == 1
 

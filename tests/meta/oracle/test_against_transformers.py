@@ -30,7 +30,7 @@ from reports.junit import junit
 from reports.pages.summary import summary_page
 from reports.pages.terminal import failure_page
 from reports.record import summary
-from specverify.campaign.against import ByTransformers, TransformersOracle, reference_named
+from specverify.campaign.against import ByTransformers, TransformersOracle, open_reference
 from specverify.campaign.replay import replay
 from specverify.cli import main
 from specverify.setup.errors import UnusableInput
@@ -131,7 +131,7 @@ def test_a_model_without_an_oracle_agrees(family: str, tmp_path: Path) -> None:
 def test_a_dropped_soft_cap_is_found_on_gemma_2(tmp_path: Path) -> None:
     """It agreed with itself while both sides dropped it: the first logits were off by 0.70 of 1."""
     backend = open_cpu()
-    faults.plant(backend, faults.named("soft-cap-dropped"))
+    faults.plant(backend, faults.fault_named("soft-cap-dropped"))
     found = judge(case_of(saved("gemma2", tmp_path)), LOOKING, TransformersOracle(), subject_of(backend)).first
     assert found is not None
     assert (found.invariant, found.stage) == ("attention.context-exact", Stage.ATTENDED)
@@ -140,7 +140,7 @@ def test_a_dropped_soft_cap_is_found_on_gemma_2(tmp_path: Path) -> None:
 def test_experts_do_not_hide_a_leak(tmp_path: Path) -> None:
     """Where rows are computed together, no-leakage asks for a bound in place of the same bits, and says so."""
     backend = open_cpu()
-    faults.plant(backend, faults.named("tiles-below-diagonal-unmasked"))
+    faults.plant(backend, faults.fault_named("tiles-below-diagonal-unmasked"))
     case = case_of(saved("mixtral", tmp_path))
     assert isinstance(case.model, Checkpoint)
     (leakage,) = (one for one in LOOKING if one.name == "attention.no-leakage")
@@ -157,7 +157,7 @@ def test_experts_do_not_hide_a_leak(tmp_path: Path) -> None:
 
 def test_a_planted_fault_is_found(tmp_path: Path) -> None:
     backend = open_cpu()
-    faults.plant(backend, faults.named("kv-truncated-not-gathered"))
+    faults.plant(backend, faults.fault_named("kv-truncated-not-gathered"))
     case = replace(case_of(saved("mixtral", tmp_path)), layout=KvLayout("path"))
     # The tree's second branch holds what the model says, so that the accepted rows are not the first ones.
     oracle = TransformersOracle()
@@ -174,7 +174,7 @@ def test_a_model_that_it_cannot_run_is_refused_before_any_case(tmp_path: Path) -
     with pytest.raises(
         Unsupported, match=r"linear_attention: plain transformers is a reference for|layers \[\] call attention"
     ):
-        reference_named("transformers", ExitStack(), model)
+        open_reference("transformers", ExitStack(), model)
 
 
 def test_a_backend_that_declines_the_checkpoint_is_no_reference(
@@ -182,7 +182,7 @@ def test_a_backend_that_declines_the_checkpoint_is_no_reference(
 ) -> None:
     in_this_process(monkeypatch)
     with pytest.raises(Unsupported, match="softcap: SDPA computes no soft cap"):
-        reference_named("cpu-fused", ExitStack(), identify(saved("gemma2", tmp_path), understood=False))
+        open_reference("cpu-fused", ExitStack(), identify(saved("gemma2", tmp_path), understood=False))
 
 
 def test_a_float_that_stays_narrow_is_refused(tmp_path: Path) -> None:
@@ -235,7 +235,7 @@ def test_a_bundle_is_replayed_against_what_it_was_compared_with(tmp_path: Path) 
     assert command.endswith("--against transformers")
     assert "reference plain transformers: the NumPy oracle did not run" in " ".join(failure_page(failure).split())
     assert replay(str(file), None, None, (str(folder),)).word == "FIXED"
-    assert "against" not in bundle.content_of(replace(failure, against=None), {})
+    assert "against" not in bundle.bundle_content(replace(failure, against=None), {})
     foreign = bundle.save(tmp_path, replace(failure, against="stranger:engine"), {})
     with pytest.raises(UnusableInput, match="compared with stranger:engine, code of its own"):
         replay(str(foreign), None, None, (str(folder),))

@@ -18,7 +18,7 @@ from reference.oracle.checkpoint import UnreadableCheckpoint, identify, read
 from reference.oracle.model import PathByPath
 from reference.oracle.parameters import load, rounded
 from reference.tree import Tree
-from reference.weights import seeded, shapes
+from reference.weights import seeded_weights, shapes
 
 ARCH = Architecture("llama", 11, 8, 12, 2, 1, 4, (0, 0), max_positions=64)
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
@@ -173,10 +173,10 @@ def test_a_weight_too_large_for_the_dtype_is_refused(dtype: str, largest: float)
 
 def test_seeded_weights_are_exact_in_every_dtype() -> None:
     model = Seeded(ARCH, 3)
-    for name, values in seeded(model).items():
+    for name, values in seeded_weights(model).items():
         for dtype in DTYPES:
             np.testing.assert_array_equal(rounded(values, dtype), values, err_msg=name)
-    assert load(model, "bfloat16").state is seeded(model)
+    assert load(model, "bfloat16").state is seeded_weights(model)
     assert load(model, "bfloat16") is load(Seeded(ARCH, 3), "float16")
 
 

@@ -18,7 +18,7 @@ from reference.oracle.decoder import Oracle, picked
 from reference.sampling import Stops
 from reference.trace import Array
 from reference.tree import RankTree
-from reference.weights import seeded
+from reference.weights import seeded_weights
 from tests.headfiles import TARGET, inputs, weights_of
 
 pytest.importorskip("speculators", reason="needs the package speculators")
@@ -72,7 +72,7 @@ def theirs(folder: Path, head: Eagle3, flag: str) -> Any:
     )
     model = eagle3.Eagle3DraftModel(config)
     state = {name.replace("midlayer.", "layers.0."): torch.tensor(one) for name, one in weights_of(head).items()}
-    state["embed_tokens.weight"] = torch.tensor(seeded(TARGET)["model.embed_tokens.weight"])
+    state["embed_tokens.weight"] = torch.tensor(seeded_weights(TARGET)["model.embed_tokens.weight"])
     left = model.load_state_dict(
         {name: one.float() if one.is_floating_point() else one for name, one in state.items()}, strict=False
     )

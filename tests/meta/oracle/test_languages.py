@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backends.base import Unsupported
-from backends.engine.guided.guide import masks, opened, take_back
+from backends.engine.guided.guide import masks, open_guide, take_back
 from properties.strategies.grammars import LANGUAGES
 from reference.grammar import CONVENTIONS, LIBRARIES, Convention, Grammar
 from reference.malformed import Malformed
@@ -126,7 +126,7 @@ def outputs(grammar: Grammar, dice: random.Random, ends: tuple[int, ...]) -> Ite
 
 def agree(grammar: Grammar, ends: tuple[int, ...], dice: random.Random) -> int:
     """Walk through the grammar with the engine's matcher, back and forth, and compare it with the oracle."""
-    guide, compared = opened(grammar, ends), 0
+    guide, compared = open_guide(grammar, ends), 0
     for token, output in outputs(grammar, dice, ends):
         true = legal_after(grammar, ends, output)
         assert guide.row().tolist() == true.tokens.tolist(), (grammar.kind, grammar.text, output)
@@ -137,7 +137,7 @@ def agree(grammar: Grammar, ends: tuple[int, ...], dice: random.Random) -> int:
         if legal and guide.matcher.push(token):
             guide.matcher.pop()
             assert guide.row().tolist() == true.tokens.tolist()
-        assert guide.goes_on(token) == legal
+        assert guide.accept_token(token) == legal
     return compared
 
 
@@ -170,7 +170,7 @@ def test_a_library_that_is_absent_is_refused_by_name() -> None:
     for library in LIBRARIES[1:]:
         if find_spec(library) is None:
             with pytest.raises(Unsupported, match=rf"the library {library} is not installed: pip install"):
-                opened(Grammar("regex", "a", HEX, library), ())
+                open_guide(Grammar("regex", "a", HEX, library), ())
 
 
 WITH_LIBRARIES = pytest.mark.skipif(
@@ -209,7 +209,7 @@ def test_brute_force_and_both_libraries_agree_on_the_nodes_of_drawn_trees() -> N
     for number in range(50):
         grammar = drawn_grammar(dice, number)
         ends = (END,) if grammar.words == HEX else ()
-        guides = {one: opened(replace(grammar, library=one), ends) for one in LIBRARIES}
+        guides = {one: open_guide(replace(grammar, library=one), ends) for one in LIBRARIES}
         for _ in range(30):
             shape = Shape((0, *(dice.randrange(node) for node in range(1, 12))))
             paths: list[tuple[int, ...]] = [()]
@@ -251,7 +251,7 @@ def test_llguidance_lexes_rules_that_are_given_to_it_as_they_are() -> None:
     assert as_it_is.try_consume_tokens(list(b"abab")) < 4
     words = tuple(bytes([byte]).hex() for byte in range(256))
     for library in LIBRARIES:
-        guide = opened(Grammar("ebnf", text, words, library), ())
+        guide = open_guide(Grammar("ebnf", text, words, library), ())
         assert all(map(guide.matcher.push, b"abab"))
         assert guide.matcher.complete()
 
@@ -264,7 +264,7 @@ def test_a_convention_is_a_difference_between_the_libraries(one: Convention) -> 
 
     def takes(library: str) -> bool:
         try:
-            guide = opened(Grammar(one.kind, one.grammar, words, library), ())
+            guide = open_guide(Grammar(one.kind, one.grammar, words, library), ())
         except Unsupported:
             return False
         return all(map(guide.matcher.push, one.text.encode())) and guide.matcher.complete()

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from backends.base import Unsupported
-from backends.compositions import open_cpu, opened
+from backends.compositions import open_cpu, open_engine
 from backends.engine.columns import AttentionInputs
 from properties.invariants import ALL
 from properties.verdict.judge import judge
@@ -40,7 +40,7 @@ def in_latent_rows(family: str, kind: str, dtype: str = "float64") -> Case:
     ),
 )
 def test_attention_over_latent_rows_is_that_over_keys_and_values(family: str, kind: str, path: str) -> None:
-    case, engine = in_latent_rows(family, kind), opened(path)
+    case, engine = in_latent_rows(family, kind), open_engine(path)
     assert far_apart(case, Oracle(), engine.run) < 1e-9
     arch = listed(family)[-1]
     held, step = engine.run(case).steps[1].committed, Oracle()(case).steps[1].committed
@@ -65,7 +65,7 @@ def test_every_invariant_holds_over_latent_rows(kind: str) -> None:
 def test_a_path_for_equal_widths_refuses_others_by_name() -> None:
     case = in_latent_rows("deepseek_v3", "branch", "bfloat16")
     for name in ("ascend-eager-emulated", "ascend-fused-atb-emulated", "triton-interpreted"):
-        declared = opened(name).declaration
+        declared = open_engine(name).declaration
         assert "heads of values of another width than keys in a deepseek_v3 model" in str(declared.outside(case))
         equal = in_latent_rows("deepseek_v2", "branch", "bfloat16")
         assert "KV layout with latent" in str(declared.outside(equal))

@@ -73,7 +73,7 @@ def test_every_wrong_cell_stands_out(at: int, prefix: int) -> None:
     """Ancestors, selves and prefix columns hidden, others shown: each moves some node 20 times the limit at least."""
     for seed in range(SEEDS):
         case = case_of(GALLERY[at], seed, prefix)
-        limit = noise(case, _ORACLE, _SUBJECT).of_logits()
+        limit = noise(case, _ORACLE, _SUBJECT).logits_limit()
         true, clean = _ORACLE(case).steps[0].scored, _SUBJECT(case).steps[0].scored
         assert true is not None
         assert clean is not None

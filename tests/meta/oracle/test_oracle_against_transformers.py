@@ -20,7 +20,7 @@ from reference.oracle.shared_prefix import SharedPrefix
 from reference.sampling import Sampling, Stops
 from reference.trace import Array
 from reference.tree import Tree
-from reference.weights import representable, seeded
+from reference.weights import representable, seeded_weights
 
 # Pangu is Llama with biases; transformers has no model of that name.
 MODULE_OF = {
@@ -130,7 +130,7 @@ def hugging_face(arch: Architecture, seed: int) -> Any:
     model = getattr(module, f"{name}ForCausalLM")(kind(**fields)).double().eval()
     if name == "Gemma2":  # its buffer was a float32 before it was widened
         model.model.embed_tokens.embed_scale = torch.tensor(arch.hidden_size, dtype=torch.float64).sqrt()
-    state = {key: torch.tensor(value) for key, value in seeded(Seeded(arch, seed)).items()}
+    state = {key: torch.tensor(value) for key, value in seeded_weights(Seeded(arch, seed)).items()}
     if name == "Llama4":
         state = {key.replace(".mlp.", ".feed_forward."): value for key, value in state.items()}
     missing, unexpected = model.load_state_dict(state, strict=False)
@@ -327,7 +327,7 @@ def test_rotation_is_by_relative_position() -> None:
 def test_the_comparison_would_see_a_missing_bias() -> None:
     """A guard on this file itself: an oracle that forgets one tensor does not agree."""
     arch = small("pangu")
-    state = dict(seeded(Seeded(arch, 1)))
+    state = dict(seeded_weights(Seeded(arch, 1)))
     del state["model.layers.1.self_attn.o_proj.bias"]
     forgetful = PathByPath(Parameters(arch, state)).nodes(CONTEXT, TREE)
     logits = run(hugging_face(arch, 1), (*CONTEXT, 3))[0]

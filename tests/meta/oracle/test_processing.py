@@ -241,7 +241,7 @@ def test_an_admitted_processor_acts_after_all_else(module: Callable[[str], str])
     user_processors.admit(f"{name}:last")
     assert scores(np.zeros(3), sampling, NEVER, (0,), (1,)).tolist() == [0.0, 9.0, 0.0]
     assert scores(np.zeros(3), sampling, NEVER, (2,), ()).tolist() == [0.0, -math.inf, 9.0]
-    assert user_processors.admitted(f"{name}:last")((1,), np.zeros(2)).tolist() == [0.0, 9.0]
+    assert user_processors.admitted_processor(f"{name}:last")((1,), np.zeros(2)).tolist() == [0.0, 9.0]
     # One that feeds on the answer of another.
     twice = replace(sampling, processors=(f"{name}:last", f"{name}:last"))
     assert scores(np.zeros(3), twice, NEVER, (0,), ()).tolist() == [9.0, -math.inf, 0.0]
@@ -281,7 +281,7 @@ def test_a_processor_that_cannot_be_replayed_is_refused_by_name(case: str, modul
         user_processors.admit(name)
     assert "\n" not in str(raised.value)
     with pytest.raises(Malformed, match="not admitted"):
-        user_processors.admitted(name)
+        user_processors.admitted_processor(name)
 
 
 @pytest.mark.parametrize(
@@ -316,14 +316,14 @@ def test_a_processor_is_tried_on_a_vocabulary_of_the_callers(module: Callable[[s
         user_processors.admit(name)
     user_processors.admit(name, vocab=501)
     with pytest.raises(Malformed, match=r"raised IndexError: .*, on 3 logits$"):
-        user_processors.applied(name, (0,), np.zeros(3))
+        user_processors.apply(name, (0,), np.zeros(3))
 
 
 def test_half_precision_logits_are_widened_before_penalties() -> None:
     """In bfloat16 a penalty would round two different logits to one, and greedy decoding would take the other token."""
     logits = torch.tensor([[[0.5, 0.50390625, -1.0]]], dtype=torch.bfloat16)
     past = engine.History(
-        seen=torch.tensor([[[True, True, False]]]),
+        seen_tokens=torch.tensor([[[True, True, False]]]),
         counts=torch.tensor([[[1, 1, 0]]]),
         tail=torch.full((1, 1, 1), -1),
         emitted=torch.zeros(1, 1, dtype=torch.long),

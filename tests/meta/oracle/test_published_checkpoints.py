@@ -95,7 +95,7 @@ def test_plain_transformers_knows_how_rows_amplify_roundings(tmp_path: Path) -> 
     case = case_on(published("gpt-oss-20b", tmp_path, 1), 1, "float32")
     plain = TransformersOracle()
     error, by_oracle = error_of(case, plain), error_of(case, ORACLE)
-    moved, expected = error.amplification.of_control(), by_oracle.amplification.of_control()
+    moved, expected = error.amplification.control_movement(), by_oracle.amplification.control_movement()
     assert moved is not None
     assert expected is not None
     # Both change the weights at random, each in its own order.
@@ -115,9 +115,9 @@ def test_plain_transformers_knows_how_rows_amplify_roundings(tmp_path: Path) -> 
 def test_a_backend_as_reference_has_the_amplification_of_the_oracle() -> None:
     case = Case(Seeded(GALLERY[1], 0), (1, 2, 3), Scripted(), stops=Stops(3), dtype="float32")
     reference = ByBackend("cpu-eager", subject_of(open_cpu()), exact=True)
-    moved, expected = error_of(case, reference).amplification.of_control(), error_of(case, ORACLE).amplification
+    moved, expected = error_of(case, reference).amplification.control_movement(), error_of(case, ORACLE).amplification
     assert moved is not None
-    assert np.array_equal(moved.logits, expected.of_control().logits)  # type: ignore[union-attr]
+    assert np.array_equal(moved.logits, expected.control_movement().logits)  # type: ignore[union-attr]
 
 
 def test_log_probabilities_beside_small_logits_may_be_rounded_themselves() -> None:

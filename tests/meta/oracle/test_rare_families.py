@@ -180,7 +180,7 @@ def test_a_tie_between_experts_is_counted_and_hides_no_fault(tmp_path: Path) -> 
     assert verdict.routed.near
     assert verdict.routed.ties
     backend = open_cpu()
-    faults.plant(backend, faults.named("expert-router-fed-sibling-row"))
+    faults.plant(backend, faults.fault_named("expert-router-fed-sibling-row"))
     for dtype in ("float32", "bfloat16"):
         found = judge(case_of(folder, True, dtype), asked, Oracle(), subject_of(backend))
         assert found.routing_ties == ()

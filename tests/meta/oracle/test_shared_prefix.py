@@ -53,7 +53,7 @@ def trees(draw: st.DrawFn) -> Tree:
     parent = (0, *(up % (node + 1) for node, up in enumerate(ups)))
     token = tuple(draw(st.lists(st.integers(0, VOCABULARY - 1), min_size=len(parent), max_size=len(parent))))
     order = (0, *draw(st.permutations(range(1, len(parent)))))
-    return Tree(parent, token).renumbered(order)
+    return Tree(parent, token).renumber(order)
 
 
 contexts = st.lists(st.integers(0, VOCABULARY - 1), max_size=24).map(tuple)

@@ -17,7 +17,7 @@ from backends.compositions import open_cpu
 from backends.engine import stops as engine
 from backends.faults.output import stop_conditions
 from properties.invariants import ALL
-from properties.strategies.acceptance import continuation, retold
+from properties.strategies.acceptance import continuation, steer_again
 from properties.strategies.models import GALLERY
 from properties.verdict.judge import judge
 from properties.verdict.subject import Subject
@@ -115,7 +115,7 @@ def test_the_engine_ends_where_the_oracle_does() -> None:
             sampling=Sampling(min_tokens=least),
         )
         limits = replace(engine.limits(case), eos=frozenset(stops.eos), stop=frozenset(stops.stop_tokens))
-        written, why = engine.Written(), None
+        written, why = engine.OutputTail(), None
         output: Block = ()
         while why is None:
             block = tuple(rng.choices(range(vocab), k=rng.randint(1, 6)))
@@ -227,7 +227,7 @@ def test_min_tokens_on_every_position_of_a_block(at: int) -> None:
     stops = Stops(8, eos=(AHEAD[at],))
     other = run(Case(MODEL, PROMPT, sampling=least, stops=stops)).output
     assert AHEAD[at] not in other[: at + 1]
-    banned = retold(LINE.trees, (PROMPT[-1], *AHEAD), (PROMPT[-1], *other), VOCABULARY)
+    banned = steer_again(LINE.trees, (PROMPT[-1], *AHEAD), (PROMPT[-1], *other), VOCABULARY)
     if len(other) > at + 1:
         trace = run(Case(MODEL, PROMPT, Scripted(banned), sampling=least, stops=stops))
         assert trace.output == other
@@ -316,7 +316,7 @@ def test_a_backend_without_them_declines(stops: Stops, name: str) -> None:
 
 def planted(name: str) -> Subject:
     backend = open_cpu()
-    faults.plant(backend, faults.named(name))
+    faults.plant(backend, faults.fault_named(name))
     return subject_of(backend)
 
 
@@ -350,7 +350,7 @@ def test_faults_of_stopping_are_found_where_they_strike(name: str) -> None:
     assert judge(case, ALL, Oracle(), subject_of(open_cpu())).findings == ()
     first = judge(case, ALL, Oracle(), planted(name)).first
     assert first is not None
-    assert first.stage is faults.named(name).stage
+    assert first.stage is faults.fault_named(name).stage
 
 
 def always(shown: Trace, case: Case) -> Trace:

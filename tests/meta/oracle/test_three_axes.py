@@ -26,7 +26,7 @@ from reference.oracle.parameters import load
 from reference.sampling import Sampling, Stops
 from reference.session import Action, Mate, Session
 from reference.tree import RankTree, Tree
-from reference.weights import seeded
+from reference.weights import seeded_weights
 from specverify.campaign.against import TransformersOracle
 from specverify.setup.subjects import subject_of
 from tests.meta.oracle.test_rare_families import far_apart
@@ -69,7 +69,7 @@ def in_transformers(model: Seeded, tokens: tuple[int, ...], places: np.ndarray) 
         pad_token_id=None,
     )
     config._attn_implementation = "eager"
-    weights = {name: torch.tensor(one, dtype=torch.float64) for name, one in seeded(model).items()}
+    weights = {name: torch.tensor(one, dtype=torch.float64) for name, one in seeded_weights(model).items()}
     with wide():
         network = Qwen2VLTextModel(config).eval()
         body = {name.removeprefix("model."): one for name, one in weights.items() if name != "lm_head.weight"}

@@ -46,7 +46,7 @@ def tally_of(*failures: Failure) -> Tally:
     tally = Tally("cpu-eager", failures=list(failures), seconds=4.0, environment={"torch": "2"})
     for failure in failures:
         tally.add(failure.verdict)
-    tally.log.heard(0, "opened")
-    tally.log.heard(0, "differed")
+    tally.log.note(0, "opened")
+    tally.log.note(0, "differed")
     tally.invariants["draft.rollback"] = Counts(not_applicable=1)
     return tally

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from reports.html.bench import bench_page
-from reports.html.pictures.plot import BOTTOM, plot, wholes
+from reports.html.pictures.plot import BOTTOM, plot, stacked_bars
 
 
 class Elements(HTMLParser):
@@ -92,5 +92,5 @@ def test_points_lie_where_their_numbers_say() -> None:
 
 
 def test_parts_of_a_whole_fill_their_shares() -> None:
-    (bar,) = wholes({"way": {"verify": 0.75, "host": 0.25}})
+    (bar,) = stacked_bars({"way": {"verify": 0.75, "host": 0.25}})
     assert [(part.x, part.width) for part in bar.parts] == [(0, 225), (225, 75)]

@@ -12,7 +12,7 @@ from backends.registry import eager_beside
 from backends.shipped import ROWS
 from properties.invariants import ALL
 from properties.strategies.models import GALLERY
-from properties.tally import Beside, Failure
+from properties.tally import EagerOutcome, Failure
 from properties.verdict.judge import judge
 from reference.architecture import Seeded
 from reference.case import Case
@@ -27,7 +27,7 @@ from specverify.campaign.eager_twin import with_eager
 from specverify.cli import main
 from specverify.commands import subjects
 from specverify.isolation import door
-from specverify.isolation.wanted import Wanted
+from specverify.isolation.backend_spec import BackendSpec
 from specverify.plan import Plan
 from specverify.setup.subjects import open_planted, subject_of
 from tests import inprocess
@@ -59,7 +59,7 @@ def test_each_device_has_its_eager_backend() -> None:
 
 def test_the_same_case_on_the_eager_backend_is_told() -> None:
     found = with_eager(failure("cpu-fused"), ORACLE)
-    assert found.beside == Beside("cpu-eager", "agrees")
+    assert found.beside == EagerOutcome("cpu-eager", "agrees")
     assert "beside the same case on cpu-eager: agrees" in " ".join(failure_page(found).split())
     assert failure_fact(found)["beside"] == {"backend": "cpu-eager", "outcome": "agrees", "finding": None}
     alone = with_eager(failure("cpu-eager"), ORACLE)
@@ -70,7 +70,7 @@ def test_the_same_case_on_the_eager_backend_is_told() -> None:
 def test_an_eager_backend_that_differs_too_or_cannot_judge_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     one = failure("cpu-fused")
     with monkeypatch.context() as patch:
-        patch.setattr(door, "opened", lambda wanted: Here(replace(wanted, fault=FAULT)))
+        patch.setattr(door, "open_backend", lambda wanted: Here(replace(wanted, fault=FAULT)))
         both = with_eager(one, ORACLE)
     assert both.beside is not None
     assert both.beside.outcome == "differs"
@@ -84,18 +84,18 @@ def test_an_eager_backend_that_differs_too_or_cannot_judge_is_told_so(monkeypatc
         in_this_process(patch)
         patch.setattr(inprocess, "open_planted", lambda *_: clean)
         declined = with_eager(one, ORACLE).beside
-    assert declined == Beside("cpu-eager", "not judged: cpu-eager declares no dtype float32")
+    assert declined == EagerOutcome("cpu-eager", "not judged: cpu-eager declares no dtype float32")
 
-    def absent(wanted: Wanted) -> None:
+    def absent(wanted: BackendSpec) -> None:
         raise Unavailable("no such device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(door, "opened", absent)
-        assert with_eager(one, ORACLE).beside == Beside("cpu-eager", "not run: no such device")
+        patch.setattr(door, "open_backend", absent)
+        assert with_eager(one, ORACLE).beside == EagerOutcome("cpu-eager", "not run: no such device")
 
 
 def test_diff_plants_a_fault_where_it_belongs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fault = replace(faults.named(FAULT), on="cpu-fused")
+    fault = replace(faults.fault_named(FAULT), on="cpu-fused")
     changed = tuple(fault if one.name == FAULT else one for one in faults.ALL)
     monkeypatch.setattr(faults, "_every", lambda: changed)
     monkeypatch.chdir(tmp_path)  # no rows of the faults are kept here

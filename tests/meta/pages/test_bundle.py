@@ -19,7 +19,7 @@ from reference.layout import COMMITS, KINDS, POISONS, SYNCS, KvLayout
 from reference.sampling import Sampling, Stops
 from reference.trace import Stage
 from reference.tree import RankTree, Tree
-from reports.bundle import Bundle, Unreadable, content_of, load, save
+from reports.bundle import Bundle, Unreadable, bundle_content, load, save
 from reports.writing import Unwritable
 
 MODEL = Seeded(Architecture("llama", 16, 8, 8, 2, 1, 4, (0, 5)), 1)
@@ -83,7 +83,7 @@ def complaint(path: Path) -> str:
     return caught.value.why
 
 
-GOOD = json.dumps(content_of(failure(CASES["scripted"]), {"python": "3.11"}))
+GOOD = json.dumps(bundle_content(failure(CASES["scripted"]), {"python": "3.11"}))
 
 
 def edited(change: Callable[[dict[str, Any]], object]) -> str:
@@ -184,7 +184,9 @@ ODD: tuple[Any, ...] = (
 
 
 def mutated(kind: str, draw: random.Random) -> bytes:
-    content = content_of(failure(CASES[kind]), {"python": "3.11"}) if draw.random() < 0.6 else case_to_json(CASES[kind])
+    content = (
+        bundle_content(failure(CASES[kind]), {"python": "3.11"}) if draw.random() < 0.6 else case_to_json(CASES[kind])
+    )
     content = json.loads(json.dumps(content))
     how = draw.choice(["flip", "cut", "remove", "rename", "retype", "insert", "splice"])
     if how in ("remove", "rename", "retype"):

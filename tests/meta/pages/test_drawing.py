@@ -19,7 +19,7 @@ def trees(draw_: st.DrawFn) -> Tree:
     reach = draw_(st.sampled_from([1, 3, 64]))
     parent = (0, *(draw_(st.integers(max(0, node - reach), node - 1)) for node in range(1, size)))
     order = (0, *draw_(st.permutations(range(1, size))))
-    return Tree(parent, tuple(range(100, 100 + size))).renumbered(order)
+    return Tree(parent, tuple(range(100, 100 + size))).renumber(order)
 
 
 @settings(max_examples=120, deadline=None)

@@ -18,14 +18,14 @@ from reports.format import clean
 from reports.html import document
 from reports.html.law import law_page
 from reports.html.pages import diff_page, gate_page, replay_page
-from reports.html.pictures.grid import kept
+from reports.html.pictures.grid import shown_indices
 from reports.html.pictures.heat import heat_maps
 from reports.html.pictures.mask import mask_picture
 from reports.html.pictures.slots import slots_picture
 from reports.html.pictures.step_truth import step_truth
 from reports.html.pictures.tree import tree_picture
 from reports.html.selftest import figures_page, selftest_page
-from reports.pages.selftest import Caught, Clean, SelfTest
+from reports.pages.selftest import CleanRun, FaultHunt, SelfTest
 from reports.tree_scene import Scene
 from specverify.law.command import Options, laws_of
 from specverify.setup.subjects import open_planted, subject_of
@@ -177,11 +177,11 @@ def hostile_failure(text: str) -> Failure:
 def pages_of(text: str) -> list[bytes]:
     """Every kind of page, all foreign words of which are `text`."""
     caught = [
-        Caught(text, text, "lowered", backend=text, caught=True, by=text, stage_named="scored", cases=3, case=text),
-        Caught(text, "", "lowered", missing=text),
-        Caught(text, "", "lowered", cases=3),
+        FaultHunt(text, text, "lowered", backend=text, caught=True, by=text, stage_named="scored", cases=3, case=text),
+        FaultHunt(text, "", "lowered", missing=text),
+        FaultHunt(text, "", "lowered", cases=3),
     ]
-    report = SelfTest(caught, [Clean(text, 2, text, text)], [text], [text])
+    report = SelfTest(caught, [CleanRun(text, 2, text, text)], [text], [text])
     laws = [replace(one, rule=text, sentence=text, why=text, world=text) for one in laws_of(Options(rule="typical"))]
     failure = hostile_failure(text)
     tally = tally_of(failure)
@@ -232,8 +232,8 @@ def test_a_large_tree_is_drawn_in_part_and_a_long_context_too() -> None:
     assert len(picture.nodes) <= 20
     assert any(node.here for node in picture.nodes)
     assert picture.left_out + len(picture.nodes) == 3000
-    assert len(kept(5000, [7, 4000])) == 24
-    assert {7, 4000} <= set(kept(5000, [7, 4000]))
+    assert len(shown_indices(5000, [7, 4000])) == 24
+    assert {7, 4000} <= set(shown_indices(5000, [7, 4000]))
 
 
 def test_a_run_that_agrees_says_so_and_what_it_did_not_judge() -> None:

@@ -15,11 +15,11 @@ from reference.session import Action, Mate, Session
 from reference.trace import Accepted, Drafted, Shared, Stage, Step, Trace
 from reference.tree import Tree
 from reports.html.pages import diff_page
-from reports.html.pictures.bars import shares
+from reports.html.pictures.bars import share_bars
 from reports.html.pictures.timeline import timeline
 from reports.tree_scene import scene_of
 from specverify.campaign import campaign
-from specverify.campaign.messages import Died, Done, Found, Located, Trouble, told_of
+from specverify.campaign.messages import Died, Done, Found, Located, Trouble, event_of
 from specverify.cli import main
 from tests.inprocess import in_this_process
 from tests.meta.pages.planted import CORPUS, FAULTS, failure_of, tally_of
@@ -128,7 +128,7 @@ def test_a_log_counts_cases_and_tells_when_workers_did_what() -> None:
     assert log.drawn["tokens before the first step"] == Counter({"up to 1": 1, "17 to 64": 1})
     assert log.drawn["KV layout"] == Counter({"branch": 2})
     for kind in ("opened", None, "ended", "died"):
-        log.heard(0, kind)
+        log.note(0, kind)
     assert [event.kind for event in log.events] == ["opened", "ended"]
     log.events = [
         Event(0, "opened", 1.0),
@@ -150,18 +150,18 @@ def test_a_log_counts_cases_and_tells_when_workers_did_what() -> None:
 
 def test_messages_of_workers_are_events() -> None:
     failure: Any = failure_of(FAULTS["lowered"])
-    told = [told_of(one) for one in (Found(failure), Located(failure, 1.0), Died("signal 9"), Done(), Trouble("x"))]
+    told = [event_of(one) for one in (Found(failure), Located(failure, 1.0), Died("signal 9"), Done(), Trouble("x"))]
     assert told == ["found", "made smaller", "died", "ended", None]
     verdicts = [failure.verdict, Verdict(CASE, "x", {"a": "checked"}), Verdict(CASE, "x", {"a": "unobserved"})]
-    assert [told_of(one) for one in verdicts] == ["differed", "judged", "not judged"]
+    assert [event_of(one) for one in verdicts] == ["differed", "judged", "not judged"]
 
 
 def test_shares_have_intervals_that_hold_them() -> None:
-    chart = shares("x", {"a": 3, "b": 1})
+    chart = share_bars("x", {"a": 3, "b": 1})
     assert chart is not None
     for _, (bar,) in chart.groups:
         assert 0 <= bar.low < bar.value < bar.high <= 1
-    assert shares("x", {}) is None
+    assert share_bars("x", {}) is None
 
 
 def test_a_failure_of_another_request_shows_that_requests_tree() -> None:

@@ -23,7 +23,7 @@ from reference.sampling import Stops
 from reference.trace import Accepted, Committed, Drafted, Emitted, Lowered, Scored, Stage, Step, Trace
 from reference.tree import Tree
 from reports.case_diff import differences
-from reports.format import both, number, show
+from reports.format import expected_and_observed, number, show
 from reports.pages.summary import WRONG, opening, summary_page
 from reports.pages.terminal import failure_page
 from reports.tree_scene import scene_of
@@ -97,7 +97,7 @@ def big_failure() -> Failure:
     """A 64-node tree in shuffled rows, under a finding of numbers."""
     parent = (0, *(max(0, node // 2 - 1) for node in range(1, 64)))
     order = (0, *np.random.default_rng(7).permutation(np.arange(1, 64)).tolist())
-    tree = Tree(parent, (5, *(node % 16 for node in range(1, 64)))).renumbered(order)
+    tree = Tree(parent, (5, *(node % 16 for node in range(1, 64)))).renumber(order)
     case = replace(CASE, draft=Scripted((tree,)), stops=Stops(9))
     deep = max(range(64), key=lambda node: tree.depth[node])
     finding = Finding(
@@ -308,7 +308,7 @@ def test_a_sentence_speaks_of_the_stage_that_differs(name: str, stage: Stage, wo
 
 def test_numbers_that_differ_late_are_told_apart() -> None:
     def told(expected: object, observed: object) -> tuple[str, str]:
-        return both(Finding("lossless.logprobs", Stage.EMITTED, 0, {}, expected, observed))
+        return expected_and_observed(Finding("lossless.logprobs", Stage.EMITTED, 0, {}, expected, observed))
 
     assert told(-1.1297660337135873, -1.1297411918640137) == ("-1.1298", "-1.1297")
     assert told(-1.0, -2.0) == ("-1", "-2")

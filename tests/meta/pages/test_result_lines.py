@@ -82,7 +82,7 @@ def test_diff_writes_its_seed_version_and_fault(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def ran(plan: Plan, listener: campaign.Listener) -> tuple[Tally, None]:
-        listener.arrived(AGREES)
+        listener.verdict_arrived(AGREES)
         return Tally("x"), None
 
     monkeypatch.setattr(campaign, "run", ran)

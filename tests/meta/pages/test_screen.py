@@ -42,29 +42,29 @@ def test_the_width_of_a_real_terminal_is_asked_of_it() -> None:
 def test_there_is_no_colour_where_nobody_wants_it(told: Mapping[str, str]) -> None:
     screen = screen_of(Terminal(), told)
     assert not screen.colour
-    assert screen.painted(PAGES["crash"]()) == PAGES["crash"]()
+    assert screen.paint(PAGES["crash"]()) == PAGES["crash"]()
     assert screen_of(Terminal(), {"NO_COLOR": "", "CI": "0"}).colour
 
 
 @pytest.mark.parametrize("name", PAGES)
 def test_colours_change_no_character(name: str) -> None:
     page = PAGES[name]()
-    painted = Screen(80, True).painted(page)
+    painted = Screen(80, True).paint(page)
     assert CODE.sub("", painted) == page
     assert painted.count("\x1b[0m") * 2 == len(CODE.findall(painted))
 
 
 def test_the_result_and_the_marked_node_are_red() -> None:
-    painted = Screen(80, True).painted(PAGES["small_failure"]())
+    painted = Screen(80, True).paint(PAGES["small_failure"]())
     assert painted.startswith("\x1b[1;31mDIFFER\x1b[0m  cuda-fused")
     (marked,) = (line for line in painted.split("\n") if "◀" in line)
     assert marked.startswith("\x1b[1;31m")
     assert marked.index("◀\x1b[0m") < marked.index("there is not that")
-    assert Screen(80, True).painted(PAGES["agree"]()).startswith("\x1b[1;32mAGREE\x1b[0m")
+    assert Screen(80, True).paint(PAGES["agree"]()).startswith("\x1b[1;32mAGREE\x1b[0m")
 
 
 def test_a_strangers_words_bring_no_colour_of_their_own() -> None:
-    painted = Screen(80, True).painted(PAGES["crash"]())
+    painted = Screen(80, True).paint(PAGES["crash"]())
     assert "\x1b[31man" not in painted
     assert r"\x1b[31man" in painted
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from backends.admission import Misshapen, admitted
+from backends.admission import Misshapen, admit_trace
 from backends.base import Declaration
 from backends.compositions import open_cpu
 from properties.invariants import ALL
@@ -311,7 +311,7 @@ class Finish(str, Enum):
 
 @pytest.mark.parametrize(("path", "change"), [pytest.param(*row, id=id) for id, *row in ACCEPTED])
 def test_the_same_numbers_in_another_form_are_accepted(path: str, change: Change) -> None:
-    made = admitted(put(path, change), CASE, DECLARED)
+    made = admit_trace(put(path, change), CASE, DECLARED)
     assert_same(made, clean())
     assert pickle.loads(pickle.dumps(made)).output == clean().output
 
@@ -339,7 +339,7 @@ def assert_same(made: Any, true: Any) -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_floats_of_every_width_are_accepted_as_they_are(dtype: torch.dtype) -> None:
     told = torch.tensor(logits()).to(dtype)
-    made = admitted(put("steps.0.scored.logits", lambda _: told), CASE, DECLARED)
+    made = admit_trace(put("steps.0.scored.logits", lambda _: told), CASE, DECLARED)
     assert made.steps[0].scored is not None
     np.testing.assert_array_equal(made.steps[0].scored.logits, told.double().numpy())
     wide = "float32" if dtype is torch.bfloat16 else str(dtype).removeprefix("torch.")
@@ -348,7 +348,7 @@ def test_floats_of_every_width_are_accepted_as_they_are(dtype: torch.dtype) -> N
 
 def test_arrays_that_are_right_already_are_not_copied_and_shared_masks_stay_shared() -> None:
     trace = clean()
-    made = admitted(trace, CASE, DECLARED)
+    made = admit_trace(trace, CASE, DECLARED)
     for one, step in zip(made.steps, trace.steps, strict=True):
         for stage, name in (("scored", "logits"), ("drafted", "logits"), ("attended", "output"), ("lowered", "parent")):
             assert getattr(getattr(one, stage), name) is getattr(getattr(step, stage), name)
@@ -356,7 +356,7 @@ def test_arrays_that_are_right_already_are_not_copied_and_shared_masks_stay_shar
         assert one.lowered.visible is not None
         assert one.lowered.visible[0] is one.lowered.visible[1]
     mask = [[True] * 6] * 4
-    copied = admitted(put("steps.0.lowered.visible", lambda _: [mask, mask]), CASE, DECLARED).steps[0].lowered
+    copied = admit_trace(put("steps.0.lowered.visible", lambda _: [mask, mask]), CASE, DECLARED).steps[0].lowered
     assert copied is not None
     assert copied.visible is not None
     assert copied.visible[0] is copied.visible[1]
@@ -365,7 +365,7 @@ def test_arrays_that_are_right_already_are_not_copied_and_shared_masks_stay_shar
 def test_an_array_that_the_engine_writes_to_later_is_copied() -> None:
     held = np.array(logits())
     for told in (held, torch.from_numpy(held)):
-        made = admitted(put("steps.0.scored.logits", constant(told)), CASE, DECLARED).steps[0].scored
+        made = admit_trace(put("steps.0.scored.logits", constant(told)), CASE, DECLARED).steps[0].scored
         assert made is not None
         before = float(made.logits[0, 0])
         held[0, 0] += 1
@@ -376,7 +376,7 @@ def test_what_a_library_cannot_hand_over_is_told_with_its_reason() -> None:
     with pytest.raises(
         Misshapen, match=r"^step 0, scored.logits: torch.float32 tensor \[4, 17\] that cannot be read \("
     ):
-        admitted(put("steps.0.scored.logits", lambda _: torch.zeros(4, 17, device="meta")), CASE, DECLARED)
+        admit_trace(put("steps.0.scored.logits", lambda _: torch.zeros(4, 17, device="meta")), CASE, DECLARED)
 
 
 def test_a_stranger_type_never_passes_under_one_of_our_names() -> None:
@@ -391,7 +391,7 @@ def test_a_stranger_type_never_passes_under_one_of_our_names() -> None:
 
     told = put("steps.0.scored", lambda one: Mine(one.logits.view(Row), one.law))
     told = put("output", lambda one: tuple(map(Number, one)), told)
-    assert_same(admitted(told, CASE, DECLARED), clean())
+    assert_same(admit_trace(told, CASE, DECLARED), clean())
 
 
 def test_a_tree_whose_parents_were_changed_by_force_is_refused() -> None:
@@ -425,9 +425,9 @@ def test_values_are_the_invariants_matter() -> None:
 
 def test_a_stage_that_the_declaration_does_not_name_is_admitted_and_its_shape_checked() -> None:
     terse = replace(DECLARED, reveals=frozenset({Stage.EMITTED}))
-    assert_same(admitted(clean(), CASE, terse), clean())
+    assert_same(admit_trace(clean(), CASE, terse), clean())
     with pytest.raises(Misshapen, match=r"attended\.output"):
-        admitted(put("steps.0.attended.output", lambda one: one[0]), CASE, terse)
+        admit_trace(put("steps.0.attended.output", lambda one: one[0]), CASE, terse)
 
 
 def test_steps_before_a_misshapen_one_are_judged() -> None:
@@ -475,7 +475,7 @@ def paths(part: Any, path: str) -> Iterator[str]:
 def told_of(trace: Any) -> Trace | str:
     """The trace as the door makes it, or the line of its refusal."""
     try:
-        return admitted(trace, CASE, DECLARED)
+        return admit_trace(trace, CASE, DECLARED)
     except Misshapen as why:
         return why.why
 

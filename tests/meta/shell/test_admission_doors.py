@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import backends
-from backends.admission import LiveDoor, Misshapen, admitted, admitted_blocks
+from backends.admission import LiveAdmission, Misshapen, admit_blocks, admit_trace
 from backends.base import Declaration
 from backends.compositions import open_cpu
 from backends.registry import UnknownBackend, open_backend
@@ -203,14 +203,14 @@ def test_a_session_is_admitted_whole_and_in_other_forms() -> None:
         prompts=[np.array(one) for one in told.prompts],
         accounts=[rebuilt(one, free=list(one.free), total=np.int64(one.total)) for one in told.accounts],
     )
-    made = admitted(replace(clean(), shared=forms), CASE, DECLARED).shared
+    made = admit_trace(replace(clean(), shared=forms), CASE, DECLARED).shared
     assert made is not None
     assert (made.prompts, made.accounts) == (told.prompts, told.accounts)
     assert [type(one) for one in made.requests] == [Trace] * 3
     assert made.requests[0] is not None
     assert made.requests[0].output == requests()[0].output
     absent = shared(requests=(requests()[0], None, None), prompts=(prompts()[0], (), ()))
-    assert admitted(absent, CASE, DECLARED).shared is not None
+    assert admit_trace(absent, CASE, DECLARED).shared is not None
 
 
 class Live:
@@ -234,7 +234,7 @@ def test_a_live_session_that_shows_something_else_has_no_trace() -> None:
 
 
 def test_steps_of_a_live_session_are_looked_at_once() -> None:
-    door = LiveDoor(CASE, DECLARED)
+    door = LiveAdmission(CASE, DECLARED)
     live = ENGINE.serve(CASE)
     first = door.admit(live.trace)
     live.do(Action("step", (0,)))
@@ -247,10 +247,10 @@ def test_a_switch_makes_another_vocabulary_of_the_draft_possible() -> None:
     model = LanguageModel(MODEL, RankTree((0, 0), (0, 0)))
     reduced = replace(model, vocabulary=(0, 1, 2, 3, 5, 8))
     case = replace(CASE, draft=model, session=Session((), (ADD, STEP)))
-    door, live = LiveDoor(case, DECLARED), ENGINE.serve(case)
+    door, live = LiveAdmission(case, DECLARED), ENGINE.serve(case)
     door.admit(live.trace)
     with pytest.raises(Misshapen, match=r"step 0, drafted.logits: .* expected float \[nodes=2, draft vocabulary=17\]"):
-        LiveDoor(case, DECLARED).admit(narrowed(live.trace))
+        LiveAdmission(case, DECLARED).admit(narrowed(live.trace))
     for action in (Action("switch", (0,), reduced), STEP):
         live.do(action)
         door.do(action)
@@ -324,7 +324,7 @@ def test_tables_that_answer_something_else_break_at_acceptance(change: Callable[
 def test_tables_may_answer_with_lists_and_tensors() -> None:
     blocks = ENGINE.rounds(WORLD, TAPE)
     forms = Blocks(blocks.path.tolist(), torch.tensor(blocks.tokens).int(), torch.tensor(blocks.low).float())  # type: ignore[arg-type]
-    made = admitted_blocks(forms, 5, SHAPE, 3, stride(3))
+    made = admit_blocks(forms, 5, SHAPE, 3, stride(3))
     np.testing.assert_array_equal(made.path, blocks.path)
     np.testing.assert_array_equal(made.tokens, blocks.tokens)
     assert made.low is not None
@@ -416,4 +416,4 @@ def test_what_is_shared_of_no_session_is_refused() -> None:
     alone = CASE.alone()
     told = replace(ENGINE.run(alone), shared=Shared((clean(),), ((3, 1, 4),)))
     with pytest.raises(Misshapen, match="shared: Shared, expected None: the case has no session"):
-        admitted(told, alone, DECLARED)
+        admit_trace(told, alone, DECLARED)

@@ -12,12 +12,12 @@ import pytest
 from reference.trace import Trace
 from specverify.isolation import ancestor, keeping
 from specverify.isolation.ancestor import Ancestor
+from specverify.isolation.backend_spec import BackendSpec
 from specverify.isolation.isolated import Isolated
 from specverify.isolation.lifeline import children
-from specverify.isolation.wanted import Wanted
 from tests.meta.shell.test_isolation import ROOT, case_of
 
-CLEAN = Wanted("tests.strangers.hostile:clean")
+CLEAN = BackendSpec("tests.strangers.hostile:clean")
 ENDS_S = 10.0
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere an engine is a fresh interpreter")
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere an en
 
 @pytest.fixture(scope="module")
 def forebear() -> Iterator[Ancestor]:
-    one = ancestor.started()
+    one = ancestor.start_ancestor()
     assert one is not None
     yield one
     one.end()
@@ -53,7 +53,7 @@ def gone(pid: int) -> bool:
 def taken(forebear: Ancestor) -> None:
     control = forebear.keeper()
     assert control is not None
-    keeping.take(control)
+    keeping.take_keeper(control)
 
 
 def test_a_forked_keeper_serves_engines_and_ends_with_its_worker(forebear: Ancestor) -> None:
@@ -99,7 +99,7 @@ def test_a_keeper_that_dies_is_replaced_by_one_of_the_workers_own_ancestor(foreb
 
 
 def test_keepers_go_on_when_their_ancestor_ends_and_none_is_forked_after() -> None:
-    own = ancestor.started()
+    own = ancestor.start_ancestor()
     assert own is not None
     taken(own)
     with Isolated(CLEAN) as backend:
@@ -110,7 +110,7 @@ def test_keepers_go_on_when_their_ancestor_ends_and_none_is_forked_after() -> No
 
 def test_an_ancestor_that_is_ended_during_its_imports_leaves_nobody() -> None:
     before = children()
-    own = ancestor.started()
+    own = ancestor.start_ancestor()
     assert own is not None
     control = own.keeper()
     assert control is not None
@@ -125,4 +125,4 @@ def test_there_is_no_ancestor_where_engines_are_fresh_interpreters(
 ) -> None:
     (tmp_path / "torch_npu.py").write_text("")
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert ancestor.started() is None
+    assert ancestor.start_ancestor() is None

@@ -10,10 +10,10 @@ import torch
 from jsonschema import Draft202012Validator
 
 from backends.engine.attention.measured.device import device_name
-from backends.engine.attention.measured.table import Shape, Sizes, WrongTable, nearest, read, schema, table_of
+from backends.engine.attention.measured.table import Shape, Sizes, WrongTable, nearest, read_table, schema, table_of
 from properties.strategies.models import GALLERY
 from specverify.bench import attention
-from specverify.bench.attention import SETTINGS, _attended, measure, paths, scenes
+from specverify.bench.attention import SETTINGS, _attend, measure, paths, scenes
 from specverify.bench.ways import table as ways
 from specverify.cli import main
 
@@ -22,7 +22,7 @@ SMALL = replace(SETTINGS["cpu"], prefixes=(16, 32), nodes=(5,), batches=(1, 2), 
 
 def test_paths_compute_the_same() -> None:
     for _, scene in scenes(SMALL, "cpu"):
-        outs = {name: _attended(one, scene) for name, one in paths("cpu").items() if not isinstance(one, str)}
+        outs = {name: _attend(one, scene) for name, one in paths("cpu").items() if not isinstance(one, str)}
         assert set(outs) == {"eager", "split", "sdpa", "flex"}
         for out in outs.values():
             torch.testing.assert_close(out, outs["sdpa"], atol=1e-5, rtol=1e-5)
@@ -77,7 +77,7 @@ def test_the_table_holds_what_was_measured(tmp_path: Path, monkeypatch: pytest.M
     content = json.loads(file.read_text())
     Draft202012Validator(schema()).validate(content)
     assert {path.name for path in tmp_path.iterdir()} == {"table.json", "figures.json"}
-    table, shown = read(file), json.loads(figures.read_text())
+    table, shown = read_table(file), json.loads(figures.read_text())
     assert (table.kind, table.device, table.threads) == ("cpu", device_name("cpu"), torch.get_num_threads())
     (scenes,) = table.shapes.values()
     assert [*table.shapes] == [Shape("bfloat16", 8, 2, 8)]
@@ -98,7 +98,7 @@ def test_a_table_of_drawn_models_has_the_heads_of_each(tmp_path: Path, monkeypat
     monkeypatch.setattr(ways, "SMALL", ((8,), (1,), (1,)))
     monkeypatch.setattr(ways, "GALLERY", GALLERY[:3] + tuple(one for one in GALLERY if "deep" in one.family))
     assert wrote(tmp_path / "table.json", "--model", "drawn") == 0
-    shapes = {(one.heads, one.kv_heads, one.head_dim) for one in read(tmp_path / "table.json").shapes}
+    shapes = {(one.heads, one.kv_heads, one.head_dim) for one in read_table(tmp_path / "table.json").shapes}
     assert {(1, 1, 4), (2, 1, 4), (2, 2, 4)} < shapes
     assert (2, 1, 10) in shapes  # latent rows: a rank of 8 and 2 rotated numbers
 
@@ -112,7 +112,7 @@ def test_a_table_of_a_checkpoint_has_its_heads(tmp_path: Path, monkeypatch: pyte
               "max_position_embeddings": 64, "rms_norm_eps": 1e-6, "hidden_act": "silu"}  # fmt: skip
     (tmp_path / "model" / "config.json").write_text(json.dumps(config))
     assert wrote(tmp_path / "table.json", "--model", str(tmp_path / "model")) == 0
-    assert [*read(tmp_path / "table.json").shapes] == [Shape("float32", 4, 1, 8)]
+    assert [*read_table(tmp_path / "table.json").shapes] == [Shape("float32", 4, 1, 8)]
     assert wrote(tmp_path / "table.json", "--model", str(tmp_path / "none")) == 2
 
 
@@ -160,10 +160,10 @@ def test_a_wrong_table_is_refused_in_one_line(changed: dict[str, Any], why: str)
 
 def test_a_file_that_is_no_table_is_refused(tmp_path: Path) -> None:
     with pytest.raises(WrongTable, match="it cannot be read"):
-        read(tmp_path / "none.json")
+        read_table(tmp_path / "none.json")
     (tmp_path / "half.json").write_text('{"attention_table": 1, "kind"')
     with pytest.raises(WrongTable, match="it is no JSON"):
-        read(tmp_path / "half.json")
+        read_table(tmp_path / "half.json")
 
 
 def test_the_nearest_scene_is_nearest_in_powers_of_two() -> None:

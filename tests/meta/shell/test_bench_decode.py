@@ -19,10 +19,10 @@ from backends.flags import ATTENTION_TABLE
 from reference.trace import CHOSEN
 from reports.pages.decode import decode_page
 from specverify.bench import attention
-from specverify.bench.agreement import compared, first_difference, noise_between
+from specverify.bench.agreement import compare_turn, first_difference, noise_between
 from specverify.bench.budgets import grids
 from specverify.bench.decode_figures import by_depth, row
-from specverify.bench.growth.contexts import lengthened
+from specverify.bench.growth.contexts import lengthen
 from specverify.bench.stage_clock import STAGES
 from specverify.bench.turn import Turn, Way
 from specverify.cli import main
@@ -109,7 +109,7 @@ def test_budgets_and_depths_are_ways(checkpoint: Path, tmp_path: Path) -> None:
 def test_a_checkpoint_gets_the_threads_that_are_asked_for_or_all_cores(
     options: tuple[str, ...], threads: int | None, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("specverify.campaign.threads._ours", {"OMP_NUM_THREADS"})
+    monkeypatch.setattr("specverify.campaign.threads._set_names", {"OMP_NUM_THREADS"})
     before, told = torch.get_num_threads(), tmp_path / "told.json"
     few = ("--cases", "1", "--new-tokens", "2", "--json", str(told))
     assert bench("--model", checkpoint, *few, *options) == 0
@@ -248,15 +248,15 @@ def test_a_difference_inside_the_noise_is_a_tie() -> None:
     target, other = (Turn(0, 0, name, text, 1.0, (1.0,), (2,)) for name, text in (("a", (1, 0)), ("b", (1, 1))))
     assert first_difference((1, 0), (1, 0)) is None
     assert first_difference((1, 0), (1,)) == 1
-    assert compared(target, rows, other, 0.01).tied
-    assert not compared(target, rows, other, 1e-4).agrees
+    assert compare_turn(target, rows, other, 0.01).tied
+    assert not compare_turn(target, rows, other, 1e-4).agrees
     assert noise_between(rows, [rows[0] + 0.5, rows[1]], 1) == pytest.approx(0.5)
 
 
 def test_prompts_are_brought_to_a_length_by_those_before_them() -> None:
-    assert lengthened([(1, 2, 3), (4, 5)], 4) == [(5, 1, 2, 3), (2, 3, 4, 5)]
-    assert lengthened([(1, 2, 3), (4, 5)], 2) == [(2, 3), (4, 5)]
-    assert lengthened([(1,)], 3) == [(1, 1, 1)]
+    assert lengthen([(1, 2, 3), (4, 5)], 4) == [(5, 1, 2, 3), (2, 3, 4, 5)]
+    assert lengthen([(1, 2, 3), (4, 5)], 2) == [(2, 3), (4, 5)]
+    assert lengthen([(1,)], 3) == [(1, 1, 1)]
 
 
 def test_a_draft_that_sees_a_window_is_a_way_and_so_is_each_length(checkpoint: Path, tmp_path: Path) -> None:

@@ -33,9 +33,9 @@ from reference.draft.mtp import Mtp
 from reference.layout import KINDS, KvLayout
 from reference.sampling import Stops
 from reference.tree import RankTree
-from specverify.bench.agreement import rows_of
-from specverify.bench.dialogues.theirs import TheirDialogue
-from specverify.bench.hugging_face import ASSISTED, LOOKUP, PLAIN, continued, generated
+from specverify.bench.agreement import logit_rows
+from specverify.bench.dialogues.transformers_dialogue import TransformersDialogue
+from specverify.bench.hugging_face import ASSISTED, LOOKUP, PLAIN, continue_turn, generate_turn
 from specverify.cli import main
 from specverify.records.read import check
 from tests.checkpoints import saved
@@ -61,7 +61,7 @@ def served(case: Case, backend: EngineBackend) -> tuple[DialogueServer, list[tup
         turn = replace(case, prompt=history + said)
         kept, anew = server.turn(turn), backend.run(turn)
         assert kept.output == anew.output
-        for one, other in zip(rows_of(kept), rows_of(anew), strict=True):
+        for one, other in zip(logit_rows(kept), logit_rows(anew), strict=True):
             np.testing.assert_allclose(one, other, rtol=0, atol=1e-9)
         assert kept.accounting is not None
         assert kept.accounting == anew.accounting
@@ -73,7 +73,7 @@ def served(case: Case, backend: EngineBackend) -> tuple[DialogueServer, list[tup
             if twin.drafted.logits is not None:
                 assert step.drafted.logits is not None
                 np.testing.assert_allclose(step.drafted.logits, twin.drafted.logits, rtol=0, atol=1e-9)
-        turns.append((turn, server.kept))
+        turns.append((turn, server.num_shared))
         history = turn.prompt + kept.output
     return server, turns
 
@@ -136,7 +136,7 @@ def test_a_head_whose_history_is_another_text_begins_with_empty_caches() -> None
     server, turns = served(case, backend)
     other = replace(case, prompt=(2, *turns[-1][0].prompt[1:]))
     assert server.turn(other).output == backend.run(other).output
-    assert server.kept == 0
+    assert server.num_shared == 0
 
 
 def test_a_turn_whose_history_is_another_text_begins_with_empty_caches() -> None:
@@ -144,7 +144,7 @@ def test_a_turn_whose_history_is_another_text_begins_with_empty_caches() -> None
     server, turns = served(case, backend)
     other = replace(case, prompt=(2, *turns[-1][0].prompt[1:]))
     assert server.turn(other).output == backend.run(other).output
-    assert server.kept == 0
+    assert server.num_shared == 0
 
 
 def readable(family: str, place: Path) -> Path:
@@ -301,11 +301,11 @@ def test_a_text_of_a_turn_that_is_not_the_targets_own_is_dumped(
 @pytest.mark.parametrize("model", [0, *HYBRIDS[:2]])
 def test_transformers_own_turn_on_a_kept_cache_is_its_turn_anew(model: int) -> None:
     case, history = case_with(Ngram(SHAPE, 2), layout("branch"), model).plain_decode(), tuple[int, ...]()
-    dialogue = TheirDialogue(PLAIN)
+    dialogue = TransformersDialogue(PLAIN)
     for number, said in enumerate(SAID):
         turn = replace(case, prompt=history + said)
         kept = dialogue.turn(turn, 0, 0)
-        assert kept.tokens == generated(PLAIN, turn, 0, 0).tokens
+        assert kept.tokens == generate_turn(PLAIN, turn, 0, 0).tokens
         assert kept.kept == max(0, len(history) - 1)
         assert (kept.context, number == 0) == (len(turn.prompt), kept.kept == 0)
         history = turn.prompt + kept.tokens
@@ -314,12 +314,12 @@ def test_transformers_own_turn_on_a_kept_cache_is_its_turn_anew(model: int) -> N
 
 
 def test_assisted_generation_of_transformers_cannot_take_a_kept_cache() -> None:
-    """Where it can, `specverify.bench.dialogues.theirs.KEEPING` is to name its ways too, and this test goes."""
+    """Where it can, `dialogues.transformers_dialogue.KEEPING` is to name its ways too, and this test goes."""
     case = case_with(Ngram(SHAPE, 2), layout("branch")).plain_decode()
-    first, cache = continued(PLAIN, case, 0, 0)
+    first, cache = continue_turn(PLAIN, case, 0, 0)
     turn = replace(case, prompt=(*case.prompt, *first.tokens, 4, 0, 1))
     length = cache.get_seq_length()
-    _, after = continued(LOOKUP, turn, 0, 0, cache)
+    _, after = continue_turn(LOOKUP, turn, 0, 0, cache)
     # Every token of the prompt has run once more behind the columns that were kept.
     assert after.get_seq_length() >= length + len(turn.prompt)
 

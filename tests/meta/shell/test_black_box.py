@@ -28,8 +28,8 @@ from reference.sampling import Sampling, Stops
 from reference.tree import RankTree
 from specverify.adapt import blackbox, checkpoint_of, transformers_model
 from specverify.cli import main
+from specverify.isolation.backend_spec import BackendSpec
 from specverify.isolation.isolated import Isolated
-from specverify.isolation.wanted import Wanted
 from specverify.setup.subjects import subject_of
 from tests.inprocess import in_this_process
 
@@ -125,7 +125,7 @@ def test_no_checkpoint_outlives_the_engine_that_was_given_it(tmp_path: Path, mon
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
-    with Isolated(Wanted("keeps:open_")) as apart:
+    with Isolated(BackendSpec("keeps:open_")) as apart:
         apart.ask("run", CASE)
         folder = Path((tmp_path / "folder").read_text())
         assert (folder / "config.json").exists()

@@ -26,7 +26,7 @@ from reference.draft import LanguageModel
 from reference.oracle.decoder import Oracle
 from reference.sampling import Sampling, Stops
 from reference.trace import Speculated, Stage
-from reports.unrevealed import NEEDS, bought
+from reports.unrevealed import NEEDS, best_stages
 from specverify.adapt import Generated, blackbox
 from specverify.campaign.search import ROUND, round_seed
 from specverify.setup.subjects import subject_of
@@ -202,7 +202,7 @@ def test_the_page_says_in_a_few_lines_what_further_stages_would_buy(
     page = " ".join(capfd.readouterr().out.split())
     unseen = [needs for name, needs in NEEDS.items() if not needs <= {Stage.EMITTED}]
     assert f"{len(unseen)} invariants unobserved: chain reveals emitted" in page
-    steps = bought(unseen, frozenset({Stage.EMITTED}))
+    steps = best_stages(unseen, frozenset({Stage.EMITTED}))
     assert sum(count for _, count in steps) == len(unseen)
     assert f"revealing {steps[0][0].word} adds {steps[0][1]}, then {steps[1][0].word} adds" in page
     assert "structure.parent-range" not in page

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from backends.compositions import opened
+from backends.compositions import open_engine
 from specverify.conformance.drawn import NARROWED, undeclared
 from tests.tiers import first
 
@@ -121,7 +121,7 @@ def test_a_test_of_the_project_needs_one_call_and_no_plugin(name: str, line: str
 
 def test_an_invariant_of_cases_that_no_declaration_admits_says_so() -> None:
     """The backend of two processes shards no target; a backend that does is never excused."""
-    sharded, whole = opened("cpu-eager").declaration, opened("cpu-handed-over").declaration
+    sharded, whole = open_engine("cpu-eager").declaration, open_engine("cpu-handed-over").declaration
     for name in NARROWED:
         assert undeclared(name, sharded) == ""
     assert undeclared("lossless.ranks-agree", whole) == ("declares no ranks of 2, of which lossless.ranks-agree speaks")

@@ -28,7 +28,7 @@ from reference.oracle.decoder import Oracle
 from reference.sampling import Stops
 from reference.trace import Stage
 from reference.tree import RankTree
-from reference.weights import seeded
+from reference.weights import seeded_weights
 from reports import bundle
 from specverify.checkpoints.cases import prepare
 from specverify.checkpoints.sessions import check_admitted, side_by_side
@@ -91,7 +91,9 @@ def test_a_head_drafts_for_a_checkpoint(kind: str, work: Path, capfd: pytest.Cap
 def test_each_side_reads_the_weights_that_were_written(kind: str, work: Path) -> None:
     head = MTP if kind == "mtp" else HEADS[kind][0]
     if kind == "mtp":
-        further = {f"model.layers.{at}.shared_head.head.weight": seeded(TARGET)["lm_head.weight"] for at in (8, 9)}
+        further = {
+            f"model.layers.{at}.shared_head.head.weight": seeded_weights(TARGET)["lm_head.weight"] for at in (8, 9)
+        }
         folder = checkpoint(work / "target", weights_of(MTP) | further, num_nextn_predict_layers=2)
     else:
         checkpoint(work / "target")

@@ -17,11 +17,11 @@ from specverify.campaign import crew as crew_module
 from specverify.campaign.crew import Crew, _Hand
 from specverify.campaign.messages import Died
 from specverify.isolation import keeping as keeping_module
+from specverify.isolation.backend_spec import BackendSpec
 from specverify.isolation.handle import Handle
 from specverify.isolation.isolated import Isolated
 from specverify.isolation.keeping import end_keeping
 from specverify.isolation.limits import Patience
-from specverify.isolation.wanted import Wanted
 from tests.meta.shell.test_isolation import ROOT, case_of
 from tests.meta.shell.test_kills import processes, started
 
@@ -70,7 +70,7 @@ def test_harm_to_the_keeper_is_a_finding_of_the_case_that_ran(
     deed: str, mark: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(keeping_module, "ENDED_S", 3.0)
-    with Isolated(Wanted(f"tests.strangers.hostile:{deed.replace('-', '_')}"), Patience(60.0)) as backend:
+    with Isolated(BackendSpec(f"tests.strangers.hostile:{deed.replace('-', '_')}"), Patience(60.0)) as backend:
         subject = backend.subject(0)
         assert isinstance(subject.fresh(case_of(1)), Trace)
         outcome = subject.fresh(case_of(0))
@@ -87,7 +87,7 @@ def test_harm_to_the_keeper_is_a_finding_of_the_case_that_ran(
 
 @pytest.mark.parametrize("deed", ["ancestor-killed", "ancestor-stopped"])
 def test_an_ancestor_is_missed_only_when_a_keeper_is_wanted(deed: str) -> None:
-    with Isolated(Wanted(f"tests.strangers.hostile:{deed.replace('-', '_')}"), Patience(60.0)) as backend:
+    with Isolated(BackendSpec(f"tests.strangers.hostile:{deed.replace('-', '_')}"), Patience(60.0)) as backend:
         subject = backend.subject(0)
         for number in (0, 1):
             assert isinstance(subject.fresh(case_of(number)), Trace)

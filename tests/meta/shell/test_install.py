@@ -190,9 +190,9 @@ def test_every_lower_bound_has_its_pin_on_every_python(installable: ModuleType) 
         assert sorted(pin.name for pin in pins if pin.marker is None or pin.marker.evaluate(here)) == wanted
 
 
-def test_readme_names_the_torch_that_is_pinned() -> None:
+def test_the_docs_name_the_torch_that_is_pinned() -> None:
     """Another CPU build than the pinned version would be replaced by the CUDA build of the pinned one."""
-    named = re.findall(r"torch==([\d.]+) --index-url", (ROOT / "README.md").read_text())
+    named = re.findall(r"torch==([\d.]+) --index-url", (ROOT / "docs" / "how_to" / "install.md").read_text())
     pinned = re.findall(r"^torch==([\d.]+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     assert len(pinned) == 1
     assert named == pinned

@@ -28,12 +28,12 @@ from reference.tree import Tree
 from reports import bundle
 from specverify.campaign.replay import replay
 from specverify.cli import main
+from specverify.isolation.backend_spec import BackendSpec
 from specverify.isolation.isolated import Isolated
 from specverify.isolation.keeping import end_keeping, keeping
 from specverify.isolation.lifeline import children
-from specverify.isolation.limits import AFTER_A_HANG_S, Patience, default_memory, size_of, told
+from specverify.isolation.limits import AFTER_A_HANG_S, Patience, default_memory, size_of, size_words
 from specverify.isolation.process import how_ended, last_words
-from specverify.isolation.wanted import Wanted
 from specverify.isolation.watch import Watch
 from tests.strangers import hostile
 from tests.tiers import first
@@ -79,7 +79,7 @@ def mischief(name: str, folder: Path, clean: int) -> None:
     """The marked case, in the midst of clean ones, is a finding that replays; every clean one is judged clean."""
     factory = f"tests.strangers.hostile:{name.replace('-', '_')}"
     found, judged = [], 0
-    with Isolated(Wanted(factory), Patience(TIMEOUT_S), MEMORY) as backend:
+    with Isolated(BackendSpec(factory), Patience(TIMEOUT_S), MEMORY) as backend:
         subject = backend.subject()
         for case in [*CLEAN[: clean // 2], case_of(0), *CLEAN[clean // 2 : clean]]:
             verdict = judge(case, LOOKING, ORACLE, subject)
@@ -110,7 +110,7 @@ def test_fifty_hostile_engines_beside_forty_clean_cases(name: str, tmp_path: Pat
 
 
 def test_what_a_process_said_last_is_told_with_the_finding() -> None:
-    with Isolated(Wanted("tests.strangers.hostile:null_pointer"), Patience(TIMEOUT_S)) as backend:
+    with Isolated(BackendSpec("tests.strangers.hostile:null_pointer"), Patience(TIMEOUT_S)) as backend:
         outcome = backend.subject(0).fresh(case_of(0))
     assert isinstance(outcome, Crashed)
     assert outcome.why == "the backend's process was ended by SIGSEGV"
@@ -120,7 +120,7 @@ def test_what_a_process_said_last_is_told_with_the_finding() -> None:
 
 
 def test_a_hang_is_told_with_the_place_where_it_hangs() -> None:
-    with Isolated(Wanted("tests.strangers.hostile:deadlock"), Patience(1.0)) as backend:
+    with Isolated(BackendSpec("tests.strangers.hostile:deadlock"), Patience(1.0)) as backend:
         outcome = backend.subject(0).fresh(case_of(0))
     assert isinstance(outcome, Crashed)
     assert outcome.why == "the backend's process gave no answer within 1 s"
@@ -128,14 +128,14 @@ def test_a_hang_is_told_with_the_place_where_it_hangs() -> None:
 
 
 def test_memory_beyond_the_limit_ends_the_process_with_its_case() -> None:
-    with Isolated(Wanted("tests.strangers.hostile:take_at_once"), Patience(60.0), MEMORY) as backend:
+    with Isolated(BackendSpec("tests.strangers.hostile:take_at_once"), Patience(60.0), MEMORY) as backend:
         outcome = backend.subject(0).fresh(case_of(0))
     assert isinstance(outcome, Crashed)
     assert "of memory, more than the 1 GiB allowed (--memory-limit)" in outcome.why
 
 
 def test_a_process_that_ends_between_two_cases_is_replaced_and_told() -> None:
-    with Isolated(Wanted("tests.strangers.hostile:clean")) as backend:
+    with Isolated(BackendSpec("tests.strangers.hostile:clean")) as backend:
         subject = backend.subject(0)
         first = subject.fresh(case_of(1))
         engine = backend._engine
@@ -156,7 +156,7 @@ def test_where_forking_is_not_known_to_be_safe_an_engine_is_a_fresh_interpreter(
     (tmp_path / "torch_npu.py").write_text("")
     monkeypatch.syspath_prepend(str(tmp_path))
     end_keeping()
-    with Isolated(Wanted("tests.strangers.hostile:leave_7"), Patience(TIMEOUT_S)) as backend:
+    with Isolated(BackendSpec("tests.strangers.hostile:leave_7"), Patience(TIMEOUT_S)) as backend:
         subject = backend.subject(0)
         assert isinstance(subject.fresh(case_of(1)), Trace)
         assert backend._engine is not None
@@ -173,9 +173,9 @@ def test_patience_is_measured_and_shorter_after_a_hang() -> None:
     patience = Patience(floor=10.0)
     assert patience.seconds == 10.0
     for seconds in (0.1, 0.2, 0.4):
-        patience.answered(seconds)
+        patience.note_answer(seconds)
     assert patience.seconds == pytest.approx(40.0)
-    patience.hung()
+    patience.note_hang()
     assert patience.seconds == pytest.approx(max(AFTER_A_HANG_S, 12.0))
     assert Patience(3.0).seconds == 3.0
 
@@ -185,8 +185,8 @@ def test_sizes_are_read_and_told() -> None:
     for text in ("", "G", "eight", "-1G", "0", "1e400"):
         with pytest.raises(ValueError, match="is no size"):
             size_of(text)
-    assert told(3 << 29) == "1.5 GiB"
-    held = Watch(os.getpid(), None).held()
+    assert size_words(3 << 29) == "1.5 GiB"
+    held = Watch(os.getpid(), None).memory_bytes()
     assert held is not None
     limit = default_memory()
     assert limit is not None
@@ -262,7 +262,7 @@ def test_a_machine_that_starts_no_further_process_is_no_fault_of_the_backend(
     gone = tmp_path / "gone"
     gone.mkdir()
     monkeypatch.chdir(gone)
-    with Isolated(Wanted("cpu-eager")) as backend:
+    with Isolated(BackendSpec("cpu-eager")) as backend:
         backend.close()
         gone.rmdir()
         with pytest.raises(Unavailable, match="no further process could be started"):

@@ -13,7 +13,7 @@ import pytest
 from backends.base import Unavailable
 from backends.compositions import open_cpu
 from properties.invariants import ALL
-from properties.live.watch import SessionStats, Unjudged, Watch
+from properties.live.watch import JudgeFailure, SessionStats, Watch
 from properties.strategies.models import GALLERY
 from properties.tally import Tally
 from properties.verdict import judge as judging
@@ -194,13 +194,13 @@ def test_the_fixture_of_pytest_fails_a_test_whose_judge_raised() -> None:
 
 
 def test_a_live_session_whose_judge_raised_was_not_judged(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("properties.live.watch.LOOKING", (BROKEN,))
+    monkeypatch.setattr("properties.live.watch.LIVE_INVARIANTS", (BROKEN,))
     played = SessionStats()
     session = Session((Mate((3,), stops=Stops(1)),), ())
     watch = Watch(replace(CASE, session=session), Definition(), subject_of(open_cpu()), played)
     watch.do(Action("add", (0,)))
     watch.do(Action("step", (0,)))
-    with pytest.raises(Unjudged, match=r"internal error in attention\.context-exact"):
+    with pytest.raises(JudgeFailure, match=r"internal error in attention\.context-exact"):
         watch.close()
     assert played.judged == 0
 

@@ -14,13 +14,13 @@ def test_a_copy_that_the_backend_keeps_is_told_from_one_that_it_left() -> None:
         time.sleep(60)
         os._exit(0)
     try:
-        assert copies.left((child,)) == []
+        assert copies.phrases((child,)) == []
         other = os.fork()
         if other == 0:
             time.sleep(60)
             os._exit(0)
         try:
-            assert copies.left((child,)) == [f"a forked copy of the process goes on (process {other})"]
+            assert copies.phrases((child,)) == [f"a forked copy of the process goes on (process {other})"]
         finally:
             os.kill(other, signal.SIGKILL)
             os.waitpid(other, 0)

@@ -21,7 +21,7 @@ from reference.draft import Scripted
 from reference.sampling import Stops
 from reference.trace import Stage
 from reference.tree import Tree
-from reports.bundle import FINDING_FIELDS, content_of, load, save
+from reports.bundle import FINDING_FIELDS, bundle_content, load, save
 from reports.junit import junit
 from reports.layout80 import SAID_LINES, WIDTH
 from reports.pages.terminal import failure_page
@@ -90,7 +90,7 @@ def test_a_finding_that_says_nothing_has_no_such_field() -> None:
     failure = saying()
     assert "said" not in failure_page(failure)
     assert "said" not in failure_fact(failure)
-    assert "said" not in content_of(failure, {})["environment"]
+    assert "said" not in bundle_content(failure, {})["environment"]
 
 
 def test_a_bundle_carries_them_where_readers_of_version_1_accept_them(tmp_path: Path) -> None:

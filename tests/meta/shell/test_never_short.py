@@ -253,28 +253,28 @@ class Deaf:
         self.saved: list[str] = []
         self.lost_cases: list[Case] = []
 
-    def opened(self, news: Opened) -> None: ...
+    def backend_opened(self, news: Opened) -> None: ...
 
-    def estimated(self, line: str) -> None: ...
+    def time_estimated(self, line: str) -> None: ...
 
-    def arrived(self, verdict: Verdict) -> str | None:
+    def verdict_arrived(self, verdict: Verdict) -> str | None:
         return None
 
-    def found(self, failure: Failure, before: Failure | None) -> tuple[Failure, str | None]:
+    def failure_found(self, failure: Failure, before: Failure | None) -> tuple[Failure, str | None]:
         self.saved.append(failure.verdict.case.id)
         return failure, None
 
-    def waited(self) -> None: ...
+    def tick_passed(self) -> None: ...
 
-    def recalled(self) -> None: ...
+    def messages_recalled(self) -> None: ...
 
-    def heard(self, place: int, message: object) -> str | None:
+    def message_heard(self, place: int, message: object) -> str | None:
         return None
 
-    def raised(self, failure: Failure) -> tuple[Failure, str | None]:
+    def judge_raised(self, failure: Failure) -> tuple[Failure, str | None]:
         return failure, None
 
-    def lost(self, case: Case) -> str | None:
+    def worker_lost(self, case: Case) -> str | None:
         self.lost_cases.append(case)
         return "kept.json"
 

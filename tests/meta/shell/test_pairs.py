@@ -14,7 +14,7 @@ from properties.invariants.pair import peer_of
 from properties.strategies.models import GALLERY
 from properties.verdict.invariant import NoReference, NotApplicable
 from properties.verdict.judge import judge
-from properties.verdict.peer import Peer, shared
+from properties.verdict.peer import Peer, shared_abilities
 from reference.abilities import Abilities
 from reference.architecture import Seeded
 from reference.case import Case
@@ -252,11 +252,11 @@ def test_what_both_sides_need_is_checked_when_they_are_opened(
 def test_cases_are_drawn_within_what_both_can_do() -> None:
     one = Abilities(dtypes=("float32",), max_temperature=2.0, processes=("top_k", "top_p"), families=("llama", "qwen2"))
     other = Abilities(dtypes=("float64", "float32"), max_temperature=8.0, processes=True, longest=90, least_window=0)
-    both = shared(one, other)
+    both = shared_abilities(one, other)
     assert (both.max_temperature, both.processes, both.longest) == (2.0, ("top_k", "top_p"), 90)
     assert (both.families, both.least_window, both.dtypes) == (("llama", "qwen2"), 0, ("float32",))
-    assert shared(other, replace(one, families=("mistral",))).families == ("mistral",)
-    assert shared(one, replace(one, families=("mistral",))).families == ()
+    assert shared_abilities(other, replace(one, families=("mistral",))).families == ("mistral",)
+    assert shared_abilities(one, replace(one, families=("mistral",))).families == ()
 
 
 def test_a_reference_that_declines_a_request_is_named() -> None:

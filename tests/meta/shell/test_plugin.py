@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from backends.devices import missing
+from backends.devices import why_no_device
 from specverify.pytest_selection import Selection
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -41,7 +41,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("device", [pytest.param("cuda", marks=pytest.mark.slow), "npu"])
 def test_absent_device_is_not_green(device: str) -> None:
-    why = missing(device)
+    why = why_no_device(device)
     if why is None:
         pytest.skip(f"this machine has a {device} device")
     refused = run("-m", device)

@@ -14,11 +14,11 @@ from reference.oracle.decoder import Oracle
 from reports.bundle import load
 from reports.progress import Progress
 from reports.record import Lines
-from specverify.bench.decode_record import recorded
+from specverify.bench.decode_record import measurements_of
 from specverify.campaign.recorder import Recorder
 from specverify.cli import main
 from specverify.plan import Plan
-from specverify.records.merge import merged, shard_folder, shards_in
+from specverify.records.merge import merge_records, shard_folder, shards_in
 from specverify.records.of_diff import manifest_for
 from specverify.records.ranks import Ranks, ranks_of
 from specverify.records.read import check, read
@@ -75,7 +75,7 @@ def test_a_record_is_read_back_as_the_bench_that_it_was(whole: Path, capsys: pyt
     assert found.manifest["environment"]["torch"]
     assert found.manifest["model"]["digest"].startswith("sha256:")
     assert [one["name"] for one in found.manifest["drafts"]] == ["ngram"]
-    measured = recorded(found)
+    measured = measurements_of(found)
     assert len(measured.turns) == PROMPTS * 4
     assert measured.turns[0].paths[0][0] == 0
     assert ended("trace", "show", whole, "--json", "-") == 0
@@ -186,7 +186,7 @@ def test_shards_are_merged_as_the_whole_run(whole: Path, tmp_path: Path) -> None
     shards = sharded(whole, tmp_path / "run", 2)
     assert ended("trace", "merge", shards, "--out", tmp_path / "merged") == 0
     assert ended("trace", "compare", whole, tmp_path / "merged") == 0
-    assert merged(shards_in([shards])).manifest["missing"] == []
+    assert merge_records(shards_in([shards])).manifest["missing"] == []
 
 
 def test_a_shard_that_is_not_whole_is_named_and_left_out(
@@ -208,13 +208,13 @@ def test_shards_of_different_runs_are_refused(whole: Path, tmp_path: Path) -> No
     other = shard_folder(shards, 1, 2) / "manifest.json"
     other.write_text(json.dumps(json.loads(other.read_text()) | {"settings": "0" * 16}))
     with pytest.raises(UnusableInput, match="parts of different runs"):
-        merged(shards_in([shards]))
+        merge_records(shards_in([shards]))
 
 
 def test_ranks_are_those_of_torchrun() -> None:
     assert ranks_of({}) == Ranks(0, 1, 0)
     ranks = ranks_of({"RANK": "1", "WORLD_SIZE": "3", "LOCAL_RANK": "1"}, "nccl")
-    assert (ranks.mine(8), ranks.backend) == ([1, 4, 7], "nccl")
+    assert (ranks.prompt_numbers(8), ranks.backend) == ([1, 4, 7], "nccl")
     for wrong in ({"RANK": "x"}, {"RANK": "2", "WORLD_SIZE": "2"}):
         with pytest.raises(UnusableInput):
             ranks_of(wrong)
@@ -258,9 +258,9 @@ def test_a_failure_is_dumped_with_its_lowered_tree_until_a_smaller_one_is_found(
         recorder = Recorder(plan, tmp_path, results, Progress(1), writer)
         larger_case = replace(bundle.case, stops=replace(bundle.case.stops, max_new_tokens=99))
         drawn = replace(failure, verdict=replace(verdict, case=larger_case))
-        larger, unwritten = recorder.found(drawn, None)
+        larger, unwritten = recorder.failure_found(drawn, None)
         assert unwritten is None
-        recorder.found(failure, larger)
+        recorder.failure_found(failure, larger)
     (dump,) = (tmp_path / "traced" / "failures").iterdir()
     told = json.loads(dump.read_text())
     check("failure", told, "the dump")

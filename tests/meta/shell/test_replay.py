@@ -17,7 +17,7 @@ from backends import faults
 from properties.invariants import ALL
 from reference.architecture import Architecture, Seeded
 from reference.case import Case
-from reference.case_json import case_to_json
+from reference.case_json import case_from_json, case_to_json
 from reference.sampling import Sampling, Stops
 from specverify.cli import main
 
@@ -97,7 +97,7 @@ def test_the_json_of_a_run_keeps_its_keys(found: Found, bundle: Path) -> None:
     (finding,) = result["findings"]
     assert {"invariant", "stage", "where", "expected", "observed", "case", "replay"} <= set(finding)
     assert finding["stage"] == "committed"
-    assert finding["case"] == json.loads(bundle.read_text())["case"]
+    assert case_from_json(finding["case"]) == case_from_json(json.loads(bundle.read_text())["case"])
     assert finding["replay"] == f"specverify replay out/{bundle.name} --backend cpu-eager --fault {FAULT}"
     assert isinstance(result["ties"], list)
     assert {"python", "torch", "seed", "jobs"} <= set(result["environment"])
@@ -143,7 +143,7 @@ def test_another_fault_on_the_same_case_is_a_change(
     bundle: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     saved = json.loads(bundle.read_text())["finding"]
-    assert faults.named("softmax-twice").stage.word != saved["stage"]
+    assert faults.fault_named("softmax-twice").stage.word != saved["stage"]
     result = tmp_path / "result.json"
     code, out, _ = specverify(capfd, "replay", str(bundle), "--fault", "softmax-twice", "--json", str(result))
     assert (code, out.splitlines()[-1].split()[0]) == (1, "CHANGED")

@@ -29,7 +29,7 @@ from reference.sampling import Stops
 from reference.trace import Stage
 from reference.tree import RankTree, Tree
 from reference.weights import shapes
-from reports.bundle import content_of
+from reports.bundle import bundle_content
 from specverify.checkpoints import opening
 from specverify.cli import main
 
@@ -122,7 +122,7 @@ def saved(case: Case, draw: random.Random) -> Any:
     finding = Finding("lossless.greedy-match", Stage.EMITTED, 0, {"position": 0}, 1, 2)
     verdict = Verdict(case, "cpu-eager", {finding.invariant: "failed"}, (finding,))
     failure = Failure(verdict, finding, case.id, backend="cpu-eager")
-    return json.loads(json.dumps(content_of(failure, {"python": "3.11"})))
+    return json.loads(json.dumps(bundle_content(failure, {"python": "3.11"})))
 
 
 def spots(content: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:

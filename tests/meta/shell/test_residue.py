@@ -13,11 +13,11 @@ from reference.case_json import case_to_json
 from reference.trace import Trace
 from specverify.campaign import campaign
 from specverify.cli import main
+from specverify.isolation.backend_spec import BackendSpec
 from specverify.isolation.growth import BLOCKS, RISES, Growth, Trend
 from specverify.isolation.isolated import Isolated
 from specverify.isolation.keeping import end_keeping
 from specverify.isolation.limits import Patience
-from specverify.isolation.wanted import Wanted
 from specverify.pytest_plugin import opened, pytest_terminal_summary
 from tests.inprocess import CrewHere
 from tests.meta.shell.test_isolation import ROOT, case_of, said
@@ -65,8 +65,8 @@ def _keeper_ends() -> Iterator[None]:
     end_keeping()
 
 
-def engine(deed: str) -> Wanted:
-    return Wanted(f"tests.strangers.hostile:{deed.replace('-', '_')}")
+def engine(deed: str) -> BackendSpec:
+    return BackendSpec(f"tests.strangers.hostile:{deed.replace('-', '_')}")
 
 
 @pytest.mark.parametrize("deed", CHANGED)
@@ -187,7 +187,7 @@ def test_the_first_use_of_a_library_is_no_finding(tmp_path: Path, monkeypatch: p
         "    return Hostile(act, lambda trace: trace)\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    with Isolated(Wanted("late:open_"), Patience(60.0)) as backend:
+    with Isolated(BackendSpec("late:open_"), Patience(60.0)) as backend:
         outcome = backend.subject(0).fresh(case_of(0))
         assert isinstance(outcome, Trace), outcome
 

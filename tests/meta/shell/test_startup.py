@@ -66,11 +66,11 @@ def test_an_absent_package_is_named_as_an_opening_names_it(monkeypatch: pytest.M
 def test_a_torch_with_cuda_is_asked_for_its_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "torch_build", lambda: {"__version__": "2.13.0+cu130", "cuda": "13.0", "hip": None})
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    assert devices.missing("cuda") == "no CUDA device is visible"
+    assert devices.why_no_device("cuda") == "no CUDA device is visible"
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    assert devices.missing("cuda") is None
+    assert devices.why_no_device("cuda") is None
     monkeypatch.setattr(devices, "torch_build", lambda: {"__version__": "2.13.0+cpu", "cuda": None, "hip": None})
-    assert devices.missing("cuda") == "torch 2.13.0+cpu is built without CUDA"
+    assert devices.why_no_device("cuda") == "torch 2.13.0+cpu is built without CUDA"
 
 
 def test_the_kept_list_of_faults_is_that_of_the_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,8 +15,8 @@ from reference.architecture import Seeded
 from reference.case import Case
 from reference.draft import Scripted
 from reference.layout import KvLayout
-from reference.recorded.json_types import encoded
-from reference.recorded.lines import read, trace_lines
+from reference.recorded.json_types import encode
+from reference.recorded.lines import read_runs, trace_lines
 from reference.recorded.schema import schema
 from reference.sampling import Sampling, Stops
 from reference.trace import Trace
@@ -71,9 +71,9 @@ def test_a_recorded_run_is_read_as_it_was_written_and_is_valid_under_the_schema(
     written = list(trace_lines(CASE, trace))
     validator = jsonschema.Draft202012Validator(schema())
     assert [one for line in written for one in validator.iter_errors(json.loads(line))] == []
-    (run,) = read(written)
+    (run,) = read_runs(written)
     assert run.case(None) == CASE
-    assert encoded(run.trace(CASE)) == encoded(trace) | {"forward_s": 0.0}
+    assert encode(run.trace(CASE)) == encode(trace) | {"forward_s": 0.0}
     wrong = {"step": {"accepted": {"path": [0], "bonus": 1, "paht": [0]}}}
     assert list(validator.iter_errors(wrong))
 

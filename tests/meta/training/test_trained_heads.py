@@ -20,7 +20,7 @@ from reference.oracle.draft.medusa import guess
 from reference.oracle.draft.question import Question
 from reference.oracle.sampled_step import SampledStep
 from reference.tree import RankTree
-from reference.weights import seeded, seeded_head
+from reference.weights import seeded_head, seeded_weights
 from specverify.training.heads.base import Batch, TrainedHead
 from specverify.training.heads.eagle1 import Eagle1Module
 from specverify.training.heads.eagle3 import Eagle3Module
@@ -46,7 +46,7 @@ def _float64() -> Any:
 
 
 def matrices() -> tuple[torch.Tensor, torch.Tensor]:
-    shared = seeded(MODEL)
+    shared = seeded_weights(MODEL)
     head = "model.embed_tokens.weight" if MODEL.architecture.tied else "lm_head.weight"
     return torch.tensor(shared["model.embed_tokens.weight"]), torch.tensor(shared[head])
 
@@ -63,7 +63,7 @@ def module(draft: Any) -> TrainedHead:
     else:
         head = MedusaModule(draft.heads, *matrices())
     head.double().load_published(weights)
-    published = head.published()
+    published = head.published_tensors()
     assert set(published) == set(weights)
     for name, one in weights.items():
         assert torch.equal(published[name], one), name
@@ -99,7 +99,7 @@ def test_rows_of_the_training_time_test_are_the_rows_of_a_tree(draft: Any, first
     given = batch(draft.reads.parts * hidden, firsts)
     compared = 0
     for step, (outputs, rows, real) in enumerate(head.run(given, 3)):
-        scores = head.scored(outputs)
+        scores = head.scores(outputs)
         for lane, row in np.ndindex(*real.shape):
             if not real[lane, row]:
                 continue
@@ -124,7 +124,7 @@ def test_a_drafted_level_has_the_scores_of_the_oracle(draft: Any) -> None:
     tokens, states = texts(draft.reads.parts * MODEL.architecture.hidden_size)
     roots, first = torch.tensor([4, 3]), torch.tensor([[1, 5], [2, 11]])
     second, parents = torch.tensor([[2, 16, 1], [5, 5, 11]]), torch.tensor([[1, 0, 1], [0, 1, 1]])
-    opened = head.opened(tokens, states)
+    opened = head.open(tokens, states)
     got = [opened.root(roots)[:, None], opened.level(first, torch.zeros(2, 2, dtype=torch.int64))]
     got.append(opened.level(second, parents))
     for lane, root in enumerate(roots.tolist()):

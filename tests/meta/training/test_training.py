@@ -42,7 +42,7 @@ def _same_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "MEASURED", 0.0)
     for module in (loop, run):
         monkeypatch.setattr(module, "TREE", Expansion(3, 3, 7))
-    monkeypatch.setattr(loop, "KEPT_EVERY_S", -1.0)
+    monkeypatch.setattr(loop, "WRITE_EVERY_S", -1.0)
 
 
 def losses(out: Path) -> list[float]:
@@ -62,7 +62,7 @@ def test_a_trained_head_accepts_more_than_an_untrained_one(folder: Path, tmp_pat
 
 def test_the_loss_falls(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop.Training, "measure", lambda self, losses, say: found.extend(losses))
-    monkeypatch.setattr(loop.Training, "keep", lambda self, shards: None)
+    monkeypatch.setattr(loop.Training, "write_state", lambda self, shards: None)
     monkeypatch.setattr(run, "figures", lambda training, data: {})
     found: list[float] = []
     train(targets.plan(folder, "eagle3", tmp_path / "head", most_steps=30, steps=1, rate=1e-2), quiet=True)
@@ -77,7 +77,7 @@ def test_a_killed_training_goes_on_as_if_it_had_not_been(
     kind: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = train(targets.plan(folder, kind, tmp_path / "whole", most_steps=8), quiet=True)
-    original = loop.Training.keep
+    original = loop.Training.write_state
 
     def killed(self: Any, shards: int) -> None:
         original(self, shards)
@@ -85,7 +85,7 @@ def test_a_killed_training_goes_on_as_if_it_had_not_been(
             raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop.Training, "keep", killed)
+        patch.setattr(loop.Training, "write_state", killed)
         with pytest.raises(Killed):
             train(targets.plan(folder, kind, tmp_path / "cut", most_steps=8), quiet=True)
     resumed = train(targets.plan(folder, kind, tmp_path / "cut", most_steps=8), quiet=True)

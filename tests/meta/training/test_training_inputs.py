@@ -14,10 +14,10 @@ from reference.draft.hidden import HiddenStates
 from specverify.cli import main
 from specverify.setup.errors import UnusableInput
 from specverify.training import vocabulary as vocabularies
-from specverify.training.data import prepared
-from specverify.training.published import HeadFolder, Saved
+from specverify.training.data import prepare_data
+from specverify.training.published import HeadFolder, RunState
 from specverify.training.states import Order, StateCache
-from specverify.training.target import Continued, Stopped, states_of
+from specverify.training.target import ContinuedText, Stopped, states_of
 from specverify.training.texts import Texts, python_functions, read_texts
 from specverify.training.watch import plot
 from tests.meta.training import targets
@@ -26,16 +26,16 @@ COUNTS = Counter({7: 5, 3: 5, 9: 1, 0: 2})
 
 
 def test_a_vocabulary_holds_the_most_frequent_tokens(tmp_path: Path) -> None:
-    found, file = vocabularies.cached(COUNTS, 3, 12, tmp_path)
+    found, file = vocabularies.load_or_build(COUNTS, 3, 12, tmp_path)
     assert found.named.tolist() == [0, 3, 7]
     assert found.offsets.tolist() == [0, 2, 5]
     assert np.flatnonzero(found.mask).tolist() == [0, 3, 7]
     assert found.covered == pytest.approx(12 / 13)
-    assert vocabularies.built(COUNTS, 6, 12).named.tolist() == [0, 1, 2, 3, 7, 9]
+    assert vocabularies.build(COUNTS, 6, 12).named.tolist() == [0, 1, 2, 3, 7, 9]
     written = file.stat().st_mtime_ns
-    again, same = vocabularies.cached(COUNTS, 3, 12, tmp_path)
+    again, same = vocabularies.load_or_build(COUNTS, 3, 12, tmp_path)
     assert (same, again.covered, file.stat().st_mtime_ns) == (file, found.covered, written)
-    other = vocabularies.cached(COUNTS, 2, 12, tmp_path)[1]
+    other = vocabularies.load_or_build(COUNTS, 2, 12, tmp_path)[1]
     assert other != file
     assert sorted(tmp_path.iterdir()) == sorted([file, other])
 
@@ -56,7 +56,7 @@ def test_offsets_and_ids_are_told_apart(d2t: list[int], t2d: list[int], why: str
 
 
 def test_a_vocabulary_of_another_target_is_refused(tmp_path: Path) -> None:
-    _, file = vocabularies.cached(COUNTS, 3, 12, tmp_path)
+    _, file = vocabularies.load_or_build(COUNTS, 3, 12, tmp_path)
     with pytest.raises(UnusableInput, match="the target has 13 ids"):
         vocabularies.read(file, 13)
     (tmp_path / "no").write_text("no tensors")
@@ -92,14 +92,14 @@ def test_the_states_of_a_small_target_are_three() -> None:
         states_of("eagle3", 1)
 
 
-def continued(length: int) -> Continued:
-    return Continued(torch.arange(length), 2, torch.ones(length, 6), torch.ones(length, 2))
+def continued(length: int) -> ContinuedText:
+    return ContinuedText(torch.arange(length), 2, torch.ones(length, 6), torch.ones(length, 2))
 
 
 def test_a_cache_goes_on_and_refuses_another_digest(tmp_path: Path) -> None:
     reads = HiddenStates((0, 1, 2), shift=1)
     cache = StateCache(tmp_path / "c", "a" * 64, reads)
-    cache.keep(0, [continued(4), continued(7)])
+    cache.write_shard(0, [continued(4), continued(7)])
     again = StateCache(tmp_path / "c", "a" * 64, reads)
     assert again.shards == 1
     assert [len(one.tokens) for one in again.load(0)] == [4, 7]
@@ -114,16 +114,16 @@ class Echo:
 
     device = torch.device("cpu")
 
-    def encoded(self, texts: tuple[str, ...], most: int) -> list[list[int]]:
+    def encode(self, texts: tuple[str, ...], most: int) -> list[list[int]]:
         return [[int(part) for part in text.split()] for text in texts]
 
-    def narrowed(self, dtype: torch.dtype) -> None: ...
+    def narrow(self, dtype: torch.dtype) -> None: ...
 
-    def continued(self, prompts: list[list[int]], added: int, reads: Any, stopped: Any) -> list[Continued]:
+    def continue_prompts(self, prompts: list[list[int]], added: int, reads: Any, stopped: Any) -> list[ContinuedText]:
         if stopped():
             raise Stopped
         made = [torch.tensor(one) for one in prompts]
-        return [Continued(one, 2, torch.ones(len(one), 6), torch.ones(len(one), 2)) for one in made]
+        return [ContinuedText(one, 2, torch.ones(len(one), 6), torch.ones(len(one), 2)) for one in made]
 
 
 def test_data_that_was_cut_off_goes_on_where_it_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,11 +133,11 @@ def test_data_that_was_cut_off_goes_on_where_it_ended(tmp_path: Path, monkeypatc
     plan, target = targets.plan(tmp_path, "eagle3", tmp_path / "out"), cast("Any", Echo())
     answers = iter([True, False])
     cache = StateCache(tmp_path / "c", "a" * 64, reads)
-    prepared(cache, plan, target, texts, lambda: next(answers), lambda: False, print)
+    prepare_data(cache, plan, target, texts, lambda: next(answers), lambda: False, print)
     assert (cache.shards, cache.texts) == (2, 80)
     with pytest.raises(Stopped):
-        prepared(cache, plan, target, texts, lambda: True, lambda: True, print)
-    prepared(cache, plan, target, texts, lambda: True, lambda: False, print)
+        prepare_data(cache, plan, target, texts, lambda: True, lambda: True, print)
+    prepare_data(cache, plan, target, texts, lambda: True, lambda: False, print)
     kept = [one.tokens.tolist() for shard in range(cache.shards) for one in cache.load(shard)]
     assert sorted(kept) == [[at, at + 1] for at in range(90)]
     cache.file(0).write_bytes(b"cut off")
@@ -148,7 +148,7 @@ def test_data_that_was_cut_off_goes_on_where_it_ended(tmp_path: Path, monkeypatc
 def test_the_order_of_batches_can_be_entered_anywhere_and_shared(tmp_path: Path) -> None:
     cache = StateCache(tmp_path / "c", "a" * 64, HiddenStates((0, 1, 2), shift=1))
     for shard in range(2):
-        cache.keep(shard, [continued(3 + at + 10 * shard) for at in range(5)])
+        cache.write_shard(shard, [continued(3 + at + 10 * shard) for at in range(5)])
     order = Order(cache, 2, 2, True, 0)
 
     def lengths(of: Order, skip: int, count: int) -> list[list[int]]:
@@ -164,8 +164,8 @@ def test_the_order_of_batches_can_be_entered_anywhere_and_shared(tmp_path: Path)
 
 def test_a_folder_with_another_head_is_refused(tmp_path: Path) -> None:
     folder = HeadFolder(tmp_path / "h", "a" * 64)
-    folder.save(Saved({"x": torch.ones(2)}, {"step": 3}))
-    saved = HeadFolder(tmp_path / "h", "a" * 64).saved()
+    folder.save_state(RunState({"x": torch.ones(2)}, {"step": 3}))
+    saved = HeadFolder(tmp_path / "h", "a" * 64).load_state()
     assert saved is not None
     assert saved.facts == {"step": 3}
     with pytest.raises(UnusableInput, match="name another folder"):

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 import reference
-from reference.architecture import Checkpoint
+from reference.architecture import Architecture, Checkpoint, Seeded
 from reference.case import Case
-from reference.case_json import case_from_json, case_to_json
+from reference.case_json import case_from_json, case_to_json, short_json
 from reference.draft import LanguageModel
 from reference.files.json_words import plain
 from reference.malformed import Malformed
@@ -57,6 +57,18 @@ def test_a_saved_case_reads_and_writes_as_it_was_saved_and_keeps_its_id() -> Non
         assert case.id == content["id"], name
         assert json.loads(json.dumps(case_to_json(case))) == content, name
     assert len({content["id"] for content in SAVED.values()}) == len(SAVED), "one id each"
+
+
+def test_a_saved_case_keeps_its_id_without_its_defaults() -> None:
+    for name, content in SAVED.items():
+        case = case_from_json(content)
+        short = json.loads(json.dumps(short_json(case)))
+        assert case_from_json(short) == case, name
+        assert (short["id"], short["schema"]) == (content["id"], content["schema"])
+        assert "layout" not in short or short["layout"], name
+    assert set(short_json(Case(Seeded(Architecture("llama", 16, 8, 8, 2, 1, 4, (0,)), 1), (3,)))) == {
+        *("schema", "id", "model", "prompt")
+    }
 
 
 def test_every_younger_field_is_written_by_some_saved_case_and_left_out_by_others() -> None:

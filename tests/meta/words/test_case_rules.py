@@ -14,7 +14,7 @@ from reference.case_json import case_from_json, case_to_json
 from reference.draft import LanguageModel, Ngram, Scripted
 from reference.layout import KvLayout
 from reference.malformed import Malformed
-from reference.probability_world import Given, World
+from reference.probability_world import GivenTree, World
 from reference.rules import Rule
 from reference.sampling import Sampling, Stops
 from reference.session import Action, Mate, Session
@@ -41,12 +41,14 @@ def world(**changes: object) -> World:
     return World(**{**facts, **changes})  # type: ignore[arg-type]
 
 
-def given(which: str = "target", row: int = 0, law: tuple[float, ...] = (0.5, 0.25, 0.25), **changes: object) -> Given:
+def given(
+    which: str = "target", row: int = 0, law: tuple[float, ...] = (0.5, 0.25, 0.25), **changes: object
+) -> GivenTree:
     """A verification of three nodes whose laws are one-hot, but for one row of one table."""
     tables = {"target": np.eye(3), "proposal": np.eye(3)}
     tables[which][row] = law
     facts = {"tree": Tree((0, 0, 0), (0, 1, 2)), **tables, "sampling": Sampling(1.0)}
-    return Given(**{**facts, **changes})  # type: ignore[arg-type]
+    return GivenTree(**{**facts, **changes})  # type: ignore[arg-type]
 
 
 KEPT: dict[str, Callable[[], object]] = {

@@ -17,7 +17,7 @@ from properties.shrinking.sessions import lengths_below, plainer_mates
 from properties.strategies import sessions
 from properties.strategies.far_conditions import FAR, INTERPRETED, SPLIT
 from properties.strategies.models import FAR as FAR_MODELS
-from properties.strategies.models import FAR_POSITIONS, GALLERY, small
+from properties.strategies.models import FAR_POSITIONS, GALLERY, small_draft
 from properties.strategies.prompts import LONGEST, MARKS, far_lengths, far_prompts
 from properties.strategies.settings import drawing_settings
 from properties.verdict.finding import Verdict
@@ -100,13 +100,13 @@ def test_a_search_draws_long_prompts_and_shorter_ones_for_a_slow_backend(monkeyp
 def test_mates_draft_with_another_model_where_a_model_drafts() -> None:
     shape = RankTree((0, 0), (0, 0))
     model = Seeded(GALLERY[0], 0)
-    one = Case(model, (1, 2, 3), LanguageModel(small(5, 0), shape))
+    one = Case(model, (1, 2, 3), LanguageModel(small_draft(5, 0), shape))
     drafts = set()
 
     def note(mate: Mate) -> None:
         drafts.add(mate.draft)
 
-    rival = LanguageModel(small(5, 1), shape)
+    rival = LanguageModel(small_draft(5, 1), shape)
     seed(1)(drawing_settings(40)(given(sessions.mates(one, None, rival))(note)))()
     assert drafts == {one.draft, rival}
     found: set[LanguageModel | None] = set()
@@ -174,14 +174,14 @@ ENTERS = (Action("add", (0,)), Action("step", (0,)))
 
 def drafted(layout: str, other: LanguageModel, *actions: Action) -> Case:
     pages = replace(Case(MODEL, (0,)).layout, kind=layout, page_size=1)
-    mine = LanguageModel(small(5, 0), SHAPE)
+    mine = LanguageModel(small_draft(5, 0), SHAPE)
     mate = Mate((0, 1, 2), other, stops=Stops(4))
     return Case(Seeded(GALLERY[0], 0), (0, 1, 2), mine, pages, stops=Stops(4), session=Session((mate,), actions))
 
 
 FORKED = (*ENTERS, Action("fork", (0, 1)), Action("step", (1,)))
 MET = (*ENTERS, Action("cancel", (0,)), Action("add", (1,)), Action("step", (1,)))
-LIKE, UNLIKE = LanguageModel(small(5, 0), SHAPE), LanguageModel(small(5, 1), SHAPE)
+LIKE, UNLIKE = LanguageModel(small_draft(5, 0), SHAPE), LanguageModel(small_draft(5, 1), SHAPE)
 TREE = Scripted((Tree((0,), (tokens(1025)[-1],)),))
 
 

@@ -205,5 +205,5 @@ def test_it_is_saved_loaded_shrunk_and_told() -> None:
     smaller = [one for one in nearer(CASE) if isinstance(one.draft, Echo) and len(one.draft.shape) < len(SHAPE)]
     assert smaller
     assert min(map(size, smaller)) < size(CASE)
-    assert CASE.draft.told == "echo draft of 5 nodes (D2-BF2-N5)"
+    assert CASE.draft.description == "echo draft of 5 nodes (D2-BF2-N5)"
     assert differences(smaller[0], CASE)

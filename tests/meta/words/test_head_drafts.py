@@ -36,7 +36,7 @@ from reference.sampling import Sampling, Stops
 from reference.session import Action, Mate, Session
 from reference.trace import Array, Trace
 from reference.tree import RankTree, Tree
-from reference.weights import seeded, seeded_head
+from reference.weights import seeded_head, seeded_weights
 from specverify.setup.subjects import subject_of
 
 CLOSE = 1e-9
@@ -169,7 +169,7 @@ def scratch(case: Case) -> Array:
     """Scores of the root by formulas of this test's own: all rows at once under a triangular mask."""
     assert isinstance(case.model, Seeded)
     assert isinstance(case.draft, Eagle1)
-    w, target = seeded_head(case.draft, case.model), seeded(case.model)
+    w, target = seeded_head(case.draft, case.model), seeded_weights(case.model)
     states = PathByPath(ORACLE.model(case.model, "float64").parameters).states(case.prompt[:-1])[-1]
     x = np.concatenate([target["model.embed_tokens.weight"][list(case.prompt[1:])], states], 1) @ w["fc.weight"].T
     x = x + w["fc.bias"]

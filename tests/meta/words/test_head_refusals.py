@@ -274,7 +274,7 @@ def test_stored_weights_have_no_seed_and_keep_their_words(tmp_path: Path) -> Non
     head = open_head(saved(tmp_path, EAGLE3, "safeailab"), TARGET).words
     with pytest.raises(Malformed, match="seed: 1, though the weights are stored"):
         replace(head, seed=1)
-    assert head.renamed(lambda tokens: tokens, 1) is None
+    assert head.with_renamed_tokens(lambda tokens: tokens, 1) is None
     assert list(head.simpler()) == []
     with pytest.raises(Malformed, match="draft: a seeded EAGLE-3 head is made for a built-in target"):
         _on_checkpoint(tmp_path, EAGLE3)

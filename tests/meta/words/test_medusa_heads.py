@@ -19,7 +19,7 @@ from reference.oracle.model import PathByPath
 from reference.sampling import Sampling, Stops
 from reference.trace import Array
 from reference.tree import RankTree, Tree
-from reference.weights import seeded, seeded_head
+from reference.weights import seeded_head, seeded_weights
 from specverify.setup.subjects import subject_of
 from tests.meta.words.test_head_drafts import DRAFTS, MODEL, ORACLE
 
@@ -37,7 +37,7 @@ def scores(case: Case) -> Array:
     """Scores [heads, vocabulary] by formulas of this test's own, from the naive oracle's state."""
     assert isinstance(case.model, Seeded)
     draft = medusa(case)
-    w, target = seeded_head(draft, case.model), seeded(case.model)
+    w, target = seeded_head(draft, case.model), seeded_weights(case.model)
     (state,) = PathByPath(ORACLE.model(case.model, "float64").parameters).states(case.prompt[:-1])[-1][-1:]
     rows = []
     for head in range(draft.heads):
@@ -132,7 +132,7 @@ def test_what_does_not_fit_is_refused() -> None:
         replace(draft, reads=HiddenStates(place="normed", shift=1))
     with pytest.raises(Malformed, match="Medusa weights expect one hidden state, and the case gives the r"):
         replace(CASE, draft=replace(draft, reads=HiddenStates((0, 1))))
-    assert draft.proposing(Tree((0, 0, 1, 2, 3), (0,) * 5)) is None
+    assert draft.with_fixed_tree(Tree((0, 0, 1, 2, 3), (0,) * 5)) is None
     assert replace(draft, shape=RankTree((0,), (0,)), heads=1).as_chain().height == 1
 
 

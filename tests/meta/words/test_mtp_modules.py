@@ -17,13 +17,13 @@ from reference.architecture import Seeded
 from reference.case import Case
 from reference.draft.hidden import HiddenStates
 from reference.draft.layer_head import HeadLayer
-from reference.draft.mtp import Mtp, module_at
+from reference.draft.mtp import Mtp, module_prefix
 from reference.layout import KvLayout
 from reference.malformed import Malformed
 from reference.oracle.model import PathByPath
 from reference.sampling import Stops
 from reference.tree import RankTree
-from reference.weights import seeded, seeded_head
+from reference.weights import seeded_head, seeded_weights
 from tests.meta.words.test_head_drafts import MODEL, ORACLE, compared, judged
 
 NORMED = HiddenStates(place="normed", shift=1)
@@ -46,11 +46,11 @@ def of_transformers(draft: Mtp, model: Seeded, prompt: tuple[int, ...]) -> tuple
     config.mtp_hidden_states_first = draft.state_first
     config._attn_implementation = "sdpa"  # eager attention takes its softmax in float32
     main = LlamaForCausalLM(config).double().eval()
-    main.load_state_dict({name: torch.tensor(one) for name, one in seeded(model).items()}, strict=False)
+    main.load_state_dict({name: torch.tensor(one) for name, one in seeded_weights(model).items()}, strict=False)
     modules = MtpModel(main, draft.count).double().eval()
     weights = seeded_head(draft, model)
     for number, layer in enumerate(modules.layers):
-        at, state = f"{module_at(model.architecture.layers, number)}.", {}
+        at, state = f"{module_prefix(model.architecture.layers, number)}.", {}
         for name, one in weights.items():
             if name.startswith(at):
                 own = name.removeprefix(at)

@@ -95,7 +95,7 @@ def test_a_tree_is_known_by_the_name_that_gives_it() -> None:
 @pytest.mark.parametrize("draft", [LanguageModel(MODEL, named_tree("D2-BF2")), Ngram(named_tree("D2-BF2"), 3)], ids=str)
 def test_a_case_file_names_a_tree_and_a_page_tells_the_name(draft: Draft) -> None:
     case = Case(MODEL, (1, 2), draft)
-    assert draft.told.endswith("draft of 7 nodes (D2-BF2)")
+    assert draft.description.endswith("draft of 7 nodes (D2-BF2)")
     content = case_to_json(case)
     content["draft"]["shape"] = "D_2-BF_2"
     assert case_from_json(content) == case

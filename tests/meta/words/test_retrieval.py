@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from backends.engine.composition import SEAMS
-from backends.engine.draft import Opening, opened
+from backends.engine.draft import Opening, open_draft
 from backends.engine.retrieval.automaton import SuffixAutomaton
 from backends.engine.retrieval.trie import NgramTrie
 from backends.registry import open_backend
@@ -66,7 +66,7 @@ def test_structures_that_grow_propose_what_the_oracle_finds_in_the_whole_text(na
     branched = 0
     for text in texts(12, 24):
         case = case_of(DRAFTS[name])
-        draft = opened(Opening(case, None, None, SEAMS))
+        draft = open_draft(Opening(case, None, None, SEAMS))
         for known in sorted({1 + len(text) // 3, 1 + 2 * len(text) // 3, len(text)}):
             tree = draft.propose(list(text[:known])).tree
             alone = replace(case, prompt=text[:known], steps=1, stops=Stops(1))

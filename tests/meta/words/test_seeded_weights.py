@@ -9,7 +9,7 @@ import pytest
 
 from reference.architecture import Architecture, Seeded
 from reference.malformed import Malformed
-from reference.weights import PROBE_CODES, permutation, probe_architecture, representable, seeded, shapes
+from reference.weights import PROBE_CODES, permutation, probe_architecture, representable, seeded_weights, shapes
 
 LLAMA = Architecture("llama", 11, 8, 12, 2, 1, 4, (0, 0))
 QWEN3 = Architecture("qwen3", 11, 8, 12, 2, 1, 4, (0,), tied=True, qk_norm=True)
@@ -40,7 +40,7 @@ DIGESTS = {
 
 def digest(model: Seeded) -> str:
     told = hashlib.sha256()
-    for name, array in sorted(seeded(model).items()):
+    for name, array in sorted(seeded_weights(model).items()):
         told.update(f"{name} {array.shape} {array.dtype}".encode())
         told.update(np.ascontiguousarray(array).astype("<f8").tobytes())
     return told.hexdigest()[:16]
@@ -65,7 +65,7 @@ def test_a_seed_denotes_the_same_weights_for_ever(name: str) -> None:
 @pytest.mark.parametrize("arch", [LLAMA, QWEN3, PANGU, LLAMA4], ids=lambda arch: arch.family)
 def test_weights_are_drawn_one_tensor_after_the_other(arch: Architecture) -> None:
     draw = np.random.default_rng(7)
-    state = seeded(Seeded(arch, 7))
+    state = seeded_weights(Seeded(arch, 7))
     assert list(state) == list(shapes(arch))
     for name, array in state.items():
         noise = draw.normal(size=array.shape)
@@ -77,7 +77,7 @@ def test_weights_are_drawn_one_tensor_after_the_other(arch: Architecture) -> Non
 
 def test_a_relabelled_model_is_the_same_under_other_names() -> None:
     for arch in (LLAMA, QWEN3):
-        plain, renamed = seeded(Seeded(arch, 1)), seeded(Seeded(arch, 1, relabel=9))
+        plain, renamed = seeded_weights(Seeded(arch, 1)), seeded_weights(Seeded(arch, 1, relabel=9))
         names = permutation(9, 11)
         assert sorted(names) == list(range(11)) != names.tolist()
         assert renamed.keys() == plain.keys()
@@ -106,7 +106,7 @@ def test_the_probe_keeps_what_decides_who_is_seen() -> None:
 def test_the_probe_copies_codes_of_one_layer_into_the_block_of_each_head() -> None:
     """Token c is unit vector c - 1; values read it, and head h hands it on to block h + 1, which logits read."""
     probe = probe_architecture(replace(LLAMA4, qkv_bias=True))
-    state = seeded(Seeded(probe, 0, "transparent", 1))
+    state = seeded_weights(Seeded(probe, 0, "transparent", 1))
     codes = np.zeros((probe.vocab_size, probe.hidden_size))
     codes[1:33, :32] = np.eye(32)
     np.testing.assert_array_equal(state["model.embed_tokens.weight"], codes)
@@ -126,8 +126,8 @@ def test_the_probe_copies_codes_of_one_layer_into_the_block_of_each_head() -> No
 
 
 def test_noise_moves_each_weight_by_its_share_and_leaves_norms_and_the_clean_model() -> None:
-    clean, noisy, other = (seeded(Seeded(LLAMA, 1, noise=noise)) for noise in (0.0, 0.1, 1.0))
-    assert all(np.array_equal(clean[name], array) for name, array in seeded(MODELS["llama"]).items())
+    clean, noisy, other = (seeded_weights(Seeded(LLAMA, 1, noise=noise)) for noise in (0.0, 0.1, 1.0))
+    assert all(np.array_equal(clean[name], array) for name, array in seeded_weights(MODELS["llama"]).items())
     for name, array in noisy.items():
         if name.endswith("norm.weight"):
             assert np.array_equal(array, clean[name])

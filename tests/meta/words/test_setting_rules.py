@@ -8,7 +8,7 @@ from math import inf, nan
 import pytest
 
 from reference.architecture import Architecture, Seeded
-from reference.draft import LanguageModel, Ngram, Scripted, largest
+from reference.draft import LanguageModel, Ngram, Scripted, largest_tree_size
 from reference.layout import KvLayout
 from reference.malformed import Malformed, under
 from reference.rules import RULES, Rule
@@ -158,9 +158,9 @@ def test_what_settings_say_of_themselves() -> None:
     assert [Stops(5, max_length=most).room(3) for most in (0, 4, 8, 9)] == [5, 1, 5, 5]
     assert [PAGED.pages_for(columns) for columns in (0, 1, 2, 3, 4, 5)] == [0, 1, 1, 2, 2, 3]
     assert [replace(PAGED, overhang=1).pages_for(columns) for columns in (0, 1, 2, 3)] == [1, 1, 2, 2]
-    assert largest(Scripted()) == 1
-    assert largest(Scripted((Tree((0, 0), (0, 0)), Tree((0, 0, 1), (0, 0, 0)), Tree((0,), (0,))))) == 3
-    assert largest(Ngram(PAIR)) == 3
+    assert largest_tree_size(Scripted()) == 1
+    assert largest_tree_size(Scripted((Tree((0, 0), (0, 0)), Tree((0, 0, 1), (0, 0, 0)), Tree((0,), (0,))))) == 3
+    assert largest_tree_size(Ngram(PAIR)) == 3
 
 
 def test_what_rules_promise() -> None:

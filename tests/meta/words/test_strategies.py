@@ -307,9 +307,9 @@ def test_enough_different_cases() -> None:
     assert len(drawn()) > SEARCHES * DRAWN / 2
 
 
-def test_as_many_sessions_as_readme_says() -> None:
-    readme = (Path(__file__).resolve().parents[3] / "README.md").read_text()
-    assert "Two cases in five are sessions" in " ".join(readme.split())
+def test_as_many_sessions_as_the_docs_say() -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs" / "explanation" / "sessions.md").read_text()
+    assert "Two cases in five are sessions" in " ".join(page.split())
     share = sum(case.session is not None for case in drawn()) / len(drawn())
     assert abs(share - 2 / 5) < 0.08
 

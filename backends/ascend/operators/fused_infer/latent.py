@@ -12,9 +12,9 @@ from torch import Tensor
 
 from backends.ascend.operators.fused_infer.call import Call
 from backends.ascend.operators.layouts import LAYOUTS, RANKS, from_bnsd, to_bnsd
-from backends.ascend.operators.masked import attend, by_mode, check_compressed
+from backends.ascend.operators.masked import attend, check_compressed, mode_mask
 from backends.ascend.operators.pages import Cache, cache_of, check_ids
-from backends.ascend.operators.rules import NotEmulated, defined, demand
+from backends.ascend.operators.rules import NotEmulated, demand, demand_defined
 
 LATENT_DIM, ROPE_DIM = 512, 64
 """The widths of a latent vector and of a rotated part that the operator takes."""
@@ -55,42 +55,47 @@ def latent_attention(call: Call, rope: Rope) -> tuple[Tensor, Tensor]:
         AscendContractError, AscendUndefinedBehaviour, NotEmulated: see `rules`.
     """
     _refuse_unknown(call)
-    layout, returned = LAYOUTS[call.input_layout]
+    layout, output_layout = LAYOUTS[call.input_layout]
     _check_dtypes(call, rope, RANKS[layout])
     heads = call.num_heads
-    said = f"num_heads({heads}) with rope and D = 512 is none of {', '.join(map(str, HEADS))}"
-    demand(heads in HEADS, "fia.latent-heads", said)
-    whole = layout != "BSH" or call.query.shape[-1] % heads == 0 == rope.query.shape[-1] % heads
-    demand(whole, "fia.heads", f"H of query or query_rope is no multiple of num_heads({heads})")
-    query, turned = (to_bnsd(one, layout, heads) for one in (call.query, rope.query))
-    batch, own, rows, dim = query.shape
-    demand(own == heads, "fia.heads", f"num_heads({heads}) != N({own}) of the query")
-    said = f"num_key_value_heads({call.kv_heads}) with rope and D = 512 must be 1"
-    demand(call.kv_heads == 1, "fia.latent-kv-heads", said)
+    message = f"num_heads({heads}) with rope and D = 512 is none of {', '.join(map(str, HEADS))}"
+    demand(heads in HEADS, "fia.latent-heads", message)
+    is_divisible = layout != "BSH" or call.query.shape[-1] % heads == 0 == rope.query.shape[-1] % heads
+    demand(is_divisible, "fia.heads", f"H of query or query_rope is no multiple of num_heads({heads})")
+    query, rotated_query = (to_bnsd(tensor, layout, heads) for tensor in (call.query, rope.query))
+    batch, num_heads, rows, dim = query.shape
+    demand(num_heads == heads, "fia.heads", f"num_heads({heads}) != N({num_heads}) of the query")
+    message = f"num_key_value_heads({call.kv_heads}) with rope and D = 512 must be 1"
+    demand(call.kv_heads == 1, "fia.latent-kv-heads", message)
     demand(dim == LATENT_DIM, "fia.latent-head-dim", f"D({dim}) of a query with rope must be 512")
-    fits = turned.shape == (batch, heads, rows, ROPE_DIM)
+    fits = rotated_query.shape == (batch, heads, rows, ROPE_DIM)
     demand(fits, "fia.rope-shape", f"query_rope {list(rope.query.shape)}: as the query, with 64 dimensions")
-    said = f"Q_S({rows}) with rope and D = 512 must be 1 to {MOST_ROWS}"
-    demand(1 <= rows <= MOST_ROWS, "fia.latent-rows", said)
+    message = f"Q_S({rows}) with rope and D = 512 must be 1 to {MOST_ROWS}"
+    demand(1 <= rows <= MOST_ROWS, "fia.latent-rows", message)
     pages, parts, room = _cells(call, rope, layout, batch)
-    held = _lengths(call, batch, room)
-    mask = _mask(call, batch, rows, held)
+    key_lengths = _lengths(call, batch, room)
+    mask = _mask(call, batch, rows, key_lengths)
     out, lse = torch.empty_like(query), torch.empty(batch, heads, rows, 1)
-    asked = torch.cat([query, turned], -1)
-    for at, length in enumerate(held):
+    joined_query = torch.cat([query, rotated_query], -1)
+    for lane, length in enumerate(key_lengths):
         if not length:
-            out[at], lse[at] = 0.0, float("inf")
+            out[lane] = 0.0
+            lse[lane] = float("inf")
             continue
-        table = None if call.block_table is None else call.block_table[at]
-        key, value = _columns(pages, at, table, length)
-        part, _ = _columns(parts, at, table, length)
-        hidden = by_mode(call.sparse_mode, rows, length, 0, 0, False) if call.sparse_mode == 3 else None
+        table = None if call.block_table is None else call.block_table[lane]
+        key, value = _columns(pages, lane, table, length)
+        part, _ = _columns(parts, lane, table, length)
+        hidden = mode_mask(call.sparse_mode, rows, length, 0, 0, False) if call.sparse_mode == 3 else None
         if mask is not None:
             # Every row sees all keys before the last Q_S.
-            hidden = torch.nn.functional.pad(mask[at], (length - rows, 0))
-        mixed = attend(asked[at], torch.cat([key, part], -1), value, hidden, call.scale, call.inner_precise, "fia")
-        out[at], lse[at, ..., 0] = mixed
-    return from_bnsd(out, returned), lse
+            hidden = torch.nn.functional.pad(mask[lane], (length - rows, 0))
+        joined_key = torch.cat([key, part], -1)
+        lane_out, lane_lse = attend(
+            joined_query[lane], joined_key, value, hidden, call.scale, call.inner_precise, "fia"
+        )
+        out[lane] = lane_out
+        lse[lane, ..., 0] = lane_lse
+    return from_bnsd(out, output_layout), lse
 
 
 Pair = tuple[Tensor, Tensor]
@@ -112,14 +117,14 @@ def _refuse_unknown(call: Call) -> None:
 def _check_dtypes(call: Call, rope: Rope, rank: int) -> None:
     """The rules of dtypes, ranks and memory."""
     query, key, value = call.query, call.key, call.value
-    said = f"Layout {call.input_layout}, queryDims({query.dim()}) must be {rank}!"
-    demand(query.dim() == rope.query.dim() == rank, "fia.layout", said)
+    message = f"Layout {call.input_layout}, queryDims({query.dim()}) must be {rank}!"
+    demand(query.dim() == rope.query.dim() == rank, "fia.layout", message)
     half = (torch.float16, torch.bfloat16)
     demand(query.dtype in half, "fia.dtype", f"query dtype {query.dtype} is not float16 or bfloat16")
-    same = key.dtype == value.dtype == query.dtype
-    demand(same, "fia.kv-dtype", f"key {key.dtype} and value {value.dtype} with a query of {query.dtype}")
-    same = rope.query.dtype == query.dtype and rope.key.dtype == key.dtype
-    demand(same, "fia.rope-dtype", f"query_rope {rope.query.dtype} and key_rope {rope.key.dtype}")
+    same_dtype = key.dtype == value.dtype == query.dtype
+    demand(same_dtype, "fia.kv-dtype", f"key {key.dtype} and value {value.dtype} with a query of {query.dtype}")
+    same_dtype = rope.query.dtype == query.dtype and rope.key.dtype == key.dtype
+    demand(same_dtype, "fia.rope-dtype", f"query_rope {rope.query.dtype} and key_rope {rope.key.dtype}")
     for tensor in (query, key, value, rope.query, rope.key, call.atten_mask):
         demand(tensor is None or tensor.is_contiguous(), "fia.contiguous", "a tensor is not contiguous")
 
@@ -128,19 +133,19 @@ def _cells(call: Call, rope: Rope, layout: str, batch: int) -> tuple[Cache | Pai
     """Latent vectors and rotated parts, each as a cache of pages or gathered, and the room of a request."""
     parts = f"key_rope {list(rope.key.shape)} beside a key {list(call.key.shape)}: 64 dimensions, and else its axes"
     if call.block_table is not None:
-        said = "actual seq length kv can't be null when blockTable is not null"
-        demand(call.actual_seq_lengths_kv is not None, "fia.table-lengths", said)
+        message = "actual seq length kv can't be null when blockTable is not null"
+        demand(call.actual_seq_lengths_kv is not None, "fia.table-lengths", message)
         check_ids(call.block_table, batch)
         size = call.block_size
-        said = f"blockSize={size} with rope and D = 512: a multiple of 16, at most {LARGEST_BLOCK}"
-        demand(0 < size <= LARGEST_BLOCK and size % 16 == 0, "fia.latent-block-size", said)
+        message = f"blockSize={size} with rope and D = 512: a multiple of 16, at most {LARGEST_BLOCK}"
+        demand(0 < size <= LARGEST_BLOCK and size % 16 == 0, "fia.latent-block-size", message)
         pages = cache_of(call.key, call.value, 1, LATENT_DIM, size, layout)
         demand(rope.key.shape == (*call.key.shape[:-1], ROPE_DIM), "fia.rope-shape", parts)
         return pages, cache_of(rope.key, rope.key, 1, ROPE_DIM, size, layout), call.block_table.shape[1] * size
-    said = f"without Page Attention value'dim{call.value.dim()} should equal query's dim{call.query.dim()}!"
-    demand(call.value.dim() == call.query.dim() and call.key.shape == call.value.shape, "fia.rank", said)
+    message = f"without Page Attention value'dim{call.value.dim()} should equal query's dim{call.query.dim()}!"
+    demand(call.value.dim() == call.query.dim() and call.key.shape == call.value.shape, "fia.rank", message)
     demand(rope.key.shape == (*call.key.shape[:-1], ROPE_DIM), "fia.rope-shape", parts)
-    key, value, part = (to_bnsd(one, layout, 1) for one in (call.key, call.value, rope.key))
+    key, value, part = (to_bnsd(tensor, layout, 1) for tensor in (call.key, call.value, rope.key))
     fits = key.shape[0] == batch and key.shape[3] == LATENT_DIM
     demand(fits, "fia.latent-head-dim", f"key {list(call.key.shape)} with rope: B of the query, D = 512")
     demand(key.shape[1] == 1, "fia.latent-kv-heads", f"key N({key.shape[1]}) with rope and D = 512 must be 1")
@@ -158,30 +163,34 @@ def _columns(cells: Cache | Pair, request: int, table: Tensor | None, length: in
 
 def _lengths(call: Call, batch: int, room: int) -> list[int]:
     """The number of keys of each request."""
-    given = call.actual_seq_lengths_kv
-    if given is None:
+    entries = call.actual_seq_lengths_kv
+    if entries is None:
         return [room] * batch
-    said = f"actualSeqLengthsKv has {len(given)} entries for {batch} requests"
-    demand(len(given) == 1 or len(given) >= batch, "fia.lengths-count", said)
-    held = ([int(one) for one in given] * (batch if len(given) == 1 else 1))[:batch]
-    said = f"actualSeqLengthsKv {held} not in 0..{room}"
-    demand(all(0 <= one <= room for one in held), "fia.lengths-range", said)
-    return held
+    message = f"actualSeqLengthsKv has {len(entries)} entries for {batch} requests"
+    demand(len(entries) == 1 or len(entries) >= batch, "fia.lengths-count", message)
+    key_lengths = ([int(entry) for entry in entries] * (batch if len(entries) == 1 else 1))[:batch]
+    message = f"actualSeqLengthsKv {key_lengths} not in 0..{room}"
+    demand(all(0 <= length <= room for length in key_lengths), "fia.lengths-range", message)
+    return key_lengths
 
 
-def _mask(call: Call, batch: int, rows: int, held: list[int]) -> Tensor | None:
+def _mask(call: Call, batch: int, rows: int, key_lengths: list[int]) -> Tensor | None:
     """The mask of a tree as bool [B, S, S], True = masked; None in other modes."""
     mask = call.atten_mask
     if call.sparse_mode == 3:
         check_compressed(mask, 3, "fia")
     if call.sparse_mode != TREE:
         return None
-    said = f"attenMask must be (B = {batch}, Q_S = {rows}, Q_S = {rows}) when sparse mode = 9"
-    demand(mask is not None and tuple(mask.shape) == (batch, rows, rows), "fia.tree-mask", said)
+    message = f"attenMask must be (B = {batch}, Q_S = {rows}, Q_S = {rows}) when sparse mode = 9"
+    demand(mask is not None and tuple(mask.shape) == (batch, rows, rows), "fia.tree-mask", message)
     assert mask is not None
     flags = (torch.bool, torch.int8, torch.uint8)
     demand(mask.dtype in flags, "fia.mask-dtype", f"invalid maskType dtype[{mask.dtype}]")
-    known = mask.dtype == torch.bool or bool((mask == (mask != 0)).all())
-    defined(known, "fia.mask-values", "the mask holds numbers other than 0 and 1")
-    demand(all(rows <= one for one in held), "fia.tree-length", f"Q_S({rows}) exceeds a key length of {held}")
+    is_binary = mask.dtype == torch.bool or bool((mask == (mask != 0)).all())
+    demand_defined(is_binary, "fia.mask-values", "the mask holds numbers other than 0 and 1")
+    demand(
+        all(rows <= length for length in key_lengths),
+        "fia.tree-length",
+        f"Q_S({rows}) exceeds a key length of {key_lengths}",
+    )
     return mask.bool()

@@ -11,7 +11,7 @@ from pathlib import Path
 from torch import Tensor
 
 from backends.base import Unavailable, Unsupported, WrongFlag
-from backends.engine.attention.gathered import eager_gathered, gathered
+from backends.engine.attention.gathered import eager_gathered, gather_columns
 from backends.engine.attention.measured.device import device_name
 from backends.engine.attention.measured.table import (
     Scene,
@@ -20,8 +20,8 @@ from backends.engine.attention.measured.table import (
     Table,
     WrongTable,
     nearest,
-    of_nearest_width,
-    read,
+    nearest_width_scene,
+    read_table,
 )
 from backends.engine.attention.measured.ways import Way, ways_on
 from backends.engine.columns import Attend, AttentionInputs
@@ -47,13 +47,13 @@ def sizes_of(query: Tensor, columns: AttentionInputs) -> Sizes:
     return Sizes(query.shape[0], int(columns.prefix.max()), query.shape[2])
 
 
-def ready(way: Way, columns: AttentionInputs) -> AttentionInputs:
+def columns_for(way: Way, columns: AttentionInputs) -> AttentionInputs:
     """The columns as `way` reads them: in their pages, or gathered."""
-    return columns if way.in_pages else gathered(columns)
+    return columns if way.in_pages else gather_columns(columns)
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredAttention:
     """Attention by the fastest measured way, as an `Attend` with replaceable parts; see `columns.Attend`.
 
     The result is bit for bit what the chosen way gives alone. Each choice is announced behind CHOSEN.
@@ -66,7 +66,7 @@ class Measured:
         sizes: From query and columns to the sizes.
         nearest: From table, shape and sizes to the nearest scene.
         lacks: From way, query and columns to what the way does not take; see `Way.lacks`.
-        ready: From way and columns to the columns that the way reads.
+        columns_for: From way and columns to the columns that the way reads.
         eager: The attention that replaces this one in a mode without fused attention.
     """
 
@@ -77,7 +77,7 @@ class Measured:
     sizes: Callable[[Tensor, AttentionInputs], Sizes] = sizes_of
     nearest: Callable[[Table, Shape, Sizes], Scene | None] = nearest
     lacks: Callable[[Way, Tensor, AttentionInputs], str | None] = Way.lacks
-    ready: Callable[[Way, AttentionInputs], AttentionInputs] = ready
+    columns_for: Callable[[Way, AttentionInputs], AttentionInputs] = columns_for
     eager: Attend = eager_gathered
 
     def __call__(self, query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
@@ -98,13 +98,13 @@ class Measured:
             lacking = self.lacks(way, query, columns)
             if lacking is None:
                 columns.announce(f"{CHOSEN}{way.name}")
-                return way.attend(query, self.ready(way, columns), scaling)
+                return way.attend(query, self.columns_for(way, columns), scaling)
             columns.announce(f"{way.name}, the fastest measured way, takes no {lacking}: the next fastest ran")
         columns.announce("no measured way takes these inputs: written-out attention ran")
         return self.eager(query, columns, scaling)
 
 
-def measured(device: str, file: str | None) -> Measured:
+def measured_attention(device: str, file: str | None) -> MeasuredAttention:
     """Attention on `device`, cpu or cuda, that chooses by the table in `file`; on a CPU, by DRAWN if it is None.
 
     Raises:
@@ -118,19 +118,19 @@ def measured(device: str, file: str | None) -> Measured:
             f"which `specverify bench attention --device {device} --table FILE` writes"
         )
     try:
-        table = read(DRAWN if file is None else file)
-    except WrongTable as why:
-        raise WrongFlag(f"{ATTENTION_TABLE}={file}: {why}") from None
-    here = device_name(device)
+        table = read_table(DRAWN if file is None else file)
+    except WrongTable as error:
+        raise WrongFlag(f"{ATTENTION_TABLE}={file}: {error}") from None
+    this_device = device_name(device)
     # The shipped table serves to judge the choice, on whatever processor; a given one serves to be fast.
-    if table.kind != device or (file is not None and table.device != here):
+    if table.kind != device or (file is not None and table.device != this_device):
         raise WrongFlag(
-            f"{ATTENTION_TABLE}={file}: measured on {table.kind}, {table.device}, and this is {device}, {here}; "
+            f"{ATTENTION_TABLE}={file}: measured on {table.kind}, {table.device}, and this is {device}, {this_device}; "
             f"`specverify bench attention --device {device} --table FILE` measures here"
         )
     ways = ways_on(device)
-    strange = sorted({*table.ways} - {way.name for way in ways})
-    if strange:
-        raise WrongFlag(f"{ATTENTION_TABLE}={file}: {strange[0]} is no way of attention on {device}")
+    unknown_ways = sorted({*table.ways} - {way.name for way in ways})
+    if unknown_ways:
+        raise WrongFlag(f"{ATTENTION_TABLE}={file}: {unknown_ways[0]} is no way of attention on {device}")
     # Probes with transparent weights have a head dimension for each number of columns, which no table can list.
-    return Measured(table, ways, nearest=of_nearest_width if file is None else nearest)
+    return MeasuredAttention(table, ways, nearest=nearest_width_scene if file is None else nearest)

@@ -15,7 +15,7 @@ from typing import Any
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import best_match
 
-from reference.case_json import brief, dotted
+from reference.case_json import dotted_path, shorten
 
 VERSION = 1
 """Version of the format; the field `attention_table` of a file holds it."""
@@ -55,11 +55,11 @@ class Sizes:
     prefix: int
     nodes: int
 
-    def away(self, other: "Sizes") -> float:
+    def distance(self, sizes: "Sizes") -> float:
         """The sum of the distances of batch, prefix and nodes, each in powers of two."""
         # One more, because a first prefill has a prefix of 0.
-        pairs = ((self.batch, other.batch), (self.prefix + 1, other.prefix + 1), (self.nodes, other.nodes))
-        return sum(abs(math.log2(one / two)) for one, two in pairs)
+        pairs = ((self.batch, sizes.batch), (self.prefix + 1, sizes.prefix + 1), (self.nodes, sizes.nodes))
+        return sum(abs(math.log2(number / other_number)) for number, other_number in pairs)
 
 
 @dataclass(frozen=True)
@@ -106,19 +106,23 @@ class Table:
 def nearest(table: Table, shape: Shape, sizes: Sizes) -> Scene | None:
     """The measured scene of `shape` that lies nearest to `sizes`, the first of several; None for another shape.
 
-    The distance is `Sizes.away`. All layers of a forward ask for the same, so that answers are remembered.
+    The distance is `Sizes.distance`. All layers of a forward ask for the same, so that answers are remembered.
     """
-    return min(table.shapes.get(shape, ()), key=lambda scene: scene.sizes.away(sizes), default=None)
+    return min(table.shapes.get(shape, ()), key=lambda scene: scene.sizes.distance(sizes), default=None)
 
 
 @lru_cache(maxsize=4096)
-def of_nearest_width(table: Table, shape: Shape, sizes: Sizes) -> Scene | None:
+def nearest_width_scene(table: Table, shape: Shape, sizes: Sizes) -> Scene | None:
     """As `nearest`, but with the nearest head dimension that was measured for this dtype and these heads."""
     heads = shape.dtype, shape.heads, shape.kv_heads
-    widths = [one.head_dim for one in table.shapes if (one.dtype, one.heads, one.kv_heads) == heads]
+    widths = [
+        measured_shape.head_dim
+        for measured_shape in table.shapes
+        if (measured_shape.dtype, measured_shape.heads, measured_shape.kv_heads) == heads
+    ]
     if not widths:
         return None
-    width = min(widths, key=lambda one: (abs(math.log2(one / shape.head_dim)), one))
+    width = min(widths, key=lambda head_dim: (abs(math.log2(head_dim / shape.head_dim)), head_dim))
     return nearest(table, replace(shape, head_dim=width), sizes)
 
 
@@ -139,19 +143,21 @@ def table_of(content: Any) -> Table:
         raise WrongTable(f"version {content['attention_table']!r} of the format; this program reads {VERSION}")
     complaint = best_match(Draft202012Validator(schema()).iter_errors(content))
     if complaint is not None:
-        place = dotted(complaint.absolute_path)
-        raise WrongTable(f"{place + ': ' if place else ''}{brief(complaint.message)}")
+        place = dotted_path(complaint.absolute_path)
+        raise WrongTable(f"{place + ': ' if place else ''}{shorten(complaint.message)}")
     shapes: dict[Shape, tuple[Scene, ...]] = {}
-    for one in content["shapes"]:
-        shape = Shape(one["dtype"], one["heads"], one["kv_heads"], one["head_dim"])
-        scenes = [Scene(Sizes(at["batch"], at["prefix"], at["nodes"]), at["us"]) for at in one["scenes"]]
+    for entry in content["shapes"]:
+        shape = Shape(entry["dtype"], entry["heads"], entry["kv_heads"], entry["head_dim"])
+        scenes = [
+            Scene(Sizes(scene["batch"], scene["prefix"], scene["nodes"]), scene["us"]) for scene in entry["scenes"]
+        ]
         if shape in shapes or len({scene.sizes for scene in scenes}) < len(scenes):
             raise WrongTable(f"shapes: {shape} {'stands' if shape in shapes else 'has a scene'} twice")
         shapes[shape] = tuple(scenes)
     return Table(content["kind"], content["device"], content["threads"], shapes)
 
 
-def read(file: str | Path) -> Table:
+def read_table(file: str | Path) -> Table:
     """The table in `file`.
 
     Raises:
@@ -159,9 +165,9 @@ def read(file: str | Path) -> Table:
     """
     try:
         return table_of(json.loads(Path(file).read_text("utf-8")))
-    except OSError as why:
-        raise WrongTable(f"it cannot be read ({why.strerror or why})") from None
-    except (ValueError, RecursionError) as why:
-        if isinstance(why, WrongTable):
+    except OSError as error:
+        raise WrongTable(f"it cannot be read ({error.strerror or error})") from None
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, WrongTable):
             raise
-        raise WrongTable(f"it is no JSON ({brief(str(why))})") from None
+        raise WrongTable(f"it is no JSON ({shorten(str(error))})") from None

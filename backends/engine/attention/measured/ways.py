@@ -51,9 +51,9 @@ class Way:
 
 
 def _triton() -> Attend:
-    from backends.engine.attention.triton_launch import compiled
+    from backends.engine.attention.triton_launch import compiled_kernel
 
-    return compiled()
+    return compiled_kernel()
 
 
 ON_CPU: dict[str, Callable[[], Way]] = {

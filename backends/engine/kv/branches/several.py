@@ -50,8 +50,8 @@ class Branches(Branch):
             above, self._above = self._above, None
             self.assign(dict(zip(range(self._first, self.rows), above, strict=True)))
         for branch, row in self.holders(self._first):
-            at = row - self._first
-            self.cells[branch][layer][row] = keys[:, at].clone(), values[:, at].clone()
+            i = row - self._first
+            self.cells[branch][layer][row] = keys[:, i].clone(), values[:, i].clone()
 
     def holders(self, first: int) -> Iterator[tuple[int, int]]:
         """Each branch with each of its rows from `first` on."""
@@ -61,7 +61,7 @@ class Branches(Branch):
         """Share the new rows out: a row goes on in the branch that ends above it, or begins a branch of its own."""
         waiting = list(above)
         while waiting:
-            row = next((one for one in waiting if above[one] not in waiting), waiting[0])
+            row = next((candidate for candidate in waiting if above[candidate] not in waiting), waiting[0])
             waiting.remove(row)
             ends = [branch for branch, path in enumerate(self.paths) if path[-1] == above[row]]
             if ends:
@@ -77,12 +77,12 @@ class Branches(Branch):
             self.paths.append([])
             self.cells.append([{} for _ in range(self.layers)])
         last = len(self.paths) - 1
-        for one in path:
-            if one not in self.paths[last]:
-                self.paths[last].append(one)
-                for layer in range(self.layers) if source is not None and one < self._first else ():
-                    keys, values = self.cells[source][layer][one]  # type: ignore[index]
-                    self.cells[last][layer][one] = keys.clone(), values.clone()
+        for ancestor in path:
+            if ancestor not in self.paths[last]:
+                self.paths[last].append(ancestor)
+                for layer in range(self.layers) if source is not None and ancestor < self._first else ():
+                    keys, values = self.cells[source][layer][ancestor]  # type: ignore[index]
+                    self.cells[last][layer][ancestor] = keys.clone(), values.clone()
         self.paths[last].append(row)
 
     def home(self, row: int) -> int:
@@ -92,17 +92,17 @@ class Branches(Branch):
     def read(self, layer: int) -> Pair:
         """The committed columns, then each open row from a branch that holds it."""
         if not self.rows:
-            return self.kept[layer]
-        return self.joined(layer, [self.cells[self.home(row)][layer][row] for row in range(self.rows)])
+            return self.committed_pairs[layer]
+        return self.join_rows(layer, [self.cells[self.home(row)][layer][row] for row in range(self.rows)])
 
-    def joined(self, layer: int, rows: list[Pair]) -> Pair:
+    def join_rows(self, layer: int, rows: list[Pair]) -> Pair:
         """The committed columns of a layer, then `rows`."""
-        keys, values = self.kept[layer]
+        keys, values = self.committed_pairs[layer]
         if not rows:
             return keys.clone(), values.clone()
         return (
-            torch.cat([keys, torch.stack([one for one, _ in rows], 1)], -2),
-            torch.cat([values, torch.stack([one for _, one in rows], 1)], -2),
+            torch.cat([keys, torch.stack([key for key, _ in rows], 1)], -2),
+            torch.cat([values, torch.stack([value for _, value in rows], 1)], -2),
         )
 
     def amend(self, layer: int, keys: Tensor, values: Tensor) -> None:
@@ -114,20 +114,20 @@ class Branches(Branch):
         """Replay the rows `path` from the branch of the last of them, by the way of the layout; drop all branches."""
         if not self.rows:
             return None
-        self.branch = [self.joined(layer, self.replayed(layer, path)) for layer in range(self.layers)]
-        how, why = self.way_of(path)
+        self.branch = [self.join_rows(layer, self.replay_rows(layer, path)) for layer in range(self.layers)]
+        how, reason = self.way_of(path)
         self.bring_home(list(range(len(path))), how)
         self.drop()
-        return why
+        return reason
 
-    def replayed(self, layer: int, path: list[int]) -> list[Pair]:
+    def replay_rows(self, layer: int, path: list[int]) -> list[Pair]:
         """The rows `path` from the branch that holds the last one; a row that it lacks comes from another branch.
 
         A rule that takes siblings with one token for one candidate may accept rows of two branches.
         """
         winner = self.home(path[-1]) if path else 0
-        own = self.cells[winner][layer]
-        return [own[row] if row in own else self.cells[self.home(row)][layer][row] for row in path]
+        winner_cells = self.cells[winner][layer]
+        return [winner_cells[row] if row in winner_cells else self.cells[self.home(row)][layer][row] for row in path]
 
     def drop(self) -> None:
         """Forget every branch."""

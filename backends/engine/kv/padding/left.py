@@ -23,50 +23,52 @@ class LeftPadded(BatchCache):
 
     front = 0
 
-    def _stacked(self, lanes: list[Tensor]) -> Tensor:
+    def _stack(self, lanes: list[Tensor]) -> Tensor:
         """Stack the lanes to [B, kv_heads, front + widest, head_dim], each at the right end."""
         heads, _, head_dim = lanes[0].shape
-        widest = max(one.shape[1] for one in lanes)
+        widest = max(tensor.shape[1] for tensor in lanes)
         stacked = lanes[0].new_full((len(lanes), heads, self.front + widest, head_dim), DEAD)
-        for lane, one in enumerate(lanes):
-            stacked[lane, :, stacked.shape[2] - one.shape[1] :] = one
+        for lane, tensor in enumerate(lanes):
+            stacked[lane, :, stacked.shape[2] - tensor.shape[1] :] = tensor
         return stacked
 
     def masks(self, layer: int, visible: list[Tensor]) -> Tensor:
         """As `BatchCache.masks`, with the columns of each lane behind its dead columns, which are closed."""
         lanes = []
-        for held, rows, seen in zip(self.caches, self.rows, visible, strict=True):
-            spare = self.width - rows
-            mask = torch.nn.functional.pad(held.shown(layer, seen), (0, spare, 0, spare), value=False)
-            own = torch.arange(spare)
-            mask[rows + own, mask.shape[1] - spare + own] = True
+        for cache, rows, visible_columns in zip(self.caches, self.rows, visible, strict=True):
+            num_padding = self.width - rows
+            mask = torch.nn.functional.pad(
+                cache.cell_mask(layer, visible_columns), (0, num_padding, 0, num_padding), value=False
+            )
+            padding = torch.arange(num_padding)
+            mask[rows + padding, mask.shape[1] - num_padding + padding] = True
             lanes.append(mask)
-        dead = self.dead([mask.shape[1] for mask in lanes])
-        return torch.stack([self.closed(mask, pad) for mask, pad in zip(lanes, dead, strict=True)])[:, None]
+        dead = self.dead_columns([mask.shape[1] for mask in lanes])
+        return torch.stack([self.close_columns(mask, pad) for mask, pad in zip(lanes, dead, strict=True)])[:, None]
 
-    def dead(self, widths: list[int]) -> list[int]:
+    def dead_columns(self, widths: list[int]) -> list[int]:
         """The number of dead columns in front of each lane, whose own columns are `widths`."""
-        return [self.front + max(widths) - own for own in widths]
+        return [self.front + max(widths) - width for width in widths]
 
-    def closed(self, mask: Tensor, dead: int) -> Tensor:
+    def close_columns(self, mask: Tensor, dead: int) -> Tensor:
         """The mask [rows, columns] of one lane with `dead` closed columns in front."""
         return torch.nn.functional.pad(mask, (dead, 0), value=False)
 
     def columns(self, layer: int, key: Tensor, value: Tensor, visible: Tensor) -> AttentionInputs:
         """See `BatchCache.columns`; the dead columns are part of a prefix whose beginning no row sees."""
-        committed = [one.length - one.first(layer) for one in self.caches]
+        committed = [cache.length - cache.first(layer) for cache in self.caches]
         lanes = zip(self.caches, self.rows, strict=True)
-        widths = [held.read(layer)[0].shape[1] + self.width - rows for held, rows in lanes]
-        before = [pad + length for pad, length in zip(self.dead(widths), committed, strict=True)]
+        widths = [cache.read(layer)[0].shape[1] + self.width - rows for cache, rows in lanes]
+        before = [pad + length for pad, length in zip(self.dead_columns(widths), committed, strict=True)]
         prefix = torch.tensor(before, dtype=torch.int32)
         return AttentionInputs(key, value, visible, prefix, None, self.fallbacks.append)
 
 
-_MADE: dict[tuple[type[LeftPadded], int], type[LeftPadded]] = {}
+_CLASSES: dict[tuple[type[LeftPadded], int], type[LeftPadded]] = {}
 
 
 def with_front(kind: type[LeftPadded], front: int) -> type[LeftPadded]:
     """The class `kind` with `front` dead columns in front of the widest lane; one class for equal arguments."""
-    if (kind, front) not in _MADE:
-        _MADE[kind, front] = type(kind.__name__, (kind,), {"front": front, "__doc__": kind.__doc__})
-    return _MADE[kind, front]
+    if (kind, front) not in _CLASSES:
+        _CLASSES[kind, front] = type(kind.__name__, (kind,), {"front": front, "__doc__": kind.__doc__})
+    return _CLASSES[kind, front]

@@ -12,12 +12,12 @@ import torch
 from backends.engine.kv.base import Pair
 from backends.engine.kv.paged import Pool
 from backends.engine.kv.pages import Pages
-from backends.engine.kv.recurrent import Held
+from backends.engine.kv.recurrent import LayerStates
 
 Key = tuple[object, tuple[int, ...]]
 """The owner of a page (the draft model that shares the blocks, or None), and every token up to the page's end."""
 
-Border = tuple[Held | None, Held | None]
+Border = tuple[LayerStates | None, LayerStates | None]
 """Recurrent states of target and draft behind the last token of a page."""
 
 
@@ -30,7 +30,7 @@ class SecondTier:
         room: Number of slots.
         slots: The slot of each copy by the name of its page, the least recently used first.
         states: The recurrent states that belong to a copy, by the same name.
-        brought: Pages of the pool to which copies were brought back since `told` was last called.
+        brought_pages: Pages of the pool to which copies were brought back since `take_brought` was last called.
     """
 
     def __init__(self, room: int, page_size: int, pools: Callable[[object], list[Pool]]) -> None:
@@ -39,7 +39,7 @@ class SecondTier:
         self.page_size = page_size
         self.slots: OrderedDict[Hashable, int] = OrderedDict()
         self.states: dict[Hashable, Border] = {}
-        self.brought: list[int] = []
+        self.brought_pages: list[int] = []
         self._pools = pools
         self._free = deque(range(room))
         self._host: dict[Pool, list[Pair]] = {}
@@ -52,7 +52,7 @@ class SecondTier:
         """The pools in which a page of `owner` holds columns."""
         return self._pools(owner)
 
-    def holds(self, key: Key) -> bool:
+    def has_copy(self, key: Key) -> bool:
         """Whether there is a copy of the page of `key`."""
         return self.name(key) in self.slots
 
@@ -60,7 +60,7 @@ class SecondTier:
         """Copy `page`, which is about to leave the pool, with the recurrent states behind it."""
         name = self.name(key)
         if states is not None:
-            self.states[name] = (_moved(states[0], "cpu"), _moved(states[1], "cpu"))
+            self.states[name] = (_move(states[0], "cpu"), _move(states[1], "cpu"))
         if name not in self.slots:
             slot = self.free_slot()
             for pool in self.pools(key[0]):
@@ -88,25 +88,26 @@ class SecondTier:
         self.slots.move_to_end(name)
         for pool in self.pools(key[0]):
             self.copy_in(pool, slot, page)
-        self.brought.append(page)
-        held = self.states.get(name)
+        self.brought_pages.append(page)
+        border = self.states.get(name)
         device = self.pools(key[0])[0].layers[0][0].device
-        return None if held is None else (_moved(held[0], device), _moved(held[1], device))
+        return None if border is None else (_move(border[0], device), _move(border[1], device))
 
-    def told(self) -> tuple[int, ...]:
+    def take_brought(self) -> tuple[int, ...]:
         """The pages brought back since the last call."""
-        brought, self.brought = tuple(self.brought), []
-        return brought
+        pages = tuple(self.brought_pages)
+        self.brought_pages = []
+        return pages
 
     def copy_out(self, pool: Pool, page: int, slot: int) -> None:
         """Copy all columns of `page` in every layer of `pool` to `slot`."""
-        for cells, kept in self.cells(pool):
-            kept[slot] = cells[page].to(kept.device)
+        for cells, host_cells in self.cells(pool):
+            host_cells[slot] = cells[page].to(host_cells.device)
 
     def copy_in(self, pool: Pool, slot: int, page: int) -> None:
         """Copy all columns of `slot` to `page` in every layer of `pool`."""
-        for cells, kept in self.cells(pool):
-            cells[page] = kept[slot].to(cells.device)
+        for cells, host_cells in self.cells(pool):
+            cells[page] = host_cells[slot].to(cells.device)
 
     def cells(self, pool: Pool) -> list[Pair]:
         """The cells of the pool, each tensor beside its slots in host memory."""
@@ -119,7 +120,7 @@ class SecondTier:
         return self._host[pool]
 
 
-def _moved(held: Held | None, device: torch.device | str) -> Held | None:
-    if held is None:
+def _move(states: LayerStates | None, device: torch.device | str) -> LayerStates | None:
+    if states is None:
         return None
-    return {layer: (window.to(device), memory.to(device)) for layer, (window, memory) in held.items()}
+    return {layer: (window.to(device), memory.to(device)) for layer, (window, memory) in states.items()}

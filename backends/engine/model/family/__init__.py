@@ -7,7 +7,7 @@ new file here and no line elsewhere.
 from backends.engine.model.family.base import Exact, ModelFamily
 from reference.family.base import members
 
-FAMILIES: dict[str, ModelFamily] = {one.name: one for one in members(__name__, __path__, ModelFamily)}
+FAMILIES: dict[str, ModelFamily] = {family.name: family for family in members(__name__, __path__, ModelFamily)}
 """Every family by its name."""
 
 EXACT: dict[str, Exact] = {name: make for family in FAMILIES.values() for name, make in family.exact.items()}

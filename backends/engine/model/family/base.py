@@ -28,11 +28,11 @@ class ModelFamily:
             architecture that transformers' model cannot have.
         caps_scores: Whether transformers' model applies a soft cap to the scores of attention itself, set by `fields`.
             For other families the engine passes `Architecture.score_cap` to attention.
-        renamed: From the name of a weight in `reference.weights` to transformers' name.
-        arranged: From the state dict of `reference.weights`, with transformers' names, to that of the model, which may
+        rename: From the name of a weight in `reference.weights` to transformers' name.
+        arrange: From the state dict of `reference.weights`, with transformers' names, to that of the model, which may
             hold several of its tensors in one.
-        completed: Gives a built-in model, in place, the buffers that no state dict holds.
-        prepared: Changes an open model, in place, where transformers' own code is wrong for a tree of rows, or hands
+        complete: Gives a built-in model, in place, the buffers that no state dict holds.
+        prepare: Changes an open model, in place, where transformers' own code is wrong for a tree of rows, or hands
             its cache something else than keys and values.
         exact: Float64 forms of modules that transformers computes in float32, by the name of their class.
         checkpoint: For each `model_type` that transformers does not know, a function from the content of config.json
@@ -44,15 +44,15 @@ class ModelFamily:
     model: Any
     fields: Callable[[Architecture], dict[str, Any]]
     caps_scores: bool = False
-    renamed: Callable[[str], str] = lambda name: name
-    arranged: Callable[[dict[str, Tensor], Architecture], dict[str, Tensor]] = lambda state, arch: state
-    completed: Callable[[Any], None] = lambda network: None
-    prepared: Callable[[Any], None] = lambda network: None
+    rename: Callable[[str], str] = lambda name: name
+    arrange: Callable[[dict[str, Tensor], Architecture], dict[str, Tensor]] = lambda state, arch: state
+    complete: Callable[[Any], None] = lambda network: None
+    prepare: Callable[[Any], None] = lambda network: None
     exact: Mapping[str, Exact] = field(default_factory=dict)
     checkpoint: Mapping[str, Callable[[dict[str, Any]], Any]] = field(default_factory=dict)
 
 
-def same(arch: Architecture, what: str, *values: Any) -> None:
+def refuse_unequal(arch: Architecture, what: str, *values: Any) -> None:
     """Raise Unsupported if `values` differ, because transformers' model has one setting for all of them."""
     if len(set(values)) > 1:
         raise Unsupported(f"{arch.family} needs equal {what}, as transformers' model has one setting for them")

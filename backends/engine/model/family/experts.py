@@ -21,28 +21,28 @@ from transformers import (
 )
 
 from backends.base import Unsupported
-from backends.engine.model.family.base import ModelFamily, no_irope, no_window, same
+from backends.engine.model.family.base import ModelFamily, no_irope, no_window, refuse_unequal
 from backends.engine.model.float64_modules import rms_norm
 from reference.architecture import Architecture
 
 EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
 
 
-def stacked(state: dict[str, Tensor], _: Architecture) -> dict[str, Tensor]:
+def stack_experts(state: dict[str, Tensor], _: Architecture) -> dict[str, Tensor]:
     """The state dict with the matrices of all experts of a layer as one tensor, [experts, ...]."""
-    rest, found = dict[str, Tensor](), dict[str, dict[tuple[str, int], Tensor]]()
+    arranged, experts = dict[str, Tensor](), dict[str, dict[tuple[str, int], Tensor]]()
     for name, tensor in state.items():
         expert = EXPERT.fullmatch(name)
         if expert is None:
-            rest[name] = tensor
+            arranged[name] = tensor
         else:
-            found.setdefault(expert[1], {})[expert[3], int(expert[2])] = tensor
-    for at, parts in found.items():
+            experts.setdefault(expert[1], {})[expert[3], int(expert[2])] = tensor
+    for prefix, parts in experts.items():
         gate, up, down = (
-            torch.stack([parts[kind, one] for one in range(len(parts) // 3)]) for kind in ("gate", "up", "down")
+            torch.stack([parts[kind, expert] for expert in range(len(parts) // 3)]) for kind in ("gate", "up", "down")
         )
-        rest |= {f"{at}.gate_up_proj": torch.cat([gate, up], 1), f"{at}.down_proj": down}
-    return rest
+        arranged |= {f"{prefix}.gate_up_proj": torch.cat([gate, up], 1), f"{prefix}.down_proj": down}
+    return arranged
 
 
 class ExactRouter(nn.Module):
@@ -84,13 +84,13 @@ class ExactGroupRouter(nn.Module):
         return products, weights * self.factor, chosen
 
 
-def counts(arch: Architecture) -> dict[str, Any]:
+def expert_counts(arch: Architecture) -> dict[str, Any]:
     """The fields on experts that several families call alike."""
-    own = arch.words.settings
+    settings = arch.words.settings
     return {
         "num_experts_per_tok": int(arch.setting("experts_per_token")),
         "moe_intermediate_size": int(arch.setting("expert_size")),
-        "norm_topk_prob": bool(arch.setting("norm_topk") if "norm_topk" in own else 0),
+        "norm_topk_prob": bool(arch.setting("norm_topk") if "norm_topk" in settings else 0),
     }
 
 
@@ -98,7 +98,7 @@ def _qwen(arch: Architecture) -> dict[str, Any]:
     no_irope(arch)
     no_window(arch)
     return {
-        **counts(arch),
+        **expert_counts(arch),
         "num_experts": int(arch.setting("experts")),
         "decoder_sparse_step": int(arch.setting("sparse_step")),
         "mlp_only_layers": [],
@@ -111,13 +111,13 @@ def _qwen2(arch: Architecture) -> dict[str, Any]:
 
 
 def _qwen3(arch: Architecture) -> dict[str, Any]:
-    same(arch, "qkv_bias and output_bias", arch.qkv_bias, arch.output_bias)
+    refuse_unequal(arch, "qkv_bias and output_bias", arch.qkv_bias, arch.output_bias)
     return {**_qwen(arch), "attention_bias": arch.qkv_bias}
 
 
 def _mixtral(arch: Architecture) -> dict[str, Any]:
     no_irope(arch)
-    same(arch, "all windows", *arch.windows)
+    refuse_unequal(arch, "all windows", *arch.windows)
     return {
         "sliding_window": max(arch.windows) or None,
         "num_local_experts": int(arch.setting("experts")),
@@ -131,7 +131,7 @@ def _glm(arch: Architecture) -> dict[str, Any]:
     if not arch.setting("shared_experts"):
         raise Unsupported("glm4_moe without a shared expert: transformers' model always has one")
     return {
-        **counts(arch),
+        **expert_counts(arch),
         "n_routed_experts": int(arch.setting("experts")),
         "n_shared_experts": int(arch.setting("shared_experts")),
         "n_group": int(arch.setting("groups")),
@@ -152,7 +152,7 @@ def _family(
         config,
         model,
         fields,
-        arranged=stacked,
+        arrange=stack_experts,
         exact={f"{prefix}RMSNorm": rms_norm("variance_epsilon"), f"{prefix}{router}": exact},
     )
 

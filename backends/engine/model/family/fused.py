@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from transformers import Glm4Config, Glm4ForCausalLM, Phi3Config, Phi3ForCausalLM
 
-from backends.engine.model.family.base import ModelFamily, no_irope, no_window, same
+from backends.engine.model.family.base import ModelFamily, no_irope, no_window, refuse_unequal
 from backends.engine.model.float64_modules import rms_norm
 from reference.architecture import Architecture
 
@@ -17,23 +17,23 @@ GATE_UP: Parts = {"gate_up_proj": ("gate_proj", "up_proj")}
 QKV: Parts = {"qkv_proj": ("q_proj", "k_proj", "v_proj")}
 
 
-def joined(state: dict[str, Tensor], parts: Parts) -> dict[str, Tensor]:
+def join_projections(state: dict[str, Tensor], parts: Parts) -> dict[str, Tensor]:
     """The state dict with the rows of some projections in one tensor."""
-    whole = dict[str, Tensor]()
+    fused_state = dict[str, Tensor]()
     for name, tensor in state.items():
-        fused = next((one for one, of in parts.items() if f".{of[0]}." in name), None)
+        fused = next((fused_name for fused_name, part_names in parts.items() if f".{part_names[0]}." in name), None)
         if fused is not None:
             first = parts[fused][0]
-            rows = [state[name.replace(first, other)] for other in parts[fused]]
-            whole[name.replace(first, fused)] = torch.cat(rows)
-        elif not any(f".{other}." in name for of in parts.values() for other in of):
-            whole[name] = tensor
-    return whole
+            rows = [state[name.replace(first, part_name)] for part_name in parts[fused]]
+            fused_state[name.replace(first, fused)] = torch.cat(rows)
+        elif not any(f".{part_name}." in name for part_names in parts.values() for part_name in part_names):
+            fused_state[name] = tensor
+    return fused_state
 
 
 def _phi3(arch: Architecture) -> dict[str, Any]:
     no_irope(arch)
-    same(arch, "all windows", *arch.windows)
+    refuse_unequal(arch, "all windows", *arch.windows)
     return {"sliding_window": max(arch.windows) or None, "original_max_position_embeddings": arch.rope.original or 4096}
 
 
@@ -48,7 +48,7 @@ PHI3 = ModelFamily(
     Phi3Config,
     Phi3ForCausalLM,
     _phi3,
-    arranged=lambda state, _: joined(state, {**QKV, **GATE_UP}),
+    arrange=lambda state, _: join_projections(state, {**QKV, **GATE_UP}),
     exact={"Phi3RMSNorm": rms_norm("variance_epsilon")},
 )
 GLM4 = ModelFamily(
@@ -56,6 +56,6 @@ GLM4 = ModelFamily(
     Glm4Config,
     Glm4ForCausalLM,
     _glm4,
-    arranged=lambda state, _: joined(state, GATE_UP),
+    arrange=lambda state, _: join_projections(state, GATE_UP),
     exact={"Glm4RMSNorm": rms_norm("variance_epsilon")},
 )

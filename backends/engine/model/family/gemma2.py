@@ -13,7 +13,7 @@ from torch import nn
 from transformers import Gemma2Config, Gemma2ForCausalLM
 
 from backends.base import Unsupported
-from backends.engine.model.family.base import ModelFamily, layer_types, no_irope, same
+from backends.engine.model.family.base import ModelFamily, layer_types, no_irope, refuse_unequal
 from backends.engine.model.float64_modules import rms_norm
 from reference.architecture import Architecture
 
@@ -21,8 +21,8 @@ from reference.architecture import Architecture
 def fields_of(arch: Architecture) -> dict[str, Any]:
     """The fields of the config that not all families have; see `ModelFamily.fields`."""
     no_irope(arch)
-    same(arch, "qkv_bias and output_bias", arch.qkv_bias, arch.output_bias)
-    same(arch, "windows in all layers that have one", *filter(None, arch.windows))
+    refuse_unequal(arch, "qkv_bias and output_bias", arch.qkv_bias, arch.output_bias)
+    refuse_unequal(arch, "windows in all layers that have one", *filter(None, arch.windows))
     scalar = arch.setting("query_scalar") or arch.head_dim
     if scalar != int(scalar):
         raise Unsupported(
@@ -38,15 +38,15 @@ def fields_of(arch: Architecture) -> dict[str, Any]:
     }
 
 
-def scaled(module: nn.Module, config: Any) -> nn.Module:
+def with_float64_scale(module: nn.Module, config: Any) -> nn.Module:
     """Give the embeddings their factor in float64; transformers casts it to the dtype of the weights at every use."""
     module.embed_scale = torch.tensor(math.sqrt(config.hidden_size), dtype=torch.float64)
     return module
 
 
-def completed(network: Any) -> None:
+def complete(network: Any) -> None:
     """Give the embeddings of a built-in model the factor that no state dict holds."""
-    scaled(network.model.embed_tokens, network.config)
+    with_float64_scale(network.model.embed_tokens, network.config)
 
 
 GEMMA2 = ModelFamily(
@@ -55,6 +55,6 @@ GEMMA2 = ModelFamily(
     Gemma2ForCausalLM,
     fields_of,
     caps_scores=True,
-    completed=completed,
-    exact={"Gemma2RMSNorm": rms_norm("eps", offset=1.0), "Gemma2TextScaledWordEmbedding": scaled},
+    complete=complete,
+    exact={"Gemma2RMSNorm": rms_norm("eps", offset=1.0), "Gemma2TextScaledWordEmbedding": with_float64_scale},
 )

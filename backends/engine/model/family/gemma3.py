@@ -26,10 +26,10 @@ GEMMA3 = ModelFamily(
     Gemma3TextConfig,
     Gemma3ForCausalLM,
     _fields,
-    completed=gemma2.completed,
+    complete=gemma2.complete,
     exact={
         "Gemma3RMSNorm": rms_norm("eps", offset=1.0),
-        "Gemma3TextScaledWordEmbedding": gemma2.scaled,
+        "Gemma3TextScaledWordEmbedding": gemma2.with_float64_scale,
         "Gemma3RotaryEmbedding": lambda _, config: ExactLayeredRotary(config),
     },
 )

@@ -11,40 +11,40 @@ from torch import Tensor
 from transformers import GptOssConfig, GptOssForCausalLM
 
 from backends.base import Unsupported
-from backends.engine.model.family.base import ModelFamily, layer_types, no_irope, same
+from backends.engine.model.family.base import ModelFamily, layer_types, no_irope, refuse_unequal
 from backends.engine.model.float64_modules import ExactRotary, rms_norm
 from reference.architecture import Architecture
 
 EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.(weight|bias)")
 
 
-def _arranged(state: dict[str, Tensor], arch: Architecture) -> dict[str, Tensor]:
-    rest, found = dict[str, Tensor](), dict[tuple[str, str], dict[tuple[str, int], Tensor]]()
+def _arrange(state: dict[str, Tensor], arch: Architecture) -> dict[str, Tensor]:
+    arranged, experts = dict[str, Tensor](), dict[tuple[str, str], dict[tuple[str, int], Tensor]]()
     for name, tensor in state.items():
         expert = EXPERT.fullmatch(name)
         if expert is None:
-            rest[name.replace(".mlp.gate.", ".mlp.router.")] = tensor
+            arranged[name.replace(".mlp.gate.", ".mlp.router.")] = tensor
         else:
-            found.setdefault((expert[1], expert[4]), {})[expert[3], int(expert[2])] = tensor
-    for (at, kind), parts in found.items():
+            experts.setdefault((expert[1], expert[4]), {})[expert[3], int(expert[2])] = tensor
+    for (prefix, kind), parts in experts.items():
         gate, up, down = (
-            torch.stack([parts[part, one] for one in range(int(arch.setting("experts")))])
+            torch.stack([parts[part, expert_number] for expert_number in range(int(arch.setting("experts")))])
             for part in ("gate", "up", "down")
         )
         # [experts, 2 * inner, ...] with the rows of gate and up in turn.
         turns = torch.stack([gate, up], 2).flatten(1, 2)
         if kind == "bias":
-            rest |= {f"{at}.gate_up_proj_bias": turns, f"{at}.down_proj_bias": down}
+            arranged |= {f"{prefix}.gate_up_proj_bias": turns, f"{prefix}.down_proj_bias": down}
         else:
             swapped = {"gate_up_proj": turns, "down_proj": down}
-            rest |= {f"{at}.{name}": one.transpose(1, 2).contiguous() for name, one in swapped.items()}
-    return rest
+            arranged |= {f"{prefix}.{name}": tensor.transpose(1, 2).contiguous() for name, tensor in swapped.items()}
+    return arranged
 
 
 def _fields(arch: Architecture) -> dict[str, Any]:
     no_irope(arch)
-    same(arch, "qkv_bias and output_bias", arch.qkv_bias, arch.output_bias)
-    same(arch, "windows in all layers that have one", *filter(None, arch.windows))
+    refuse_unequal(arch, "qkv_bias and output_bias", arch.qkv_bias, arch.output_bias)
+    refuse_unequal(arch, "windows in all layers that have one", *filter(None, arch.windows))
     if arch.score_cap:
         raise Unsupported("gpt_oss with a soft cap: transformers' attention with sinks has none")
     return {
@@ -73,7 +73,7 @@ GPT_OSS = ModelFamily(
     GptOssConfig,
     GptOssForCausalLM,
     _fields,
-    arranged=_arranged,
+    arrange=_arrange,
     exact={
         "GptOssRMSNorm": rms_norm("variance_epsilon"),
         "GptOssRotaryEmbedding": lambda _, config: ExactHalfRotary(config),

@@ -4,7 +4,7 @@ from typing import Any
 
 from transformers import GraniteConfig, GraniteForCausalLM
 
-from backends.engine.model.family.base import ModelFamily, no_irope, no_window, same
+from backends.engine.model.family.base import ModelFamily, no_irope, no_window, refuse_unequal
 from backends.engine.model.float64_modules import rms_norm
 from reference.architecture import Architecture
 
@@ -12,7 +12,7 @@ from reference.architecture import Architecture
 def _fields(arch: Architecture) -> dict[str, Any]:
     no_irope(arch)
     no_window(arch)
-    same(arch, "qkv_bias and output_bias", arch.qkv_bias, arch.output_bias)
+    refuse_unequal(arch, "qkv_bias and output_bias", arch.qkv_bias, arch.output_bias)
     multipliers = {name: arch.setting(name) for name in arch.words.settings}
     return {"attention_bias": arch.qkv_bias, "mlp_bias": arch.mlp_bias, **multipliers}
 

@@ -1,8 +1,8 @@
 """DeepSeek-V2, DeepSeek-V3 and Kimi K2: latent attention (MLA), and experts.
 
 transformers 5.23 hands its cache latent vectors and rotated parts, and expands them to keys and values after every
-read. The engine's caches hold either, as the case's layout says: `Handed` stands between. Attention over latent rows is
-that of `backends.engine.attention.latent`.
+read. The engine's caches hold either, as the case's layout says: `LatentRowsCache` stands between. Attention over
+latent rows is that of `backends.engine.attention.latent`.
 """
 
 from typing import Any
@@ -15,13 +15,13 @@ from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2Atten
 from backends.base import Unsupported
 from backends.engine.attention.interface import through_interface
 from backends.engine.attention.latent import Absorption
-from backends.engine.model.family.base import ModelFamily, no_irope, no_window, rope_parameters, same
-from backends.engine.model.family.experts import ExactGroupRouter, counts, stacked
+from backends.engine.model.family.base import ModelFamily, no_irope, no_window, refuse_unequal, rope_parameters
+from backends.engine.model.family.experts import ExactGroupRouter, expert_counts, stack_experts
 from backends.engine.model.float64_modules import ExactComplexRotary, rms_norm
 from reference.architecture import Architecture
 
 
-class Handed:
+class LatentRowsCache:
     """The cache argument of one layer's attention: caches the latent rows that it is handed, or expands them."""
 
     def __init__(self, module: Any, lanes: Any) -> None:
@@ -37,22 +37,22 @@ class Handed:
         return columns
 
 
-def handed(network: Any) -> None:
-    """Change a model with latent attention, in place, so that its caches are updated through `Handed`."""
+def cache_latent_rows(network: Any) -> None:
+    """Change a model with latent attention, in place, so that its caches are updated through `LatentRowsCache`."""
     for layer in network.model.layers:
-        layer.self_attn.expand_kv = _as_read
+        layer.self_attn.expand_kv = _unchanged
         layer.self_attn.absorbed = Absorption(layer.self_attn)
         layer.self_attn.register_forward_pre_hook(_hand_over, with_kwargs=True)
 
 
-def _as_read(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+def _unchanged(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     return key, value
 
 
 def _hand_over(
     module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    return args, {**named, "past_key_values": Handed(module, named["past_key_values"])}
+    return args, {**named, "past_key_values": LatentRowsCache(module, named["past_key_values"])}
 
 
 class ExactAttention(DeepseekV2Attention):  # type: ignore[misc]  # transformers is untyped here
@@ -76,7 +76,7 @@ class ExactAttention(DeepseekV2Attention):  # type: ignore[misc]  # transformers
         plain, turning = query.split([self.qk_nope_head_dim, self.qk_rope_head_dim], -1)
         latent, rotated = self.kv_a_proj_with_mqa(hidden_states).split([self.kv_lora_rank, self.qk_rope_head_dim], -1)
         latent = self.kv_a_layernorm(latent)[:, None]
-        turning, rotated = (_turned(one, position_embeddings) for one in (turning, rotated[:, None]))
+        turning, rotated = (_rotate(part, position_embeddings) for part in (turning, rotated[:, None]))
         key, value = past_key_values.update(latent, rotated, self.layer_idx)
         key, value = self.expand_kv(key, value)
         mixed, _ = through_interface(
@@ -85,7 +85,7 @@ class ExactAttention(DeepseekV2Attention):  # type: ignore[misc]  # transformers
         return self.o_proj(mixed.reshape(*rows, -1)), None
 
 
-def _turned(x: Tensor, frequencies: Tensor) -> Tensor:
+def _rotate(x: Tensor, frequencies: Tensor) -> Tensor:
     """`x` [B, heads, T, rotary_dim], rotated; each pair of neighbouring dimensions is one complex number."""
     pairs = torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2).contiguous())
     return torch.view_as_real(pairs * frequencies[:, None]).flatten(3)
@@ -119,7 +119,7 @@ class ExactSoftmaxRouter(nn.Module):
 def _fields(arch: Architecture) -> dict[str, Any]:
     no_irope(arch)
     no_window(arch)
-    same(arch, "qkv_bias and output_bias", arch.qkv_bias, arch.output_bias)
+    refuse_unequal(arch, "qkv_bias and output_bias", arch.qkv_bias, arch.output_bias)
     if arch.mlp_bias:
         raise Unsupported(f"{arch.family} with biases in its feed-forward blocks: transformers' experts have none")
     if not arch.setting("shared_experts"):
@@ -133,7 +133,7 @@ def _fields(arch: Architecture) -> dict[str, Any]:
         rope["mscale_all_dim"] = arch.rope.mscale_all_dim
     rotated = int(arch.rotary_dim)
     return {
-        **counts(arch),
+        **expert_counts(arch),
         "head_dim": rotated,
         "rope_parameters": rope,
         "attention_bias": arch.qkv_bias,
@@ -173,8 +173,8 @@ DEEPSEEK_V3 = ModelFamily(
     DeepseekV3Config,
     DeepseekV3ForCausalLM,
     _v3,
-    arranged=stacked,
-    prepared=handed,
+    arrange=stack_experts,
+    prepare=cache_latent_rows,
     exact={"DeepseekV3RMSNorm": rms_norm("variance_epsilon"), "DeepseekV3TopkRouter": ExactGroupRouter},
     checkpoint={"kimi_k2": _kimi},
 )
@@ -183,8 +183,8 @@ DEEPSEEK_V2 = ModelFamily(
     DeepseekV2Config,
     DeepseekV2ForCausalLM,
     _v2,
-    arranged=stacked,
-    prepared=handed,
+    arrange=stack_experts,
+    prepare=cache_latent_rows,
     exact={
         "DeepseekV2RMSNorm": rms_norm("variance_epsilon"),
         "DeepseekV2TopkRouter": ExactSoftmaxRouter,

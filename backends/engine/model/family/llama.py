@@ -14,7 +14,7 @@ from transformers import (
     SmolLM3ForCausalLM,
 )
 
-from backends.engine.model.family.base import ModelFamily, layer_types, no_chunks, no_irope, no_window, same
+from backends.engine.model.family.base import ModelFamily, layer_types, no_chunks, no_irope, no_window, refuse_unequal
 from backends.engine.model.float64_modules import rms_norm
 from reference.architecture import Architecture
 
@@ -30,7 +30,7 @@ PANGU_DEFAULTS = {
 
 
 def _fields(arch: Architecture) -> dict[str, Any]:
-    same(arch, "qkv_bias and output_bias", arch.qkv_bias, arch.output_bias)
+    refuse_unequal(arch, "qkv_bias and output_bias", arch.qkv_bias, arch.output_bias)
     no_irope(arch)
     no_window(arch)
     return {"attention_bias": arch.qkv_bias, "mlp_bias": arch.mlp_bias}
@@ -40,9 +40,9 @@ def _pangu(content: dict[str, Any]) -> Any:
     """The Llama config for the config.json `content` of openPangu-Embedded."""
     # These fields name openPangu's own classes and code, or are translated to `attention_bias` below.
     left_out = ("model_type", "auto_map", "architectures", "bias", "attention_bias")
-    said = {**PANGU_DEFAULTS, **content}
-    kept = {key: value for key, value in said.items() if key not in left_out}
-    return LlamaConfig(**kept, attention_bias=bool(said["bias"] or said.get("attention_bias")))
+    settings = {**PANGU_DEFAULTS, **content}
+    config_fields = {key: value for key, value in settings.items() if key not in left_out}
+    return LlamaConfig(**config_fields, attention_bias=bool(settings["bias"] or settings.get("attention_bias")))
 
 
 LLAMA = ModelFamily(
@@ -65,8 +65,8 @@ def _seed_oss(arch: Architecture) -> dict[str, Any]:
 
 def _smollm3(arch: Architecture) -> dict[str, Any]:
     no_chunks(arch)
-    same(arch, "qkv_bias and output_bias", arch.qkv_bias, arch.output_bias)
-    same(arch, "windows in all layers that have one", *filter(None, arch.windows))
+    refuse_unequal(arch, "qkv_bias and output_bias", arch.qkv_bias, arch.output_bias)
+    refuse_unequal(arch, "windows in all layers that have one", *filter(None, arch.windows))
     return {
         "attention_bias": arch.qkv_bias,
         "mlp_bias": arch.mlp_bias,

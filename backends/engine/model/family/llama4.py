@@ -13,8 +13,8 @@ from transformers import Llama4ForCausalLM, Llama4TextConfig
 from transformers.models.llama4.modeling_llama4 import Llama4Router, Llama4TextAttention
 
 from backends.engine.attention.interface import through_interface
-from backends.engine.model.family.base import ModelFamily, no_window, same
-from backends.engine.model.family.experts import stacked
+from backends.engine.model.family.base import ModelFamily, no_window, refuse_unequal
+from backends.engine.model.family.experts import stack_experts
 from backends.engine.model.float64_modules import ExactComplexRotary, rms_norm
 from reference.architecture import Architecture
 
@@ -70,7 +70,7 @@ class ExactAttention(Llama4TextAttention):  # type: ignore[misc]  # transformers
             project(hidden_states).view(*rows, -1, self.head_dim) for project in (self.q_proj, self.k_proj, self.v_proj)
         )
         if self.use_rope:
-            query, key = (_turned(one, position_embeddings) for one in (query, key))
+            query, key = (_rotate(tensor, position_embeddings) for tensor in (query, key))
             if hasattr(self, "qk_norm"):
                 query, key = self.qk_norm(query), self.qk_norm(key)
         key, value = past_key_values.update(key.transpose(1, 2), value.transpose(1, 2), self.layer_idx)
@@ -80,7 +80,7 @@ class ExactAttention(Llama4TextAttention):  # type: ignore[misc]  # transformers
         return self.o_proj(mixed.reshape(*rows, -1)), None
 
 
-def _turned(x: Tensor, frequencies: Tensor) -> Tensor:
+def _rotate(x: Tensor, frequencies: Tensor) -> Tensor:
     """`x` [B, T, heads, head_dim], rotated; each pair of neighbouring dimensions is one complex number."""
     pairs = torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2).contiguous())
     return torch.view_as_real(pairs * frequencies[:, :, None]).flatten(3)
@@ -109,8 +109,8 @@ def _exact_router(module: nn.Module, _: Any) -> nn.Module:
 def _fields(arch: Architecture) -> dict[str, Any]:
     """The fields of Llama 4's config that other families lack, for a model without experts."""
     no_window(arch)
-    same(arch, "qkv_bias and output_bias", arch.qkv_bias, arch.output_bias)
-    same(arch, "chunks in all layers that have one", *filter(None, arch.chunks))
+    refuse_unequal(arch, "qkv_bias and output_bias", arch.qkv_bias, arch.output_bias)
+    refuse_unequal(arch, "chunks in all layers that have one", *filter(None, arch.chunks))
     return {
         "moe_layers": [],
         "intermediate_size_mlp": arch.intermediate_size,
@@ -138,16 +138,16 @@ def _text_fields(arch: Architecture) -> dict[str, Any]:
     }
 
 
-def _renamed(name: str) -> str:
+def _rename(name: str) -> str:
     return name.replace(".mlp.gate.", ".mlp.router.").replace(".mlp.", ".feed_forward.")
 
 
-def _arranged(state: dict[str, Tensor], arch: Architecture) -> dict[str, Tensor]:
+def _arrange(state: dict[str, Tensor], arch: Architecture) -> dict[str, Tensor]:
     """The state dict with all experts of a layer in two tensors, inputs first."""
     joined = (".experts.gate_up_proj", ".experts.down_proj")
     return {
-        name: one.transpose(1, 2).contiguous() if name.endswith(joined) else one
-        for name, one in stacked(state, arch).items()
+        name: tensor.transpose(1, 2).contiguous() if name.endswith(joined) else tensor
+        for name, tensor in stack_experts(state, arch).items()
     }
 
 
@@ -164,8 +164,8 @@ LLAMA4 = ModelFamily(
     Llama4TextConfig,
     Llama4ForCausalLM,
     _fields,
-    renamed=_renamed,
-    prepared=temper_logically,
+    rename=_rename,
+    prepare=temper_logically,
     exact=EXACT,
 )
 LLAMA4_TEXT = ModelFamily(
@@ -173,8 +173,8 @@ LLAMA4_TEXT = ModelFamily(
     Llama4TextConfig,
     Llama4ForCausalLM,
     _text_fields,
-    renamed=_renamed,
-    arranged=_arranged,
-    prepared=temper_logically,
+    rename=_rename,
+    arrange=_arrange,
+    prepare=temper_logically,
     exact=EXACT,
 )

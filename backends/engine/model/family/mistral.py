@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from transformers import Ministral3Config, Ministral3ForCausalLM, MistralConfig, MistralForCausalLM
 
 from backends.base import Unsupported
-from backends.engine.model.family.base import ModelFamily, no_irope, rope_of, same
+from backends.engine.model.family.base import ModelFamily, no_irope, refuse_unequal, rope_of
 from backends.engine.model.float64_modules import rms_norm
 from reference.architecture import Architecture
 
 
 def _fields(arch: Architecture) -> dict[str, Any]:
     no_irope(arch)
-    same(arch, "all windows", *arch.windows)
+    refuse_unequal(arch, "all windows", *arch.windows)
     return {"sliding_window": max(arch.windows) or None}
 
 
@@ -53,14 +53,14 @@ class Scale:
 
 
 def _exact_scale(module: nn.Module, config: Any) -> nn.Module:
-    rope, own = config.rope_parameters, cast(Any, module)
-    own.temperature = Scale(float(rope.get(BETA) or 0), rope.get("original_max_position_embeddings") or 1)
+    rope, attention = config.rope_parameters, cast(Any, module)
+    attention.temperature = Scale(float(rope.get(BETA) or 0), rope.get("original_max_position_embeddings") or 1)
     # transformers' own factor is 1 now, whose float32 rounds nothing. Each layer needs the beta, hence a copy.
-    own.config = _Without(config)
+    attention.config = _UnscaledConfig(config)
     return module
 
 
-class _Without:
+class _UnscaledConfig:
     """A config whose `rope_parameters` scale no queries; all other fields are those of `config`."""
 
     def __init__(self, config: Any) -> None:

@@ -19,7 +19,7 @@ from backends.engine.model.family.base import (
     no_chunks,
     no_irope,
     no_window,
-    same,
+    refuse_unequal,
 )
 from backends.engine.model.float64_modules import ExactLayeredRotary, rms_norm
 from reference.architecture import Architecture
@@ -28,14 +28,14 @@ from reference.architecture import Architecture
 def _olmo2(arch: Architecture) -> dict[str, Any]:
     no_irope(arch)
     no_window(arch)
-    same(arch, "qkv_bias and output_bias", arch.qkv_bias, arch.output_bias)
+    refuse_unequal(arch, "qkv_bias and output_bias", arch.qkv_bias, arch.output_bias)
     return {"attention_bias": arch.qkv_bias}
 
 
 def _olmo3(arch: Architecture) -> dict[str, Any]:
     no_irope(arch)
-    same(arch, "qkv_bias and output_bias", arch.qkv_bias, arch.output_bias)
-    same(arch, "windows in all layers that have one", *filter(None, arch.windows))
+    refuse_unequal(arch, "qkv_bias and output_bias", arch.qkv_bias, arch.output_bias)
+    refuse_unequal(arch, "windows in all layers that have one", *filter(None, arch.windows))
     return {
         "attention_bias": arch.qkv_bias,
         "layer_types": layer_types(arch),
@@ -46,7 +46,7 @@ def _olmo3(arch: Architecture) -> dict[str, Any]:
 
 def _exaone4(arch: Architecture) -> dict[str, Any]:
     no_chunks(arch)
-    same(arch, "windows in all layers that have one", *filter(None, arch.windows))
+    refuse_unequal(arch, "windows in all layers that have one", *filter(None, arch.windows))
     bare = tuple(layer for layer, window in enumerate(arch.windows) if any(arch.windows) and not window)
     if arch.unrotated != bare:
         raise Unsupported("exaone4: exactly the layers without a window lack rotary embedding, if any layer has one")

@@ -4,7 +4,7 @@ from typing import Any
 
 from transformers import ApertusConfig, ApertusForCausalLM, HunYuanDenseV1Config, HunYuanDenseV1ForCausalLM
 
-from backends.engine.model.family.base import ModelFamily, no_irope, no_window, same
+from backends.engine.model.family.base import ModelFamily, no_irope, no_window, refuse_unequal
 from backends.engine.model.float64_modules import rms_norm
 from reference.architecture import Architecture
 
@@ -12,11 +12,11 @@ from reference.architecture import Architecture
 def _fields(arch: Architecture) -> dict[str, Any]:
     no_irope(arch)
     no_window(arch)
-    same(arch, "qkv_bias and output_bias", arch.qkv_bias, arch.output_bias)
+    refuse_unequal(arch, "qkv_bias and output_bias", arch.qkv_bias, arch.output_bias)
     return {"attention_bias": arch.qkv_bias}
 
 
-def _renamed(name: str) -> str:
+def _rename(name: str) -> str:
     return name.replace(".q_norm.", ".query_layernorm.").replace(".k_norm.", ".key_layernorm.")
 
 
@@ -25,7 +25,7 @@ HUNYUAN = ModelFamily(
     HunYuanDenseV1Config,
     HunYuanDenseV1ForCausalLM,
     _fields,
-    renamed=_renamed,
+    rename=_rename,
     exact={"HunYuanDenseV1RMSNorm": rms_norm("variance_epsilon")},
 )
 APERTUS = ModelFamily(

@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from backends.engine.model.family.base import ModelFamily, layer_types, no_irope, same
+from backends.engine.model.family.base import ModelFamily, layer_types, no_irope, refuse_unequal
 from backends.engine.model.float64_modules import rms_norm
 from reference.architecture import Architecture
 
@@ -19,7 +19,7 @@ def _qwen2(arch: Architecture) -> dict[str, Any]:
 
 
 def _qwen3(arch: Architecture) -> dict[str, Any]:
-    same(arch, "qkv_bias and output_bias", arch.qkv_bias, arch.output_bias)
+    refuse_unequal(arch, "qkv_bias and output_bias", arch.qkv_bias, arch.output_bias)
     return _qwen2(arch) | {"attention_bias": arch.qkv_bias}
 
 

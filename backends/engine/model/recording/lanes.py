@@ -17,7 +17,7 @@ from backends.engine.kv.static import Static
 REFUSAL = "not captured: only static buffers and pages of one pool, without left padding, keep their addresses"
 
 
-class Still(BatchCache):
+class RecordedLanes(BatchCache):
     """A batch of static caches whose rows are written to the columns in the tensors `slots`.
 
     Attributes:
@@ -32,30 +32,30 @@ class Still(BatchCache):
     @property
     def owners(self) -> list[Static] | list[Pool]:
         """The owner of each lane's cells; a recording is of no use when an owner ceases to exist."""
-        return [one for one in self.caches if isinstance(one, Static)]
+        return [cache for cache in self.caches if isinstance(cache, Static)]
 
     @property
     def addresses(self) -> tuple[int, ...]:
         """The address of each lane's first cells, which no other living cache or pool has."""
-        return tuple(one.buffers[0][0].data_ptr() for one in self.caches if isinstance(one, Static))
+        return tuple(cache.buffers[0][0].data_ptr() for cache in self.caches if isinstance(cache, Static))
 
     @property
     def widths(self) -> tuple[int, ...]:
         """The number of columns that are read for each lane, if the addresses do not tell it."""
         return ()
 
-    def fresh(self) -> dict[str, Tensor]:
+    def current_places(self) -> dict[str, Tensor]:
         """The places of this forward, by name."""
-        caches = [one for one in self.caches if isinstance(one, Static)]
+        caches = [cache for cache in self.caches if isinstance(cache, Static)]
         return {
             # A level of a draft follows the open rows of the levels above it.
             f"slots {lane}": torch.arange(
-                one.length + one.rows - own, one.length + one.rows, device=one.buffers[0][0].device
+                cache.length + cache.rows - num_rows, cache.length + cache.rows, device=cache.buffers[0][0].device
             )
-            for lane, (one, own) in enumerate(zip(caches, self.rows, strict=True))
+            for lane, (cache, num_rows) in enumerate(zip(caches, self.rows, strict=True))
         }
 
-    def widened(self, mask: Tensor) -> Tensor:
+    def widen_mask(self, mask: Tensor) -> Tensor:
         """The mask [B, 1, T, C] of this forward over the columns that the recording reads."""
         return mask
 
@@ -66,7 +66,7 @@ class Still(BatchCache):
             buffer.index_copy_(-2, self.places[f"slots {lane}"], new)
 
 
-class StillPages(Still):
+class RecordedPages(RecordedLanes):
     """A batch of paged caches in one pool, read through block tables that are tensors.
 
     Where the layout promises the bits of a branch cache, exactly the columns of a lane are read, and each number of
@@ -84,8 +84,8 @@ class StillPages(Still):
         super().__init__([*caches], rows, filler)
         self.pool = caches[0].pool
         self.paged = caches
-        self._columns = [one.length + one.rows for one in caches]
-        used = [-(-columns // one.blocks.size) for columns, one in zip(self._columns, caches, strict=True)]
+        self._columns = [cache.length + cache.rows for cache in caches]
+        used = [-(-columns // cache.blocks.size) for columns, cache in zip(self._columns, caches, strict=True)]
         self._used = used
         exact = caches[0].blocks.pages.exact
         self._counts = used if exact else [1 << (count - 1).bit_length() for count in used]
@@ -93,7 +93,7 @@ class StillPages(Still):
 
     @property
     def owners(self) -> list[Static] | list[Pool]:
-        """See `Still`."""
+        """See `RecordedLanes`."""
         return [self.pool]
 
     @property
@@ -103,22 +103,22 @@ class StillPages(Still):
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """See `Still`."""
+        """See `RecordedLanes`."""
         return tuple(self._widths)
 
-    def fresh(self) -> dict[str, Tensor]:
-        """See `Still`."""
+    def current_places(self) -> dict[str, Tensor]:
+        """See `RecordedLanes`."""
         device, places = self.pool.layers[0][0].device, {}
-        for lane, one in enumerate(self.paged):
-            live = one.blocks.table[: self._used[lane]]
+        for lane, cache in enumerate(self.paged):
+            live = cache.blocks.table[: self._used[lane]]
             padded = live + live[-1:] * (self._counts[lane] - len(live))
-            places[f"slots {lane}"] = one.slots(self._columns[lane] - self.rows[lane], self._columns[lane])
+            places[f"slots {lane}"] = cache.slots(self._columns[lane] - self.rows[lane], self._columns[lane])
             places[f"table {lane}"] = torch.tensor(padded, dtype=torch.long, device=device)
             places[f"length {lane}"] = torch.tensor(self._columns[lane], device=device)
         return places
 
-    def widened(self, mask: Tensor) -> Tensor:
-        """See `Still`; the columns of padding rows lie behind those that are read."""
+    def widen_mask(self, mask: Tensor) -> Tensor:
+        """See `RecordedLanes`; the columns of padding rows lie behind those that are read."""
         ends = [wide + self.width - rows for wide, rows in zip(self._widths, self.rows, strict=True)]
         wider = mask.new_zeros((*mask.shape[:-1], max(ends)))
         for lane, (columns, wide, end) in enumerate(zip(self._columns, self._widths, ends, strict=True)):
@@ -132,18 +132,20 @@ class StillPages(Still):
         values: list[Tensor] = []
         for lane, rows in enumerate(self.rows):
             self._write(lane, layer_idx, key_states[lane, :, :rows], value_states[lane, :, :rows])
-            for found, cells, new in zip(
+            for lanes_read, cells, new in zip(
                 (keys, values), self.pool.layers[layer_idx], (key_states, value_states), strict=True
             ):
-                held = self._gathered(lane, cells)
-                found.append(torch.cat([held, new[lane, :, rows:]], 1) if rows < self.width else held)
-        return self._stacked(keys), self._stacked(values)
+                lane_columns = self._gathered(lane, cells)
+                lanes_read.append(
+                    torch.cat([lane_columns, new[lane, :, rows:]], 1) if rows < self.width else lane_columns
+                )
+        return self._stack(keys), self._stack(values)
 
     def _gathered(self, lane: int, cells: Tensor) -> Tensor:
         """The columns of a lane, [kv_heads, width, D], with zeros behind its end."""
         columns = cells[self.places[f"table {lane}"]].flatten(0, 1)[: self._widths[lane]].transpose(0, 1)
-        behind = torch.arange(self._widths[lane], device=cells.device) >= self.places[f"length {lane}"]
-        return columns.masked_fill(behind[None, :, None], 0.0).contiguous()
+        beyond_end = torch.arange(self._widths[lane], device=cells.device) >= self.places[f"length {lane}"]
+        return columns.masked_fill(beyond_end[None, :, None], 0.0).contiguous()
 
     def _write(self, lane: int, layer: int, keys: Tensor, values: Tensor) -> None:
         for cells, new in zip(self.pool.layers[layer], (keys, values), strict=True):
@@ -154,15 +156,15 @@ class StillPages(Still):
         return None
 
 
-def still(batch: BatchCache) -> Still | None:
+def recorded_lanes(batch: BatchCache) -> RecordedLanes | None:
     """The lanes of a recorded forward over a batch; None if attention reads other tensors in every step."""
     if type(batch) is not BatchCache:  # lanes padded on the left, say, hold other columns than their caches
         return None
     caches, rows, filler = batch.caches, batch.rows, batch.filler
-    if all(isinstance(one, Static) and not isinstance(one, Overwrite) for one in caches):
-        return Still(caches, rows, filler)
+    if all(isinstance(cache, Static) and not isinstance(cache, Overwrite) for cache in caches):
+        return RecordedLanes(caches, rows, filler)
     # A cache of another class may write and read in another way, which the tensors would pass over.
-    paged = [one for one in caches if type(one) is Paged]
-    if len(paged) == len(caches) and all(one.pool is paged[0].pool for one in paged):
-        return StillPages(paged, rows, filler)
+    paged = [cache for cache in caches if type(cache) is Paged]
+    if len(paged) == len(caches) and all(cache.pool is paged[0].pool for cache in paged):
+        return RecordedPages(paged, rows, filler)
     return None

@@ -20,19 +20,19 @@ class Operation:
     """An operator with its arguments, and the tensors that held its results when it was recorded."""
 
     operator: Any
-    given: tuple[Any, ...]
+    arguments: tuple[Any, ...]
     named: dict[str, Any]
     results: list[Tensor]
 
-    def again(self) -> None:
+    def recompute(self) -> None:
         """Compute the results again from what the arguments hold now, at the addresses of the recording."""
-        fresh = tensors(self.operator(*self.given, **self.named))
+        fresh = tensors(self.operator(*self.arguments, **self.named))
         if not self.operator._schema.is_mutable:
-            for held, new in zip(self.results, fresh, strict=True):
-                held.copy_(new)
+            for result, new in zip(self.results, fresh, strict=True):
+                result.copy_(new)
 
 
-class Listing(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's class is untyped here
+class OperatorList(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's class is untyped here
     """While open, every operator runs as usual and is added to `operations`, unless its result is a view."""
 
     def __init__(self) -> None:
@@ -48,21 +48,21 @@ class Listing(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's cl
         named = kwargs or {}
         if reads_back(func, args):
             raise RuntimeError(f"{func} hands numbers back to the host, which no replay can do")
-        made = func(*args, **named)
+        results = func(*args, **named)
         if not func.is_view:  # a view shows what its base holds, then as now
-            self.operations.append(Operation(func, args, named, tensors(made)))
-        return made
+            self.operations.append(Operation(func, args, named, tensors(results)))
+        return results
 
 
 def tensors(results: Any) -> list[Tensor]:
     """The tensors among the results of an operator; some, as SDPA's, also tell sizes, which never change."""
-    return [one for one in tree_leaves(results) if isinstance(one, Tensor)]
+    return [leaf for leaf in tree_leaves(results) if isinstance(leaf, Tensor)]
 
 
-def reads_back(operator: Any, given: tuple[Any, ...]) -> bool:
+def reads_back(operator: Any, arguments: tuple[Any, ...]) -> bool:
     """Whether the results of an operator give the host a number, or a shape that depends on numbers."""
     if operator in (torch.ops.aten.index.Tensor, torch.ops.aten.index_put_.default):
-        return any(isinstance(one, Tensor) and one.dtype in (torch.bool, torch.uint8) for one in given[1])
+        return any(isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8) for index in arguments[1])
     return torch.Tag.data_dependent_output in operator.tags or torch.Tag.dynamic_output_shape in operator.tags
 
 
@@ -71,11 +71,11 @@ class OperatorRecorder:
 
     def record(self, run: Callable[[], list[Tensor]]) -> tuple[list[Tensor], Callable[[], None]]:
         """See `backends.engine.model.graphs.Recorder`."""
-        with Listing() as listing:
+        with OperatorList() as listing:
             results = run()
 
         def replay() -> None:
             for operation in listing.operations:
-                operation.again()
+                operation.recompute()
 
         return results, replay

@@ -28,7 +28,7 @@ class TreeDeltaNet(Qwen3NextGatedDeltaNet):  # type: ignore[misc]  # transformer
         lanes, (batch, width) = cache_params, hidden_states.shape[:2]
         parts = self.fix_query_key_value_ordering(self.in_proj_qkvz(hidden_states), self.in_proj_ba(hidden_states))
         query, key, value, gate, rate, rise = parts
-        entering = torch.cat([one.reshape(batch, width, -1) for one in (query, key, value)], -1)
+        entering = torch.cat([part.reshape(batch, width, -1) for part in (query, key, value)], -1)
         # As transformers: the decay in float32 whatever the working dtype, and the memory with it.
         wide = torch.promote_types(hidden_states.dtype, torch.float32)
         decay = (-self.A_log.to(wide).exp() * nn.functional.softplus(rise.to(wide) + self.dt_bias)).exp()
@@ -39,11 +39,11 @@ class TreeDeltaNet(Qwen3NextGatedDeltaNet):  # type: ignore[misc]  # transformer
             assert states is not None
             first = len(states.parents) - rows
             for row in states.order(first):
-                at = lane, row - first
-                held = states.above(self.layer_idx, row) or self.blank(entering, wide)
-                state, out = self.step(held, entering[at], decay[at], rate[at])
+                place = lane, row - first
+                state_above = states.above(self.layer_idx, row) or self.blank(entering, wide)
+                state, out = self.step(state_above, entering[place], decay[place], rate[place])
                 states.put(self.layer_idx, row, state)
-                read[at] = out
+                read[place] = out
         normed = self.norm(read.reshape(-1, self.head_v_dim), gate.reshape(-1, self.head_v_dim))
         mixed: Tensor = self.out_proj(normed.reshape(batch, width, -1))
         return mixed
@@ -55,29 +55,29 @@ class TreeDeltaNet(Qwen3NextGatedDeltaNet):  # type: ignore[misc]  # transformer
             entering.new_zeros(self.num_v_heads, self.head_k_dim, self.head_v_dim, dtype=wide),
         )
 
-    def step(self, held: LayerState, entering: Tensor, decay: Tensor, rate: Tensor) -> tuple[LayerState, Tensor]:
+    def step(self, state: LayerState, entering: Tensor, decay: Tensor, rate: Tensor) -> tuple[LayerState, Tensor]:
         """The state after a row, and the answer of the memory to its query, [value heads, value width].
 
         Args:
-            held: The state before it.
+            state: The state before it.
             entering: The row's input of the convolution, [channels].
             decay: The share of the memory that stays, [value heads].
             rate: The share of the error that is corrected, [value heads].
         """
-        window, memory = held
-        seen = torch.cat([window, entering[None]])
-        mixed = nn.functional.silu((seen * self.conv1d.weight[:, 0].T).sum(0)).to(memory.dtype)
+        window, memory = state
+        window_rows = torch.cat([window, entering[None]])
+        mixed = nn.functional.silu((window_rows * self.conv1d.weight[:, 0].T).sum(0)).to(memory.dtype)
         query, key, value = torch.tensor_split(mixed, (self.key_dim, 2 * self.key_dim))
         group = self.num_v_heads // self.num_k_heads
-        query, key = (_normed(one.view(self.num_k_heads, -1)).repeat_interleave(group, 0) for one in (query, key))
+        query, key = (_normalise(part.view(self.num_k_heads, -1)).repeat_interleave(group, 0) for part in (query, key))
         memory = memory * decay[:, None, None]
         error = value.view(self.num_v_heads, -1) - (memory * key[:, :, None]).sum(1)
         memory = memory + key[:, :, None] * (rate[:, None] * error)[:, None]
         out = (memory * query[:, :, None]).sum(1) / self.head_k_dim**0.5
-        return (seen[1:], memory), out.to(entering.dtype)
+        return (window_rows[1:], memory), out.to(entering.dtype)
 
 
-def _normed(x: Tensor) -> Tensor:
+def _normalise(x: Tensor) -> Tensor:
     return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + LEAST)
 
 

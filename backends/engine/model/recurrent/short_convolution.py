@@ -32,11 +32,15 @@ class TreeShortConv(Lfm2ShortConv):  # type: ignore[misc]  # transformers is unt
             assert states is not None
             first = len(states.parents) - rows
             for row in states.order(first):
-                held = states.above(self.layer_idx, row)
-                window = entering.new_zeros(self.conv_kernel_size - 1, entering.shape[-1]) if held is None else held[0]
-                seen = torch.cat([window, entering[lane, row - first][None]])
-                states.put(self.layer_idx, row, (seen[1:], entering.new_zeros(0, 0, 0)))
-                mixed[lane, row - first] = (seen * self.conv.weight[:, 0].T).sum(0)
+                state_above = states.above(self.layer_idx, row)
+                window = (
+                    entering.new_zeros(self.conv_kernel_size - 1, entering.shape[-1])
+                    if state_above is None
+                    else state_above[0]
+                )
+                window_rows = torch.cat([window, entering[lane, row - first][None]])
+                states.put(self.layer_idx, row, (window_rows[1:], entering.new_zeros(0, 0, 0)))
+                mixed[lane, row - first] = (window_rows * self.conv.weight[:, 0].T).sum(0)
         out: Tensor = self.out_proj(leaving * mixed)
         return out
 

@@ -37,9 +37,9 @@ class TreeMixer(FalconH1Mixer):  # type: ignore[misc]  # transformers is untyped
             assert states is not None
             first = len(states.parents) - rows
             for row in states.order(first):
-                at = lane, row - first
-                held = states.above(self.layer_idx, row) or self.blank(entering, wide)
-                state, read[at] = self.step(held, entering[at], time[at])
+                place = lane, row - first
+                state_above = states.above(self.layer_idx, row) or self.blank(entering, wide)
+                state, read[place] = self.step(state_above, entering[place], time[place])
                 states.put(self.layer_idx, row, state)
         gated = self.norm(read, gate) if self.mamba_rms_norm else read * nn.functional.silu(gate)
         mixed: Tensor = self.out_proj(gated.to(hidden_states.dtype))
@@ -52,27 +52,28 @@ class TreeMixer(FalconH1Mixer):  # type: ignore[misc]  # transformers is untyped
             entering.new_zeros(self.num_heads, self.head_dim, self.ssm_state_size, dtype=wide),
         )
 
-    def step(self, held: LayerState, entering: Tensor, time: Tensor) -> tuple[LayerState, Tensor]:
+    def step(self, state: LayerState, entering: Tensor, time: Tensor) -> tuple[LayerState, Tensor]:
         """The state after a row, and what the row reads of it, [heads * head width].
 
         Args:
-            held: The state before it.
+            state: The state before it.
             entering: The row's input of the convolution, [channels].
             time: The length of the row's step, [heads].
         """
-        window, memory = held
-        seen = torch.cat([window, entering[None]])
-        mixed = (seen * self.conv1d.weight[:, 0].T).sum(0)
+        window, memory = state
+        window_rows = torch.cat([window, entering[None]])
+        mixed = (window_rows * self.conv1d.weight[:, 0].T).sum(0)
         mixed = nn.functional.silu(mixed if self.conv1d.bias is None else mixed + self.conv1d.bias).to(memory.dtype)
         value = mixed[: self.intermediate_size].view(self.num_heads, -1)
         share = self.num_heads // self.n_groups
         into, out_of = (
-            one.view(self.n_groups, -1).repeat_interleave(share, 0) for one in mixed[self.intermediate_size :].chunk(2)
+            part.view(self.n_groups, -1).repeat_interleave(share, 0)
+            for part in mixed[self.intermediate_size :].chunk(2)
         )
         decay = (-self.A_log.to(memory.dtype).exp() * time).exp()
         memory = memory * decay[:, None, None] + (time[:, None] * value)[:, :, None] * into[:, None, :]
         read = (memory * out_of[:, None, :]).sum(-1) + self.D.to(memory.dtype)[:, None] * value
-        return (seen[1:], memory), read.reshape(-1)
+        return (window_rows[1:], memory), read.reshape(-1)
 
 
 def with_factors(network: Any) -> None:

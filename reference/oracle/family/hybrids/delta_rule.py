@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from reference.architecture import Architecture
-from reference.files.fields import Fields, shown
+from reference.files.fields import Fields, quote_value
 from reference.oracle.family.base import OracleFamily, Place, partial_rotary, settings_of
 from reference.oracle.family.experts import EXPERTS, experts_named
 from reference.oracle.formulas.layer import Formulas, State, linear, rms_norm, sigmoid, silu
@@ -119,7 +119,7 @@ def _every(fields: Fields, layers: int) -> int:
         if given == [KINDS[(layer + 1) % every == 0] for layer in range(layers)]:
             return every
     raise fields.refuse(
-        f"layer_types is {shown(given)}; the oracle computes attention in each so many layers the last; "
+        f"layer_types is {quote_value(given)}; the oracle computes attention in each so many layers the last; "
         "compare --against a backend"
     )
 

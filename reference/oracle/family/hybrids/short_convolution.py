@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from reference.architecture import Architecture
-from reference.files.fields import Fields, shown
+from reference.files.fields import Fields, quote_value
 from reference.oracle.family.base import OracleFamily, Place, settings_of
 from reference.oracle.formulas.layer import Formulas, State, linear
 from reference.oracle.formulas.recurrence import Held, Recurrence, convolved
@@ -32,7 +32,7 @@ def _attention_layers(fields: Fields, layers: int) -> int:
     if types is None:
         named = list(range(layers)) if named is None else named
         if not isinstance(named, list) or any(not isinstance(one, int) or not 0 <= one < layers for one in named):
-            raise fields.refuse(f"full_attn_idxs is {shown(named)}, no list of layers; correct it")
+            raise fields.refuse(f"full_attn_idxs is {quote_value(named)}, no list of layers; correct it")
         types = [KINDS[layer in named] for layer in range(layers)]
     if not isinstance(types, list) or len(types) != layers or any(kind not in KINDS for kind in types):
         raise fields.refuse(f"layer_types must say {' or '.join(KINDS)} for each of {layers} layers")

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from reference.architecture import Architecture
-from reference.family.hybrids.state_space import PARTS, WHOLE
-from reference.files.fields import Fields, shown
+from reference.family.hybrids.state_space import INTEGER_SETTINGS, PARTS
+from reference.files.fields import Fields, quote_value
 from reference.oracle.family.base import OracleFamily, Place, settings_of
 from reference.oracle.formulas.layer import Formulas, State, linear, rms_norm, silu
 from reference.oracle.formulas.recurrence import Held, Recurrence, convolved
@@ -18,7 +18,7 @@ from reference.trace import Array
 
 
 def _begin(arch: Architecture) -> Held:
-    heads, width, groups, wide, taps = (int(arch.setting(name)) for name in WHOLE)
+    heads, width, groups, wide, taps = (int(arch.setting(name)) for name in INTEGER_SETTINGS)
     return np.zeros((taps - 1, heads * width + 2 * groups * wide)), np.zeros((heads, width, wide))
 
 
@@ -40,7 +40,7 @@ def state_space(memory: Array, value: Array, key: Array, query: Array, rate: Arr
 
 def _step(arch: Architecture, state: State, layer: int, held: Held, row: Array) -> tuple[Held, Array]:
     at = f"model.layers.{layer}.mamba"
-    heads, width, groups, wide, _ = (int(arch.setting(name)) for name in WHOLE)
+    heads, width, groups, wide, _ = (int(arch.setting(name)) for name in INTEGER_SETTINGS)
     inner, shared = heads * width, groups * wide
     # The parts of the projection: gate, value, key, query, and the length of the step.
     factors = np.repeat([arch.setting(name) for name in PARTS], [inner, inner, shared, shared, heads])
@@ -84,7 +84,7 @@ def _factors(fields: Fields, name: str, count: int) -> list[float]:
     if given is None:
         return [1.0] * count
     if not isinstance(given, list) or len(given) != count or any(type(one) not in (int, float) for one in given):
-        raise fields.refuse(f"{name} is {shown(given)}, no list of {count} numbers; correct it")
+        raise fields.refuse(f"{name} is {quote_value(given)}, no list of {count} numbers; correct it")
     return [float(one) for one in given]
 
 
@@ -93,7 +93,7 @@ def _fields(fields: Fields) -> dict[str, Any]:
     # transformers clamps the steps of a prompt alone, so that a limit of its own makes two models of one. Version 5
     # writes an object for infinity.
     if limit not in (None, [0, float("inf")], [0, {"__float__": "Infinity"}]):
-        raise fields.refuse(f"time_step_limit is {shown(limit)}; the oracle computes steps without a limit")
+        raise fields.refuse(f"time_step_limit is {quote_value(limit)}; the oracle computes steps without a limit")
     heads, inner = fields.integer("mamba_n_heads", 128), fields.integer("mamba_d_ssm", 0)
     # Null derives the width from that of the residual stream.
     inner = inner or fields.integer("mamba_expand", 2) * fields.integer("hidden_size")

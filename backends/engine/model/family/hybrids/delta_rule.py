@@ -7,8 +7,8 @@ from torch import Tensor, nn
 from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
 
 from backends.base import Unsupported
-from backends.engine.model.family.base import ModelFamily, no_irope, no_window, same
-from backends.engine.model.family.experts import ExactRouter, stacked
+from backends.engine.model.family.base import ModelFamily, no_irope, no_window, refuse_unequal
+from backends.engine.model.family.experts import ExactRouter, stack_experts
 from backends.engine.model.float64_modules import rms_norm
 from backends.engine.model.recurrent.delta_net import over_trees
 from reference.architecture import Architecture
@@ -18,7 +18,7 @@ def _fields(arch: Architecture) -> dict[str, Any]:
     """The fields of the config that other families lack."""
     no_irope(arch)
     no_window(arch)
-    same(arch, "qkv_bias and output_bias", arch.qkv_bias, arch.output_bias)
+    refuse_unequal(arch, "qkv_bias and output_bias", arch.qkv_bias, arch.output_bias)
     if not arch.qk_norm:
         raise Unsupported("qwen3_next without norms of queries and keys: transformers' model always has them")
     kinds = ("full_attention", "linear_attention")
@@ -59,9 +59,9 @@ QWEN3_NEXT = ModelFamily(
     Qwen3NextConfig,
     Qwen3NextForCausalLM,
     _fields,
-    renamed=lambda name: name.replace(".linear_attn.gain", ".linear_attn.norm.weight"),
-    arranged=stacked,
-    prepared=over_trees,
+    rename=lambda name: name.replace(".linear_attn.gain", ".linear_attn.norm.weight"),
+    arrange=stack_experts,
+    prepare=over_trees,
     exact={
         "Qwen3NextRMSNorm": rms_norm("eps", offset=1.0),
         "Qwen3NextRMSNormGated": ExactGatedNorm,

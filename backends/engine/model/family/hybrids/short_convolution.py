@@ -22,9 +22,9 @@ NAMES = {
 """Parts of names in `reference.weights`, and those of transformers."""
 
 
-def _renamed(name: str) -> str:
-    for ours, theirs in NAMES.items():
-        name = name.replace(f"{ours}.", f"{theirs}.")
+def _rename(name: str) -> str:
+    for name_here, name_there in NAMES.items():
+        name = name.replace(f"{name_here}.", f"{name_there}.")
     return name
 
 
@@ -48,7 +48,7 @@ LFM2 = ModelFamily(
     Lfm2Config,
     Lfm2ForCausalLM,
     _fields,
-    renamed=_renamed,
-    prepared=over_trees,
+    rename=_rename,
+    prepare=over_trees,
     exact={"Lfm2RMSNorm": rms_norm("variance_epsilon")},
 )

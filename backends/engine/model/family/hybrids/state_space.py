@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import FalconH1Config, FalconH1ForCausalLM
 
-from backends.engine.model.family.base import ModelFamily, no_irope, no_window, same
+from backends.engine.model.family.base import ModelFamily, no_irope, no_window, refuse_unequal
 from backends.engine.model.float64_modules import rms_norm
 from backends.engine.model.recurrent.state_space import over_trees, with_factors
 from reference.architecture import Architecture
@@ -42,7 +42,7 @@ def _fields(arch: Architecture) -> dict[str, Any]:
     """The fields of the config that other families lack."""
     no_irope(arch)
     no_window(arch)
-    same(arch, "qkv_bias and output_bias", arch.qkv_bias, arch.output_bias)
+    refuse_unequal(arch, "qkv_bias and output_bias", arch.qkv_bias, arch.output_bias)
     parts = ("gate", "value", "key", "query", "time")
     return {
         "attention_bias": arch.qkv_bias,
@@ -50,9 +50,9 @@ def _fields(arch: Architecture) -> dict[str, Any]:
         "mamba_d_ssm": int(arch.setting("mixer_heads") * arch.setting("mixer_width")),
         "mlp_multipliers": [arch.setting("gate_multiplier"), arch.setting("down_multiplier")],
         "ssm_multipliers": [arch.setting(f"mixer_{part}_multiplier") for part in parts],
-        **{name: int(arch.setting(ours)) for name, ours in NAMES.items()},
-        **{name: bool(arch.setting(ours)) for name, ours in FLAGS.items()},
-        **{name: arch.setting(ours) for name, ours in FACTORS.items()},
+        **{name: int(arch.setting(setting)) for name, setting in NAMES.items()},
+        **{name: bool(arch.setting(setting)) for name, setting in FLAGS.items()},
+        **{name: arch.setting(setting) for name, setting in FACTORS.items()},
     }
 
 
@@ -78,8 +78,8 @@ FALCON_H1 = ModelFamily(
     FalconH1Config,
     FalconH1ForCausalLM,
     _fields,
-    renamed=lambda name: name.replace(".mlp.", ".feed_forward.").replace("model.norm.", "model.final_layernorm."),
-    completed=with_factors,
-    prepared=over_trees,
+    rename=lambda name: name.replace(".mlp.", ".feed_forward.").replace("model.norm.", "model.final_layernorm."),
+    complete=with_factors,
+    prepare=over_trees,
     exact={"FalconH1RMSNorm": rms_norm("variance_epsilon"), "FalconH1RMSNormGated": ExactGroupNorm},
 )

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Wanted:
+class BackendSpec:
     """The backend that an engine's process opens.
 
     Attributes:

@@ -13,7 +13,7 @@ from reference.trace import Step
 from reference.tree import Tree
 
 
-class Seen:
+class CaseRun:
     """A case and the oracle's run of it, which is computed when a predicate first asks."""
 
     def __init__(self, case: Case) -> None:
@@ -44,7 +44,7 @@ class Seen:
     def batches(self) -> tuple[tuple[int, ...], ...]:
         """The requests of each step that names at least two requests which have entered and not left."""
         inside: set[int] = set()
-        met = []
+        batches = []
         for action in self.actions:
             if action.kind in ("add", "restore"):
                 inside |= set(action.requests)
@@ -54,9 +54,9 @@ class Seen:
                 inside -= set(action.requests)
             elif action.kind in ("step", "launch"):
                 # A request that was named and is not there takes no part in the forward.
-                together = tuple(one for one in action.requests if one in inside)
-                met += [together] if len(together) > 1 else []
-        return tuple(met)
+                together = tuple(request for request in action.requests if request in inside)
+                batches += [together] if len(together) > 1 else []
+        return tuple(batches)
 
     def drafts(self, number: int) -> Draft | None:
         """The draft of a request, if it runs a model."""
@@ -77,9 +77,9 @@ class Seen:
 
 
 @lru_cache(maxsize=8)
-def seen(case: Case) -> Seen:
+def case_run(case: Case) -> CaseRun:
     """The `Seen` of a case, shared by the predicates."""
-    return Seen(case)
+    return CaseRun(case)
 
 
 @dataclass(frozen=True)
@@ -94,8 +94,8 @@ class Condition:
 
     name: str
     sentence: str
-    met: Callable[[Seen], bool]
+    predicate: Callable[[CaseRun], bool]
 
     def holds(self, case: Case) -> bool:
         """Whether `case` meets the condition."""
-        return self.met(seen(case))
+        return self.predicate(case_run(case))

@@ -8,14 +8,14 @@ assisted generation and prompt lookup begin every turn with an empty cache.
 from typing import Any
 
 from reference.case import Case
-from specverify.bench.hugging_face import PLAIN, continued
+from specverify.bench.hugging_face import PLAIN, continue_turn
 from specverify.bench.turn import Turn
 
 KEEPING = (PLAIN,)
 """Ways of transformers that go on with a cache."""
 
 
-class TheirDialogue:
+class TransformersDialogue:
     """A way of transformers through the turns of a dialogue.
 
     Args:
@@ -31,6 +31,6 @@ class TheirDialogue:
         """The next turn; it begins with an empty cache where its prompt does not begin with the text of the last."""
         follows = len(case.prompt) > len(self._tokens) and case.prompt[: len(self._tokens)] == self._tokens
         cache = self._cache if follows and self._way in KEEPING else None
-        turn, self._cache = continued(self._way, case, number, repeat, cache)
+        turn, self._cache = continue_turn(self._way, case, number, repeat, cache)
         self._tokens = case.prompt + turn.tokens
         return turn

@@ -12,7 +12,7 @@ from specverify.training.heads.medusa import MedusaModule
 from specverify.training.target import Target, states_of
 
 
-def made(kind: str, target: Target, named: Tensor | None, heads: int, seed: int, layers: int = 1) -> TrainedHead:
+def make_head(kind: str, target: Target, named: Tensor | None, heads: int, seed: int, layers: int = 1) -> TrainedHead:
     """A head of `kind` on `target`.
 
     Where the target's last layer has the usual names and shapes, an EAGLE head begins with it: attention reads the
@@ -52,8 +52,8 @@ def made(kind: str, target: Target, named: Tensor | None, heads: int, seed: int,
             head.fc.weight[:, -hidden:] += torch.eye(hidden)
             if begin_with(head.layer, target.last_layer, hidden):
                 before = getattr(getattr(target.last_layer, "input_layernorm", None), "weight", None)
-                for norm, given in ((head.hidden_norm, before), (head.norm, target.last_norm)):
-                    if given is not None and given.shape == norm.weight.shape:
-                        norm.weight.copy_(given)
+                for norm, weight in ((head.hidden_norm, before), (head.norm, target.last_norm)):
+                    if weight is not None and weight.shape == norm.weight.shape:
+                        norm.weight.copy_(weight)
             head.lm_head.weight.copy_(target.head[named])
     return head.to(target.device)
