@@ -1,7 +1,7 @@
 """The table of ready adapters: engines of others that we bring as backends.
 
 An adapter is described without importing its engine, so that lists need no engine. Its code is a file of
-`backends/adapt/engines/`, whose factories are made with `blackbox` and its kin, as those of a user are.
+`backends/adapt/engines/`, whose factories are made with `blackbox` and its kin, as a user's factories are.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ OPENVINO = ("openvino_genai", "gguf")
 """Modules that the adapter of OpenVINO GenAI imports."""
 
 EXECUTORCH = ("executorch", "flatbuffers", "ruamel.yaml", "tabulate", "yaml")
-"""Modules that the adapters of ExecuTorch import, those of its exporter among them."""
+"""Modules that the adapters of ExecuTorch and its exporter import."""
 
 FOLDER = "backends.adapt.engines"
 """The folder of the adapters' files."""
@@ -221,5 +221,5 @@ ADAPTERS: tuple[Adapter, ...] = (
 )
 """The ready adapters; their engines may be absent from a machine."""
 
-SHIPPED: tuple[Row | Adapter, ...] = (*ROWS, *ADAPTERS)
+SHIPPED_BACKENDS: tuple[Row | Adapter, ...] = (*ROWS, *ADAPTERS)
 """All that is opened by a name of ours."""

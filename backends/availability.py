@@ -16,7 +16,7 @@ from backends.shipped import ROWS
 def why_absent(name: str) -> str | None:
     """Why the shipped backend `name` cannot be opened, as far as devices and packages tell; None if they are there.
 
-    The reason is the one that `backends.registry.why_unavailable` gives. An installed package that breaks when it is
+    `backends.registry.why_unavailable` gives the same reason. An installed package that breaks when it is
     imported is found by that function alone.
     """
     row = {row.name: row for row in ROWS}.get(name)

@@ -26,7 +26,7 @@ def short(file: str | Path) -> str:
         return str(path)
 
 
-def raised_at(why: BaseException) -> str:
+def error_place(why: BaseException) -> str:
     """Where an error was raised, as ` (file:line)` with a blank in front; empty where no frame is a user's.
 
     An error of syntax names the line that cannot be read. Otherwise it is the innermost frame outside of our code, and
@@ -56,7 +56,7 @@ def function_at(function: object) -> str:
     return "" if code is None else f"{short(code.co_filename)}:{code.co_firstlineno}"
 
 
-def defined_at(module: ModuleType, attribute: str) -> str:
+def definition_place(module: ModuleType, attribute: str) -> str:
     """Where a module defines a name, as `file:line`; the file alone where no line of its top level does."""
     file = getattr(module, "__file__", None)
     if file is None:

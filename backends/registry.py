@@ -11,10 +11,10 @@ import os
 import sys
 from types import ModuleType
 
-from backends.adapters import ADAPTERS, SHIPPED, Adapter
+from backends.adapters import ADAPTERS, SHIPPED_BACKENDS, Adapter
 from backends.admission import Misshapen, check_declaration
 from backends.base import Backend, Declaration, Unavailable, WrongFlag
-from backends.places import defined_at, raised_at
+from backends.places import definition_place, error_place
 from backends.servers import address
 from backends.shipped import ROWS
 
@@ -80,11 +80,11 @@ def open_backend(name: str) -> Backend:
     except ImportError as why:
         search_hint = "; it is searched on Python's path and in the current folder" if why.name == module_name else ""
         raise UnknownBackend(
-            f"backend {name!r}: cannot import {module_name!r} ({why}){raised_at(why)}{search_hint}"
+            f"backend {name!r}: cannot import {module_name!r} ({why}){error_place(why)}{search_hint}"
         ) from why
     except (Exception, SystemExit) as why:  # a user's module may raise anything; it becomes one line
         raise UnknownBackend(
-            f"backend {name!r}: importing {module_name!r} raised {_brief(why)}{raised_at(why)}"
+            f"backend {name!r}: importing {module_name!r} raised {_brief(why)}{error_place(why)}"
         ) from why
     return _open_by_factory(name, module, module_name, attribute)
 
@@ -125,8 +125,8 @@ def _open_remote(name: str) -> Backend:
 
 
 def shipped_names() -> tuple[str, ...]:
-    """The names of all backends that we ship, those of ready adapters last."""
-    return tuple(row.name for row in SHIPPED)
+    """The names of all backends that we ship, ready adapters last."""
+    return tuple(row.name for row in SHIPPED_BACKENDS)
 
 
 def unknown(name: str) -> str:
@@ -154,7 +154,8 @@ def _open_adapter(adapter: Adapter) -> Backend:
 
 def _open_by_factory(name: str, module: ModuleType, module_name: str, attribute: str) -> Backend:
     """The backend that the factory `attribute` of a module returns, if its declaration is admitted."""
-    factory, place = getattr(module, attribute, None), defined_at(module, attribute)
+    factory = getattr(module, attribute, None)
+    place = definition_place(module, attribute)
     if not callable(factory):
         raise UnknownBackend(
             f"backend {name!r}: {module_name!r} has no factory called {attribute!r} ({place}): expected {FACTORY}"
@@ -164,8 +165,9 @@ def _open_by_factory(name: str, module: ModuleType, module_name: str, attribute:
     except (Unavailable, WrongFlag):  # part of the contract: callers tell them apart from a broken factory
         raise
     except (Exception, SystemExit) as why:
+        where = error_place(why) or f" ({place})"
         raise UnknownBackend(
-            f"backend {name!r}: {attribute!r} raised {_brief(why)}{raised_at(why) or f' ({place})'}; expected {FACTORY}"
+            f"backend {name!r}: {attribute!r} raised {_brief(why)}{where}; expected {FACTORY}"
         ) from why
     if not isinstance(backend, Backend) or not isinstance(backend.declaration, Declaration):
         raise UnknownBackend(

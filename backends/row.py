@@ -9,8 +9,8 @@ from functools import partial
 from reference.layout import KINDS
 
 ALL_DTYPES = ("float32", "float64", "bfloat16", "float16")
-THREE, HALVES = ("float32", "bfloat16", "float16"), ("bfloat16", "float16")
-"""THREE: dtypes in which Ascend and our Triton kernel multiply matrices. HALVES: those of kernels for 16 bits alone."""
+MATRIX_DTYPES, HALF_DTYPES = ("float32", "bfloat16", "float16"), ("bfloat16", "float16")
+"""MATRIX_DTYPES: of products on Ascend and in our Triton kernel. HALF_DTYPES: of kernels for 16 bits alone."""
 
 
 WRITTEN_OUT = ("eager", "ascend-eager", "captured-sampling", "captured-drafts")

@@ -38,7 +38,7 @@ SOURCE = 120
 """Most characters of a source line in a frame."""
 
 
-def recording(run: Callable[[Case], T], draws: list[Draw]) -> Callable[[Case], T]:
+def recording_run(run: Callable[[Case], T], draws: list[Draw]) -> Callable[[Case], T]:
     """`run`, which notes in `draws` the random numbers that it reads in the thread of its caller."""
 
     def run_recorded(case: Case) -> T:

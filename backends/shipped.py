@@ -1,6 +1,6 @@
 """The table of the backends that we ship, one row each."""
 
-from backends.row import HALVES, THREE, Row, widest
+from backends.row import HALF_DTYPES, MATRIX_DTYPES, Row, widest
 from reference.parallel.ranks import RANKS
 
 ROWS: tuple[Row, ...] = (
@@ -63,7 +63,7 @@ ROWS: tuple[Row, ...] = (
         "flashinfer",
         "cuda",
         "the engine with FlashInfer's paged kernel under a custom mask, on an NVIDIA device",
-        dtypes=HALVES,
+        dtypes=HALF_DTYPES,
         twin="cpu-fused",
         package="FlashInfer (pip install flashinfer-python)",
         imports=("flashinfer",),
@@ -150,7 +150,7 @@ ROWS: tuple[Row, ...] = (
         "cpu",
         "EMULATED: the engine with our Triton kernel, under Triton's interpreter on the CPU",
         slow=True,
-        dtypes=THREE,
+        dtypes=MATRIX_DTYPES,
         emulated=True,
         # A program costs the interpreter 10 ms; with these two the default run stays under three minutes.
         cases=200,
@@ -164,7 +164,7 @@ ROWS: tuple[Row, ...] = (
         "triton",
         "cuda",
         "the engine with our Triton kernel, on an NVIDIA device",
-        dtypes=THREE,
+        dtypes=MATRIX_DTYPES,
         twin="triton-interpreted",
         package="Triton (pip install 'triton>=3.0')",
         imports=("triton",),
@@ -176,7 +176,7 @@ ROWS: tuple[Row, ...] = (
         "cpu",
         "EMULATED: triton-interpreted with each tree lowered by tensor operations, to the words that the kernel reads",
         slow=True,
-        dtypes=THREE,
+        dtypes=MATRIX_DTYPES,
         emulated=True,
         cases=200,
         variant_interval=4,
@@ -189,7 +189,7 @@ ROWS: tuple[Row, ...] = (
         "triton-words",
         "cuda",
         "cuda-fused with each tree lowered on the device, to the words that the kernel reads: no mask is made",
-        dtypes=THREE,
+        dtypes=MATRIX_DTYPES,
         twin="triton-interpreted-words",
         package="Triton (pip install 'triton>=3.0')",
         imports=("triton",),
@@ -203,7 +203,7 @@ ROWS: tuple[Row, ...] = (
         "ascend-eager",
         "npu",
         "the engine with written-out attention, on an Ascend device",
-        dtypes=THREE,
+        dtypes=MATRIX_DTYPES,
         twin="ascend-eager-emulated",
     ),
     Row(
@@ -211,7 +211,7 @@ ROWS: tuple[Row, ...] = (
         "ascend-eager",
         "cpu",
         "EMULATED: the engine with written-out attention, on an Ascend device, by its contract on the CPU",
-        dtypes=THREE,
+        dtypes=MATRIX_DTYPES,
         emulated=True,
     ),
     Row(
@@ -219,7 +219,7 @@ ROWS: tuple[Row, ...] = (
         "ascend-fused",
         "npu",
         "the engine with Ascend's fused-infer attention",
-        dtypes=THREE,
+        dtypes=MATRIX_DTYPES,
         twin="ascend-fused-emulated",
         unequal_widths=True,
     ),
@@ -228,7 +228,7 @@ ROWS: tuple[Row, ...] = (
         "ascend-fused",
         "cpu",
         "EMULATED: the engine with Ascend's fused-infer attention, by its contract on the CPU",
-        dtypes=THREE,
+        dtypes=MATRIX_DTYPES,
         emulated=True,
         unequal_widths=True,
     ),
@@ -237,7 +237,7 @@ ROWS: tuple[Row, ...] = (
         "ascend-atb",
         "npu",
         "the engine with ATB's paged splitfuse attention",
-        dtypes=HALVES,
+        dtypes=HALF_DTYPES,
         twin="ascend-fused-atb-emulated",
     ),
     Row(
@@ -245,7 +245,7 @@ ROWS: tuple[Row, ...] = (
         "ascend-atb",
         "cpu",
         "EMULATED: the engine with ATB's paged splitfuse attention, by its contract on the CPU",
-        dtypes=HALVES,
+        dtypes=HALF_DTYPES,
         emulated=True,
     ),
 )

@@ -1,7 +1,7 @@
 """Plain transformers in float64 as a reference evaluator of whole sequences.
 
 A model runs its own transformers code and its own eager attention, on one sequence at a time and without a KV cache.
-`--against transformers` uses it in place of the NumPy model; rules, commits and stops stay those of the oracle.
+`--against transformers` uses it in place of the NumPy model; rules, commits and stops stay the oracle's.
 """
 
 import sys
@@ -280,20 +280,20 @@ class PlainTransformers:
         return RecurrentState(windows, tuple((blank if memory is None else memory)[0].numpy() for memory in memories))
 
     def _check_mask(self, layer: _Layer, reach: tuple[int, int]) -> None:
-        """Raise Unsupported unless the mask hides exactly the columns after a row and those out of its reach."""
+        """Raise Unsupported unless the mask hides exactly the columns after a row and the columns out of its reach."""
         length = layer.query.shape[1]
         if layer.mask is None and length == 1:  # a single row sees itself: no mask is needed
             return
         window, chunk = reach
         row, column = torch.arange(length)[:, None], torch.arange(length)
-        shown = column <= row
+        visible = column <= row
         if window:
-            shown &= column > row - window
+            visible &= column > row - window
         if chunk:
-            shown &= column // chunk == row // chunk
+            visible &= column // chunk == row // chunk
         mask = layer.mask
         # An additive mask: 0 where visible, and where hidden the lowest float or minus infinity.
-        if mask is None or not bool((mask[shown] == 0).all()) or not bool((mask[~shown] < -1e30).all()):
+        if mask is None or not bool((mask[visible] == 0).all()) or not bool((mask[~visible] < -1e30).all()):
             raise Unsupported(
                 f"{type(self._network).__name__}: the mask that transformers makes for layer {layer.index} is not "
                 f"causal with window {window or None} and chunk {chunk or None}, as config.json says"

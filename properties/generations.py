@@ -17,7 +17,7 @@ from properties.laws.sampled.neighbours import Neighbours
 from properties.laws.worlds import is_promised, prune_tree
 from properties.tolerance.closeness import noise
 from properties.verdict.invariant import NotApplicable, Oracle, Unobserved
-from properties.verdict.subject import Declined, NoTrace, Subject
+from properties.verdict.subject import NoTrace, Refusal, Subject
 from properties.verdict.variants import dice
 from reference.architecture import Checkpoint, Seeded
 from reference.case import Case
@@ -71,13 +71,13 @@ class Effort:
     @property
     def in_doubt(self) -> "Effort":
         """The effort where the evidence is beyond DOUBT."""
-        return replace(self, tokens=LONGER * self.tokens, runs=min(LONGER * self.runs, ALONE.runs))
+        return replace(self, tokens=LONGER * self.tokens, runs=min(LONGER * self.runs, FULL_EFFORT.runs))
 
 
-ALONE = Effort(300, 24)
+FULL_EFFORT = Effort(300, 24)
 """The effort where whole generations are the only test of a backend's sampling."""
 
-BESIDE = Effort(24, 3, hot=True, nodes=3)
+SMALL_EFFORT = Effort(24, 3, hot=True, nodes=3)
 """The effort where laws are also asked on tables: it tells drawn tokens from arg-max, and own coins from a mate's."""
 
 
@@ -229,7 +229,7 @@ def _shared_trace(session: Case, subject: Subject) -> Shared | None:
     try:
         return subject(session).shared
     except NoTrace as no_trace:
-        if isinstance(no_trace.outcome, Declined):
+        if isinstance(no_trace.outcome, Refusal):
             return None
         raise
 

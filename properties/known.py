@@ -88,17 +88,17 @@ def signature(finding: Finding) -> Signature:
     return Signature(finding.invariant, finding.stage.word, where, message)
 
 
-def without_known_findings(verdict: Verdict, known: Sequence[KnownFailure]) -> Verdict:
+def without_known_findings(verdict: Verdict, known_failures: Sequence[KnownFailure]) -> Verdict:
     """`verdict` without the findings that are known; `verdict.known` then names the failures that it met.
 
     Another finding counts as new if it lies no later (step, then stage) than the first known one, so that a known
     failure hides no other at its stage. A later one may be a consequence of the known failure: `verdict.behind` tells
     its signature. An invariant all of whose findings are set aside is `checked`, for it compared something.
     """
-    signed_findings = [(finding, signature(finding)) for finding in verdict.findings] if known else []
+    signed_findings = [(finding, signature(finding)) for finding in verdict.findings] if known_failures else []
     found_signatures = {mark for _, mark in signed_findings}
     met_failures = [
-        failure for failure in known if failure.main in found_signatures and failure.speaks_of(verdict.case)
+        failure for failure in known_failures if failure.main in found_signatures and failure.speaks_of(verdict.case)
     ]
     if not met_failures:
         return verdict

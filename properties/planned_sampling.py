@@ -1,6 +1,6 @@
 """Planned sampling: what the sampled cases of a run can show, before they run."""
 
-from properties.generations import ALONE, BESIDE, GenerationEvidence
+from properties.generations import FULL_EFFORT, SMALL_EFFORT, GenerationEvidence
 from properties.invariants.lossless import distribution
 from properties.invariants.pair import EVERY
 from properties.laws.sampled.gate import stream_bar
@@ -36,7 +36,7 @@ def expected_draws(
     num_temperatures = len(temperatures(within))
     if not num_temperatures:
         return None
-    effort = BESIDE if tables else ALONE
+    effort = SMALL_EFFORT if tables else FULL_EFFORT
     draws = TOKENS if tokens_alone else min(effort.tokens, USUAL * effort.runs)
     cases_per_turn = EVERY if tokens_alone else distribution.EVERY
     alone_share = ALONE_SHARE if plays(within) else 1.0

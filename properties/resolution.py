@@ -42,8 +42,8 @@ class Resolution:
 
     def __add__(self, other: "Resolution") -> "Resolution":
         growth, variance, shift = (
-            tuple((np.array(left) + np.array(right)).tolist())
-            for left, right in zip(self._arrays(), other._arrays(), strict=True)
+            tuple((np.array(first) + np.array(second)).tolist())
+            for first, second in zip(self._arrays(), other._arrays(), strict=True)
         )
         about = tuple(sorted({*self.about, *other.about}))
         return Resolution(self.draws + other.draws, growth, variance, shift, about)

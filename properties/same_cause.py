@@ -43,11 +43,12 @@ def _failing_invariants(failure: Failure) -> set[str]:
 
 def _merge(group: list[Failure]) -> Failure:
     target_alone = any(of_target_alone(failure.finding) for failure in group)
-    first, *rest = sorted(
+    first, *further_failures = sorted(
         group, key=lambda failure: (target_alone and of_draft_numbers(failure.finding), *_rank(failure))
     )
     also = tuple(
-        SameDefect(failure.finding.invariant, failure.finding.stage, failure.verdict.case.id) for failure in rest
+        SameDefect(failure.finding.invariant, failure.finding.stage, failure.verdict.case.id)
+        for failure in further_failures
     )
     return replace(first, also=first.also + also)
 

@@ -27,7 +27,7 @@ def shortfalls(tally: Tally) -> list[str]:
     # A backend that never opened is an error of its own, which the campaign records.
     if not tally.opened:
         return []
-    untested_speculation = tally.speculation.untested() if by_own_count(tally.declared) else None
+    untested_speculation = tally.speculation.why_untested() if by_own_count(tally.declared) else None
     reasons = (*_missing(tally), *_declined(tally), *_cut_short(tally), *_without_turn(tally), *_never_revealed(tally))
     reasons += () if untested_speculation is None else (untested_speculation,)
     reasons += tuple(_excused_alone(tally))

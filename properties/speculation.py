@@ -40,7 +40,7 @@ class Speculation:
         """Share of the drafted tokens that were accepted; None where none was drafted, or nothing is told."""
         return self.accepted / self.proposed if self.proposed else None
 
-    def untested(self) -> str | None:
+    def why_untested(self) -> str | None:
         """Why the run did not test speculation although the engine was given drafts, or None."""
         if not self.told or self.accepted:
             return None

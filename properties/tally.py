@@ -34,7 +34,7 @@ class Counts:
         failed: Those of them in which something differed.
         unobserved: Cases whose traces do not hold the invariant's evidence.
         not_applicable: Cases about which the invariant has nothing to say.
-        compared: Comparisons over all cases (`properties.verdict.finding.Compared`).
+        compared: Comparisons over all cases (`properties.verdict.finding.Comparisons`).
         internal: Cases on which the invariant raised an exception, so that it has no answer.
     """
 

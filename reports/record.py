@@ -312,7 +312,7 @@ def summary(tally: Tally) -> dict[str, Any]:
                 for kind, (steps, accepted) in tally.accepted_by_draft.items()
             },
             "speculation": vars(tally.speculation)
-            | {"share": tally.speculation.share, "untested": tally.speculation.untested()},
+            | {"share": tally.speculation.share, "untested": tally.speculation.why_untested()},
             "excess_ties": tally.excess_ties,
             "excess_error": tally.excess_error,
             "control_errors": [vars(error) for error in exactness(tally.control_errors)],

@@ -78,8 +78,8 @@ def speculation_rows(tally: Tally) -> list[tuple[str, str]]:
     counts = tally.speculation
     if not tally.opened or not by_own_count(tally.declared):
         return []
-    if counts.untested() is not None:
-        return [("SPECULATION", str(counts.untested()))]
+    if counts.why_untested() is not None:
+        return [("SPECULATION", str(counts.why_untested()))]
     if counts.share is None:
         subject = (
             f"{plural(counts.drafted, 'case')} gave a draft, and" if counts.drafted else "no case gave a draft, and"

@@ -3,7 +3,7 @@
 import os
 from dataclasses import dataclass, replace
 
-from backends.adapters import SHIPPED
+from backends.adapters import SHIPPED_BACKENDS
 from backends.shipped import ROWS
 from properties.known import KnownFailure
 from reference.sampling import Sampling
@@ -153,7 +153,7 @@ def drawn_dtypes(declared: tuple[str, ...]) -> tuple[str, ...]:
 
 def default_cases(backend: str) -> int:
     """The number of cases in the row of `backend` or of its adapter; DEFAULT_CASES for a backend that is not ours."""
-    return {row.name: row.cases for row in SHIPPED}.get(backend) or DEFAULT_CASES
+    return {row.name: row.cases for row in SHIPPED_BACKENDS}.get(backend) or DEFAULT_CASES
 
 
 def default_jobs(device: str) -> int:

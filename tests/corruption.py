@@ -10,7 +10,7 @@ from backends.compositions import open_cpu
 from properties.invariants import ALL
 from properties.verdict.finding import Finding
 from properties.verdict.judge import judge
-from properties.verdict.subject import Crashed, Declined, Subject
+from properties.verdict.subject import Crash, Refusal, Subject
 from reference.case import Case
 from reference.oracle.decoder import Oracle
 from reference.trace import Array, Trace
@@ -35,7 +35,7 @@ def corrupted(corruption: Corruption) -> Subject:
     clean = subject_of(open_cpu())
     ran: Counter[Case] = Counter()
 
-    def run(case: Case) -> Trace | Declined | Crashed:
+    def run(case: Case) -> Trace | Refusal | Crash:
         ran[case] += 1
         return corruption(case, clean(case), ran[case] - 1)
 

@@ -32,15 +32,15 @@ class Answer:
     speculated: Speculated | None = None
 
 
-class Answering:
+class AnsweringBackend:
     """A backend that asks somebody else for each case.
 
     Attributes:
-        declaration: What the parameters in `takes` say, as of a black box.
+        declaration: What `parameters` say, as of a black box.
 
     Args:
-        ask: Called with the parameters in `takes` by name; returns the answer.
-        takes: Names of `backends.adapt.blackbox.PARAMETERS`.
+        ask: Called with `parameters` by name; returns the answer.
+        parameters: Names of `backends.adapt.blackbox.PARAMETERS`.
         seeded: Whether the engine's draws follow the seed of the request.
         same_bits: Whether the same request again gives the same bits of every log-probability.
         facts: Further arguments of `backends.adapt.blackbox.blackbox`, such as the name.

@@ -162,7 +162,9 @@ class BlackBox:
 
     def _arguments(self, case: Case) -> dict[str, Any]:
         """The arguments for a case; models are opened only for a function that takes them."""
-        sampling, stops, draft = case.sampling, case.stops, case.draft.model
+        sampling = case.sampling
+        stops = case.stops
+        draft = case.draft.model
         arguments: dict[str, Any] = {
             "prompt_ids": list(case.prompt),
             "max_new_tokens": stops.room(len(case.prompt)),

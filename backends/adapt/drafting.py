@@ -57,7 +57,8 @@ class TreeDraft:
     def __init__(self, case: Case, law: Callable[[Tensor], Tensor] | None = None) -> None:
         if case.draft.TAG not in DRAFTS:
             raise Unsupported(f"a {case.draft.TAG} draft; known are {', '.join(DRAFTS)}")
-        self._case, self._law = case, law
+        self._case = case
+        self._law = law
         self._without_model = open_draft(Opening(case, None, None, SEAMS)) if case.draft.model is None else None
 
     @property

@@ -100,7 +100,8 @@ def tokens_of(result: Any) -> tuple[int, ...]:
 
 def steps_of(blocks: list[Block], prefix: tuple[int, ...], root: int) -> tuple[Step, ...]:
     """A step for each block; `prefix` and then `root` are the prompt."""
-    steps, context = [], (*prefix, root)
+    steps = []
+    context = (*prefix, root)
     for block in blocks:
         # The committed tokens are all but the last.
         steps.append(Step(context[:-1], emitted=Emitted(block.tokens, logprobs=block.logprobs)))

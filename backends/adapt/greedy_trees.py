@@ -49,8 +49,11 @@ class GreedyTrees:
         """Decode `case`; each tree is one forward of the engine."""
         running = self._engine(str(checkpoint_of(case.model, case.dtype)))
         ends = {*case.stops.eos, *case.stops.stop_tokens}
-        room, draft = case.stops.room(len(case.prompt)), TreeDraft(case)
-        tokens, rounds, output = list(case.prompt), list[Round](), list[int]()
+        room = case.stops.room(len(case.prompt))
+        draft = TreeDraft(case)
+        tokens = list(case.prompt)
+        rounds = list[Round]()
+        output = list[int]()
         running.begin(case.prefix)
         while len(output) < room and not ends & {*output[-1:]}:
             now = Round(draft.propose(tokens))
@@ -69,7 +72,8 @@ class GreedyTrees:
 def greedy_walk(tree: Tree, logits: Tensor) -> tuple[list[int], int]:
     """The accepted rows below the root by the greedy walk, and the token after them; ties go to the lowest id."""
     best = logits.numpy().argmax(axis=1)
-    path, node = list[int](), 0
+    path = list[int]()
+    node = 0
     while True:
         following = next((child for child in tree.children[node] if tree.token[child] == best[node]), None)
         if following is None:

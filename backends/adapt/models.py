@@ -16,7 +16,7 @@ from backends.engine.model.models import from_disk
 from reference.architecture import Checkpoint, Model, Seeded
 
 OPEN_MODELS = 256
-"""Models that stay open, of those that cases name; drawn cases name about as many."""
+"""Models that stay open; drawn cases name about as many."""
 
 
 @lru_cache(maxsize=OPEN_MODELS)

@@ -157,7 +157,8 @@ class Stepper:
         """Run the generator to its end; each dict is one step of the trace."""
         self._recorder.trees = [(list(tree.parent), list(tree.token)) for tree in case.draft.trees or ()]
         trace = self._box.run(case)
-        context, steps = list(case.prompt[:-1]), []
+        context = list(case.prompt[:-1])
+        steps = []
         pending = case.prompt[-1]
         # A checkpoint does not say how many layers it has: there a mask for each layer must be given.
         layers = case.model.architecture.layers if isinstance(case.model, Seeded) else 1
@@ -217,5 +218,5 @@ def _step(
 
 
 def _committed_cache(parts: Mapping[str, Any]) -> Committed:
-    """The cache after the step; its length is that of the keys."""
+    """The cache after the step, as long as its keys."""
     return Committed(int(parts["keys"].shape[2]), after=Kv(parts["keys"], parts["values"]))

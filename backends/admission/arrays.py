@@ -24,7 +24,7 @@ DEEPEST = 8
 """The number of list levels that are searched for the first array or number of a nested list."""
 
 
-def array(field: str, value: object, kind: str, axes: tuple[Axis, ...], read_only: bool = True) -> Array:
+def admit_array(field: str, value: object, kind: str, axes: tuple[Axis, ...], read_only: bool = True) -> Array:
     """`value` as a C-contiguous NumPy array of `kind` ("float", "int", "bool") with the axes `axes`.
 
     A read-only, C-contiguous NumPy array of that kind is returned as it is; everything else is copied. Floats keep

@@ -3,7 +3,7 @@
 `backends.base.ExactLaw` returns the accepted path and the emitted tokens of each request of a batch as `Blocks`.
 """
 
-from backends.admission.arrays import Axis, array
+from backends.admission.arrays import Axis, admit_array
 from backends.admission.misshapen import Misshapen, refusal
 from backends.admission.stages import require_type
 from reference.probability_world import Blocks
@@ -32,8 +32,8 @@ def admit_blocks(blocks: object, requests: int, shape: Shape, vocabulary: int, c
         return Blocks(
             path=_admit_indices("path", answer.path, row_axes, len(shape), "a node"),
             tokens=_admit_indices("tokens", answer.tokens, row_axes, vocabulary, "a token"),
-            low=None if answer.low is None else array("low", answer.low, "float", coin_axes, read_only=False),
-            high=None if answer.high is None else array("high", answer.high, "float", coin_axes, read_only=False),
+            low=None if answer.low is None else admit_array("low", answer.low, "float", coin_axes, read_only=False),
+            high=None if answer.high is None else admit_array("high", answer.high, "float", coin_axes, read_only=False),
         )
     # The arrays know no stage; all of this answer belongs to acceptance.
     except Misshapen as wrong:
@@ -42,7 +42,7 @@ def admit_blocks(blocks: object, requests: int, shape: Shape, vocabulary: int, c
 
 def _admit_indices(field: str, value: object, axes: tuple[Axis, ...], below: int, noun: str) -> Array:
     """`value` as integers from -1 to `below` - 1, where -1 marks an unused place."""
-    indices = array(field, value, "int", axes, read_only=False)
+    indices = admit_array(field, value, "int", axes, read_only=False)
     if indices.size and not -1 <= indices.min() <= indices.max() < below:
         worst = int(indices.min() if indices.min() < -1 else indices.max())
         raise refusal(field, value, f"{noun} from 0 to {below - 1}, or -1 for nothing", str(worst))

@@ -7,7 +7,7 @@ import dataclasses
 from typing import Any
 
 from backends.admission.misshapen import describe, refusal
-from backends.admission.numbers import flag, real, whole, wholes
+from backends.admission.numbers import admit_flag, admit_float, admit_int, admit_ints
 from backends.base import Declaration
 from reference import draft
 from reference.abilities import LAYOUT_SETTINGS, LOGPROBS, PROCESSING, SOFT_CAPS, TREES
@@ -81,7 +81,7 @@ def check_declaration(declaration: Declaration) -> None:
     for name, least in (("commits", "path"), ("layouts", "branch"), ("stops", "max_new_tokens")):
         if not getattr(declaration, name):
             raise refusal(f"declaration.{name}", getattr(declaration, name), f"at least one, such as {least!r}")
-    counts = wholes("declaration.ranks", declaration.ranks)
+    counts = admit_ints("declaration.ranks", declaration.ranks)
     if not counts or not set(counts) <= set(RANKS):
         raise refusal("declaration.ranks", declaration.ranks, f"some of {', '.join(map(str, RANKS))}")
     for name, admitted_words in (("families", tuple(FAMILIES)), ("ropes", ROPE_KINDS)):
@@ -102,14 +102,14 @@ def check_declaration(declaration: Declaration) -> None:
         ("least_prompt", 1),
         ("head_multiple", 1),
     ):
-        whole(f"declaration.{name}", getattr(declaration, name), fewest)
+        admit_int(f"declaration.{name}", getattr(declaration, name), fewest)
     if declaration.longest and declaration.longest < LEAST_ROOM + declaration.least_prompt:
         line = f"0, or at least {LEAST_ROOM} tokens more than the shortest prompt of {declaration.least_prompt}"
         raise refusal("declaration.longest", declaration.longest, line)
     for name in FLAGS:
-        flag(f"declaration.{name}", getattr(declaration, name))
+        admit_flag(f"declaration.{name}", getattr(declaration, name))
     # The comparison is negated so that NaN is refused as well.
-    hottest = real("declaration.max_temperature", declaration.max_temperature)
+    hottest = admit_float("declaration.max_temperature", declaration.max_temperature)
     if not hottest >= 0:
         raise refusal("declaration.max_temperature", hottest, "a temperature of at least 0.0 (0.0: greedy only)")
     if not declaration.greedy and not hottest:
@@ -118,7 +118,7 @@ def check_declaration(declaration: Declaration) -> None:
         )
     if declaration.tables_dtype not in ("float64", "float32"):
         raise refusal("declaration.tables_dtype", declaration.tables_dtype, "float64 or float32")
-    whole("declaration.variant_interval", declaration.variant_interval, 1)
+    admit_int("declaration.variant_interval", declaration.variant_interval, 1)
 
 
 def _check_reveals(value: Any) -> None:

@@ -74,7 +74,8 @@ def _describe_tensor(value: object) -> str | None:
 
 def _describe_list(value: list[object] | tuple[object, ...]) -> str:
     """A list or tuple by its length and the types of its entries."""
-    name, kinds = type(value).__name__, sorted({type(entry).__name__ for entry in value})
+    name = type(value).__name__
+    kinds = sorted({type(entry).__name__ for entry in value})
     if not kinds:
         return f"an empty {name}"
     return f"{name} of {len(value)} ({', '.join(kinds[:3])}{', …' if len(kinds) > 3 else ''})"

@@ -15,7 +15,7 @@ from reference.trace import Array
 
 Number = TypeVar("Number", int, float)
 
-WHOLE, REAL = frozenset({int}), frozenset({float})
+INT_TYPES, FLOAT_TYPES = frozenset({int}), frozenset({float})
 """The types of tuple entries that need no conversion."""
 
 Nouns = tuple[str, str]
@@ -25,7 +25,7 @@ INT: Nouns = ("an int", "ints")
 TOKEN: Nouns = ("a token id", "token ids")
 
 
-def whole(field: str, value: object, low: int | None = None, high: int | None = None, nouns: Nouns = INT) -> int:
+def admit_int(field: str, value: object, low: int | None = None, high: int | None = None, nouns: Nouns = INT) -> int:
     """`value` as a Python int from `low` to `high`, both inclusive; None for no limit.
 
     NumPy integers, and arrays or tensors of integers without axes, are accepted; bools, floats and strings are not.
@@ -39,7 +39,7 @@ def whole(field: str, value: object, low: int | None = None, high: int | None = 
     return number
 
 
-def wholes(
+def admit_ints(
     field: str, value: object, low: int | None = None, high: int | None = None, nouns: Nouns = INT
 ) -> tuple[int, ...]:
     """`value` as a tuple of Python ints from `low` to `high`: a tuple, list, range, 1-D array or tensor of integers.
@@ -48,16 +48,18 @@ def wholes(
         Misshapen: for everything else; an entry that is refused is named by its index.
     """
     # A tuple of Python ints, the common case, is checked without a call for each entry.
-    if type(value) is not tuple or not WHOLE.issuperset(map(type, value)):
+    if type(value) is not tuple or not INT_TYPES.issuperset(map(type, value)):
         expected = _range(nouns[1], low, high)
-        return _convert_each(field, value, "iu", expected, lambda place, entry: whole(place, entry, low, high, nouns))
+        return _convert_each(
+            field, value, "iu", expected, lambda place, entry: admit_int(place, entry, low, high, nouns)
+        )
     if value and ((low is not None and min(value) < low) or (high is not None and max(value) > high)):
         for index, entry in enumerate(value):
-            whole(f"{field}[{index}]", entry, low, high, nouns)
+            admit_int(f"{field}[{index}]", entry, low, high, nouns)
     return value
 
 
-def real(field: str, value: object, finite: bool = False) -> float:
+def admit_float(field: str, value: object, finite: bool = False) -> float:
     """`value` as a Python float; NaN and infinities are admitted unless `finite` is set.
 
     Raises:
@@ -69,25 +71,25 @@ def real(field: str, value: object, finite: bool = False) -> float:
     return number
 
 
-def reals(field: str, value: object) -> tuple[float, ...]:
+def admit_floats(field: str, value: object) -> tuple[float, ...]:
     """`value` as a tuple of Python floats: a tuple, list, 1-D array or tensor of numbers, NaN included.
 
     Raises:
         Misshapen: for everything else; an entry that is refused is named by its index.
     """
-    if type(value) is tuple and REAL.issuperset(map(type, value)):
+    if type(value) is tuple and FLOAT_TYPES.issuperset(map(type, value)):
         return value
-    return _convert_each(field, value, "fiu", "numbers", lambda place, entry: real(place, entry))
+    return _convert_each(field, value, "fiu", "numbers", lambda place, entry: admit_float(place, entry))
 
 
-def flag(field: str, value: object) -> bool:
+def admit_flag(field: str, value: object) -> bool:
     """`value` as a Python bool; raises Misshapen for everything but a bool of Python or NumPy."""
     if isinstance(value, (bool, np.bool_)):
         return bool(value)
     raise refusal(field, value, "True or False")
 
 
-def word(field: str, value: object) -> str:
+def admit_word(field: str, value: object) -> str:
     """`value` as a Python str; a member of a string enumeration gives its value; Misshapen for everything else."""
     if isinstance(value, str):
         # A subclass may define its own `__str__`; the plain one gives the text itself.

@@ -1,7 +1,7 @@
 """Admission of the runs of ranks, which a trace shows where the target is sharded."""
 
 from backends.admission.misshapen import refusal
-from backends.admission.numbers import TOKEN, wholes, word
+from backends.admission.numbers import TOKEN, admit_ints, admit_word
 from backends.admission.stages import require_type
 from reference.parallel.ranks import RankRun
 
@@ -25,6 +25,8 @@ def _admit_run(field: str, value: object) -> RankRun:
     for name in ("tokens", "calls"):
         if not isinstance(getattr(run, name), (tuple, list)):
             raise refusal(f"{field}.{name}", getattr(run, name), "a tuple")
-    tokens = tuple(wholes(f"{field}.tokens[{number}]", step, 0, None, TOKEN) for number, step in enumerate(run.tokens))
-    calls = tuple(word(f"{field}.calls[{number}]", call) for number, call in enumerate(run.calls))
-    return RankRun(tokens, wholes(f"{field}.lengths", run.lengths, 0), calls)
+    tokens = tuple(
+        admit_ints(f"{field}.tokens[{number}]", step, 0, None, TOKEN) for number, step in enumerate(run.tokens)
+    )
+    calls = tuple(admit_word(f"{field}.calls[{number}]", call) for number, call in enumerate(run.calls))
+    return RankRun(tokens, admit_ints(f"{field}.lengths", run.lengths, 0), calls)

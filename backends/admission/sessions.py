@@ -1,13 +1,13 @@
 """Admission of sessions: the prompts of requests, and the page accounts.
 
-The prompts are those with which requests entered the session; an account of pages follows each action.
+A prompt is the one with which a request entered the session; an account of pages follows each action.
 """
 
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from backends.admission.misshapen import refusal
-from backends.admission.numbers import TOKEN, WHOLE, whole, wholes
+from backends.admission.numbers import INT_TYPES, TOKEN, admit_int, admit_ints
 from reference.case import Case
 from reference.malformed import Malformed
 from reference.session import Account, Event
@@ -38,7 +38,7 @@ def admit_prompts(value: object, case: Case, traces: tuple[Trace | None, ...]) -
 
 def _admit_prompt(field: str, value: object, case: Case, number: int, trace: Trace | None) -> tuple[int, ...]:
     """The prompt of one request; it must end with the prompt that the case gives to this request."""
-    tokens = wholes(field, value, 0, case.model.vocab_size - 1, TOKEN)
+    tokens = admit_ints(field, value, 0, case.model.vocab_size - 1, TOKEN)
     own_prompt = case.prompt if number == 0 or case.session is None else case.session.mates[number - 1].prompt
     if tokens == own_prompt or (trace is None and not tokens):
         return tokens
@@ -72,14 +72,14 @@ def _admit_account(field: str, value: object, requests: int) -> Account:
     if not isinstance(value, Account):
         raise refusal(field, value, "reference.session.Account")
     account = Account(
-        free=wholes(f"{field}.free", value.free),
-        total=whole(f"{field}.total", value.total, 0, MOST_PAGES),
-        tables=_admit_by_request(f"{field}.tables", value.tables, requests, wholes, _is_tuple),
-        kept=wholes(f"{field}.kept", value.kept),
-        committed=_admit_by_request(f"{field}.committed", value.committed, requests, whole, _is_int),
-        allocated=_admit_by_request(f"{field}.allocated", value.allocated, requests, whole, _is_int),
-        stored=whole(f"{field}.stored", value.stored, 0, MOST_PAGES),
-        brought=wholes(f"{field}.brought", value.brought),
+        free=admit_ints(f"{field}.free", value.free),
+        total=admit_int(f"{field}.total", value.total, 0, MOST_PAGES),
+        tables=_admit_by_request(f"{field}.tables", value.tables, requests, admit_ints, _is_tuple),
+        kept=admit_ints(f"{field}.kept", value.kept),
+        committed=_admit_by_request(f"{field}.committed", value.committed, requests, admit_int, _is_int),
+        allocated=_admit_by_request(f"{field}.allocated", value.allocated, requests, admit_int, _is_int),
+        stored=admit_int(f"{field}.stored", value.stored, 0, MOST_PAGES),
+        brought=admit_ints(f"{field}.brought", value.brought),
     )
     for name, columns in (("committed", account.committed), ("allocated", account.allocated)):
         missing_requests = account.tables.keys() - columns.keys()
@@ -109,27 +109,27 @@ def admit_events(value: object, case: Case) -> tuple[Event, ...]:
 
 
 def _admit_event(field: str, value: object, mates: int) -> Event:
-    """An event; its action may lie behind those of the case, since a live session goes on."""
+    """An event; its action may lie behind the actions of the case, since a live session goes on."""
     if not isinstance(value, Event):
         raise refusal(field, value, "reference.session.Event")
     if value.kind not in EVENTS:
         raise refusal(f"{field}.kind", value.kind, f"one of {', '.join(EVENTS)}")
     return Event(
         value.kind,
-        whole(f"{field}.action", value.action, 0),
-        whole(f"{field}.request", value.request, 0, mates),
-        whole(f"{field}.frame", value.frame, 0, MOST_PAGES),
-        wholes(f"{field}.inputs", value.inputs),
-        wholes(f"{field}.owned", value.owned),
-        wholes(f"{field}.written", value.written),
-        wholes(f"{field}.tokens", value.tokens),
-        whole(f"{field}.step", value.step, 0),
+        admit_int(f"{field}.action", value.action, 0),
+        admit_int(f"{field}.request", value.request, 0, mates),
+        admit_int(f"{field}.frame", value.frame, 0, MOST_PAGES),
+        admit_ints(f"{field}.inputs", value.inputs),
+        admit_ints(f"{field}.owned", value.owned),
+        admit_ints(f"{field}.written", value.written),
+        admit_ints(f"{field}.tokens", value.tokens),
+        admit_int(f"{field}.step", value.step, 0),
     )
 
 
 def _is_tuple(value: object) -> bool:
     """Whether `value` is a tuple of Python ints, which needs no conversion."""
-    return type(value) is tuple and WHOLE.issuperset(map(type, value))
+    return type(value) is tuple and INT_TYPES.issuperset(map(type, value))
 
 
 def _is_int(value: object) -> bool:
@@ -144,11 +144,11 @@ def _admit_by_request(
     if not isinstance(value, Mapping):
         raise refusal(field, value, "a dict by request number")
     # The fast path: an exact dict of entries that need no conversion.
-    exact = type(value) is dict and WHOLE.issuperset(map(type, value)) and all(map(ready, value.values()))
+    exact = type(value) is dict and INT_TYPES.issuperset(map(type, value)) and all(map(ready, value.values()))
     if exact and (not value or 0 <= min(value) <= max(value) < requests):
         return dict(value)
     entries = {}
     for key, entry in value.items():
-        number = whole(f"{field}'s key", key, 0, requests - 1)
+        number = admit_int(f"{field}'s key", key, 0, requests - 1)
         entries[number] = admit(f"{field}[{number}]", entry)
     return entries

@@ -48,7 +48,7 @@ class Sizes:
         draft_vocabulary: The number of ids that the draft scores; None unless it is one for all draft models.
         coins: The number of coins of one step on the tape; None for a backend that takes no tape.
         hidden: Width of the hidden states that the draft reads.
-        attended: Width of a head of attention's output; None for a checkpoint.
+        attended_width: Width of a head of attention's output; None for a checkpoint.
     """
 
     vocabulary: int
@@ -58,7 +58,7 @@ class Sizes:
     draft_vocabulary: int | None
     coins: int | None
     hidden: int | None = None
-    attended: int | None = None
+    attended_width: int | None = None
 
     @property
     def last_token(self) -> int:
@@ -66,16 +66,16 @@ class Sizes:
         return self.vocabulary - 1
 
 
-def sizes_of(case: Case, takes_tape: bool, switched: tuple[Draft, ...] = ()) -> Sizes:
+def sizes_of(case: Case, takes_tape: bool, switched_drafts: tuple[Draft, ...] = ()) -> Sizes:
     """The sizes of the one request of `case`, which must have no session.
 
     Args:
         case: The request; a request of a session as the case that it would be alone.
         takes_tape: Whether the backend takes its coins from the case's tape.
-        switched: The drafts to which the request switches in its session.
+        switched_drafts: The drafts to which the request switches in its session.
     """
     arch = _architecture(case.model)
-    drafts = (case.draft, *switched)
+    drafts = (case.draft, *switched_drafts)
     cached_drafts = [draft for draft in drafts if draft.model is not None or draft.kv_sizes is not None]
     # A request that switches between models shows caches of different shapes in its steps; then none is checked.
     caches = {
@@ -92,7 +92,7 @@ def sizes_of(case: Case, takes_tape: bool, switched: tuple[Draft, ...] = ()) -> 
         draft_vocabulary=widths.pop() if len(widths) == 1 else None,
         coins=stride(case.most_nodes) if takes_tape else None,
         hidden=None if arch is None or case.draft.reads is None else case.draft.reads.parts * arch.hidden_size,
-        attended=None if arch is None else arch.value_dim,
+        attended_width=None if arch is None else arch.value_dim,
     )
 
 

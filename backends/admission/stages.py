@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from backends.admission.arrays import Axis, array, expected_array, is_array_like, read_array
+from backends.admission.arrays import Axis, admit_array, expected_array, is_array_like, read_array
 from backends.admission.misshapen import Misshapen, refusal
-from backends.admission.numbers import TOKEN, reals, whole, wholes, word
+from backends.admission.numbers import TOKEN, admit_floats, admit_int, admit_ints, admit_word
 from backends.admission.sizes import Cache, Sizes
 from reference.draft.hidden import HeadInput, HiddenStates
 from reference.family.recurrent import RecurrentState
@@ -63,7 +63,7 @@ def require_type(field: str, value: object, kind: type[Part]) -> Part:
 
 def finish_word(field: str, value: object) -> str | None:
     """The reason for which a run ended, one of FINISHES, or None; Misshapen for other words."""
-    reason = None if value is None else word(field, value)
+    reason = None if value is None else admit_word(field, value)
     if reason is None or reason in FINISHES:
         return reason
     raise refusal(field, reason, f"{', '.join(FINISHES)} or None")
@@ -72,12 +72,12 @@ def finish_word(field: str, value: object) -> str | None:
 def admit_step(step: Step, sizes: Sizes) -> Step:
     """A step with every stage that the backend reveals.
 
-    The number of nodes is that of the drafted tree, otherwise that of the first revealed stage.
+    The drafted tree tells the number of nodes, or else the first revealed stage does.
 
     Raises:
         Misshapen: with the stage, and with the path of the field in the step.
     """
-    context = wholes("context", step.context, 0, sizes.last_token, TOKEN)
+    context = admit_ints("context", step.context, 0, sizes.last_token, TOKEN)
     drafted = _admit_stage(Stage.DRAFTED, step.drafted, lambda stage: _admit_drafted(stage, sizes))
     # The first revealed stage fixes the number of nodes; every later stage must agree with it.
     nodes = None if drafted is None else len(drafted.tree)
@@ -110,7 +110,7 @@ def _admit_drafted(value: object, sizes: Sizes) -> Drafted:
     nodes: Axis = ("nodes", len(tree))
     logits = _admit_optional("drafted.logits", drafted.logits, (nodes, ("draft vocabulary", sizes.draft_vocabulary)))
     proposal = _admit_optional("drafted.proposal", drafted.proposal, (nodes, ("vocabulary", sizes.vocabulary)))
-    ids = None if drafted.draft_ids is None else wholes("drafted.draft_ids", drafted.draft_ids)
+    ids = None if drafted.draft_ids is None else admit_ints("drafted.draft_ids", drafted.draft_ids)
     if ids is not None and len(ids) != len(tree):
         raise refusal(
             "drafted.draft_ids", drafted.draft_ids, f"one id for each of {len(tree)} nodes", f"{len(ids)} ids"
@@ -123,18 +123,18 @@ def _admit_drafted(value: object, sizes: Sizes) -> Drafted:
 def _admit_head_input(value: object, sizes: Sizes) -> HeadInput:
     """The rows that a draft's head has run; an invariant judges which rows they are."""
     head_input = require_type("drafted.given", value, HeadInput)
-    tokens = wholes("drafted.given.tokens", head_input.tokens, 0, sizes.last_token, TOKEN)
+    tokens = admit_ints("drafted.given.tokens", head_input.tokens, 0, sizes.last_token, TOKEN)
     rows: Axis = ("rows", len(tokens))
-    hidden = array("drafted.given.hidden", head_input.hidden, "float", (rows, ("width", sizes.hidden)))
+    hidden = admit_array("drafted.given.hidden", head_input.hidden, "float", (rows, ("width", sizes.hidden)))
     reads = require_type("drafted.given.reads", head_input.reads, HiddenStates)
-    return HeadInput(reads, whole("drafted.given.first", head_input.first, 0), tokens, hidden)
+    return HeadInput(reads, admit_int("drafted.given.first", head_input.first, 0), tokens, hidden)
 
 
 def _admit_tree(field: str, value: object, sizes: Sizes) -> Tree:
     """A tree with one root whose tokens are in the vocabulary."""
     tree = require_type(field, value, Tree)
-    parent = wholes(f"{field}.parent", tree.parent)
-    token = wholes(f"{field}.token", tree.token, 0, sizes.last_token, TOKEN)
+    parent = admit_ints(f"{field}.parent", tree.parent)
+    token = admit_ints(f"{field}.token", tree.token, 0, sizes.last_token, TOKEN)
     try:
         return Tree(parent, token)
     except Malformed as why:
@@ -156,7 +156,7 @@ def _admit_lowered(value: object, sizes: Sizes, nodes: int | None) -> Lowered:
         if value_of_field is None:
             continue
         axes: tuple[Axis, ...] = (("rows", rows), ("height + 1", None)) if has_columns else (("rows", rows),)
-        index[name] = array(field, value_of_field, kind, axes)
+        index[name] = admit_array(field, value_of_field, kind, axes)
         if rows is None:
             rows = len(index[name])
             _check_rows(field, value_of_field, rows, nodes, kind)
@@ -169,7 +169,7 @@ def _admit_lowered(value: object, sizes: Sizes, nodes: int | None) -> Lowered:
     return Lowered(
         **index,
         visible=masks,
-        retrieve_index=None if order is None else array("lowered.retrieve_index", order, "int", nodes_axis),
+        retrieve_index=None if order is None else admit_array("lowered.retrieve_index", order, "int", nodes_axis),
     )
 
 
@@ -187,11 +187,11 @@ def _admit_masks(field: str, value: object, layers: int | None) -> tuple[Array, 
         raise refusal(field, value, expected, f"{len(masks)} masks" if masks is not None else "")
     axes: tuple[Axis, ...] = (("rows", None), ("columns", None))
     # By identity: a mask that several layers share is converted once and stays shared.
-    converted: dict[int, Array] = {}
+    converted_masks: dict[int, Array] = {}
     for layer, mask in enumerate(masks):
-        if id(mask) not in converted:
-            converted[id(mask)] = array(f"{field}[{layer}]", mask, "bool", axes)
-    return tuple(converted[id(mask)] for mask in masks)
+        if id(mask) not in converted_masks:
+            converted_masks[id(mask)] = admit_array(f"{field}[{layer}]", mask, "bool", axes)
+    return tuple(converted_masks[id(mask)] for mask in masks)
 
 
 def _mask_list(value: Any) -> list[Any] | None:
@@ -203,15 +203,16 @@ def _mask_list(value: Any) -> list[Any] | None:
 
 
 def _admit_attended(value: object, sizes: Sizes, nodes: int | None) -> Attended:
-    one, target = require_type("attended", value, Attended), sizes.target
-    axes = (("layers", target.layers), ("heads", sizes.heads), ("nodes", nodes), ("head_dim", sizes.attended))
-    return Attended(array("attended.output", one.output, "float", axes))
+    attended = require_type("attended", value, Attended)
+    target = sizes.target
+    axes = (("layers", target.layers), ("heads", sizes.heads), ("nodes", nodes), ("head_dim", sizes.attended_width))
+    return Attended(admit_array("attended.output", attended.output, "float", axes))
 
 
 def _admit_scored(value: object, sizes: Sizes, nodes: int | None, context: int) -> Scored:
     scored = require_type("scored", value, Scored)
     vocabulary: Axis = ("vocabulary", sizes.vocabulary)
-    logits = array("scored.logits", scored.logits, "float", (("nodes", nodes), vocabulary))
+    logits = admit_array("scored.logits", scored.logits, "float", (("nodes", nodes), vocabulary))
     if not len(logits):
         raise refusal("scored.logits", scored.logits, "a row for the root at least")
     rows: Axis = ("nodes", len(logits))
@@ -219,8 +220,8 @@ def _admit_scored(value: object, sizes: Sizes, nodes: int | None, context: int) 
         logits,
         _admit_optional("scored.law", scored.law, (rows, vocabulary)),
         _admit_optional("scored.hidden", scored.hidden, (rows, ("width", sizes.hidden))),
-        None if scored.legal is None else array("scored.legal", scored.legal, "bool", (rows, vocabulary)),
-        None if scored.refused is None else array("scored.refused", scored.refused, "bool", (rows,)),
+        None if scored.legal is None else admit_array("scored.legal", scored.legal, "bool", (rows, vocabulary)),
+        None if scored.refused is None else admit_array("scored.refused", scored.refused, "bool", (rows,)),
         None if scored.routed is None else _admit_routed(scored.routed, sizes, context + len(logits)),
     )
 
@@ -228,44 +229,47 @@ def _admit_scored(value: object, sizes: Sizes, nodes: int | None, context: int) 
 def _admit_routed(value: Array, sizes: Sizes, rows: int) -> Array:
     """Experts of each row of context and tree, by layer; an invariant judges which they are."""
     axes: tuple[Axis, ...] = (("layers", sizes.target.layers), ("context + nodes", rows), ("experts", None))
-    return array("scored.routed", value, "int", axes)
+    return admit_array("scored.routed", value, "int", axes)
 
 
 def _admit_optional(field: str, value: object, axes: tuple[Axis, ...]) -> Array | None:
     """An array of floats with these axes, or None."""
-    return None if value is None else array(field, value, "float", axes)
+    return None if value is None else admit_array(field, value, "float", axes)
 
 
 def _admit_accepted(value: object, sizes: Sizes, nodes: int | None) -> Accepted:
     """Nodes of the tree, at least the root; an invariant judges whether they form a path."""
     accepted = require_type("accepted", value, Accepted)
-    path = wholes("accepted.path", accepted.path, 0, None if nodes is None else nodes - 1, NODE)
+    path = admit_ints("accepted.path", accepted.path, 0, None if nodes is None else nodes - 1, NODE)
     if not path:
         raise refusal("accepted.path", accepted.path, "nodes from the root (0) downwards, the root included")
     # Without a tape there is no largest place on it.
     last = None if sizes.coins is None else sizes.coins - 1
-    coins = None if accepted.coins is None else wholes("accepted.coins", accepted.coins, 0, last, COIN)
-    return Accepted(path, whole("accepted.bonus", accepted.bonus, 0, sizes.last_token, TOKEN), coins)
+    coins = None if accepted.coins is None else admit_ints("accepted.coins", accepted.coins, 0, last, COIN)
+    return Accepted(path, admit_int("accepted.bonus", accepted.bonus, 0, sizes.last_token, TOKEN), coins)
 
 
 def _admit_emitted(value: object, sizes: Sizes) -> Emitted:
     emitted = require_type("emitted", value, Emitted)
     return Emitted(
-        wholes("emitted.tokens", emitted.tokens, 0, sizes.last_token, TOKEN),
+        admit_ints("emitted.tokens", emitted.tokens, 0, sizes.last_token, TOKEN),
         finish_word("emitted.finish", emitted.finish),
-        None if emitted.logprobs is None else reals("emitted.logprobs", emitted.logprobs),
+        None if emitted.logprobs is None else admit_floats("emitted.logprobs", emitted.logprobs),
     )
 
 
 def _admit_committed(value: object, sizes: Sizes) -> Committed:
-    one, target = require_type("committed", value, Committed), sizes.target
-    before, verified, after = (_admit_kv(name, getattr(one, name), target) for name in ("before", "verified", "after"))
-    fallback = None if one.fallback is None else word("committed.fallback", one.fallback)
-    way = None if one.way is None else word("committed.way", one.way)
-    length = whole("committed.length", one.length)
-    matched = None if one.matched is None else whole("committed.matched", one.matched, 0)
-    states = (_admit_recurrent(name, getattr(one, name)) for name in ("recurrent_before", "recurrent"))
-    draft = _admit_kv("draft", one.draft, sizes.draft)
+    committed = require_type("committed", value, Committed)
+    target = sizes.target
+    before, verified, after = (
+        _admit_kv(name, getattr(committed, name), target) for name in ("before", "verified", "after")
+    )
+    fallback = None if committed.fallback is None else admit_word("committed.fallback", committed.fallback)
+    way = None if committed.way is None else admit_word("committed.way", committed.way)
+    length = admit_int("committed.length", committed.length)
+    matched = None if committed.matched is None else admit_int("committed.matched", committed.matched, 0)
+    states = (_admit_recurrent(name, getattr(committed, name)) for name in ("recurrent_before", "recurrent"))
+    draft = _admit_kv("draft", committed.draft, sizes.draft)
     return Committed(length, before, verified, after, draft, fallback, way, matched, *states)
 
 
@@ -279,7 +283,7 @@ def _admit_recurrent(name: str, value: object) -> RecurrentState | None:
         "memories": (("heads", None), ("key width", None), ("value width", None)),
     }
     arrays = {
-        kind: tuple(array(f"committed.{name}.{kind}", value, "float", shape) for value in getattr(state, kind))
+        kind: tuple(admit_array(f"committed.{name}.{kind}", value, "float", shape) for value in getattr(state, kind))
         for kind, shape in axes.items()
     }
     if len(arrays["windows"]) != len(arrays["memories"]):
@@ -293,10 +297,11 @@ def _admit_kv(name: str, value: object, cache: Cache) -> Kv | None:
         return None
     field, keys_field, values_field, first_field = KV_FIELDS[name]
     kv = require_type(field, value, Kv)
-    keys = array(keys_field, kv.keys, "float", cache.axes)
-    values = array(values_field, kv.values, "float", cache.value_axes)
-    first = wholes(first_field, kv.first, 0)
-    (layers, heads, _, width), value_shape = keys.shape, values.shape
+    keys = admit_array(keys_field, kv.keys, "float", cache.axes)
+    values = admit_array(values_field, kv.values, "float", cache.value_axes)
+    first = admit_ints(first_field, kv.first, 0)
+    layers, heads, _, width = keys.shape
+    value_shape = values.shape
     # For a checkpoint the case tells no sizes, but keys and values must still agree but for their widths.
     if value_shape[:2] != (layers, heads):
         value_axes = Cache(layers, heads, width).axes

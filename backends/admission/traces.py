@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from backends.admission.misshapen import Misshapen, refusal
-from backends.admission.numbers import TOKEN, real, reals, whole, wholes, word
+from backends.admission.numbers import TOKEN, admit_float, admit_floats, admit_int, admit_ints, admit_word
 from backends.admission.ranks import admit_rank_runs
 from backends.admission.sessions import admit_accounts, admit_events, admit_prompts
 from backends.admission.sizes import Sizes, sizes_of
@@ -47,7 +47,7 @@ class LiveAdmission:
         self._step_by_identity: dict[tuple[int, int], tuple[object, Step]] = {}
 
     def do(self, action: Action) -> None:
-        """Note an action beyond those of the case; an action that switches drafts admits the sizes of the new draft."""
+        """Note an action beyond the actions of the case; a switch of drafts admits the sizes of the new draft."""
         if action.draft is not None:
             self._actions = (*self._actions, action)
             # Sizes depend on the drafts that a request may have by now.
@@ -64,9 +64,11 @@ class LiveAdmission:
         """The trace of one request, without its account of the session."""
         sizes = self._sizes_of(number)
         try:
-            output = wholes("output", trace.output, 0, sizes.last_token, TOKEN)
+            output = admit_ints("output", trace.output, 0, sizes.last_token, TOKEN)
             finish = finish_word("finish", trace.finish)
-            prompt_logprobs = None if trace.prompt_logprobs is None else reals("prompt_logprobs", trace.prompt_logprobs)
+            prompt_logprobs = (
+                None if trace.prompt_logprobs is None else admit_floats("prompt_logprobs", trace.prompt_logprobs)
+            )
         except Misshapen as wrong:
             # Output and finish belong to no step; emission is the stage that makes them.
             raise Misshapen(Stage.EMITTED, wrong.why) from None
@@ -77,7 +79,7 @@ class LiveAdmission:
             accounting=None if trace.accounting is None else _admit_accounting(trace.accounting),
             forward_s=_admit_seconds("forward_s", trace.forward_s),
             fallbacks=_admit_fallbacks("fallbacks", trace.fallbacks),
-            attention_calls=whole("attention_calls", trace.attention_calls, 0),
+            attention_calls=admit_int("attention_calls", trace.attention_calls, 0),
             speculated=None if trace.speculated is None else _admit_speculated(trace.speculated),
             ranks=admit_rank_runs(trace.ranks, self._case.ranks),
             prompt_logprobs=prompt_logprobs,
@@ -150,15 +152,15 @@ def _admit_accounting(value: object) -> Accounting:
     """The counters as ints; invariants judge their values."""
     accounting = require_type("accounting", value, Accounting)
     names = ("verify_calls", "draft_calls", "proposed", "accepted", "rejected")
-    counters = {name: whole(f"accounting.{name}", getattr(accounting, name)) for name in names}
-    return Accounting(**counters, accept_lengths=wholes("accounting.accept_lengths", accounting.accept_lengths))
+    counters = {name: admit_int(f"accounting.{name}", getattr(accounting, name)) for name in names}
+    return Accounting(**counters, accept_lengths=admit_ints("accounting.accept_lengths", accounting.accept_lengths))
 
 
 def _admit_speculated(value: object) -> Speculated:
     """The counts of drafted tokens, of which no more than all are accepted."""
     speculated = require_type("speculated", value, Speculated)
-    proposed = whole("speculated.proposed", speculated.proposed, 0)
-    accepted = whole("speculated.accepted", speculated.accepted, 0)
+    proposed = admit_int("speculated.proposed", speculated.proposed, 0)
+    accepted = admit_int("speculated.accepted", speculated.accepted, 0)
     if accepted > proposed:
         raise refusal("speculated.accepted", accepted, f"at most the {proposed} proposed")
     return Speculated(proposed, accepted)
@@ -166,7 +168,7 @@ def _admit_speculated(value: object) -> Speculated:
 
 def _admit_seconds(field: str, value: object) -> float:
     """Finite seconds of at least 0."""
-    seconds = real(field, value, finite=True)
+    seconds = admit_float(field, value, finite=True)
     if seconds < 0:
         raise refusal(field, seconds, "seconds of at least 0")
     return seconds
@@ -176,4 +178,6 @@ def _admit_fallbacks(field: str, value: object) -> dict[str, int]:
     """The number of fallbacks by reason, each at least 0."""
     if not isinstance(value, Mapping):
         raise refusal(field, value, "a dict of counts by reason")
-    return {word(f"{field}'s reason", why): whole(f"{field}[{why!r}]", count, 0) for why, count in value.items()}
+    return {
+        admit_word(f"{field}'s reason", why): admit_int(f"{field}[{why!r}]", count, 0) for why, count in value.items()
+    }

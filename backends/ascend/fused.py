@@ -66,7 +66,8 @@ def ask(query: Tensor, operands: Operands, mask: Tensor | None, scaling: float) 
 
 def infer(call: FusedCall) -> Tensor:
     """Run npu_fused_infer_attention_score, which takes float16 and bfloat16."""
-    operands, dim = call.operands, call.query.shape[-1]
+    operands = call.operands
+    dim = call.query.shape[-1]
     query, key, value = (_pad_to_alignment(tensor) for tensor in (call.query, operands.key, operands.value))
     if operands.table is not None:
         # The operator reads a paged cache as [pages, size, Hkv * D].
@@ -157,7 +158,8 @@ class AscendFused:
         columns.refuse_cap("Ascend's fused attention")
         columns.refuse_sinks("Ascend's fused attention")
         if columns.latent and query.dtype != torch.float32:
-            operands, rows = self._place(columns, LATENT_BLOCK), query.shape[2]
+            operands = self._place(columns, LATENT_BLOCK)
+            rows = query.shape[2]
             if can_take(query, operands):
                 mask = self.encode(tree_visibility(operands, rows))[:, 0] if rows > 1 else None
                 return infer_latent(self.ask_latent(query, operands, mask, scaling))

@@ -26,7 +26,7 @@ class LatentCall:
         lengths: The key length of each lane.
         table: int32 [B, most pages of a lane], or None for gathered columns.
         scale: The factor of the scores; the operator's own default is 1.
-        sparse_mode: 9 with a mask, which is that of a tree, and 0 without.
+        sparse_mode: 9 with the mask of a tree, and 0 without a mask.
     """
 
     query: Tensor
@@ -47,7 +47,9 @@ def can_take(query: Tensor, operands: Operands) -> bool:
         query: [B, N, T, L + R].
         operands: Keys with L + R dimensions and values with L.
     """
-    heads, rows, latent = query.shape[1], query.shape[2], operands.value.shape[-1]
+    heads = query.shape[1]
+    rows = query.shape[2]
+    latent = operands.value.shape[-1]
     sizes = heads in HEADS and rows <= MOST_ROWS and latent <= LATENT_DIM and query.shape[-1] - latent <= ROPE_DIM
     half = query.dtype in (torch.float16, torch.bfloat16)
     return half and sizes and all(_behind_prefix(operands, lane, rows) for lane in range(len(operands.lengths)))
@@ -55,7 +57,8 @@ def can_take(query: Tensor, operands: Operands) -> bool:
 
 def _behind_prefix(operands: Operands, lane: int, rows: int) -> bool:
     """Whether the rows of a lane see all its columns before the last `rows`, which mode 9 does not mask."""
-    length, visible = operands.lengths[lane], operands.visible[lane, 0]
+    length = operands.lengths[lane]
+    visible = operands.visible[lane, 0]
     if length < rows:
         return False
     sees_prefix = visible[:, : length - rows].all(-1)

@@ -34,7 +34,8 @@ class Fork:
     def __init__(self, course: tuple[tuple[int, int, str], ...], most_draws: int) -> None:
         self.choices: list[tuple[int, int, str]] = []
         self.weight = Fraction(1)
-        self._course, self._most_draws = course, most_draws
+        self._course = course
+        self._most_draws = most_draws
 
     def branch(self, weights: Sequence[Fraction], decision: str) -> int:
         """The index of one outcome of positive weight; every other such outcome becomes a run of its own."""

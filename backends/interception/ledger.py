@@ -1,4 +1,4 @@
-"""The ledger of one run: every draw is made for its place, and its numbers are those of that place."""
+"""The ledger of one run: a draw has a place, and the place has the numbers."""
 
 from collections.abc import Callable
 from fractions import Fraction
@@ -11,7 +11,7 @@ from backends.interception.errors import refuse
 from backends.interception.forking import Fork
 from backends.interception.numbers import Numbers, Use
 from backends.randomness.places import LIBRARIES, Draw, Position, stack_here
-from backends.randomness.positions import Positions, Standing, default_generator, generator_in_words
+from backends.randomness.positions import Positions, StreamPosition, default_generator, generator_in_words
 
 NEAR = 4
 """How many blocks of MT19937 an unwatched draw is looked for in."""
@@ -33,11 +33,11 @@ class Ledger:
         self._positions = positions
         self._picks: dict[tuple[Any, ...], tuple[int, Draw]] = {}
         self._states: dict[int, tuple[Any, Any]] = {}
-        self._last: dict[str, Standing] = {}
+        self._last: dict[str, StreamPosition] = {}
         self._passed_positions: set[Position] = set()
         for library in LIBRARIES:
             self._remember(default_generator(library))
-            self._last[library] = self._standing(default_generator(library))
+            self._last[library] = self._stream_position(default_generator(library))
 
     def draw(self, call: str, generator: Any, make: Callable[[], Any]) -> tuple[Any, Draw | None]:
         """Return the numbers of `make` and its draw; the draw is None for a generator without a state."""
@@ -51,7 +51,7 @@ class Ledger:
         place = self._positions.place(before, generator)
         for library in LIBRARIES:
             if generator is default_generator(library):
-                self._last[library] = self._standing(generator)
+                self._last[library] = self._stream_position(generator)
                 self._passed_positions |= {before.position, self._last[library].position}
         return result, Draw(call, generator_in_words(generator), place, stack_here(1))
 
@@ -78,7 +78,7 @@ class Ledger:
         if id(generator) not in self._states:
             self._states[id(generator)] = (generator, _state(generator))
 
-    def _standing(self, generator: Any) -> Standing:
+    def _stream_position(self, generator: Any) -> StreamPosition:
         standing = self._positions.position(generator)
         standing.most_blocks = NEAR
         return standing

@@ -66,16 +66,17 @@ class Number:
         place: The words that it is made of, where they are known.
         low: The least it can be.
         high: The least that it cannot be.
-        flipped: Whether it runs in races as -log(1 - U) and not as -log(U); None before its first race.
+        is_flipped: Whether it runs in races as -log(1 - U) and not as -log(U); None before its first race.
         cells: For a number of kind SINGLE: which eighths of [0, 1) it may lie in, once they are told apart.
         spent: Whether it decided in a way after which its law is not known.
         uses: The decisions that it took part in.
     """
 
     def __init__(self, kind: str, place: Place | None) -> None:
-        self.kind, self.place = kind, place
+        self.kind = kind
+        self.place = place
         self.low, self.high = Fraction(0), Fraction(1)
-        self.flipped: bool | None = None
+        self.is_flipped: bool | None = None
         self.cells: tuple[int, int] | None = None
         self.spent = False
         self.uses: list[Use] = []
@@ -87,7 +88,7 @@ class Number:
 
     def bound(self) -> tuple[float, float]:
         """Its interval as an exponential number."""
-        ends = (self.low, self.high) if self.flipped else (1 - self.high, 1 - self.low)
+        ends = (self.low, self.high) if self.is_flipped else (1 - self.high, 1 - self.low)
         low, high = (math.inf if end >= 1 else -math.log1p(-float(end)) for end in ends)
         return low, high
 
@@ -133,7 +134,7 @@ class Numbers:
 
     def _below(self, number: Number, limit: Fraction, decision: str) -> bool:
         limit = min(max(limit, number.low), number.high)
-        if number.flipped is None:
+        if number.is_flipped is None:
             weights = [limit - number.low, number.high - limit]
         else:
             before = number.low, number.high
@@ -149,7 +150,7 @@ class Numbers:
         return False
 
     def race(self, runners: Sequence[tuple[Number, Fraction]], flipped: bool, draw: Draw | None, decision: str) -> int:
-        """Decide which runner has the smallest exponential number over its weight; the first of those that are one.
+        """Decide which runner has the smallest exponential number over its weight; of equal runners the first.
 
         Raises:
             DecidesTooOften: The joint law with what the numbers decided before is not known.
@@ -166,13 +167,13 @@ class Numbers:
         if len(best) > 1:
             for number in best:
                 self._use(number, use)
-                if number.flipped not in (None, flipped):
+                if number.is_flipped not in (None, flipped):
                     raise DecidesTooOften("a number u decides as u in one race and as 1 - u in another")
         if len(best) == 1:
             return next(iter(best.values()))
         self._races.append({number: runners[runner][1] for number, runner in best.items()})
         for number in best:
-            number.flipped = flipped
+            number.is_flipped = flipped
         numbers = list(best)
         if fresh:
             weights = list(self._races[-1].values())
@@ -323,7 +324,8 @@ class Numbers:
 
     def _now(self, number: Number) -> Fraction:
         """The probability of all that was decided by the numbers that races bind to this one."""
-        members, waiting = {number: 0}, [number]
+        members = {number: 0}
+        waiting = [number]
         while waiting:
             current = waiting.pop()
             for race, _ in zip(self._races, self._winners, strict=False):
@@ -344,6 +346,6 @@ class Numbers:
 
 
 def _without_noise(parts: Sequence[Fraction]) -> list[Fraction]:
-    """Probabilities without those that are nothing but the rounding of an integral."""
+    """The probabilities, with 0 for each that is nothing but the rounding of an integral."""
     total = sum(parts)
     return [part if part > total * Fraction(1, 10**13) else Fraction(0) for part in parts]

@@ -18,7 +18,7 @@ MOST_BITS = 10
 
 
 class ValueArray(np.ndarray[Any, Any]):
-    """An array of values, whose arithmetic is that of its elements and whose arg-max decides."""
+    """An array of values, which computes by element and whose arg-max decides."""
 
     def argmax(self, axis: Any = None, out: Any = None, **kwargs: Any) -> Any:
         """The place of the largest element of each row."""
@@ -118,13 +118,14 @@ class PythonDraws:
         numbers = self.ledger.numbers
         number = numbers.number(number_kind, None if draw is None else draw.place.part(element, count))
         # Both libraries take the logarithm of 1 - u, which is never 0.
-        return Value(numbers, number, draw, kind=kind, flipped=kind != PLAIN)
+        return Value(numbers, number, draw, kind=kind, is_flipped=kind != PLAIN)
 
     def _map_values(self, values: Any, function: Callable[[Any], Any], is_identity: bool) -> Any:
         return values if is_identity else function(values)
 
     def _choice(self, call: Call) -> Any:
-        names, defaults = ("a", "size", "replace", "p"), (None, None, True, None)
+        names = ("a", "size", "replace", "p")
+        defaults = (None, None, True, None)
         options, size, replace, p = _arguments_in_order(names, defaults, call.args, call.kwargs)
         shape = () if size is None else tuple(np.atleast_1d(size).tolist())
         count = math.prod(shape)

@@ -229,7 +229,9 @@ class Draws(TorchFunctionMode):
         """Torch draws one, or several without replacement, by a race; with replacement by inverse CDFs."""
         names = ("input", "num_samples", "replacement")
         arguments = {**dict(zip(names, args, strict=False)), **kwargs}
-        weights, count, replacement = arguments["input"], arguments["num_samples"], arguments.get("replacement", False)
+        weights = arguments["input"]
+        count = arguments["num_samples"]
+        replacement = arguments.get("replacement", False)
         # float64 holds every float32 and 16-bit weight exactly.
         rows = weights.detach().to("cpu", torch.float64).reshape(-1, weights.shape[-1]).tolist()
         result, draw = self.ledger.draw("torch.multinomial", generator, lambda: func(*args, **kwargs))
@@ -248,7 +250,7 @@ class Draws(TorchFunctionMode):
             row_weights = [Fraction(weight) for weight in row]
             if race:
                 runners = [(value.number, weight) for value, weight in zip(noise, row_weights, strict=True)]
-                outcomes += numbers.ranking(runners, count, noise[0].flipped, draw, "multinomial")
+                outcomes += numbers.ranking(runners, count, noise[0].is_flipped, draw, "multinomial")
             else:
                 outcomes += [numbers.choose(value.number, draw, row_weights, "multinomial") for value in noise]
         return torch.tensor(outcomes, device=weights.device).reshape(tuple(result.shape))
@@ -454,7 +456,7 @@ class Draws(TorchFunctionMode):
         return torch.tensor(counts.tolist(), dtype=torch.long, device=edges.device)
 
     def _move(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """A move of elements: a view shows its memory's values, and a copy gets those of the places it is made of."""
+        """A move of elements: a view shows its memory's values, and a copy gets the values of its sources."""
         result = func(*args, **kwargs)
         tensors = [part for part in tree_leaves(result) if isinstance(part, torch.Tensor)]
         if all(part.untyped_storage().data_ptr() in self.memory for part in tensors if part.numel()):
@@ -482,7 +484,7 @@ class Draws(TorchFunctionMode):
 
 
 def _leaves(operand: Any) -> Iterator[Any]:
-    """The operands of a call, those in lists, tuples and dicts included."""
+    """The operands of a call, also in lists, tuples and dicts."""
     if isinstance(operand, (list, tuple)):
         for part in operand:
             yield from _leaves(part)

@@ -42,7 +42,7 @@ class Value:
         kind: The form of the function.
         a: Its summand or exponent.
         b: Its factor.
-        flipped: Whether E is -log(1 - U) and not -log(U).
+        is_flipped: Whether E is -log(1 - U) and not -log(U).
     """
 
     numbers: Numbers
@@ -52,7 +52,7 @@ class Value:
     kind: str = PLAIN
     a: float = 0.0
     b: float = 1.0
-    flipped: bool = False
+    is_flipped: bool = False
 
     __array_ufunc__ = None
     """Set to None so that a NumPy scalar leaves an operation to the value."""
@@ -136,9 +136,9 @@ class Value:
         if self.kind == GROWTH and self.b > 0:
             return self
         if self.kind == PLAIN and self.b > 0 and abs(self.a) <= TINY:
-            return replace(self, kind=GROWTH, a=-1.0, b=self.b, flipped=False)
+            return replace(self, kind=GROWTH, a=-1.0, b=self.b, is_flipped=False)
         if self.kind == PLAIN and self.b < 0 and abs(self.a + self.b) <= TINY:
-            return replace(self, kind=GROWTH, a=-1.0, b=-self.b, flipped=True)
+            return replace(self, kind=GROWTH, a=-1.0, b=-self.b, is_flipped=True)
         refuse(f"{decision} of a {self.kind} random number")
 
     # Its law.
@@ -155,7 +155,8 @@ class Value:
             exponential = _power(ratio, 1 / self.a) if self.kind == POWER else math.log(ratio) / self.a
             grows = (self.b > 0) == (self.a > 0)
         else:
-            exponential, grows = (level - self.a) / self.b, self.b > 0
+            exponential = (level - self.a) / self.b
+            grows = self.b > 0
             if self.kind == LOGARITHM:
                 exponential = math.exp(min(exponential, 700.0))
         t, up = self._uniform(max(exponential, 0.0))
@@ -164,13 +165,13 @@ class Value:
     def _uniform(self, exponential: float) -> tuple[float, bool]:
         """(t, grows): U where E is that, and whether E grows with U."""
         below = math.exp(-exponential)
-        return (-math.expm1(-exponential), True) if self.flipped else (below, False)
+        return (-math.expm1(-exponential), True) if self.is_flipped else (below, False)
 
     def level(self, u: float) -> float:
         """The value of the function where U is `u`."""
         if self.kind == PLAIN:
             return self.a + self.b * u
-        argument = 1 - u if self.flipped else u
+        argument = 1 - u if self.is_flipped else u
         exponential = -math.log(argument) if argument > 0 else math.inf
         if self.kind == EXPONENTIAL:
             return self.a + self.b * exponential
@@ -215,7 +216,7 @@ class Value:
 
     def _is_same(self, operand: "Value") -> bool:
         """Whether both are the same function of one number."""
-        forms = [(value.kind, value.a, value.b, value.flipped) for value in (self, operand)]
+        forms = [(value.kind, value.a, value.b, value.is_flipped) for value in (self, operand)]
         return self.number is operand.number and forms[0] == forms[1]
 
     def __lt__(self, operand: object) -> Any:
@@ -358,7 +359,7 @@ def _as_race(values: Sequence[Any]) -> tuple[list[Fraction], bool] | None:
         if not isinstance(value, Value):
             scores.append(None)
             continue
-        flips.add(value.flipped)
+        flips.add(value.is_flipped)
         scores.append(_score(value))
         if scores[-1] is None:
             return None

@@ -15,7 +15,7 @@ from typing import Any
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import best_match
 
-from backends.adapt.answers import Answer, Answering
+from backends.adapt.answers import Answer, AnsweringBackend
 from backends.base import ProgramFailure, Unavailable, Unsupported
 from backends.programs.lines import Child, Endless, Over, Silent
 from reference.trace import Speculated
@@ -177,7 +177,7 @@ def _validator(kind: str) -> Draft202012Validator:
     return Draft202012Validator({"$ref": f"#/$defs/{kind}", "$defs": schema["$defs"]})
 
 
-def open_program(name: str) -> Answering:
+def open_program(name: str) -> AnsweringBackend:
     """The backend that `name`, `command:PROGRAM ARGUMENTS`, stands for.
 
     Raises:
@@ -189,4 +189,4 @@ def open_program(name: str) -> Answering:
     parameters = ("prompt_ids", "max_new_tokens", *dict.fromkeys(facts.pop("takes")))
     facts |= {field: tuple(facts[field]) for field in ("dtypes", "families") if field in facts}
     # Without a seed in its requests the program draws as it likes.
-    return Answering(program, parameters, seeded="seed" in parameters, **facts)
+    return AnsweringBackend(program, parameters, seeded="seed" in parameters, **facts)

@@ -4,7 +4,7 @@
 take none: the names `default_rng`, `Generator` and `RandomState` give subclasses with hooks while a hook is set, and
 their objects stay so. A name that a module imported before, and a generator of NumPy that it made, are replaced in the
 module while a hook is set. An older generator of NumPy that stands elsewhere, such as in an object, is not watched.
-torch's calls pass through a `TorchFunctionMode`, which sees those of its own thread.
+torch's calls pass through a `TorchFunctionMode`, which sees the calls of its own thread.
 """
 
 import random
@@ -181,7 +181,7 @@ def names_replaced(names: dict[tuple[Any, str], Any]) -> Iterator[None]:
                 setattr(holder, attribute, value)
 
 
-def watched_names() -> dict[tuple[Any, str], Any]:
+def hooked_names() -> dict[tuple[Any, str], Any]:
     """The names of NumPy and `random` that give draws with hooks, with their values.
 
     The whole of `random` draws by two methods of `Random`, and by their bound copies in the module.
@@ -236,8 +236,8 @@ def _hooked_function(generator: Any, method: str, plain: Callable[..., Any]) -> 
 @contextmanager
 def hooks(handler: Handler) -> Iterator[None]:
     """Every draw of NumPy and `random` is answered by `handler` inside the `with`; torch's by `TorchHooks`."""
-    watched = watched_names()
-    with names_replaced({**names_in_modules(watched), **watched}):
+    replacements = hooked_names()
+    with names_replaced({**names_in_modules(replacements), **replacements}):
         _active.handlers.append(handler)
         try:
             yield

@@ -26,10 +26,12 @@ def next_block(block: Block) -> Block:
     new = np.concatenate([block, block[:1]])
 
     # Each word needs the word 397 behind it, which from number 227 on is a new one.
-    def twist(begin: int, end: int, behind: Block) -> None:
+    def twist(begin: int, end: int, words_behind: Block) -> None:
         mixed_words = (new[begin:end] & np.uint32(0x80000000)) | (new[begin + 1 : end + 1] & np.uint32(0x7FFFFFFF))
         odd = (mixed_words & np.uint32(1)).astype(bool)
-        new[begin:end] = behind ^ (mixed_words >> np.uint32(1)) ^ np.where(odd, np.uint32(0x9908B0DF), np.uint32(0))
+        new[begin:end] = (
+            words_behind ^ (mixed_words >> np.uint32(1)) ^ np.where(odd, np.uint32(0x9908B0DF), np.uint32(0))
+        )
 
     twist(0, 227, block[397:624])
     twist(227, 454, new[0:227].copy())
@@ -58,7 +60,7 @@ class Blocks:
         return Position(stream, LENGTH * number + words_read)
 
     def _follow(self, block: Block, target_bytes: bytes, most_blocks: int) -> None:
-        """Note the blocks from `block` up to that of bytes `target_bytes`, where it is one of the next."""
+        """Note the blocks from `block` up to the block of bytes `target_bytes`, where it is one of the next."""
         stream, number = self._places[block.tobytes()]
         steps: dict[bytes, tuple[str, int]] = {}
         for step in range(1, most_blocks + 1):

@@ -108,7 +108,7 @@ class Draw:
 
 
 def stack_here(most: int = 12) -> tuple[Site, ...]:
-    """The lines of code that led to this call, the innermost first, without those of the libraries that draw."""
+    """The lines of code that led to this call, the innermost first, without lines of the libraries that draw."""
     sites: list[Site] = []
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and len(sites) < most:

@@ -24,7 +24,7 @@ class Positions:
         self._blocks = Blocks()
         self._states: dict[bytes, Position] = {}
 
-    def position(self, generator: Any, before: "Standing | None" = None) -> "Standing":
+    def position(self, generator: Any, before: "StreamPosition | None" = None) -> "StreamPosition":
         """Where a `torch.Generator`, `numpy.random.Generator`, `RandomState`, bit generator or `Random` stands.
 
         Args:
@@ -47,16 +47,16 @@ class Positions:
             return self._of_numpy(generator.get_state(legacy=False), before)
         return self._of_numpy(generator.state, before)
 
-    def place(self, before: "Standing", generator: Any) -> Place:
+    def place(self, before: "StreamPosition", generator: Any) -> Place:
         """The place of the draw that `generator` has made since it stood at `before`."""
         return place_between(before.position, self.position(generator, before).position)
 
-    def _of_block(self, block: Block, words_read: int, before: "Standing | None") -> "Standing":
+    def _of_block(self, block: Block, words_read: int, before: "StreamPosition | None") -> "StreamPosition":
         last = None if before is None else before.block
         most = MOST_BLOCKS if before is None else before.most_blocks
-        return Standing(self._blocks.position(block, words_read, last, most), block)
+        return StreamPosition(self._blocks.position(block, words_read, last, most), block)
 
-    def _of_torch(self, generator: torch.Generator, before: "Standing | None") -> "Standing":
+    def _of_torch(self, generator: torch.Generator, before: "StreamPosition | None") -> "StreamPosition":
         if generator.device.type != "cpu":
             return self._of_device(generator, before)
         # The layout of THGeneratorState: seed, left, seeded, next, 624 words of 8 bytes, then cached normal numbers.
@@ -65,13 +65,13 @@ class Positions:
         block = state[24 : 24 + 8 * 624].view(np.uint64).astype(np.uint32)
         return self._of_block(block, 625 - words_left, before)
 
-    def _of_device(self, generator: torch.Generator, before: "Standing | None") -> "Standing":
+    def _of_device(self, generator: torch.Generator, before: "StreamPosition | None") -> "StreamPosition":
         kind = generator.device
         if hasattr(generator, "get_offset") and kind.type in ("cuda", "npu", "xpu"):
-            return Standing(Position(f"philox {kind.type} {generator.initial_seed()}", generator.get_offset()))
+            return StreamPosition(Position(f"philox {kind.type} {generator.initial_seed()}", generator.get_offset()))
         return self._opaque(bytes(generator.get_state().cpu().numpy().tobytes()), 0, before)
 
-    def _of_numpy(self, state: dict[str, Any], before: "Standing | None") -> "Standing":
+    def _of_numpy(self, state: dict[str, Any], before: "StreamPosition | None") -> "StreamPosition":
         kind, inner = state["bit_generator"], state["state"]
         # A half of the last word may wait for the next draw of 32 bits.
         waiting = state.get("has_uint32", 0)
@@ -79,28 +79,28 @@ class Positions:
             return self._of_block(inner["key"], inner["pos"], before)
         if kind in _MULTIPLIERS:
             steps = _steps_to(inner["state"], inner["inc"], _MULTIPLIERS[kind])
-            return Standing(Position(f"{kind.lower()} {inner['inc']:x}", 2 * steps - waiting))
+            return StreamPosition(Position(f"{kind.lower()} {inner['inc']:x}", 2 * steps - waiting))
         if kind == "Philox":
             counter = sum(int(part) << (64 * number) for number, part in enumerate(inner["counter"]))
             key = "".join(f"{int(part):016x}" for part in inner["key"])
-            return Standing(Position(f"philox {key}", 2 * (4 * counter + state["buffer_pos"]) - waiting))
+            return StreamPosition(Position(f"philox {key}", 2 * (4 * counter + state["buffer_pos"]) - waiting))
         if kind == "SFC64":
             count = int(inner["state"][3])
             return self._opaque(inner["state"].tobytes(), 2 * count - waiting, before, bytes([waiting]))
         return self._opaque(repr(state).encode(), 0, before)
 
-    def _opaque(self, state: bytes, count: int, before: "Standing | None", half: bytes = b"") -> "Standing":
-        """The position of a state that tells no stream: that of the state before it, or of equal bytes."""
+    def _opaque(self, state: bytes, count: int, before: "StreamPosition | None", half: bytes = b"") -> "StreamPosition":
+        """The position of a state that tells no stream: the position of the state before it, or of equal bytes."""
         key = state + half
         if key not in self._states:
             if before is not None:
                 self._states[key] = Position(before.position.stream, max(count, before.position.offset + 1))
             else:
                 self._states[key] = Position(f"state {hashlib.sha256(key).hexdigest()[:8]}", count)
-        return Standing(self._states[key])
+        return StreamPosition(self._states[key])
 
 
-class Standing:
+class StreamPosition:
     """A position together with what is needed to follow the stream from it.
 
     Attributes:
@@ -110,7 +110,9 @@ class Standing:
     """
 
     def __init__(self, position: Position, block: Block | None = None, most_blocks: int = MOST_BLOCKS) -> None:
-        self.position, self.block, self.most_blocks = position, block, most_blocks
+        self.position = position
+        self.block = block
+        self.most_blocks = most_blocks
 
 
 def default_generator(library: str) -> Any:
@@ -137,7 +139,9 @@ def generator_in_words(generator: Any) -> str:
 
 def _steps_to(state: int, increment: int, multiplier: int) -> int:
     """How many steps of `x -> multiplier * x + increment` modulo 2^128 lead from 0 to `state`."""
-    current, steps, bit = 0, 0, 1
+    current = 0
+    steps = 0
+    bit = 1
     plus = increment
     while current != state:
         if (current ^ state) & bit:

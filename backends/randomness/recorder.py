@@ -60,7 +60,7 @@ def overlaps(draws: Iterable[Draw]) -> list[tuple[Draw, Draw]]:
         by_stream[draw.place.stream].append((number, draw))
     pairs: list[tuple[int, int, Draw, Draw]] = []
     for numbered_draws in by_stream.values():
-        # In order of offsets, a draw meets those alone that end behind its begin.
+        # In order of offsets, a draw meets only draws that end behind its begin.
         numbered_draws.sort(key=lambda entry: entry[1].place.offset)
         reaching: list[tuple[int, Draw]] = []
         for number, draw in numbered_draws:

@@ -262,7 +262,7 @@ def _ids(values: list[Any], name: str) -> tuple[int, ...]:
 
 
 def _with_end_token(tokens: tuple[int, ...], ending: int | None, stops: tuple[int, ...]) -> tuple[int, ...]:
-    """The tokens with the one that ended the text, where the server names it, or can mean only one, and leaves it out.
+    """The tokens and the end token, which a server may leave out, and names unless there is only one.
 
     Raises:
         WrongAnswer: The text ended at one of several tokens, and the server does not say at which.
@@ -280,7 +280,7 @@ def _token_logprobs(values: Any, tokens: tuple[int, ...]) -> tuple[float, ...] |
     """The log-probabilities, one a token; None where there are none, or the ending token alone has none.
 
     Raises:
-        WrongAnswer: Their number is another than that of the tokens.
+        WrongAnswer: There are more or fewer of them than tokens.
     """
     if not isinstance(values, list) or not values:
         return None

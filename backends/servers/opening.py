@@ -6,7 +6,7 @@ The server is asked for its models, then for a few tokens in each way that it ma
 from dataclasses import dataclass, replace
 from typing import Any
 
-from backends.adapt.answers import Answer, Answering
+from backends.adapt.answers import Answer, AnsweringBackend
 from backends.base import Unavailable, Unsupported
 from backends.servers.address import Address, address_of
 from backends.servers.counts import counts_of
@@ -77,7 +77,7 @@ class Server:
         return self.web.ask(self.dialect.PATH, body, read_answer, prompt)
 
 
-def open_server(name: str) -> Answering:
+def open_server(name: str) -> AnsweringBackend:
     """The backend that `name`, `openai:URL` with options, stands for.
 
     Raises:
@@ -91,14 +91,15 @@ def open_server(name: str) -> Answering:
     parameters = (*REQUEST_FIELDS, *dialect.PROCESSES)
     # A server brings its own weights, so that it runs no built-in model.
     is_seeded = _is_seeded(server)
-    return Answering(
+    return AnsweringBackend(
         server, parameters, seeded=is_seeded, same_bits=False, name=name, device=ELSEWHERE, dtypes=DTYPES, families=()
     )
 
 
 def _dialect(web: Web, address: Address) -> Dialect:
     """The dialect, by the user's choice or by the server's models, in the first form that the server takes."""
-    model, owner = address.model, None
+    model = address.model
+    owner = None
     if address.model is None or address.dialect is None:
         model, owner = _model(web, address)
     kind = BY_NAME[address.dialect or OWNERS.get(owner or "", OpenAI.NAME)]

@@ -104,13 +104,13 @@ class Web:
         proxies = [urllib.request.ProxyHandler({})] if here else []
         self._open = urllib.request.build_opener(NoRedirect, *proxies).open
 
-    def ask(self, path: str, body: Any, read: Callable[[Any], Content], prompt: str = "") -> Content:
-        """The value that `read` makes of the JSON that the server answers to `body` (None for a GET request).
+    def ask(self, path: str, body: Any, parse: Callable[[Any], Content], prompt: str = "") -> Content:
+        """The value that `parse` makes of the JSON that the server answers to `body` (None for a GET request).
 
         Args:
             path: The path below the server's root.
             body: The request's JSON.
-            read: Raises WrongAnswer where the content is not as expected.
+            parse: Raises WrongAnswer where the content is not as expected.
             prompt: A text of the request that no message may repeat.
 
         Raises:
@@ -120,7 +120,7 @@ class Web:
         last = ""
         for number in range(self.address.tries):
             try:
-                return read(self._once(path, body, prompt))
+                return parse(self._once(path, body, prompt))
             except WrongAnswer as why:
                 last = str(why)
                 wait = FIRST_WAIT_S * 2**number if why.wait is None else why.wait

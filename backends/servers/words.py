@@ -45,7 +45,7 @@ def text_of(prompt: Sequence[int], checkpoint: str) -> str:
 def _text_of(prompt: Sequence[int], checkpoint: str) -> str | None:
     """The text whose token ids are `prompt`, or None."""
     words = tokenizer(checkpoint)
-    # Special tokens are those that the tokenizer adds by itself, or that stand in the text.
+    # Special tokens are added by the tokenizer itself, or stand in the text.
     texts = (words.decode(list(prompt), skip_special_tokens=skip) for skip in (True, False))
     return next((text for text in texts if words(text).input_ids == list(prompt)), None)
 
@@ -54,7 +54,7 @@ def ids_of_text(text: str, after: Sequence[int], checkpoint: str, counts: Sequen
     """The token ids of a generated text that follows the prompt `after`.
 
     Raises:
-        WrongAnswer: The text's ids are not those that were generated: their number is none of `counts`, the server's
+        WrongAnswer: The text's ids are not the generated ids: their number is none of `counts`, the server's
             own, or a token of the text merges with one of the prompt.
     """
     words = tokenizer(checkpoint)

@@ -29,10 +29,15 @@ class Completions(BaseHTTPRequestHandler):
             if tokens[-1] in ends:
                 finish = "stop"
                 break
-        made = tokens[len(request["prompt"]) :]
-        choice = {"text": " ".join(map(str, made)), "token_ids": made, "finish_reason": finish, "logprobs": None}
-        choice["stop_reason"] = made[-1] if finish == "stop" else None
-        self.answer({"choices": [choice], "usage": {"completion_tokens": len(made)}})
+        new_tokens = tokens[len(request["prompt"]) :]
+        choice = {
+            "text": " ".join(map(str, new_tokens)),
+            "token_ids": new_tokens,
+            "finish_reason": finish,
+            "logprobs": None,
+        }
+        choice["stop_reason"] = new_tokens[-1] if finish == "stop" else None
+        self.answer({"choices": [choice], "usage": {"completion_tokens": len(new_tokens)}})
 
     def next_token(self, tokens, request):
         with torch.no_grad():

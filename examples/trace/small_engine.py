@@ -21,10 +21,10 @@ def best(token):
 def draft(root):
     """A tree of six nodes: the root, two children, and a path below the second. Node i's parent is parent[i]."""
     guess = best(root)
-    other = (guess + 1) % VOCABULARY
+    second = (guess + 1) % VOCABULARY
     return {
         "parent": [0, 0, 0, 2, 3, 0],
-        "token": [root, other, guess, best(guess), best(other), (guess + 2) % VOCABULARY],
+        "token": [root, second, guess, best(guess), best(second), (guess + 2) % VOCABULARY],
     }
 
 
@@ -32,13 +32,13 @@ def verify(tree, wrong):
     """The accepted nodes from the root downwards, and the token after the last of them."""
     path = [0]
     while True:
-        wanted = best(tree["token"][path[-1]])
+        best_token = best(tree["token"][path[-1]])
         nodes = range(1, len(tree["token"]))
-        children = [node for node in nodes if tree["parent"][node] == path[-1] and tree["token"][node] == wanted]
+        children = [node for node in nodes if tree["parent"][node] == path[-1] and tree["token"][node] == best_token]
         if wrong and len(path) == 1:
             children = [1]
         if not children:
-            return path, wanted
+            return path, best_token
         path.append(children[0])
 
 

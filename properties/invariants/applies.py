@@ -31,7 +31,7 @@ def check_seeded(case: Case, subject: Subject) -> None:
         raise NotApplicable("what the engine draws does not follow the seed")
 
 
-def repeatable(trace: Trace, subject: Subject) -> Trace:
+def comparable_trace(trace: Trace, subject: Subject) -> Trace:
     """The trace without log-probabilities, where the engine does not promise the same bits again."""
     if subject.abilities is None or subject.abilities.same_bits:
         return trace

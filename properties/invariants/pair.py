@@ -15,7 +15,7 @@ from properties.streams import stream_of
 from properties.tolerance.bounds import UNIT
 from properties.tolerance.closeness import PRIOR, SANITY
 from properties.tolerance.ties import TIE_SIGMA
-from properties.verdict.finding import Compared, Evidence, Finding, Tie
+from properties.verdict.finding import Comparisons, Evidence, Finding, Tie
 from properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle, needing
 from properties.verdict.peer import Peer
 from properties.verdict.subject import Subject
@@ -62,7 +62,7 @@ def greedy_match(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]
     # A case with a limit of steps stops early: only the common length can be compared.
     short, long = sorted((len(engine_trace.output), len(reference_trace.output)))
     compared = short if case.steps else long
-    yield Compared(compared)
+    yield Comparisons(compared)
     divergence = next(
         (
             position
@@ -77,7 +77,7 @@ def greedy_match(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]
         num_equal = short if divergence is None else min(divergence, short)
         differences = np.abs(np.array(engine_logprobs[:num_equal]) - np.array(reference_logprobs[:num_equal]))
         sigma, limit = noise_of(case, np.array([*engine_logprobs, *reference_logprobs]), differences)
-        yield Compared(num_equal)
+        yield Comparisons(num_equal)
         if (differences > TIE_SIGMA * limit).any():
             position = int(np.argmax(differences))
             where: dict[str, int | str] = {"position": position, "side": "logprobs"}
@@ -170,7 +170,7 @@ def same_law(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     partners = evidence.partners
     where: dict[str, int | str] = {"draws": partners.rounds, "tokens": evidence.tokens}
     if evidence.invalid_token is not None:
-        yield Compared()
+        yield Comparisons()
         yield Finding(name, Stage.EMITTED, 0, where, f"an id below {case.model.vocab_size}", evidence.invalid_token)
         return
     yield Evidence(
@@ -181,7 +181,7 @@ def same_law(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
         parts=partners.parts,
         resolution=partners.resolution,
     )
-    yield Compared(partners.rounds)
+    yield Comparisons(partners.rounds)
     if partners.log_e >= log_bar(RUN_TESTS):
         yield Finding(name, Stage.EMITTED, 0, where, "evidence below e^23", round(min(partners.log_e, 1e6), 1))
 

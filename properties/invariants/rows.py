@@ -11,7 +11,7 @@ import numpy as np
 from properties.tolerance.amplification import MAX_AMPLIFICATION, ROWS, excuses_row
 from properties.tolerance.closeness import Noise, chain, kv_case, rows_beyond
 from properties.tolerance.entries import entries_beyond, largest
-from properties.verdict.finding import Compared, Finding, Reads
+from properties.verdict.finding import Comparisons, Finding, Reads
 from properties.verdict.invariant import Fact, Oracle, Unobserved
 from reference.case import Case
 from reference.trace import Array, Kv, Stage, Step
@@ -25,7 +25,7 @@ def with_place(fact: Fact, step: int | None = None, **where: int | str) -> Fact:
 
 
 def rows_of(array: Array) -> int:
-    """The number of rows along the last axis, which is the unit of `Compared`."""
+    """The number of rows along the last axis, which is the unit of `Comparisons`."""
     return array.size // array.shape[-1] if array.size else 0
 
 
@@ -52,11 +52,11 @@ def logits_of(step: Step, node: int) -> Array | None:
     return None if step.scored is None else np.asarray(step.scored.logits[node])
 
 
-def attended_beyond(name: str, number: int, step: Step, true: Array, error: Noise) -> Iterator[Finding | Compared]:
+def attended_beyond(name: str, number: int, step: Step, true: Array, error: Noise) -> Iterator[Finding | Comparisons]:
     """A finding at the worst row of the first layer whose attention outputs [layers, heads, nodes, D] are wrong."""
     assert step.attended is not None
     observed = step.attended.output
-    yield Compared(rows_of(true))
+    yield Comparisons(rows_of(true))
     if observed.shape != true.shape:
         yield Finding(name, Stage.ATTENDED, number, {"side": "shape"}, str(true.shape), str(observed.shape))
         return
@@ -115,11 +115,11 @@ def _single(row: Array | None, entry: int | None) -> Array | None:
     return row if row is None or entry is None else row[entry : entry + 1]
 
 
-def logits_beyond(name: str, number: int, step: Step, true: Array, error: Noise) -> Iterator[Finding | Compared]:
+def logits_beyond(name: str, number: int, step: Step, true: Array, error: Noise) -> Iterator[Finding | Comparisons]:
     """Findings for nodes of step `number` whose logits lie too far from `true` [nodes, V], worst first."""
     assert step.scored is not None
     observed = step.scored.logits
-    yield Compared(rows_of(true))
+    yield Comparisons(rows_of(true))
     if observed.shape != true.shape:
         yield Finding(name, Stage.SCORED, number, {"side": "shape"}, str(true.shape), str(observed.shape))
         return
@@ -144,7 +144,7 @@ def logits_beyond(name: str, number: int, step: Step, true: Array, error: Noise)
 
 def compare_rows(
     name: str, base: Step, variant_step: Step, rows: list[int], variant_rows: list[int], error: Noise, variant: str
-) -> Iterator[Finding | Compared]:
+) -> Iterator[Finding | Comparisons]:
     """Findings where node `others[i]` of the variant differs from node `rows[i]` of the base.
 
     Two runs of one backend each have an error, so the bound is the noise of a pair of runs.
@@ -156,7 +156,7 @@ def compare_rows(
         raise Unobserved("the backend does not reveal the logits of both runs")
     where: dict[str, int | str] = {"variant": variant}
     # If the variant is the case itself, the subject returns the same trace: only rows that moved are compared.
-    yield Compared(
+    yield Comparisons(
         sum(base is not variant_step or row != variant_row for row, variant_row in zip(rows, variant_rows, strict=True))
     )
     (attended, logits), has_finding = error.expected(base, variant_step, rows, variant_rows), False
@@ -270,7 +270,7 @@ def compare_kv(
     slack: float = 1.0,
     excuses: KvExcuses | None = None,
     reads: KvReads | None = None,
-) -> Iterator[Finding | Compared]:
+) -> Iterator[Finding | Comparisons]:
     """A finding at the worst slot of the first layer and kind whose committed KV differs by more than the noise.
 
     `slack` multiplies the bound; columns that one of the two caches has let go are left out. `excuses` says of a row,
@@ -281,7 +281,7 @@ def compare_kv(
         return
     for expected_rows, observed_rows in ((true.keys, observed.keys), (true.values, observed.values)):
         if expected_rows.shape != observed_rows.shape:
-            yield Compared()
+            yield Comparisons()
             yield Finding(
                 name,
                 Stage.COMMITTED,
@@ -291,7 +291,7 @@ def compare_kv(
                 str(observed_rows.shape),
             )
             return
-    yield Compared(common_columns(true, observed))
+    yield Comparisons(common_columns(true, observed))
     has_finding = False
     for layer in range(len(true.keys)):
         for kind in ("keys", "values"):

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from properties.invariants.rows import rows_of
-from properties.verdict.finding import Compared, Finding
+from properties.verdict.finding import Comparisons, Finding
 from properties.verdict.subject import Subject
 from reference.case import Case
 from reference.layout import KvLayout
@@ -20,7 +20,9 @@ def requests(trace: Trace) -> list[tuple[dict[str, int | str], Trace]]:
     return [({"request": number}, run) for number, run in enumerate(trace.shared.requests) if run is not None]
 
 
-def same_bits(name: str, case: Case, subject: Subject, layout: KvLayout, variant: str) -> Iterator[Finding | Compared]:
+def same_bits(
+    name: str, case: Case, subject: Subject, layout: KvLayout, variant: str
+) -> Iterator[Finding | Comparisons]:
     """Findings where attention, logits, caches or output of the variant differ in a bit from those of the case."""
     base = subject(case)
     variant_trace = subject(replace(case, layout=layout))
@@ -34,11 +36,11 @@ def same_bits(name: str, case: Case, subject: Subject, layout: KvLayout, variant
             return
 
 
-def unlike_bits(name: str, base: Trace, twin: Trace, where: dict[str, int | str]) -> Iterator[Finding | Compared]:
+def unlike_bits(name: str, base: Trace, twin: Trace, where: dict[str, int | str]) -> Iterator[Finding | Comparisons]:
     """A finding where attention, logits, caches or output of request `twin` differ in a bit from those of `base`."""
     for number, (step, twin_step) in enumerate(zip(base.steps, twin.steps, strict=False)):
         for stage, observed, true in _arrays(twin_step, step):
-            yield Compared(rows_of(true))
+            yield Comparisons(rows_of(true))
             if observed.shape != true.shape or not np.array_equal(observed, true, equal_nan=True):
                 values = ("the same bits", _first_unlike(observed, true))
                 yield Finding(name, stage, number, where, *values)

@@ -1,6 +1,7 @@
 """Comparison of one request of a session with the same request in another run.
 
-The invariants of batches, sessions and prefix reuse call `alike`; the other functions read a session's accounts.
+The invariants of batches, sessions and prefix reuse call `compare_request`; the other functions read a session's
+accounts.
 """
 
 from collections.abc import Iterator
@@ -8,7 +9,7 @@ from collections.abc import Iterator
 from properties.invariants.rows import compare_rows, with_place
 from properties.tolerance.closeness import noise
 from properties.tolerance.ties import TIE_SIGMA
-from properties.verdict.finding import Compared, Finding
+from properties.verdict.finding import Comparisons, Finding
 from properties.verdict.invariant import Fact, Oracle
 from properties.verdict.session_members import Member
 from properties.verdict.subject import Subject
@@ -30,8 +31,8 @@ def compare_request(
     for number, (step, twin) in enumerate(zip(member.trace.steps, twin_trace.steps, strict=False)):
         if step.drafted is None or twin.drafted is None or step.scored is None or twin.scored is None:
             continue
-        # The judge calls a check unobserved that never yields `Compared`; a count of 0 says that it could look.
-        yield Compared(0)
+        # The judge calls a check unobserved that never yields `Comparisons`; a count of 0 says that it could look.
+        yield Comparisons(0)
         if step.context != twin.context or step.drafted.tree != twin.drafted.tree:
             return
         rows = list(range(len(step.drafted.tree)))

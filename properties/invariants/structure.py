@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from properties.tolerance.closeness import true_step
-from properties.verdict.finding import Compared, Finding
+from properties.verdict.finding import Comparisons, Finding
 from properties.verdict.invariant import Fact, Invariant, Oracle, Unobserved, needing
 from properties.verdict.shown_tree import shown_tree, step_showing
 from properties.verdict.subject import Subject
@@ -51,11 +51,11 @@ class _LoweredStep:
     def finding(self, expected: object, observed: object, **where: int | str) -> Finding:
         return Finding(self.name, Stage.LOWERED, self.step, where, expected, observed)
 
-    def unequal(self, field: str) -> Iterator[Finding | Compared]:
+    def unequal(self, field: str) -> Iterator[Finding | Comparisons]:
         """Findings for each row of the tree whose entry in `field`, if it is shown, differs from the oracle's."""
         if getattr(self.lowered, field) is None:
             return
-        yield Compared(self.nodes)
+        yield Comparisons(self.nodes)
         observed, true = getattr(self.lowered, field)[: self.nodes], getattr(self.expected, field)[: self.nodes]
         if observed.shape[0] < self.nodes:
             yield self.finding(f"{self.nodes} rows", f"{observed.shape[0]} rows", side=field)
@@ -112,7 +112,7 @@ def validity_closed(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fa
     for look in _steps("structure.validity-closed", case, oracle, subject):
         if look.lowered.valid is None:
             continue
-        yield Compared(look.rows)
+        yield Comparisons(look.rows)
         expected_valid = np.arange(look.rows) < look.nodes
         for row in np.flatnonzero(look.lowered.valid != expected_valid).tolist():
             yield look.finding(bool(expected_valid[row]), bool(look.lowered.valid[row]), row=row)
@@ -127,7 +127,7 @@ def ancestor_table(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fac
     for look in _steps("structure.ancestor-table", case, oracle, subject):
         if look.lowered.ancestor is None:
             continue
-        yield Compared(look.rows)
+        yield Comparisons(look.rows)
         yield from look.out_of_range("ancestor", look.lowered.ancestor)
         for row in range(look.rows):
             path = look.tree.path(row) if row < look.nodes else ()
@@ -148,7 +148,7 @@ def mask_is_ancestry(case: Case, oracle: Oracle, subject: Subject) -> Iterator[F
             if id(mask) in compared_layers and look.expected.visible[compared_layers[id(mask)]] is true:
                 continue
             compared_layers[id(mask)] = layer
-            yield Compared(look.nodes)
+            yield Comparisons(look.nodes)
             expected_mask = np.zeros((look.nodes, look.context + look.rows), dtype=bool)
             # The reference may be another backend, whose mask has padding rows and columns of its own.
             expected_mask[:, : look.context + look.nodes] = true[: look.nodes, : look.context + look.nodes]

@@ -133,8 +133,8 @@ def prove_cells(
             break
         cuts[open_cells] += 1
         # [coins + 1, boxes, coins]: step j has the point's coins before axis j and the probe's from axis j on.
-        keeps = np.arange(coins) < np.arange(coins + 1)[:, None]
-        steps = np.where(keeps[:, None], point[open_cells], probe)
+        from_point = np.arange(coins) < np.arange(coins + 1)[:, None]
+        steps = np.where(from_point[:, None], point[open_cells], probe)
         walk_answers = black_box(steps.reshape(-1, coins)).reshape(coins + 1, -1)
         # Both ends of the walk were asked before: another answer now makes a stray.
         for end, earlier in ((0, answer), (coins, labels[open_cells])):

@@ -234,8 +234,8 @@ def _revealed_logits(trace: Trace, count: int) -> list[Array | None]:
             break
         for depth in range(len(step.emitted.tokens)):
             node = step.accepted.path[depth] if step.accepted and depth < len(step.accepted.path) else -1
-            shown = step.scored is not None and 0 <= node < len(step.scored.logits)
-            rows.append(step.scored.logits[node] if shown and step.scored is not None else None)
+            is_shown = step.scored is not None and 0 <= node < len(step.scored.logits)
+            rows.append(step.scored.logits[node] if is_shown and step.scored is not None else None)
     return rows[:count] + [None] * (count - len(rows))
 
 

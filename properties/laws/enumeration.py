@@ -299,10 +299,10 @@ class _Enumeration:
         for axis in range(low.shape[1]):
             for below in (True, False):
                 boxes = np.nonzero(low[:, axis] < first[:, axis] if below else high[:, axis] > beyond[:, axis])[0]
-                left, right = low[boxes], high[boxes]
+                rest_low, rest_high = low[boxes], high[boxes]
                 if below:
-                    right[:, axis] = first[boxes, axis]
+                    rest_high[:, axis] = first[boxes, axis]
                 else:
-                    left[:, axis] = beyond[boxes, axis]
-                self.push(left, right, np.full(len(boxes), 0 if settled is None else axis))
+                    rest_low[:, axis] = beyond[boxes, axis]
+                self.push(rest_low, rest_high, np.full(len(boxes), 0 if settled is None else axis))
             low[:, axis], high[:, axis] = first[:, axis], beyond[:, axis]

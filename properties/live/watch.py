@@ -9,7 +9,7 @@ from properties.invariants.cache.pages import allocator_conserves
 from properties.verdict.finding import Finding, Verdict
 from properties.verdict.invariant import Oracle
 from properties.verdict.judge import judge
-from properties.verdict.subject import Crashed, Declined, NoTrace, Subject
+from properties.verdict.subject import Crash, NoTrace, Refusal, Subject
 from reference.case import Case
 from reference.malformed import Malformed
 from reference.session import Action, Session
@@ -130,13 +130,11 @@ class Watch:
             self._live.do(action)
             trace = self._live.trace
         except NoTrace as no_trace:
-            if isinstance(no_trace.outcome, Declined):
+            if isinstance(no_trace.outcome, Refusal):
                 raise
             raise Difference(self._verdict(no_trace.outcome)) from no_trace
         if trace.shared is None or len(trace.shared.requests) != 1 + len(session.mates):
-            raise Difference(
-                self._verdict(Crashed(None, "the trace does not say what each request of the session did"))
-            )
+            raise Difference(self._verdict(Crash(None, "the trace does not say what each request of the session did")))
         self._trace = trace
         self._follow(action, trace)
         self._count(action, living_before)
@@ -173,7 +171,7 @@ class Watch:
             self._stats.judged += 1
         self._stats.sessions += 1
         if self._trace.shared is not None:
-            self._stats.events.update(one.kind for one in self._trace.shared.events)
+            self._stats.events.update(event.kind for event in self._trace.shared.events)
 
     # The state of each request after an action.
 
@@ -213,9 +211,9 @@ class Watch:
         assert trace.shared is not None
         request = trace.shared.requests[number]
         assert request is not None
-        taken = len(request.steps)
-        grown = taken > self._emitted.get(number, 0)
-        self._emitted[number] = taken
+        num_steps = len(request.steps)
+        grown = num_steps > self._emitted.get(number, 0)
+        self._emitted[number] = num_steps
         return grown
 
     # The checks after an action.
@@ -271,14 +269,14 @@ class Watch:
         except Malformed:
             return None
 
-    def _verdict(self, outcome: Trace | Crashed) -> Verdict:
+    def _verdict(self, outcome: Trace | Crash) -> Verdict:
         """The verdict on the session so far."""
         return judge(self.case, LIVE_INVARIANTS, self._oracle, self._replay_subject(outcome))
 
-    def _replay_subject(self, outcome: Trace | Crashed) -> Subject:
+    def _replay_subject(self, outcome: Trace | Crash) -> Subject:
         """The backend as a Subject whose run of this session's case is the live `outcome`."""
 
-        def run(case: Case) -> Trace | Declined | Crashed:
+        def run(case: Case) -> Trace | Refusal | Crash:
             if case == self.case:
                 return outcome
             try:

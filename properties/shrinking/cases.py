@@ -116,8 +116,8 @@ def nearer(case: Case) -> Iterator[Case]:
 
 def distance(first: Case, second: Case) -> int:
     """The number of differences between two cases: settings, and entries of lists, with unequal values."""
-    left, right = _leaves(plain(first)), _leaves(plain(second))
-    return sum(left.get(key) != right.get(key) for key in left.keys() | right.keys())
+    first_leaves, second_leaves = _leaves(plain(first)), _leaves(plain(second))
+    return sum(first_leaves.get(key) != second_leaves.get(key) for key in first_leaves.keys() | second_leaves.keys())
 
 
 def _leaves(content: Any, path: str = "") -> dict[str, Any]:
@@ -149,7 +149,7 @@ def _prompts(case: Case) -> Iterator[Attempt]:
             yield partial(_shorten_prompt, case, keep)
             # Another prompt has another continuation; steering keeps the accepted nodes.
             if isinstance(case.model, Seeded):
-                yield partial(steered_again, case, case.model, prompt[-keep:])
+                yield partial(steer_case, case, case.model, prompt[-keep:])
 
 
 def _models(case: Case) -> Iterator[Attempt]:
@@ -161,10 +161,10 @@ def _models(case: Case) -> Iterator[Attempt]:
             return
         if arch.vocab_size >= 2:
             plainer = Seeded(arch, 0)
-            yield partial(steered_again, case, plainer, tuple(token % arch.vocab_size for token in case.prompt))
+            yield partial(steer_case, case, plainer, tuple(token % arch.vocab_size for token in case.prompt))
 
 
-def steered_again(case: Case, model: Seeded, prompt: tuple[int, ...]) -> Case:
+def steer_case(case: Case, model: Seeded, prompt: tuple[int, ...]) -> Case:
     """`case` on another model or prompt, with scripted trees of which the same nodes are accepted as before.
 
     Raises:
@@ -255,7 +255,7 @@ def _target(case: Case) -> Iterator[Attempt]:
     for ranks in (num_ranks for num_ranks in RANKS if num_ranks < case.ranks):
         yield partial(replace, case, ranks=ranks, spread=case.spread and ranks > 1)
     for model in plainer_models(case.model):
-        yield from (partial(steered_again, case, model, case.prompt), partial(replace, case, model=model))
+        yield from (partial(steer_case, case, model, case.prompt), partial(replace, case, model=model))
 
 
 def _with_sampling(case: Case, name: str, value: Any) -> Case:

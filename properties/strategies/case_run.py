@@ -78,7 +78,7 @@ class CaseRun:
 
 @lru_cache(maxsize=8)
 def case_run(case: Case) -> CaseRun:
-    """The `Seen` of a case, shared by the predicates."""
+    """The `CaseRun` of a case, shared by the predicates."""
     return CaseRun(case)
 
 
@@ -96,6 +96,6 @@ class Condition:
     sentence: str
     predicate: Callable[[CaseRun], bool]
 
-    def holds(self, case: Case) -> bool:
+    def is_met(self, case: Case) -> bool:
         """Whether `case` meets the condition."""
         return self.predicate(case_run(case))

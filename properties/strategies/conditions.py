@@ -302,6 +302,12 @@ CONDITIONS = (
     Condition("drawn draft under top-k, top-p or min-p", "A drawn draft, its law truncated.",
               lambda run: (_is_drawn(run, "with-replacement") or _is_drawn(run, "without-replacement"))
               and (run.case.sampling.top_k > 0 or run.case.sampling.top_p < 1.0 or run.case.sampling.min_p > 0.0)),
+    Condition("dynamic tree", "A draft grows its tree by its own scores.",
+              lambda run: any(request.draft.expansion is not None for request in run.requests)),
+    Condition("table of trees", "A draft has a tree for each batch size.",
+              lambda run: any(request.draft.dispatch is not None for request in run.requests)),
+    Condition("16 bits", "The working dtype is bfloat16 or float16.",
+              lambda run: run.case.dtype in ("bfloat16", "float16")),
     *FAR,
 )  # fmt: skip
 """Conditions that faults need in order to show; `python -m tests.measure search` counts cases until each appears."""

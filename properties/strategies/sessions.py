@@ -9,7 +9,13 @@ from properties.strategies.acceptance import continuation, steer_again
 from properties.strategies.layouts import layouts
 from properties.strategies.models import other_drafts
 from properties.strategies.prompts import LONGEST
-from properties.strategies.serving.ahead import AHEAD, ahead, first_early, guided_ahead, takes_ahead
+from properties.strategies.serving.ahead import (
+    AHEAD_INTERVAL,
+    takes_ahead,
+    with_early_firsts,
+    with_grammar_ahead,
+    with_launches,
+)
 from properties.strategies.serving.turns import PREFIX, prefers_pages
 from properties.strategies.trees import as_many
 from properties.strategies.within import fit_prompt
@@ -33,7 +39,7 @@ MOST_FAR_ACTIONS = 3
 """The same for a case whose own prompt is long."""
 
 # Each kind as often as it is drawn.
-HAPPENINGS = (
+ACTION_KINDS = (
     "step", "step", "step", "step", "add", "add", "fork", "fork", "fork", "evict", "evict", "cancel", "cancel",
     "cancel", "preempt", "restore", "switch", "switch", "hand-over", "hand-over", "first", "first",
 )  # fmt: skip
@@ -66,7 +72,7 @@ def switch_drafts(case: Case, within: Abilities | None) -> tuple[Draft, ...]:
 
 
 @st.composite
-def alike(draw: st.DrawFn, case: Case) -> Draft:
+def same_size_trees(draw: st.DrawFn, case: Case) -> Draft:
     """A scripted tree with as many nodes as the largest of `case` (at most 12), of any shape.
 
     It reveals an engine that caches something by the number of rows although it depends on the shape.
@@ -77,7 +83,7 @@ def alike(draw: st.DrawFn, case: Case) -> Draft:
 
 
 @st.composite
-def related(draw: st.DrawFn, case: Case) -> tuple[int, ...]:
+def related_prompts(draw: st.DrawFn, case: Case) -> tuple[int, ...]:
     """A prompt related to that of `case`, as prompts in one prefix cache are.
 
     It continues that prompt; is the next turn of a conversation, with the answer in it; differs from the middle on or
@@ -85,24 +91,28 @@ def related(draw: st.DrawFn, case: Case) -> tuple[int, ...]:
     """
     assert isinstance(case.model, Seeded)
     prompt, vocab = case.prompt, case.model.vocab_size
-    own = tuple(draw(st.lists(st.integers(0, vocab - 1), max_size=6))) if draw(st.booleans()) else ()
+    new_tokens = tuple(draw(st.lists(st.integers(0, vocab - 1), max_size=6))) if draw(st.booleans()) else ()
     kinds = ("alike", "half", "moved", "own", *("talk", "parted", "parted") * 2, *("tail",) * 4)
     kind = draw(st.sampled_from(kinds))
     if kind == "alike":
-        return (*prompt, *own)
+        return (*prompt, *new_tokens)
     if kind == "talk":
         answer = continuation(case.model, prompt)
-        return (*prompt, *answer[: draw(st.integers(1, len(answer)))], *own)
-    at = draw(st.integers(0, len(prompt) - 1)) // (2 if kind == "tail" else 1)
+        return (*prompt, *answer[: draw(st.integers(1, len(answer)))], *new_tokens)
+    position = draw(st.integers(0, len(prompt) - 1)) // (2 if kind == "tail" else 1)
     # Often the place where the prompts part is the first or the last column of a page of one, two or four columns.
-    edge = draw(st.sampled_from((0, 0, at % 4, (at + 1) % 4)))
-    at = max(at - edge, 0)
+    edge = draw(st.sampled_from((0, 0, position % 4, (position + 1) % 4)))
+    position = max(position - edge, 0)
     if kind == "parted":
-        return (*prompt[:at], (prompt[at] + 1) % vocab, *prompt[at + 1 :], *own)
+        return (*prompt[:position], (prompt[position] + 1) % vocab, *prompt[position + 1 :], *new_tokens)
     if kind == "moved":
-        return (*own, *prompt)
-    begin = prompt[at:] if kind == "tail" else prompt[: len(prompt) // 2] if kind == "half" else ()
-    return (*begin, *own) or (draw(st.integers(0, vocab - 1)),)
+        return (*new_tokens, *prompt)
+    begin: tuple[int, ...] = ()
+    if kind == "tail":
+        begin = prompt[position:]
+    elif kind == "half":
+        begin = prompt[: len(prompt) // 2]
+    return (*begin, *new_tokens) or (draw(st.integers(0, vocab - 1)),)
 
 
 @st.composite
@@ -111,12 +121,13 @@ def rivals(draw: st.DrawFn, case: Case) -> Draft | None:
 
     Requests with unlike draft models may share pages of the target, but not pages of their drafts.
     """
-    target, taken = case.model, case.draft.model
-    if taken is None or draw(st.integers(0, 2)) < 2:
+    target = case.model
+    draft_model = case.draft.model
+    if draft_model is None or draw(st.integers(0, 2)) < 2:
         return None
     assert isinstance(target, Seeded)
-    assert isinstance(taken, Seeded)
-    return case.draft.with_model(draw(other_drafts(target, taken)))
+    assert isinstance(draft_model, Seeded)
+    return case.draft.with_model(draw(other_drafts(target, draft_model)))
 
 
 @st.composite
@@ -134,23 +145,23 @@ def mates(
     most servers; with a `rival`, half of the mates draft with it. Scripted trees are mostly steered again for the
     mate's prompt, so that as many tokens are accepted.
     """
-    prompt = fit_prompt(prompt or draw(related(case)), within)
+    prompt = fit_prompt(prompt or draw(related_prompts(case)), within)
     scripted = within is None or Scripted.TAG in within.drafts
     kind = "same" if stranger is None else draw(st.sampled_from(("same", "alike", "other", "same", "alike")))
     stranger = stranger or case
-    from_whom = draw(st.sampled_from((case, stranger)))
-    draft: Draft = from_whom.draft
+    lender = draw(st.sampled_from((case, stranger)))
+    draft: Draft = lender.draft
     if rival is not None and draw(st.booleans()):
         draft = rival
     elif kind != "same":
-        draft = draw(alike(case) if kind == "alike" and scripted else st.sampled_from(plain_drafts(within)))
+        draft = draw(same_size_trees(case) if kind == "alike" and scripted else st.sampled_from(plain_drafts(within)))
     trees = draft.trees
     if trees is not None:
-        if draft is from_whom.draft and trees and draw(st.integers(0, 3)):
+        if draft is lender.draft and trees and draw(st.integers(0, 3)):
             assert isinstance(case.model, Seeded)
-            old, new = ((*one[-1:], *continuation(case.model, one)) for one in (from_whom.prompt, prompt))
+            old, new = ((*text[-1:], *continuation(case.model, text)) for text in (lender.prompt, prompt))
             trees = steer_again(trees, old, new, case.model.vocab_size)
-        draft = Scripted(tuple(tree.with_root(prompt[-1]) if not at else tree for at, tree in enumerate(trees)))
+        draft = Scripted(tuple(tree.with_root(prompt[-1]) if not index else tree for index, tree in enumerate(trees)))
     sampling = draw(st.sampled_from((Sampling(), case.sampling, stranger.sampling)))
     # A mate has coins of its own: no tape of another request, and another seed.
     sampling = replace(sampling, tape=(), seed=draw(st.integers(0, 99)) if not sampling.greedy else 0)
@@ -216,62 +227,65 @@ def actions(
         switched: Requests that may switch to another draft; None for all.
         others: Drafts to which they switch; None for those without a model.
     """
-    happened, inside = [Action("add", (0,))], [0]
+    drawn_actions = [Action("add", (0,))]
+    inside = [0]
     waiting: list[int] = []
     late = draw(st.sampled_from((2, 4, 3)))  # about this many of four mates enter later
     for number in range(1, count):
-        (waiting if draw(st.integers(0, 3)) < late else inside).append(number)
-    happened += [Action("add", (one,)) for one in inside[1:]]
-    other = st.sampled_from(others or plain_drafts(within))
+        enters_later = draw(st.integers(0, 3)) < late
+        (waiting if enters_later else inside).append(number)
+    drawn_actions += [Action("add", (request,)) for request in inside[1:]]
+    next_drafts = st.sampled_from(others or plain_drafts(within))
     everybody = frozenset(range(count))
     takers = {"first": everybody if bare is None else bare, "switch": everybody if switched is None else switched}
-    kinds = [kind for kind in HAPPENINGS if within is None or {*USES.get(kind, (kind,))} <= {*within.actions}]
-    kinds = [kind for kind in kinds if takers.get(kind, everybody)]
+    kinds = [name for name in ACTION_KINDS if within is None or {*USES.get(name, (name,))} <= {*within.actions}]
+    kinds = [name for name in kinds if takers.get(name, everybody)]
 
     def enter() -> list[Action]:
         inside.extend(waiting[:1])
         return [Action("add", (waiting.pop(0),))] if waiting else []
 
     if draw(st.booleans()):
-        happened.append(Action("step", tuple(draw(st.permutations(inside)))))
+        drawn_actions.append(Action("step", tuple(draw(st.permutations(inside)))))
     for _ in range(draw(st.integers(1, most))):
-        kind, possible = draw(st.sampled_from(kinds)), draw(st.integers(0, 5)) > 0
+        kind = draw(st.sampled_from(kinds))
+        possible = draw(st.integers(0, 5)) > 0
         order = draw(st.permutations(inside if possible else range(count)))
         willing = [request for request in order if request in takers.get(kind, everybody)]
         if not willing:
-            kind, willing = "step", order
+            kind = "step"
         # Nobody is left to enter.
         if kind in ("add", "fork") and possible and not waiting:
             kind = "step"
         if kind == "add":
-            happened += enter() or [Action("add", (order[0],))]
+            drawn_actions += enter() or [Action("add", (order[0],))]
         elif kind == "cancel":
             # The target's cache of a request that has not stepped is ahead of its draft's.
-            stepped = {one for action in happened if action.kind == "step" for one in action.requests}
-            fresh = [one for one in order if one not in stepped]
-            ended = fresh[0] if possible and fresh and draw(st.booleans()) else order[0]
+            stepped = {request for action in drawn_actions if action.kind == "step" for request in action.requests}
+            unstepped = [request for request in order if request not in stepped]
+            cancelled = unstepped[0] if possible and unstepped and draw(st.booleans()) else order[0]
             if possible and len(inside) + len(waiting) > 1:
-                inside.remove(ended)
+                inside.remove(cancelled)
             # The next request enters at once: a prefix cache may still hold the cancelled one's pages.
-            happened += [Action("cancel", (ended,)), *enter()]
+            drawn_actions += [Action("cancel", (cancelled,)), *enter()]
         elif kind == "evict":
-            happened += draw(evictions(order))
+            drawn_actions += draw(evictions(order))
         elif kind == "first":
-            happened += draw(without_draft(willing, within))
+            drawn_actions += draw(without_draft(willing, within))
         elif kind in ("step", "preempt"):
-            happened.append(Action(kind, tuple(order[: draw(st.integers(1, len(order)))])))
+            drawn_actions.append(Action(kind, tuple(order[: draw(st.integers(1, len(order)))])))
         elif kind == "fork":
             twin = waiting.pop(0) if waiting else (order[0] + 1) % count
             inside.extend({twin} - {*inside})
-            happened += draw(forks(next(one for one in order if one != twin), twin))
+            drawn_actions += draw(forks(next(request for request in order if request != twin), twin))
         elif kind == "switch":
-            happened.append(Action("switch", (willing[0],), draw(other)))
+            drawn_actions.append(Action("switch", (willing[0],), draw(next_drafts)))
         else:
-            happened.append(Action(kind, (order[0],)))
+            drawn_actions.append(Action(kind, (order[0],)))
     if draw(st.integers(0, 3)):
-        happened += [Action("add", (one,)) for one in waiting]
+        drawn_actions += [Action("add", (request,)) for request in waiting]
         inside += waiting
-    return (*happened, Action("step", tuple(draw(st.permutations(inside)))))
+    return (*drawn_actions, Action("step", tuple(draw(st.permutations(inside)))))
 
 
 @st.composite
@@ -283,46 +297,57 @@ def with_session(
     A request that samples switches to no other draft, and takes no step without it: its tokens depend on the draft.
     The actions decide how many requests step together.
     """
-    case, stranger = (replace(one, draft=one.draft.in_batches(())) for one in (case, stranger))
-    other = None if draw(st.integers(0, 2)) else stranger
+    case, stranger = (replace(drawn_case, draft=drawn_case.draft.in_batches(())) for drawn_case in (case, stranger))
+    draft_lender = None if draw(st.integers(0, 2)) else stranger
     rival = draw(rivals(case))
     most_mates = within.most_requests - 1 if within is not None and within.most_requests else max(MATES)
-    numbers = [one for one in MATES if one <= most_mates]
-    company = tuple(draw(mates(case, other, rival, within)) for _ in range(draw(st.sampled_from(numbers))))
+    numbers = [count for count in MATES if count <= most_mates]
+    company = tuple(draw(mates(case, draft_lender, rival, within)) for _ in range(draw(st.sampled_from(numbers))))
     samplings = [case.sampling, *(mate.sampling for mate in company)]
     steady = frozenset(number for number, sampling in enumerate(samplings) if sampling.greedy)
     greedy = len(steady) == len(samplings)
     # Only a hybrid's pages hold states that must be of their end.
     if kind is None and prefers_pages(case, within) and draw(st.integers(0, 2)):
         kind = PREFIX
-    common = case.draft.as_shared
+    shared_draft = case.draft.as_shared
     # Mates mostly have the draft of the case: they then share its trie, in one session of three with tries.
-    if common is not None and greedy and draw(st.integers(0, SHARED - 1)) == SHARED - 1:
-        company = tuple(replace(one, draft=common) if one.draft == case.draft else one for one in company)
-        case = replace(case, draft=common)
+    if shared_draft is not None and greedy and draw(st.integers(0, SHARED - 1)) == SHARED - 1:
+        company = tuple(replace(mate, draft=shared_draft) if mate.draft == case.draft else mate for mate in company)
+        case = replace(case, draft=shared_draft)
     most_actions = MOST_FAR_ACTIONS if len(case.prompt) > LONGEST else MOST_ACTIONS
     drafts = [case.draft, *(mate.draft for mate in company)]
     # A step without its draft is refused where a draft needs the texts or the batches of all steps.
     needing_all = any(draft.shared or draft.dispatch is not None for draft in drafts)
     bare = frozenset() if needing_all else steady
-    happened = draw(actions(1 + len(company), most_actions, within, bare, steady, switch_drafts(case, within)))
+    others = switch_drafts(case, within)
+    session_actions = draw(actions(1 + len(company), most_actions, within, bare, steady, others))
     # A ring's or a far prompt's case costs enough without it.
-    if takes_ahead(drafts, within) and most_actions == MOST_ACTIONS and draw(st.integers(0, AHEAD - 1)) == AHEAD - 1:
-        happened = draw(ahead(happened, 1 + len(company), within))
-        happened = draw(first_early(happened, bare, within))
-        case = draw(guided_ahead(case, within))
+    if (
+        takes_ahead(drafts, within)
+        and most_actions == MOST_ACTIONS
+        and draw(st.integers(0, AHEAD_INTERVAL - 1)) == AHEAD_INTERVAL - 1
+    ):
+        session_actions = draw(with_launches(session_actions, 1 + len(company), within))
+        session_actions = draw(with_early_firsts(session_actions, bare, within))
+        case = draw(with_grammar_ahead(case, within))
     elif draw(st.booleans()):
-        happened = draw(first_early(happened, bare, within))
+        session_actions = draw(with_early_firsts(session_actions, bare, within))
     plain = replace(case, layout=KvLayout(), steps=0)
-    whole = replace(plain, session=Session(company, happened))
-    alone = [whole.alone(number) for number in range(1 + len(company))]
-    drafts = [one.draft for one in alone] + [one.draft for one in happened if one.draft is not None]
+    session_case = replace(plain, session=Session(company, session_actions))
+    requests = [session_case.alone(number) for number in range(1 + len(company))]
+    drafts = [request.draft for request in requests] + [
+        action.draft for action in session_actions if action.draft is not None
+    ]
     most = max(map(most_rows, drafts))
     # A fork's prompt includes all tokens of its source, so that the sum of all lengths is the upper bound.
     # A request that is launched ahead needs room for one block more.
-    more = 1 + max(most, case.layout.padded_nodes) if whole.session is not None and whole.session.overlapped else 0
-    longest = sum(one.longest for one in alone) + more
-    least = max(one.longest for one in alone) + more
-    held = draw(layouts(longest, most, len(case.prompt), kind, len(alone), alone=least, within=within))
-    layout = replace(held, latent=case.layout.latent)
-    return replace(whole, layout=layout)
+    extra = (
+        1 + max(most, case.layout.padded_nodes)
+        if session_case.session is not None and session_case.session.overlapped
+        else 0
+    )
+    longest = sum(request.longest for request in requests) + extra
+    least = max(request.longest for request in requests) + extra
+    kv_layout = draw(layouts(longest, most, len(case.prompt), kind, len(requests), alone=least, within=within))
+    layout = replace(kv_layout, latent=case.layout.latent)
+    return replace(session_case, layout=layout)

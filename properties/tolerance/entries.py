@@ -62,7 +62,9 @@ def _error_ratios(observed: Array, expected: Array, sigma: float) -> Array:
     weight = np.maximum(weight, column / overall if overall > 0 else 1.0)
     scaled = error / weight
     top = scaled.max(axis=-1, keepdims=True)
-    rest = np.sqrt((np.square(scaled).sum(axis=-1, keepdims=True) - np.square(top)).clip(0) / (scaled.shape[-1] - 1))
-    unit = np.maximum(rest, sigma)
+    other_rms = np.sqrt(
+        (np.square(scaled).sum(axis=-1, keepdims=True) - np.square(top)).clip(0) / (scaled.shape[-1] - 1)
+    )
+    unit = np.maximum(other_rms, sigma)
     result: Array = scaled / np.where(unit > 0, unit, np.inf)
     return result

@@ -260,7 +260,7 @@ class Evidence:
 
 
 @dataclass(frozen=True)
-class Compared:
+class Comparisons:
     """Comparisons that an invariant made: without one, a case is not `checked` (`properties.verdict.judge`).
 
     Attributes:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from properties.verdict.finding import (
-    Compared,
+    Comparisons,
     ControlError,
     Evidence,
     Finding,
@@ -22,7 +22,7 @@ from reference.case import Case
 from reference.trace import Stage, Trace
 
 Oracle = Callable[[Case], Trace]
-Fact = Finding | Tie | Positions | PredictedTies | RoutingCounts | Evidence | ControlError | Compared
+Fact = Finding | Tie | Positions | PredictedTies | RoutingCounts | Evidence | ControlError | Comparisons
 Check = Callable[[Case, Oracle, Subject], Iterator[Fact]]
 
 
@@ -51,8 +51,8 @@ class Invariant:
         name: `room.statement`.
         statement: One English sentence.
         needs: Stages without which the statement cannot be judged.
-        check: Yields `Compared` for its comparisons, and the findings, ties and evidence that these show. Where the
-            counts sum to 0 the judge calls the case not applicable; where no `Compared` came at all, unobserved.
+        check: Yields `Comparisons` for its comparisons, and the findings, ties and evidence that these show. Where the
+            counts sum to 0 the judge calls the case not applicable; where no `Comparisons` came at all, unobserved.
         applies: Whether the statement says anything about a case.
         every: A search judges the invariant on one case in this many, chosen by the case's digest. Invariants that need
             further runs take turns in this way, so that a search sees more cases. A replay judges all.

@@ -12,7 +12,7 @@ from properties.accepted_ranks import RankCounts, counts_by_draft, sum_counts
 from properties.verdict.finding import (
     FINISHED,
     STAGE_UNKNOWN,
-    Compared,
+    Comparisons,
     ControlError,
     Evidence,
     Finding,
@@ -30,7 +30,7 @@ from properties.verdict.internal import JUDGE, InternalError, internal_error
 from properties.verdict.invariant import Fact, Invariant, NoReference, NotApplicable, Oracle, Unobserved
 from properties.verdict.routing import Exchanges
 from properties.verdict.session_members import before_a_switch, members, view
-from properties.verdict.subject import Crashed, Declined, NoTrace, Subject
+from properties.verdict.subject import Crash, NoTrace, Refusal, Subject
 from reference.case import Case
 from reference.gone import EngineGone
 from reference.malformed import Malformed
@@ -44,10 +44,10 @@ FINDINGS_PER_INVARIANT = 3
 def judge(case: Case, invariants: Sequence[Invariant], oracle: Oracle, subject: Subject) -> Verdict:
     """Check `case` against every invariant that applies to it.
 
-    An invariant is `checked` where it compared something (`Compared`). It is unobserved where its evidence is missing,
-    and not applicable where it has nothing to say or asks for a run that the backend declines. A run that breaks is a
-    finding of `lossless.completes` and leaves the other invariants unobserved; the steps before the break are judged as
-    a shorter case, whose findings come first.
+    An invariant is `checked` where it compared something (`Comparisons`). It is unobserved where its evidence is
+    missing, and not applicable where it has nothing to say or asks for a run that the backend declines. A run that
+    breaks is a finding of `lossless.completes` and leaves the other invariants unobserved; the steps before the break
+    are judged as a shorter case, whose findings come first.
 
     In a session, each request is judged as the case that it would be alone, by the invariants that read a run as it
     was. The session as a whole is judged by those that speak of sessions.
@@ -269,7 +269,7 @@ class _Answer:
 
     def add(self, fact: Fact | RoutingTie) -> None:
         """Take one fact that the check yielded, or the tie that explains a finding."""
-        if isinstance(fact, Compared):
+        if isinstance(fact, Comparisons):
             self.compared += fact.count
             self.silent_outcome = "not_applicable"
         elif isinstance(fact, Tie):
@@ -339,8 +339,8 @@ def _ask(
         answer.silent_outcome = "not_applicable"
         answer.unanswered = isinstance(error, NoReference)
     except NoTrace as no_trace:
-        if isinstance(no_trace.outcome, Crashed) and trace is not None:
-            answer.findings.append(crash(invariant.name, no_trace.outcome, len(trace.steps)))
+        if isinstance(no_trace.outcome, Crash) and trace is not None:
+            answer.findings.append(crash_finding(invariant.name, no_trace.outcome, len(trace.steps)))
         answer.silent_outcome = "not_applicable" if trace is not None else "unobserved"
     if excused_reads and not answer.findings and _saw_no_clear_row(excused_reads, exchanges, trace):
         answer.cut_off = True
@@ -358,7 +358,7 @@ def _saw_no_clear_row(excused: list[Reads], exchanges: Exchanges, trace: Trace |
     return not any(exchanges.clear(step, excused[0]) for step in steps)
 
 
-def crash(invariant: str, outcome: Crashed, step: int = 0) -> Finding:
+def crash_finding(invariant: str, outcome: Crash, step: int = 0) -> Finding:
     """The finding that a run broke: the run of the case itself, or of a variant that an invariant asked for.
 
     The steps of a variant are not those of the case, so its finding comes after all of the case's (`step`).
@@ -383,7 +383,7 @@ def _first_run(case: Case, subject: Subject) -> tuple[Trace | None, str | None]:
     try:
         return subject(case), None
     except NoTrace as no_trace:
-        return None, no_trace.outcome.why if isinstance(no_trace.outcome, Declined) else None
+        return None, no_trace.outcome.why if isinstance(no_trace.outcome, Refusal) else None
 
 
 def _no_reference(case: Case, oracle: Oracle) -> str | None:

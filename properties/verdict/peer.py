@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from properties.verdict.invariant import NoReference
-from properties.verdict.subject import Declined, NoTrace, Subject
+from properties.verdict.subject import NoTrace, Refusal, Subject
 from reference.abilities import SOFT_CAPS, Abilities
 from reference.case import Case
 from reference.layout import KvLayout
@@ -67,7 +67,7 @@ class Peer:
         # Asked anew each time: requests differ in seed and text, and memory of them would be of no use.
         outcome = self._backend.fresh(short)
         if not isinstance(outcome, Trace):
-            raise self._no_answer(outcome.why, isinstance(outcome, Declined))
+            raise self._no_answer(outcome.why, isinstance(outcome, Refusal))
         if len(outcome.output) != 1:
             raise NoReference(f"the reference {self.name} gave {len(outcome.output)} tokens where 1 was asked for")
         return outcome.output[0]
@@ -85,7 +85,7 @@ class Peer:
         try:
             return ask()
         except NoTrace as no_trace:
-            raise self._no_answer(no_trace.outcome.why, isinstance(no_trace.outcome, Declined)) from no_trace
+            raise self._no_answer(no_trace.outcome.why, isinstance(no_trace.outcome, Refusal)) from no_trace
 
     def _no_answer(self, why: str, declined: bool) -> NoReference:
         return NoReference(f"the reference {self.name} {'declines' if declined else 'breaks on'} it: {why}")

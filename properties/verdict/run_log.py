@@ -31,7 +31,7 @@ class Event:
 
     worker: int
     kind: str
-    at: float
+    time_s: float
 
 
 @dataclass

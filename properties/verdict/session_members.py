@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from properties.verdict.subject import Crashed, Declined, NoTrace, Subject
+from properties.verdict.subject import Crash, NoTrace, Refusal, Subject
 from properties.verdict.taken_steps import TakenStep, taken_steps
 from reference.case import Case
 from reference.draft import Draft, Scripted
@@ -47,10 +47,10 @@ def members(case: Case, trace: Trace) -> Iterator[Member]:
         draft = case.alone(number).draft
         complete = len(steps) == len(run.steps)
         # The sizes and the bare steps are known of all steps, or of none.
-        asks = draft.dispatch is not None or _is_named(case, "first", number)
+        needs_all_steps = draft.dispatch is not None or _is_named(case, "first", number)
         bare = frozenset(index for index, step in enumerate(steps) if step.kind == "first") if complete else frozenset()
         switches = _is_named(case, "switch", number)
-        unknown = asks and not complete
+        unknown = needs_all_steps and not complete
         retold = switches or draft.shared or unknown
         if draft.dispatch is not None:
             batches = tuple(step.batch for step in steps)
@@ -92,10 +92,10 @@ def _stepping_requests(case: Case, trace: Trace) -> Iterator[tuple[int, Trace, t
     """The number of each request that took a step, its trace, and its steps by the session's accounts, if they tell."""
     if trace.shared is None:
         return
-    taken = taken_steps(case, trace.shared)
+    steps_by_request = taken_steps(case, trace.shared)
     for number, run in enumerate(trace.shared.requests):
         if run is not None and run.steps:
-            yield number, run, taken.get(number, ())
+            yield number, run, steps_by_request.get(number, ())
 
 
 def _alone(case: Case, trace: Trace, number: int) -> Case:
@@ -133,7 +133,7 @@ def _script(trace: Trace) -> Scripted:
 def view(subject: Subject, member: Member) -> Subject:
     """The backend for `member`'s own case: that case has the trace from the session, every other case is run."""
 
-    def run(case: Case) -> Trace | Declined | Crashed:
+    def run(case: Case) -> Trace | Refusal | Crash:
         if case == member.alone:
             return member.trace
         try:

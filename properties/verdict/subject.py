@@ -18,14 +18,14 @@ from reference.trace import Array, Stage, Trace
 
 
 @dataclass(frozen=True)
-class Declined:
+class Refusal:
     """The backend does not take the case; `why` is the reason."""
 
     why: str
 
 
 @dataclass(frozen=True)
-class Crashed:
+class Crash:
     """The run broke.
 
     Attributes:
@@ -40,7 +40,7 @@ class Crashed:
     said: tuple[str, ...] = field(default=(), compare=False)
 
 
-Run = Callable[[Case], "Trace | Declined | Crashed"]
+Run = Callable[[Case], "Trace | Refusal | Crash"]
 
 WATCHED = -1
 """The `time` of a run whose random draws are recorded; see `Subject.again`."""
@@ -49,7 +49,7 @@ WATCHED = -1
 class NoTrace(Exception):
     """Raised to an invariant that asks for a run without a trace; `outcome` says why there is none."""
 
-    def __init__(self, outcome: Declined | Crashed) -> None:
+    def __init__(self, outcome: Refusal | Crash) -> None:
         super().__init__(outcome.why)
         self.outcome = outcome
 
@@ -156,7 +156,7 @@ class Subject:
         self._run = run
         self._keep = keep
         # The number tells repeated runs of one case apart; see `again`.
-        self._memo: OrderedDict[tuple[Case, int], Trace | Declined | Crashed] = OrderedDict()
+        self._memo: OrderedDict[tuple[Case, int], Trace | Refusal | Crash] = OrderedDict()
         self._asked_cases: dict[Case, None] | None = None
 
     def __call__(self, case: Case) -> Trace:
@@ -175,14 +175,14 @@ class Subject:
         """The trace of a further run of `case` (`time` 1 for the second run, 2 for the third), remembered apart."""
         return self._answer(case, time)
 
-    def watched(self, case: Case) -> Trace:
+    def run_watched(self, case: Case) -> Trace:
         """The trace of a further run of `case` with its random draws, remembered apart; see `watch`.
 
         Recording slows a run down, so that the runs of other questions go without it.
         """
         return self._answer(case, WATCHED)
 
-    def fresh(self, case: Case) -> "Trace | Declined | Crashed":
+    def fresh(self, case: Case) -> "Trace | Refusal | Crash":
         """The outcome of one new run of `case`, neither remembered nor counted."""
         return self._run(case)
 

@@ -1,7 +1,7 @@
 """Variants of a case for metamorphic invariants.
 
 `focus` makes a one-step case of the largest tree; the functions after it read such a case or change its rows, tree or
-tokens. `relabelled` renames the tokens of any case.
+tokens. `with_new_ids` renames the tokens of any case.
 """
 
 from dataclasses import replace
@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from properties.verdict.invariant import NotApplicable, Unobserved
-from properties.verdict.subject import Crashed, NoTrace, Subject
+from properties.verdict.subject import Crash, NoTrace, Subject
 from reference.architecture import Seeded
 from reference.case import Case
 from reference.draft import Scripted
@@ -60,7 +60,7 @@ def first_step(trace: Trace) -> Step:
         return trace.steps[0]
     if trace.output:
         raise Unobserved("the backend does not reveal its steps")
-    raise NoTrace(Crashed(None, "a run that took no step"))
+    raise NoTrace(Crash(None, "a run that took no step"))
 
 
 def pending_root(case: Case, subject: Subject, number: int) -> int:
@@ -108,7 +108,7 @@ RENAMINGS = 8
 """Number of permutations of a vocabulary that cases use."""
 
 
-def relabelled(case: Case) -> tuple[Case, tuple[int, ...]]:
+def with_new_ids(case: Case) -> tuple[Case, tuple[int, ...]]:
     """The case with every token id renamed, in the models and everywhere else, and the new id of each old id.
 
     Raises:

@@ -212,7 +212,7 @@ def _conditions(log: RunLog, looked_s: float) -> dict[str, Any] | None:
     for case in (case for case in log.cases if isinstance(case.model, Seeded)):
         if time.monotonic() > deadline:
             break
-        met_counts.update(condition.name for condition in CONDITIONS if condition.holds(case))
+        met_counts.update(condition.name for condition in CONDITIONS if condition.is_met(case))
         num_looked += 1
     if not num_looked:
         return None

@@ -16,7 +16,7 @@ import numpy as np
 from backends.base import Unsupported
 from properties.verdict.invariant import NoReference, Oracle
 from properties.verdict.peer import Peer
-from properties.verdict.subject import Declined, NoTrace, Subject
+from properties.verdict.subject import NoTrace, Refusal, Subject
 from reference.architecture import Architecture, Model, Rope, Seeded
 from reference.case import Case
 from reference.family.recurrent import RecurrentState
@@ -109,7 +109,7 @@ class ByBackend:
         try:
             return self._subject(replace(case, dtype="float64") if self._exact else case)
         except NoTrace as absent:
-            declines = "declines" if isinstance(absent.outcome, Declined) else "breaks on"
+            declines = "declines" if isinstance(absent.outcome, Refusal) else "breaks on"
             raise NoReference(f"the reference {self._name} {declines} it: {absent.outcome.why}") from absent
 
     def amplification(self, case: Case, context: tuple[int, ...], tree: Tree) -> Amplified | None:
@@ -133,7 +133,7 @@ def _refuse_declined(reference: Subject, case: Case) -> None:
     try:
         reference(case)
     except NoTrace as absent:
-        if isinstance(absent.outcome, Declined):
+        if isinstance(absent.outcome, Refusal):
             raise Unsupported(absent.outcome.why) from absent
 
 

@@ -201,7 +201,7 @@ def _check_names(
     backend: str, device: str | None, against: str | None, invariants: tuple[str, ...], fault: str | None
 ) -> None:
     """Refuse unknown names before any worker starts; the workers look for the device itself."""
-    from backends.adapters import SHIPPED
+    from backends.adapters import SHIPPED_BACKENDS
     from backends.base import Unavailable
     from backends.registry import UnknownBackend, check_address, shipped_names, unknown
     from backends.shipped import ROWS
@@ -223,6 +223,6 @@ def _check_names(
         if ":" not in one and one not in shipped_names():
             raise UnknownBackend(unknown(one))
     if device is not None:
-        of = next((row.device for row in SHIPPED if row.name == backend), device)
+        of = next((row.device for row in SHIPPED_BACKENDS if row.name == backend), device)
         if of != device:
             raise click.UsageError(f"--device {device} contradicts --backend {backend}, which runs on {of}")

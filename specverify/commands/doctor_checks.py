@@ -3,7 +3,7 @@
 import sys
 from typing import Any
 
-from backends.adapters import SHIPPED
+from backends.adapters import SHIPPED_BACKENDS
 from backends.availability import why_absent
 from backends.registry import why_unavailable
 from specverify.checkpoints.opening import DEMO, DEMO_GEMMA
@@ -43,7 +43,7 @@ def examine(opening: bool = False) -> list[dict[str, Any]]:
     for name, how in OPTIONAL.items():
         installed = package_version(name)
         rows.append({"name": name, "state": "ok" if installed else "absent", "detail": installed or f"optional: {how}"})
-    for row in SHIPPED:
+    for row in SHIPPED_BACKENDS:
         why = why_unavailable(row.name) if opening else why_absent(row.name)
         rows.append({"name": f"backend {row.name}", "state": "absent" if why else "ok", "detail": why or row.sentence})
     rows.append({"name": "python", "state": "ok", "detail": f"{sys.version.split()[0]} at {sys.executable}"})

@@ -44,7 +44,7 @@ def backends() -> list[dict[str, Any]]:
 
     The last rows are forms of names for engines of the user, which cannot be opened without more words.
     """
-    from backends.adapters import SHIPPED
+    from backends.adapters import SHIPPED_BACKENDS
     from backends.availability import why_absent
     from backends.registry import FORMS
     from backends.shipped import ROWS
@@ -62,7 +62,7 @@ def backends() -> list[dict[str, Any]]:
             "sentence": row.sentence,
             "unavailable": why_absent(row.name),
         }
-        for row in SHIPPED
+        for row in SHIPPED_BACKENDS
     ]
     return [*shipped, *forms]
 

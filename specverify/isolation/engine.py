@@ -23,7 +23,7 @@ from collections.abc import Callable
 from typing import Any
 
 from backends.base import Keeping, Unavailable
-from properties.verdict.subject import Crashed, Declined, Live, NoTrace, Subject
+from properties.verdict.subject import Crash, Live, NoTrace, Refusal, Subject
 from reference.case import Case
 from reference.trace import Trace
 from specverify.isolation.attributes import Attributes
@@ -91,7 +91,7 @@ def serve(connection: int, printed: int, keeper: int, engine: dict[str, Any]) ->
                 wire.send(answer)
             except (TypeError, AttributeError, ValueError) as why:  # the backend's object cannot be pickled
                 why_not = f"its answer cannot leave its process: {' '.join(str(why).split())[:200]}"
-                wire.send(("absent", Crashed(None, why_not), True, {}))
+                wire.send(("absent", Crash(None, why_not), True, {}))
 
 
 def _open(descriptor: int) -> bool:
@@ -175,7 +175,7 @@ class Served:
         """The answer to one request; an exception of the backend, even SystemExit, becomes an answer."""
         try:
             value = self._words[request[0]](*request[1:])
-            answer = ("absent", value) if isinstance(value, (Declined, Crashed)) else ("told", value)
+            answer = ("absent", value) if isinstance(value, (Refusal, Crash)) else ("told", value)
         except NoTrace as absent:
             answer = ("absent", absent.outcome)
         except Unavailable as why:
@@ -191,7 +191,7 @@ class Served:
         residue = [*changed(before, self._state), *self._attributes.replaced(), *self._copies.phrases(kept_pids)]
         phrases = self._new_leftovers()
         if residue and answer[0] == "told":
-            answer = ("absent", Crashed(None, f"the run left its process changed: {'; '.join(residue)}"))
+            answer = ("absent", Crash(None, f"the run left its process changed: {'; '.join(residue)}"))
         return (*answer, bool(residue), phrases)
 
     def _new_leftovers(self) -> dict[str, str]:
@@ -202,7 +202,7 @@ class Served:
         self._told_kinds.update(new)
         return new
 
-    def _watch(self, case: Case) -> Trace | Declined | Crashed:
+    def _watch(self, case: Case) -> Trace | Refusal | Crash:
         assert self._subject.watch is not None
         return self._subject.watch(case)
 

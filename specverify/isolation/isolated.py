@@ -12,7 +12,7 @@ from typing import Any
 from backends.base import Declaration, Unavailable, WrongFlag
 from backends.registry import UnknownBackend
 from properties.residue import Residue
-from properties.verdict.subject import Crashed, Declined, Live, NoTrace, Subject
+from properties.verdict.subject import Crash, Live, NoTrace, Refusal, Subject
 from reference.case import Case
 from reference.probability_world import Blocks, GivenTree, World
 from reference.session import Action
@@ -90,7 +90,7 @@ class Isolated:
         """The backend as invariants see it."""
         declared = self.declaration
 
-        def run(case: Case, word: str = "run") -> Trace | Declined | Crashed:
+        def run(case: Case, word: str = "run") -> Trace | Refusal | Crash:
             try:
                 trace: Trace = self.ask(word, case)
             except NoTrace as absent:
@@ -124,7 +124,7 @@ class Isolated:
             self._engine = None
             if lost.hung:
                 self.patience.note_hang()
-            raise NoTrace(Crashed(None, f"the backend's process {lost.how}", lost.last_lines)) from None
+            raise NoTrace(Crash(None, f"the backend's process {lost.how}", lost.last_lines)) from None
         # Only answers that came count towards the median.
         self.patience.note_answer(time.monotonic() - began)
         self._note(request, phrases, engine)
@@ -228,9 +228,9 @@ class RemoteTables:
             return self._backend.ask("tables", method, *arguments)
         except NoTrace as absent:
             outcome = absent.outcome
-            if isinstance(outcome, Crashed) and outcome.stage is None:
+            if isinstance(outcome, Crash) and outcome.stage is None:
                 # Tables run drafting and acceptance alone, so that a crash without a stage is one of acceptance.
-                outcome = Crashed(Stage.ACCEPTED, outcome.why, outcome.said)
+                outcome = Crash(Stage.ACCEPTED, outcome.why, outcome.said)
             raise NoTrace(outcome) from None
 
 
@@ -258,5 +258,5 @@ class RemoteLive:
 
     def _ask(self, word: str, *arguments: Any) -> Any:
         if self._backend.generation != self._generation:
-            raise NoTrace(Crashed(None, "the session ended with the backend's process"))
+            raise NoTrace(Crash(None, "the session ended with the backend's process"))
         return self._backend.ask(word, self._number, *arguments)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from backends.interception.intercept import DecidesTooOften, NotInterceptable, TooManyRuns, enumerate_law
-from backends.randomness.hooks import names_replaced, watched_names
+from backends.randomness.hooks import hooked_names, names_replaced
 from reference.oracle.law import expected_length, total_variation, where_from
 from reports.pages.law import LawFacts
 from specverify.law.user_rule import brief, function_named
@@ -40,7 +40,7 @@ def torch_law(name: str, tables: Tables, claims: bool, most: int | None = None) 
     """
     where = f"--torch {name}"
     # A generator that the module makes when it is imported is followed too, and so is a name that it imports.
-    with names_replaced(watched_names()):
+    with names_replaced(hooked_names()):
         sampler = function_named(name, where)
     count = 0
 

@@ -1,6 +1,6 @@
 """Opening of backends as Subjects, with planted faults by name.
 
-A Subject turns a backend's refusals and exceptions into values (`Declined`, `Crashed`) that invariants can judge.
+A Subject turns a backend's refusals and exceptions into values (`Refusal`, `Crash`) that invariants can judge.
 """
 
 import traceback
@@ -15,7 +15,7 @@ from backends.faults.fault import Fault
 from backends.flags import Mode, mode_of
 from backends.places import function_at
 from backends.registry import open_backend
-from properties.verdict.subject import Crashed, Declined, Live, NoTrace, Subject
+from properties.verdict.subject import Crash, Live, NoTrace, Refusal, Subject
 from reference.case import Case
 from reference.draws import Draw
 from reference.probability_world import Blocks, GivenTree, World
@@ -82,32 +82,32 @@ def subject_of(backend: Backend, keep: int = 48) -> Subject:
     """`backend` as invariants see it; its refusals and exceptions become values, and it remembers `keep` runs."""
     declared = backend.declaration
 
-    def run(case: Case, ask: Callable[[Case], Trace] | None = None) -> Trace | Declined | Crashed:
+    def run(case: Case, ask: Callable[[Case], Trace] | None = None) -> Trace | Refusal | Crash:
         reason = declared.outside(case)
         if reason is not None:
-            return Declined(reason)
+            return Refusal(reason)
         try:
             return admit_trace((ask or backend.run)(case), case, declared)
         except Unavailable:  # no outcome of this case: the engine is gone, and the run ends
             raise
         except Misshapen as why:
             place = function_at(backend.run)
-            return Crashed(why.stage, why.why, (f"{place} in run",) if place else ())
+            return Crash(why.stage, why.why, (f"{place} in run",) if place else ())
         except (Exception, SystemExit, GeneratorExit) as why:
             return outcome_of(why)
 
-    def watch(case: Case) -> Trace | Declined | Crashed:
-        from backends.run_draws import recording  # brings torch
+    def watch(case: Case) -> Trace | Refusal | Crash:
+        from backends.run_draws import recording_run  # brings torch
 
         draws: list[Draw] = []
-        outcome = run(case, recording(backend.run, draws))
+        outcome = run(case, recording_run(backend.run, draws))
         return replace(outcome, draws=tuple(draws)) if isinstance(outcome, Trace) else outcome
 
     def serve(case: Case) -> Live:
         assert isinstance(backend, Serving)
         reason = declared.outside(case)
         if reason is not None:
-            raise NoTrace(Declined(reason))
+            raise NoTrace(Refusal(reason))
         return GuardedLive(backend, case, LiveAdmission(case, declared))
 
     tables = Guarded(backend) if isinstance(backend, ExactLaw) else None
@@ -122,17 +122,17 @@ def subject_of(backend: Backend, keep: int = 48) -> Subject:
     return subject
 
 
-def outcome_of(why: BaseException) -> Declined | Crashed:
+def outcome_of(why: BaseException) -> Refusal | Crash:
     """The outcome for a backend's exception: a refusal, or a crash, since an engine under test may raise anything."""
     if isinstance(why, Unsupported):
-        return Declined(str(why))
+        return Refusal(str(why))
     if isinstance(why, Misshapen):
-        return Crashed(why.stage, why.why)  # no frames: they would be those of our admission code
+        return Crash(why.stage, why.why)  # no frames: they would be those of our admission code
     if isinstance(why, ProgramFailure):
-        return Crashed(None, why.why, why.last_lines)  # no frames: the engine is another program
+        return Crash(None, why.why, why.last_lines)  # no frames: the engine is another program
     if isinstance(why, StageFailure):
-        return Crashed(why.stage, why.why, last_frames(why))
-    return Crashed(None, in_words(why), last_frames(why))
+        return Crash(why.stage, why.why, last_frames(why))
+    return Crash(None, in_words(why), last_frames(why))
 
 
 def in_words(why: BaseException) -> str:
@@ -229,11 +229,11 @@ class Guarded:
         try:
             return ask()
         except Unsupported as why:
-            raise NoTrace(Declined(str(why))) from why
+            raise NoTrace(Refusal(str(why))) from why
         except Misshapen as why:
-            raise NoTrace(Crashed(why.stage, why.why)) from why
+            raise NoTrace(Crash(why.stage, why.why)) from why
         except Exception as why:
-            raise NoTrace(Crashed(Stage.ACCEPTED, in_words(why), last_frames(why))) from why
+            raise NoTrace(Crash(Stage.ACCEPTED, in_words(why), last_frames(why))) from why
 
 
 def manifest(backend: Backend) -> dict[str, str]:

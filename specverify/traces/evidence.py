@@ -7,10 +7,10 @@ nothing: an invariant that asks it for numbers has nothing to say.
 from collections.abc import Iterator
 from typing import Any
 
-from properties.verdict.finding import Compared, Finding
+from properties.verdict.finding import Comparisons, Finding
 from properties.verdict.invariant import Fact, Invariant, NoReference, Oracle, Unobserved, needing
 from properties.verdict.judge import revealed_by
-from properties.verdict.subject import Declined, NoTrace, Subject
+from properties.verdict.subject import NoTrace, Refusal, Subject
 from reference.architecture import Architecture
 from reference.case import Case
 from reference.oracle.lowering import lower
@@ -52,8 +52,8 @@ class RecordedRun(Subject):
         self.asked_again = True
         return super().again(case, time)
 
-    def _decline(self, case: Case) -> Declined:
-        return Declined("a recorded trace is one run: this other run was not recorded")
+    def _decline(self, case: Case) -> Refusal:
+        return Refusal("a recorded trace is one run: this other run was not recorded")
 
 
 class LoweredStep(Step):
@@ -97,7 +97,7 @@ def continues(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """Each step begins where the step before ended: its context is the prompt and all tokens so far, but the last."""
     tokens: tuple[int, ...] = case.prompt
     for number, step in enumerate(subject(case).steps):
-        yield Compared(len(tokens))
+        yield Comparisons(len(tokens))
         if step.context != tokens[:-1]:
             differences = (
                 position

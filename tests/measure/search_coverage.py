@@ -32,7 +32,7 @@ def measure(cases: int, number: int, searches: int = SEARCHES) -> dict[str, Any]
         for at, case in enumerate(islice(drawn, cases), 1):
             total += 1
             for one in CONDITIONS:
-                if one.holds(case):
+                if one.is_met(case):
                     counts[one.name] += 1
                     met[one.name] = min(met[one.name], at)
         for name, earliest in met.items():

@@ -40,7 +40,7 @@ class CacheCommit:
         return replace(
             seams,
             commit=lambda cache, path: commit(cache, self._gather_columns(cache, path)),
-            roll_back=lambda cache, fed: roll_back(cache, self._gather_columns(cache, fed)),
+            roll_back=lambda cache, rows: roll_back(cache, self._gather_columns(cache, rows)),
         )
 
     def _gather_columns(self, cache: KvCache, path: list[int]) -> list[int]:

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from backends.admission import Misshapen
-from backends.admission.arrays import Axis, array
-from backends.admission.numbers import whole, wholes
+from backends.admission.arrays import Axis, admit_array
+from backends.admission.numbers import admit_int, admit_ints
 from backends.base import StageFailure
 from reference.trace import Stage
 
@@ -41,7 +41,7 @@ class Contract:
 
 
 class Component:
-    """A function under test, called with those arguments that it takes.
+    """A function under test, called with the arguments that it takes.
 
     Attributes:
         contract: Its kind.
@@ -71,7 +71,7 @@ class Component:
         """
         try:
             # The copy is writeable: a tensor on a read-only array would warn.
-            return torch.from_numpy(array(f"{self.name}: {field}", value, kind, axes, read_only=False).copy())
+            return torch.from_numpy(admit_array(f"{self.name}: {field}", value, kind, axes, read_only=False).copy())
         except Misshapen as wrong:
             raise self.failure(wrong.why) from None
 
@@ -86,8 +86,8 @@ class Component:
                 answer, "a pair: the accepted rows from the root (0) downwards, and the token after them"
             )
         try:
-            path = wholes(f"{self.name}: path", answer[0], 0, nodes - 1, ("a row", "rows"))
-            bonus = whole(f"{self.name}: bonus", answer[1], 0, vocabulary - 1, ("a token", "tokens"))
+            path = admit_ints(f"{self.name}: path", answer[0], 0, nodes - 1, ("a row", "rows"))
+            bonus = admit_int(f"{self.name}: bonus", answer[1], 0, vocabulary - 1, ("a token", "tokens"))
         except Misshapen as wrong:
             raise self.failure(wrong.why) from None
         if path[:1] != (0,):

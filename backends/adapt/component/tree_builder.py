@@ -73,7 +73,7 @@ class TreeBuilder:
     def _replace_arrays(
         self, engine_tensors: TreeTensors, tree: Tree, committed: int, reaches: list[Reach], padded_nodes: int
     ) -> TreeTensors:
-        """Our arrays, with those that the function returns in their place; masks are asked for each reach."""
+        """The engine's arrays, replaced by the arrays that the function returns; a mask is asked for each reach."""
         arrays: dict[str, Any] = {}
         masks: dict[Reach, Tensor] = {}
         for reach in dict.fromkeys(reaches):

@@ -48,7 +48,8 @@ class RecordingBackend(HFBackend):  # type: ignore[misc]
     def gather_kv(self, kv: Any, committed: int, path: list[int]) -> Any:
         """Gather the rows of the accepted path, as dejavuu does."""
         gathered = super().gather_kv(kv, committed, path)
-        self.rounds[-1].path, self.rounds[-1].after = path[1:], _kv(gathered, committed + len(path))
+        self.rounds[-1].path = path[1:]
+        self.rounds[-1].after = _kv(gathered, committed + len(path))
         return gathered
 
 
@@ -63,7 +64,8 @@ class CaseDrafter(Drafter):  # type: ignore[misc]
     """Proposes the trees of a case, their rows by depth."""
 
     def __init__(self, case: Case, rounds: list[Round]) -> None:
-        self._draft, self._rounds = TreeDraft(case), rounds
+        self._draft = TreeDraft(case)
+        self._rounds = rounds
 
     def propose(self, ctx: list[int], past_len: int, budget: int) -> DraftTree:
         """The next tree of the case, which is a chain."""
@@ -112,7 +114,8 @@ class DejavuuTree:
         """
         if len(case.stops.eos) > 1:
             raise Unsupported(f"{len(case.stops.eos)} ending tokens: dejavuu ends at one")
-        backend, sampling = _open_recording_backend(case.model, case.dtype), case.sampling
+        backend = _open_recording_backend(case.model, case.dtype)
+        sampling = case.sampling
         rounds: list[Round] = []
         backend.rounds = rounds
         result = generate(

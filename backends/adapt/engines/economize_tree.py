@@ -81,7 +81,8 @@ class CaseDrafter(Drafter):  # type: ignore[misc]
 
     def propose(self, request: Any) -> Draft:
         """The next tree of the case, its rows by depth; an empty draft for the bare root."""
-        notebook, end = self._notebook, request.ends[0]
+        notebook = self._notebook
+        end = request.ends[0]
         tokens = request.seq[0, :end].tolist()
         proposal = notebook.draft.propose(tokens, notebook.coins)
         now = Round(proposal, notebook.kv(end - 1))
@@ -117,7 +118,9 @@ class _RecordingVerifier:
 
     def _note(self, logits: Tensor, selector: Any, path: list[int], bonus: int) -> None:
         now = self.notebook.rounds[-1]
-        now.logits, now.path, now.bonus = logits[0].clone(), path, bonus
+        now.logits = logits[0].clone()
+        now.path = path
+        now.bonus = bonus
         now.law = None if selector.greedy else selector.distributions(logits[0]).clone()
         now.verified = None if now.before is None else self.notebook.kv(now.before.length)
 
@@ -153,7 +156,9 @@ class EconomizeTree:
 
     def run(self, case: Case) -> Trace:
         """Decode `case` with economize; its rounds are the steps of the trace."""
-        sampling, greedy, room = case.sampling, case.sampling.greedy, case.stops.room(len(case.prompt))
+        sampling = case.sampling
+        greedy = case.sampling.greedy
+        room = case.stops.room(len(case.prompt))
         selector = GreedySelector() if greedy else TopPSampler(sampling.temperature, sampling.top_p, sampling.seed)
         book = Notebook(case)
         config = DecodeConfig(

@@ -43,7 +43,8 @@ class Engine:
         program = Runtime.get().load_program(exported(save_executorch, checkpoint))
         method = program.load_method("forward")
         assert method is not None, "an exported program has the method forward"
-        self._program, self._method = program, method  # the method does not keep its program alive
+        self._program = program
+        self._method = method  # the method does not keep its program alive
         self.held_slots: list[int] = []
         self._slots: list[int] = []
 
@@ -116,7 +117,7 @@ def engine(checkpoint: str) -> Engine:
 
 
 @lru_cache(maxsize=OPEN_PROGRAMS)
-def overwriting(checkpoint: str) -> OverwritingEngine:
+def open_overwriting_engine(checkpoint: str) -> OverwritingEngine:
     """The open program of a checkpoint directory, for chains."""
     return OverwritingEngine(checkpoint)
 
@@ -146,4 +147,4 @@ def open_tree() -> GreedyTrees:
 
 def open_overwrite() -> GreedyTrees:
     """The backend whose rows lie at their positions."""
-    return GreedyTrees(replace(DECLARATION, name="executorch-overwrite", trees="chains"), overwriting)
+    return GreedyTrees(replace(DECLARATION, name="executorch-overwrite", trees="chains"), open_overwriting_engine)

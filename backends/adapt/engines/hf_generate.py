@@ -51,7 +51,7 @@ def early_exit(
     """Assisted generation whose candidates come from the first layer of the target."""
     options = {"assistant_early_exit": 1}
     result = generate(model, prompt_ids, max_new_tokens, processing(temperature, top_k, top_p, min_p), stops, options)
-    # Where a target has one layer, its drafting forwards are like those that verify, so that none can be counted.
+    # Where a target has one layer, drafting and verifying forwards are alike, so that none can be counted.
     return result if model.config.num_hidden_layers > 1 else Generated(result.tokens)
 
 

@@ -60,7 +60,8 @@ def _modules_for(model: Any) -> Any:
     config.num_mtp_layers = MODULES
     if getattr(config, "layer_types", None) is not None:
         config.mtp_layer_types = [config.layer_types[-1]] * MODULES
-    body, width = model.get_decoder(), config.hidden_size
+    body = model.get_decoder()
+    width = config.hidden_size
     rms = model.get_input_embeddings().weight.square().mean(-1).sqrt().mean()
     # The draws of a request stay as its seed made them.
     with torch.random.fork_rng(devices=[]), torch.no_grad():
@@ -71,7 +72,7 @@ def _modules_for(model: Any) -> Any:
         for module in modules.layers:
             module.mtp_block.load_state_dict(body.layers[-1].state_dict())
             module.post_norm.load_state_dict(body.norm.state_dict())
-            # Columns of the normed embedding, of scale 1, before those of the state.
+            # Columns of the normed embedding, of scale 1, before the columns of the state.
             module.eh_proj.weight[:, :width] = rms * torch.eye(width)
             module.eh_proj.weight[:, width:] = FROM_STATE * rms * torch.randn(width, width) / width**0.5
     return modules

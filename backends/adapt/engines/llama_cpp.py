@@ -58,7 +58,9 @@ def server(checkpoint: str, draft: str | None, kind: str, probabilistic: bool = 
     if draft is not None:
         speculative.draft.mparams.path = str(exported(save_gguf, draft))
     looked_up = speculative.ngram_map_k
-    looked_up.size_n, looked_up.size_m, looked_up.min_hits = MATCHED_TOKENS, MOST_PROPOSED, 1
+    looked_up.size_n = MATCHED_TOKENS
+    looked_up.size_m = MOST_PROPOSED
+    looked_up.min_hits = 1
     for threads in (settings.cpuparams, settings.cpuparams_batch, speculative.draft.cpuparams):
         threads.n_threads = 1
     return llama.Server(settings)

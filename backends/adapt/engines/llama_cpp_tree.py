@@ -46,8 +46,11 @@ class Engine:
         if not self._model:
             raise FailedCall("llama_model_load_from_file gave no model")
         settings = llama_cpp.llama_context_default_params()
-        settings.n_ctx, settings.n_batch, settings.n_ubatch = COLUMNS, COLUMNS, BATCH_TOKENS
-        settings.n_seq_max, settings.kv_unified = LEAVES, True  # a cell of the cache is of several sequences
+        settings.n_ctx = COLUMNS
+        settings.n_batch = COLUMNS
+        settings.n_ubatch = BATCH_TOKENS
+        settings.n_seq_max = LEAVES
+        settings.kv_unified = True  # a cell of the cache is of several sequences
         settings.n_threads = settings.n_threads_batch = 1
         settings.type_k = settings.type_v = llama_cpp.GGML_TYPE_F32
         settings.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
@@ -71,7 +74,8 @@ class Engine:
         Raises:
             Unsupported: for a tree of more leaves than a context has sequences.
         """
-        self._within, self._length = below(tree), length
+        self._within = below(tree)
+        self._length = length
         if len(self._within[0]) > LEAVES:
             raise Unsupported(f"a tree of {len(self._within[0])} leaves; a context here has {LEAVES} sequences")
         self.open_leaves(len(self._within[0]))
@@ -92,7 +96,9 @@ class Engine:
         try:
             batch.n_tokens = count
             for row, (token, position, sequences) in enumerate(zip(tokens, positions, within, strict=True)):
-                batch.token[row], batch.pos[row], batch.logits[row] = token, position, 1
+                batch.token[row] = token
+                batch.pos[row] = position
+                batch.logits[row] = 1
                 batch.n_seq_id[row] = len(sequences)
                 for index, sequence in enumerate(sequences):
                     batch.seq_id[row][index] = sequence

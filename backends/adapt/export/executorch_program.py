@@ -37,7 +37,9 @@ class SlottedDecoder(nn.Module):
 
     def __init__(self, network: Any) -> None:
         super().__init__()
-        self.model, self.head, config = network.model, network.lm_head, network.config
+        self.model = network.model
+        self.head = network.lm_head
+        config = network.config
         self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
         rotary = network.model.rotary_emb
         self.register_buffer("inverse", rotary.inv_freq.float().clone())

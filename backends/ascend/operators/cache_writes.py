@@ -98,7 +98,8 @@ def scatter_update_(input: Tensor, indices: Tensor, updates: Tensor, axis: int) 
     demand(alike, "su.rank", f"data {list(input.shape)} and updates {list(updates.shape)} along axis {axis}")
     if indices.dim() == 2 or along == 0:
         raise NotEmulated("scatter_update_ with indices of two axes, or along the first axis")
-    wide, room = updates.shape[along], input.shape[along]
+    wide = updates.shape[along]
+    room = input.shape[along]
     # A single index holds for every request.
     for lane, first in enumerate(indices.tolist() * (input.shape[0] if len(indices) == 1 else 1)):
         demand_defined(0 <= first <= room - wide, "su.range", f"columns {first} to {first + wide} of {room}")

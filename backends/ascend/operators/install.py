@@ -20,14 +20,14 @@ KERNELS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "npu_fused_infer_attention_score_v2": (attention.version_2, shapes.infer_attention),
     "npu_fusion_attention": (fusion_attention, shapes.fusion_attention),
     "npu_scatter_nd_update_": (cache_writes.scatter_nd_update_, shapes.first),
-    "npu_scatter_pa_kv_cache": (cache_writes.scatter_pa_kv_cache, shapes.nothing),
+    "npu_scatter_pa_kv_cache": (cache_writes.scatter_pa_kv_cache, shapes.no_output),
     "scatter_update_": (cache_writes.scatter_update_, shapes.first),
     "npu_rotary_mul": (rotary_norm.rotary_mul, shapes.like_first),
     "npu_apply_rotary_pos_emb": (rotary_norm.apply_rotary_pos_emb, shapes.rotary_like),
     "npu_rms_norm": (rotary_norm.rms_norm, shapes.rms_norm),
     "npu_add_rms_norm": (rotary_norm.add_rms_norm, shapes.add_rms_norm),
-    "_npu_reshape_and_cache": (cache_writes.reshape_and_cache, shapes.nothing),
-    "_npu_paged_attention_splitfuse": (splitfuse, shapes.nothing),
+    "_npu_reshape_and_cache": (cache_writes.reshape_and_cache, shapes.no_output),
+    "_npu_paged_attention_splitfuse": (splitfuse, shapes.no_output),
 }
 """For each operator, its CPU kernel and its Meta kernel, which gives the shapes of its results."""
 

@@ -1,6 +1,6 @@
 """Rotary embedding and RMS norm of Ascend, emulated on the CPU.
 
-Table shapes, rotation modes and the number of results are those of the documented operators.
+Table shapes, rotation modes and the number of results are as the documents of the operators say.
 """
 
 import torch

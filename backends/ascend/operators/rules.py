@@ -55,7 +55,7 @@ class BrokenRule(RuntimeError):
 
 
 class AscendContractError(BrokenRule):
-    """The operator refuses the call; the text follows that of the device's host code."""
+    """The operator refuses the call; the text follows the device's host code."""
 
 
 class AscendUndefinedBehaviour(BrokenRule):
@@ -78,7 +78,7 @@ def demand(is_met: bool, rule: str, message: str) -> None:
         AscendContractError: with the text of the device's refusal.
     """
     if not is_met:
-        # A rule whose breach is undefined belongs to `defined`.
+        # A rule whose breach is undefined belongs to `demand_defined`.
         assert RULES[rule].verdict == "rejects", rule
         raise AscendContractError(rule, message)
 

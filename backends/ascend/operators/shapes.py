@@ -14,10 +14,12 @@ def infer_attention(query: Tensor, key: Tensor, value: Tensor, **arguments: Any)
     layout, output_layout = LAYOUTS[arguments.get("input_layout", "BSH")]
     wants_lse = arguments.get("softmax_lse_flag", arguments.get("return_softmax_lse", False))
     if layout == "TND":
-        out, shape = torch.empty_like(query), [*query.shape[:2], 1]
+        out = torch.empty_like(query)
+        shape = [*query.shape[:2], 1]
     else:
         rows = to_bnsd(query, layout, heads)
-        out, shape = from_bnsd(torch.empty_like(rows), output_layout), [*rows.shape[:3], 1]
+        out = from_bnsd(torch.empty_like(rows), output_layout)
+        shape = [*rows.shape[:3], 1]
     return out, query.new_empty(shape if wants_lse else [0], dtype=torch.float32)
 
 
@@ -40,7 +42,7 @@ def like_first(tensor: Tensor, *_: Any, **__: Any) -> Tensor:
     return torch.empty_like(tensor)
 
 
-def nothing(*_: Any, **__: Any) -> None:
+def no_output(*_: Any, **__: Any) -> None:
     """No result, for operators that return nothing."""
 
 

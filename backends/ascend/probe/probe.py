@@ -22,7 +22,7 @@ ON_THE_HOST = ("context_lens", "seq_len")
 """Tensor arguments that ATB reads on the host."""
 
 LATENT = "npu_fused_infer_attention_score_v2"
-"""The operator whose numbers are those of latent rows."""
+"""The operator that computes latent rows."""
 
 COMPARED_OPERATORS = ("npu_fused_infer_attention_score", LATENT, "npu_fusion_attention")
 """The operators whose attention of a tree is compared with float64."""
@@ -148,7 +148,8 @@ def _state_and_detail(verdict: str, right_complaint: str | None, wrong_complaint
 
 def _uneven_tree() -> Tensor:
     """The visibility of a tree behind nine columns, bool [6, 15]; neither causal nor symmetric."""
-    parents, prefix = (0, 0, 0, 1, 1, 4), 9
+    parents = (0, 0, 0, 1, 1, 4)
+    prefix = 9
     visible = torch.zeros(len(parents), prefix + len(parents), dtype=torch.bool)
     visible[:, :prefix] = True
     for row, parent in enumerate(parents):
@@ -161,7 +162,8 @@ def _numbers(site: ProbeSite, name: str) -> ProbeResult:
     """Compare the attention of an asymmetric tree with float64; a wrong mask polarity or scale is far off."""
     visible = _uneven_tree()
     rows, columns = visible.shape
-    make, latent = torch.Generator().manual_seed(5), name == LATENT
+    make = torch.Generator().manual_seed(5)
+    latent = name == LATENT
     dim, kv_heads = (LATENT_DIM + ROPE_DIM, 1) if latent else (32, 2)
     sizes = ((2, rows), (kv_heads, columns), (kv_heads, columns))
     query, key, value = (torch.randn(1, heads, size, dim, generator=make).half() for heads, size in sizes)

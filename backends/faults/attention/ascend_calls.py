@@ -86,7 +86,8 @@ def _rows_before_heads(call: FusedCall) -> FusedCall:
 
 def _kv_heads_in_turn(call: FusedCall) -> FusedCall:
     """Query head h reads KV head h % kv_heads instead of h // group."""
-    operands, axis = call.operands, 1 if call.operands.table is None else 2
+    operands = call.operands
+    axis = 1 if call.operands.table is None else 2
     turn = torch.arange(call.heads, device=operands.key.device) % call.kv_heads
     # KV heads are repeated in the wrong order, so that the call has one for each query head.
     key, value = (tensor.index_select(axis, turn) for tensor in (operands.key, operands.value))

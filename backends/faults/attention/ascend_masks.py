@@ -84,7 +84,8 @@ def _tail_seen(seams: Seams) -> Seams:
     attend = fused_attention(seams)
 
     def show_tail(columns: AttentionInputs) -> AttentionInputs:
-        paging, visible = columns.paging, columns.visible
+        paging = columns.paging
+        visible = columns.visible
         if paging is not None:
             width = paging.table.shape[1] * paging.size
             visible = torch.nn.functional.pad(visible, (0, max(0, width - visible.shape[-1])))

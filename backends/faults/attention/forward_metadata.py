@@ -75,7 +75,8 @@ def masks_by_group(seams: Seams) -> Seams:
     class Bound(Request):
         @property
         def rows(self) -> Rows:
-            right, reaches = super().rows, self.target.reaches
+            right = super().rows
+            reaches = self.target.reaches
             order = sorted(range(len(reaches)), key=lambda layer: reaches[layer].span or float("inf"))
             return replace(right, visible=[right.visible[layer] for layer in order])
 
@@ -96,9 +97,12 @@ def prefill_as_block(seams: Seams) -> Seams:
 
     class Uniform(Request):
         def prefill(self) -> None:
-            right, draft = self.seams, self.case.draft
+            right = self.seams
+            draft = self.case.draft
             for shape in draft.shapes[:1]:
-                self.seams = replace(right, prefill_attend=_masked_as(shape, right.prefill_attend or right.attend))
+                self.seams = replace(
+                    right, prefill_attend=_under_tree_mask(shape, right.prefill_attend or right.attend)
+                )
             super().prefill()
             # The verify forward must run on the right seams again.
             self.seams = right
@@ -106,21 +110,22 @@ def prefill_as_block(seams: Seams) -> Seams:
     return replace(seams, request=Uniform)
 
 
-def _masked_as(shape: Shape, attend: Attend) -> Attend:
+def _under_tree_mask(shape: Shape, attend: Attend) -> Attend:
     """`attend` under the mask of the tree `shape`, for queries of as many rows as the tree has nodes."""
     ancestry = torch.zeros(len(shape), len(shape), dtype=torch.bool)
     for node in range(len(shape)):
         ancestry[node, list(shape.path(node))] = True
 
-    def masked(query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
+    def attend_under_mask(query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
         if query.shape[2] != len(shape):
             return attend(query, columns, scaling)
         # A prefill forward has one lane.
-        begin, visible = int(columns.prefix[0]), columns.visible.clone()
+        begin = int(columns.prefix[0])
+        visible = columns.visible.clone()
         visible[..., begin : begin + len(shape)] = ancestry.to(visible.device)
         return attend(query, replace(columns, visible=visible), scaling)
 
-    return masked
+    return attend_under_mask
 
 
 FAULTS = faults_in(globals())

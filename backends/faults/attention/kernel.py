@@ -69,7 +69,8 @@ def denominator_counts_padding(seams: Seams) -> Seams:
     """
 
     def attend(query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
-        key, visible = columns.key, columns.visible
+        key = columns.key
+        visible = columns.visible
 
         tile = 4
         spare = -key.shape[2] % tile

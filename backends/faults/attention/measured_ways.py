@@ -99,7 +99,7 @@ def gathered_once(seams: Seams) -> Seams:
 def causal_for_one_lane(seams: Seams) -> Seams:
     """SDPA over one lane runs as causal attention: a node sees all nodes before it, whatever the tree."""
 
-    def masked(way: Way, columns: AttentionInputs) -> AttentionInputs:
+    def mask_causally(way: Way, columns: AttentionInputs) -> AttentionInputs:
         inputs = columns_for(way, columns)
         if way.name != SDPA or len(inputs.visible) > 1:
             return inputs
@@ -108,7 +108,7 @@ def causal_for_one_lane(seams: Seams) -> Seams:
         causal = inputs.visible.new_ones(rows, width).tril(width - rows)
         return replace(inputs, visible=causal.expand_as(inputs.visible).contiguous())
 
-    return with_parts(seams, columns_for=masked)
+    return with_parts(seams, columns_for=mask_causally)
 
 
 FAULTS = faults_in(globals())

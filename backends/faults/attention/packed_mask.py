@@ -23,7 +23,7 @@ SPLIT, TRITON = "cpu-split", "triton-interpreted"
 """The backends in which these faults are planted by default."""
 
 
-def seen_as(seams: Seams, wrong: Callable[[Compact], Compact]) -> Seams:
+def with_changed_mask(seams: Seams, wrong: Callable[[Compact], Compact]) -> Seams:
     """The seams with the packed mask changed by `wrong`, for the torch split or the Triton kernel."""
     attend = seams.attend
     if not isinstance(attend, Split | TritonTree):
@@ -38,12 +38,14 @@ def seen_as(seams: Seams, wrong: Callable[[Compact], Compact]) -> Seams:
 
 def words_read_as_first(seams: Seams) -> Seams:
     """Bits of columns from 32 on are read from word 0."""
-    return seen_as(seams, lambda packed: replace(packed, bits=packed.bits[..., :1].expand_as(packed.bits).contiguous()))
+    return with_changed_mask(
+        seams, lambda packed: replace(packed, bits=packed.bits[..., :1].expand_as(packed.bits).contiguous())
+    )
 
 
 def sign_bit_lost(seams: Seams) -> Seams:
     """Bit 31 of each word, the sign of an int32, is lost."""
-    return seen_as(seams, lambda packed: replace(packed, bits=packed.bits & 0x7FFFFFFF))
+    return with_changed_mask(seams, lambda packed: replace(packed, bits=packed.bits & 0x7FFFFFFF))
 
 
 def bits_of_row_before(seams: Seams) -> Seams:
@@ -52,12 +54,14 @@ def bits_of_row_before(seams: Seams) -> Seams:
     def wrong(packed: Compact) -> Compact:
         return replace(packed, bits=torch.cat([packed.bits[:, :1], packed.bits[:, :-1]], 1))
 
-    return seen_as(seams, wrong)
+    return with_changed_mask(seams, wrong)
 
 
 def bits_of_first_lane(seams: Seams) -> Seams:
     """The lane's offset is missing, so every lane reads the rows of lane 0."""
-    return seen_as(seams, lambda packed: replace(packed, bits=packed.bits[:1].expand_as(packed.bits).contiguous()))
+    return with_changed_mask(
+        seams, lambda packed: replace(packed, bits=packed.bits[:1].expand_as(packed.bits).contiguous())
+    )
 
 
 def bit_offset_wraps(seams: Seams) -> Seams:
@@ -67,12 +71,12 @@ def bit_offset_wraps(seams: Seams) -> Seams:
         flat = packed.bits.reshape(-1, packed.bits.shape[-1])
         return replace(packed, bits=flat[torch.arange(len(flat)) % 16].reshape(packed.bits.shape))
 
-    return seen_as(seams, wrong)
+    return with_changed_mask(seams, wrong)
 
 
 def bits_inverted(seams: Seams) -> Seams:
     """The packing writes a set bit for a hidden column, and the kernel reads it as visible."""
-    return seen_as(seams, lambda packed: replace(packed, bits=~packed.bits))
+    return with_changed_mask(seams, lambda packed: replace(packed, bits=~packed.bits))
 
 
 def earlier_tiles_unmasked(seams: Seams) -> Seams:
@@ -88,7 +92,7 @@ def earlier_tiles_unmasked(seams: Seams) -> Seams:
                 bits[:, row, word] |= -1 if before == WORD else (1 << before) - 1
         return replace(packed, bits=bits)
 
-    return seen_as(seams, wrong)
+    return with_changed_mask(seams, wrong)
 
 
 def window_of_last_row(seams: Seams) -> Seams:
@@ -98,7 +102,7 @@ def window_of_last_row(seams: Seams) -> Seams:
         first = packed.first.amax(1, keepdim=True)
         return replace(packed, first=first.expand_as(packed.first).contiguous())
 
-    return seen_as(seams, wrong)
+    return with_changed_mask(seams, wrong)
 
 
 def prefix_of_first_lane(seams: Seams) -> Seams:
@@ -111,7 +115,7 @@ def prefix_of_first_lane(seams: Seams) -> Seams:
         prefix = packed.prefix.clamp(max=length)
         return replace(packed, prefix=prefix, first=packed.first.clamp(max=length), lanes=lanes)
 
-    return seen_as(seams, wrong)
+    return with_changed_mask(seams, wrong)
 
 
 def fault(

@@ -67,8 +67,8 @@ class IntoThePrefix(Branches):
         super().write(layer, keys, values)
         if len(self.paths) > 1 and self.length:
             row = self.paths[-1][-1]
-            for stored, cell in zip(self.committed_pairs[layer], self.cells[-1][layer][row], strict=True):
-                stored[:, -1] = cell
+            for stored_cells, cell in zip(self.committed_pairs[layer], self.cells[-1][layer][row], strict=True):
+                stored_cells[:, -1] = cell
 
 
 @fault(

@@ -88,7 +88,7 @@ def draft_not_popped(seams: Seams) -> Seams:
     The draft's roll-back keeps every open row, rejected rows included.
     """
 
-    def roll_back(cache: KvCache, fed: list[int]) -> None:
+    def roll_back(cache: KvCache, rows: list[int]) -> None:
         seams.roll_back(cache, list(range(cache.rows)))
 
     return replace(seams, roll_back=roll_back)
@@ -106,8 +106,8 @@ def draft_overtrimmed(seams: Seams) -> Seams:
     After the right roll-back, the cache is cut two columns shorter.
     """
 
-    def roll_back(cache: KvCache, fed: list[int]) -> None:
-        seams.roll_back(cache, fed)
+    def roll_back(cache: KvCache, rows: list[int]) -> None:
+        seams.roll_back(cache, rows)
         cache.crop(max(cache.length - 2, 1))
 
     return replace(seams, roll_back=roll_back)
@@ -125,14 +125,14 @@ def draft_hole(seams: Seams) -> Seams:
     The last kept row of the draft counts as cached, although its keys and values are zeros.
     """
 
-    def roll_back(cache: KvCache, fed: list[int]) -> None:
-        if fed:
+    def roll_back(cache: KvCache, rows: list[int]) -> None:
+        if rows:
             for layer in range(cache.layers):
                 keys, values = cache.block(layer)
-                keys[..., fed[-1], :] = 0
-                values[..., fed[-1], :] = 0
+                keys[..., rows[-1], :] = 0
+                values[..., rows[-1], :] = 0
                 cache.amend(layer, keys, values)
-        seams.roll_back(cache, fed)
+        seams.roll_back(cache, rows)
 
     return replace(seams, roll_back=roll_back)
 

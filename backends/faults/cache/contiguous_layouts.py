@@ -99,7 +99,8 @@ class Flat(Scratch):
                 room = max(0, min(len(path), buffer.shape[-2] - begin))
                 buffer[..., begin : begin + room, :] = new[..., :room, :]
         self.rejected += self.rows - len(path)
-        self.length, self.rows = self.length + len(path), 0
+        self.length = self.length + len(path)
+        self.rows = 0
 
 
 @fault(
@@ -126,11 +127,11 @@ def at_flat_index(seams: Seams) -> Seams:
 class CropsAnew(Static):
     """A static cache whose crop makes new tensors, while forwards go on with the captured ones."""
 
-    captured: list[Pair] | None = None
+    captured_buffers: list[Pair] | None = None
 
     def crop_anew(self) -> None:
         """Copy the committed columns into new tensors, and keep the old ones as the captured tensors."""
-        self.captured = self.captured or self.buffers
+        self.captured_buffers = self.captured_buffers or self.buffers
         fresh = [(torch.zeros_like(keys), torch.zeros_like(values)) for keys, values in self.buffers]
         for pair, old in zip(fresh, self.buffers, strict=True):
             for buffer, old_buffer in zip(pair, old, strict=True):
@@ -140,12 +141,12 @@ class CropsAnew(Static):
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Write into the captured tensors."""
         end = self.length + self.rows
-        for buffer, new in zip((self.captured or self.buffers)[layer], (keys, values), strict=True):
+        for buffer, new in zip((self.captured_buffers or self.buffers)[layer], (keys, values), strict=True):
             buffer[..., end - keys.shape[-2] : end, :] = new
 
     def read(self, layer: int) -> Pair:
         """Return the captured tensors."""
-        return (self.captured or self.buffers)[layer]
+        return (self.captured_buffers or self.buffers)[layer]
 
 
 @fault(
@@ -204,7 +205,8 @@ def ring_rewound(seams: Seams) -> Seams:
     def commit(cache: KvCache, path: list[int]) -> str | None:
         if not isinstance(cache, Ring):
             return seams.commit(cache, path)
-        written_rows, end = [cache.block(layer) for layer in range(cache.layers)], cache.length + cache.rows
+        written_rows = [cache.block(layer) for layer in range(cache.layers)]
+        end = cache.length + cache.rows
         why = seams.commit(cache, path)
         cache.lose(written_rows, end)
         return why
@@ -288,7 +290,8 @@ def restored_by_lane(seams: Seams) -> Seams:
                     cache.remember()
 
     def commit(cache: KvCache, path: list[int]) -> str | None:
-        length, has_rejected = cache.length, cache.rows > len(path)
+        length = cache.length
+        has_rejected = cache.rows > len(path)
         why = seams.commit(cache, path)
         if isinstance(cache, RestoresColumn) and has_rejected:
             cache.put_back(length)

@@ -61,7 +61,7 @@ def freed_though_shared(seams: Seams) -> Seams:
     return replace(seams, kv=replace(seams.kv, pages=Lenient, blocks=Selfish))
 
 
-class Remembering(Blocks):
+class RememberingBlocks(Blocks):
     """A block table that keeps its entries after it has given all pages back."""
 
     def release(self) -> None:
@@ -82,7 +82,7 @@ def freed_twice(seams: Seams) -> Seams:
 
     The caches of target and draft share one block table, and each releases it.
     """
-    return replace(seams, kv=replace(seams.kv, pages=Twice, blocks=Remembering))
+    return replace(seams, kv=replace(seams.kv, pages=Twice, blocks=RememberingBlocks))
 
 
 class CommittedOnly(Arena):

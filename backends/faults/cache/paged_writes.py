@@ -134,7 +134,8 @@ class Apart(Paged):
             # Rows behind the buffer's last cell are lost.
             room = max(0, min(len(path), len(flat) - self.length))
             flat[self.length : self.length + room] = values[..., :room, :].transpose(0, 1)
-        self.length, self.rows = self.length + len(path), 0
+        self.length = self.length + len(path)
+        self.rows = 0
 
 
 @fault(

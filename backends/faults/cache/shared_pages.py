@@ -85,7 +85,8 @@ class MisalignedArena(Arena):
 
     def fork(self, source: CacheLease, target: Model, draft: Model | None, capacity: int, rows: int) -> CacheLease:
         """See `Arena.fork`."""
-        blocks, columns = source.blocks, source.target.length
+        blocks = source.blocks
+        columns = source.target.length
         # The report needs a full last page and one more page behind it.
         if blocks is None or not columns or columns % blocks.size or blocks.allocated <= columns:
             return super().fork(source, target, draft, capacity, rows)
@@ -137,7 +138,8 @@ class TargetOnly(Blocks):
     def copy_on_write(self, begin: int, end: int) -> None:
         """Copy pages in the target's pool only."""
         # The draft's pool registers its copy function first, the target's last.
-        every, self.copy = self.copy, self.copy[-1:]
+        every = self.copy
+        self.copy = self.copy[-1:]
         super().copy_on_write(begin, end)
         self.copy = every
 

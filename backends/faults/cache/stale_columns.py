@@ -60,7 +60,8 @@ class MarkedStatic(Static):
         """See `KvCache.open`."""
         super().open(rows)
         # `stale` is the end of what earlier blocks wrote, `high` the end with this block.
-        self.stale, self.high = self.high, max(self.high, self.length + self.rows)
+        self.stale = self.high
+        self.high = max(self.high, self.length + self.rows)
 
 
 class Tail(MarkedStatic):
@@ -86,7 +87,7 @@ class TakenForCached(MarkedStatic, Overwrite):
                 buffer[..., self.length : self.length + 1, :] = old
 
 
-def _verifying(lanes: type[BatchCache]) -> type[BatchCache]:
+def _marking_lanes(lanes: type[BatchCache]) -> type[BatchCache]:
     """The batch cache `lanes`, which also tells the target's caches that their forward verifies a tree."""
 
     class MarkingLanes(lanes):  # type: ignore[misc,valid-type]
@@ -107,7 +108,7 @@ def _verifying(lanes: type[BatchCache]) -> type[BatchCache]:
 )
 def stale_tail_shown(seams: Seams) -> Seams:
     """The mask over a static cache leaves open what rejected rows have left behind the block."""
-    return replace(seams, kv=replace(seams.kv, static=Tail, lanes=_verifying(seams.kv.lanes)))
+    return replace(seams, kv=replace(seams.kv, static=Tail, lanes=_marking_lanes(seams.kv.lanes)))
 
 
 @fault(
@@ -121,7 +122,7 @@ def stale_row_kept(seams: Seams) -> Seams:
 
     The pending root belongs in that column; its keys and values are not written.
     """
-    return replace(seams, kv=replace(seams.kv, overwrite=TakenForCached, lanes=_verifying(seams.kv.lanes)))
+    return replace(seams, kv=replace(seams.kv, overwrite=TakenForCached, lanes=_marking_lanes(seams.kv.lanes)))
 
 
 FAULTS = faults_in(globals())

@@ -83,7 +83,8 @@ def lengths_stale(seams: Seams) -> Seams:
 
     class Stale(Buffers):
         def put(self, place: int, lane: LaneRows, number: int) -> None:
-            before, slot_before = int(self.lengths[place]), int(self.slots[place])
+            before = int(self.lengths[place])
+            slot_before = int(self.slots[place])
             super().put(place, lane, number)
             rows = len(lane.tokens)
             if slot_before == number and 0 < before < int(self.lengths[place]) <= before + rows:
@@ -178,7 +179,8 @@ def old_indices(seams: Seams) -> Seams:
             cache_ids_before = [id(cache) for cache in self.larger]
             cache_ids = [id(lane.cache) for lane in lanes]
             if not {*cache_ids} < {*cache_ids_before}:
-                self.larger, cache_ids_before = [lane.cache for lane in lanes], cache_ids
+                self.larger = [lane.cache for lane in lanes]
+                cache_ids_before = cache_ids
             self.places = [cache_ids_before.index(cache_id) for cache_id in cache_ids]
 
         def take(self, place: int, rows: int) -> Tensor:

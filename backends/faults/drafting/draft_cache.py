@@ -12,7 +12,7 @@ from backends.engine.kv.paged import Paged, Pool
 from backends.engine.kv.prefix import PrefixCache
 from backends.engine.sampling.step import StepSampling
 from backends.engine.seams import Seams
-from backends.faults.drafting.model_drafts import drafting
+from backends.faults.drafting.model_drafts import with_draft_class
 from backends.faults.fault import fault, faults_in
 from reference.trace import Stage
 
@@ -29,7 +29,7 @@ def own_guess_fed(seams: Seams) -> Seams:
     The guess lies in the cache at the place of the bonus token, and is not replaced.
     """
 
-    class Guessing(ModelDraft):
+    class GuessingDraft(ModelDraft):
         def catch_up(self, tokens: list[int]) -> Tensor:
             if not 0 < self.cache.length == len(tokens) - 2:
                 return super().catch_up(tokens)
@@ -38,7 +38,7 @@ def own_guess_fed(seams: Seams) -> Seams:
             guess = int(self.named_ids[int(ahead[0].argmax())])
             return super().catch_up([*tokens[:-1], guess])
 
-    return drafting(seams, Guessing)
+    return with_draft_class(seams, GuessingDraft)
 
 
 @fault(
@@ -53,20 +53,20 @@ def unverified_restored(seams: Seams) -> Seams:
     The cache is saved before the roll-back removes the rejected rows, and is restored from that copy.
     """
 
-    class Saving(ModelDraft):
-        _saved: tuple[Pair, ...] = ()
+    class SavingDraft(ModelDraft):
+        _saved_pairs: tuple[Pair, ...] = ()
 
         def settle(self, kept_nodes: list[int]) -> None:
-            self._saved = tuple(self.cache.read(layer) for layer in range(self.cache.layers))
+            self._saved_pairs = tuple(self.cache.read(layer) for layer in range(self.cache.layers))
             super().settle(kept_nodes)
 
         def resume(self, cache: KvCache | None) -> None:
             super().resume(cache)
-            columns = min((keys.shape[-2] for keys, _ in self._saved), default=0)
+            columns = min((keys.shape[-2] for keys, _ in self._saved_pairs), default=0)
             # A cache with a limit of open rows cannot take all saved columns at once.
             if columns and not self.cache.length and not self.cache.most_rows:
                 self.cache.open(columns)
-                for layer, (keys, values) in enumerate(self._saved):
+                for layer, (keys, values) in enumerate(self._saved_pairs):
                     self.cache.write(layer, keys[:, :columns], values[:, :columns])
                 self.cache.commit(list(range(columns)))
 
@@ -76,7 +76,7 @@ def unverified_restored(seams: Seams) -> Seams:
                 self.cache.crop(len(tokens))
             return super().catch_up(tokens)
 
-    return drafting(seams, Saving)
+    return with_draft_class(seams, SavingDraft)
 
 
 @fault(
@@ -91,7 +91,7 @@ def scores_survive(seams: Seams) -> Seams:
     The request has more tokens by then, so the scores belong to an earlier root.
     """
 
-    class Remembering(ModelDraft):
+    class RememberingDraft(ModelDraft):
         _stale: Tensor | None = None
 
         def resume(self, cache: KvCache | None) -> None:
@@ -99,10 +99,12 @@ def scores_survive(seams: Seams) -> Seams:
             super().resume(cache)
 
         def catch_up(self, tokens: list[int]) -> Tensor:
-            right, stale, self._stale = super().catch_up(tokens), self._stale, None
+            right = super().catch_up(tokens)
+            stale = self._stale
+            self._stale = None
             return right if stale is None else stale
 
-    return drafting(seams, Remembering)
+    return with_draft_class(seams, RememberingDraft)
 
 
 @fault(
@@ -124,7 +126,7 @@ def leaf_filled_with_bonus(seams: Seams) -> Seams:
                 tokens = [*tokens[:num_cached], *tokens[-1:] * (len(tokens) - num_cached)]
             return super().catch_up(tokens)
 
-    return drafting(seams, Short)
+    return with_draft_class(seams, Short)
 
 
 @fault(
@@ -172,7 +174,7 @@ def one_cache(seams: Seams) -> Seams:
             lease = super().lease(target, draft, capacity, rows, tokens, adapter)
             return replace(lease, draft=lease.target) if draft is target else lease
 
-    class Lodging(ModelDraft):
+    class LodgingDraft(ModelDraft):
         def propose(
             self, tokens: list[int], chance: StepSampling | None = None, hidden: Tensor | None = None
         ) -> Proposal:
@@ -183,7 +185,9 @@ def one_cache(seams: Seams) -> Seams:
         def settle(self, kept_nodes: list[int]) -> None:
             pass  # the target's commit was the cache's
 
-    return drafting(replace(seams, arena=OneCacheArena), Lodging, lambda lease: lease.draft is lease.target)
+    return with_draft_class(
+        replace(seams, arena=OneCacheArena), LodgingDraft, lambda lease: lease.draft is lease.target
+    )
 
 
 @fault(

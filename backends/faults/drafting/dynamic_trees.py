@@ -45,7 +45,8 @@ def not_accumulated(seams: Seams) -> Seams:
         return seams.trees.cumulate(torch.zeros_like(above), logits, ids, tokens)
 
     def rerank(scores: Tensor, parents: list[int], most: int) -> list[int]:
-        held_nodes, worth = [0], scores.tolist()
+        held_nodes = [0]
+        worth = scores.tolist()
         while len(held_nodes) <= most:
             below = [
                 candidate

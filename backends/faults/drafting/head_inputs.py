@@ -9,7 +9,7 @@ from backends.engine.draft.head import HeadDraft
 from backends.engine.model.hidden import HiddenTap
 from backends.engine.request import Request
 from backends.engine.seams import Seams
-from backends.faults.drafting.model_drafts import drafting
+from backends.faults.drafting.model_drafts import with_draft_class
 from backends.faults.fault import fault, faults_in
 from reference.draft.hidden import HiddenStates
 from reference.trace import Stage
@@ -32,7 +32,7 @@ def state_one_early(seams: Seams) -> Seams:
         def row_states(self, hidden: Tensor, first: int, last: int) -> Tensor:
             return hidden[[max(row - 1, 0) for row in range(first, last)]]
 
-    return drafting(seams, Early)
+    return with_draft_class(seams, Early)
 
 
 @fault(
@@ -91,7 +91,7 @@ def rotated_states(seams: Seams) -> Seams:
         def row_states(self, hidden: Tensor, first: int, last: int) -> Tensor:
             return super().row_states(hidden, first, last).flip(-1)
 
-    return drafting(seams, RotatedStates)
+    return with_draft_class(seams, RotatedStates)
 
 
 @fault(
@@ -121,7 +121,7 @@ def root_without_state(seams: Seams) -> Seams:
                 states = torch.cat([states[:-1], torch.zeros_like(states[-1:])])
             return states
 
-    return drafting(seams, Empty)
+    return with_draft_class(seams, Empty)
 
 
 @fault(
@@ -138,7 +138,7 @@ def chunk_seam(seams: Seams) -> Seams:
             right = super().row_tokens(tokens, first, last)
             return right if last == len(tokens) - 1 else [*right[:-1], tokens[last - 1]]
 
-    return drafting(seams, ChunkSeam)
+    return with_draft_class(seams, ChunkSeam)
 
 
 @fault(
@@ -150,7 +150,7 @@ def chunk_seam(seams: Seams) -> Seams:
 def wrong_sibling(seams: Seams) -> Seams:
     """The state kept for an accepted node is that of its first sibling, which was rejected."""
 
-    class Sibling(Request):
+    class SiblingStates(Request):
         def accepted_states(self, verified: Tensor, tree: Tree, kept_nodes: list[int]) -> Tensor:
             siblings = [
                 [sibling for sibling in tree.children[tree.parent[node]] if sibling != node] for node in kept_nodes
@@ -161,7 +161,7 @@ def wrong_sibling(seams: Seams) -> Seams:
             ]
             return super().accepted_states(verified, tree, wrong_nodes)
 
-    return replace(seams, request=Sibling)
+    return replace(seams, request=SiblingStates)
 
 
 @fault(
@@ -203,7 +203,7 @@ def input_overflows(seams: Seams) -> Seams:
                 states.abs() > LARGEST, torch.copysign(torch.full_like(states, torch.inf), states), states
             )
 
-    return drafting(seams, Narrow)
+    return with_draft_class(seams, Narrow)
 
 
 FAULTS = faults_in(globals())

@@ -8,7 +8,7 @@ from backends.engine.draft.head import HeadDraft
 from backends.engine.reach import Reach
 from backends.engine.sampling.step import StepSampling
 from backends.engine.seams import Seams
-from backends.faults.drafting.model_drafts import drafting
+from backends.faults.drafting.model_drafts import with_draft_class
 from backends.faults.fault import fault, faults_in
 from reference.trace import Stage
 
@@ -31,7 +31,7 @@ def own_states_kept(seams: Seams) -> Seams:
                 self.slots[node] - self.cache.length for node in self.shape.path(kept_nodes[-1]) if node in self.slots
             ]
 
-    return drafting(seams, KeepsOwnStates)
+    return with_draft_class(seams, KeepsOwnStates)
 
 
 @fault(
@@ -49,7 +49,7 @@ def rejected_kept(seams: Seams) -> Seams:
             # With the bare root accepted the next step would have no row to run.
             return [self.slots[rejected_nodes[0]] - self.cache.length] if rejected_nodes and len(kept_nodes) > 1 else []
 
-    return drafting(seams, KeepsRejectedRow)
+    return with_draft_class(seams, KeepsRejectedRow)
 
 
 @fault(
@@ -69,7 +69,7 @@ def offsets_as_ids(seams: Seams) -> Seams:
                 self.named_ids = self.head.d2t.cpu()
             return super().propose(tokens, chance, hidden)
 
-    return drafting(seams, Offsets)
+    return with_draft_class(seams, Offsets)
 
 
 @fault(
@@ -85,7 +85,7 @@ def output_of_another_node(seams: Seams) -> Seams:
         def node_states(self, level: list[int]) -> Tensor:
             return super().node_states(level).roll(1, 0)
 
-    return drafting(seams, RolledStates)
+    return with_draft_class(seams, RolledStates)
 
 
 @fault(
@@ -102,7 +102,7 @@ def positions_frozen(seams: Seams) -> Seams:
             positions, masks = super().branch(level, root, reaches)
             return torch.full_like(positions, root + 1), masks
 
-    return drafting(seams, Frozen)
+    return with_draft_class(seams, Frozen)
 
 
 FAULTS = faults_in(globals())

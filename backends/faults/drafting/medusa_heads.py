@@ -5,7 +5,7 @@ from torch.nn import functional
 
 from backends.engine.draft.medusa import MedusaDraft
 from backends.engine.seams import Seams
-from backends.faults.drafting.model_drafts import drafting
+from backends.faults.drafting.model_drafts import with_draft_class
 from backends.faults.fault import fault, faults_in
 from reference.draft.medusa import HEADS_PREFIX
 from reference.trace import Stage
@@ -27,7 +27,7 @@ def head_of_next_depth(seams: Seams) -> Seams:
         def of_depth(self, depth: int) -> Tensor:
             return super().of_depth(min(depth + 1, self.heads - 1))
 
-    return drafting(seams, Further)
+    return with_draft_class(seams, Further)
 
 
 @fault(
@@ -43,7 +43,7 @@ def residual_dropped(seams: Seams) -> Seams:
         def block(self, state: Tensor, head: int) -> Tensor:
             return super().block(state, head) - state
 
-    return drafting(seams, Bare)
+    return with_draft_class(seams, Bare)
 
 
 @fault(
@@ -61,7 +61,7 @@ def bias_dropped(seams: Seams) -> Seams:
                 functional.linear(state, self.weights[f"{HEADS_PREFIX}.{head}.0.linear.weight"])
             )
 
-    return drafting(seams, WithoutBias)
+    return with_draft_class(seams, WithoutBias)
 
 
 @fault(
@@ -80,7 +80,7 @@ def state_one_early(seams: Seams) -> Seams:
         def last_state(self, hidden: Tensor) -> Tensor:
             return hidden[-2:][:1]
 
-    return drafting(seams, Early)
+    return with_draft_class(seams, Early)
 
 
 FAULTS = faults_in(globals())

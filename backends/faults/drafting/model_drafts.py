@@ -9,12 +9,12 @@ from backends.engine.request import Request
 from backends.engine.seams import Seams
 
 
-def drafting(
+def with_draft_class(
     seams: Seams, kind: type[TreeFilling], applies_to: Callable[[CacheLease], bool] = lambda lease: True
 ) -> Seams:
     """The seams with requests whose draft is of class `kind` in place of its base, where `applies_to` the lease."""
 
-    class Drafting(Request):
+    class AdoptingRequest(Request):
         def prefill(self) -> None:
             self._adopt()
             super().prefill()
@@ -28,4 +28,4 @@ def drafting(
                 # Only the class changes: the draft's model, cache and shape are made by the right code and stay.
                 self.draft.__class__ = kind  # type: ignore[assignment]  # a subclass of the class that it has
 
-    return replace(seams, request=Drafting)
+    return replace(seams, request=AdoptingRequest)

@@ -6,7 +6,7 @@ from torch import Tensor
 from backends.engine.draft.base import HeadRows
 from backends.engine.draft.mtp import MtpDraft
 from backends.engine.seams import Seams
-from backends.faults.drafting.model_drafts import drafting
+from backends.faults.drafting.model_drafts import with_draft_class
 from backends.faults.fault import fault, faults_in
 from reference.trace import Stage
 
@@ -24,7 +24,7 @@ def first_module_everywhere(seams: Seams) -> Seams:
         def child_scores(self, outputs: Tensor, depth: int) -> Tensor:
             return super().child_scores(outputs, 0)
 
-    return drafting(seams, First)
+    return with_draft_class(seams, First)
 
 
 @fault(
@@ -40,7 +40,7 @@ def continues_itself(seams: Seams) -> Seams:
         def node_states(self, level: list[int]) -> Tensor:
             return super().node_states(level).roll(-1, 1)
 
-    return drafting(seams, Itself)
+    return with_draft_class(seams, Itself)
 
 
 @fault(
@@ -56,7 +56,7 @@ def missing_rows_seen(seams: Seams) -> Seams:
         def module_mask(self, visible_columns: Tensor, own_columns: Tensor, rows: Tensor) -> Tensor:
             return visible_columns
 
-    return drafting(seams, AllColumns)
+    return with_draft_class(seams, AllColumns)
 
 
 @fault(
@@ -74,7 +74,7 @@ def row_before_lost(seams: Seams) -> Seams:
                 self.before = torch.zeros_like(self.before)
             return super().append(rows)
 
-    return drafting(seams, LosesRowBefore)
+    return with_draft_class(seams, LosesRowBefore)
 
 
 FAULTS = faults_in(globals())

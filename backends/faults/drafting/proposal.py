@@ -15,7 +15,7 @@ from backends.engine.reach import Reach
 from backends.engine.request import Request
 from backends.engine.sampling.step import StepSampling
 from backends.engine.seams import Seams
-from backends.faults.drafting.model_drafts import drafting
+from backends.faults.drafting.model_drafts import with_draft_class
 from backends.faults.fault import fault, faults_in
 from reference.layout import KvLayout
 from reference.trace import Stage
@@ -122,7 +122,7 @@ def leaves_drawn(seams: Seams) -> Seams:
     Inner levels take the draft's best tokens; the leaves are named outside that loop, by a draw.
     """
 
-    class Drawing(ModelDraft):
+    class DrawingDraft(ModelDraft):
         def propose(
             self, tokens: list[int], chance: StepSampling | None = None, hidden: Tensor | None = None
         ) -> Proposal:
@@ -132,17 +132,20 @@ def leaves_drawn(seams: Seams) -> Seams:
                 return best
             assert best.logits is not None
             assert best.draft_ids is not None
-            shape, token, ids = self.shape, list(best.tree.token), list(best.draft_ids)
+            shape = self.shape
+            token = list(best.tree.token)
+            ids = list(best.draft_ids)
             # By Gumbel's trick: the best of noisy logits are draws without replacement from their softmax.
             noise = torch.rand(best.logits.shape, generator=torch.Generator().manual_seed(len(tokens)))
             noisy = best.logits.cpu().double() - (-noise.double().log()).log()
             for node in range(len(shape)):
                 last = [child for child in shape.children[node] if shape.depth[child] == shape.height]
                 for child, named_id in zip(last, noisy[node].topk(len(last)).indices.tolist(), strict=True):
-                    token[child], ids[child] = int(self.named_ids[named_id]), named_id
+                    token[child] = int(self.named_ids[named_id])
+                    ids[child] = named_id
             return replace(best, tree=Tree(shape.parent, tuple(token)), draft_ids=tuple(ids))
 
-    return drafting(seams, Drawing)
+    return with_draft_class(seams, DrawingDraft)
 
 
 @fault(
@@ -192,7 +195,7 @@ def old_positions(seams: Seams) -> Seams:
             num_dropped = max(0, root + 1 - min(windows)) if windows else 0
             return positions - num_dropped, masks
 
-    return drafting(seams, WindowPositions)
+    return with_draft_class(seams, WindowPositions)
 
 
 FAULTS = faults_in(globals())

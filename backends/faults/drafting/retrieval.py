@@ -21,7 +21,7 @@ from reference.layout import KvLayout
 from reference.trace import Stage
 
 
-def looking_up(seams: Seams, change: Callable[[Draft], None]) -> Seams:
+def with_changed_drafts(seams: Seams, change: Callable[[Draft], None]) -> Seams:
     """The seams with requests that change each of their drafts, joined ones too, before every proposal."""
 
     class ChangingRequest(Request):
@@ -56,7 +56,7 @@ def shared_unasked(seams: Seams) -> Seams:
         if isinstance(draft, TrieDraft):
             draft.trie = tries.setdefault((draft.trie.order, draft.trie.capacity), draft.trie)
 
-    return replace(looking_up(seams, change), arena=Decoder)
+    return replace(with_changed_drafts(seams, change), arena=Decoder)
 
 
 @fault(
@@ -77,7 +77,7 @@ def evicts_oldest(seams: Seams) -> Seams:
             super().use(node)
             self.recency = OrderedDict.fromkeys(place)
 
-    return looking_up(seams, _with_trie(Queue))
+    return with_changed_drafts(seams, _with_trie(Queue))
 
 
 @fault(
@@ -101,7 +101,7 @@ def evicts_inner_node(seams: Seams) -> Seams:
                     above.parent.children.pop(above.token, None)
                 self.remove_first()
 
-    return looking_up(seams, _with_trie(Hasty))
+    return with_changed_drafts(seams, _with_trie(Hasty))
 
 
 def _with_trie(kind: type[NgramTrie]) -> Callable[[Draft], None]:
@@ -145,7 +145,7 @@ def keeps_rejected(seams: Seams) -> Seams:
         if type(draft) is AutomatonDraft:
             draft.__class__ = Hopeful
 
-    return looking_up(seams, change)
+    return with_changed_drafts(seams, change)
 
 
 @fault(
@@ -168,7 +168,7 @@ def candidates_twice(seams: Seams) -> Seams:
         if type(draft) is MergedDraft:
             draft.__class__ = Twice
 
-    return looking_up(seams, change)
+    return with_changed_drafts(seams, change)
 
 
 FAULTS = faults_in(globals())

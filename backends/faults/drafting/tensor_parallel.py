@@ -15,7 +15,7 @@ from backends.engine.model.causal_lm import CausalLm
 from backends.engine.request import Request
 from backends.engine.sampling.step import StepSampling
 from backends.engine.seams import Seams
-from backends.faults.drafting.model_drafts import drafting
+from backends.faults.drafting.model_drafts import with_draft_class
 from backends.faults.fault import fault, faults_in
 from reference.trace import Stage
 
@@ -37,10 +37,12 @@ def coins_of_each_rank(seams: Seams) -> Seams:
 
     class RequestOfRanks(Request):
         def settle(self, flat: Tensor, heads: list[Tensor]) -> None:
-            right, block = self.seams, self.block
+            right = self.seams
+            block = self.block
             assert block is not None
             if block.chance is not None and block.chance.samples:
-                tree, proposal = block.proposal.tree, block.proposal.proposal
+                tree = block.proposal.tree
+                proposal = block.proposal.proposal
                 logits = right.score(flat, block.tensors.retrieve_index)
                 path_of_second_rank = self._of_second_rank().accept(tree, logits, proposal)[0]
                 self.seams = replace(right, commit=lambda cache, path: apart(cache, path, path_of_second_rank))
@@ -54,7 +56,7 @@ def coins_of_each_rank(seams: Seams) -> Seams:
             return StepSampling(case, self.device_output, self.coined_steps, self.target.device, self.seams.sampling)
 
     def apart(cache: KvCache, path: list[int], path_of_second_rank: list[int]) -> str | None:
-        # As long as `kept`: the lengths are those of the first rank.
+        # As long as `path`: the lengths are those of the first rank.
         rows = [*path_of_second_rank[: len(path)], *path[len(path_of_second_rank) :]]
         for layer in range(cache.layers):
             block = cache.block(layer)
@@ -109,7 +111,7 @@ def map_over_shard(seams: Seams) -> Seams:
                 self.causal_lm = ShardedHead(self.causal_lm)  # type: ignore[assignment]  # all that a draft asks of one
             return super().catch_up(tokens)
 
-    return drafting(seams, MapOverShard)
+    return with_draft_class(seams, MapOverShard)
 
 
 FAULTS = faults_in(globals())

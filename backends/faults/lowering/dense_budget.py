@@ -24,7 +24,7 @@ Masked = Callable[[WordLanes, int, list[RowWords]], Tensor]
 """From the lanes of a forward, a layer and the words of each request's rows to the layer's mask."""
 
 
-def masked_by(seams: Seams, word_masks: Masked) -> Seams:
+def with_word_masks(seams: Seams, word_masks: Masked) -> Seams:
     """`seams` with a budget for dense masks, and with `word_masks` in place of the method of that name.
 
     Raises:
@@ -63,7 +63,7 @@ def not_cleared(seams: Seams) -> Seams:
         buffer |= mask.flatten()
         return buffer.view_as(mask).clone()
 
-    return masked_by(seams, word_masks)
+    return with_word_masks(seams, word_masks)
 
 
 @fault(
@@ -85,7 +85,7 @@ def wide_as_first(seams: Seams) -> Seams:
             mask[..., num_shown + lanes.width - lanes.rows[0] :] = False
         return mask
 
-    return masked_by(seams, word_masks)
+    return with_word_masks(seams, word_masks)
 
 
 FAULTS = faults_in(globals())

@@ -13,21 +13,21 @@ from reference.trace import Stage
 CAPTURED_BACKEND = "cpu-captured-sampling"
 
 
-def padded_as(seams: Seams, wrong: Callable[[PaddedBatch], PaddedBatch]) -> Seams:
+def with_changed_batch(seams: Seams, wrong: Callable[[PaddedBatch], PaddedBatch]) -> Seams:
     """`seams` whose batches of questions are changed by `wrong` before the captured call.
 
     Raises:
         Unsupported: if the engine verifies requests one by one.
     """
-    batched = seams.sampling.batched
-    if not isinstance(batched, BatchedVerify):
+    verify = seams.sampling.batched
+    if not isinstance(verify, BatchedVerify):
         raise Unsupported("a fault of acceptance for many requests in one call: this backend verifies them one by one")
-    right = batched.pad_questions
+    right = verify.pad_questions
 
     def pad_questions(questions: list[Question]) -> PaddedBatch:
         return wrong(right(questions))
 
-    return replace(seams, sampling=replace(seams.sampling, batched=replace(batched, pad_questions=pad_questions)))
+    return replace(seams, sampling=replace(seams.sampling, batched=replace(verify, pad_questions=pad_questions)))
 
 
 @fault(
@@ -39,7 +39,9 @@ def padded_as(seams: Seams, wrong: Callable[[PaddedBatch], PaddedBatch]) -> Seam
 )
 def laws_of_neighbour(seams: Seams) -> Seams:
     """Each request is verified against the target's laws of the request before it in the batch."""
-    return padded_as(seams, lambda batch: replace(batch, law=batch.law.roll(1, 0), bonus=batch.bonus.roll(1, 0)))
+    return with_changed_batch(
+        seams, lambda batch: replace(batch, law=batch.law.roll(1, 0), bonus=batch.bonus.roll(1, 0))
+    )
 
 
 @fault(
@@ -56,7 +58,7 @@ def levels_rounded_down(seams: Seams) -> Seams:
         deepest = int(batch.depth.max())
         return replace(batch, height=max(1, 1 << deepest.bit_length() - 1 if deepest else 1))
 
-    return padded_as(seams, wrong)
+    return with_changed_batch(seams, wrong)
 
 
 @fault(
@@ -68,7 +70,7 @@ def levels_rounded_down(seams: Seams) -> Seams:
 )
 def widest_tape(seams: Seams) -> Seams:
     """The coins of every request are placed by the largest number of nodes in the batch."""
-    return padded_as(seams, lambda batch: replace(batch, nodes=batch.nodes.max().expand_as(batch.nodes)))
+    return with_changed_batch(seams, lambda batch: replace(batch, nodes=batch.nodes.max().expand_as(batch.nodes)))
 
 
 @fault(
@@ -86,7 +88,7 @@ def siblings_rounded_down(seams: Seams) -> Seams:
         num_kept = 1 << most.bit_length() - 1 if most else 1
         return replace(batch, children=batch.children[:, :, :num_kept])
 
-    return padded_as(seams, wrong)
+    return with_changed_batch(seams, wrong)
 
 
 @fault(
@@ -98,7 +100,7 @@ def siblings_rounded_down(seams: Seams) -> Seams:
 )
 def proposals_of_neighbour(seams: Seams) -> Seams:
     """Each request is verified against the draft's laws of the request before it in the batch."""
-    return padded_as(seams, lambda batch: replace(batch, proposal=batch.proposal.roll(1, 0)))
+    return with_changed_batch(seams, lambda batch: replace(batch, proposal=batch.proposal.roll(1, 0)))
 
 
 FAULTS = faults_in(globals())

@@ -17,9 +17,11 @@ from backends.faults.sampling.rejection import acceptance_fault
 def coin_reused(seams: SamplingSeams) -> SamplingSeams:
     """The coin that rejected a token also draws the token that replaces it."""
 
-    def bonus_place(dice: Coins, node: Tensor, rejected: Tensor) -> Tensor:
+    def bonus_place(dice: Coins, node: Tensor, rejected_node: Tensor) -> Tensor:
         # `rejected` is 0 where no node was rejected; such a request draws its last token by its own coin.
-        return torch.where(rejected > 0, dice.place("accept", rejected), seams.bonus_place(dice, node, rejected))
+        return torch.where(
+            rejected_node > 0, dice.place("accept", rejected_node), seams.bonus_place(dice, node, rejected_node)
+        )
 
     return replace(seams, bonus_place=bonus_place)
 

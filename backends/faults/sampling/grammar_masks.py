@@ -24,15 +24,15 @@ TakeBack = Callable[[Guide], None]
 MakeMasks = Callable[[Guide, Shape, list[int], TakeBack], Masks]
 
 
-def _sampling(seams: Seams, change: Callable[[SamplingSeams], SamplingSeams]) -> Seams:
+def _with_sampling(seams: Seams, change: Callable[[SamplingSeams], SamplingSeams]) -> Seams:
     return replace(seams, sampling=change(seams.sampling))
 
 
 def _with_guide(seams: Seams, change: Callable[[GuidedSeams], GuidedSeams]) -> Seams:
-    return _sampling(seams, lambda sampling: replace(sampling, guided=change(sampling.guided)))
+    return _with_sampling(seams, lambda sampling: replace(sampling, guided=change(sampling.guided)))
 
 
-def _masking(seams: Seams, wrong: Callable[[MakeMasks, Guide, Shape, list[int], TakeBack], Masks]) -> Seams:
+def _with_masks(seams: Seams, wrong: Callable[[MakeMasks, Guide, Shape, list[int], TakeBack], Masks]) -> Seams:
     """The seams with masks made by `wrong`, which is given the right function first."""
     return _with_guide(seams, lambda guided: replace(guided, masks=partial(wrong, guided.masks)))
 
@@ -71,7 +71,7 @@ def mask_of_parent(seams: Seams) -> Seams:
         right_masks = right(guide, shape, token, taken_back)
         return replace(right_masks, legal=right_masks.legal[list(shape.parent)])
 
-    return _masking(seams, masks)
+    return _with_masks(seams, masks)
 
 
 @fault(
@@ -90,7 +90,7 @@ def flat_chain(seams: Seams) -> Seams:
         chain = Shape((0, *range(len(shape) - 1)))
         return right(guide, chain, token, taken_back)
 
-    return _masking(seams, masks)
+    return _with_masks(seams, masks)
 
 
 @fault(
@@ -112,7 +112,7 @@ def not_taken_back(seams: Seams) -> Seams:
             taken_back(branch)
         return right_masks
 
-    return _masking(seams, masks)
+    return _with_masks(seams, masks)
 
 
 @fault(
@@ -130,7 +130,7 @@ def ends_anywhere(seams: Seams) -> Seams:
         legal[:, list(guide.ends)] = True
         return replace(right_masks, legal=legal)
 
-    return _masking(seams, masks)
+    return _with_masks(seams, masks)
 
 
 @fault(
@@ -155,7 +155,7 @@ def mask_last(seams: Seams) -> Seams:
 
         return replace(sampling, target_law=law, bonus_law=law)
 
-    return _sampling(seams, change)
+    return _with_sampling(seams, change)
 
 
 @fault(
@@ -179,18 +179,18 @@ def raw_residual(seams: Seams) -> Seams:
             raw[:] = [masked if past is None else sampling.target_law(logits, settings, stops, free)]
             return masked
 
-        def last(rows: Tensor, node: Tensor, remaining: Tensor, stopped: Tensor, rejected: Tensor) -> Tensor:
-            right_law = sampling.last_law(rows, node, remaining, stopped, rejected)
+        def last(rows: Tensor, node: Tensor, remaining: Tensor, has_stopped: Tensor, rejected_node: Tensor) -> Tensor:
+            right_law = sampling.last_law(rows, node, remaining, has_stopped, rejected_node)
             if not raw:  # a law that was given as a table has no grammar
                 return right_law
             each = torch.arange(len(node), device=node.device)
             # What the mask took away from the law comes back in the residual.
             wrong = remaining + (raw.pop()[each, node] - rows[each, node]).clamp(min=0)
-            return torch.where(stopped[:, None], wrong / wrong.sum(-1, keepdim=True), right_law)
+            return torch.where(has_stopped[:, None], wrong / wrong.sum(-1, keepdim=True), right_law)
 
         return replace(sampling, target_law=target, bonus_law=target, last_law=last)
 
-    return _sampling(seams, change)
+    return _with_sampling(seams, change)
 
 
 @fault(
@@ -210,7 +210,7 @@ def root_bonus(seams: Seams) -> Seams:
 
         return replace(sampling, bonus_law=law)
 
-    return _sampling(seams, change)
+    return _with_sampling(seams, change)
 
 
 @fault(
@@ -230,7 +230,7 @@ def raw_claim(seams: Seams) -> Seams:
 
         return replace(sampling, hand_over=claimed_law)
 
-    return _sampling(seams, change)
+    return _with_sampling(seams, change)
 
 
 @fault(

@@ -32,17 +32,17 @@ Settings = Callable[[Sampling], Sampling]
 """A change of a request's sampling settings."""
 
 
-def proposing(law: Callable[[Tensor, Sampling], Tensor]) -> Plant:
+def law_handed_over(law: Callable[[Tensor, Sampling], Tensor]) -> Plant:
     """A fault that hands over `law` of the draft's logits, whatever law the token was drawn from."""
     return lambda seams: replace(seams, hand_over=lambda drawn_from, logits, sampling: law(logits, sampling))
 
 
-def judging(settings: Settings) -> Plant:
+def judged_under(settings: Settings) -> Plant:
     """A fault that judges drafted tokens by the target's law under other settings; the bonus keeps the request's."""
     return lambda seams: replace(seams, target_law=_under(settings, seams.target_law))
 
 
-def ending(settings: Settings) -> Plant:
+def bonus_under(settings: Settings) -> Plant:
     """A fault that draws the bonus from the target's law under other settings; drafted tokens keep the request's."""
     return lambda seams: replace(seams, bonus_law=_under(settings, seams.bonus_law))
 
@@ -135,7 +135,7 @@ FAULTS = (
         "The proposal handed over is the law before top-k and top-p; the token was drawn after them.",
         "catalogue BZ-102: candidate generators return a q they did not sample from",
         "a drawn draft under top-k, top-p or min-p",
-        in_sampling(proposing(lambda logits, sampling: (logits / sampling.temperature).softmax(-1))),
+        in_sampling(law_handed_over(lambda logits, sampling: (logits / sampling.temperature).softmax(-1))),
         {"top-k": DETERMINISTIC},
     ),
     Fault(
@@ -144,7 +144,7 @@ FAULTS = (
         "The proposal handed over ignores the temperature at which the token was drawn.",
         "q is the law that tokens were drawn from, after temperature (arXiv 2302.01318)",
         "a drawn draft at a temperature other than 1",
-        in_sampling(proposing(lambda logits, sampling: logits.softmax(-1))),
+        in_sampling(law_handed_over(lambda logits, sampling: logits.softmax(-1))),
         {"top-k": DETERMINISTIC},
     ),
     Fault(
@@ -153,7 +153,7 @@ FAULTS = (
         "Drafted tokens are judged by the target's law under default settings.",
         "catalogue BZ-010: target probabilities computed with default sampling parameters during scoring",
         "a temperature other than 1, or any processing",
-        in_sampling(judging(plain)),
+        in_sampling(judged_under(plain)),
     ),
     Fault(
         "bonus-row-unprocessed",
@@ -161,7 +161,7 @@ FAULTS = (
         "The bonus token is sampled without temperature, top-p, top-k and processors.",
         "catalogue BZ-005: bonus token sampled without temperature/top-p/top-k",
         "full acceptance at a temperature other than 1, or under processing",
-        in_sampling(ending(plain)),
+        in_sampling(bonus_under(plain)),
     ),
     Fault(
         "bonus-without-temperature",
@@ -169,7 +169,7 @@ FAULTS = (
         "The bonus after full acceptance is sampled at temperature 1.",
         "catalogue BZ-005: bonus sampled without temperature",
         "full acceptance at a temperature other than 1",
-        in_sampling(ending(tepid)),
+        in_sampling(bonus_under(tepid)),
     ),
     Fault(
         "top-p-in-bfloat16",
@@ -177,7 +177,7 @@ FAULTS = (
         "top_p is rounded to bfloat16 in the verifier, so that its nucleus is another.",
         "catalogue BZ-055: top_p cast to bfloat16 in the verification sampler",
         "top-p below 1",
-        in_sampling(judging(coarse)),
+        in_sampling(judged_under(coarse)),
     ),
     Fault(
         "min-p-for-bonus-only",
@@ -185,7 +185,7 @@ FAULTS = (
         "min_p is skipped for verified tokens.",
         "catalogue BZ-016: min_p (argmax-invariant processors) skipped for verified tokens",
         "min-p above 0",
-        in_sampling(judging(without_min_p)),
+        in_sampling(judged_under(without_min_p)),
     ),
     Fault(
         "processors-see-path-one-late",

@@ -13,7 +13,7 @@ from reference.trace import Stage
 RECORDED_BACKEND = "cpu-recorded"
 
 
-def recorded_by(seams: Seams, wrong: type[RecordedVerify]) -> Seams:
+def with_recorder(seams: Seams, wrong: type[RecordedVerify]) -> Seams:
     """`seams` whose acceptance is recorded by `wrong`, which has no recording yet.
 
     Raises:
@@ -35,7 +35,7 @@ def without(seams: Seams, *forgotten: str) -> Seams:
                 if name not in forgotten:
                     recorded_tensor.copy_(getattr(batch, name))
 
-    return recorded_by(seams, Forgetful)
+    return with_recorder(seams, Forgetful)
 
 
 @fault(

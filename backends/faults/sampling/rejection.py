@@ -30,8 +30,10 @@ def _rows(target: Tensor, nodes: Tensor) -> Tensor:
 def stale_residual(seams: SamplingSeams) -> SamplingSeams:
     """The residual of the last level with a rejection is kept, although a later child of that level was accepted."""
 
-    def last_law(target: Tensor, nodes: Tensor, remaining: Tensor, stopped: Tensor, rejected: Tensor) -> Tensor:
-        return torch.where((stopped | (rejected > 0))[:, None], remaining, _rows(target, nodes))
+    def last_law(
+        target: Tensor, nodes: Tensor, remaining: Tensor, has_stopped: Tensor, rejected_node: Tensor
+    ) -> Tensor:
+        return torch.where((has_stopped | (rejected_node > 0))[:, None], remaining, _rows(target, nodes))
 
     return replace(seams, last_law=last_law)
 
@@ -68,9 +70,11 @@ def once_per_leaf(seams: SamplingSeams) -> SamplingSeams:
 def row_zero(seams: SamplingSeams) -> SamplingSeams:
     """After a rejection the last token comes from row 0 of the target, wherever the path ended."""
 
-    def last_law(target: Tensor, nodes: Tensor, remaining: Tensor, stopped: Tensor, rejected: Tensor) -> Tensor:
-        law = seams.last_law(target, nodes, remaining, stopped, rejected)
-        return torch.where((stopped & (nodes > 0))[:, None], target[:, 0], law)
+    def last_law(
+        target: Tensor, nodes: Tensor, remaining: Tensor, has_stopped: Tensor, rejected_node: Tensor
+    ) -> Tensor:
+        law = seams.last_law(target, nodes, remaining, has_stopped, rejected_node)
+        return torch.where((has_stopped & (nodes > 0))[:, None], target[:, 0], law)
 
     return replace(seams, last_law=last_law)
 
@@ -78,9 +82,11 @@ def row_zero(seams: SamplingSeams) -> SamplingSeams:
 def row_after(seams: SamplingSeams) -> SamplingSeams:
     """After a rejection the last token comes from the target's row at the rejected token."""
 
-    def last_law(target: Tensor, nodes: Tensor, remaining: Tensor, stopped: Tensor, rejected: Tensor) -> Tensor:
-        law = seams.last_law(target, nodes, remaining, stopped, rejected)
-        return torch.where((stopped & (rejected > 0))[:, None], _rows(target, rejected), law)
+    def last_law(
+        target: Tensor, nodes: Tensor, remaining: Tensor, has_stopped: Tensor, rejected_node: Tensor
+    ) -> Tensor:
+        law = seams.last_law(target, nodes, remaining, has_stopped, rejected_node)
+        return torch.where((has_stopped & (rejected_node > 0))[:, None], _rows(target, rejected_node), law)
 
     return replace(seams, last_law=last_law)
 
@@ -88,7 +94,9 @@ def row_after(seams: SamplingSeams) -> SamplingSeams:
 def bonus_from_p(seams: SamplingSeams) -> SamplingSeams:
     """The last token always comes from p, so a rejected token may come back."""
 
-    def last_law(target: Tensor, nodes: Tensor, remaining: Tensor, stopped: Tensor, rejected: Tensor) -> Tensor:
+    def last_law(
+        target: Tensor, nodes: Tensor, remaining: Tensor, has_stopped: Tensor, rejected_node: Tensor
+    ) -> Tensor:
         return _rows(target, nodes)
 
     return replace(seams, last_law=last_law)
@@ -116,10 +124,12 @@ def ratio_reversed(seams: SamplingSeams) -> SamplingSeams:
 def residual_by_arg_max(seams: SamplingSeams) -> SamplingSeams:
     """The token after a rejection is the most probable token of the residual."""
 
-    def last_law(target: Tensor, nodes: Tensor, remaining: Tensor, stopped: Tensor, rejected: Tensor) -> Tensor:
-        law = seams.last_law(target, nodes, remaining, stopped, rejected)
+    def last_law(
+        target: Tensor, nodes: Tensor, remaining: Tensor, has_stopped: Tensor, rejected_node: Tensor
+    ) -> Tensor:
+        law = seams.last_law(target, nodes, remaining, has_stopped, rejected_node)
         best = torch.nn.functional.one_hot(law.argmax(-1), law.shape[-1]).to(law.dtype)
-        return torch.where(stopped[:, None], best, law)
+        return torch.where(has_stopped[:, None], best, law)
 
     return replace(seams, last_law=last_law)
 

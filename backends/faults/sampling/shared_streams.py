@@ -42,10 +42,10 @@ def acceptance_follows_draw(seams: SamplingSeams) -> SamplingSeams:
 def recovery_begins_anew(seams: SamplingSeams) -> SamplingSeams:
     """The token after a rejection is drawn by the first number of the draft's stream."""
 
-    def bonus_place(dice: Coins, node: Tensor, rejected: Tensor) -> Tensor:
-        first = dice.place("draft", torch.ones_like(rejected))
-        draws_again = (rejected > 0) & has_drawn(dice, first)
-        return torch.where(draws_again, first, seams.bonus_place(dice, node, rejected))
+    def bonus_place(dice: Coins, node: Tensor, rejected_node: Tensor) -> Tensor:
+        first = dice.place("draft", torch.ones_like(rejected_node))
+        draws_again = (rejected_node > 0) & has_drawn(dice, first)
+        return torch.where(draws_again, first, seams.bonus_place(dice, node, rejected_node))
 
     return replace(seams, bonus_place=bonus_place)
 
@@ -53,10 +53,10 @@ def recovery_begins_anew(seams: SamplingSeams) -> SamplingSeams:
 def noise_twice(seams: SamplingSeams) -> SamplingSeams:
     """The number that drew a rejected token also draws the token that replaces it."""
 
-    def bonus_place(dice: Coins, node: Tensor, rejected: Tensor) -> Tensor:
-        draft_place = dice.place("draft", rejected)
-        draws_again = (rejected > 0) & has_drawn(dice, draft_place)
-        return torch.where(draws_again, draft_place, seams.bonus_place(dice, node, rejected))
+    def bonus_place(dice: Coins, node: Tensor, rejected_node: Tensor) -> Tensor:
+        draft_place = dice.place("draft", rejected_node)
+        draws_again = (rejected_node > 0) & has_drawn(dice, draft_place)
+        return torch.where(draws_again, draft_place, seams.bonus_place(dice, node, rejected_node))
 
     return replace(seams, bonus_place=bonus_place)
 

@@ -52,9 +52,9 @@ def last_tile_lost(seams: SamplingSeams) -> SamplingSeams:
 def block_residual_of_token(seams: SamplingSeams) -> SamplingSeams:
     """A block is accepted by its joint ratio, but its last token is drawn from the residual of one token."""
 
-    def block_residual(row: Tensor, offered: Tensor, pi: Tensor) -> Tensor:
+    def block_residual(row: Tensor, offered_law: Tensor, pi: Tensor) -> Tensor:
         # A weight of 1 in place of the block's weight gives the residual of a single token.
-        return seams.block_residual(row, offered, torch.ones_like(pi))
+        return seams.block_residual(row, offered_law, torch.ones_like(pi))
 
     return replace(seams, block_residual=block_residual)
 
@@ -62,10 +62,10 @@ def block_residual_of_token(seams: SamplingSeams) -> SamplingSeams:
 def block_without_proposals(seams: SamplingSeams) -> SamplingSeams:
     """Tokens that were not drawn have no q; 1 stands in, and each coin is compared with the product of all p so far."""
 
-    def block_ratio(row: Tensor, offered: Tensor, pi: Tensor) -> Tensor:
+    def block_ratio(row: Tensor, offered_law: Tensor, pi: Tensor) -> Tensor:
         # A one-hot proposal marks a token that was not drawn.
-        absent = offered.max(-1).values == 1
-        return torch.where(absent, pi, seams.block_ratio(row, offered, pi))
+        absent = offered_law.max(-1).values == 1
+        return torch.where(absent, pi, seams.block_ratio(row, offered_law, pi))
 
     return replace(seams, block_ratio=block_ratio)
 

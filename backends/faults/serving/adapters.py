@@ -141,7 +141,8 @@ def decode_alone(seams: Seams) -> Seams:
         adapter: LowRank | None
 
         def prefill(self) -> None:
-            adapter, self.adapter = self.adapter, None
+            adapter = self.adapter
+            self.adapter = None
             super().prefill()
             self.adapter = adapter
 

@@ -126,7 +126,8 @@ def proposal_kept(seams: Seams) -> Seams:
 
         def propose(self) -> None:
             super().propose()
-            old, block = self.old, self.block
+            old = self.old
+            block = self.block
             self.old = None
             assert block is not None
             if old is None or old.tree.parent != block.proposal.tree.parent:

@@ -37,7 +37,8 @@ def tree_size_of_first(seams: Seams) -> Seams:
 
     class OneSize(BatchCache):
         def masks(self, layer: int, visible: list[Tensor]) -> Tensor:
-            right, first_rows = super().masks(layer, visible), self.rows[0]
+            right = super().masks(layer, visible)
+            first_rows = self.rows[0]
             for lane, (cache, rows) in enumerate(zip(self.caches, self.rows, strict=True)):
                 # The mask of a padding row: its own column and no other.
                 alone = torch.zeros(rows, cache.length + cache.rows, dtype=torch.bool)

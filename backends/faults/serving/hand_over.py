@@ -39,7 +39,8 @@ def last_page(seams: Seams) -> Seams:
     """Full pages of the target travel; the columns of the page that is filled in part arrive as zeros."""
 
     def outgoing(state: RequestState) -> RequestState:
-        columns, full = state.target, state.target.length // PAGE * PAGE
+        columns = state.target
+        full = state.target.length // PAGE * PAGE
         parts = []
         for kind in (columns.keys, columns.values):
             copies = [tensor.clone() for tensor in kind]
@@ -120,15 +121,15 @@ def window_early(seams: Seams) -> Seams:
 def read_twice(seams: Seams) -> Seams:
     """The receiver's grammar reads the last token of the output twice, where that is legal."""
 
-    def again(guide: Guide, output: list[int]) -> None:
+    def read_last_again(guide: Guide, output: list[int]) -> None:
         seams.hand_over.read_again(guide, output)
         if output and bool(guide.row()[output[-1]]) and guide.matcher.push(output[-1]):
             guide.matcher.keep()
 
-    return _with_hand_over(seams, read_again=again)
+    return _with_hand_over(seams, read_again=read_last_again)
 
 
-def _arriving(seams: Seams, kind: type[Request]) -> Seams:
+def _with_arriving_request(seams: Seams, kind: type[Request]) -> Seams:
     return replace(seams, request=kind)
 
 
@@ -152,7 +153,7 @@ def coins_again(seams: Seams) -> Seams:
         def coined_steps(self) -> int:
             return int(super().coined_steps) - self.spent
 
-    return _arriving(seams, CoinsAnew)
+    return _with_arriving_request(seams, CoinsAnew)
 
 
 @fault(
@@ -169,7 +170,7 @@ def position_early(seams: Seams) -> Seams:
             super().carry_on(state, steps, over)
             self.position = len(self.case.prompt) - 1
 
-    return _arriving(seams, Early)
+    return _with_arriving_request(seams, Early)
 
 
 @fault(
@@ -186,7 +187,7 @@ def stops_anew(seams: Seams) -> Seams:
             super().carry_on(state, steps, over)
             self._written = stops.OutputTail()
 
-    return _arriving(seams, Anew)
+    return _with_arriving_request(seams, Anew)
 
 
 FAULTS = faults_in(globals())

@@ -119,12 +119,12 @@ def lost_on_restore(seams: Seams) -> Seams:
 
     class Forgetful(seams.request):  # type: ignore[misc,name-defined]
         axes: Axes | None
-        entered = False
+        has_entered = False
 
         def prefill(self) -> None:
-            if self.entered and self.axes is not None:
+            if self.has_entered and self.axes is not None:
                 self.axes = Axes(self.axes.image_positions, 0)
-            self.entered = True
+            self.has_entered = True
             super().prefill()
 
     return replace(seams, request=Forgetful)

@@ -63,7 +63,8 @@ def end_told_late(seams: Seams) -> Seams:
             Request.record(self, verdict, emission, committed)
             # A request that was never launched has `list` there.
             if emission.finish is not None and self.fill is not list and not self.silent:
-                self.silent, self.finish = True, None
+                self.silent = True
+                self.finish = None
 
     return replace(seams, request=Late)
 

@@ -90,7 +90,8 @@ def block_not_cut(seams: Seams) -> Seams:
     right = seams.overlap.read
 
     def read(request: Request, part: LaunchedRow) -> Emission:
-        emission, verdict = right(request, part), part.verdict
+        emission = right(request, part)
+        verdict = part.verdict
         if len(emission.tokens) < len(verdict.accepted):
             logprobs = seams.logprobs(verdict.logits)[verdict.path, verdict.accepted].tolist()
             part.emission = Emission(verdict.accepted, emission.finish, tuple(logprobs))
@@ -130,7 +131,8 @@ def routed_by_row(seams: Seams) -> Seams:
     """
 
     def results(part: LaunchedRow, frame: Frame) -> list[int]:
-        row, right = part.place.row, seams.overlap.results(part, frame)
+        row = part.place.row
+        right = seams.overlap.results(part, frame)
         return right if row >= len(frame.parts) else frame.parts[row].verdict.accepted
 
     return replace(seams, overlap=replace(seams.overlap, results=results))
@@ -178,7 +180,7 @@ def reservation_not_freed(seams: Seams) -> Seams:
     """
     ahead: WeakSet[Blocks] = WeakSet()
 
-    class Reserving(seams.request):  # type: ignore[misc,name-defined]
+    class ReservingRequest(seams.request):  # type: ignore[misc,name-defined]
         def propose(self) -> None:
             if len(self.tokens) > len(self.resolved_tokens) and self.lease.blocks is not None:
                 ahead.add(self.lease.blocks)
@@ -190,7 +192,7 @@ def reservation_not_freed(seams: Seams) -> Seams:
                 del lease.blocks.table[-(-lease.target.length // lease.blocks.size) :]
             super().give_back(lease, tokens)
 
-    return replace(seams, arena=Short, request=Reserving)
+    return replace(seams, arena=Short, request=ReservingRequest)
 
 
 @fault(
@@ -232,7 +234,8 @@ def stale_penalties(seams: Seams) -> Seams:
     class BehindRequest(seams.request):  # type: ignore[misc,name-defined]
         @property
         def device_output(self) -> tuple[int, ...]:
-            output, num_known = super().device_output, len(self.resolved_tokens) - len(self.case.prompt)
+            output = super().device_output
+            num_known = len(self.resolved_tokens) - len(self.case.prompt)
             if self.case.sampling.greedy:
                 return tuple(output)
             # A token below 0 is one that the host does not have: -1 - token.
@@ -246,10 +249,10 @@ def stale_penalties(seams: Seams) -> Seams:
         if true_output == output:
             return past
         known_tokens = tuple(token for token in output if token >= 0)
-        return Hollow(**vars(past), patched=right.history(trees, prompt, known_tokens, sampling, vocab))
+        return Hollow(**vars(past), patched_history=right.history(trees, prompt, known_tokens, sampling, vocab))
 
     def law(logits: Tensor, sampling: Sampling, stops: Stops, past: History | None) -> Tensor:
-        history = replace(past.patched, legal=past.legal) if isinstance(past, Hollow) else past
+        history = replace(past.patched_history, legal=past.legal) if isinstance(past, Hollow) else past
         return right.target_law(logits, sampling, stops, history)
 
     sampling = replace(right, history=history, target_law=law, bonus_law=law)

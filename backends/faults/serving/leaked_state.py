@@ -47,7 +47,7 @@ class Memory:
 def _with_memory(seams: Seams, memory: Memory) -> Seams:
     """The seams with `memory` cleared when a server starts, and told of each lease that comes back."""
 
-    class Forgetting(Arena):
+    class ForgettingArena(Arena):
         def __init__(self, layout: KvLayout, pages: int = 0, seams: KvSeams | None = None) -> None:
             super().__init__(layout, pages, seams)
             memory.steps = {}
@@ -60,7 +60,7 @@ def _with_memory(seams: Seams, memory: Memory) -> Seams:
             memory.lengths_left.append(getattr(lease, "accepted", 0))
             super().give_back(lease, tokens)
 
-    return replace(seams, arena=Forgetting)
+    return replace(seams, arena=ForgettingArena)
 
 
 @fault(
@@ -81,7 +81,8 @@ def keyed_by_token_count(seams: Seams) -> Seams:
             # The last columns of a mask are the block's own rows.
             blocks = [mask[:, -len(mask) :] for mask in visible]
             compiled_mask = memory.steps.setdefault((sum(self.rows), layer), _side_by_side(blocks))
-            begin, stale = 0, []
+            begin = 0
+            stale = []
             for mask in visible:
                 end = begin + len(mask)
                 stale.append(torch.cat([mask[:, : -len(mask)], compiled_mask[begin:end, begin:end]], 1))
@@ -188,7 +189,7 @@ def length_of_leaver(seams: Seams) -> Seams:
     """
     memory = Memory()
 
-    class Joining(Request):
+    class JoiningRequest(Request):
         def __init__(self, *args: Any) -> None:
             super().__init__(*args)
             self.position += memory.lengths_left.pop() if memory.lengths_left else 0
@@ -197,7 +198,7 @@ def length_of_leaver(seams: Seams) -> Seams:
             super().settle(flat, heads)
             self.lease.accepted = self.counters.lengths[-1]  # type: ignore[attr-defined]
 
-    return replace(_with_memory(seams, memory), request=Joining)
+    return replace(_with_memory(seams, memory), request=JoiningRequest)
 
 
 @fault(
@@ -238,7 +239,7 @@ def one_ends_all(seams: Seams) -> Seams:
     """
     memory = Memory()
 
-    class Ending(Request):
+    class EndingRequest(Request):
         def propose(self) -> None:
             memory.first = None
             super().propose()
@@ -251,7 +252,7 @@ def one_ends_all(seams: Seams) -> Seams:
             assert last.emitted is not None
             self.steps[-1] = replace(last, emitted=replace(last.emitted, finish=self.finish))
 
-    return replace(_with_memory(seams, memory), request=Ending)
+    return replace(_with_memory(seams, memory), request=EndingRequest)
 
 
 FAULTS = faults_in(globals())

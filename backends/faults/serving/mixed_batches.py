@@ -134,13 +134,13 @@ def absent_nodes_draw(seams: Seams) -> Seams:
     Each step without a draft counts twice, so later steps read the coins of the step after their own.
     """
 
-    class Drawing(Request):
+    class DrawingRequest(Request):
         @property
         def coined_steps(self) -> int:
             bare = sum(step.drafted is not None and len(step.drafted.tree) == 1 for step in self.steps)
             return super().coined_steps + bare
 
-    return replace(seams, request=Drawing)
+    return replace(seams, request=DrawingRequest)
 
 
 FAULTS = faults_in(globals())

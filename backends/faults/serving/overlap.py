@@ -26,7 +26,7 @@ PLACEHOLDER = -1
 class Hollow(History):
     """A history, with the history of an output in which some placeholders were never replaced."""
 
-    patched: History
+    patched_history: History
 
 
 @fault(
@@ -49,7 +49,8 @@ def last_slot_patched(seams: Seams) -> Seams:
             if self.case.sampling.greedy:
                 return output
             # A token below 0 is one that the scheduler does not have: -1 - token.
-            patched_output, end = [-1 - token for token in output], 0
+            patched_output = [-1 - token for token in output]
+            end = 0
             for step in self.steps:
                 assert step.emitted is not None
                 end += len(step.emitted.tokens)
@@ -73,10 +74,10 @@ def last_slot_patched(seams: Seams) -> Seams:
         patched_history = replace(
             partial, seen_tokens=partial.seen_tokens[..., :vocab], counts=partial.counts[..., :vocab], sequence=sequence
         )
-        return Hollow(**vars(past), patched=patched_history)
+        return Hollow(**vars(past), patched_history=patched_history)
 
     def law(logits: Tensor, sampling: Sampling, stops: Stops, past: History | None) -> Tensor:
-        history = replace(past.patched, legal=past.legal) if isinstance(past, Hollow) else past
+        history = replace(past.patched_history, legal=past.legal) if isinstance(past, Hollow) else past
         return right.target_law(logits, sampling, stops, history)
 
     sampling = replace(right, history=history, target_law=law, bonus_law=law)
@@ -143,7 +144,8 @@ def lengths_before_rejection(seams: Seams) -> Seams:
             return masks
 
         def _move_prefix_end(self, cache: KvCache, mask: Tensor) -> Tensor:
-            begin, columns = cache.length, mask.shape[1]
+            begin = cache.length
+            columns = mask.shape[1]
             end = min(begin + num_rejected.get(cache, 0), columns)
             moved_mask = mask.clone()
             moved_mask[:, begin:end] = True

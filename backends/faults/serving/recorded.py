@@ -18,7 +18,7 @@ from reference.trace import Stage
 RECORDED_BACKEND = "cpu-recorded"
 
 
-def recorded_by(seams: Seams, wrong: type[Graphs]) -> Seams:
+def with_recorder(seams: Seams, wrong: type[Graphs]) -> Seams:
     """`seams` whose target keeps its recordings in `wrong`, which is empty whenever a server starts.
 
     The new `network` raises Unsupported on a backend that records no forward.
@@ -46,7 +46,7 @@ def without(seams: Seams, *forgotten: str) -> Seams:
             kept_inputs = {name: tensor for name, tensor in recording.inputs.items() if not name.startswith(forgotten)}
             super().refill(replace(recording, inputs=kept_inputs), fresh)
 
-    return recorded_by(seams, Forgetful)
+    return with_recorder(seams, Forgetful)
 
 
 @fault(
@@ -123,7 +123,7 @@ def keyed_without_addresses(seams: Seams) -> Seams:
         def key(self, attend: Attend, fresh: dict[str, Tensor], lanes: RecordedLanes) -> Key:
             return replace(super().key(attend, fresh, lanes), addresses=())
 
-    return recorded_by(seams, KeyedWithoutAddresses)
+    return with_recorder(seams, KeyedWithoutAddresses)
 
 
 @fault(
@@ -157,7 +157,7 @@ def keyed_without_sizes(seams: Seams) -> Seams:
             logits, heads = super().results(recording)
             return logits[:, run], [states[:, :, run] for states in heads]
 
-    return recorded_by(seams, KeyedWithoutSizes)
+    return with_recorder(seams, KeyedWithoutSizes)
 
 
 FAULTS = faults_in(globals())

@@ -85,7 +85,8 @@ def as_they_come(seams: Seams) -> Seams:
 )
 def taken_twice(seams: Seams) -> Seams:
     """When a request comes again, the receiver takes the packet that it had from it before: older text and columns."""
-    over, packets = seams.hand_over, dict[tuple[object, int], tuple[bytes, int]]()
+    over = seams.hand_over
+    packets = dict[tuple[object, int], tuple[bytes, int]]()
 
     def unpack(data: bytes, expected: ExpectedRequest) -> RequestState:
         key = (expected.case, expected.room)

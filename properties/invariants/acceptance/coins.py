@@ -12,7 +12,7 @@ import numpy as np
 
 from properties.invariants.applies import is_drawn, is_sampled
 from properties.invariants.own_laws import EDGE, close, near_edge, output_before
-from properties.verdict.finding import Compared, Finding
+from properties.verdict.finding import Comparisons, Finding
 from properties.verdict.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
 from properties.verdict.subject import Subject
 from reference import tape
@@ -56,7 +56,7 @@ def walk(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
         assert step.accepted is not None
         # A coin may lie so near to a threshold that the engine's rounding decides; such a step proves nothing.
         clear = chance.margin >= EDGE[case.dtype]
-        yield Compared(len(path) + 1 if clear else 0)
+        yield Comparisons(len(path) + 1 if clear else 0)
         if not clear:
             continue
         if (path, bonus) != (step.accepted.path, step.accepted.bonus):
@@ -117,7 +117,7 @@ def proposal_consistent(case: Case, oracle: Oracle, subject: Subject) -> Iterato
             if step.drafted.logits is None:
                 raise Unobserved("the backend does not reveal its draft's logits")
             expected_laws, edges = _expected_proposals(case, step)
-        yield Compared(len(tree) - 1 - sum(edges[1:]))
+        yield Comparisons(len(tree) - 1 - sum(edges[1:]))
         for node in range(1, len(tree)):
             distances = np.abs(expected_laws[node] - proposal[node])
             token = int(np.where(np.isnan(distances), np.inf, distances).argmax())
@@ -237,7 +237,7 @@ def coins_once(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
             where: dict[str, int | str] = {"coin": repeated_place}
             yield Finding(name, Stage.ACCEPTED, number, where, "one decision", "another by the same coin")
             return
-        yield Compared(len(coins))
+        yield Comparisons(len(coins))
         used_coins |= {number * stride + place for place in coins}
     if not subject.takes_tape or not trace.steps:
         return
@@ -247,7 +247,7 @@ def coins_once(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     if len(used_coins) == len(tape_coins):
         return
     for turn in range(UNUSED_TRIES):
-        yield Compared(len(trace.output))
+        yield Comparisons(len(trace.output))
         # Multiples of the resolution, as seeded coins are: float32 and float64 engines read the same value.
         new_coins = (
             np.floor(np.random.default_rng([int(case.id, 16), turn]).random(len(tape_coins)) * 2**24) * tape.RESOLUTION

@@ -13,9 +13,9 @@ from properties.invariants.acceptance.coins import NEEDS, judgeable_steps
 from properties.invariants.applies import is_drawn, is_sampled
 from properties.laws import enumeration
 from properties.laws.worlds import prune_tree, world_of
-from properties.verdict.finding import Compared, Finding
+from properties.verdict.finding import Comparisons, Finding
 from properties.verdict.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
-from properties.verdict.subject import Declined, NoTrace, Subject, Tables
+from properties.verdict.subject import NoTrace, Refusal, Subject, Tables
 from reference import tape
 from reference.case import Case
 from reference.oracle import law
@@ -71,7 +71,7 @@ def enumerate_law(
         except enumeration.TooManyCells as error:
             raise NotApplicable(str(error)) from error
         except NoTrace as no_trace:
-            if isinstance(no_trace.outcome, Declined) and not subject.takes_tape:
+            if isinstance(no_trace.outcome, Refusal) and not subject.takes_tape:
                 raise Unobserved(no_trace.outcome.why) from no_trace  # its own draws are not known
             raise
 
@@ -91,13 +91,13 @@ def law_exact(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
         raise NotApplicable("a law is not finite; lossless.processors-per-node and proposal-consistent say so")
     if target.shape[1] > MOST_CELLS // 4:
         raise NotApplicable("a vocabulary of more tokens than a law may have cells; lossless.distribution samples it")
-    world = _given(tree, target, proposal, case)
+    world = _pruned_world(tree, target, proposal, case)
     key = ("given", case)
     # The given laws are float64 arrays, whatever the working dtype of the case is.
     dtype = subject.tables_dtype
     enumerated = enumerate_law(subject, key, world.tree, dtype, lambda coins: tables.verify(world, coins))
     expected_law = law.given_law(world, is_drawn(case))
-    yield Compared(enumerated.cells)
+    yield Comparisons(enumerated.cells)
     yield from _stray_findings("acceptance.law-exact", enumerated, number)
     if enumerated.strays:
         return
@@ -119,7 +119,7 @@ def _block_error(block: Block, expected: law.Law, outcomes: dict[Block, float]) 
     return abs(float(expected.get(block, 0)) - outcomes.get(block, 0.0)), block
 
 
-def _given(tree: Tree, target: Array, proposal: Array, case: Case) -> GivenTree:
+def _pruned_world(tree: Tree, target: Array, proposal: Array, case: Case) -> GivenTree:
     """The step's tree pruned, level by level, to as many nodes as GIVEN_SIZE allows; rows sum to 1 in float64."""
     max_nodes = max(2, GIVEN_SIZE // target.shape[1])
     kept_nodes = sorted(sorted(range(len(tree)), key=lambda node: (tree.depth[node], node))[:max_nodes])
@@ -138,7 +138,7 @@ def law_joint(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     tables, world = tables_of(subject), world_of(case)
     enumerated = _law_of(subject, tables, world, ("world", case))
     name = "acceptance.law-joint"
-    yield Compared(enumerated.cells)
+    yield Comparisons(enumerated.cells)
     yield from _stray_findings(name, enumerated, 0)
     if enumerated.strays:
         return
@@ -205,7 +205,7 @@ def edge_coins(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     coins = np.array(EXTREMES)[rng.integers(0, len(EXTREMES), size=(128, tape.stride(len(world.shape))))]
     blocks = tables.rounds(world, coins)
     for tokens in sorted({tuple(int(token) for token in row if token >= 0) for row in blocks.tokens}):
-        yield Compared(len(tokens))
+        yield Comparisons(len(tokens))
         for position, token in enumerate(tokens):
             if np.isneginf(target[world.row(tokens[:position]), token]):
                 where: dict[str, int | str] = {
@@ -237,7 +237,7 @@ def renamed_law(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
         raise NotApplicable("outcomes depend on neighbours; acceptance.law-joint says so")
     if world.sampling.draws == "top-k" and _ranks_tie(world):
         raise NotApplicable("equal draft scores are ranked by id")
-    yield Compared(base_law.cells)
+    yield Comparisons(base_law.cells)
     expected_law: law.Law = {
         tuple(int(new[token]) for token in block): mass for block, mass in base_law.outcomes.items()
     }

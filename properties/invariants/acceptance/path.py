@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from properties.verdict.finding import Compared, Finding
+from properties.verdict.finding import Comparisons, Finding
 from properties.verdict.invariant import Fact, Invariant, Oracle, Unobserved, needing
 from properties.verdict.shown_tree import names_tokens, shown_tree
 from properties.verdict.subject import Subject
@@ -26,7 +26,7 @@ def path_in_tree(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]
         if tree is None:
             hidden = True
             continue
-        yield Compared(len(step.accepted.path))
+        yield Comparisons(len(step.accepted.path))
         stray = _stray(number, tree, step.accepted)
         if stray is not None:
             yield stray
@@ -35,7 +35,7 @@ def path_in_tree(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]
             continue
         block = (*(tree.token[node] for node in step.accepted.path[1:]), step.accepted.bonus)
         tokens = step.emitted.tokens
-        yield Compared(len(tokens))
+        yield Comparisons(len(tokens))
         if tokens != block[: len(tokens)]:
             yield Finding(NAME, Stage.EMITTED, number, {"side": "tokens"}, block, tokens)
     if hidden:

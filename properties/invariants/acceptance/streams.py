@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from properties.invariants.applies import is_sampled
-from properties.verdict.finding import Compared, Finding
+from properties.verdict.finding import Comparisons, Finding
 from properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
 from properties.verdict.subject import NoTrace, Subject
 from reference import tape
@@ -41,7 +41,7 @@ def streams_disjoint(case: Case, oracle: Oracle, subject: Subject) -> Iterator[F
     draws = coin_draws(case, subject(case)) or _recorded_draws(case, subject)
     if not draws:
         raise Unobserved("nothing was drawn through torch, NumPy or random in the engine's process")
-    yield Compared(len(draws) - 1)
+    yield Comparisons(len(draws) - 1)
     pair = first_reread(draws)
     if pair is not None:
         yield _finding(*pair)
@@ -53,7 +53,7 @@ def _recorded_draws(case: Case, subject: Subject) -> tuple[Draw, ...]:
     if subject.watch is None or case.ranks > 1:
         return ()
     try:
-        return subject.watched(case).draws or ()
+        return subject.run_watched(case).draws or ()
     except NoTrace as no_trace:
         raise Unobserved("the run broke while its draws were watched") from no_trace
 
@@ -121,8 +121,8 @@ class Stream:
     def near(self, draw: Draw) -> Iterable[int]:
         """The numbers of the earlier draws that may overlap `draw`."""
         first = bisect_left(self.draws, (draw.offset - self.widest, -1))
-        behind = bisect_left(self.draws, (draw.end, -1))
-        return (number for _, number in self.draws[first:behind])
+        end = bisect_left(self.draws, (draw.end, -1))
+        return (number for _, number in self.draws[first:end])
 
     def add(self, draw: Draw, number: int) -> None:
         """Take one more draw."""

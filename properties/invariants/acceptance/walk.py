@@ -14,11 +14,11 @@ from properties.invariants.own_laws import laws
 from properties.invariants.rows import compare_rows
 from properties.tolerance.closeness import Noise, chain, noise
 from properties.tolerance.ties import is_decided
-from properties.verdict.finding import Compared, Finding
+from properties.verdict.finding import Comparisons, Finding
 from properties.verdict.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
 from properties.verdict.shown_tree import names_tokens, shown_tree, step_showing
 from properties.verdict.subject import Subject
-from properties.verdict.variants import dice, focus, relabelled, run_first_step, tree_of, with_tree
+from properties.verdict.variants import dice, focus, run_first_step, tree_of, with_new_ids, with_tree
 from reference.architecture import Seeded
 from reference.case import Case
 from reference.oracle.acceptance import greedy_walk
@@ -44,7 +44,7 @@ def greedy(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
             yield from _bonus_alone(case, number, step)
             continue
         expected_walk = greedy_walk(tree, processed_scores(case, step_showing(step, tree)))
-        yield Compared(len(expected_walk.path) + 1)
+        yield Comparisons(len(expected_walk.path) + 1)
         if expected_walk.path != step.accepted.path:
             yield Finding(
                 "acceptance.greedy-walk",
@@ -71,7 +71,7 @@ def _bonus_alone(case: Case, number: int, step: Step) -> Iterator[Fact]:
     if case.sampling.processes or node >= len(step.scored.logits):
         return  # processing reads the tokens of the path
     expected_bonus = greedy_walk(Tree((0,), (0,)), step.scored.logits[node : node + 1]).bonus
-    yield Compared()
+    yield Comparisons()
     if expected_bonus != step.accepted.bonus:
         where: dict[str, int | str] = {"side": "bonus", "node": node}
         yield Finding("acceptance.greedy-walk", Stage.ACCEPTED, number, where, expected_bonus, step.accepted.bonus)
@@ -105,7 +105,7 @@ def support(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
                 yield Finding("acceptance.support", Stage.EMITTED, number, where, expected, len(step.emitted.tokens))
                 break
             node = step.accepted.path[position]
-            yield Compared()
+            yield Comparisons()
             if not 0 <= token < rows.shape[1] or not _likely(case, rows[node], token):
                 best = int(rows[node].argmax())
                 # The stage tells apart a wrong choice of the walk and a wrong token in the emission.
@@ -168,7 +168,7 @@ def superset_accepts_no_less(case: Case, oracle: Oracle, subject: Subject) -> It
     if larger_step.accepted is None:
         raise Unobserved("the backend does not reveal what it accepted of the larger tree")
     _check_experts(error, step, larger_step, list(path), list(path))
-    yield Compared(len(path) + 1)
+    yield Comparisons(len(path) + 1)
     if larger_step.accepted.path[: len(path)] != path or len(larger_step.accepted.path) <= len(path):
         yield Finding(
             "acceptance.superset-accepts-no-less",
@@ -202,7 +202,7 @@ def chain_degenerate(case: Case, oracle: Oracle, subject: Subject) -> Iterator[F
     if chain_step.accepted is None or chain_step.emitted is None or step.emitted is None:
         raise Unobserved("the backend reveals neither acceptance nor emission")
     _check_experts(error, step, chain_step, list(path), list(range(len(path))))
-    yield Compared(len(path) + 1)
+    yield Comparisons(len(path) + 1)
     if (len(chain_step.accepted.path), chain_step.accepted.bonus) != (len(path), step.accepted.bonus):
         observed = (len(chain_step.accepted.path) - 1, chain_step.accepted.bonus)
         expected = (len(path) - 1, step.accepted.bonus)
@@ -217,7 +217,7 @@ def chain_degenerate(case: Case, oracle: Oracle, subject: Subject) -> Iterator[F
 
 def vocabulary_permutation(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """After renaming every token id, the same nodes are accepted and the output is the renamed output."""
-    renamed_case, new_ids = relabelled(case)
+    renamed_case, new_ids = with_new_ids(case)
     trace, renamed_trace = subject(case), subject(renamed_case)
     sigma = noise(case, oracle, subject).logits
     for number, (step, twin) in enumerate(zip(trace.steps, renamed_trace.steps, strict=False)):
@@ -244,7 +244,7 @@ def vocabulary_permutation(case: Case, oracle: Oracle, subject: Subject) -> Iter
                 twin.drafted.tree.token,
             )
             return
-        yield Compared(len(step.accepted.path) + 1)
+        yield Comparisons(len(step.accepted.path) + 1)
         expected_pair = (step.accepted.path, new_ids[step.accepted.bonus])
         if (twin.accepted.path, twin.accepted.bonus) != expected_pair:
             observed_pair = (twin.accepted.path, twin.accepted.bonus)
@@ -253,7 +253,7 @@ def vocabulary_permutation(case: Case, oracle: Oracle, subject: Subject) -> Iter
                 "acceptance.vocabulary-permutation", Stage.ACCEPTED, number, where, expected_pair, observed_pair
             )
             return
-    yield Compared(len(trace.output))
+    yield Comparisons(len(trace.output))
     expected_output = tuple(new_ids[token] for token in trace.output)
     if renamed_trace.output != expected_output:
         last = max(len(trace.steps) - 1, 0)

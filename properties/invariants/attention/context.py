@@ -11,7 +11,7 @@ from dataclasses import replace
 from properties.invariants.rows import attended_beyond, committed_reads, compare_kv, compare_rows, logits_beyond
 from properties.tolerance.closeness import Noise, noise, true_step
 from properties.tolerance.mask_column import mask_column
-from properties.verdict.finding import CONTROL, Compared, Finding, Reads
+from properties.verdict.finding import CONTROL, Comparisons, Finding, Reads
 from properties.verdict.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, needing
 from properties.verdict.subject import Subject
 from properties.verdict.variants import dice, focus, run_first_step, shuffled_order, tree_of, without_subtree
@@ -156,7 +156,7 @@ def tree_equals_chain(case: Case, oracle: Oracle, subject: Subject) -> Iterator[
 
 def _same_step(
     name: str, case: Case, oracle: Oracle, subject: Subject, base_case: Case, variant_case: Case, variant: str
-) -> Iterator[Finding | Compared]:
+) -> Iterator[Finding | Comparisons]:
     """Findings where two one-step cases with the same tree differ in numbers or in committed KV."""
     error = noise(case, oracle, subject)
     base, variant_step = run_first_step(base_case, subject), run_first_step(variant_case, subject)

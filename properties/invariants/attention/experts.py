@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 from scipy.special import ndtr
 
-from properties.verdict.finding import Compared, Finding, RoutingCounts
+from properties.verdict.finding import Comparisons, Finding, RoutingCounts
 from properties.verdict.followed import (
     TIE_SIGMA,
     Follows,
@@ -50,7 +50,7 @@ def experts(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
             raise NotApplicable("the reference shows no scores of experts")
         looked = True
         if routed.shape != routing.chosen.shape:
-            yield Compared()
+            yield Comparisons()
             where: dict[str, int | str] = {"side": "shape"}
             yield Finding(NAME, Stage.SCORED, number, where, str(routing.chosen.shape), str(routed.shape))
             continue
@@ -92,7 +92,7 @@ def _row_place(row: int, context: int) -> dict[str, int | str]:
 def _count_choices(margins: Array, gaps: Array, units: Array, limits: Array, is_known: Array) -> Iterator[Fact]:
     """The choices that were compared, those that are ties, and the ties that the noise of scores predicts."""
     choices = is_known & np.isfinite(margins)
-    yield Compared(int(is_known.sum()))
+    yield Comparisons(int(is_known.sum()))
     # Both scores carry noise, so their difference has a unit times sqrt(2).
     predicted = float(ndtr(-(margins / units)[choices] / np.sqrt(2)).sum())
     tied = (gaps > 0) & (gaps <= limits)

@@ -10,7 +10,7 @@ import numpy as np
 
 from properties.invariants.rows import attended_of, logits_of, read_by
 from properties.tolerance.closeness import Noise, noise, rows_beyond
-from properties.verdict.finding import Compared, Finding, Reads
+from properties.verdict.finding import Comparisons, Finding, Reads
 from properties.verdict.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
 from properties.verdict.subject import Subject
 from properties.verdict.variants import change_outside, first_step, focus, leak_designs, probes, run_first_step, tree_of
@@ -44,7 +44,7 @@ def visibility_exact(case: Case, oracle: Oracle, subject: Subject) -> Iterator[F
                 )
                 if observed is None or expected is None:
                     continue
-                yield Compared(observed.size // max(1, observed.shape[-1]))
+                yield Comparisons(observed.size // max(1, observed.shape[-1]))
                 differ = np.argwhere(observed != expected).tolist()
                 for head, node, code in differ:
                     column = columns[code]
@@ -109,7 +109,7 @@ def no_leakage(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
             raise Unobserved("the backend does not reveal the logits of every run")
         # No noise means that bits are compared.
         error = noise(case, oracle, subject) if mixing else None
-        yield Compared(len(kept_nodes))
+        yield Comparisons(len(kept_nodes))
         for stage, layer, node, measure in _moved_rows(base, changed, sorted(kept_nodes), error):
             deeper = [changed_node for changed_node in range(len(tree_of(step_case))) if changed_node not in kept_nodes]
             where: dict[str, int | str] = {"node": node, **({"layer": layer} if layer >= 0 else {})}

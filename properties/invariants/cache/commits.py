@@ -11,7 +11,7 @@ import numpy as np
 from properties.commits import FASTER, admits, false_reason
 from properties.invariants.rows import common_columns, compare_kv, kv_excuses, kv_reads
 from properties.tolerance.closeness import Noise, draft_kv_case, kv_behind, kv_case, noise
-from properties.verdict.finding import Compared, Finding
+from properties.verdict.finding import Comparisons, Finding
 from properties.verdict.followed import follow_step
 from properties.verdict.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
 from properties.verdict.subject import Subject
@@ -45,7 +45,7 @@ def _unequal_bits(observed: Array, true: Array, first: list[int]) -> tuple[int, 
 
 def _compare_bits(
     name: str, step: int, observed: Kv, true: Kv, words: str, stage: Stage = Stage.COMMITTED
-) -> Iterator[Finding | Compared]:
+) -> Iterator[Finding | Comparisons]:
     """A finding at the first slot of `true` whose bits in `observed` differ; `observed` may hold more slots."""
     begins = [kv.first or (0,) * len(true.keys) for kv in (observed, true)]
     first = [max(pair) for pair in zip(*begins, strict=True)]
@@ -63,7 +63,7 @@ def _compare_bits(
             )
             return
         if kind == "keys":
-            yield Compared(common_columns(observed, true))
+            yield Comparisons(common_columns(observed, true))
         place = _unequal_bits(observed_slots, expected_slots, first)
         if place is not None:
             layer, head, slot = place
@@ -178,7 +178,7 @@ def _lost_columns(number: int, cache: Kv, arch: Architecture) -> Iterator[Findin
 
 def _compare_draft_cache(
     case: Case, number: int, cache: Kv, tokens: tuple[int, ...], least: int, oracle: Oracle, error: Noise
-) -> Iterator[Finding | Compared]:
+) -> Iterator[Finding | Comparisons]:
     """Findings for the draft's cache, which must hold at least the first `least` of the committed `tokens`.
 
     It may lack the last one: an accepted leaf was never fed to the draft model.
@@ -204,7 +204,7 @@ def _compare_with_oracle(
     oracle: Oracle,
     error: Noise,
     **side: str,
-) -> Iterator[Finding | Compared]:
+) -> Iterator[Finding | Comparisons]:
     """Findings where `kv` is not `true`, the KV that the oracle reveals on the case `source_case`."""
     if true is None or not true.length:
         return
@@ -267,7 +267,7 @@ def fast_equals_full(case: Case, oracle: Oracle, subject: Subject) -> Iterator[F
 
 def _both_ways(
     name: str, way: str, number: int, full_step: Step, twin: Step, silent: set[str]
-) -> Iterator[Finding | Compared]:
+) -> Iterator[Finding | Comparisons]:
     """Findings where step `number`, committed by path (`full_step`) and by `way` (`twin`), leaves two different caches.
 
     If a run committed in another way, the reason is added to `silent`; a reason that does not hold is a finding.

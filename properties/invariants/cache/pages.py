@@ -10,7 +10,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from properties.invariants.same_request import accounts_of, compare_request, largest_block
-from properties.verdict.finding import Compared, Finding
+from properties.verdict.finding import Comparisons, Finding
 from properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
 from properties.verdict.session_members import members
 from properties.verdict.subject import Subject
@@ -29,7 +29,7 @@ def allocator_conserves(case: Case, oracle: Oracle, subject: Subject) -> Iterato
     assert case.session is not None
     ahead = largest_block(case) * (2 if case.session.overlapped else 1)
     for number, account in enumerate(accounts_of(subject(case))):
-        yield Compared(account.total)
+        yield Comparisons(account.total)
         for error, expected, observed in (
             *_account_errors(account, case.layout),
             *_beyond_reserve(account, case.layout, ahead),

@@ -10,7 +10,7 @@ from properties.invariants.rows import brief
 from properties.tolerance.amplification import MAX_AMPLIFICATION, excuses_row
 from properties.tolerance.bounds import INNER, UNIT
 from properties.tolerance.closeness import EXACT, PRIOR, chain, kv_case
-from properties.verdict.finding import Compared, Finding, Reads
+from properties.verdict.finding import Comparisons, Finding, Reads
 from properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
 from properties.verdict.subject import Subject
 from reference.architecture import Seeded
@@ -68,7 +68,7 @@ def _compare_state(
     if true is None:
         raise Unobserved("the reference knows no recurrent state")
     shapes = [[array.shape for array in (*state.windows, *state.memories)] for state in (true, observed)]
-    yield Compared(sum(shape[0] for shape in shapes[0]))
+    yield Comparisons(sum(shape[0] for shape in shapes[0]))
     if shapes[0] != shapes[1]:
         place: dict[str, int | str] = {**where, "side": "shape"}
         yield Finding(NAME, Stage.COMMITTED, number, place, str(shapes[0]), str(shapes[1]))

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from properties.invariants.rows import with_place
-from properties.verdict.finding import Compared, Finding
+from properties.verdict.finding import Comparisons, Finding
 from properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
 from properties.verdict.session_members import members
 from properties.verdict.subject import Subject
@@ -46,12 +46,12 @@ def _compare_trees(case: Case, trace: Trace) -> Iterator[Fact]:
             continue
         # A head has no row before the first state, and proposes the bare root, which draft.fidelity judges.
         if case.draft.reads is not None and not step.context:
-            yield Compared(0)
+            yield Comparisons(0)
             continue
         shape = chosen(table, number)
         tree = step.drafted.tree
         expected: Shape = _cut_to_chunk(case, shape, len(step.context))
-        yield Compared(len(expected))
+        yield Comparisons(len(expected))
         if tree.parent != expected.parent:
             size = table.batches[min(number, len(table.batches) - 1)] if table.batches else 1
             where: dict[str, int | str] = {"side": f"batch of {size}"}

@@ -21,7 +21,7 @@ from properties.invariants.draft.scores import (
 )
 from properties.tolerance.closeness import rms
 from properties.tolerance.ties import TIE_SIGMA
-from properties.verdict.finding import Compared, Finding, PredictedTies, Tie
+from properties.verdict.finding import Comparisons, Finding, PredictedTies, Tie
 from properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
 from properties.verdict.subject import Subject
 from reference.architecture import Seeded
@@ -57,7 +57,7 @@ def tree_top_m(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
         ids = _ids(case, step.drafted)
         if ids is None:
             continue  # draft.vocabulary-map and draft.fidelity name the token
-        yield Compared(len(tree))
+        yield Comparisons(len(tree))
         # A head without a row proposes the bare root, which draft.fidelity judges.
         if true is None:
             continue
@@ -92,7 +92,7 @@ def compare_dynamic_trees(
     plan = _plan(case)
     drafted = step.drafted
     assert drafted is not None
-    yield Compared(len(true.tree))
+    yield Comparisons(len(true.tree))
     ids = _ids(case, drafted)
     scores = None if ids is None else _true_scores(case, oracle, step)
     if ids is None or scores is None:
@@ -128,7 +128,7 @@ def common_paths(name: str, case: Case, number: int, drafted: Drafted, fresh: Dr
         fresh_node = places.get(drafted.tree.tokens_to(node))
         if fresh_node is None or np.isnan(fresh.logits[fresh_node]).all() or np.isnan(drafted.logits[node]).all():
             continue
-        yield Compared()
+        yield Comparisons()
         away = float(rms(drafted.logits[node] - fresh.logits[fresh_node])) / (DRAFT_K * sigma)
         if away > 1:
             yield scores_finding(name, case, number, node, fresh.logits[fresh_node], drafted.logits[node], away)

@@ -14,7 +14,7 @@ from properties.invariants.rows import brief
 from properties.tolerance.amplification import MAX_AMPLIFICATION, excuses_row
 from properties.tolerance.bounds import UNIT
 from properties.tolerance.closeness import EXACT, chain, rows_beyond
-from properties.verdict.finding import Compared, Finding, Reads
+from properties.verdict.finding import Comparisons, Finding, Reads
 from properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
 from properties.verdict.subject import Subject
 from properties.verdict.variants import pending_root
@@ -75,7 +75,7 @@ def descriptor(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
         states = true.scored.hidden
         if scored is not None and scored.hidden is not None and states is not None:
             looked = True
-            yield Compared(len(states))
+            yield Comparisons(len(states))
             rows = partial(_states_by, case, step, pending, "scored")
             for (node,), measure in _states_beyond(case, oracle, scored.hidden, states, rows):
                 where: dict[str, int | str] = {"node": node, "side": "scored"}
@@ -115,7 +115,7 @@ def _compare_inputs(
     A head whose cache was thrown away begins at row 0 again. A head that keeps no rows begins at the first that
     `expected` holds, which is the root's.
     """
-    yield Compared(1 + len(head_input.tokens))
+    yield Comparisons(1 + len(head_input.tokens))
     if head_input.reads != expected.reads:
         yield _finding(number, {"side": "descriptor"}, str(expected.reads), str(head_input.reads))
         return

@@ -21,7 +21,7 @@ from properties.invariants.draft.scores import (
 )
 from properties.tolerance.closeness import rms
 from properties.tolerance.ties import TIE_SIGMA
-from properties.verdict.finding import Compared, Finding, PredictedTies, Tie
+from properties.verdict.finding import Comparisons, Finding, PredictedTies, Tie
 from properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
 from properties.verdict.subject import Subject
 from properties.verdict.variants import pending_root, run_first_step
@@ -47,7 +47,7 @@ def fidelity(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
         pending = pending_root(case, subject, number)
         if subject.retold:
             if subject.roots_alone:
-                yield Compared()
+                yield Comparisons()
             yield from compare_root("draft.fidelity", number, step.drafted.tree, pending)
         elif number in subject.bare:
             yield from compare_bare_step("draft.fidelity", number, step.drafted.tree, pending)
@@ -70,7 +70,7 @@ def compare_root(name: str, number: int, tree: Tree, pending: int) -> Iterator[F
 
 def compare_bare_step(name: str, number: int, tree: Tree, pending: int) -> Iterator[Fact]:
     """Findings where a step without its draft proposes more than the pending root."""
-    yield Compared()
+    yield Comparisons()
     yield from compare_root(name, number, tree, pending)
     if len(tree) > 1:
         yield tree_finding(name, number, line(Tree((0,), (pending,))), line(tree))
@@ -93,7 +93,7 @@ def compare_proposal(
     scores, by its control; None where no control was run.
     """
     assert step.drafted is not None
-    yield Compared()
+    yield Comparisons()
     wrong = list(compare_root(name, number, step.drafted.tree, pending))
     if wrong or drafts_itself:
         yield from wrong
@@ -107,7 +107,7 @@ def compare_proposal(
             cut = oracle(restarted_case(script_case, (*step.context, pending))).steps[0].drafted
             assert cut is not None
             expected_tree = cut.tree
-        yield Compared(len(expected_tree))
+        yield Comparisons(len(expected_tree))
         if expected_tree != step.drafted.tree:
             yield tree_finding(name, number, line(expected_tree), line(step.drafted.tree))
         return
@@ -161,7 +161,7 @@ def _compare_drafted(
     `excused` says of the scores at a node, by their distance and by how many times that is what it may be, whether the
     models' conditioning explains them.
     """
-    yield Compared(len(true.tree))
+    yield Comparisons(len(true.tree))
     yield PredictedTies(tie_prediction.of_ranks(case, true, sigma))
     if drafted.tree.parent != true.tree.parent:
         yield tree_finding(name, number, line(true.tree), line(drafted.tree))
@@ -232,7 +232,7 @@ def vocabulary_map(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fac
     for number, step in enumerate(subject(case).steps):
         if step.drafted is None or step.drafted.draft_ids is None:
             continue
-        yield Compared(len(step.drafted.tree) - 1)
+        yield Comparisons(len(step.drafted.tree) - 1)
         for node, (token, draft_id) in enumerate(zip(step.drafted.tree.token, step.drafted.draft_ids, strict=True)):
             if node == 0:
                 continue

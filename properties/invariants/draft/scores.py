@@ -9,7 +9,7 @@ from properties.invariants.draft.hidden_states import from_scratch
 from properties.tolerance.amplification import MAX_AMPLIFICATION, excuses_row
 from properties.tolerance.bounds import UNIT
 from properties.tolerance.closeness import rms
-from properties.verdict.finding import Compared, Finding, Reads
+from properties.verdict.finding import Comparisons, Finding, Reads
 from properties.verdict.invariant import Oracle, Unobserved
 from reference.case import Case
 from reference.draft import Scripted
@@ -63,11 +63,11 @@ def scores_below(case: Case, oracle: Oracle, context: tuple[int, ...], tree: Tre
 
 def compare_score_rows(
     name: str, case: Case, oracle: Oracle, number: int, context: tuple[int, ...], drafted: Drafted
-) -> Iterator[Finding | Compared]:
+) -> Iterator[Finding | Comparisons]:
     """Findings where the draft's scores at a node with children are not its definition's on the drafted tree."""
     true = scores_of(case, oracle, context, drafted.tree)
     if true is None:  # without a row, a head draws nothing
-        yield Compared()
+        yield Comparisons()
         if len(drafted.tree) > 1:
             yield tree_finding(name, number, line(drafted.tree.subtree([0])), line(drafted.tree))
         return
@@ -75,7 +75,7 @@ def compare_score_rows(
         raise Unobserved("the backend does not reveal its draft's logits, which is all that can be compared of draws")
     sigma = draft_sigma(case, true)
     inner_nodes = [0, *(node for node in range(1, len(drafted.tree)) if drafted.tree.children[node])]
-    yield Compared(len(inner_nodes))
+    yield Comparisons(len(inner_nodes))
     for node in inner_nodes:
         expected = true[node]
         away = float(rms(drafted.logits[node] - expected)) / (DRAFT_K * sigma)

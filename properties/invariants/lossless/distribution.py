@@ -9,14 +9,14 @@ from contextlib import suppress
 
 import numpy as np
 
-from properties.generations import ALONE, BESIDE, RUN_TESTS, Effort, GenerationEvidence, generation_evidence
+from properties.generations import FULL_EFFORT, RUN_TESTS, SMALL_EFFORT, Effort, GenerationEvidence, generation_evidence
 from properties.invariants.applies import is_sampled
 from properties.laws.draw_by_draw import tried_siblings
 from properties.laws.sampled.blackbox import judge_blocks
 from properties.laws.sampled.gate import log_bar
 from properties.laws.worlds import world_of
 from properties.streams import stream_of
-from properties.verdict.finding import Compared, Evidence, Finding
+from properties.verdict.finding import Comparisons, Evidence, Finding
 from properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
 from properties.verdict.subject import Subject, Tables
 from properties.verdict.variants import dice
@@ -55,10 +55,10 @@ def distribution(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]
     Each of the two is a test of its own. The gate of the run counts its evidence (`properties.laws.sampled.gate`).
     """
     if subject.tables is None or isinstance(case.model, Checkpoint):
-        yield from _by_generations(case, oracle, subject, ALONE)
+        yield from _by_generations(case, oracle, subject, FULL_EFFORT)
         return
     with suppress(NotApplicable):  # a lossy rule, or processors without a bound: tables can still test it
-        yield from _by_generations(case, oracle, subject, BESIDE)
+        yield from _by_generations(case, oracle, subject, SMALL_EFFORT)
     yield from _by_rounds(case, subject)
 
 
@@ -80,7 +80,7 @@ def _by_rounds(case: Case, subject: Subject) -> Iterator[Fact]:
     for law_test in judge_blocks(draw, expected, height, TV, RUN_TESTS, most=MOST_ROUNDS):
         outcome = law_test.outcome
         yield Evidence("lossless.distribution", outcome.log_e, outcome.n, outcome.smallest_tv, outcome.p_screen)
-        yield Compared(outcome.n)
+        yield Comparisons(outcome.n)
         if outcome.log_e >= log_bar(RUN_TESTS):
             where: dict[str, int | str] = {"draws": outcome.n, "side": law_test.partition.name}
             name = "lossless.distribution"
@@ -105,7 +105,7 @@ def _by_generations(case: Case, oracle: Oracle, subject: Subject, effort: Effort
         resolution=resolution,
         groups=evidence.links.groups,
     )
-    yield Compared(evidence.draws)
+    yield Comparisons(evidence.draws)
     if evidence.log_e >= log_bar(RUN_TESTS):
         where: dict[str, int | str] = {
             "draws": evidence.draws,
@@ -148,7 +148,7 @@ def own_seed(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     order = rng.permutation(MATES)
     # The same seeds in another order of the batch, then one of them in a batch of its own.
     in_order, shuffled, alone = tables.batches(world, (seeds, seeds[order], seeds[:1]))
-    yield Compared(MATES + 1)
+    yield Comparisons(MATES + 1)
     for index, (expected, observed) in enumerate(zip(in_order.tokens[order], shuffled.tokens, strict=True)):
         if not np.array_equal(expected, observed):
             yield _seed_finding(index, expected, observed)

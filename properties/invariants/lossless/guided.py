@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from properties.invariants.own_laws import output_before
-from properties.verdict.finding import Compared, Finding
+from properties.verdict.finding import Comparisons, Finding
 from properties.verdict.invariant import Fact, Invariant, Oracle, needing
 from properties.verdict.subject import Subject
 from reference.case import Case
@@ -36,14 +36,14 @@ def grammar_per_node(case: Case, oracle: Oracle, subject: Subject) -> Iterator[F
         if step.scored is None or step.drafted is None:
             continue
         for compared, finding in _nodes(case, step, step.scored, number):
-            yield Compared(compared)
+            yield Comparisons(compared)
             if finding is not None:
                 yield finding
                 return
     steps = [number for number, step in enumerate(trace.steps) if step.emitted for _ in step.emitted.tokens]
     for position, token in enumerate(trace.output):
         legal = _legal(case, trace.output[:position])
-        yield Compared()
+        yield Comparisons()
         if not legal.tokens[token]:
             allowed = tuple(np.flatnonzero(legal.tokens).tolist())
             step_number = steps[position] if position < len(steps) else 0

@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from properties.invariants.applies import check_seeded, greedy_only, repeatable
+from properties.invariants.applies import check_seeded, comparable_trace, greedy_only
 from properties.tolerance.closeness import chain, forced_logits, noise
 from properties.tolerance.ties import TIE_SIGMA, gaps, judge_tokens
-from properties.verdict.finding import Compared, Finding, Reads
+from properties.verdict.finding import Comparisons, Finding, Reads
 from properties.verdict.followed import follow
 from properties.verdict.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
-from properties.verdict.judge import crash
-from properties.verdict.subject import Crashed, NoTrace, Subject
+from properties.verdict.judge import crash_finding
+from properties.verdict.subject import Crash, NoTrace, Subject
 from properties.verdict.variants import dice
 from reference.case import Case
 from reference.oracle.processing import scores
@@ -26,10 +26,10 @@ def completes(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """A case that the backend's declaration admits runs to its end without a crash."""
     try:
         subject(case)
-        yield Compared()
+        yield Comparisons()
     except NoTrace as no_trace:
-        if isinstance(no_trace.outcome, Crashed):
-            yield crash("lossless.completes", no_trace.outcome)
+        if isinstance(no_trace.outcome, Crash):
+            yield crash_finding("lossless.completes", no_trace.outcome)
 
 
 def _emitting_steps(trace: Trace) -> list[int]:
@@ -50,7 +50,7 @@ def greedy_match(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]
             yield Finding("lossless.greedy-match", Stage.EMITTED, 0, where, f"an id below {vocab}", token)
             return
     logits = choices(case, forced_logits(case, oracle, trace.output), trace.output)
-    yield Compared(len(trace.output))
+    yield Comparisons(len(trace.output))
     steps = _emitting_steps(trace)
     for fact in judge_tokens("lossless.greedy-match", logits, trace.output, error.logits, steps, error.control_ties):
         yield _with_reads(fact, case, trace.output, TIE_SIGMA * error.logits) if isinstance(fact, Finding) else fact
@@ -86,7 +86,7 @@ def draft_independent(case: Case, oracle: Oracle, subject: Subject) -> Iterator[
     plain = subject(case.plain_decode())
     # A case with a limit of steps stops early: only the common length can be compared.
     compared = min(len(trace.output), len(plain.output)) if case.steps else max(len(trace.output), len(plain.output))
-    yield Compared(compared)
+    yield Comparisons(compared)
     for position in range(compared):
         drafted_token, plain_token = trace.output[position : position + 1], plain.output[position : position + 1]
         if drafted_token == plain_token:
@@ -131,7 +131,7 @@ def stops(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
             continue
         block = (*(step.drafted.tree.token[node] for node in step.accepted.path[1:]), step.accepted.bonus)
         expected_tokens, expected_finish = clipped(block, text, case.stops, prompt, least, grammar)
-        yield Compared(len(block))
+        yield Comparisons(len(block))
         if (step.emitted.tokens, step.emitted.finish) != (expected_tokens, expected_finish):
             yield _stops_finding(number, (expected_tokens, expected_finish), (step.emitted.tokens, step.emitted.finish))
             return
@@ -141,7 +141,7 @@ def stops(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
         if expected_finish is not None and number + 1 < len(trace.steps):
             yield _stops_finding(number + 1, f"no step after {expected_finish}", "another step")
             return
-    yield Compared(len(trace.output))
+    yield Comparisons(len(trace.output))
     last = max(len(trace.steps) - 1, 0)
     if text and text != trace.output:
         yield _stops_finding(last, text, trace.output)
@@ -190,7 +190,9 @@ def state_isolated(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fac
         raise NotApplicable("the other request is the case itself")
     subject.again(other_request)  # a run of its own, remembered apart from the first
     after = subject.again(case, 2)
-    yield from _same_run("lossless.state-isolated", repeatable(first_trace, subject), repeatable(after, subject))
+    yield from _same_run(
+        "lossless.state-isolated", comparable_trace(first_trace, subject), comparable_trace(after, subject)
+    )
 
 
 def _other_request(case: Case) -> Case:
@@ -206,15 +208,15 @@ def _other_request(case: Case) -> Case:
 def deterministic(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """The same case twice gives bit-identical traces."""
     check_seeded(case, subject)
-    first = repeatable(subject(case), subject)
-    second = repeatable(subject.again(case), subject)
+    first = comparable_trace(subject(case), subject)
+    second = comparable_trace(subject.again(case), subject)
     yield from _same_run("lossless.deterministic", first, second)
 
 
-def _same_run(name: str, first: Trace, second: Trace) -> Iterator[Finding | Compared]:
+def _same_run(name: str, first: Trace, second: Trace) -> Iterator[Finding | Comparisons]:
     """A finding at the first step and stage where two runs are not identical, or at their outputs."""
     num_stages = sum(getattr(step, stage.word) is not None for step in first.steps for stage in Stage)
-    yield Compared(num_stages + len(first.output))
+    yield Comparisons(num_stages + len(first.output))
     for number, (step, twin) in enumerate(zip(first.steps, second.steps, strict=False)):
         stage = _first_difference(step, twin)
         if stage is not None:
@@ -264,7 +266,7 @@ def accounting(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
         raise Unobserved("the backend keeps no counters")
     counters = trace.accounting
     expected_counts = _counts_of(trace.steps) or _sums(counters)
-    yield Compared(len(expected_counts))
+    yield Comparisons(len(expected_counts))
     for name, value in expected_counts.items():
         if getattr(counters, name) != value:
             yield Finding("lossless.accounting", Stage.COMMITTED, 0, {"side": name}, value, getattr(counters, name))

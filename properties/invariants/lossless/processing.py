@@ -15,7 +15,7 @@ from properties.laws.draw_by_draw import logit_bound, points
 from properties.laws.worlds import is_promised
 from properties.tolerance.bounds import UNIT
 from properties.tolerance.closeness import chain_step, forced_logits, noise
-from properties.verdict.finding import Compared, Finding, Reads
+from properties.verdict.finding import Comparisons, Finding, Reads
 from properties.verdict.followed import follow
 from properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
 from properties.verdict.subject import Subject
@@ -60,7 +60,7 @@ def processors_per_node(case: Case, oracle: Oracle, subject: Subject) -> Iterato
             is_close = away[token] <= close(case)
             edge = not is_close and near_edge(case, step.scored.logits[node], tree.tokens_to(node)[1:], output)
             # Near an edge rounding may keep another set of tokens, so that a different law proves nothing.
-            yield Compared(0 if edge else 1)
+            yield Comparisons(0 if edge else 1)
             if is_close or edge:
                 continue
             where: dict[str, int | str] = {"node": node, "token": token}
@@ -99,7 +99,7 @@ def logprobs(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
             yield Finding(name, Stage.EMITTED, number, {"side": "length"}, len(tokens), len(reported))
             return
         bands = allowed[position : position + len(tokens)]  # fewer where the output lacks tokens of its steps
-        yield Compared(len(bands))
+        yield Comparisons(len(bands))
         for token, value, (true, low, high) in zip(tokens, reported, bands, strict=False):
             # Negated, since a NaN must fail.
             if not low <= value <= high:
@@ -125,7 +125,7 @@ def _of_prompt(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     if len(reported) != len(true):
         yield Finding(name, Stage.EMITTED, 0, {"side": "prompt length"}, len(true), len(reported))
         return
-    yield Compared(len(true))
+    yield Comparisons(len(true))
     error = noise(case, oracle, subject)
     rows = chain_step((), case.prompt[:-1])
     limit = LOGPROB * error.logits_limit()
@@ -200,7 +200,7 @@ def logprobs_without_draft(case: Case, oracle: Oracle, subject: Subject) -> Iter
     ):
         if token != twin:
             return
-        yield Compared()
+        yield Comparisons()
         allowed = limit + 2 * rounding_error(plain, case.dtype)
         if not abs(value - plain) <= allowed:
             plain += _gain_by_experts(case, oracle, subject, own_logprobs, position)
@@ -253,7 +253,7 @@ def support(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     steps = [number for number, step in enumerate(trace.steps) if step.emitted for _ in step.emitted.tokens]
     for position, (token, point) in enumerate(zip(trace.output, law_points, strict=True)):
         excluded = int((point.high == 0.0).sum())
-        yield Compared(min(excluded, 1))
+        yield Comparisons(min(excluded, 1))
         if point.high[token] == 0.0:
             where: dict[str, int | str] = {"position": position}
             allowed = tuple(np.flatnonzero(point.high > 0.0).tolist())

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from properties.invariants.applies import is_sampled
-from properties.verdict.finding import Compared, Finding
+from properties.verdict.finding import Comparisons, Finding
 from properties.verdict.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, needing
 from properties.verdict.subject import Subject
 from properties.verdict.variants import dice
@@ -34,7 +34,7 @@ def same_seed(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     if case.plain_decode() == case or case.dtype not in ("float32", "float64"):
         raise NotApplicable("plain decoding, or 16 bits")
     divergence = _divergence(case, subject)
-    yield Compared(len(subject(case).output))
+    yield Comparisons(len(subject(case).output))
     if divergence is None:
         return
     if case.dtype == "float32":
@@ -74,7 +74,7 @@ def interruption(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]
     steps = int(dice(case, "interrupted").integers(1, len(full_run.steps)))
     part = subject.again(replace(case, steps=steps), CLOSED)
     after = subject.again(case, CLOSED)
-    yield Compared(len(part.output) + len(after.output))
+    yield Comparisons(len(part.output) + len(after.output))
     if len(part.steps) != steps:
         yield Finding(name, Stage.EMITTED, 0, {"side": "steps"}, f"{steps} steps", f"{len(part.steps)} steps")
     elif part.output != full_run.output[: len(part.output)] or not part.output:

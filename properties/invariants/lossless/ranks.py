@@ -6,7 +6,7 @@ a wrong text, and a right text of rank 0 may hide that another rank keeps other 
 
 from collections.abc import Iterator
 
-from properties.verdict.finding import Compared, Finding
+from properties.verdict.finding import Comparisons, Finding
 from properties.verdict.invariant import Fact, Invariant, Oracle, Unobserved, needing
 from properties.verdict.subject import Subject
 from reference.case import Case
@@ -29,7 +29,7 @@ def ranks_agree(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     first = runs[0]
     for rank, run in enumerate(runs[1:], 1):
         # Ranks that part in their first step have no step to compare: they are compared by how far they came.
-        yield Compared(max(1, len(first.tokens) + len(first.calls)))
+        yield Comparisons(max(1, len(first.tokens) + len(first.calls)))
         divergence = _divergence(first, run)
         if divergence is not None:
             step, stage, side, expected, observed = divergence

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from properties.invariants.same_request import largest_block
-from properties.verdict.finding import Compared, Finding
+from properties.verdict.finding import Comparisons, Finding
 from properties.verdict.invariant import Fact, Invariant, Oracle, Unobserved, needing
 from properties.verdict.subject import Subject
 from reference.case import Case
@@ -23,7 +23,7 @@ def takes_part(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     name = "lossless.takes-part"
     trace = subject(case)
     if case.session is None:
-        yield Compared()
+        yield Comparisons()
         num_steps = len(trace.steps)
         if not trace.steps and not trace.output:
             yield Finding(name, Stage.DRAFTED, 0, {}, "a step", "none")
@@ -33,7 +33,7 @@ def takes_part(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     if trace.shared is None:
         raise Unobserved("the trace does not say what the requests of the session did")
     for index, (action, account) in enumerate(zip(case.session.actions, trace.shared.accounts, strict=False)):
-        yield Compared(action.kind in ("cancel", "evict"))
+        yield Comparisons(action.kind in ("cancel", "evict"))
         served = set(action.requests) & set(account.committed) if action.kind in ("cancel", "evict") else set()
         for number in sorted(served):
             where: dict[str, int | str] = {"request": number, "action": index}
@@ -66,7 +66,7 @@ def takes_part(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
         elif action.kind in ("evict", "cancel"):
             evicted = evicted | (requests & living) if action.kind == "evict" else evicted - requests
             living -= requests
-    yield Compared(len(steps))
+    yield Comparisons(len(steps))
     for number, due in sorted(steps.items()):
         run = _request(trace, number)
         num_steps = 0 if run is None else len(run.steps)
@@ -81,7 +81,7 @@ def takes_part(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
             )
 
 
-def _waiting_findings(case: Case, shared: Shared) -> Iterator[Finding | Compared]:
+def _waiting_findings(case: Case, shared: Shared) -> Iterator[Finding | Comparisons]:
     """Findings where a request waits (to enter, to be restored, to step) although it is alone in a pool with room.
 
     It needs room for its tokens, the largest block of the session and the overhang. Every page that it writes to must
@@ -108,7 +108,7 @@ def _waiting_findings(case: Case, shared: Shared) -> Iterator[Finding | Compared
         # A page that the prefix cache also holds is shared: writing to it needs a copy in a free page.
         copied = len(set(account.tables.get(number, ())) & set(account.kept))
         if tokens is not None and case.layout.pages_for(tokens + block) + copied <= after.total:
-            yield Compared()
+            yield Comparisons()
             waits = after.committed.get(number) == committed.get(number)  # a step commits tokens or ends the request
             if waits:
                 step = sum(earlier.kind == "step" for earlier in case.session.actions[:index])

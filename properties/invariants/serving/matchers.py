@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from properties.invariants.lossless.guided import has_grammar
-from properties.verdict.finding import Compared, Finding
+from properties.verdict.finding import Comparisons, Finding
 from properties.verdict.invariant import Fact, Invariant, Oracle, Unobserved, needing
 from properties.verdict.subject import Subject
 from reference.case import Case
@@ -25,7 +25,7 @@ def matcher_in_step(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fa
         for token in step.emitted.tokens:
             output += (token,)
             read += not legal_after(case.sampling.grammar, case.stops.eos, output).refused
-        yield Compared()
+        yield Comparisons()
         if step.committed.matched != read:
             where: dict[str, int | str] = {"side": "matcher"}
             name = "serving.matcher-in-step"

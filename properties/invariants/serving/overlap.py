@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from properties.invariants.same_request import present_requests
-from properties.verdict.finding import Compared, Finding
+from properties.verdict.finding import Comparisons, Finding
 from properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
 from properties.verdict.subject import Subject
 from reference.case import Case
@@ -68,7 +68,7 @@ def frames_in_epoch(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fa
         reason = _loss_reason(case, shared, launched[key], event) or (
             "it had ended" if event.request in ended else None
         )
-        yield Compared()
+        yield Comparisons()
         if (event.kind == "counted") == (reason is not None):
             expected = "they count" if reason is None else f"they do not count: {reason}"
             yield Finding(name, Stage.EMITTED, next_steps[event.request], where, expected, f"they were {event.kind}")
@@ -113,7 +113,7 @@ def writes_in_owned_pages(case: Case, oracle: Oracle, subject: Subject) -> Itera
     for event in shared.events:
         steps[event.request] += event.kind == "counted"
         if event.kind == "launched" and event.written:
-            yield Compared(len(event.written))
+            yield Comparisons(len(event.written))
             foreign = sorted(set(event.written) - set(event.owned))
             if foreign:
                 where: Where = {"request": event.request, "frame": event.frame, "action": event.action}
@@ -129,7 +129,7 @@ def no_placeholder(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fac
     for event in shared.events:
         steps[event.request] += event.kind == "counted"
         if event.kind == "launched":
-            yield Compared(len(event.inputs))
+            yield Comparisons(len(event.inputs))
             strange = [token for token in event.inputs if not 0 <= token < case.model.vocab_size]
             if strange:
                 where: Where = {"request": event.request, "frame": event.frame, "action": event.action}
@@ -153,7 +153,7 @@ def steps_after_finish(case: Case, oracle: Oracle, subject: Subject) -> Iterator
             ended_requests |= {request} if event.step < len(steps) and steps[event.step][1] is not None else set()
         elif request in ended_requests:
             num_after[request] += event.kind == "skipped"
-            yield Compared()
+            yield Comparisons()
             if event.kind == "launched" or num_after[request] > MOST_AFTER_END:
                 where: Where = {"request": request, "frame": event.frame, "action": event.action}
                 name = "serving.steps-after-finish"
@@ -161,7 +161,7 @@ def steps_after_finish(case: Case, oracle: Oracle, subject: Subject) -> Iterator
                 observed = "launched after" if event.kind == "launched" else num_after[request]
                 yield Finding(name, Stage.EMITTED, last_counted[request], where, most, observed)
                 return
-    yield Compared(len(ended_requests))
+    yield Comparisons(len(ended_requests))
 
 
 def _overlapped(case: Case) -> bool:

@@ -14,7 +14,7 @@ from reference.trace import Array
 Block = tuple[int, ...]
 """The tokens that one round emitted: the accepted tokens and the token after them."""
 
-REST: Block = (-1,)
+MERGED: Block = (-1,)
 """Label of the cell of merged rare blocks."""
 
 IMPOSSIBLE: Block = (-2,)
@@ -110,7 +110,7 @@ def _partition(
     # Rare cells are first merged by first token and length, so that a bias of one token does not cancel in the rest;
     # cells that are still rare go to REST.
     coarser: Callable[[Block], Block]
-    for coarser in (lambda block: (*key(block)[:1], -2 - len(block)), lambda block: REST):
+    for coarser in (lambda block: (*key(block)[:1], -2 - len(block)), lambda block: MERGED):
         mass = _mass(label, weights)
         rare = {cell for cell, weight in mass.items() if weight < least * share}
         rare |= set(sorted(mass, key=lambda cell: -mass[cell])[most - 1 :]) if len(mass) > most else set()

@@ -85,13 +85,13 @@ def _shares(z: Array, weight: Array, noise: float, sure: Array, possible: Array)
     maybe_before = np.maximum(above_may[not_after] - np.where(possible, weight, 0.0), 0.0)
     surely_after = above_sure[0] - above_sure[not_after]
     swing = np.exp(noise)
-    rest = above_may[0] - surely_before
-    least = share_of(surely_before / swing, rest * swing)
+    remainder = above_may[0] - surely_before
+    least = share_of(surely_before / swing, remainder * swing)
     most = share_of(maybe_before * swing, (surely_after + weight) / swing)
     return least, most
 
 
-def share_of(part: Array, rest: Array) -> Array:
-    """Elementwise part / (part + rest); 0 where there is neither."""
-    total = part + np.maximum(rest, 0.0)
+def share_of(part: Array, remainder: Array) -> Array:
+    """Elementwise part / (part + remainder); 0 where there is neither."""
+    total = part + np.maximum(remainder, 0.0)
     return np.asarray(np.divide(part, total, out=np.zeros_like(total), where=total > 0))

@@ -8,7 +8,7 @@ from pkgutil import iter_modules
 
 from hypothesis import strategies as st
 
-from properties.strategies.draft.drawing import DRAWN, Given
+from properties.strategies.draft.drawing import DRAWN, DraftSetting
 from properties.strategies.draft.side_branch import side_branches
 from properties.strategies.within import among
 from reference.abilities import Abilities
@@ -31,9 +31,11 @@ LEARNING = ("scripted", "model", "scripted", "model", "ngram", "model")
 """The same for sampled cases and for sessions, where interruptions endanger a draft's cache most."""
 
 
-FURTHER, FURTHER_LEARNING = 3, 4
-"""How often a further kind is drawn, beside twelve draws of PLAIN, and beside twelve of LEARNING; then one of them is
-chosen."""
+FURTHER = 3
+"""How often a further kind is drawn, beside twelve draws of PLAIN; then one of them is chosen."""
+
+FURTHER_LEARNING = 4
+"""The same beside twelve draws of LEARNING."""
 
 HEADS = (Eagle1.TAG, Eagle3.TAG, Mtp.TAG)
 """Heads with a KV cache of their own and states of the target beside it: what a session interrupts in most servers."""
@@ -59,16 +61,17 @@ def any_draft(
     # Heads are dear, and each fault of a further kind shows in most of its cases: one draft in five is enough for all.
     further = among(sorted(set(DRAWN) - set(PLAIN)), within, "drafts")
     times = FURTHER_LEARNING if learning else FURTHER
-    often = among((LEARNING if learning else PLAIN) * 2, within, "drafts") + (further[:1] * times)
-    if not often:
+    kinds = among((LEARNING if learning else PLAIN) * 2, within, "drafts") + (further[:1] * times)
+    if not kinds:
         return Scripted()
-    kind = draw(st.sampled_from(often))
+    kind = draw(st.sampled_from(kinds))
     if kind in further:
         # Tries show that they are kept apart only in some sessions, and heads what an interruption leaves behind.
         again = (Trie.TAG, Trie.TAG, *HEADS) if learning else (Trie.TAG,)
         kind = draw(st.sampled_from(further + among(again, within, "drafts")))
-    fills, trees = within is None or within.draft_trees, among(TREE_KINDS, within, "tree_kinds")
+    fills = within is None or within.draft_trees
+    trees = among(TREE_KINDS, within, "tree_kinds")
     quantises = within is None or within.quantised
-    given = Given(model, prompt, ahead, fills, "dynamic" in trees, "dispatched" in trees, quantises)
-    drawn: Draft = draw(DRAWN[kind](given))
-    return drawn
+    setting = DraftSetting(model, prompt, ahead, fills, "dynamic" in trees, "dispatched" in trees, quantises)
+    draft: Draft = draw(DRAWN[kind](setting))
+    return draft

@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from properties.strategies.draft.drawing import Given, draws
+from properties.strategies.draft.drawing import DraftSetting, draws
 from reference.draft.automaton import Automaton
 from reference.tree import RankTree
 
@@ -12,7 +12,7 @@ LONGEST_CHAIN = 5
 
 @draws(Automaton.TAG)
 @st.composite
-def automata(draw: st.DrawFn, given: Given) -> Automaton:
+def automata(draw: st.DrawFn, setting: DraftSetting) -> Automaton:
     """A chain of one to five tokens, after the first or the last occurrence of a suffix of one or two tokens."""
     height = draw(st.integers(1, LONGEST_CHAIN))
     chain = RankTree((0, *range(height)), (0,) * (height + 1))

@@ -11,7 +11,7 @@ from reference.quantisation.rows import QUANTISED
 
 
 @dataclass(frozen=True)
-class Given:
+class DraftSetting:
     """The parts of a case that are drawn before its draft.
 
     Attributes:
@@ -33,13 +33,13 @@ class Given:
     quantises: bool = True
 
 
-def kinds_of_weights(given: Given) -> st.SearchStrategy[str]:
+def kinds_of_weights(setting: DraftSetting) -> st.SearchStrategy[str]:
     """The weights of a model or of a head: as they are (an empty word), or one time in six in eight bits."""
     every = ("",) * 10 + tuple(QUANTISED)
-    return st.sampled_from(every if given.quantises else ("",))
+    return st.sampled_from(every if setting.quantises else ("",))
 
 
-DRAWN: dict[str, Callable[[Given], st.SearchStrategy[Any]]] = {}
+DRAWN: dict[str, Callable[[DraftSetting], st.SearchStrategy[Any]]] = {}
 """For each tag, the function that makes the strategy of drafts of that kind."""
 
 

@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from properties.strategies.draft.drawing import Given
+from properties.strategies.draft.drawing import DraftSetting
 from properties.strategies.draft.static import static_trees
 from reference.draft_trees import Dispatch, DraftTree, Expansion
 from reference.tree import RankTree
@@ -13,12 +13,12 @@ KINDS = ("static",) * 17 + ("dispatched",) * 3 + ("dynamic",) * 4
 MOST_TOP_K, MOST_LEVELS, MOST_TOTAL = 3, 4, 12
 
 
-def trees(given: Given, named: int, static: st.SearchStrategy[RankTree]) -> st.SearchStrategy[DraftTree]:
+def trees(setting: DraftSetting, named: int, static: st.SearchStrategy[RankTree]) -> st.SearchStrategy[DraftTree]:
     """A tree of `static`, or now and then a dynamic one or a table, for a draft that can name `named` tokens."""
     kinds: dict[str, st.SearchStrategy[DraftTree]] = {"static": static}
-    if given.grows:
+    if setting.grows:
         kinds["dynamic"] = expansions(named)
-    if given.dispatches:
+    if setting.dispatches:
         kinds["dispatched"] = tables(named)
     return st.sampled_from(KINDS).flatmap(lambda kind: kinds.get(kind, static)) if len(kinds) > 1 else static
 

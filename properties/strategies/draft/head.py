@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from properties.strategies.draft.drawing import Given
+from properties.strategies.draft.drawing import DraftSetting
 from properties.strategies.draft.dynamic import trees
 from properties.strategies.draft.static import static_trees
 from properties.strategies.trees import side_by_side
@@ -23,18 +23,18 @@ def head_layers() -> st.SearchStrategy[HeadLayer]:
     return st.sampled_from(LAYERS)
 
 
-def head_trees(given: Given, named: int) -> st.SearchStrategy[DraftTree]:
+def head_trees(setting: DraftSetting, named: int) -> st.SearchStrategy[DraftTree]:
     """Static and dynamic trees; one static tree in four is two chains of three or four nodes.
 
     The later levels of two chains continue unlike rows.
     """
     if named < 2:
-        return trees(given, named, static_trees(named))
+        return trees(setting, named, static_trees(named))
     chains = st.integers(3, 4).map(
         lambda height: RankTree(side_by_side(2, height), (0, 0, 1, *(0,) * (2 * height - 2)))
     )
-    static = st.integers(0, 3).flatmap(lambda one: chains if one == 3 else static_trees(named))
-    return trees(given, named, static)
+    static = st.integers(0, 3).flatmap(lambda choice: chains if choice == 3 else static_trees(named))
+    return trees(setting, named, static)
 
 
 @st.composite
@@ -55,13 +55,13 @@ def several_states(draw: st.DrawFn, layers: int) -> HiddenStates:
 
 
 @st.composite
-def likely_vocabularies(draw: st.DrawFn, given: Given) -> tuple[int, ...]:
+def likely_vocabularies(draw: st.DrawFn, setting: DraftSetting) -> tuple[int, ...]:
     """The target ids that a head can name: all (an empty tuple), or some with the target's next greedy tokens.
 
     A seeded head guesses at random, so that its tokens are accepted where it has few to choose from.
     """
-    vocab = given.model.vocab_size
+    vocab = setting.model.vocab_size
     if vocab < 4 or draw(st.integers(0, 2)) == 0:
         return ()
-    some = {*given.ahead[: draw(st.integers(1, 4))], draw(st.integers(1, vocab - 1)), vocab - 1}
+    some = {*setting.ahead[: draw(st.integers(1, 4))], draw(st.integers(1, vocab - 1)), vocab - 1}
     return tuple(sorted(some))

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from properties.strategies.draft.drawing import Given, draws, kinds_of_weights
+from properties.strategies.draft.drawing import DraftSetting, draws, kinds_of_weights
 from properties.strategies.draft.dynamic import trees
 from properties.strategies.draft.static import static_trees
 from properties.strategies.models import close_drafts, drafts
@@ -27,14 +27,14 @@ def vocabularies(draw: st.DrawFn, vocab: int) -> tuple[int, ...]:
 
 @draws(LanguageModel.TAG)
 @st.composite
-def model_drafts(draw: st.DrawFn, given: Given) -> LanguageModel:
+def model_drafts(draw: st.DrawFn, setting: DraftSetting) -> LanguageModel:
     """A model, its tree, and its vocabulary; for an engine that fills no tree, a model near the target's."""
-    if not given.fills:
-        return LanguageModel(draw(close_drafts(given.model)), CHAIN)
-    vocab = given.model.vocab_size
+    if not setting.fills:
+        return LanguageModel(draw(close_drafts(setting.model)), CHAIN)
+    vocab = setting.model.vocab_size
     vocabulary = draw(vocabularies(vocab))
     named = len(vocabulary) or vocab
-    shape = draw(trees(given, named, static_trees(named)))
-    model = draw(drafts(given.model))
-    model = replace(model, quantised=draw(kinds_of_weights(given)))
+    shape = draw(trees(setting, named, static_trees(named)))
+    model = draw(drafts(setting.model))
+    model = replace(model, quantised=draw(kinds_of_weights(setting)))
     return LanguageModel(model, shape, vocabulary)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from properties.strategies.draft.drawing import Given, draws, kinds_of_weights
+from properties.strategies.draft.drawing import DraftSetting, draws, kinds_of_weights
 from properties.strategies.draft.head import SEEDS, head_trees, one_state
 from reference.draft.medusa import Medusa
 from reference.draft_trees import Expansion, outlines
@@ -15,13 +15,15 @@ SPARE_HEADS = 1
 
 @draws(Medusa.TAG)
 @st.composite
-def medusa_heads(draw: st.DrawFn, given: Given) -> Medusa:
+def medusa_heads(draw: st.DrawFn, setting: DraftSetting) -> Medusa:
     """Heads over a tree, with or without a bias; one in four scores with the target's own head."""
     # A Medusa head stands no token beside its state.
-    reads = replace(draw(one_state(given.model.architecture.layers)), shift=0)
-    shape = draw(head_trees(given, given.model.vocab_size))
-    deepest = shape.depth if isinstance(shape, Expansion) else max(one.height for one in outlines(shape))
+    reads = replace(draw(one_state(setting.model.architecture.layers)), shift=0)
+    shape = draw(head_trees(setting, setting.model.vocab_size))
+    deepest = shape.depth if isinstance(shape, Expansion) else max(outline.height for outline in outlines(shape))
     heads = max(deepest, 1) + draw(st.integers(0, SPARE_HEADS))
-    bias, shared, seed = draw(st.booleans()), draw(st.integers(0, 3)) == 3, draw(st.integers(0, SEEDS - 1))
-    quantised = draw(kinds_of_weights(given))
+    bias = draw(st.booleans())
+    shared = draw(st.integers(0, 3)) == 3
+    seed = draw(st.integers(0, SEEDS - 1))
+    quantised = draw(kinds_of_weights(setting))
     return Medusa(shape, reads, heads, bias, shared, seed=seed, quantised=quantised)

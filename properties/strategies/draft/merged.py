@@ -3,7 +3,7 @@
 from hypothesis import strategies as st
 
 from properties.strategies.draft.automaton import automata
-from properties.strategies.draft.drawing import Given, draws
+from properties.strategies.draft.drawing import DraftSetting, draws
 from properties.strategies.draft.ngram import tries
 from properties.strategies.draft.trie import bounded_tries
 from reference.draft.merged import Merged
@@ -14,9 +14,9 @@ MOST_NODES = 14
 
 @draws(Merged.TAG)
 @st.composite
-def merged_drafts(draw: st.DrawFn, given: Given) -> Merged:
+def merged_drafts(draw: st.DrawFn, setting: DraftSetting) -> Merged:
     """Two or three drafts that look tokens up; one joined tree in three may be cut short."""
-    one = st.one_of(automata(given), bounded_tries(given), tries(given))
-    drafts = draw(st.lists(one, min_size=2, max_size=3))
+    lookup_draft = st.one_of(automata(setting), bounded_tries(setting), tries(setting))
+    drafts = draw(st.lists(lookup_draft, min_size=2, max_size=3))
     nodes = draw(st.integers(2, MOST_NODES)) if draw(st.integers(0, 2)) == 2 else len(drafts) * MOST_NODES
     return Merged(tuple(drafts), nodes)

@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from properties.strategies.draft.drawing import Given, draws, kinds_of_weights
+from properties.strategies.draft.drawing import DraftSetting, draws, kinds_of_weights
 from properties.strategies.draft.head import SEEDS, head_layers, head_trees, one_state
 from reference.draft.mtp import Mtp
 
@@ -15,12 +15,13 @@ CONVENTIONS = ((False, False, False), (True, False, False), (False, True, False)
 
 @draws(Mtp.TAG)
 @st.composite
-def mtp_modules(draw: st.DrawFn, given: Given) -> Mtp:
+def mtp_modules(draw: st.DrawFn, setting: DraftSetting) -> Mtp:
     """Modules, one to three, over a tree, in one of CONVENTIONS."""
-    reads = draw(one_state(given.model.architecture.layers))
-    shape = draw(head_trees(given, given.model.vocab_size))
-    layer, seed = draw(head_layers()), draw(st.integers(0, SEEDS - 1))
-    quantised = draw(kinds_of_weights(given))
+    reads = draw(one_state(setting.model.architecture.layers))
+    shape = draw(head_trees(setting, setting.model.vocab_size))
+    layer = draw(head_layers())
+    seed = draw(st.integers(0, SEEDS - 1))
+    quantised = draw(kinds_of_weights(setting))
     return Mtp(
         shape,
         reads,

@@ -2,13 +2,13 @@
 
 from hypothesis import strategies as st
 
-from properties.strategies.draft.drawing import Given, draws
+from properties.strategies.draft.drawing import DraftSetting, draws
 from properties.strategies.draft.static import static_trees
 from reference.draft import Ngram
 
 
 @draws(Ngram.TAG)
 @st.composite
-def tries(draw: st.DrawFn, given: Given) -> Ngram:
+def tries(draw: st.DrawFn, setting: DraftSetting) -> Ngram:
     """An n-gram trie for n of 2 to 4, so contexts of one to three tokens, over a static tree."""
-    return Ngram(draw(static_trees(given.model.vocab_size)), draw(st.integers(2, 4)))
+    return Ngram(draw(static_trees(setting.model.vocab_size)), draw(st.integers(2, 4)))

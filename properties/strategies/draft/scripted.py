@@ -3,7 +3,7 @@
 from hypothesis import strategies as st
 
 from properties.strategies.acceptance import steered_trees
-from properties.strategies.draft.drawing import Given, draws
+from properties.strategies.draft.drawing import DraftSetting, draws
 from properties.strategies.trees import MAX_NODES, as_many, deep_parents, parents
 from reference.draft import Scripted
 from reference.tree import Tree
@@ -11,19 +11,20 @@ from reference.tree import Tree
 
 @draws(Scripted.TAG)
 @st.composite
-def scripts(draw: st.DrawFn, given: Given) -> Scripted:
+def scripts(draw: st.DrawFn, setting: DraftSetting) -> Scripted:
     """One to three trees for successive steps; each has the root that the steps before lead to, by `ahead`."""
     trees: list[Tree] = []
-    root, ahead = given.prompt[-1], given.ahead
+    root = setting.prompt[-1]
+    ahead = setting.ahead
     for step in range(draw(st.integers(1, 3))):
         through = step == 0 and draw(st.integers(0, 4)) > 2
         shapes = deep_parents() if through else parents(MAX_NODES if step == 0 else 8)
         if step > 0 and len(trees[-1]) <= 8 and draw(st.booleans()):
             shapes = as_many(len(trees[-1]))  # catches engines that cache masks by the number of rows alone
-        one = draw(steered_trees(root, ahead, given.model.vocab_size, shapes, through))
-        trees.append(one.tree)
+        steered = draw(steered_trees(root, ahead, setting.model.vocab_size, shapes, through))
+        trees.append(steered.tree)
         # The greedy tokens that were computed ahead are used up.
-        if one.accepted + 1 > len(ahead):
+        if steered.accepted + 1 > len(ahead):
             break
-        root, ahead = ahead[one.accepted], ahead[one.accepted + 1 :]
+        root, ahead = ahead[steered.accepted], ahead[steered.accepted + 1 :]
     return Scripted(tuple(trees))

@@ -20,11 +20,14 @@ def side_branches(draw: st.DrawFn, root: int, ahead: tuple[int, ...], vocabulary
         deep = draw(st.integers(1, 2))
         if len(ahead) < deep:
             break
-        parent, token, above = [0], [root], 0
+        parent = [0]
+        token = [root]
+        above = 0
         for right in ahead[:deep]:
             offsets = draw(st.lists(st.integers(1, vocabulary - 1), min_size=1, max_size=9, unique=True))
             wrong = [(right + offset) % vocabulary for offset in offsets]
-            parent, token = [*parent, *[above] * len(wrong), above], [*token, *wrong, right]
+            parent = [*parent, *[above] * len(wrong), above]
+            token = [*token, *wrong, right]
             above = len(parent) - 1
         trees.append(Tree(tuple(parent), tuple(token)))
         if len(ahead) <= deep:

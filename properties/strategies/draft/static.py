@@ -24,7 +24,7 @@ def static_trees(named: int) -> st.SearchStrategy[RankTree]:
     """Static trees whose nodes have at most `named` children; some are known by a name."""
     fitting = [tree for tree in map(named_tree, NAMES) if max(tree.rank) < named]
     return st.integers(0, NAMED - 1).flatmap(
-        lambda one: st.sampled_from(fitting) if one == NAMED - 1 else rank_trees(named)
+        lambda choice: st.sampled_from(fitting) if choice == NAMED - 1 else rank_trees(named)
     )
 
 
@@ -42,6 +42,6 @@ def rank_trees(draw: st.DrawFn, named: int) -> RankTree:
     turn = draw(st.integers(0, 3))
     rank = [0] * len(parent)
     for below in shape.children:
-        for at, node in enumerate(below):
-            rank[node] = (at + turn) % len(below)
+        for index, node in enumerate(below):
+            rank[node] = (index + turn) % len(below)
     return RankTree(tuple(parent), tuple(rank))

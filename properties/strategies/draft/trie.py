@@ -2,21 +2,21 @@
 
 from hypothesis import strategies as st
 
-from properties.strategies.draft.drawing import Given, draws
+from properties.strategies.draft.drawing import DraftSetting, draws
 from properties.strategies.draft.static import rank_trees
 from reference.draft.trie import Trie
 
 MOST_HELD = 10
 """Most n-grams of a small trie; most prompts and their outputs have more."""
 
-WHOLE = 1024
+UNBOUNDED = 1024
 """N-grams of a trie that forgets nothing."""
 
 
 @draws(Trie.TAG)
 @st.composite
-def bounded_tries(draw: st.DrawFn, given: Given) -> Trie:
+def bounded_tries(draw: st.DrawFn, setting: DraftSetting) -> Trie:
     """A trie of n-grams of two to four tokens; three in four are so small that they forget."""
     order = draw(st.integers(2, 4))
-    capacity = WHOLE if draw(st.integers(0, 3)) == 3 else draw(st.integers(2, MOST_HELD))
-    return Trie(draw(rank_trees(given.model.vocab_size)), order, capacity)
+    capacity = UNBOUNDED if draw(st.integers(0, 3)) == 3 else draw(st.integers(2, MOST_HELD))
+    return Trie(draw(rank_trees(setting.model.vocab_size)), order, capacity)

@@ -8,7 +8,7 @@ from properties.strategies.prompts import LONGEST
 from reference.abilities import Abilities
 from reference.case import Case
 
-ASKED = 16
+SCORE_INTERVAL = 16
 """One case in this many asks."""
 
 TOGETHER = 3
@@ -23,7 +23,7 @@ def takes_scores(case: Case, within: Abilities | None) -> bool:
 
 def score_interval(case: Case) -> int:
     """One case like this one in so many asks."""
-    return TOGETHER if case.session is not None and case.layout.traits.keeps_prefixes else ASKED
+    return TOGETHER if case.session is not None and case.layout.traits.keeps_prefixes else SCORE_INTERVAL
 
 
 @st.composite
@@ -31,12 +31,12 @@ def with_scores(draw: st.DrawFn, case: Case) -> Case:
     """`case` with the question asked by its own request, or by some requests of its session."""
     if case.session is None:
         return replace(case, sampling=replace(case.sampling, prompt_logprobs=True))
-    asks = draw(st.sampled_from((True, True, False)))
+    scores_own_prompt = draw(st.sampled_from((True, True, False)))
     mates = tuple(
         replace(mate, sampling=replace(mate.sampling, prompt_logprobs=True))
-        if draw(st.booleans()) or not asks
+        if draw(st.booleans()) or not scores_own_prompt
         else mate
         for mate in case.session.mates
     )
-    sampling = replace(case.sampling, prompt_logprobs=asks)
+    sampling = replace(case.sampling, prompt_logprobs=scores_own_prompt)
     return replace(case, sampling=sampling, session=replace(case.session, mates=mates))

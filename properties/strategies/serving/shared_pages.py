@@ -38,8 +38,8 @@ def can_have_fork(case: Case, within: Abilities | None) -> bool:
 def can_repeat_page(case: Case, within: Abilities | None) -> bool:
     """Whether a mate's prompt may begin with a page that the case's prompt holds behind its first one."""
     can_act = within is None or {"add", "step", "cancel"} <= {*within.actions}
-    keeps = case.layout.traits.keeps_prefixes and case.draft.reads is None
-    return can_act and keeps and can_share_pages(case) and len(case.prompt) > 2 * case.layout.page_size
+    keeps_prefixes = case.layout.traits.keeps_prefixes and case.draft.reads is None
+    return can_act and keeps_prefixes and can_share_pages(case) and len(case.prompt) > 2 * case.layout.page_size
 
 
 def can_share_pages(case: Case) -> bool:

@@ -67,7 +67,7 @@ def timeline(log: RunLog, seconds: float) -> Timeline | None:
     workers = sorted({event.worker for event in log.events})[:MOST]
     if not workers:
         return None
-    duration = max(seconds, max(event.at for event in log.events), 1e-3)
+    duration = max(seconds, max(event.time_s for event in log.events), 1e-3)
     lanes = tuple(_lane(log.events, worker, line, duration) for line, worker in enumerate(workers))
     judged = sum(lane.judged for lane in lanes)
     words = f"{plural(len(lanes), 'worker')} judged {plural(judged, 'case')} in {number(seconds)} seconds"
@@ -78,13 +78,13 @@ def timeline(log: RunLog, seconds: float) -> Timeline | None:
 def _lane(events: list[Event], worker: int, line: int, duration: float) -> Lane:
     worker_events = [event for event in events if event.worker == worker]
     scale = WIDTH / duration
-    opened_at = next((event.at for event in worker_events if event.kind == OPENED), None)
+    opened_at = next((event.time_s for event in worker_events if event.kind == OPENED), None)
     blocks = [Block(NAME_WIDTH, scale * opened_at, "starting", f"starting, {number(opened_at)} s")] if opened_at else []
     counts: Counter[int] = Counter()
     differing_bins = set()
     for event in worker_events:
         if event.kind in (JUDGED, UNJUDGED, DIFFERED):
-            bin_ = min(BINS - 1, int(BINS * event.at / duration))
+            bin_ = min(BINS - 1, int(BINS * event.time_s / duration))
             counts[bin_] += 1
             differing_bins |= {bin_} if event.kind == DIFFERED else set()
     most = max(counts.values(), default=1)
@@ -98,15 +98,17 @@ def _lane(events: list[Event], worker: int, line: int, duration: float) -> Lane:
     found_at = None
     for event in worker_events:
         if event.kind == FOUND:
-            found_at = event.at
+            found_at = event.time_s
         elif event.kind in (LOCATED, DIED, ENDED) and found_at is not None:
-            words = f"a failure is made smaller, {number(event.at - found_at)} s"
+            words = f"a failure is made smaller, {number(event.time_s - found_at)} s"
             blocks.append(
-                Block(NAME_WIDTH + scale * found_at, max(2.0, scale * (event.at - found_at)), "shrinking", words)
+                Block(NAME_WIDTH + scale * found_at, max(2.0, scale * (event.time_s - found_at)), "shrinking", words)
             )
-            shrinking, found_at = shrinking + event.at - found_at, None
+            shrinking, found_at = shrinking + event.time_s - found_at, None
     deaths = [event for event in worker_events if event.kind == DIED]
-    blocks += [Block(NAME_WIDTH + scale * event.at, 3, "died", f"died after {number(event.at)} s") for event in deaths]
+    blocks += [
+        Block(NAME_WIDTH + scale * event.time_s, 3, "died", f"died after {number(event.time_s)} s") for event in deaths
+    ]
     kinds = Counter(event.kind for event in worker_events)
     return Lane(
         f"worker {worker}",

@@ -12,7 +12,7 @@ from tests.measure.documents import words
 from tests.measure.documents.pages import ROOT
 
 FOLDER = ROOT / "docs" / "reference"
-MADE = "<!-- made by `python -m tests.measure docs`: change the program, and run that command -->\n\n"
+NOTICE = "<!-- made by `python -m tests.measure docs`: change the program, and run that command -->\n\n"
 
 SCHEMAS = {
     "reference/case.schema.json": "A case file. The fields are explained in [Cases](case.md).",
@@ -40,7 +40,7 @@ def reference_pages() -> dict[str, str]:
         "backends.md": backends,
         "schemas.md": schemas,
     }
-    return {name: MADE + maker() for name, maker in makers.items()}
+    return {name: NOTICE + maker() for name, maker in makers.items()}
 
 
 def commands() -> str:
@@ -119,35 +119,40 @@ def python_interface() -> str:
         "\n## Parameters of a black box\n\nA function names those that it wants. All but the first two are optional."
     )
     text += "\n\n"
-    text += words.table(("parameter", "what it is given"), ((f"`{name}`", told) for name, told in PARAMETERS.items()))
+    text += words.table(
+        ("parameter", "what it is given"), ((f"`{name}`", sentence) for name, sentence in PARAMETERS.items())
+    )
     text += "\n## Kinds of component\n"
     for kind, contract in CONTRACTS.items():
         judged = ", ".join(f"`{name}`" for name in contract.judged_by)
         text += f"\n### component({kind}=...)\n\nIt returns {words.escaped(contract.returns)}. "
         text += f"Judged first by: {judged}.\n\n"
-        text += words.table(("argument", "what it is"), ((f"`{name}`", told) for name, told in contract.offers.items()))
+        text += words.table(
+            ("argument", "what it is"), ((f"`{name}`", sentence) for name, sentence in contract.offers.items())
+        )
     text += "\n## Parts of a step\n\nWhat a generator given to `stepper` may put into the dict of a step.\n\n"
     text += words.table(
-        ("part", "stage", "what it is"), ((f"`{name}`", stage.word, told) for name, (stage, told) in PARTS.items())
+        ("part", "stage", "what it is"),
+        ((f"`{name}`", stage.word, sentence) for name, (stage, sentence) in PARTS.items()),
     )
     for module in (conformance, pytest_plugin):
         text += f"\n## {module.__name__}\n\n" + words.paragraphs(words.docstring(module)[0])
     return text + _public_name("agrees", conformance.agrees)
 
 
-def _public_name(name: str, thing: Any) -> str:
+def _public_name(name: str, value: Any) -> str:
     """The section of one public name: signature, docstring and fields."""
-    if isinstance(thing, dict):
+    if isinstance(value, dict):
         return ""  # CONTRACTS and PARTS have sections of their own
     title = f"\n### {name}\n\n"
-    if not isinstance(thing, type):
-        title += f"```python\n{words.signature(thing)}\n```\n\n"
-    head, sections = words.docstring(thing)
+    if not isinstance(value, type):
+        title += f"```python\n{words.signature(value)}\n```\n\n"
+    head, sections = words.docstring(value)
     text = title + words.paragraphs(head)
-    if isinstance(thing, type):
-        if is_dataclass(thing) and not issubclass(thing, Exception):
-            text += "\n" + words.field_table(thing)
-        elif (method := getattr(thing, "run", None)) is not None:
+    if isinstance(value, type):
+        if is_dataclass(value) and not issubclass(value, Exception):
+            text += "\n" + words.field_table(value)
+        elif (method := getattr(value, "run", None)) is not None:
             text += f"\n#### {name}.run\n\n" + words.paragraphs(words.docstring(method)[0])
     for section in ("Args", "Returns", "Raises"):
         entries = sections.get(section, {})
@@ -189,7 +194,9 @@ def case_fields() -> str:
     )
     text += "".join(_fields(kind) for kind in kinds)
     text += "\n## Actions of a session\n\n"
-    return text + words.table(("action", "what it does"), ((f"`{name}`", told) for name, told in ACTIONS.items()))
+    return text + words.table(
+        ("action", "what it does"), ((f"`{name}`", sentence) for name, sentence in ACTIONS.items())
+    )
 
 
 def trace_fields() -> str:
@@ -234,8 +241,8 @@ def drafts() -> str:
     )
 
 
-def _first_sentence(thing: object) -> str:
-    return words.docstring(thing)[0].split("\n\n")[0].split(". ")[0].rstrip(".") + "."
+def _first_sentence(kind: object) -> str:
+    return words.docstring(kind)[0].split("\n\n")[0].split(". ")[0].rstrip(".") + "."
 
 
 def families() -> str:
@@ -379,7 +386,9 @@ def backends() -> str:
 def schemas() -> str:
     """The JSON files that the program reads and writes, with the properties of their schemas."""
     text = "# Files and their schemas\n\nEvery JSON file that the program reads or writes has a JSON Schema.\n\n"
-    text += words.table(("schema", "what it describes"), ((f"`{path}`", told) for path, told in SCHEMAS.items()))
+    text += words.table(
+        ("schema", "what it describes"), ((f"`{path}`", sentence) for path, sentence in SCHEMAS.items())
+    )
     for path in SCHEMAS:
         schema = json.loads((ROOT / path).read_text())
         text += f"\n## {Path(path).name}\n\n{words.escaped(schema['title'])}.\n"

@@ -87,16 +87,17 @@ def prepare(text: str, folder: Path) -> Path:
 def shown_again(text: str, folder: Path, run: Runner, slow: bool) -> str:
     """A page with what its commands print now; those of slow blocks run where `slow` is set, and else stay."""
     here = prepare(text, folder)
-    code, replaced = 0, []
+    code = 0
+    replacements = []
     for block in blocks(text):
         if block.language != "console" or (block.slow and not slow):
             continue
-        made = []
-        for command, shown in typed(block):
+        answers = []
+        for command, text_before in typed(block):
             printed, code = run(command, here, code)
-            made.append(f"$ {command}\n{_shortened(printed, shown)}")
-        replaced.append((block, "".join(made)))
-    for block, new in reversed(replaced):
+            answers.append(f"$ {command}\n{_shortened(printed, text_before)}")
+        replacements.append((block, "".join(answers)))
+    for block, new in reversed(replacements):
         if comparable(block.text) != comparable(new):
             text = text[: block.span[0]] + new + text[block.span[1] :]
     return text
@@ -110,12 +111,12 @@ def comparable(text: str) -> str:
     return words
 
 
-def _shortened(printed: str, shown: str) -> str:
+def _shortened(printed: str, text_before: str) -> str:
     """What a command printed, cut where the page cuts it: a line `...` of the page stands for all further lines."""
     lines = [line.rstrip() for line in printed.splitlines()]
-    kept = shown.splitlines()
-    if "..." in kept:
-        lines = [*lines[: kept.index("...")], "..."]
+    page_lines = text_before.splitlines()
+    if "..." in page_lines:
+        lines = [*lines[: page_lines.index("...")], "..."]
     while lines and not lines[-1]:
         lines.pop()
     return "".join(f"{line}\n" for line in lines)

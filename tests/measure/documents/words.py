@@ -24,12 +24,12 @@ def _cell(text: str) -> str:
 def escaped(text: str) -> str:
     """A sentence of a table or docstring: what Markdown would take for markup outside of code is escaped."""
     parts = re.split(r"(`[^`]*`)", text)
-    return "".join(part if at % 2 else re.sub(r"([*_<\[])", r"\\\1", part) for at, part in enumerate(parts))
+    return "".join(part if number % 2 else re.sub(r"([*_<\[])", r"\\\1", part) for number, part in enumerate(parts))
 
 
-def docstring(thing: object) -> tuple[str, dict[str, dict[str, str]]]:
+def docstring(documented: object) -> tuple[str, dict[str, dict[str, str]]]:
     """The paragraphs of a docstring, and its sections: each entry by its name."""
-    text = inspect.getdoc(thing) or ""
+    text = inspect.getdoc(documented) or ""
     lines = text.splitlines()
     starts = [number for number, line in enumerate(lines) if line.rstrip(":") in SECTIONS and line.endswith(":")]
     head = "\n".join(lines[: starts[0]] if starts else lines).strip()
@@ -62,16 +62,16 @@ def _entries(lines: list[str]) -> dict[str, str]:
 
 def paragraphs(text: str) -> str:
     """The paragraphs of a docstring as Markdown: an indented block is code, a list stays one."""
-    made: list[str] = []
+    pieces: list[str] = []
     # Lines of code with an empty line between them are one block.
     for part in _parts(inspect.cleandoc(text)):
         if part.startswith("    "):
-            made.append(f"```python\n{textwrap.dedent(part)}\n```")
+            pieces.append(f"```python\n{textwrap.dedent(part)}\n```")
         elif part.lstrip().startswith("- "):
-            made.append(escaped(part))
+            pieces.append(escaped(part))
         else:
-            made.append(escaped(" ".join(part.split())))
-    return "\n\n".join(made) + "\n"
+            pieces.append(escaped(" ".join(part.split())))
+    return "\n\n".join(pieces) + "\n"
 
 
 def _parts(text: str) -> list[str]:
@@ -109,14 +109,19 @@ def annotations(kind: type) -> dict[str, str]:
 def field_table(kind: type) -> str:
     """The fields of a dataclass with type, default and the sentence of its docstring."""
     assert is_dataclass(kind)
-    told: dict[str, str] = {}
+    sentences: dict[str, str] = {}
     for base in reversed(kind.__mro__):
-        told |= docstring(base)[1].get("Attributes", {})
+        sentences |= docstring(base)[1].get("Attributes", {})
     written = annotations(kind)
     return table(
         ("field", "type", "default", "what it says"),
         (
-            (f"`{field.name}`", f"`{written[field.name].strip(chr(39))}`", _default(field), told.get(field.name, ""))
+            (
+                f"`{field.name}`",
+                f"`{written[field.name].strip(chr(39))}`",
+                _default(field),
+                sentences.get(field.name, ""),
+            )
             for field in fields(kind)
         ),
     )

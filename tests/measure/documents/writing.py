@@ -11,12 +11,12 @@ from tests.measure.documents.shown import in_a_process, shown_again
 
 def write_pages(names: tuple[str, ...], slow: bool) -> Iterator[str]:
     """Write the pages named, or all, and yield the name of each page that changed."""
-    wanted = {page_name(page) for page in pages()} if not names else {*names}
+    chosen_pages = {*names} or {page_name(page) for page in pages()}
     if not names or any(name.startswith("docs/reference/") for name in names):
         for name, text in reference_pages().items():
+            chosen_pages.discard(page_name(FOLDER / name))
             yield from _written(FOLDER / name, text)
-    made = {page_name(FOLDER / name) for name in reference_pages()} if not names else set()
-    for name in sorted(wanted - made):
+    for name in sorted(chosen_pages):
         page = ROOT / name
         text = with_files(page.read_text(encoding="utf-8"))
         with tempfile.TemporaryDirectory() as folder:

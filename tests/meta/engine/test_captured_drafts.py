@@ -17,7 +17,6 @@ from backends.faults.drafting.captured_levels import FAULTS
 from properties.invariants import ALL
 from properties.strategies.acceptance import ORACLE
 from properties.strategies.draft.head import LAYERS
-from properties.strategies.models import GALLERY
 from properties.verdict.judge import judge
 from reference.architecture import Seeded
 from reference.case import Case
@@ -30,10 +29,10 @@ from reference.sampling import Sampling, Stops
 from reference.session import Action, Mate, Session
 from reference.trace import Trace
 from specverify.setup.subjects import subject_of
+from tests.models import OTHER_LLAMA
 
-MODEL = Seeded(next(one for one in GALLERY if one.vocab_size >= 16), 3)
 NORMED = HiddenStates(place="normed", shift=1)
-SMALL = Seeded(MODEL.architecture, 7)
+SMALL = Seeded(OTHER_LLAMA.architecture, 7)
 DRAFTS: tuple[Draft, ...] = (
     LanguageModel(SMALL, named_tree("D3-BF2")),
     LanguageModel(SMALL, Expansion(3, 2, 9)),
@@ -41,7 +40,7 @@ DRAFTS: tuple[Draft, ...] = (
     Eagle1(Expansion(3, 2, 9), NORMED, LAYERS[0], seed=1),
     Mtp(named_tree("D3"), NORMED, LAYERS[0], 2),
 )
-CASE = Case(MODEL, (3, 1, 4, 1, 5), DRAFTS[0], stops=Stops(8), dtype="float64")
+CASE = Case(OTHER_LLAMA, (3, 1, 4, 1, 5), DRAFTS[0], stops=Stops(8), dtype="float64")
 
 
 class Watched(Buffers):
@@ -148,7 +147,7 @@ def test_a_batch_beyond_the_greatest_capture_is_run_without_one_and_counted() ->
     trace = run(case, buffers=Watched)
     (why,) = trace.fallbacks
     assert why == "not captured: a draft level of 9 requests; captures end at 8"
-    assert trace.fallbacks[why] % MODEL.architecture.layers == 0
+    assert trace.fallbacks[why] % OTHER_LLAMA.architecture.layers == 0
     assert all(live < 9 for live, _ in Watched.forwards)
     same(trace, open_engine("cpu-eager").run(case))
     fewer = run(batches(DRAFTS[0], 3, 1), sizes=(1, 2))

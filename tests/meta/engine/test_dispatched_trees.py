@@ -13,7 +13,6 @@ from properties.invariants import ALL
 from properties.shrinking.cases import nearer, size
 from properties.strategies.acceptance import ORACLE
 from properties.strategies.draft.head import LAYERS
-from properties.strategies.models import GALLERY
 from properties.verdict.finding import Verdict
 from properties.verdict.judge import judge
 from properties.verdict.taken_steps import batch_sizes
@@ -32,10 +31,10 @@ from reference.sampling import Sampling, Stops
 from reference.session import Action, Mate, Session
 from reference.trace import Trace
 from specverify.setup.subjects import subject_of
+from tests.models import OTHER_LLAMA
 
-MODEL = Seeded(next(one for one in GALLERY if one.vocab_size >= 16), 3)
 TABLE = Dispatch((1, 2, 4), (named_tree("D3-BF2"), named_tree("D3"), named_tree("D1-BF3")))
-SMALL = Seeded(MODEL.architecture, 7)
+SMALL = Seeded(OTHER_LLAMA.architecture, 7)
 NODES = {1: 15, 2: 4, 3: 4, 4: 4}
 NORMED = HiddenStates(place="normed", shift=1)
 DRAWN = Sampling(temperature=1.0, draws="with-replacement")
@@ -46,7 +45,7 @@ DRAFTS: tuple[Draft, ...] = (
     Medusa(TABLE, HiddenStates(place="normed"), 3),
     Mtp(TABLE, NORMED, LAYERS[0], 2),
 )
-CASE = Case(MODEL, (3, 1, 4, 1, 5), DRAFTS[0], stops=Stops(8), dtype="float64")
+CASE = Case(OTHER_LLAMA, (3, 1, 4, 1, 5), DRAFTS[0], stops=Stops(8), dtype="float64")
 ACTIONS = (
     "add 0", "add 1", "step 0", "add 2", "step 0 1 2", "evict 1", "step 0 1", "restore 1", "preempt 0 1",
     "step 1 0", "step 1 0 2",
@@ -195,6 +194,6 @@ def test_what_is_no_table_is_refused() -> None:
     with pytest.raises(Malformed, match="the actions decide how many requests step together"):
         replace(whole, draft=whole.draft.in_batches((2,)))
     with pytest.raises(Malformed, match=r"shape\.trees: rank 3 needs more than the 3 tokens"):
-        LanguageModel(Seeded(MODEL.architecture, 7), Dispatch((1,), (named_tree("D1-BF4"),)), (1, 3, 5))
+        LanguageModel(Seeded(OTHER_LLAMA.architecture, 7), Dispatch((1,), (named_tree("D1-BF4"),)), (1, 3, 5))
     with pytest.raises(Malformed, match="a tree of depth 3 needs as many heads, and there are 2"):
         Medusa(TABLE, HiddenStates(place="normed"), 2)

@@ -9,7 +9,6 @@ from backends.registry import open_backend
 from properties.shrinking.cases import nearer, size
 from properties.strategies.acceptance import ORACLE
 from properties.strategies.draft.head import LAYERS
-from properties.strategies.models import GALLERY
 from reference.architecture import Seeded
 from reference.case import Case
 from reference.case_json import case_from_json, case_to_json
@@ -23,16 +22,16 @@ from reference.draft_trees import Expansion
 from reference.malformed import Malformed
 from reference.rules import Rule
 from reference.sampling import Sampling, Stops
+from tests.models import OTHER_LLAMA
 
-MODEL = Seeded(next(one for one in GALLERY if one.vocab_size >= 16), 3)
 PLANS = (Expansion(2, 3, 6), Expansion(3, 2, 9), Expansion(3, 3, 13), Expansion(2, 3, 7, rerank=False))
 
 
 def drafts(plan: Expansion) -> tuple[Draft, ...]:
-    last = MODEL.architecture.layers - 1
+    last = OTHER_LLAMA.architecture.layers - 1
     return (
-        LanguageModel(Seeded(MODEL.architecture, 7), plan),
-        LanguageModel(Seeded(MODEL.architecture, 7), plan, (1, 3, 5, 7, 9)),
+        LanguageModel(Seeded(OTHER_LLAMA.architecture, 7), plan),
+        LanguageModel(Seeded(OTHER_LLAMA.architecture, 7), plan, (1, 3, 5, 7, 9)),
         Eagle1(plan, HiddenStates(place="normed", shift=1), LAYERS[0], seed=1),
         Eagle3(plan, HiddenStates((-1, last), shift=1), LAYERS[1], (2, 3, 5, 8, 9)),
         Medusa(plan, HiddenStates(place="normed"), 3),
@@ -46,7 +45,7 @@ def test_engine_and_oracle_draft_the_same_tree(plan: Expansion) -> None:
     backend = open_backend("cpu-eager")
     shapes = set()
     for draft in drafts(plan):
-        case = Case(MODEL, (3, 1, 4, 1, 5), draft, stops=Stops(6), dtype="float64")
+        case = Case(OTHER_LLAMA, (3, 1, 4, 1, 5), draft, stops=Stops(6), dtype="float64")
         right, seen = ORACLE(case), backend.run(case)
         assert seen.output == right.output
         assert len(seen.steps) == len(right.steps)
@@ -67,7 +66,7 @@ def test_engine_and_oracle_draft_the_same_tree(plan: Expansion) -> None:
 
 def test_a_dynamic_tree_is_read_from_a_case_file_and_its_tokens_are_not_drawn() -> None:
     for draft in drafts(PLANS[0]):
-        case = Case(MODEL, (3, 1), draft)
+        case = Case(OTHER_LLAMA, (3, 1), draft)
         assert case_from_json(case_to_json(case)) == case
         drawn = Sampling(temperature=1.0, draws="with-replacement")
         with pytest.raises(Malformed, match="use top-k"):
@@ -82,20 +81,20 @@ def test_a_rule_for_chains_refuses_a_dynamic_tree_that_may_branch() -> None:
     """The outline of four levels and five nodes is a chain, and yet two of the nodes may be siblings."""
     chain = Sampling(temperature=1.0, rule=Rule("chain"))
     plans = Expansion(2, 4, 5), Expansion(1, 4, 5)
-    may, never = (LanguageModel(Seeded(MODEL.architecture, 7), plan) for plan in plans)
+    may, never = (LanguageModel(Seeded(OTHER_LLAMA.architecture, 7), plan) for plan in plans)
     assert not plans[0].outline.branches
     with pytest.raises(Malformed, match="rule chain verifies chains; this tree branches"):
-        Case(MODEL, (3, 1), may, sampling=chain)
-    assert Case(MODEL, (3, 1), never, sampling=chain).draft == never
+        Case(OTHER_LLAMA, (3, 1), may, sampling=chain)
+    assert Case(OTHER_LLAMA, (3, 1), never, sampling=chain).draft == never
     chains = replace(open_backend("cpu-eager").declaration, trees="chains")
-    assert "trees that branch" in (chains.outside(Case(MODEL, (3, 1), may)) or "")
-    assert chains.outside(Case(MODEL, (3, 1), never)) is None
+    assert "trees that branch" in (chains.outside(Case(OTHER_LLAMA, (3, 1), may)) or "")
+    assert chains.outside(Case(OTHER_LLAMA, (3, 1), never)) is None
 
 
 def test_a_dynamic_tree_shrinks_to_smaller_ones_and_a_page_tells_its_numbers() -> None:
     draft = drafts(PLANS[2])[0]
     assert draft.description == "model draft of a dynamic tree (13 best nodes of the top 3 over 3 levels)"
-    case = Case(MODEL, (3, 1), draft, stops=Stops(2))
+    case = Case(OTHER_LLAMA, (3, 1), draft, stops=Stops(2))
     smaller = [one for one in nearer(case) if one.draft.expansion is not None and size(one) < size(case)]
     assert {Expansion(2, 3, 11), Expansion(3, 2, 13), Expansion(3, 3, 12)} <= {one.draft.expansion for one in smaller}
     # A static tree of as many nodes is plainer than a dynamic one.

@@ -13,10 +13,8 @@ from backends.registry import open_backend
 from properties.invariants import ALL
 from properties.shrinking.cases import nearer
 from properties.strategies import cases
-from properties.strategies.models import GALLERY
 from properties.strategies.settings import drawing_settings
 from properties.verdict.judge import judge
-from reference.architecture import Seeded
 from reference.case import Case
 from reference.case_json import case_from_json, case_to_json
 from reference.draft import Scripted
@@ -28,6 +26,7 @@ from specverify.bench.kv import cells
 from specverify.commands.subjects import rows_of
 from specverify.setup.selection import check_layout
 from specverify.setup.subjects import subject_of
+from tests.models import LLAMA
 
 
 class Ledger:
@@ -106,13 +105,12 @@ def ledger(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(CACHES, "ledger", lambda seams, room, layout: Ledger(room))
 
 
-MODEL = Seeded(GALLERY[1], 0)
 ORACLE = Oracle()
 TREES = (Tree((0, 0, 0, 1, 2, 2), (5, 1, 2, 3, 4, 6)), Tree((0, 0, 0), (0, 3, 2)))
 
 
 def case_in(kind: str) -> Case:
-    return Case(MODEL, (3, 1, 4, 1, 5), Scripted(TREES), KvLayout(kind=kind), stops=Stops(6), dtype="float32")
+    return Case(LLAMA, (3, 1, 4, 1, 5), Scripted(TREES), KvLayout(kind=kind), stops=Stops(6), dtype="float32")
 
 
 def test_drawn_cases_in_it_agree_and_some_are_drawn_without_asking() -> None:
@@ -142,7 +140,7 @@ def accepted_second_child() -> Tree:
     """A tree whose accepted node is not the first row of its block."""
     case = case_in("ledger")
     (token,) = ORACLE(replace(case, draft=Scripted(), steps=1)).output[:1]
-    return Tree((0, 0, 0), (case.prompt[-1], (token + 1) % MODEL.vocab_size, token))
+    return Tree((0, 0, 0), (case.prompt[-1], (token + 1) % LLAMA.vocab_size, token))
 
 
 def test_it_is_declared_listed_saved_shrunk_and_timed() -> None:

@@ -34,6 +34,7 @@ from reference.oracle.decoder import Oracle
 from reference.sampling import Stops
 from reference.trace import Stage
 from reference.tree import RankTree, Tree
+from tests.models import LARGE_LLAMA, TINY_LLAMA
 
 # Two branches, a twin, a parent after its child.
 TREE = Tree((0, 3, 0, 0, 1, 2), (1, 2, 0, 2, 2, 1))
@@ -108,7 +109,7 @@ def test_the_structural_check_guards_the_engine() -> None:
 
     backend.seams = replace(backend.seams, lower_tree=broken)
     with pytest.raises(StageFailure, match="row 0: slot outside the branch cache") as stopped:
-        backend.run(Case(Seeded(GALLERY[0], 0), (1, 2)))
+        backend.run(Case(TINY_LLAMA, (1, 2)))
     assert stopped.value.stage == Stage.LOWERED
 
 
@@ -273,23 +274,22 @@ def test_longrope_past_its_original_context_is_declined() -> None:
 
 
 CHAIN = RankTree((0, 0, 1, 2), (0, 0, 0, 0))
-MODEL = Seeded(GALLERY[7], 0)
 
 
 @pytest.mark.parametrize("commit", ["path", "fast", "length"])
 def test_every_budget_and_every_stop_position(commit: str) -> None:
     """The target drafts for itself, so blocks are long and ends fall everywhere inside them."""
     backend, prompt = open_cpu(), (3, 1, 4)
-    draft, layout = LanguageModel(MODEL, CHAIN), KvLayout(commit)
-    text = Oracle()(Case(MODEL, prompt, stops=Stops(10), dtype="float64")).output
+    draft, layout = LanguageModel(LARGE_LLAMA, CHAIN), KvLayout(commit)
+    text = Oracle()(Case(LARGE_LLAMA, prompt, stops=Stops(10), dtype="float64")).output
     assert len(set(text)) > 3
     for budget in range(1, 11):
-        trace = backend.run(Case(MODEL, prompt, draft, layout, stops=Stops(budget)))
+        trace = backend.run(Case(LARGE_LLAMA, prompt, draft, layout, stops=Stops(budget)))
         assert (trace.output, trace.finish) == (text[:budget], "length")
         for token in set(text):
             cut = text.index(token) + 1
             for ends, why in ((Stops(budget, eos=(token,)), "eos"), (Stops(budget, stop_tokens=(token,)), "stop")):
-                ended = backend.run(Case(MODEL, prompt, draft, layout, stops=ends))
+                ended = backend.run(Case(LARGE_LLAMA, prompt, draft, layout, stops=ends))
                 expected = (text[:cut], why) if cut <= budget else (text[:budget], "length")
                 assert (ended.output, ended.finish) == expected
                 last = ended.steps[-1].committed
@@ -322,7 +322,7 @@ def test_a_row_that_sees_nothing_is_loud() -> None:
     torch.testing.assert_close(output[:, :, 0], value[:, :, 0])
 
     # One layer: in a second one the NaN of the first would be a value, and 0 times NaN is NaN in every row.
-    target = ModelCache("cpu").open(Seeded(GALLERY[0], 0), "float32")
+    target = ModelCache("cpu").open(TINY_LLAMA, "float32")
     masks = [torch.tensor([[True, False], [False, False]])] * len(target.reaches)
     tokens, positions = torch.tensor([1, 2]), torch.tensor([0, 1])
     cache = Branch(target.room(2, 2), "path")
@@ -336,7 +336,7 @@ def test_padding_rows_are_never_committed(commit: str) -> None:
     """However many there are: same output, same committed KV, bit for bit the width aside; one column per token."""
     backend = open_cpu()
     tree = Tree((0, 0, 0, 2), (4, 9, 2, 5))
-    bare = Case(MODEL, (3, 1, 4), Scripted((tree,)), KvLayout(commit), stops=Stops(5), dtype="float64")
+    bare = Case(LARGE_LLAMA, (3, 1, 4), Scripted((tree,)), KvLayout(commit), stops=Stops(5), dtype="float64")
     plain = backend.run(bare)
     for padded in (5, 9, 33):
         trace = backend.run(replace(bare, layout=KvLayout(commit, padded_nodes=padded)))

@@ -33,6 +33,7 @@ from specverify.cli import main
 from specverify.setup.subjects import subject_of
 from tests.corruption import ORACLE
 from tests.inprocess import in_this_process
+from tests.models import LLAMA
 
 REASON = "the block is longer than one row"
 
@@ -58,9 +59,8 @@ def open_reluctant() -> Backend:
     return EngineBackend("reluctant", "cpu", replace(SEAMS, attend=reluctant, draft_attend=reluctant))
 
 
-MODEL = Seeded(GALLERY[1], 0)
 LAYERS = GALLERY[1].layers
-CASE = Case(MODEL, (3, 5, 7), Scripted((Tree((0, 0, 0), (7, 1, 2)),)), stops=Stops(2))
+CASE = Case(LLAMA, (3, 5, 7), Scripted((Tree((0, 0, 0), (7, 1, 2)),)), stops=Stops(2))
 
 
 def test_calls_and_fallbacks_of_a_run_add_up_layer_by_layer() -> None:
@@ -74,7 +74,7 @@ def test_calls_and_fallbacks_of_a_run_add_up_layer_by_layer() -> None:
 
 def test_calls_of_the_draft_count_and_runs_do_not_mix() -> None:
     backend = open_picky()
-    drafting = replace(CASE, draft=LanguageModel(MODEL, RankTree((0, 0, 0), (0, 0, 1))))
+    drafting = replace(CASE, draft=LanguageModel(LLAMA, RankTree((0, 0, 0), (0, 0, 1))))
     alone, again = backend.run(drafting), backend.run(drafting)
     assert alone.attention_calls == again.attention_calls > LAYERS * (1 + len(alone.steps))
     assert alone.fallbacks == again.fallbacks

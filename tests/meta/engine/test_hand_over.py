@@ -27,6 +27,7 @@ from reference.session import Action, Mate, Session
 from reference.tree import RankTree, Tree
 from specverify.setup.subjects import subject_of
 from tests.corruption import BY_NAME, ORACLE
+from tests.models import LLAMA
 
 PROMPT = (6, 3, 11, 4, 9, 2, 14)
 BRANCHES = RankTree((0, 0, 0, 1), (0, 1, 0, 0))
@@ -42,7 +43,7 @@ GOES = tuple(
 
 
 def session(**changed: Any) -> Case:
-    model = changed.pop("model", Seeded(GALLERY[1], 0))
+    model = changed.pop("model", LLAMA)
     alone = Case(model, PROMPT, changed.pop("draft", Scripted((FORK, FORK, FORK))), stops=Stops(9))
     mate = Mate((*PROMPT[:3], PROMPT[-1]), alone.draft, stops=Stops(9))
     return replace(alone, session=Session((mate,), GOES), **changed)
@@ -58,14 +59,14 @@ def judged(case: Case) -> set[str]:
 
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_a_request_goes_on_in_every_layout(kind: str) -> None:
-    windowed = Seeded(GALLERY[5], 0) if kind == "sliding" else Seeded(GALLERY[1], 0)
+    windowed = Seeded(GALLERY[5], 0) if kind == "sliding" else LLAMA
     assert NAME in judged(session(model=windowed, layout=KvLayout(kind=kind, page_size=2 if KINDS[kind].pages else 0)))
 
 
 @pytest.mark.parametrize(
     "changed",
     [
-        {"draft": LanguageModel(Seeded(GALLERY[1], 0), BRANCHES)},
+        {"draft": LanguageModel(LLAMA, BRANCHES)},
         {"draft": Ngram(BRANCHES, 3)},
         {"sampling": Sampling(temperature=1.0, seed=3)},
     ],
@@ -86,7 +87,7 @@ def test_the_window_of_a_draft_that_has_read_the_root_is_sent_from_its_first_col
 
 SPEC = CacheSpec((Reach(), Reach(window=2)), 2, 4, 40, 8, torch.device("cpu"), torch.float32)
 ROOT = len(PROMPT) + 1
-ASKED = Case(Seeded(GALLERY[1], 0), PROMPT, LanguageModel(Seeded(GALLERY[1], 0), BRANCHES), stops=Stops(9))
+ASKED = Case(LLAMA, PROMPT, LanguageModel(LLAMA, BRANCHES), stops=Stops(9))
 
 
 def columns(length: int) -> Columns:

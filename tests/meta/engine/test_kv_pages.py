@@ -17,9 +17,7 @@ from backends.engine.kv.base import CacheSpec, KvCache, OutOfPages
 from backends.engine.kv.pages import Blocks, Pages
 from backends.engine.kv.prefix import PrefixCache
 from backends.engine.reach import Reach
-from properties.strategies.models import GALLERY
 from properties.verdict.judge import judge
-from reference.architecture import Seeded
 from reference.case import Case
 from reference.draft import Scripted
 from reference.layout import KvLayout
@@ -28,6 +26,7 @@ from reference.trace import Stage
 from reference.tree import Tree
 from specverify.setup.subjects import subject_of
 from tests.corruption import BY_NAME, ORACLE
+from tests.models import LLAMA
 
 
 class Anything:
@@ -356,7 +355,7 @@ def test_a_request_alone_that_waits_for_pages_is_an_error_with_a_sentence(overha
     layout = KvLayout(kind="paged", page_size=4, overhang=overhang)
     layout = replace(layout, pages=tuple(range(layout.pages_for(len(prompt) + 13))))
     trees = (Tree((0, 0, 1), (prompt[-1], 2, 3)),)
-    case = Case(Seeded(GALLERY[1], 0), prompt, Scripted(trees), layout, stops=Stops(8))
+    case = Case(LLAMA, prompt, Scripted(trees), layout, stops=Stops(8))
     assert len(open_cpu().run(case).output) == 8
     starving = open_cpu()
     faults.plant(starving, faults.fault_named("reserve-counted-in-pages"))

@@ -14,9 +14,7 @@ from backends.engine.overlap.streams import CudaStream, ImmediateStream, stream_
 from properties.invariants import ALL
 from properties.live.play import ROUND, play
 from properties.live.watch import SessionStats
-from properties.strategies.models import GALLERY
 from properties.verdict.judge import judge
-from reference.architecture import Seeded
 from reference.case import Case
 from reference.draft import LanguageModel, Scripted
 from reference.grammar import Grammar
@@ -28,6 +26,7 @@ from reference.trace import Committed, Kv, Trace, frozen
 from reference.tree import RankTree
 from specverify.conformance.sessions import refuse
 from specverify.setup.subjects import open_planted, subject_of
+from tests.models import LLAMA
 
 STEPS = 20_000
 """Steps of single requests that the slow test launches ahead."""
@@ -39,7 +38,7 @@ def act(kind: str, *requests: int) -> Action:
 
 def served(*actions: Action) -> tuple[Case, Trace]:
     """A request with a model draft and its mate, served by `actions`; no invariant finds anything."""
-    model = Seeded(GALLERY[1], 0)
+    model = LLAMA
     draft = LanguageModel(model, RankTree((0, 0, 0, 1), (0, 0, 1, 0)))
     mate = Mate((2, 9, 4), Scripted(), stops=Stops(5))
     layout = KvLayout(kind="paged", page_size=2)
@@ -86,7 +85,7 @@ def test_a_placeholder_stands_for_the_tokens_of_its_own_launch() -> None:
 
 def test_two_blocks_are_reserved_and_positions_count_what_is_in_flight() -> None:
     assert reserved_columns(5) == 10
-    case = Case(Seeded(GALLERY[1], 0), (1, 2))
+    case = Case(LLAMA, (1, 2))
     most = case.max_positions
     # A bare root may accept one token in flight, and stands on one position itself.
     assert fits(case, most - 1, 1)
@@ -109,7 +108,7 @@ def test_a_cut_commit_shows_the_columns_that_the_host_keeps() -> None:
 
 def test_a_grammar_reads_one_result_ahead_of_the_host_alone() -> None:
     """The host takes the first of two results in flight before the grammar reads the second, for a preemption too."""
-    model = Seeded(GALLERY[1], 0)
+    model = LLAMA
     words = tuple(("61", "62")[token % 2] for token in range(model.vocab_size))
     actions = (act("add", 0), act("launch", 0), act("launch", 0), act("preempt", 0), act("step", 0))
     sampling = Sampling(grammar=Grammar("regex", "(a|b)*a(a|b){2}", words))

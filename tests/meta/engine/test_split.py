@@ -15,13 +15,13 @@ from backends.engine.attention.gathered import eager_gathered
 from backends.engine.attention.split import Split, merge
 from backends.engine.columns import AttentionInputs
 from backends.engine.kv.paged import Paged
-from properties.strategies.models import GALLERY
 from reference.architecture import Seeded
 from reference.case import Case
 from reference.draft import LanguageModel, Scripted
 from reference.layout import KINDS, KvLayout
 from reference.sampling import Stops
 from reference.tree import RankTree, Tree
+from tests.models import LLAMA
 from tests.treeattention import FACTOR, UNIT, Scene, constant, hidden_changed, scene
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -226,7 +226,7 @@ def in_pages(model: Seeded, **fields: object) -> Case:
 
 
 def test_pages_are_never_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = Seeded(GALLERY[1], 0)
+    model = LLAMA
     draft = LanguageModel(model, RankTree((0, 0, 0, 1), (0, 1, 0, 0)))
     right = [open_engine("cpu-split").run(in_pages(model, draft=one)) for one in (Scripted((FORK,)), draft)]
 
@@ -240,7 +240,7 @@ def test_pages_are_never_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_layout_gives_one_output() -> None:
-    model = Seeded(GALLERY[1], 0)
+    model = LLAMA
     layouts = [KvLayout(kind=kind, page_size=2 if KINDS[kind].pages else 0) for kind in KINDS]
     outputs = {open_engine("cpu-split").run(in_pages(model, layout=layout)).output for layout in layouts}
     assert len(outputs) == 1
@@ -254,7 +254,7 @@ def test_what_is_refused_names_the_stage() -> None:
 
     backend.seams = replace(backend.seams, attend=broken, prefill_attend=SPLIT)
     with pytest.raises(StageFailure, match=r"ValueError: prefix lengths are torch\.int64") as caught:
-        backend.run(in_pages(Seeded(GALLERY[1], 0)))
+        backend.run(in_pages(LLAMA))
     assert caught.value.stage.name == "ATTENDED"
 
 

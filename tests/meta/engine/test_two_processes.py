@@ -25,9 +25,7 @@ from backends.engine.seams import Seams
 from backends.flags import hand_over_by
 from backends.handed_over import TRIES, HandedOverBackend
 from properties.invariants import ALL
-from properties.strategies.models import GALLERY
 from properties.verdict.judge import judge
-from reference.architecture import Seeded
 from reference.case import Case
 from reference.draft import LanguageModel
 from reference.oracle.decoder import Oracle
@@ -37,6 +35,7 @@ from reference.trace import Trace
 from reference.tree import RankTree
 from specverify.setup.subjects import subject_of
 from tests.meta.engine.test_hand_over import ASKED, STATE
+from tests.models import LLAMA
 
 RUN, ROOM, HOP = 7, 3, 1
 OVER = HandOverSeams()
@@ -44,7 +43,7 @@ PACKET = pack(STATE, ASKED, ROOM, HOP)
 LETTERS = [letter_of(one) for one in items_of(PACKET, RUN)]
 PROMPT = (6, 3, 11, 4, 9, 2, 14, 5, 1)
 BRANCHES = RankTree((0, 0, 0, 1), (0, 1, 0, 0))
-DRAFTED = LanguageModel(Seeded(GALLERY[1], 0), BRANCHES)
+DRAFTED = LanguageModel(LLAMA, BRANCHES)
 GOES = tuple(
     Action(kind, tuple(requests))
     for kind, *requests in (
@@ -56,7 +55,7 @@ GOES = tuple(
 
 def asked(seed: int = 3, tokens: int = 12, **changed: Any) -> Case:
     sampling = Sampling(temperature=float(seed % 2), seed=seed)
-    return replace(Case(Seeded(GALLERY[1], 0), PROMPT, DRAFTED, sampling=sampling, stops=Stops(tokens)), **changed)
+    return replace(Case(LLAMA, PROMPT, DRAFTED, sampling=sampling, stops=Stops(tokens)), **changed)
 
 
 def in_session() -> Case:

@@ -21,10 +21,10 @@ from reference.oracle.decoder import Oracle
 from reference.sampling import Sampling, Stops
 from reference.tree import RankTree
 from specverify.setup.subjects import subject_of
+from tests.models import LLAMA
 
 ROWS = {one.name: one for one in ADAPTERS}
 CHAINS = ("economize", "economize-lookup", "flashspec", "flashspec-composite", "mlx-lm", "dflash")
-MODEL = Seeded(GALLERY[1], 0)
 CHAIN = RankTree((0, 0, 1, 2), (0, 0, 0, 0))
 
 
@@ -37,8 +37,8 @@ def opened(name: str) -> Any:
 
 def case_for(backend: Any, **changes: Any) -> Case:
     """A request with the target as its own draft, where the engine takes a draft."""
-    draft = LanguageModel(MODEL, CHAIN) if "model" in backend.declaration.drafts else Scripted()
-    return replace(Case(MODEL, (3, 1, 4, 3, 1), draft, stops=Stops(9)), **changes)
+    draft = LanguageModel(LLAMA, CHAIN) if "model" in backend.declaration.drafts else Scripted()
+    return replace(Case(LLAMA, (3, 1, 4, 3, 1), draft, stops=Stops(9)), **changes)
 
 
 def judged(backend: Any, case: Case) -> Verdict:
@@ -80,7 +80,7 @@ def test_drafted_tokens_that_are_accepted_are_counted(name: str) -> None:
     backend = opened(name)
     own = backend.run(case_for(backend)).speculated
     assert own.proposed == own.accepted > 0
-    other = backend.run(case_for(backend, draft=LanguageModel(replace(MODEL, seed=5), CHAIN))).speculated
+    other = backend.run(case_for(backend, draft=LanguageModel(replace(LLAMA, seed=5), CHAIN))).speculated
     assert other.accepted < other.proposed
 
 

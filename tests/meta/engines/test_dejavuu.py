@@ -12,24 +12,23 @@ from properties.invariants import ALL
 from properties.strategies.models import GALLERY
 from properties.verdict.finding import Verdict
 from properties.verdict.judge import judge
-from reference.architecture import Seeded
 from reference.case import Case
 from reference.draft import LanguageModel, Scripted
 from reference.oracle.decoder import Oracle
 from reference.sampling import Sampling, Stops
 from reference.tree import RankTree, Tree
 from specverify.setup.subjects import subject_of
+from tests.models import LLAMA
 
 dejavuu = pytest.importorskip("dejavuu")
 
-MODEL = Seeded(GALLERY[1], 0)
 SHUFFLED = Scripted((Tree((0, 2, 0, 1), (4, 5, 6, 7)), Tree((0, 0, 0), (0, 1, 2))))
 """A tree whose node 1 stands before its parent, and a tree of two siblings."""
 
-DRAFTED = LanguageModel(MODEL, RankTree((0, 0, 0, 1, 3), (0, 0, 1, 0, 0)))
+DRAFTED = LanguageModel(LLAMA, RankTree((0, 0, 0, 1, 3), (0, 0, 1, 0, 0)))
 """The target as its own draft: the nodes of rank 0 are accepted."""
 
-CASE = Case(MODEL, (3, 1, 4), DRAFTED, stops=Stops(6))
+CASE = Case(LLAMA, (3, 1, 4), DRAFTED, stops=Stops(6))
 
 
 def judged(case: Case) -> Verdict:
@@ -75,7 +74,7 @@ def test_a_commit_of_the_first_rows_is_found(monkeypatch: pytest.MonkeyPatch) ->
         HFBackend, "gather_kv", lambda self, kv, committed, path: gathered(self, kv, committed, list(range(len(path))))
     )
     text = Oracle()(replace(CASE, draft=Scripted())).output
-    wrong = (text[0] + 1) % MODEL.vocab_size
+    wrong = (text[0] + 1) % LLAMA.vocab_size
     second = Scripted((Tree((0, 0, 0), (4, wrong, text[0])),))
     assert judged(replace(CASE, draft=second)).outcomes["cache.commit-equivalence"] == "failed"
 

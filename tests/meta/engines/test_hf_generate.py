@@ -11,8 +11,8 @@ from backends.adapt import Generated, transformers_model
 from backends.adapt.engines import hf_generate, hf_generate_heads, hf_generate_universal
 from properties.strategies.models import GALLERY, small_draft
 from reference.architecture import Seeded
+from tests.models import LARGE_LLAMA
 
-MODEL = Seeded(GALLERY[7], 0)
 PROMPT = [1, 0, 1, 1, 0, 1]
 WAYS: dict[str, tuple[Callable[..., Any], str]] = {
     "assisted": (hf_generate.generate_assisted, "AssistedCandidateGenerator"),
@@ -51,7 +51,7 @@ def told(way: str, draft: Seeded | None, **sampling: Any) -> Generated:
     named = {name: value for name, value in given.items() if name in takes}
     torch.manual_seed(5)
     with torch.no_grad():
-        generated: Generated = generate(PROMPT, 12, transformers_model(MODEL, "float32"), **named, **sampling)
+        generated: Generated = generate(PROMPT, 12, transformers_model(LARGE_LLAMA, "float32"), **named, **sampling)
     return generated
 
 
@@ -61,15 +61,15 @@ def text(way: str, draft: Seeded | None, **sampling: Any) -> list[int]:
 
 @pytest.mark.parametrize(("rounds", "way"), [(way, way) for way in WAYS], indirect=["rounds"])
 def test_candidates_are_proposed_by_the_way_that_is_named(way: str, rounds: tuple[list[int], list[int]]) -> None:
-    generated = told(way, MODEL)
+    generated = told(way, LARGE_LLAMA)
     assert len(generated.tokens) == 12
     assert generated.proposed == sum(rounds[0]) > 0
     assert generated.accepted == sum(rounds[1])
-    assert text(way, MODEL) == generated.tokens.tolist(), "the seed decides"
+    assert text(way, LARGE_LLAMA) == generated.tokens.tolist(), "the seed decides"
 
 
 def test_drafted_tokens_that_are_accepted_are_counted() -> None:
-    own, another, none = (told("assisted", draft) for draft in (MODEL, small_draft(101, 0), None))
+    own, another, none = (told("assisted", draft) for draft in (LARGE_LLAMA, small_draft(101, 0), None))
     assert own.accepted is not None
     assert own.accepted > 0
     assert another.accepted == 0
@@ -89,17 +89,17 @@ def test_a_module_that_is_the_targets_only_layer_drafts_what_the_target_says() -
 
 
 @pytest.mark.parametrize("way", list(WAYS))
-@pytest.mark.parametrize("draft", [MODEL, small_draft(101, 0)], ids=["target", "another"])
+@pytest.mark.parametrize("draft", [LARGE_LLAMA, small_draft(101, 0)], ids=["target", "another"])
 def test_no_draft_changes_greedy_text(way: str, draft: Seeded) -> None:
     assert text(way, draft) == text("assisted", None)
 
 
 def test_the_draft_that_is_given_is_left_as_it_was() -> None:
-    draft = transformers_model(MODEL, "float32", "draft")
+    draft = transformers_model(LARGE_LLAMA, "float32", "draft")
     before = {name: value.clone() for name, value in draft.state_dict().items()}
-    text("assisted", MODEL)
-    text("assisted", MODEL, temperature=1.0)
-    assert draft.config.vocab_size == MODEL.vocab_size
+    text("assisted", LARGE_LLAMA)
+    text("assisted", LARGE_LLAMA, temperature=1.0)
+    assert draft.config.vocab_size == LARGE_LLAMA.vocab_size
     assert all(torch.equal(value, before[name]) for name, value in draft.state_dict().items())
 
 

@@ -23,6 +23,7 @@ from reference.oracle.decoder import Oracle  # noqa: E402
 from reference.sampling import Sampling, Stops  # noqa: E402
 from reference.tree import RankTree  # noqa: E402
 from specverify.setup.subjects import subject_of  # noqa: E402
+from tests.models import LLAMA  # noqa: E402
 
 DECLARED = llama_cpp.open_draft().declaration
 LOADED = [at for at, one in enumerate(GALLERY) if DECLARED.not_loaded(one) is None]
@@ -124,7 +125,7 @@ def test_an_error_in_the_middle_of_a_run_is_a_finding(monkeypatch: pytest.Monkey
         raise llama_cpp.ServerRefused("llama.cpp's server answered 500: no slot")
 
     monkeypatch.setattr(llama_cpp, "answer", refuses)
-    case = Case(Seeded(GALLERY[1], 0), (3, 1, 4), stops=Stops(6))
+    case = Case(LLAMA, (3, 1, 4), stops=Stops(6))
     verdict = judge(case, ALL, Oracle(), subject_of(open_backend("llama-cpp")))
     assert verdict.first is not None
     assert verdict.first.invariant == "lossless.completes"
@@ -136,8 +137,8 @@ def test_an_error_in_the_middle_of_a_run_is_a_finding(monkeypatch: pytest.Monkey
 def test_a_case_agrees(name: str, sampling: Sampling) -> None:
     chain = LanguageModel(Seeded(GALLERY[1], 1), RankTree((0, 0, 1), (0, 0, 0)))
     backend = open_backend(name)
-    draft = chain if backend.declaration.drafts else Case(Seeded(GALLERY[1], 0), (3,)).draft
-    case = Case(Seeded(GALLERY[1], 0), (3, 1, 4), draft, sampling=sampling, stops=Stops(6))
+    draft = chain if backend.declaration.drafts else Case(LLAMA, (3,)).draft
+    case = Case(LLAMA, (3, 1, 4), draft, sampling=sampling, stops=Stops(6))
     verdict = judge(case, ALL, Oracle(), subject_of(backend))
     assert (verdict.unsupported, verdict.findings) == (None, ())
     assert verdict.outcomes["lossless.stops"] == "checked"

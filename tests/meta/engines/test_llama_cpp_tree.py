@@ -11,28 +11,26 @@ llama_cpp_tree = pytest.importorskip(
 from backends.adapt import transformers_model  # noqa: E402
 from backends.adapt.engines.llama_cpp_tree import below  # noqa: E402
 from properties.invariants import ALL  # noqa: E402
-from properties.strategies.models import GALLERY  # noqa: E402
 from properties.verdict.judge import judge  # noqa: E402
-from reference.architecture import Seeded  # noqa: E402
 from reference.case import Case  # noqa: E402
 from reference.draft import Scripted  # noqa: E402
 from reference.oracle.decoder import Oracle  # noqa: E402
 from reference.sampling import Stops  # noqa: E402
 from reference.tree import Tree  # noqa: E402
 from specverify.setup.subjects import subject_of  # noqa: E402
+from tests.models import LLAMA  # noqa: E402
 
 ORACLE = Oracle()
-MODEL = Seeded(GALLERY[1], 0)
 PROMPT = (3, 1, 4)
 
 
 def branching() -> Case:
     """A case whose first tree accepts the second child of the root and one below it, and whose second is a chain."""
-    ahead = ORACLE(Case(MODEL, PROMPT, stops=Stops(8))).output
-    wrong = (ahead[0] + 1) % MODEL.vocab_size
+    ahead = ORACLE(Case(LLAMA, PROMPT, stops=Stops(8))).output
+    wrong = (ahead[0] + 1) % LLAMA.vocab_size
     first = Tree((0, 0, 0, 2, 2, 1), (PROMPT[-1], wrong, ahead[0], wrong, ahead[1], ahead[1]))
-    second = Tree((0, 0, 1), (ahead[2], ahead[3], (ahead[4] + 1) % MODEL.vocab_size))
-    return Case(MODEL, PROMPT, Scripted((first, second)), stops=Stops(8))
+    second = Tree((0, 0, 1), (ahead[2], ahead[3], (ahead[4] + 1) % LLAMA.vocab_size))
+    return Case(LLAMA, PROMPT, Scripted((first, second)), stops=Stops(8))
 
 
 def test_branches_are_judged_and_the_accepted_one_is_kept() -> None:
@@ -49,7 +47,7 @@ def test_branches_are_judged_and_the_accepted_one_is_kept() -> None:
 def test_each_row_sees_its_own_path_alone() -> None:
     case = branching()
     step = llama_cpp_tree.open_tree().run(case).steps[0]
-    tree, network = step.drafted.tree, transformers_model(MODEL, "float32")
+    tree, network = step.drafted.tree, transformers_model(LLAMA, "float32")
     for node in range(len(tree)):
         text = torch.tensor([[*case.prefix, *(tree.token[up] for up in tree.path(node))]])
         alone = network(text).logits[0, -1].detach()

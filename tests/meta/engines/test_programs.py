@@ -15,8 +15,6 @@ from backends.adapt.blackbox import PARAMETERS
 from backends.base import ProgramFailure, Unavailable, Unsupported
 from backends.programs import command, lines
 from backends.registry import UnknownBackend, open_backend
-from properties.strategies.models import GALLERY
-from reference.architecture import Seeded
 from reference.case import Case
 from reference.sampling import Sampling, Stops
 from reference.trace import Speculated
@@ -25,11 +23,12 @@ from specverify.isolation.backend_spec import BackendSpec
 from specverify.isolation.isolated import Isolated
 from specverify.isolation.limits import Patience
 from tests.inprocess import in_this_process
+from tests.models import LLAMA
 
 PROGRAMS = Path(__file__).resolve().parents[2] / "strangers" / "programs"
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "how_to" / "program.md").read_text()
 SCHEMA = json.loads(command.SCHEMA.read_text())
-CASE = Case(Seeded(GALLERY[1], 0), (3, 1, 4), stops=Stops(6))
+CASE = Case(LLAMA, (3, 1, 4), stops=Stops(6))
 NODE = f"command:node {PROGRAMS / 'greedy_llama.mjs'}"
 ASSISTED = f"command:{sys.executable} {PROGRAMS / 'assisted.py'}"
 

@@ -6,10 +6,8 @@ from dataclasses import replace
 from properties.invariants import ALL
 from properties.same_cause import by_cause
 from properties.shrinking.cases import distance
-from properties.strategies.models import GALLERY
 from properties.tally import Failure, SameDefect
 from properties.verdict.finding import FINISHED, Finding, Verdict
-from reference.architecture import Seeded
 from reference.case import Case
 from reference.case_json import case_from_json
 from reference.draft import Scripted
@@ -23,8 +21,9 @@ from reports.writing import as_json
 from specverify.campaign.search import Search
 from specverify.plan import Plan
 from specverify.setup.subjects import open_planted, subject_of
+from tests.models import TINY_LLAMA
 
-SMALL = Case(Seeded(GALLERY[0], 0), (1, 2), Scripted((Tree((0,), (2,)),)), stops=Stops(1))
+SMALL = Case(TINY_LLAMA, (1, 2), Scripted((Tree((0,), (2,)),)), stops=Stops(1))
 LARGE = replace(SMALL, draft=Scripted((Tree((0, 0, 1), (2, 3, 1)),)))
 
 

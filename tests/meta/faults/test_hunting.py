@@ -13,10 +13,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "strangers"))
 from properties.invariants import ALL
 from properties.shrinking.cases import STEPS, attempts
 from properties.shrinking.sessions import prunings, without_subtrees
-from properties.strategies.models import GALLERY
 from properties.verdict.finding import Verdict
 from properties.verdict.judge import judge
-from reference.architecture import Seeded
 from reference.case import Case
 from reference.draft import Scripted
 from reference.oracle.decoder import Oracle
@@ -33,9 +31,10 @@ from specverify.selftest.clean_digests import ON_TABLES, TABLES_ALONE, CleanDige
 from specverify.selftest.hunt import HuntPlan, HuntResult, asks_tables, hunt, nodes_of
 from specverify.selftest.schedule import CLEAN_EVERY, ROUNDS, Course, _note
 from specverify.setup.subjects import open_planted, subject_of
+from tests.models import LLAMA
 
-CHAIN = Case(Seeded(GALLERY[1], 0), (3, 1, 4), Scripted((Tree((0, 0, 1), (4, 2, 5)),)), stops=Stops(2))
-BRANCHED = Case(Seeded(GALLERY[1], 0), (3, 1, 4), Scripted((Tree((0, 0, 0), (4, 2, 5)),)), stops=Stops(2))
+CHAIN = Case(LLAMA, (3, 1, 4), Scripted((Tree((0, 0, 1), (4, 2, 5)),)), stops=Stops(2))
+BRANCHED = Case(LLAMA, (3, 1, 4), Scripted((Tree((0, 0, 0), (4, 2, 5)),)), stops=Stops(2))
 SAMPLED = Case(CHAIN.model, CHAIN.prompt, CHAIN.draft, sampling=Sampling(1.0), stops=Stops(2))
 
 

@@ -13,7 +13,6 @@ from backends.faults.drafting import dynamic_trees
 from properties.invariants import ALL
 from properties.invariants.draft.best_nodes import breaches
 from properties.strategies.draft.head import LAYERS
-from properties.strategies.models import GALLERY
 from properties.verdict.finding import Verdict
 from properties.verdict.judge import judge
 from reference.architecture import Seeded
@@ -27,17 +26,17 @@ from reference.sampling import Stops
 from reference.trace import Array, Trace
 from reference.tree import Tree
 from specverify.setup.subjects import subject_of
+from tests.models import OTHER_LLAMA
 
-MODEL = Seeded(next(one for one in GALLERY if one.vocab_size >= 16), 3)
 PLAN, GREEDY = Expansion(3, 3, 9), Expansion(2, 3, 7, rerank=False)
 DRAFTS = [one for one in ALL if one.name.startswith("draft.")]
 ORACLE = Oracle()
 
 
 def cases(plan: Expansion, dtype: str = "float64") -> tuple[Case, Case]:
-    model = LanguageModel(Seeded(MODEL.architecture, 7), plan)
-    head = Eagle3(plan, HiddenStates((-1, MODEL.architecture.layers - 1), shift=1), LAYERS[1], (2, 3, 5, 8, 9))
-    case = Case(MODEL, (3, 1, 4, 1, 5), model, stops=Stops(8), dtype=dtype)
+    model = LanguageModel(Seeded(OTHER_LLAMA.architecture, 7), plan)
+    head = Eagle3(plan, HiddenStates((-1, OTHER_LLAMA.architecture.layers - 1), shift=1), LAYERS[1], (2, 3, 5, 8, 9))
+    case = Case(OTHER_LLAMA, (3, 1, 4, 1, 5), model, stops=Stops(8), dtype=dtype)
     return case, replace(case, draft=head)
 
 

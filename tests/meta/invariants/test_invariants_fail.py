@@ -19,7 +19,7 @@ from properties.tolerance.closeness import Noise, noise, rms, rows_beyond
 from properties.tolerance.ties import TIE_SIGMA, gaps, is_decided, judge_tokens, near_and_predicted
 from properties.verdict.finding import Finding, Positions, Tie
 from properties.verdict.judge import judge
-from properties.verdict.subject import Crashed
+from properties.verdict.subject import Crash
 from reference.architecture import Seeded
 from reference.case import Case
 from reference.draft import LanguageModel, Ngram, Scripted
@@ -132,7 +132,7 @@ def accounts(**changes: int) -> Corruption:
 
 
 def broken(case: Case, trace: Trace, time: int) -> Any:
-    return Crashed(Stage.ATTENDED, "IndexError: out of range")
+    return Crash(Stage.ATTENDED, "IndexError: out of range")
 
 
 def _larger(case: Case) -> bool:

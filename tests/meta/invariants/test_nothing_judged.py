@@ -12,7 +12,7 @@ from properties.invariants import ALL
 from properties.strategies.models import GALLERY, small_draft
 from properties.verdict.invariant import Invariant
 from properties.verdict.judge import judge
-from properties.verdict.subject import Crashed, Declined, NoTrace, Subject
+from properties.verdict.subject import Crash, NoTrace, Refusal, Subject
 from reference.architecture import Seeded
 from reference.case import Case
 from reference.draft import LanguageModel, Scripted
@@ -29,15 +29,15 @@ from reference.trace import Stage, Step, Trace
 from reference.tree import RankTree, Tree
 from specverify.setup.subjects import subject_of
 from tests.corruption import BY_NAME, ORACLE
+from tests.models import LLAMA, TINY_LLAMA
 
-MODEL = Seeded(GALLERY[1], 0)
 MIXING = Seeded(next(architecture for architecture in GALLERY if architecture.family == "mixtral"), 0)
 PROMPT = (3, 14, 15, 9, 6)
-OWN = LanguageModel(MODEL, RankTree((0, 0, 0, 1), (0, 0, 1, 0)))
+OWN = LanguageModel(LLAMA, RankTree((0, 0, 0, 1), (0, 0, 1, 0)))
 MAPPED = LanguageModel(small_draft(17, 0), RankTree((0, 0, 0), (0, 0, 1)), tuple(range(0, 17, 2)))
 HEAD = Eagle1(RankTree((0, 0, 0), (0, 0, 1)), HiddenStates(place="normed", shift=1), HeadLayer(2, 1, 4, 12))
-GROWN = LanguageModel(MODEL, Expansion(2, 2, 5))
-TABLED = LanguageModel(MODEL, Dispatch((1, 2), (named_tree("D2"), named_tree("D1")), (1, 2)))
+GROWN = LanguageModel(LLAMA, Expansion(2, 2, 5))
+TABLED = LanguageModel(LLAMA, Dispatch((1, 2), (named_tree("D2"), named_tree("D1")), (1, 2)))
 TRIE = Trie(RankTree((0, 0, 0, 1), (0, 0, 1, 0)), 3, 9, shared=True)
 FORK = Scripted((Tree((0, 0, 0, 1, 1), (6, 1, 2, 4, 5)), Tree((0, 0), (6, 4))))
 STEP = Action("step", (0, 1))
@@ -53,17 +53,17 @@ HYBRID = Seeded(next(arch for arch in GALLERY if arch.recurrent), 0)
 
 CASES = {
     "hybrid": Case(HYBRID, PROMPT, LanguageModel(HYBRID, OWN.shape), stops=Stops(4), dtype="float64"),
-    "tree": Case(MODEL, PROMPT, FORK, stops=Stops(4), dtype="float64"),
-    "sharded": Case(MODEL, PROMPT, FORK, stops=Stops(3), ranks=2),
+    "tree": Case(LLAMA, PROMPT, FORK, stops=Stops(4), dtype="float64"),
+    "sharded": Case(LLAMA, PROMPT, FORK, stops=Stops(3), ranks=2),
     "mixing": Case(MIXING, PROMPT, FORK, stops=Stops(4), dtype="float64"),
-    "head": Case(MODEL, PROMPT, HEAD, stops=Stops(4), dtype="float64"),
-    "grown": Case(MODEL, PROMPT, GROWN, stops=Stops(4), dtype="float64"),
-    "tabled": Case(MODEL, PROMPT, TABLED, stops=Stops(4), dtype="float64"),
-    "mapped": Case(MODEL, PROMPT, MAPPED, stops=Stops(4), dtype="float64"),
-    "paged": Case(MODEL, PROMPT, FORK, KvLayout(kind="paged", page_size=2, pages=tuple(range(12))), stops=Stops(3)),
-    "open pages": Case(MODEL, PROMPT, FORK, KvLayout(kind="paged", page_size=2), stops=Stops(3)),
+    "head": Case(LLAMA, PROMPT, HEAD, stops=Stops(4), dtype="float64"),
+    "grown": Case(LLAMA, PROMPT, GROWN, stops=Stops(4), dtype="float64"),
+    "tabled": Case(LLAMA, PROMPT, TABLED, stops=Stops(4), dtype="float64"),
+    "mapped": Case(LLAMA, PROMPT, MAPPED, stops=Stops(4), dtype="float64"),
+    "paged": Case(LLAMA, PROMPT, FORK, KvLayout(kind="paged", page_size=2, pages=tuple(range(12))), stops=Stops(3)),
+    "open pages": Case(LLAMA, PROMPT, FORK, KvLayout(kind="paged", page_size=2), stops=Stops(3)),
     "sampled": Case(
-        Seeded(GALLERY[0], 0),
+        TINY_LLAMA,
         (1, 2),
         Scripted((Tree((0, 0, 0, 1), (2, 3, 1, 4)),)),
         sampling=Sampling(1.6, seed=3),
@@ -71,16 +71,16 @@ CASES = {
         dtype="float64",
     ),
     "drawn": Case(
-        Seeded(GALLERY[0], 0),
+        TINY_LLAMA,
         (0, 3),
         LanguageModel(small_draft(5, 1), RankTree((0, 0, 0), (0, 0, 1))),
         sampling=Sampling(1.3, draws="without-replacement", seed=2),
         stops=Stops(4),
         dtype="float64",
     ),
-    "cut": Case(MODEL, PROMPT, FORK, sampling=Sampling(1.3, top_k=3, seed=2), stops=Stops(4), dtype="float64"),
+    "cut": Case(LLAMA, PROMPT, FORK, sampling=Sampling(1.3, top_k=3, seed=2), stops=Stops(4), dtype="float64"),
     "guided": Case(
-        Seeded(GALLERY[0], 0),
+        TINY_LLAMA,
         (1, 2),
         Scripted((Tree((0, 0, 0, 1), (2, 0, 1, 1)),)),
         sampling=Sampling(1.6, seed=3, grammar=Grammar("regex", "(ab|b)*c?", ("61", "62", "6162", "63", ""))),
@@ -88,7 +88,7 @@ CASES = {
         dtype="float64",
     ),
     "company": Case(
-        MODEL,
+        LLAMA,
         PROMPT,
         OWN,
         KvLayout(kind="paged", page_size=2),
@@ -106,7 +106,7 @@ CASES = {
         ),
     ),
     "ahead": Case(
-        MODEL,
+        LLAMA,
         PROMPT,
         OWN,
         KvLayout(kind="paged", page_size=2),
@@ -115,7 +115,7 @@ CASES = {
         session=Session((), actions("add 0", *("launch 0",) * 6, "resolve 0", "resolve 0")),
     ),
     "handed": Case(
-        MODEL,
+        LLAMA,
         PROMPT,
         FORK,
         stops=Stops(4),
@@ -123,7 +123,7 @@ CASES = {
         session=Session((), actions("add 0", "step 0", "hand-over 0", "step 0")),
     ),
     "sharing": Case(
-        MODEL,
+        LLAMA,
         PROMPT,
         TRIE,
         stops=Stops(4),
@@ -131,7 +131,7 @@ CASES = {
         session=Session((Mate((6, 5, 3), TRIE, stops=Stops(4)),), actions("add 0", "add 1", "step 1 0", "step 0")),
     ),
     "warm": Case(
-        MODEL,
+        LLAMA,
         PROMPT,
         Scripted(),
         KvLayout(kind="prefix", page_size=2),
@@ -208,7 +208,7 @@ def engine() -> Subject:
 def less(strip: Callable[[Trace], Trace], own_run_too: bool = True, of: Case | None = None) -> Subject:
     """The clean engine, whose traces are `strip`ped, all of them or all but that of the case `of` itself."""
 
-    def run(case: Case) -> Trace | Declined | Crashed:
+    def run(case: Case) -> Trace | Refusal | Crash:
         try:
             trace = engine()(case)
         except NoTrace as absent:

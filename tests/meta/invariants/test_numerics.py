@@ -27,7 +27,7 @@ from properties.tie_count import INFLATION, excess_ties, vacuous
 from properties.tolerance.bounds import INNER, LOGITS, PAIR, UNIT
 from properties.tolerance.closeness import rms, rows_beyond
 from properties.tolerance.ties import near_and_predicted
-from properties.verdict.finding import Compared, Finding, PredictedTies, Tie
+from properties.verdict.finding import Comparisons, Finding, PredictedTies, Tie
 from properties.verdict.judge import judge
 from properties.verdict.subject import Subject
 from reference.architecture import Seeded
@@ -40,6 +40,7 @@ from specverify.cli import main
 from specverify.setup.subjects import open_planted, subject_of
 from tests.corruption import BY_NAME, ORACLE
 from tests.inprocess import in_this_process
+from tests.models import LARGE_LLAMA
 from tests.tiers import gated
 
 NUMERIC = (
@@ -226,7 +227,7 @@ def test_at_2048_columns_rule_n_is_blind_in_bfloat16_and_bits_are_not() -> None:
 
 def test_a_tie_in_the_draft_is_no_drift_of_what_comes_after_it() -> None:
     """A node that carries another token, by a tie, rightly scores its children otherwise."""
-    case = Case(Seeded(GALLERY[7], 0), (5,), Scripted(), stops=Stops(1), dtype="bfloat16")
+    case = Case(LARGE_LLAMA, (5,), Scripted(), stops=Stops(1), dtype="bfloat16")
     scores = np.full((3, 101), np.nan)
     scores[:2] = np.random.default_rng(0).normal(0, 1, (2, 101))
     scores[0, 7], scores[0, 8] = 9.0, 9.0 - 2.0**-8
@@ -236,7 +237,7 @@ def test_a_tie_in_the_draft_is_no_drift_of_what_comes_after_it() -> None:
     other[1] = -scores[1]
     by_tie = Drafted(Tree((0, 0, 1), (5, 8, 9)), other, (0, 8, 9))
     assert [type(fact) for fact in drafts._compare_drafted("draft.fidelity", case, 0, by_tie, true, None)] == [
-        Compared,
+        Comparisons,
         PredictedTies,
         Tie,
     ]

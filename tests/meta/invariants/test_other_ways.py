@@ -16,7 +16,7 @@ from properties.verdict.finding import Finding, Verdict
 from properties.verdict.judge import judge
 from properties.verdict.session_members import members, view
 from properties.verdict.subject import Subject
-from properties.verdict.variants import relabelled
+from properties.verdict.variants import with_new_ids
 from reference.case import Case
 from reference.draft import Scripted
 from reference.layout import FAST_SWITCH, NO_PREFIX, NOT_IN_ORDER, KvLayout
@@ -27,7 +27,8 @@ from reports.pages.summary import summary_page
 from reports.record import summary, verdict_line
 from specverify.setup.subjects import subject_of
 from tests.corruption import BY_NAME, ORACLE, planted
-from tests.meta.invariants.test_nothing_judged import CASES, MODEL, OWN, PROMPT, actions, engine
+from tests.meta.invariants.test_nothing_judged import CASES, OWN, PROMPT, actions, engine
+from tests.models import LLAMA
 
 NAME = "cache.fast-equals-full"
 
@@ -44,8 +45,8 @@ def outcome(name: str, case: Case, subject: Subject | None = None) -> str:
 
 # --- a variant that is the case itself ------------------------------------------------------------------------------
 
-PLAIN = Case(MODEL, PROMPT, Scripted(), stops=Stops(3), dtype="float64")
-CHAIN = Case(MODEL, PROMPT, Scripted((Tree((0, 0), (6, 1)),)), KvLayout("length"), stops=Stops(1), dtype="float64")
+PLAIN = Case(LLAMA, PROMPT, Scripted(), stops=Stops(3), dtype="float64")
+CHAIN = Case(LLAMA, PROMPT, Scripted((Tree((0, 0), (6, 1)),)), KvLayout("length"), stops=Stops(1), dtype="float64")
 COMPANY = CASES["company"]
 ALONE = Session((Mate(PROMPT),), actions("add 0", "step 0 1", "step 0 1", "cancel 1"))
 
@@ -91,7 +92,7 @@ def test_two_tokens_change_their_names() -> None:
     for last in (0, 1):
         for first in range(8):
             case = Case(small_draft(2, first), (0, last), stops=Stops(2))
-            assert relabelled(case)[1] == (1, 0)
+            assert with_new_ids(case)[1] == (1, 0)
 
 
 # --- commits that fall back ------------------------------------------------------------------------------------------
@@ -187,7 +188,7 @@ def _only(way: str) -> Subject:
 
 def test_a_session_counts_each_commit_once() -> None:
     layout = KvLayout("fast")
-    case = Case(MODEL, PROMPT, OWN, layout, stops=Stops(3), session=Session((), actions("add 0", "step 0", "step 0")))
+    case = Case(LLAMA, PROMPT, OWN, layout, stops=Stops(3), session=Session((), actions("add 0", "step 0", "step 0")))
     trace = engine()(case)
     assert trace.shared is not None
     assert trace.shared.requests[0] is not None

@@ -11,11 +11,9 @@ from backends.faults.fault import Fault
 from backends.faults.serving import late_host, launched_steps
 from properties.invariants import ALL
 from properties.strategies.acceptance import continuation
-from properties.strategies.models import GALLERY
 from properties.verdict.finding import Verdict
 from properties.verdict.judge import judge
 from properties.verdict.subject import Subject
-from reference.architecture import Seeded
 from reference.case import Case
 from reference.draft import Ngram, Scripted
 from reference.draft.trie import Trie
@@ -29,6 +27,7 @@ from reference.tree import RankTree, Tree
 from reports import bundle
 from reports.vocabulary import account
 from specverify.setup.subjects import open_planted, subject_of
+from tests.models import LLAMA
 
 CORPUS = Path(__file__).resolve().parents[2] / "corpus"
 ORACLE = Oracle()
@@ -49,7 +48,7 @@ def act(kind: str, *requests: int) -> Action:
 @cache
 def ahead() -> Case:
     """Two requests a step ahead: accepted blocks, an eviction with a step in flight, an end inside a block."""
-    model = Seeded(GALLERY[1], 0)
+    model = LLAMA
     a, b, *_ = continuation(model, PROMPT)
     line = Scripted((Tree((0, 0, 1), (PROMPT[-1], a, b)),))
     mate = Mate((2, 9, 4), Ngram(RankTree((0, 0, 1), (0, 0, 0)), 3), stops=Stops(5))

@@ -8,10 +8,8 @@ import pytest
 from backends.admission import Misshapen, admit_trace
 from backends.compositions import open_cpu
 from properties.invariants.structure import INVARIANTS, MAIN
-from properties.strategies.models import GALLERY
 from properties.verdict.judge import judge
 from properties.verdict.subject import Subject
-from reference.architecture import Seeded
 from reference.case import Case
 from reference.draft import Scripted
 from reference.oracle.decoder import Oracle
@@ -19,8 +17,9 @@ from reference.sampling import Stops
 from reference.trace import Lowered, Trace
 from reference.tree import Tree
 from specverify.setup.subjects import subject_of
+from tests.models import LLAMA
 
-CASE = Case(Seeded(GALLERY[1], 0), (3, 1, 4), Scripted((Tree((0, 0, 1, 0), (4, 2, 5, 7)),)), stops=Stops(4))
+CASE = Case(LLAMA, (3, 1, 4), Scripted((Tree((0, 0, 1, 0), (4, 2, 5, 7)),)), stops=Stops(4))
 ARRAYS = tuple(one.name for one in fields(Lowered))
 DECLARED = open_cpu().declaration
 

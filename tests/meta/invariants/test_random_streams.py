@@ -12,13 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from backends.run_draws import recording
+from backends.run_draws import recording_run
 from properties.invariants.acceptance.streams import first_reread
 from properties.strategies.draft.language_model import CHAIN
-from properties.strategies.models import GALLERY
 from properties.verdict.finding import Verdict
 from properties.verdict.judge import judge
-from reference.architecture import Seeded
 from reference.case import Case
 from reference.draft import LanguageModel
 from reference.draws import Draw
@@ -32,15 +30,15 @@ from specverify.isolation.isolated import Isolated
 from specverify.setup.subjects import subject_of
 from tests.corruption import BY_NAME
 from tests.meta.shell.test_black_box import STRANGERS, diff
+from tests.models import LLAMA
 from tests.strangers import black_boxes, told_boxes
 from tests.strangers.components import plain
 
 NAME = "acceptance.streams-disjoint"
-TARGET = Seeded(GALLERY[1], 0)
 CASE = Case(
-    TARGET,
+    LLAMA,
     (3, 1, 4),
-    LanguageModel(replace(TARGET, noise=0.3), CHAIN),
+    LanguageModel(replace(LLAMA, noise=0.3), CHAIN),
     sampling=Sampling(2.5, seed=3),
     stops=Stops(6),
 )
@@ -259,7 +257,7 @@ def test_a_sampler_in_our_engine_has_draws_of_its_own() -> None:
 def test_recording_leaves_nothing_behind_and_changes_no_token() -> None:
     box, draws = black_boxes.right(), list[Draw]()
     before = (np.random.default_rng, np.random.Generator, random.Random.random, torch.rand)
-    assert recording(box.run, draws)(CASE) == box.run(CASE)
+    assert recording_run(box.run, draws)(CASE) == box.run(CASE)
     assert draws
     assert before == (np.random.default_rng, np.random.Generator, random.Random.random, torch.rand)
 

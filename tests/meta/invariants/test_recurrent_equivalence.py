@@ -27,6 +27,7 @@ from reference.tree import RankTree
 from reports import bundle
 from reports.vocabulary import account
 from specverify.setup.subjects import open_planted, subject_of
+from tests.models import TINY_LLAMA
 
 CORPUS = Path(__file__).resolve().parents[2] / "corpus"
 NAME = "cache.recurrent-equivalence"
@@ -88,7 +89,7 @@ def test_what_is_not_shown_is_not_checked() -> None:
     assert judge(replace(CASE, stops=Stops(1)), (INVARIANT,), Oracle(), told(lambda _: None)).outcomes == {
         NAME: "unobserved"
     }
-    plain = replace(CASE, model=Seeded(GALLERY[0], 0), draft=LanguageModel(Seeded(GALLERY[0], 0), TREE))
+    plain = replace(CASE, model=TINY_LLAMA, draft=LanguageModel(TINY_LLAMA, TREE))
     assert judge(plain, (INVARIANT,), Oracle(), subject_of(open_cpu())).outcomes == {NAME: "not_applicable"}
 
 

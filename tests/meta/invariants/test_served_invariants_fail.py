@@ -9,10 +9,9 @@ from backends import faults
 from backends.compositions import open_cpu
 from backends.engine.kv.prefix import PrefixCache
 from backends.faults.fault import Fault
-from properties.strategies.models import GALLERY, small_draft
-from properties.verdict.finding import Compared, Finding
-from properties.verdict.subject import Crashed, Declined, Subject
-from reference.architecture import Seeded
+from properties.strategies.models import small_draft
+from properties.verdict.finding import Comparisons, Finding
+from properties.verdict.subject import Crash, Refusal, Subject
 from reference.case import Case
 from reference.draft import Draft, LanguageModel, Ngram, Scripted
 from reference.layout import KvLayout
@@ -22,11 +21,11 @@ from reference.trace import Stage, Trace
 from reference.tree import RankTree, Tree
 from specverify.setup.subjects import subject_of
 from tests.corruption import BY_NAME, ORACLE, corrupted, outcomes
+from tests.models import LLAMA
 
-MODEL = Seeded(GALLERY[1], 0)
 PROMPT = (3, 14, 15, 9, 6)
 FORK = RankTree((0, 0, 1, 0), (0, 0, 0, 1))
-OWN = LanguageModel(MODEL, FORK)
+OWN = LanguageModel(LLAMA, FORK)
 STRANGER = LanguageModel(small_draft(17, 0), FORK)
 SCRIPT = Scripted((Tree((0, 0, 0), (6, 1, 2)), Tree((0, 0), (6, 4))))
 
@@ -45,21 +44,21 @@ def session(mates: tuple[Mate, ...], happened: str, layout: KvLayout, draft: Dra
     """Actions in words: `kind number number, ...`."""
     words = [one.split() for one in happened.split(", ")]
     told = tuple(Action(kind, tuple(map(int, numbers))) for kind, *numbers in words)
-    return Case(MODEL, PROMPT, draft, layout, stops=Stops(3), session=Session(mates, told))
+    return Case(LLAMA, PROMPT, draft, layout, stops=Stops(3), session=Session(mates, told))
 
 
 def switching(old: Draft, new: Draft) -> Case:
     """Two steps by one draft and two by another."""
     step = Action("step", (0,))
     actions = (Action("add", (0,)), step, step, Action("switch", (0,), new), step, step)
-    return Case(MODEL, PROMPT, old, stops=Stops(16), session=Session((), actions))
+    return Case(LLAMA, PROMPT, old, stops=Stops(16), session=Session((), actions))
 
 
 def otherwise(change: Callable[[Case], Case]) -> Subject:
     """The clean engine, which runs another case than it was asked for."""
     engine = clean()
 
-    def run(case: Case) -> Trace | Declined | Crashed:
+    def run(case: Case) -> Trace | Refusal | Crash:
         return engine(change(case))
 
     return Subject("otherwise", run, engine.reveals)
@@ -182,7 +181,7 @@ def test_nobody_forks_from_a_request_that_has_ended() -> None:
 
 
 def test_nobody_steps_more_often_than_was_asked() -> None:
-    case = Case(MODEL, PROMPT, stops=Stops(12), steps=2)
+    case = Case(LLAMA, PROMPT, stops=Stops(12), steps=2)
     assert not findings("lossless.takes-part", clean(), case)
     (one,) = findings("lossless.takes-part", otherwise(lambda asked: replace(asked, steps=3)), case)
     assert (one.step, one.expected, one.observed) == (2, "at most 2 steps", 3)
@@ -206,11 +205,11 @@ def fell_back(case: Case, trace: Trace, time: int) -> Trace:
 
 
 def test_counters_that_cannot_be_are_named() -> None:
-    case = Case(MODEL, PROMPT, STRANGER, stops=Stops(3))
+    case = Case(LLAMA, PROMPT, STRANGER, stops=Stops(3))
     assert not findings("lossless.accounting", clean(), case)
     assert [one.where["side"] for one in findings("lossless.accounting", corrupted(counted), case)] == ["draft_calls"]
     (one,) = findings("lossless.accounting", corrupted(fell_back), case)
     assert one.where["side"] == "fallback: a reason"
     uncounted = replace(clean()(case), attention_calls=0, fallbacks={"a reason": 3})
     silent = Subject("silent", lambda _: uncounted, clean().reveals)
-    assert list(BY_NAME["lossless.accounting"].check(case, ORACLE, silent)) == [Compared(5)]
+    assert list(BY_NAME["lossless.accounting"].check(case, ORACLE, silent)) == [Comparisons(5)]

@@ -11,10 +11,8 @@ from backends.faults.fault import Fault
 from backends.faults.serving import batches, leaked_state
 from properties.invariants import ALL
 from properties.strategies.acceptance import continuation
-from properties.strategies.models import GALLERY
 from properties.verdict.judge import judge
-from properties.verdict.subject import Crashed, Declined, Subject
-from reference.architecture import Seeded
+from properties.verdict.subject import Crash, Refusal, Subject
 from reference.case import Case
 from reference.draft import Draft, LanguageModel, Scripted
 from reference.layout import KvLayout
@@ -24,10 +22,10 @@ from reference.trace import Stage, Trace
 from reference.tree import RankTree, Tree
 from specverify.setup.subjects import subject_of
 from tests.corruption import BY_NAME, ORACLE, planted
+from tests.models import LLAMA
 
 FAULTS = (*batches.FAULTS, *leaked_state.FAULTS, *draft_cache.FAULTS)
 
-MODEL = Seeded(GALLERY[1], 0)
 PROMPT, OTHER = (3, 14, 15, 9, 6), (7, 8, 2)
 
 PAGED, PREFIX = KvLayout(kind="paged", page_size=2), KvLayout(kind="prefix", page_size=1)
@@ -49,13 +47,13 @@ def session(
     happened = [one.split() for one in actions.split(", ")]
     told = tuple(Action(kind, tuple(map(int, numbers))) for kind, *numbers in happened)
     company = Session((Mate(beside, mate, stops=Stops(6)),), told)
-    return Case(MODEL, PROMPT, draft, layout, sampling, stops, session=company)
+    return Case(LLAMA, PROMPT, draft, layout, sampling, stops, session=company)
 
 
 def own(*parent: int, vocabulary: tuple[int, ...] = ()) -> LanguageModel:
     """The target as its own draft: under each node its best tokens, the best first."""
     rank = tuple(parent[1:node].count(parent[node]) if node else 0 for node in range(len(parent)))
-    return LanguageModel(MODEL, RankTree(parent, rank), vocabulary)
+    return LanguageModel(LLAMA, RankTree(parent, rank), vocabulary)
 
 
 def best_last(*parent: int) -> LanguageModel:
@@ -70,8 +68,8 @@ def best_last(*parent: int) -> LanguageModel:
 @cache
 def fixed_cases() -> dict[str, Case]:
     """For each fault a case that triggers it, and what else there is to see in it is right."""
-    a, b, c, *_ = continuation(MODEL, PROMPT)
-    d, e, *_ = continuation(MODEL, OTHER)
+    a, b, c, *_ = continuation(LLAMA, PROMPT)
+    d, e, *_ = continuation(LLAMA, OTHER)
     root = Scripted()
     line = Scripted((Tree((0, 0, 1), (6, a, b)),))
     fork = Scripted((Tree((0, 0, 0), (6, (a + 1) % 17, a)),))
@@ -88,8 +86,8 @@ def fixed_cases() -> dict[str, Case]:
         "caches-in-slot-order": session(line, mates, "add 0, add 1, step 1 0", PAGED),
         "filler-of-batch-seen": session(root, root, TOGETHER),
         "padding-rows-of-batch-seen": session(root, mates, TOGETHER),
-        "buffer-without-room-for-tree": Case(MODEL, PROMPT, broad, KvLayout(kind="static"), stops=Stops(1)),
-        "step-keyed-by-token-count": Case(MODEL, PROMPT, unlike, stops=Stops(7)),
+        "buffer-without-room-for-tree": Case(LLAMA, PROMPT, broad, KvLayout(kind="static"), stops=Stops(1)),
+        "step-keyed-by-token-count": Case(LLAMA, PROMPT, unlike, stops=Stops(7)),
         "lowering-reused-for-other-tree": session(
             fork, Scripted((Tree((0, 0, 1), (5, 1, 1)),)), TOGETHER, beside=(1, 2, 3, 4, 5)
         ),
@@ -100,16 +98,16 @@ def fixed_cases() -> dict[str, Case]:
         "joiner-inherits-accepted-length": session(line, root, "add 0, step 0, cancel 0, add 1, step 1"),
         "accepted-length-of-first-lane": session(root, mates, TOGETHER),
         "one-end-ends-the-batch": session(root, root, TOGETHER, stops=Stops(1)),
-        "draft-fed-its-own-guess": Case(MODEL, PROMPT, own(0, 0, vocabulary=unsure), stops=Stops(8)),
+        "draft-fed-its-own-guess": Case(LLAMA, PROMPT, own(0, 0, vocabulary=unsure), stops=Stops(8)),
         "unverified-rows-restored": session(best_last(0, 0, 1, 0), root, RESTARTED),
         "draft-pages-shared-one-token-short": session(
             own(0, 0), own(0, 0), "add 0, step 0, add 1, step 1", PREFIX, Stops(1)
         ),
-        "draft-in-targets-pool": Case(MODEL, PROMPT, wider, PAGED, stops=Stops(8)),
-        "one-cache-for-target-and-draft": Case(MODEL, PROMPT, own(0, 0, 1)),
+        "draft-in-targets-pool": Case(LLAMA, PROMPT, wider, PAGED, stops=Stops(8)),
+        "one-cache-for-target-and-draft": Case(LLAMA, PROMPT, own(0, 0, 1)),
         "root-scores-survive-restart": session(own(0, 0, 1), root, RESTARTED),
-        "rejected-rows-rewritten": Case(MODEL, PROMPT, wider),
-        "accepted-leaf-fed-as-bonus": Case(MODEL, PROMPT, own(0, 0), stops=Stops(8)),
+        "rejected-rows-rewritten": Case(LLAMA, PROMPT, wider),
+        "accepted-leaf-fed-as-bonus": Case(LLAMA, PROMPT, own(0, 0), stops=Stops(8)),
         "fork-marks-draft-complete": session(own(0, 0, 1), own(0, 0, 1), "add 0, fork 0 1, step 1", PAGED),
         "prefix-kept-without-draft": session(
             own(0, 0, 1), own(0, 0, 1), "add 0, cancel 0, add 1, step 1", PREFIX, beside=PROMPT
@@ -158,9 +156,9 @@ def test_fault_is_named_where_it_was_planted(fault: Fault) -> None:
 def test_a_session_that_breaks_off_is_a_finding() -> None:
     clean = subject_of(open_cpu())
 
-    def run(case: Case) -> Trace | Declined | Crashed:
+    def run(case: Case) -> Trace | Refusal | Crash:
         broken = case.session is not None and len(case.session.actions) == 3
-        return Crashed(Stage.ATTENDED, "out of range") if broken else clean(case)
+        return Crash(Stage.ATTENDED, "out of range") if broken else clean(case)
 
     subject = Subject("broken", run, clean.reveals)
     verdict = judge(fixed_cases()["filler-of-batch-seen"], ALL, ORACLE, subject)

@@ -9,10 +9,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "strangers"))
 
 from properties.live.play import play
 from properties.live.watch import Difference, SessionStats, Watch
-from properties.strategies.models import GALLERY
 from properties.tally import Failure
-from properties.verdict.subject import Crashed, NoTrace
-from reference.architecture import Seeded
+from properties.verdict.subject import Crash, NoTrace
 from reference.case import Case
 from reference.layout import KvLayout
 from reference.oracle.decoder import Oracle
@@ -22,9 +20,10 @@ from reference.trace import Stage
 from reports import bundle
 from specverify.campaign.replay import replay
 from specverify.setup.subjects import open_planted, subject_of
+from tests.models import LLAMA
 
 TWO = Case(
-    Seeded(GALLERY[1], 0),
+    LLAMA,
     (3, 1, 4),
     layout=KvLayout(kind="paged", page_size=2),
     stops=Stops(6),
@@ -98,7 +97,7 @@ def test_a_session_that_breaks_is_a_finding_of_its_own() -> None:
         trace = None
 
         def do(self, action: Action) -> None:
-            raise NoTrace(Crashed(Stage.COMMITTED, "no slot"))
+            raise NoTrace(Crash(Stage.COMMITTED, "no slot"))
 
     watch._live = Breaking()  # type: ignore[assignment]
     with pytest.raises(Difference, match=r"lossless\.completes at COMMITTED") as caught:

@@ -10,7 +10,7 @@ import pytest
 from scipy.stats import chi2, power_divergence
 
 from properties.laws.sampled.blackbox import judge_blocks, run_is_red
-from properties.laws.sampled.cells import IMPOSSIBLE, REST, Block, counts_of, partitions, tally
+from properties.laws.sampled.cells import IMPOSSIBLE, MERGED, Block, counts_of, partitions, tally
 from properties.laws.sampled.evalue import CONCENTRATIONS, log_evalue
 from properties.laws.sampled.gate import culprits, log_bar, red
 from properties.laws.sampled.power import noncentrality, plan, samples_for, smallest_tv
@@ -368,7 +368,7 @@ def test_partitions_are_the_law_seen_from_several_sides() -> None:
     first = split["first token"]
     assert [first.p[first.labels.index((token,))] for token in range(4)] == pytest.approx(list(p[()]))
     two = next(one for one in partitions(law, 2, least=0.0) if one.name == "first two tokens")
-    assert REST not in two.labels
+    assert MERGED not in two.labels
     from_3 = np.array([two.p[two.labels.index((3, y))] for y in range(4)])
     assert from_3 / from_3.sum() == pytest.approx(p[(3,)])
 

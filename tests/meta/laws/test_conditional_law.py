@@ -20,7 +20,7 @@ from properties.laws.sampled.links import Links, Trial
 from properties.laws.sampled.truncated import band
 from properties.strategies.models import GALLERY
 from properties.tolerance.closeness import noise
-from properties.verdict.finding import Compared, Evidence, Finding
+from properties.verdict.finding import Comparisons, Evidence, Finding
 from properties.verdict.invariant import NotApplicable
 from properties.verdict.subject import Subject
 from reference.architecture import Seeded
@@ -58,7 +58,7 @@ def case(draws: str = "without-replacement", rule: str = "multi-round", **settin
 
 
 def judged(one: Case, subject: Subject) -> tuple[Evidence, Finding | None]:
-    facts = [fact for fact in distribution(one, ORACLE, subject) if not isinstance(fact, Compared)]
+    facts = [fact for fact in distribution(one, ORACLE, subject) if not isinstance(fact, Comparisons)]
     assert isinstance(facts[0], Evidence)
     assert facts[0].smallest_tv is None
     found = facts[1] if len(facts) > 1 else None
@@ -77,7 +77,7 @@ CLEAN = {
 
 @pytest.mark.parametrize("name", first(CLEAN, 2))
 def test_a_correct_engine_without_tables_is_quiet(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(invariant, "ALONE", Effort(72, 24))
+    monkeypatch.setattr(invariant, "FULL_EFFORT", Effort(72, 24))
     evidence, found = judged(CLEAN[name], hidden())
     assert found is None
     assert evidence.log_e < np.log(1e3)
@@ -115,7 +115,7 @@ def test_a_fault_is_seen_without_tables(name: str) -> None:
 def test_a_stranger_that_shows_its_output_alone_is_judged(
     factory: str, wrong: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(invariant, "ALONE", Effort(300 if wrong else 72, 24))
+    monkeypatch.setattr(invariant, "FULL_EFFORT", Effort(300 if wrong else 72, 24))
     from properties.verdict.judge import judge
     from specverify.setup.selection import invariants_matching
 

@@ -157,7 +157,7 @@ def evidence_of(open_box: Callable[[], Backend], cases: int, monkeypatch: pytest
     tests = []
     for seed in range(cases):
         case = case_of(seed)
-        heard = generations.generation_evidence(case, ORACLE, subject_of(open_box()), generations.ALONE)
+        heard = generations.generation_evidence(case, ORACLE, subject_of(open_box()), generations.FULL_EFFORT)
         name, parts, seen = "lossless.distribution", heard.parts, heard.links.resolution
         stream = stream_of(name, case)
         tests.append(Evidence(name, heard.log_e, heard.draws, None, None, stream, parts, seen, heard.links.groups))

@@ -8,14 +8,14 @@ import pytest
 
 from backends.base import Declaration
 from backends.compositions import open_cpu
-from backends.faults import named
-from properties.generations import ALONE, BESIDE, RUN_TESTS, generation_evidence
+from backends.faults import fault_named
+from properties.generations import FULL_EFFORT, RUN_TESTS, SMALL_EFFORT, generation_evidence
 from properties.invariants.lossless import distribution as module
 from properties.invariants.lossless.distribution import distribution
 from properties.laws.sampled.gate import log_bar
 from properties.laws.sampled.neighbours import Neighbours
 from properties.strategies.models import GALLERY
-from properties.verdict.finding import Compared, Evidence, Finding
+from properties.verdict.finding import Comparisons, Evidence, Finding
 from properties.verdict.invariant import Fact
 from properties.verdict.subject import Subject
 from reference.architecture import Seeded
@@ -97,7 +97,7 @@ def test_a_request_path_that_does_not_sample_is_seen(name: str, monkeypatch: pyt
     make, stage = WRONG[name]
     evidence, compared, found = facts(CASE, make(), monkeypatch)
     assert isinstance(evidence, Evidence)
-    assert isinstance(compared, Compared)
+    assert isinstance(compared, Comparisons)
     assert isinstance(found, Finding)
     assert evidence.log_e >= log_bar(RUN_TESTS)
     assert compared.count == evidence.rounds > 0
@@ -109,11 +109,11 @@ def test_a_request_path_that_does_not_sample_is_seen(name: str, monkeypatch: pyt
 @pytest.mark.parametrize("shown", ["everything", "the output"])
 def test_a_right_request_path_is_quiet(shown: str, monkeypatch: pytest.MonkeyPatch) -> None:
     subject = subject_of(open_cpu() if shown == "everything" else Terse())
-    monkeypatch.setattr(module, "ALONE", replace(ALONE, tokens=60))
+    monkeypatch.setattr(module, "FULL_EFFORT", replace(FULL_EFFORT, tokens=60))
     evidence, compared = facts(CASE, subject, monkeypatch)
     assert isinstance(evidence, Evidence)
     assert evidence.log_e < 3.0
-    assert isinstance(compared, Compared)
+    assert isinstance(compared, Comparisons)
     assert compared.count > 24
 
 
@@ -128,16 +128,16 @@ def test_tables_are_asked_beside_generations_and_alone_where_a_rule_promises_not
 
 
 def test_little_is_asked_unless_the_evidence_grows() -> None:
-    right = generation_evidence(CASE, ORACLE, subject_of(open_cpu()), BESIDE)
-    assert BESIDE.tokens <= right.tokens < 2 * BESIDE.tokens + 2 * CASE.stops.max_new_tokens
-    slow, short = replace(BESIDE, tokens=4, runs=1), replace(CASE, stops=Stops(2))
+    right = generation_evidence(CASE, ORACLE, subject_of(open_cpu()), SMALL_EFFORT)
+    assert SMALL_EFFORT.tokens <= right.tokens < 2 * SMALL_EFFORT.tokens + 2 * CASE.stops.max_new_tokens
+    slow, short = replace(SMALL_EFFORT, tokens=4, runs=1), replace(CASE, stops=Stops(2))
     assert generation_evidence(short, ORACLE, subject_of(open_cpu()), slow).tokens == slow.tokens
     assert generation_evidence(short, ORACLE, planted(FAULT), slow).tokens > slow.tokens
 
 
 def test_the_fault_leaves_the_tables_right() -> None:
     clean, wrong = open_cpu(), open_cpu()
-    assert named(FAULT).plant(wrong.seams).sampling == clean.seams.sampling
+    assert fault_named(FAULT).plant(wrong.seams).sampling == clean.seams.sampling
 
 
 def test_a_bet_on_a_neighbour_has_mean_one_at_most() -> None:

@@ -4,22 +4,19 @@ import numpy as np
 import pytest
 
 from properties.laws.worlds import world_of
-from properties.strategies.models import GALLERY
-from reference.architecture import Seeded
 from reference.case import Case
 from reference.draft import LanguageModel
 from reference.rules import Rule
 from reference.sampling import Sampling
 from reference.tree import RankTree
-
-MODEL = Seeded(GALLERY[1], 0)
+from tests.models import LLAMA
 
 
 @pytest.mark.parametrize("single", [0.2, 0.5])
 def test_no_designed_probability_lies_on_a_threshold(single: float) -> None:
     """A row of 1, 1, 1, 2 fifths holds 0.2, which rounding alone sets above or below a threshold of 0.2."""
     rule = Rule("target-only", threshold_single=single, threshold_acc=0.5)
-    case = Case(MODEL, (3, 1), LanguageModel(MODEL, RankTree((0, 0), (0, 0))), sampling=Sampling(2.5, rule=rule))
+    case = Case(LLAMA, (3, 1), LanguageModel(LLAMA, RankTree((0, 0), (0, 0))), sampling=Sampling(2.5, rule=rule))
     tied = 0
     for salt in range(60):
         world = world_of(case, str(salt))
@@ -33,8 +30,8 @@ def test_no_designed_probability_lies_on_a_threshold(single: float) -> None:
 @pytest.mark.parametrize("settings", [Sampling(1.0, min_p=0.5), Sampling(1.0, top_p=0.5)])
 def test_no_designed_share_or_mass_lies_on_a_threshold(settings: Sampling) -> None:
     """A row of 1, 1, 2 quarters holds the share 0.5 of its largest, and the mass 0.5."""
-    draft = LanguageModel(MODEL, RankTree((0, 0), (0, 0)))
-    case = Case(MODEL, (3, 1), draft, sampling=settings)
+    draft = LanguageModel(LLAMA, RankTree((0, 0), (0, 0)))
+    case = Case(LLAMA, (3, 1), draft, sampling=settings)
     tied = 0
     for salt in range(60):
         world = world_of(case, str(salt))

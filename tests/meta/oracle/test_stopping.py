@@ -32,6 +32,7 @@ from reference.sampling import Sampling, Stops
 from reference.trace import Stage, Trace
 from reference.tree import RankTree, Tree
 from specverify.setup.subjects import subject_of
+from tests.models import TINY_LLAMA
 
 Block = tuple[int, ...]
 
@@ -109,7 +110,7 @@ def test_the_engine_ends_where_the_oracle_does() -> None:
         stops, prompt, least = drawn(rng)
         vocab = len(stops.pieces) or 3
         case = Case(
-            Seeded(replace(GALLERY[0], vocab_size=vocab), 0) if vocab != 5 else Seeded(GALLERY[0], 0),
+            Seeded(replace(GALLERY[0], vocab_size=vocab), 0) if vocab != 5 else TINY_LLAMA,
             (0,) * prompt,
             stops=replace(stops, eos=(), stop_tokens=()),
             sampling=Sampling(min_tokens=least),

@@ -11,10 +11,8 @@ from backends.compositions import open_cpu
 from backends.registry import eager_beside
 from backends.shipped import ROWS
 from properties.invariants import ALL
-from properties.strategies.models import GALLERY
 from properties.tally import EagerOutcome, Failure
 from properties.verdict.judge import judge
-from reference.architecture import Seeded
 from reference.case import Case
 from reference.draft import Scripted
 from reference.sampling import Stops
@@ -33,9 +31,10 @@ from specverify.setup.subjects import open_planted, subject_of
 from tests import inprocess
 from tests.corruption import ORACLE
 from tests.inprocess import Here, in_this_process
+from tests.models import LARGE_LLAMA
 
 FAULT = "tiles-below-diagonal-unmasked"
-CASE = Case(Seeded(GALLERY[7], 0), (3, 14, 15), Scripted((Tree((0, 0, 0), (15, 1, 2)),)), stops=Stops(2))
+CASE = Case(LARGE_LLAMA, (3, 14, 15), Scripted((Tree((0, 0, 0), (15, 1, 2)),)), stops=Stops(2))
 
 
 def failure(backend: str) -> Failure:

@@ -30,10 +30,11 @@ from reference.session import Action, Mate, Session
 from reference.trace import Array, Scored, Shared, Stage, Trace
 from reference.tree import RankTree, Shape, Tree
 from specverify.setup.subjects import subject_of
+from tests.models import LLAMA
 
 DRAFT = LanguageModel(Seeded(GALLERY[1], 3), RankTree((0, 0, 0, 1), (0, 1, 0, 0)))
 SAMPLED = Sampling(1.0, rule=Rule("multi-round"), draws="without-replacement")
-CASE = Case(Seeded(GALLERY[1], 0), (3, 1, 4), DRAFT, sampling=SAMPLED, stops=Stops(6))
+CASE = Case(LLAMA, (3, 1, 4), DRAFT, sampling=SAMPLED, stops=Stops(6))
 """17 tokens, 2 layers, 2 heads on 1 KV head of width 4, trees of 4 nodes: every field of a trace is there."""
 
 OTHER = replace(CASE, prompt=(9, 2, 6, 5))

@@ -19,11 +19,9 @@ from backends.compositions import open_cpu
 from backends.registry import UnknownBackend, open_backend
 from backends.shipped import ROWS
 from properties.invariants import ALL
-from properties.strategies.models import GALLERY
 from properties.tally import Failure
 from properties.verdict.judge import judge
-from properties.verdict.subject import Crashed, NoTrace
-from reference.architecture import Seeded
+from properties.verdict.subject import Crash, NoTrace
 from reference.case import Case
 from reference.draft import LanguageModel, Scripted
 from reference.layout import KvLayout
@@ -38,14 +36,14 @@ from reports import bundle
 from specverify.campaign.search import Search
 from specverify.plan import Plan
 from specverify.setup.subjects import subject_of
+from tests.models import LLAMA
 
 ENGINE = open_cpu()
 DECLARED = ENGINE.declaration
-MODEL = Seeded(GALLERY[1], 0)
 ADD, STEP, FORK = Action("add", (0,)), Action("step", (0,)), Action("fork", (0, 2))
 ACTIONS = (ADD, STEP, Action("add", (1,)), FORK, Action("step", (2, 1)))
 CASE = Case(
-    MODEL,
+    LLAMA,
     (3, 1, 4),
     Scripted((Tree((0, 0, 1), (4, 2, 5)),)),
     KvLayout(kind="paged", page_size=2),
@@ -230,7 +228,7 @@ def test_a_live_session_that_shows_something_else_has_no_trace() -> None:
     live = serve(CASE)
     with pytest.raises(NoTrace, match="what run returned: tuple of 3") as met:
         _ = live.trace
-    assert isinstance(met.value.outcome, Crashed)
+    assert isinstance(met.value.outcome, Crash)
 
 
 def test_steps_of_a_live_session_are_looked_at_once() -> None:
@@ -244,7 +242,7 @@ def test_steps_of_a_live_session_are_looked_at_once() -> None:
 
 
 def test_a_switch_makes_another_vocabulary_of_the_draft_possible() -> None:
-    model = LanguageModel(MODEL, RankTree((0, 0), (0, 0)))
+    model = LanguageModel(LLAMA, RankTree((0, 0), (0, 0)))
     reduced = replace(model, vocabulary=(0, 1, 2, 3, 5, 8))
     case = replace(CASE, draft=model, session=Session((), (ADD, STEP)))
     door, live = LiveAdmission(case, DECLARED), ENGINE.serve(case)
@@ -316,7 +314,7 @@ def test_tables_that_answer_something_else_break_at_acceptance(change: Callable[
     for ask, drawn_by in ((tables.rounds, TAPE), (tables.samples, np.arange(5))):
         with pytest.raises(NoTrace) as met:
             ask(WORLD, drawn_by)
-        assert isinstance(met.value.outcome, Crashed)
+        assert isinstance(met.value.outcome, Crash)
         assert met.value.outcome.stage is Stage.ACCEPTED
         assert met.value.outcome.why.startswith(line)
 

@@ -32,11 +32,11 @@ from specverify.isolation.backend_spec import BackendSpec
 from specverify.isolation.isolated import Isolated
 from specverify.setup.subjects import subject_of
 from tests.inprocess import in_this_process
+from tests.models import LLAMA
 
 STRANGERS = Path(__file__).resolve().parents[2] / "strangers"
-MODEL = Seeded(GALLERY[1], 0)
 CHAIN = LanguageModel(Seeded(GALLERY[1], 1), RankTree((0, 0, 1), (0, 0, 0)))
-CASE = Case(MODEL, (3, 1, 4), stops=Stops(6))
+CASE = Case(LLAMA, (3, 1, 4), stops=Stops(6))
 
 
 def greedy(prompt_ids: list[int], max_new_tokens: int, model: Any) -> list[int]:
@@ -67,7 +67,7 @@ def test_the_functions_parameters_are_the_declaration() -> None:
     assert declared.processes == ("top_k", "top_p")
     assert declared.stops == ("max_new_tokens", "eos", "stop_tokens")
     assert declared.max_temperature == 2.0
-    assert declared.outside(Case(MODEL, (1,), sampling=Sampling(4.0))) is not None
+    assert declared.outside(Case(LLAMA, (1,), sampling=Sampling(4.0))) is not None
     assert declared.outside(Case(Seeded(GALLERY[4], 0), (1,))) == "all_of_it declares no model family qwen3"
 
 
@@ -77,7 +77,7 @@ def test_a_right_function_agrees_and_a_wrong_token_is_found() -> None:
 
     def wrong(prompt_ids: list[int], max_new_tokens: int, model: Any) -> list[int]:
         tokens = greedy(prompt_ids, max_new_tokens, model)
-        return [*tokens[:-1], (tokens[-1] + 1) % MODEL.vocab_size]
+        return [*tokens[:-1], (tokens[-1] + 1) % LLAMA.vocab_size]
 
     assert judged(wrong).outcomes["lossless.greedy-match"] == "failed"
 
@@ -93,7 +93,7 @@ def test_it_is_given_what_it_names() -> None:
         return [1] * max_new_tokens
 
     settings = Sampling(0.5, top_k=3, top_p=0.5, min_p=0.1, seed=7)
-    case = Case(MODEL, (3, 1, 4), CHAIN, sampling=settings, stops=Stops(6, (2,), (9,), max_length=8))
+    case = Case(LLAMA, (3, 1, 4), CHAIN, sampling=settings, stops=Stops(6, (2,), (9,), max_length=8))
     trace = blackbox(generate)().run(case)
     assert set(PARAMETERS) <= set(seen)
     plain = {name: seen[name] for name in ("prompt_ids", "max_new_tokens", "temperature", "top_k", "top_p", "min_p")}
@@ -105,14 +105,14 @@ def test_it_is_given_what_it_names() -> None:
 
 
 def test_a_checkpoint_is_a_directory_that_transformers_opens() -> None:
-    folder = checkpoint_of(MODEL, "float32")
+    folder = checkpoint_of(LLAMA, "float32")
     network, words = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     tokens = torch.tensor([[3, 1, 4]])
-    assert torch.equal(network.eval()(tokens).logits, transformers_model(MODEL, "float32")(tokens).logits)
+    assert torch.equal(network.eval()(tokens).logits, transformers_model(LLAMA, "float32")(tokens).logits)
     assert words("3 1 4")["input_ids"] == [3, 1, 4]
     assert words.decode([3, 1, 16]) == "3 1 16"
-    assert sorted(words.get_vocab().values()) == list(range(MODEL.vocab_size))
-    assert checkpoint_of(MODEL, "float32") == folder, "it is written once"
+    assert sorted(words.get_vocab().values()) == list(range(LLAMA.vocab_size))
+    assert checkpoint_of(LLAMA, "float32") == folder, "it is written once"
 
 
 def test_no_checkpoint_outlives_the_engine_that_was_given_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,9 +137,9 @@ def test_the_global_generators_are_seeded_for_a_function_without_a_seed() -> Non
         return torch.randint(0, 5, (max_new_tokens,)).tolist()
 
     box = blackbox(generate)()
-    case = Case(MODEL, (1, 2), sampling=Sampling(1.0, seed=5), stops=Stops(8))
+    case = Case(LLAMA, (1, 2), sampling=Sampling(1.0, seed=5), stops=Stops(8))
     assert box.run(case).output == box.run(case).output
-    other = Case(MODEL, (1, 2), sampling=Sampling(1.0, seed=6), stops=Stops(8))
+    other = Case(LLAMA, (1, 2), sampling=Sampling(1.0, seed=6), stops=Stops(8))
     assert box.run(case).output != box.run(other).output
 
 

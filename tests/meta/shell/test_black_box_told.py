@@ -15,12 +15,10 @@ from properties.laws.draw_by_draw import logit_bound, points
 from properties.speculation import Speculation
 from properties.strategies import cases
 from properties.strategies.draft.language_model import CHAIN
-from properties.strategies.models import GALLERY
 from properties.strategies.settings import explore
 from properties.tolerance.closeness import noise
 from properties.verdict.finding import Verdict
 from properties.verdict.judge import judge
-from reference.architecture import Seeded
 from reference.case import Case
 from reference.draft import LanguageModel
 from reference.oracle.decoder import Oracle
@@ -31,10 +29,10 @@ from specverify.adapt import Generated, blackbox
 from specverify.campaign.search import ROUND, round_seed
 from specverify.setup.subjects import subject_of
 from tests.meta.shell.test_black_box import diff
+from tests.models import LLAMA
 from tests.strangers import black_boxes, told_boxes
 
-TARGET = Seeded(GALLERY[1], 0)
-CASE = Case(TARGET, (3, 1, 4), LanguageModel(replace(TARGET, noise=0.3), CHAIN), stops=Stops(6))
+CASE = Case(LLAMA, (3, 1, 4), LanguageModel(replace(LLAMA, noise=0.3), CHAIN), stops=Stops(6))
 DRAWN = replace(CASE, sampling=Sampling(2.5, seed=3))
 ORACLE = Oracle()
 
@@ -150,9 +148,9 @@ def test_a_token_outside_top_k_is_a_finding_by_itself() -> None:
 def test_a_near_tie_at_the_last_place_is_inside_or_outside() -> None:
     """In bfloat16 some place has a next token within the tolerance of the last one that top-k keeps."""
     subject, ties = subject_of(told_boxes.top(1)()), 0
-    for token in range(TARGET.vocab_size):
-        for k in range(1, TARGET.vocab_size - 1):
-            case = Case(TARGET, (3, token), sampling=Sampling(1.0, top_k=k), stops=Stops(1), dtype="bfloat16")
+    for token in range(LLAMA.vocab_size):
+        for k in range(1, LLAMA.vocab_size - 1):
+            case = Case(LLAMA, (3, token), sampling=Sampling(1.0, top_k=k), stops=Stops(1), dtype="bfloat16")
             bound = logit_bound(case, noise(case, ORACLE, subject))
             near = (points(case, ORACLE, subject(case), bound)[0].high > 0).sum() > k + 1
             if near:
@@ -210,7 +208,7 @@ def test_the_page_says_in_a_few_lines_what_further_stages_would_buy(
 
 
 def test_counts_of_speculation_say_what_was_not_tested() -> None:
-    assert Speculation(4, 0, 0, 0).untested() is None, "nothing is told"
-    assert "none of 9 drafted tokens" in str(Speculation(4, 4, 9, 0).untested())
-    assert "no token was drafted" in str(Speculation(4, 4, 0, 0).untested())
-    assert Speculation(4, 4, 9, 1).untested() is None
+    assert Speculation(4, 0, 0, 0).why_untested() is None, "nothing is told"
+    assert "none of 9 drafted tokens" in str(Speculation(4, 4, 9, 0).why_untested())
+    assert "no token was drafted" in str(Speculation(4, 4, 0, 0).why_untested())
+    assert Speculation(4, 4, 9, 1).why_untested() is None

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from reference.architecture import Architecture, Seeded
+from reference.architecture import Seeded
 from reference.case import Case
 from reference.case_json import case_to_json
 from reference.draft import LanguageModel
@@ -24,9 +24,9 @@ from reference.tree import RankTree
 from reference.weights import shapes
 from specverify.cli import main
 from tests.inprocess import in_this_process
+from tests.models import ONE_LAYER
 
 ROOT = Path(__file__).resolve().parents[3]
-ARCH = Architecture("llama", 11, 8, 12, 2, 1, 4, (0,), max_positions=64)
 CONFIG: dict[str, Any] = {
     "model_type": "llama",
     "vocab_size": 11,
@@ -46,7 +46,7 @@ def checkpoint(root: Path) -> Path:
     """A good checkpoint directory whose tokenizer knows the words a to j."""
     root.mkdir()
     (root / "config.json").write_text(json.dumps(CONFIG))
-    state = {name: torch.full(shape, len(name) / 8) for name, shape in shapes(ARCH).items()}
+    state = {name: torch.full(shape, len(name) / 8) for name, shape in shapes(ONE_LAYER).items()}
     save_file(state, root / "model.safetensors")
     tokenizer = Tokenizer(
         models.WordLevel({word: at for at, word in enumerate([*"abcdefghij?", "zebra"])}, unk_token="?")
@@ -277,7 +277,7 @@ def test_what_a_command_cannot_write_is_said_before_any_case_runs(
 ) -> None:
     (work / "file").write_text("mine")
     (work / "folder").mkdir()
-    (work / "case.json").write_text(json.dumps(case_to_json(Case(Seeded(ARCH, 1), (3, 5)))))
+    (work / "case.json").write_text(json.dumps(case_to_json(Case(Seeded(ONE_LAYER, 1), (3, 5)))))
     for arguments, words in (
         (["diff", "--report", "file"], "cannot write file: File exists; choose another place"),
         (["diff", "--report", "file/below"], "cannot write file/below: Not a directory"),
@@ -353,7 +353,7 @@ def test_a_case_on_weights_that_are_not_here(work: Path, capfd: pytest.CaptureFi
 
 
 def test_a_replay_on_what_is_not_here(work: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    (work / "b.json").write_text(json.dumps(case_to_json(Case(Seeded(ARCH, 1), (3, 5), stops=Stops(1)))))
+    (work / "b.json").write_text(json.dumps(case_to_json(Case(Seeded(ONE_LAYER, 1), (3, 5), stops=Stops(1)))))
     for arguments, words in (
         (["--backend", "nope"], "no backend is called 'nope'"),
         (["--backend", "gone:make"], "cannot import 'gone'"),

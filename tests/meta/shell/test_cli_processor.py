@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from reference import user_processors
-from reference.architecture import Architecture, Seeded
+from reference.architecture import Seeded
 from reference.case import Case
 from reference.case_json import case_from_json, case_to_json
 from reference.draft import Scripted
@@ -20,11 +20,12 @@ from reference.sampling import Sampling, Stops
 from reference.tree import Tree
 from specverify.cli import main
 from tests.inprocess import in_this_process
+from tests.models import ONE_LAYER
 
 ROOT = Path(__file__).resolve().parents[3]
 LATE = "processors-see-path-one-late"
 PER_NODE = "lossless.processors-per-node"
-MODEL = Seeded(Architecture("llama", 11, 8, 12, 2, 1, 4, (0,), max_positions=64), 1)
+MODEL = Seeded(ONE_LAYER, 1)
 
 OWN = """
 import numpy as np

@@ -29,6 +29,7 @@ from specverify.adapt import component
 from specverify.cli import main
 from specverify.setup.subjects import subject_of
 from tests.inprocess import in_this_process
+from tests.models import LLAMA
 from tests.strangers.components import plain
 
 ORACLE = Oracle(keep=256)
@@ -54,7 +55,7 @@ def accepting(case: Case) -> Case:
 
 GREEDY = accepting(Case(Seeded(GALLERY[1], 6), (3, 1, 4), stops=Stops(6)))
 DRAWN = Case(
-    Seeded(GALLERY[1], 0),
+    LLAMA,
     (3, 1, 4),
     LanguageModel(Seeded(GALLERY[1], 3), RankTree((0, 0, 1), (0, 0, 0))),
     sampling=Sampling(2.5, draws="with-replacement"),

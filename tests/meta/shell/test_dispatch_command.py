@@ -10,8 +10,6 @@ import pytest
 
 from backends.compositions import open_cpu
 from properties.accepted_ranks import RankCounts, counts_of, counts_of_run
-from properties.strategies.models import GALLERY
-from reference.architecture import Seeded
 from reference.case import Case
 from reference.draft import LanguageModel
 from reference.draft_trees import Dispatch, named_tree, tree_of_paths
@@ -23,9 +21,9 @@ from specverify.cli import main
 from specverify.dispatch.lengths import best_tree, expected_accepted, rates_of
 from specverify.dispatch.measure import forward_seconds, tree_of
 from specverify.dispatch.table import rows, table
+from tests.models import OTHER_LLAMA
 
 RATES = {(1, 0): 0.6, (1, 1): 0.2, (1, 2): 0.1, (2, 0): 0.5, (2, 1): 0.3, (3, 0): 0.4}
-MODEL = Seeded(next(one for one in GALLERY if one.vocab_size >= 16), 3)
 COSTS = {"1": {"1": 10, "4": 11, "16": 12}, "4": {"1": 10, "4": 16, "16": 30}, "16": {"1": 10, "4": 35, "16": 90}}
 
 
@@ -100,7 +98,9 @@ def test_large_batches_get_small_trees_and_equal_neighbours_one_row() -> None:
 def test_a_run_of_diff_teaches_a_table_that_a_case_file_takes(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    case = Case(MODEL, (3, 1, 4, 1, 5), LanguageModel(MODEL, named_tree("D3-BF2")), stops=Stops(20), dtype="float64")
+    case = Case(
+        OTHER_LLAMA, (3, 1, 4, 1, 5), LanguageModel(OTHER_LLAMA, named_tree("D3-BF2")), stops=Stops(20), dtype="float64"
+    )
     run = open_cpu().run(case)
     counts = counts_of_run(case.draft, run.steps)
     assert counts.offered[1, 0] == len(run.steps)
@@ -173,7 +173,9 @@ def test_counts_add_up() -> None:
 
 def test_forwards_are_timed_by_batch_and_nodes() -> None:
     backend = open_cpu()
-    seconds = [forward_seconds(backend, MODEL, batch, nodes, 6, 2, "float32") for batch, nodes in ((1, 1), (3, 9))]
+    seconds = [
+        forward_seconds(backend, OTHER_LLAMA, batch, nodes, 6, 2, "float32") for batch, nodes in ((1, 1), (3, 9))
+    ]
     assert all(0 < one < 10 for one in seconds)
     for nodes in (1, 2, 9, 40):
         assert len(tree_of(nodes)) == nodes

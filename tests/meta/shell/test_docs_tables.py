@@ -10,9 +10,7 @@ from backends.adapt.blackbox import PARAMETERS
 from backends.adapt.component import CONTRACTS
 from backends.registry import open_backend
 from properties.invariants import ALL
-from properties.strategies.models import GALLERY
 from properties.verdict.judge import judge
-from reference.architecture import Seeded
 from reference.case import Case
 from reference.oracle.decoder import Oracle
 from reference.oracle.family import FAMILIES
@@ -21,6 +19,7 @@ from specverify.adapters.init_command import KINDS
 from specverify.cli import main
 from specverify.setup.subjects import subject_of
 from tests.measure.documents.pages import ROOT, blocks
+from tests.models import LLAMA
 
 
 def page(name: str) -> str:
@@ -39,7 +38,7 @@ def test_the_engine_that_shows_its_steps_is_judged(tmp_path: Path, monkeypatch: 
     (tmp_path / "engine_of_a_page.py").write_text(saved("how_to/stages.md", "my_engine.py"))
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    case = Case(Seeded(GALLERY[1], 0), (3, 1, 4), stops=Stops(4))
+    case = Case(LLAMA, (3, 1, 4), stops=Stops(4))
     verdict = judge(case, ALL, Oracle(), subject_of(open_backend("engine_of_a_page:MyEngine")))
     assert verdict.findings == ()
     assert {verdict.outcomes[f"lossless.{name}"] for name in ("completes", "greedy-match")} == {"checked"}

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from properties.verdict.subject import Crashed
+from properties.verdict.subject import Crash
 from reference.trace import Trace
 from specverify.campaign import crew as crew_module
 from specverify.campaign.crew import Crew, _Hand
@@ -74,7 +74,7 @@ def test_harm_to_the_keeper_is_a_finding_of_the_case_that_ran(
         subject = backend.subject(0)
         assert isinstance(subject.fresh(case_of(1)), Trace)
         outcome = subject.fresh(case_of(0))
-        assert isinstance(outcome, Crashed)
+        assert isinstance(outcome, Crash)
         assert outcome.why == HARM[deed]
         assert isinstance(subject.fresh(case_of(2)), Trace), "another process has taken its place"
         assert backend.complaints == []
@@ -93,7 +93,7 @@ def test_an_ancestor_is_missed_only_when_a_keeper_is_wanted(deed: str) -> None:
             assert isinstance(subject.fresh(case_of(number)), Trace)
         assert backend._engine is not None
         os.kill(keeper(), 9)
-        assert isinstance(subject.fresh(case_of(1)), Crashed)
+        assert isinstance(subject.fresh(case_of(1)), Crash)
         assert isinstance(subject.fresh(case_of(2)), Trace)
 
 

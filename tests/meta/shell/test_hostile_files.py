@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from reference import case_json
-from reference.architecture import Architecture, Seeded
+from reference.architecture import Seeded
 from reference.case import Case
 from reference.case_json import case_to_json
 from reference.oracle.checkpoint import UnreadableCheckpoint, identify, read
@@ -26,8 +26,8 @@ from specverify.checkpoints import prompts
 from specverify.checkpoints.opening import open_checkpoint
 from specverify.cli import main
 from specverify.setup.errors import UnusableInput
+from tests.models import ONE_LAYER
 
-ARCH = Architecture("llama", 11, 8, 12, 2, 1, 4, (0,), max_positions=64)
 CONFIG: dict[str, Any] = {
     "model_type": "llama",
     "vocab_size": 11,
@@ -65,7 +65,8 @@ def written(root: Path) -> Path:
     """`root` with a good checkpoint in it, in one file."""
     (root / "config.json").write_text(json.dumps(CONFIG))
     save_file(
-        {name: torch.full(shape, len(name) / 8) for name, shape in shapes(ARCH).items()}, root / "model.safetensors"
+        {name: torch.full(shape, len(name) / 8) for name, shape in shapes(ONE_LAYER).items()},
+        root / "model.safetensors",
     )
     return root
 
@@ -74,7 +75,7 @@ def sharded(root: Path) -> Path:
     """`root` with a good checkpoint in it, in an index and one shard."""
     written(root)
     (root / "model.safetensors").rename(root / "a.safetensors")
-    index = {"weight_map": dict.fromkeys(shapes(ARCH), "a.safetensors")}
+    index = {"weight_map": dict.fromkeys(shapes(ONE_LAYER), "a.safetensors")}
     (root / "model.safetensors.index.json").write_text(json.dumps(index))
     return root
 
@@ -244,7 +245,7 @@ def test_a_long_list_is_looked_through_once_and_a_too_long_one_not_at_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The validator alone takes 40 microseconds for an entry: 40 seconds for the longest prompt."""
-    case = case_to_json(Case(Seeded(ARCH, 1), (3, 5), stops=Stops(1)))
+    case = case_to_json(Case(Seeded(ONE_LAYER, 1), (3, 5), stops=Stops(1)))
     file = tmp_path / "b.json"
     asked: list[object] = []
     descend = case_json.Validator.descend
@@ -306,7 +307,7 @@ def test_a_config_of_any_values_is_read_or_refused(good: Path, changed: dict[str
         one_line(lambda understood=understood: identify(good, understood))  # type: ignore[misc]
 
 
-@given(st.dictionaries(st.sampled_from(sorted(shapes(ARCH))), JSON | st.fixed_dictionaries(
+@given(st.dictionaries(st.sampled_from(sorted(shapes(ONE_LAYER))), JSON | st.fixed_dictionaries(
     {"dtype": JSON | st.just("F32"), "shape": st.lists(JSON, max_size=9), "data_offsets": st.lists(JSON, max_size=3)}
 ), min_size=1), st.binary(max_size=9))  # fmt: skip
 def test_a_header_of_any_values_is_read_or_refused(good: Path, header: dict[str, Any], data: bytes) -> None:
@@ -319,7 +320,7 @@ def test_a_header_of_any_values_is_read_or_refused(good: Path, header: dict[str,
 
 @given(st.data())
 def test_a_case_file_of_any_values_is_read_or_refused(good: Path, data: st.DataObject) -> None:
-    content: Any = json.loads(json.dumps(case_to_json(Case(Seeded(ARCH, 1), (3, 5), stops=Stops(1)))))
+    content: Any = json.loads(json.dumps(case_to_json(Case(Seeded(ONE_LAYER, 1), (3, 5), stops=Stops(1)))))
     content = {"bundle": 1, "case": content, "backend": "cpu-eager", "model": None}
     holder = content
     while True:

@@ -16,7 +16,7 @@ from properties.invariants import ALL
 from properties.strategies.models import GALLERY
 from properties.tally import Failure
 from properties.verdict.judge import judge
-from properties.verdict.subject import Crashed
+from properties.verdict.subject import Crash
 from reference.architecture import Seeded
 from reference.case import Case
 from reference.case_json import case_to_json
@@ -35,6 +35,7 @@ from specverify.isolation.lifeline import children
 from specverify.isolation.limits import AFTER_A_HANG_S, Patience, default_memory, size_of, size_words
 from specverify.isolation.process import how_ended, last_words
 from specverify.isolation.watch import Watch
+from tests.models import LLAMA
 from tests.strangers import hostile
 from tests.tiers import first
 
@@ -112,7 +113,7 @@ def test_fifty_hostile_engines_beside_forty_clean_cases(name: str, tmp_path: Pat
 def test_what_a_process_said_last_is_told_with_the_finding() -> None:
     with Isolated(BackendSpec("tests.strangers.hostile:null_pointer"), Patience(TIMEOUT_S)) as backend:
         outcome = backend.subject(0).fresh(case_of(0))
-    assert isinstance(outcome, Crashed)
+    assert isinstance(outcome, Crash)
     assert outcome.why == "the backend's process was ended by SIGSEGV"
     assert any("Segmentation fault" in line for line in outcome.said)
     assert any("hostile.py" in line for line in outcome.said)
@@ -122,7 +123,7 @@ def test_what_a_process_said_last_is_told_with_the_finding() -> None:
 def test_a_hang_is_told_with_the_place_where_it_hangs() -> None:
     with Isolated(BackendSpec("tests.strangers.hostile:deadlock"), Patience(1.0)) as backend:
         outcome = backend.subject(0).fresh(case_of(0))
-    assert isinstance(outcome, Crashed)
+    assert isinstance(outcome, Crash)
     assert outcome.why == "the backend's process gave no answer within 1 s"
     assert any("in deadlocks" in line for line in outcome.said)
 
@@ -130,7 +131,7 @@ def test_a_hang_is_told_with_the_place_where_it_hangs() -> None:
 def test_memory_beyond_the_limit_ends_the_process_with_its_case() -> None:
     with Isolated(BackendSpec("tests.strangers.hostile:take_at_once"), Patience(60.0), MEMORY) as backend:
         outcome = backend.subject(0).fresh(case_of(0))
-    assert isinstance(outcome, Crashed)
+    assert isinstance(outcome, Crash)
     assert "of memory, more than the 1 GiB allowed (--memory-limit)" in outcome.why
 
 
@@ -142,8 +143,8 @@ def test_a_process_that_ends_between_two_cases_is_replaced_and_told() -> None:
         assert engine is not None
         os.kill(engine.pid, 9)
         keeping().listen(5.0)
-        assert not isinstance(subject.fresh(case_of(2)), Crashed)
-        assert not isinstance(first, Crashed)
+        assert not isinstance(subject.fresh(case_of(2)), Crash)
+        assert not isinstance(first, Crash)
         (line,) = backend.complaints
     assert line.startswith("the backend's process was ended by SIGKILL")
     assert f"between two cases after case {case_of(1).id}" in line
@@ -163,7 +164,7 @@ def test_where_forking_is_not_known_to_be_safe_an_engine_is_a_fresh_interpreter(
         words = Path(f"/proc/{backend._engine.pid}/cmdline").read_bytes()
         assert b"specverify.isolation.engine" in words
         outcome = subject.fresh(case_of(0))
-        assert isinstance(outcome, Crashed)
+        assert isinstance(outcome, Crash)
         assert outcome.why == "the backend's process exited with code 7"
         assert isinstance(subject.fresh(case_of(2)), Trace)
     end_keeping()
@@ -258,7 +259,7 @@ def test_a_machine_that_starts_no_further_process_is_no_fault_of_the_backend(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The folder of this process is deleted: the next engine cannot be started in it."""
-    case = Case(Seeded(GALLERY[1], 0), (3, 1), stops=Stops(2))
+    case = Case(LLAMA, (3, 1), stops=Stops(2))
     gone = tmp_path / "gone"
     gone.mkdir()
     monkeypatch.chdir(gone)

@@ -18,7 +18,7 @@ from properties.strategies.models import GALLERY
 from properties.tally import Tally
 from properties.verdict import judge as judging
 from properties.verdict import session_members
-from properties.verdict.finding import Compared, Finding
+from properties.verdict.finding import Comparisons, Finding
 from properties.verdict.internal import JUDGE
 from properties.verdict.invariant import Fact, Invariant, Oracle, needing
 from properties.verdict.judge import judge
@@ -44,7 +44,7 @@ GREEDY = BY_NAME["lossless.greedy-match"]
 
 
 def raising(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
-    yield Compared()
+    yield Comparisons()
     (lambda steps: steps[7])(subject(case).steps)
 
 

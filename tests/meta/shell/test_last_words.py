@@ -14,7 +14,7 @@ from properties.strategies.models import GALLERY
 from properties.tally import Failure, Tally
 from properties.verdict.finding import FINISHED, Finding, Verdict
 from properties.verdict.judge import judge
-from properties.verdict.subject import Crashed
+from properties.verdict.subject import Crash
 from reference.architecture import Seeded
 from reference.case import Case
 from reference.draft import Scripted
@@ -116,5 +116,5 @@ def test_a_page_shows_the_last_lines_cut_and_cleaned() -> None:
 
 
 def test_what_was_said_decides_nothing() -> None:
-    assert Crashed(None, "no", ("a",)) == Crashed(None, "no", ("b",))
+    assert Crash(None, "no", ("a",)) == Crash(None, "no", ("b",))
     assert saying("a").finding == saying("b").finding

@@ -11,12 +11,10 @@ import pytest
 
 from properties.invariants import ALL, BESIDE_TOKENS, WITHOUT_ORACLE
 from properties.invariants.pair import peer_of
-from properties.strategies.models import GALLERY
 from properties.verdict.invariant import NoReference, NotApplicable
 from properties.verdict.judge import judge
 from properties.verdict.peer import Peer, shared_abilities
 from reference.abilities import Abilities
-from reference.architecture import Seeded
 from reference.case import Case
 from reference.oracle.decoder import Oracle
 from reference.sampling import Sampling, Stops
@@ -25,6 +23,7 @@ from specverify.campaign.replay import replay
 from specverify.cli import main
 from specverify.setup.subjects import subject_of
 from tests.inprocess import in_this_process
+from tests.models import LLAMA
 
 STRANGERS = Path(__file__).resolve().parents[2] / "strangers"
 sys.path.insert(0, str(STRANGERS))
@@ -33,7 +32,7 @@ plain, plain_greedy, right, parting = (
     getattr(own_weights, name) for name in ("plain", "plain_greedy", "right", "parting")
 )
 
-CASE = Case(Seeded(GALLERY[1], 0), (3, 1, 4), stops=Stops(8))
+CASE = Case(LLAMA, (3, 1, 4), stops=Stops(8))
 WARM = replace(CASE, sampling=Sampling(1.0))
 
 

@@ -115,5 +115,5 @@ def test_lists_have_them() -> None:
 
 def test_a_slow_engine_may_have_fewer_cases(monkeypatch: pytest.MonkeyPatch) -> None:
     assert default_cases("hf-generate") == DEFAULT_CASES
-    monkeypatch.setattr("specverify.plan.SHIPPED", (replace(ADAPTERS[0], cases=7),))
+    monkeypatch.setattr("specverify.plan.SHIPPED_BACKENDS", (replace(ADAPTERS[0], cases=7),))
     assert default_cases("hf-generate") == 7

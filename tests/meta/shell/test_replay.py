@@ -15,16 +15,17 @@ import pytest
 
 from backends import faults
 from properties.invariants import ALL
-from reference.architecture import Architecture, Seeded
+from reference.architecture import Seeded
 from reference.case import Case
 from reference.case_json import case_from_json, case_to_json
 from reference.sampling import Sampling, Stops
 from specverify.cli import main
+from tests.models import ONE_LAYER
 
 ROOT = Path(__file__).resolve().parents[3]
 FAULT = "kv-truncated-not-gathered"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
-MODEL = Seeded(Architecture("llama", 11, 8, 12, 2, 1, 4, (0,), max_positions=64), 1)
+MODEL = Seeded(ONE_LAYER, 1)
 
 
 def specverify(capfd: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:

@@ -32,6 +32,7 @@ from reference.weights import shapes
 from reports.bundle import bundle_content
 from specverify.checkpoints import opening
 from specverify.cli import main
+from tests.models import ONE_LAYER
 
 KINDS = ("scripted", "ngram", "model", "checkpoint")
 EACH = 12
@@ -40,7 +41,6 @@ EACH = 12
 SLOWEST_S = 120.0
 """Seconds one replay may take, on a machine that others use too."""
 
-ARCH = Architecture("llama", 11, 8, 12, 2, 1, 4, (0,), max_positions=64)
 CONFIG = {
     "model_type": "llama",
     "vocab_size": 11,
@@ -99,7 +99,7 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Case]]
     root = tmp_path_factory.mktemp("checkpoint")
     (root / "config.json").write_text(json.dumps(CONFIG))
     generator = torch.Generator().manual_seed(1)
-    state = {name: torch.randn(shape, generator=generator) for name, shape in shapes(ARCH).items()}
+    state = {name: torch.randn(shape, generator=generator) for name, shape in shapes(ONE_LAYER).items()}
     save_file(state, root / "model.safetensors")
     here = identify(root)
     shape = RankTree((0, 0, 0, 1), (0, 0, 1, 0))
@@ -251,7 +251,7 @@ def test_no_mutated_file_gets_more_than_a_verdict_or_one_line(
 
 
 QWEN2 = Architecture("qwen2", 11, 8, 12, 2, 1, 4, (0,), max_positions=64, qkv_bias=True)
-PLAIN = replace(ARCH, max_positions=64)
+PLAIN = replace(ONE_LAYER, max_positions=64)
 FAINT = Rope(kind="yarn", factor=4.0, original=16, attention_factor=1e-300)
 CHAIN = Scripted((Tree((0, 0, 1), (5, 7, 8)),))
 
@@ -278,7 +278,7 @@ def test_what_mutation_found_stays_mended(name: str, tmp_path: Path, capfd: pyte
 
 
 def test_a_whole_number_may_stand_for_a_fraction(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    case = case_to_json(Case(Seeded(replace(ARCH, norm_eps=1.0), 1), (3, 5), stops=Stops(1)))
+    case = case_to_json(Case(Seeded(replace(ONE_LAYER, norm_eps=1.0), 1), (3, 5), stops=Stops(1)))
     case["model"]["architecture"]["norm_eps"] = 1
     case["sampling"]["temperature"] = 0
     (tmp_path / "b.json").write_text(json.dumps(case))
@@ -300,7 +300,7 @@ def test_a_whole_number_may_stand_for_a_fraction(tmp_path: Path, capfd: pytest.C
 def test_a_small_file_cannot_ask_for_a_large_machine(
     change: dict[str, Any], words: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    case = case_to_json(Case(Seeded(ARCH, 1), (3, 5), stops=Stops(1)))
+    case = case_to_json(Case(Seeded(ONE_LAYER, 1), (3, 5), stops=Stops(1)))
     case["model"]["architecture"] |= change
     (tmp_path / "b.json").write_text(json.dumps(case))
     with pytest.raises(SystemExit) as ended:

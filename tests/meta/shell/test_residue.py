@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from properties.verdict.subject import Crashed
+from properties.verdict.subject import Crash
 from reference.case_json import case_to_json
 from reference.trace import Trace
 from specverify.campaign import campaign
@@ -75,7 +75,7 @@ def test_what_can_change_later_answers_is_a_finding_of_the_case_that_ran(deed: s
         subject = backend.subject(0)
         assert isinstance(subject.fresh(case_of(1)), Trace)
         outcome = subject.fresh(case_of(0))
-        assert isinstance(outcome, Crashed)
+        assert isinstance(outcome, Crash)
         assert outcome.why.startswith(f"the run left its process changed: {CHANGED[deed]}")
         assert isinstance(subject.fresh(case_of(2)), Trace), "a clean process has taken its place"
 

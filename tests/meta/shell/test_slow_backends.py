@@ -4,10 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from properties.strategies.models import GALLERY
 from properties.tolerance.closeness import noise
 from properties.verdict.subject import Subject
-from reference.architecture import Seeded
 from reference.case import Case
 from reference.draft import Scripted
 from reference.oracle.decoder import Oracle
@@ -15,6 +13,7 @@ from reference.sampling import Stops
 from reference.trace import Trace
 from specverify.plan import DEFAULT_CASES, default_cases
 from specverify.setup.subjects import open_planted, subject_of
+from tests.models import LARGE_LLAMA
 
 
 def test_an_interpreted_kernel_draws_fewer_cases_than_others_and_a_stranger_as_many_as_any() -> None:
@@ -35,7 +34,7 @@ def test_the_control_is_as_much_shorter_as_variants_are_rarer_but_never_a_token_
 
     subject = Subject("counted", run, behind.reveals)
     subject.variant_interval = variant_interval
-    case = Case(Seeded(GALLERY[7], 0), (5, 6, 7), Scripted(), stops=Stops(30), dtype="float32")
+    case = Case(LARGE_LLAMA, (5, 6, 7), Scripted(), stops=Stops(30), dtype="float32")
     assert noise(case, Oracle(), subject).measured > 0
     assert asked == [tokens]
     assert noise(replace(case, stops=Stops(2)), Oracle(), subject).measured > 0

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from backends import availability, devices
-from backends.adapters import SHIPPED
+from backends.adapters import SHIPPED_BACKENDS
 from backends.availability import why_absent
 from backends.faults.unplanted import reports
 from backends.registry import why_unavailable
@@ -53,7 +53,7 @@ def test_help_and_lists_import_no_torch(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_backends_are_told_without_opening_them_as_they_are_by_opening_them() -> None:
-    names = [row.name for row in SHIPPED]
+    names = [row.name for row in SHIPPED_BACKENDS]
     assert {name: why_absent(name) for name in names} == {name: why_unavailable(name) for name in names}
 
 

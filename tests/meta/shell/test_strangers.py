@@ -8,11 +8,9 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "strangers"))
 
 from properties.invariants import ALL
-from properties.strategies.models import GALLERY
 from properties.tally import Failure, Tally
 from properties.verdict.finding import Verdict
 from properties.verdict.subject import Subject
-from reference.architecture import Seeded
 from reference.case import Case
 from reference.draft import Scripted
 from reference.oracle.decoder import Oracle
@@ -26,8 +24,9 @@ from specverify.plan import Plan
 from specverify.setup.errors import UnusableInput
 from specverify.setup.selection import invariants_matching
 from specverify.setup.subjects import open_planted, subject_of
+from tests.models import LLAMA
 
-CASE = Case(Seeded(GALLERY[1], 0), (3, 1, 4), Scripted((Tree((0, 0, 1), (4, 2, 5)),)), stops=Stops(4))
+CASE = Case(LLAMA, (3, 1, 4), Scripted((Tree((0, 0, 1), (4, 2, 5)),)), stops=Stops(4))
 
 
 def judged(backend: str) -> Verdict:

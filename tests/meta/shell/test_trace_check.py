@@ -10,8 +10,6 @@ import jsonschema
 import pytest
 
 from backends.registry import open_backend
-from properties.strategies.models import GALLERY
-from reference.architecture import Seeded
 from reference.case import Case
 from reference.draft import Scripted
 from reference.layout import KvLayout
@@ -23,10 +21,10 @@ from reference.trace import Trace
 from reference.tree import Tree
 from specverify.adapt import save_checkpoint
 from specverify.cli import main
+from tests.models import LLAMA
 
-MODEL = Seeded(GALLERY[1], 0)
 CASE = Case(
-    MODEL,
+    LLAMA,
     (3, 1, 4),
     Scripted((Tree((0, 0, 1, 0), (4, 13, 13, 5)), Tree((0, 0), (13, 2)))),
     KvLayout(padded_nodes=6),
@@ -50,7 +48,7 @@ def lines(trace: Trace) -> list[Line]:
     """The recorded run as objects, to be changed; a bare request in place of the case."""
     made: list[Line] = [json.loads(one) for one in trace_lines(CASE, trace)]
     stops = {"max_new_tokens": 6, "eos": [2]}
-    made[0] = {"run": {"prompt": [3, 1, 4], "vocabulary": MODEL.vocab_size, "stops": stops, "engine": "mine 1.2"}}
+    made[0] = {"run": {"prompt": [3, 1, 4], "vocabulary": LLAMA.vocab_size, "stops": stops, "engine": "mine 1.2"}}
     return made
 
 
@@ -275,7 +273,7 @@ def test_counters_are_judged_by_what_the_steps_show(
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(save_checkpoint(MODEL, "float32", tmp_path_factory.mktemp("model")))
+    return str(save_checkpoint(LLAMA, "float32", tmp_path_factory.mktemp("model")))
 
 
 def tokens_alone(output: list[int]) -> list[Line]:
@@ -289,7 +287,7 @@ def test_tokens_are_judged_against_the_checkpoint_that_is_named(
     right = list(trace.output)
     code, page, _ = checked(tmp_path, tokens_alone(right), capsys, "--model", checkpoint)
     assert (code, "lossless.greedy-match (6)" in page) == (0, True)
-    wrong = [*right[:3], (right[3] + 1) % MODEL.vocab_size, *right[4:]]
+    wrong = [*right[:3], (right[3] + 1) % LLAMA.vocab_size, *right[4:]]
     code, page, _ = checked(tmp_path, tokens_alone(wrong), capsys, "--model", checkpoint)
     assert code == 1
     assert page.startswith(
@@ -416,7 +414,7 @@ def test_a_file_that_is_not_there_is_refused_in_one_line(tmp_path: Path, capsys:
 
 
 def test_a_sampled_run_is_judged_by_its_own_laws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    case = Case(MODEL, (3, 1, 4), Scripted((Tree((0, 0), (4, 13)),)), sampling=Sampling(0.7, top_k=3), stops=Stops(4))
+    case = Case(LLAMA, (3, 1, 4), Scripted((Tree((0, 0), (4, 13)),)), sampling=Sampling(0.7, top_k=3), stops=Stops(4))
     written: list[Line] = [json.loads(one) for one in trace_lines(case, open_backend("cpu-eager").run(case), True)]
     code, page, _ = checked(tmp_path, written, capsys)
     assert code == 0, page

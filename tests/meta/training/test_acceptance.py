@@ -14,7 +14,8 @@ from reference.oracle.draft.ngram import proposed
 from reference.oracle.draft.question import Question
 from reference.tree import RankTree, Tree
 from specverify.training.acceptance import Acceptance, HeldOutText, grow_paths, head_acceptance, ngram_acceptance
-from tests.meta.training.test_trained_heads import FUSED, LAYER, MODEL, module
+from tests.meta.training.test_trained_heads import FUSED, LAYER, module
+from tests.models import LLAMA
 
 GROWN = Expansion(3, 3, 8)
 DRAFT = Eagle3(GROWN, FUSED, LAYER, vocabulary=(1, 2, 5, 11, 16))
@@ -25,13 +26,13 @@ def held_out() -> list[HeldOutText]:
     found = []
     for length, prompt in ((14, 3), (11, 5)):
         tokens = torch.tensor(draw.choice([1, 2, 5], length))
-        states = torch.tensor(draw.normal(size=(length, 3 * MODEL.architecture.hidden_size)))
+        states = torch.tensor(draw.normal(size=(length, 3 * LLAMA.architecture.hidden_size)))
         found.append(HeldOutText(tokens, prompt, states))
     return found
 
 
 def question(tokens: tuple[int, ...], states: Any) -> Question:
-    return Question(tokens, 0, None, cast("Any", None), states, MODEL)
+    return Question(tokens, 0, None, cast("Any", None), states, LLAMA)
 
 
 def paths(tree: Tree) -> set[tuple[int, ...]]:

@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from properties.strategies.models import GALLERY
-from reference.architecture import Seeded
 from reference.case import Case
 from reference.draft.eagle1 import Eagle1
 from reference.draft.eagle3 import Eagle3
@@ -25,10 +23,10 @@ from specverify.training.heads.base import Batch, TrainedHead
 from specverify.training.heads.eagle1 import Eagle1Module
 from specverify.training.heads.eagle3 import Eagle3Module
 from specverify.training.heads.medusa import MedusaModule
+from tests.models import LLAMA
 
 CLOSE = 1e-9
 LAYER = HeadLayer(4, 2, 4, 12, theta=5000.0, norm_eps=1e-4)
-MODEL = Seeded(GALLERY[1], 0)
 TREE = RankTree((0, 0), (0, 0))
 FUSED, NORMED = HiddenStates((-1, 0, 1), shift=1), HiddenStates(place="normed", shift=1)
 EAGLE3 = Eagle3(TREE, FUSED, LAYER, vocabulary=(1, 2, 5, 11, 16))
@@ -46,13 +44,13 @@ def _float64() -> Any:
 
 
 def matrices() -> tuple[torch.Tensor, torch.Tensor]:
-    shared = seeded_weights(MODEL)
-    head = "model.embed_tokens.weight" if MODEL.architecture.tied else "lm_head.weight"
+    shared = seeded_weights(LLAMA)
+    head = "model.embed_tokens.weight" if LLAMA.architecture.tied else "lm_head.weight"
     return torch.tensor(shared["model.embed_tokens.weight"]), torch.tensor(shared[head])
 
 
 def module(draft: Any) -> TrainedHead:
-    weights = {name: torch.tensor(one) for name, one in seeded_head(draft, MODEL).items()}
+    weights = {name: torch.tensor(one) for name, one in seeded_head(draft, LLAMA).items()}
     head: TrainedHead
     if isinstance(draft, Eagle3):
         head = Eagle3Module(LAYER, FUSED, torch.tensor(draft.vocabulary), *matrices(), draft.layers)
@@ -72,19 +70,19 @@ def module(draft: Any) -> TrainedHead:
 
 def asked(draft: Any) -> Question:
     """A question of a step of `draft`, of which the formulas read the target alone."""
-    case = Case(MODEL, (1,), draft, dtype="float64")
-    return Question(case.prompt, 0, None, SampledStep(case, (), 0), target=MODEL, dtype=case.dtype)
+    case = Case(LLAMA, (1,), draft, dtype="float64")
+    return Question(case.prompt, 0, None, SampledStep(case, (), 0), target=LLAMA, dtype=case.dtype)
 
 
 def texts(width: int) -> tuple[torch.Tensor, torch.Tensor]:
     draw = np.random.default_rng(5)
-    tokens = draw.integers(0, MODEL.vocab_size, (2, max(LENGTHS)))
+    tokens = draw.integers(0, LLAMA.vocab_size, (2, max(LENGTHS)))
     return torch.tensor(tokens), torch.tensor(draw.normal(size=(2, max(LENGTHS), width)))
 
 
 def batch(width: int, firsts: tuple[int, ...]) -> Batch:
     tokens, states = texts(width)
-    hidden = MODEL.architecture.hidden_size
+    hidden = LLAMA.architecture.hidden_size
     last = torch.zeros(2, max(LENGTHS), hidden)
     return Batch(tokens, states, last, torch.tensor(LENGTHS), torch.tensor(firsts))
 
@@ -95,7 +93,7 @@ def test_rows_of_the_training_time_test_are_the_rows_of_a_tree(draft: Any, first
     head = module(draft)
     assert isinstance(head, Eagle3Module | Eagle1Module)
     formulas = (Eagle3Formulas if isinstance(draft, Eagle3) else Eagle1Formulas)(draft, asked(draft))
-    hidden = MODEL.architecture.hidden_size
+    hidden = LLAMA.architecture.hidden_size
     given = batch(draft.reads.parts * hidden, firsts)
     compared = 0
     for step, (outputs, rows, real) in enumerate(head.run(given, 3)):
@@ -121,7 +119,7 @@ def test_rows_of_the_training_time_test_are_the_rows_of_a_tree(draft: Any, first
 @pytest.mark.parametrize("draft", [EAGLE3, DEEP, EAGLE1, MEDUSA], ids=["eagle3", "three-layers", "eagle1", "medusa"])
 def test_a_drafted_level_has_the_scores_of_the_oracle(draft: Any) -> None:
     head = module(draft)
-    tokens, states = texts(draft.reads.parts * MODEL.architecture.hidden_size)
+    tokens, states = texts(draft.reads.parts * LLAMA.architecture.hidden_size)
     roots, first = torch.tensor([4, 3]), torch.tensor([[1, 5], [2, 11]])
     second, parents = torch.tensor([[2, 16, 1], [5, 5, 11]]), torch.tensor([[1, 0, 1], [0, 1, 1]])
     opened = head.open(tokens, states)
@@ -153,10 +151,10 @@ def test_a_row_that_sees_a_token_too_many_is_told_apart() -> None:
     """The comparison can fail: the row's own step is hidden from it, or a later true row is shown."""
     head = module(EAGLE3)
     assert isinstance(head, Eagle3Module)
-    given = batch(FUSED.parts * MODEL.architecture.hidden_size, (0, 0))
+    given = batch(FUSED.parts * LLAMA.architecture.hidden_size, (0, 0))
     (first, _, real), *_ = head.run(given, 1)
     later = given.tokens.clone()
-    later[:, 4] = (later[:, 4] + 1) % MODEL.vocab_size
+    later[:, 4] = (later[:, 4] + 1) % LLAMA.vocab_size
     (second, _, _), *_ = head.run(Batch(later, given.states, given.last, given.lengths, given.firsts), 1)
     assert torch.equal(first[:, :3], second[:, :3])
     assert not torch.equal(first[0, 3:][real[0, 3:]], second[0, 3:][real[0, 3:]])

@@ -17,11 +17,11 @@ from properties.shrinking.sessions import lengths_below, plainer_mates
 from properties.strategies import sessions
 from properties.strategies.far_conditions import FAR, INTERPRETED, SPLIT
 from properties.strategies.models import FAR as FAR_MODELS
-from properties.strategies.models import FAR_POSITIONS, GALLERY, small_draft
+from properties.strategies.models import FAR_POSITIONS, small_draft
 from properties.strategies.prompts import LONGEST, MARKS, far_lengths, far_prompts
 from properties.strategies.settings import drawing_settings
 from properties.verdict.finding import Verdict
-from properties.verdict.subject import Declined, Subject
+from properties.verdict.subject import Refusal, Subject
 from reference.architecture import Seeded
 from reference.case import Case
 from reference.draft import LanguageModel, Scripted
@@ -32,6 +32,7 @@ from reference.tree import RankTree, Tree
 from specverify.campaign.search import Search
 from specverify.plan import Plan
 from specverify.setup.subjects import open_planted, subject_of
+from tests.models import TINY_LLAMA
 
 MODEL = Seeded(FAR_MODELS[0], 0)
 
@@ -83,7 +84,7 @@ def test_a_search_draws_long_prompts_and_shorter_ones_for_a_slow_backend(monkeyp
     longest = {}
     for variant_interval in (1, 4):
         lengths: list[int] = []
-        subject = Subject("nothing", lambda case: Declined("it is not there"), frozenset())
+        subject = Subject("nothing", lambda case: Refusal("it is not there"), frozenset())
         subject.variant_interval = variant_interval
 
         def emit(verdict: Verdict, lengths: list[int] = lengths) -> None:
@@ -99,7 +100,7 @@ def test_a_search_draws_long_prompts_and_shorter_ones_for_a_slow_backend(monkeyp
 
 def test_mates_draft_with_another_model_where_a_model_drafts() -> None:
     shape = RankTree((0, 0), (0, 0))
-    model = Seeded(GALLERY[0], 0)
+    model = TINY_LLAMA
     one = Case(model, (1, 2, 3), LanguageModel(small_draft(5, 0), shape))
     drafts = set()
 
@@ -176,7 +177,7 @@ def drafted(layout: str, other: LanguageModel, *actions: Action) -> Case:
     pages = replace(Case(MODEL, (0,)).layout, kind=layout, page_size=1)
     mine = LanguageModel(small_draft(5, 0), SHAPE)
     mate = Mate((0, 1, 2), other, stops=Stops(4))
-    return Case(Seeded(GALLERY[0], 0), (0, 1, 2), mine, pages, stops=Stops(4), session=Session((mate,), actions))
+    return Case(TINY_LLAMA, (0, 1, 2), mine, pages, stops=Stops(4), session=Session((mate,), actions))
 
 
 FORKED = (*ENTERS, Action("fork", (0, 1)), Action("step", (1,)))
@@ -205,5 +206,5 @@ TREE = Scripted((Tree((0,), (tokens(1025)[-1],)),))
 )  # fmt: skip
 def test_a_condition_holds_where_it_should_and_nowhere_else(name: str, example: Case, other: Case) -> None:
     (condition,) = [one for one in FAR if one.name == name]
-    assert condition.holds(example)
-    assert not condition.holds(other)
+    assert condition.is_met(example)
+    assert not condition.is_met(other)

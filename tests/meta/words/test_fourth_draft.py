@@ -19,7 +19,6 @@ from properties.invariants import ALL
 from properties.shrinking.cases import nearer, size
 from properties.strategies.models import GALLERY
 from properties.verdict.judge import judge
-from reference.architecture import Seeded
 from reference.case import Case
 from reference.case_json import case_from_json, case_to_json
 from reference.draft import KINDS
@@ -38,6 +37,7 @@ from reference.tree import RankTree, Tree
 from reports.case_diff import differences
 from specverify.campaign.against import ByTransformers
 from specverify.setup.subjects import subject_of
+from tests.models import LLAMA
 
 READS = HiddenStates((0,))
 
@@ -133,8 +133,7 @@ def echo(monkeypatch: pytest.MonkeyPatch) -> None:
 KINDS.pop(Echo.TAG)  # the class entered itself; outside of these tests there are three kinds
 
 SHAPE = RankTree((0, 0, 0, 1, 1), (0, 0, 1, 0, 1))
-MODEL = Seeded(GALLERY[1], 0)
-CASE = Case(MODEL, (3, 1, 4, 1, 5), Echo(SHAPE), stops=Stops(6), dtype="float64")
+CASE = Case(LLAMA, (3, 1, 4, 1, 5), Echo(SHAPE), stops=Stops(6), dtype="float64")
 ORACLE = Oracle()
 
 
@@ -184,8 +183,8 @@ def test_each_place_is_what_transformers_calls_it(reads: HiddenStates, monkeypat
     monkeypatch.setattr(EchoDraft, "reads", reads)
     case = replace(CASE, draft=Echo(SHAPE, reads))
     assert judged(case) == []
-    plain = picked(ByTransformers(MODEL, "float64").states(CASE.prompt), reads)
-    np.testing.assert_allclose(picked(ORACLE.model(MODEL, "float64").states(CASE.prompt), reads), plain, atol=1e-10)
+    plain = picked(ByTransformers(LLAMA, "float64").states(CASE.prompt), reads)
+    np.testing.assert_allclose(picked(ORACLE.model(LLAMA, "float64").states(CASE.prompt), reads), plain, atol=1e-10)
     scored = open_backend("cpu-eager").run(case).steps[0].scored
     assert scored is not None
     assert scored.hidden is not None

@@ -14,7 +14,7 @@ from backends.engine.draft.head import HeadDraft
 from backends.registry import open_backend
 from properties.invariants import ALL
 from properties.strategies.acceptance import continuation
-from properties.strategies.draft.drawing import DRAWN, Given
+from properties.strategies.draft.drawing import DRAWN, DraftSetting
 from properties.strategies.models import GALLERY, targets
 from properties.verdict.judge import judge
 from reference.architecture import Architecture, Checkpoint, Seeded
@@ -38,13 +38,13 @@ from reference.trace import Array, Trace
 from reference.tree import RankTree, Tree
 from reference.weights import seeded_head, seeded_weights
 from specverify.setup.subjects import subject_of
+from tests.models import LLAMA
 
 CLOSE = 1e-9
 """The largest difference of scores, relative to the larger of 1 and the largest score."""
 
 TREE = RankTree((0, 0, 0, 1, 1, 3), (0, 0, 1, 0, 1, 0))
 LAYER = HeadLayer(2, 1, 4, 12)
-MODEL = Seeded(GALLERY[1], 0)
 NORMED, FUSED = HiddenStates(place="normed", shift=1), HiddenStates((-1, 0, 1), shift=1)
 HEADS: dict[str, Head] = {
     "eagle1": Eagle1(TREE, NORMED, LAYER),
@@ -59,7 +59,7 @@ HEADS: dict[str, Head] = {
     "mtp": Mtp(TREE, NORMED, LAYER, 2, zero_first=True),
     "mtp of three modules": Mtp(TREE, NORMED, LAYER, 3, normed_back=True, state_first=True),
 }
-CASES = {name: Case(MODEL, (3, 1, 4, 1, 5), head, stops=Stops(6), dtype="float64") for name, head in HEADS.items()}
+CASES = {name: Case(LLAMA, (3, 1, 4, 1, 5), head, stops=Stops(6), dtype="float64") for name, head in HEADS.items()}
 ORACLE = Oracle()
 DRAFTS = tuple(one for one in ALL if one.name.startswith(("draft.", "lossless.completes", "lossless.greedy-match")))
 
@@ -95,7 +95,7 @@ def compared(case: Case, kept: Trace) -> int:
 def head_cases(draw: st.DrawFn, kind: str) -> Case:
     model = draw(targets())
     prompt = tuple(draw(st.lists(st.integers(0, model.vocab_size - 1), min_size=2, max_size=9)))
-    draft = draw(DRAWN[kind](Given(model, prompt, continuation(model, prompt))))
+    draft = draw(DRAWN[kind](DraftSetting(model, prompt, continuation(model, prompt))))
     layout = draw(st.sampled_from(sorted(set(KINDS) - {"overwrite"})))
     size = draw(st.sampled_from((1, 2, 4))) if KINDS[layout].pages else KvLayout().page_size
     held = KvLayout(kind=layout, prefill_chunk=draw(st.sampled_from((0, 1, 2, 3))), page_size=size)
@@ -218,10 +218,10 @@ def test_the_shared_oracle_reads_the_naive_oracles_states() -> None:
 
 def test_offsets_and_mask_of_a_reduced_vocabulary_are_those_of_published_files() -> None:
     head = HEADS["eagle3 reduced"]
-    weights = seeded_head(head, MODEL)
+    weights = seeded_head(head, LLAMA)
     assert (np.arange(len(weights["d2t"])) + weights["d2t"]).tolist() == list(head.vocabulary)
     assert np.flatnonzero(weights["t2d"]).tolist() == list(head.vocabulary)
-    assert set(seeded_head(HEADS["eagle3"], MODEL)) == set(HEADS["eagle3"].tensors(GALLERY[1]))
+    assert set(seeded_head(HEADS["eagle3"], LLAMA)) == set(HEADS["eagle3"].tensors(GALLERY[1]))
 
 
 def test_what_does_not_fit_is_refused_with_both_named() -> None:

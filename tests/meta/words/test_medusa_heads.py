@@ -21,11 +21,12 @@ from reference.trace import Array
 from reference.tree import RankTree, Tree
 from reference.weights import seeded_head, seeded_weights
 from specverify.setup.subjects import subject_of
-from tests.meta.words.test_head_drafts import DRAFTS, MODEL, ORACLE
+from tests.meta.words.test_head_drafts import DRAFTS, ORACLE
+from tests.models import LLAMA
 
 NORMED = HiddenStates(place="normed")
 PRODUCT = RankTree((0, 0, 0, 1, 1, 2, 2, 3, 5), (0, 0, 1, 0, 1, 0, 1, 0, 0))
-CASE = Case(MODEL, (3, 1, 4, 1, 5), Medusa(PRODUCT, NORMED, 3), stops=Stops(6), dtype="float64")
+CASE = Case(LLAMA, (3, 1, 4, 1, 5), Medusa(PRODUCT, NORMED, 3), stops=Stops(6), dtype="float64")
 
 
 def medusa(case: Case) -> Medusa:

@@ -24,10 +24,11 @@ from reference.oracle.model import PathByPath
 from reference.sampling import Stops
 from reference.tree import RankTree
 from reference.weights import seeded_head, seeded_weights
-from tests.meta.words.test_head_drafts import MODEL, ORACLE, compared, judged
+from tests.meta.words.test_head_drafts import ORACLE, compared, judged
+from tests.models import LLAMA
 
 NORMED = HiddenStates(place="normed", shift=1)
-ARCH = MODEL.architecture
+ARCH = LLAMA.architecture
 LAYER = HeadLayer(
     ARCH.heads, ARCH.kv_heads, ARCH.head_dim, ARCH.intermediate_size, theta=ARCH.rope.theta, norm_eps=ARCH.norm_eps
 )
@@ -76,11 +77,11 @@ def test_a_chain_is_the_one_of_transformers_own_modules(count: int, state_first:
     assert ARCH.family == "llama"
     chain = RankTree((0, *range(count)), (0,) * (count + 1))
     draft = Mtp(chain, NORMED, LAYER, count, normed_back=True, state_first=state_first)
-    case = Case(MODEL, (3, 1, 4, 1, 5), draft, stops=Stops(1), dtype="float64")
+    case = Case(LLAMA, (3, 1, 4, 1, 5), draft, stops=Stops(1), dtype="float64")
     drafted = ORACLE(case).steps[0].drafted
     assert drafted is not None
     assert drafted.logits is not None
-    tokens, scores = of_transformers(draft, MODEL, case.prompt)
+    tokens, scores = of_transformers(draft, LLAMA, case.prompt)
     assert list(drafted.tree.token[1:]) == tokens
     np.testing.assert_allclose(drafted.logits[:count], scores, rtol=0, atol=1e-9)
 
@@ -91,14 +92,14 @@ def test_modules_without_a_row_hide_their_column_where_few_states_are_known(know
     chain = RankTree((0, 0, 0, *range(1, 9)), (0, 0, 1, *(0,) * 8))
     draft = Mtp(chain, NORMED, LAYER, 4)
     layout = KvLayout(prefill_chunk=chunk)
-    case = Case(MODEL, (3, 1, 4, 1)[: known + 1], draft, layout, stops=Stops(4), dtype="float64")
+    case = Case(LLAMA, (3, 1, 4, 1)[: known + 1], draft, layout, stops=Stops(4), dtype="float64")
     assert compared(case, open_backend("cpu-eager").run(case))
     assert judged(case) == []
 
 
 def test_what_does_not_fit_is_refused() -> None:
     draft = Mtp(RankTree((0, 0), (0, 0)), NORMED, LAYER, 2)
-    case = Case(MODEL, (3, 1, 4), draft, dtype="float64")
+    case = Case(LLAMA, (3, 1, 4), draft, dtype="float64")
     with pytest.raises(Malformed, match="0 is no number of modules"):
         replace(draft, count=0)
     with pytest.raises(Malformed, match=r"reads\.shift.*the shift is 1 in MTP"):

@@ -2,16 +2,13 @@
 
 import pytest
 
-from properties.strategies.models import GALLERY
-from reference.architecture import Seeded
 from reference.case import Case
 from reference.case_json import case_from_json, case_to_json
 from reference.draft import Draft, LanguageModel, Ngram
 from reference.draft_trees import CHOICES, name_of, named_tree, tree_of_paths
 from reference.malformed import Malformed
 from reference.tree import RankTree
-
-MODEL = Seeded(GALLERY[0], 0)
+from tests.models import TINY_LLAMA
 
 
 def ranks(tree: RankTree) -> list[tuple[int, ...]]:
@@ -92,9 +89,11 @@ def test_a_tree_is_known_by_the_name_that_gives_it() -> None:
     assert name_of(RankTree((0, 0, 0), (0, 1, 0))) is None, "the second-best child in the first row"
 
 
-@pytest.mark.parametrize("draft", [LanguageModel(MODEL, named_tree("D2-BF2")), Ngram(named_tree("D2-BF2"), 3)], ids=str)
+@pytest.mark.parametrize(
+    "draft", [LanguageModel(TINY_LLAMA, named_tree("D2-BF2")), Ngram(named_tree("D2-BF2"), 3)], ids=str
+)
 def test_a_case_file_names_a_tree_and_a_page_tells_the_name(draft: Draft) -> None:
-    case = Case(MODEL, (1, 2), draft)
+    case = Case(TINY_LLAMA, (1, 2), draft)
     assert draft.description.endswith("draft of 7 nodes (D2-BF2)")
     content = case_to_json(case)
     content["draft"]["shape"] = "D_2-BF_2"

@@ -23,7 +23,8 @@ from reference.quantisation.rows import QUANTISED
 from reference.sampling import Stops
 from reference.tree import RankTree
 from specverify.setup.subjects import open_planted, subject_of
-from tests.meta.words.test_head_drafts import DRAFTS, HEADS, MODEL, ORACLE
+from tests.meta.words.test_head_drafts import DRAFTS, HEADS, ORACLE
+from tests.models import LLAMA
 
 TREE = RankTree((0, 0, 0, 1), (0, 1, 0, 0))
 WEIGHTS = np.random.default_rng(3).normal(size=(40, 96)).astype(np.float32)
@@ -31,8 +32,8 @@ WEIGHTS[5] = 0.0
 
 
 def case_of(kind: str, dtype: str = "float32") -> Case:
-    draft = LanguageModel(replace(MODEL, quantised=kind), TREE)
-    return Case(MODEL, (3, 1, 4, 1, 5), draft, stops=Stops(6), dtype=dtype)
+    draft = LanguageModel(replace(LLAMA, quantised=kind), TREE)
+    return Case(LLAMA, (3, 1, 4, 1, 5), draft, stops=Stops(6), dtype=dtype)
 
 
 @pytest.mark.parametrize("kind", QUANTISED)
@@ -88,12 +89,12 @@ def test_a_case_is_saved_loaded_judged_and_made_smaller(kind: str, dtype: str) -
     verdict = judge(case, DRAFTS, ORACLE, subject_of(open_backend("cpu-eager")))
     assert verdict.findings == ()
     assert verdict.outcomes["draft.fidelity"] == "checked"
-    plain = LanguageModel(MODEL, TREE)
+    plain = LanguageModel(LLAMA, TREE)
     assert any(one.draft == plain for one in nearer(case))
 
 
 def head_case(kind: str, name: str, dtype: str) -> Case:
-    return Case(MODEL, (3, 1, 4, 1, 5), replace(HEADS[name], quantised=kind), stops=Stops(6), dtype=dtype)
+    return Case(LLAMA, (3, 1, 4, 1, 5), replace(HEADS[name], quantised=kind), stops=Stops(6), dtype=dtype)
 
 
 @pytest.mark.parametrize("kind", QUANTISED)
@@ -112,7 +113,7 @@ def test_a_head_of_few_bits_is_saved_loaded_judged_and_made_smaller(kind: str, n
 @pytest.mark.parametrize("name", HEADS)
 def test_matrices_of_a_head_are_quantised_and_nothing_else_is(name: str) -> None:
     plain, few = (
-        load_head(one.weights, MODEL, "float64") for one in (HEADS[name], replace(HEADS[name], quantised="int8"))
+        load_head(one.weights, LLAMA, "float64") for one in (HEADS[name], replace(HEADS[name], quantised="int8"))
     )
     changed = {key for key in plain if not np.array_equal(plain[key], few[key])}
     by_token = {*HEADS[name].by_token, "lm_head.weight", "t2d"}
@@ -129,7 +130,7 @@ def test_the_target_keeps_its_weights() -> None:
 
 def test_what_no_weights_can_be_is_refused() -> None:
     with pytest.raises(Malformed, match="quantised: 'int4' is none of int8, fp8"):
-        replace(MODEL, quantised="int4")
+        replace(LLAMA, quantised="int4")
     without = replace(open_backend("cpu-eager").declaration, quantised=False)
     assert str(without.outside(case_of("fp8"))).endswith("declares no draft of fp8 weights")
     assert str(without.outside(head_case("fp8", "eagle3", "float32"))).endswith("declares no draft of fp8 weights")

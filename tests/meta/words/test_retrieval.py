@@ -28,7 +28,8 @@ from reference.session import Action, Mate, Session
 from reference.tree import RankTree
 from specverify.setup.subjects import subject_of
 from tests.meta.words.test_head_drafts import DRAFTS as INVARIANTS
-from tests.meta.words.test_head_drafts import MODEL, ORACLE
+from tests.meta.words.test_head_drafts import ORACLE
+from tests.models import LLAMA
 
 BUSHY = RankTree((0, 0, 0, 1, 1, 2, 3, 6), (0, 0, 1, 0, 1, 0, 0, 0))
 CHAIN = RankTree((0, 0, 1, 2, 3), (0, 0, 0, 0, 0))
@@ -45,7 +46,7 @@ TEXT = (3, 1, 4, 3, 1, 5, 3, 1, 4, 1, 4)
 
 
 def case_of(draft: Draft, prompt: tuple[int, ...] = TEXT) -> Case:
-    return Case(MODEL, prompt, draft, stops=Stops(8))
+    return Case(LLAMA, prompt, draft, stops=Stops(8))
 
 
 def judged(case: Case) -> list[str]:

@@ -6,10 +6,9 @@ from dataclasses import replace
 import pytest
 
 from properties.strategies.conditions import CONDITIONS
-from properties.strategies.models import GALLERY
-from reference.architecture import Seeded
 from reference.case import Case
 from reference.draft import LanguageModel, Scripted
+from reference.draft_trees import Dispatch, Expansion
 from reference.layout import KvLayout
 from reference.sampling import Sampling, Stops
 from reference.session import Action, Mate, Session
@@ -20,16 +19,17 @@ from tests.measure import search_coverage
 from tests.measure.__main__ import main
 from tests.measure.pages import search_table
 from tests.measure.search_coverage import measure
+from tests.models import LLAMA
 
-MODEL = Seeded(GALLERY[1], 0)
-PLAIN = Case(MODEL, (3, 1, 4), Scripted((Tree((0, 0, 1), (4, 2, 5)),)), stops=Stops(4))
+PLAIN = Case(LLAMA, (3, 1, 4), Scripted((Tree((0, 0, 1), (4, 2, 5)),)), stops=Stops(4))
 PAGES = KvLayout(kind="prefix", page_size=2)
-DRAFT = LanguageModel(MODEL, RankTree((0, 0, 0, 1, 2), (0, 1, 0, 0, 0)))
+SHAPE = RankTree((0, 0, 0, 1, 2), (0, 1, 0, 0, 0))
+DRAFT = LanguageModel(LLAMA, SHAPE)
 TOGETHER = (Action("add", (0,)), Action("add", (1,)), Action("step", (1, 0)))
 
 
 def names(case: Case) -> set[str]:
-    return {one.name for one in CONDITIONS if one.holds(case)}
+    return {one.name for one in CONDITIONS if one.is_met(case)}
 
 
 def session(*actions: Action, prompt: tuple[int, ...] = (3, 1, 4, 1), **fields: object) -> Case:
@@ -52,7 +52,11 @@ def session(*actions: Action, prompt: tuple[int, ...] = (3, 1, 4, 1), **fields: 
         ("fork", session(TOGETHER[0], Action("fork", (0, 1))), session(*TOGETHER, Action("fork", (0, 1)))),
         ("model draft", replace(PLAIN, draft=DRAFT), PLAIN),
         ("model draft, two parents", replace(PLAIN, draft=DRAFT), replace(
-            PLAIN, draft=LanguageModel(MODEL, RankTree((0, 0, 1), (0, 0, 0))))),
+            PLAIN, draft=LanguageModel(LLAMA, RankTree((0, 0, 1), (0, 0, 0))))),
+        ("dynamic tree", replace(PLAIN, draft=LanguageModel(LLAMA, Expansion(2, 2, 4))), replace(PLAIN, draft=DRAFT)),
+        ("table of trees", replace(PLAIN, draft=LanguageModel(LLAMA, Dispatch((1,), (SHAPE,)))), replace(
+            PLAIN, draft=DRAFT)),
+        ("16 bits", replace(PLAIN, dtype="bfloat16"), PLAIN),
         ("samples, without replacement, siblings",
          replace(PLAIN, draft=DRAFT, sampling=Sampling(1.0, draws="without-replacement")),
          replace(PLAIN, draft=DRAFT, sampling=Sampling(1.0))),
@@ -77,7 +81,7 @@ def test_ordinary_cases_meet_conditions_and_the_figures_are_theirs() -> None:
     drawn = [case for turn in range(2) for _, case in zip(range(12), stream(turn, dtypes), strict=False)]
     for row in figures["rows"]:
         (condition,) = [one for one in CONDITIONS if one.name == row["name"]]
-        met = [condition.holds(case) for case in drawn]
+        met = [condition.is_met(case) for case in drawn]
         assert row["share"] == sum(met) / 24
         earliest = sorted(part.index(True) + 1 if any(part) else 99 for part in (met[:12], met[12:]))[0]
         assert row["first"] == (None if earliest == 99 else earliest)

@@ -1,10 +1,7 @@
 """What may be drawn is drawn: every kind of case that the work asks for, and failures shrink to something small."""
 
-from collections import Counter
 from collections.abc import Callable, Iterator
-from functools import cache
 from itertools import islice
-from pathlib import Path
 from random import Random
 
 import pytest
@@ -12,10 +9,8 @@ from hypothesis import HealthCheck, find, settings
 
 from properties.invariants import ALL
 from properties.strategies import cases
-from properties.strategies.cases import single_cases
 from properties.strategies.far_conditions import FAR
 from properties.strategies.models import GALLERY, SEEDS
-from properties.strategies.settings import explore
 from properties.verdict.invariant import taking_turns
 from reference.architecture import ROPE_KINDS, Architecture, Seeded
 from reference.case import Case
@@ -29,26 +24,16 @@ from reference.session import Session
 from reference.trace import Trace
 from reference.tree import Shape, Tree
 from specverify.campaign.case_stream import Stream
-from specverify.campaign.search import ROUND
 from specverify.plan import DEFAULT_DTYPES
+from tests.models import LARGE_LLAMA
 
-SEARCHES, DRAWN = 20, 20
-"""Searches of seeds of their own, and cases drawn in each."""
+MOST = 2000
+"""Cases that may be drawn until each kind was met once; a kind that none of them is an example of is absent.
 
-RARE = 0.005
+The rarest kinds are one case in 400. Seed 2 meets all kinds within 718 cases, others within 1,900.
+"""
 
 _ORACLE = Oracle(keep=2048)
-
-
-ROUNDS = 120
-"""Rounds of single requests at most, for ends on each position of a block, which are many things to see."""
-
-
-@cache
-def drawn() -> tuple[Case, ...]:
-    """The cases of fixed seeds, each once, as a search draws them."""
-    drawn_by = (islice(Stream(number, DEFAULT_DTYPES), DRAWN) for number in range(SEARCHES))
-    return tuple(dict.fromkeys(case for cases_of in drawn_by for case in cases_of))
 
 
 def trees(case: Case) -> tuple[Tree, ...]:
@@ -56,7 +41,7 @@ def trees(case: Case) -> tuple[Tree, ...]:
     return tuple(step.drafted.tree for step in _ORACLE(case).steps if step.drafted)
 
 
-def shape_words(tree: Shape) -> Iterator[str]:
+def shape_kinds(tree: Shape) -> Iterator[str]:
     nodes = len(tree)
     below = [len(children) for children in tree.children]
     spine = max(range(nodes), key=lambda node: tree.depth[node])
@@ -79,10 +64,14 @@ def shape_words(tree: Shape) -> Iterator[str]:
         yield "deeper than 8"
 
 
-def words(case: Case) -> Iterator[str]:
-    """What a case is an example of."""
+def kinds(case: Case) -> Iterator[str]:
+    """The kinds of case that a case is an example of."""
     trace, arch = _ORACLE(case), _architecture(case)
     top, last = case.model.vocab_size - 1, len(case.prompt)
+    if arch in GALLERY:
+        yield f"architecture {GALLERY.index(arch)}"
+    if isinstance(case.model, Seeded):
+        yield f"seed {case.model.seed}"
     yield f"draft {type(case.draft).__name__}"
     yield f"family {arch.family}"
     yield f"{arch.heads // arch.kv_heads} query heads for a KV head"
@@ -99,10 +88,15 @@ def words(case: Case) -> Iterator[str]:
                 yield f"prompt {off:+d} of a window"
         if last > window + 1:
             yield "prompt past a window"
+        if last - window in (-1, 0, 1, 2) and window in WINDOWS:
+            yield f"prompt around a window of {window}"
+        if last > window + 2 and window in WINDOWS:
+            yield f"prompt past a window of {window}"
     if len(set(arch.windows)) > 1:
         yield "layers of different windows"
     for tree in trees(case):
-        yield from shape_words(tree)
+        yield from shape_kinds(tree)
+        yield from (size for size, (least, most) in SIZES.items() if least <= len(tree) <= most)
         if tree.has_twins:
             yield "twins"
         if 0 in tree.token[1:]:
@@ -117,13 +111,13 @@ def words(case: Case) -> Iterator[str]:
         yield "prompt of one token"
     if last > 200:
         yield "prompt past 200"
-    for power in (2, 4, 8, 16, 32):
-        if abs(last - power) <= 1:
+    for power in POWERS:
+        if abs(last - power) <= (1 if power < 64 else 2):
             yield f"prompt around {power}"
-    if last > 60 and any(abs(last - 2**power) <= 2 for power in (6, 7, 8)):
-        yield "prompt around a larger power of two"
-    yield from walk_words(trace)
-    yield from layout_words(case)
+    yield from walk_kinds(trace)
+    yield from stop_kinds(case)
+    yield from layout_kinds(case)
+    yield from (condition.name for condition in FAR if condition.name in FAR_KINDS and condition.is_met(case))
     every = [case.model.adapter, *(mate.adapter for mate in (case.session.mates if case.session else ()))]
     if any(every):
         yield "an adapter" if len(set(every)) == 1 else "adapters of several requests"
@@ -136,7 +130,7 @@ def words(case: Case) -> Iterator[str]:
         yield "a scored prompt"
         if case.layout.traits.keeps_prefixes:
             yield "a scored prompt beside kept prefixes"
-    yield from serving_words(case)
+    yield from serving_kinds(case)
     if case.draft.expansion is not None:
         yield "a dynamic tree" if case.draft.expansion.rerank else "a greedy top-k tree"
         if not case.sampling.greedy:
@@ -156,7 +150,7 @@ def words(case: Case) -> Iterator[str]:
             yield "a static tree with inner nodes"
 
 
-def serving_words(case: Case) -> Iterator[str]:
+def serving_kinds(case: Case) -> Iterator[str]:
     """Where several requests or ranks meet a model, a grammar or a layout that few cases have."""
     mates = case.session.mates if case.session is not None else ()
     settings = [case.sampling, *(mate.sampling for mate in mates)]
@@ -170,10 +164,10 @@ def serving_words(case: Case) -> Iterator[str]:
     if case.layout.second_tier and any(_alike_behind_others(case, mate.prompt) for mate in mates):
         yield "a second tier with pages alike behind others"
     if case.session is not None and case.layout.traits.pages:
-        yield from shared_page_words(case, case.session)
+        yield from shared_page_kinds(case, case.session)
 
 
-def shared_page_words(case: Case, session: Session) -> Iterator[str]:
+def shared_page_kinds(case: Case, session: Session) -> Iterator[str]:
     """Where a request shares or takes over pages of another one with the same draft."""
     size = case.layout.page_size
     forked = [one.requests for one in session.actions if one.kind == "fork"]
@@ -197,7 +191,7 @@ def _alike_behind_others(case: Case, prompt: tuple[int, ...]) -> bool:
     )
 
 
-def walk_words(trace: Trace) -> Iterator[str]:
+def walk_kinds(trace: Trace) -> Iterator[str]:
     yield f"finish {trace.finish}"
     if len(trace.steps) > 1:
         yield "several steps"
@@ -228,7 +222,7 @@ def walk_words(trace: Trace) -> Iterator[str]:
             yield "rejects a child of the last accepted node"
 
 
-def layout_words(case: Case) -> Iterator[str]:
+def layout_kinds(case: Case) -> Iterator[str]:
     largest = max(map(len, trees(case)))
     if case.layout.padded_nodes:
         yield "padding" if case.layout.padded_nodes > largest else "padding to no more than the tree"
@@ -246,19 +240,41 @@ def _architecture(case: Case) -> Architecture:
     return case.model.architecture
 
 
-@cache
-def counted() -> Counter[str]:
-    """Of the drawn cases, how many are an example of each word."""
-    return Counter(word for case in drawn() for word in set(words(case)))
+POWERS = tuple(2**power for power in range(9))
 
+SIZES = {
+    **{f"{size} nodes": (size, size) for size in range(2, 11)},
+    **{f"{least} to {least + 3} nodes": (least, least + 3) for least in range(11, 31, 4)},
+    "31 to 48 nodes": (31, 48),
+}
+"""The least and the most nodes of a tree."""
 
-COMMON = [
+WINDOWS = sorted({window for arch in GALLERY for window in arch.windows} - {0})
+"""Those of ordinary prompts; models for long prompts have wider ones."""
+
+FAR_KINDS = (
+    *("prefix of 512 columns", "two lanes split"),
+    *("fork across draft models", "prefix hit across draft models"),
+)
+"""Conditions of FAR that no case met before prompts ended beyond 300 tokens, and mates drafted with another model."""
+
+STOPS = ("eos", "stop token", "string", "max_new_tokens", "max_length", "min_tokens")
+PLACES = (*(f"at {place}" for place in range(4)), "on the bonus")
+
+JOINED = (("eos", "at 3"), ("stop token", "at 3"))
+"""Few blocks are so long, and of those few tokens are met there for the first time: both are `an end token at 3`."""
+
+KINDS = (
     *("one node", "more than 48 nodes", "chain", "star", "comb", "full", "deeper than 8", "a parent after its child"),
     *("twins", "twins under an accepted node", "accepted path is no prefix of the row order", "accepts token 0"),
     *(f"token {token} in a {place}" for token in ("0", "V-1") for place in ("tree", "prompt")),
-    *("prompt of one token", "prompt past 200", "prompt past a window", "prompt around a larger power of two"),
+    *("prompt of one token", "prompt past 200", "prompt past a window"),
+    *(f"architecture {number}" for number in range(len(GALLERY))),
+    *(f"seed {seed}" for seed in range(SEEDS)),
+    *SIZES,
+    *(f"prompt {place} a window of {window}" for place in ("around", "past") for window in WINDOWS),
     *(f"prompt {off:+d} of a window" for off in (-1, 0, 1)),
-    *(f"prompt around {power}" for power in (2, 4, 8, 16, 32)),
+    *(f"prompt around {power}" for power in POWERS),
     *(f"accepts {depth}" for depth in range(5)),
     *("accepts more than 4", "accepts all", "rejects a child of the last accepted node"),
     *(f"family {family}" for family in FAMILIES),
@@ -284,87 +300,28 @@ COMMON = [
     *("ranks of which one adds a bias", "a second tier with pages alike behind others"),
     *("a fork of a draft model's pages", "a page met again in another place", "a next turn of a hybrid"),
     *("finish eos", "finish stop", "finish length", "finish grammar", "several steps", "more than four steps"),
+    *(f"{stop} {place}" for stop in STOPS for place in PLACES if (stop, place) not in JOINED),
+    *("an end token at 3", "string over two blocks", *FAR_KINDS),
     *("a tree in a later step", "accepts in a later step", "a window", "layers of different windows"),
-]
-"""What one case in two hundred must be an example of; one in fifty mostly is, so that other draws still hold it."""
+)
+"""What some drawn case must be an example of; `python -m tests.measure search` says how large the shares are."""
 
 
-SELDOM = {f"family {name}" for name, family in FAMILIES.items() if family.rare} | {
-    "finish grammar",
-    "grammar inside an accepted block",
-    "a next turn of a hybrid",
-}
-"""Families with `rare` set, which have one or two architectures, each of them in one case of a hundred or fewer.
-
-A grammar that leaves no token ends as few outputs.
-"""
-
-BY_CHANCE = 5
-"""Words of SELDOM that these draws may leave out: 400 cases leave each out with a chance of 5 %, two on average."""
-
-
-def test_enough_different_cases() -> None:
-    assert len(drawn()) > SEARCHES * DRAWN / 2
+def test_no_kind_of_case_is_absent() -> None:
+    absent, known = set(KINDS), set(KINDS)
+    cases_drawn: set[Case] = set()
+    for number, case in enumerate(islice(Stream(2, DEFAULT_DTYPES), MOST), 1):
+        examples = set(kinds(case))
+        assert examples <= known
+        absent -= examples
+        cases_drawn.add(case)
+        if not absent:
+            assert len(cases_drawn) > number / 2
+            return
+    assert not absent
 
 
-def test_as_many_sessions_as_the_docs_say() -> None:
-    page = (Path(__file__).resolve().parents[3] / "docs" / "explanation" / "sessions.md").read_text()
-    assert "Two cases in five are sessions" in " ".join(page.split())
-    share = sum(case.session is not None for case in drawn()) / len(drawn())
-    assert abs(share - 2 / 5) < 0.08
-
-
-def test_one_case_in_fifteen_holds_a_dynamic_tree_and_one_in_sixteen_a_table() -> None:
-    drafts = [
-        [case.alone(number).draft for number in range(1 + len(case.session.mates if case.session is not None else ()))]
-        for case in drawn()
-    ]
-    grown = [any(draft.expansion is not None for draft in every) for every in drafts]
-    tabled = [any(draft.dispatch is not None for draft in every) for every in drafts]
-    # Three standard deviations of a share of some 380 cases.
-    assert abs(sum(grown) / len(grown) - 1 / 15) < 0.04
-    assert abs(sum(tabled) / len(tabled) - 1 / 16) < 0.04
-
-
-def test_every_kind_of_case_is_drawn() -> None:
-    assert not [word for word in COMMON if word not in SELDOM and counted()[word] < RARE * len(drawn())]
-    assert len([word for word in SELDOM if not counted()[word]]) <= BY_CHANCE
-
-
-def test_every_word_is_asked_for() -> None:
-    assert set(counted()) | SELDOM == set(COMMON)
-
-
-def test_every_architecture_and_every_edge_of_it() -> None:
-    """All architectures but two by chance, both seeds, and prompts that end at each window of them or next to it."""
-    models = {case.model for case in drawn() if isinstance(case.model, Seeded)}
-    assert len({model.architecture for model in models}) >= len(GALLERY) - 2
-    assert {model.seed for model in models} == set(range(SEEDS))
-    lengths = {(window, len(case.prompt)) for case in drawn() for window in _architecture(case).windows}
-    met = []
-    for window in {window for arch in GALLERY for window in arch.windows} - {0}:
-        around = {length - window for held, length in lengths if held == window}
-        met.append(bool(around & {-1, 0, 1, 2}) and max(around) > 2)
-    assert met.count(False) <= 2  # a window of one seldom architecture may have been met by a few prompts alone
-    powers = {2**k for k in range(9) for case in drawn() if abs(len(case.prompt) - 2**k) <= 2}
-    assert powers == {2**k for k in range(9)}
-
-
-def test_long_lanes_stand_side_by_side_and_unlike_draft_models_share_pages() -> None:
-    """Conditions that no case met before prompts ended beyond 300 tokens, and mates drafted with another model."""
-    met = Counter(one.name for case in drawn() for one in FAR if one.holds(case))
-    assert met["prefix of 512 columns"] >= RARE * len(drawn())
-    assert met["two lanes split"] > 0  # 8 of 1,800 draws
-    assert met["fork across draft models"] + met["prefix hit across draft models"] > 0
-
-
-def test_trees_of_every_small_size() -> None:
-    sizes = {len(tree) for case in drawn() for tree in trees(case)}
-    assert sizes >= set(range(1, 11))
-    assert len(sizes) > 25
-
-
-def stop_words(case: Case) -> Iterator[str]:
+def stop_kinds(case: Case) -> Iterator[str]:
     """Where in its accepted block the output ends, by what ended it, and where min_tokens kept it alive."""
     trace, stops, least = _ORACLE(case), case.stops, case.sampling.min_tokens
     ended = {*stops.eos, *stops.stop_tokens}
@@ -380,9 +337,10 @@ def stop_words(case: Case) -> Iterator[str]:
             passed = ending(written, stops, len(case.prompt)) in ("eos", "stop")
             banned = int(step.scored.logits[path[at]].argmax()) in ended
             if len(path) > 1 and len(written) <= least and (passed or banned):
-                yield f"min_tokens {place(at, len(path))}"
+                yield from place_kinds("min_tokens", at, len(path))
         if step.emitted.finish is not None and len(path) > 1:
-            yield f"{kind(step.emitted.finish, block[-1], stops)} {place(len(block) - 1, len(path))}"
+            stop = stop_name(step.emitted.finish, block[-1], stops)
+            yield from place_kinds(stop, len(block) - 1, len(path))
         if step.emitted.finish == "stop" and block[-1] not in stops.stop_tokens and before:
             start = "".join(stops.pieces[token] for token in before)
             text = start + "".join(stops.pieces[token] for token in block)
@@ -393,46 +351,19 @@ def stop_words(case: Case) -> Iterator[str]:
         before += block
 
 
-def kind(finish: str, last: int, stops: Stops) -> str:
+def stop_name(finish: str, last: int, stops: Stops) -> str:
     if finish == "stop":
         return "stop token" if last in stops.stop_tokens else "string"
     return finish if finish == "eos" else "max_length" if stops.max_length else "max_new_tokens"
 
 
-def place(at: int, tokens: int) -> str:
-    """Of a block whose last token is the bonus."""
-    return "on the bonus" if at == tokens - 1 else f"at {at}"
-
-
-STOPS = ("eos", "stop token", "string", "max_new_tokens", "max_length", "min_tokens")
-PLACES = (*(f"at {at}" for at in range(4)), "on the bonus")
-
-
-def unmet(met: Counter[str]) -> list[str]:
-    """Of the places where each stop must fall, those that no case met, and what fewer than two met of two blocks."""
-    counts = Counter(met)
-    # Few blocks are so long, and of those few tokens are met there for the first time.
-    counts["an end token at 3"] = counts.pop("eos at 3", 0) + counts.pop("stop token at 3", 0)
-    wanted = {f"{what} {where}" for what in STOPS for where in PLACES} - {"eos at 3", "stop token at 3"}
-    few = [] if met["string over two blocks"] >= 2 else ["string over two blocks"]
-    return [words for words in (*sorted(wanted), "an end token at 3") if not counts[words]] + few
-
-
-def test_every_stop_falls_everywhere() -> None:
-    """In the drawn cases and in as many rounds of single requests as it takes; ROUNDS of them must do."""
-    met = Counter(word for case in drawn() for word in set(stop_words(case)))
-    singles: set[Case] = set()
-
-    def look(case: Case) -> None:
-        if case not in singles:
-            singles.add(case)
-            met.update(set(stop_words(case)))
-
-    for number in range(ROUNDS):
-        if not unmet(met):
-            break
-        explore(number, ROUND, single_cases(DEFAULT_DTYPES), look)
-    assert not unmet(met)
+def place_kinds(stop: str, row: int, rows: int) -> Iterator[str]:
+    """That `stop` falls on a row of a block of `rows` rows, whose last is the bonus; beyond PLACES nothing is said."""
+    place = "on the bonus" if row == rows - 1 else f"at {row}"
+    if (stop, place) in JOINED:
+        yield f"an end token {place}"
+    elif place in PLACES:
+        yield f"{stop} {place}"
 
 
 def branches(case: Case) -> bool:
@@ -440,7 +371,7 @@ def branches(case: Case) -> bool:
 
 
 def out_of_order(case: Case) -> bool:
-    return "accepted path is no prefix of the row order" in walk_words(_ORACLE(case))
+    return "accepted path is no prefix of the row order" in walk_kinds(_ORACLE(case))
 
 
 SLOW = pytest.mark.slow
@@ -468,8 +399,8 @@ def test_shrinks_to_something_small(predicate: Callable[[Case], bool], nodes: in
 
 
 def test_a_slow_backend_is_asked_for_variants_more_rarely_and_for_the_rest_always() -> None:
-    cases_met = drawn()[:200]
-    often, seldom = ([taking_turns(case, ALL, variant_interval) for case in cases_met] for variant_interval in (1, 4))
+    some = tuple(Case(LARGE_LLAMA, (token, other)) for token in range(20) for other in range(10))
+    often, seldom = ([taking_turns(case, ALL, variant_interval) for case in some] for variant_interval in (1, 4))
     always = {one.name for one in ALL if one.every == 1}
     for one, other in zip(often, seldom, strict=True):
         assert always <= {invariant.name for invariant in other} <= {invariant.name for invariant in one}

@@ -115,7 +115,8 @@ def _refuse_other_arguments(other_arguments: dict[str, Any]) -> None:
 
 def _check(call: Call) -> None:
     """The checks of rules that hold in every layout."""
-    query, mask = call.query, call.atten_mask
+    query = call.query
+    mask = call.atten_mask
     demand(call.input_layout in LAYOUTS, "fia.layout", f"Layout {call.input_layout} is not supported!")
     layout = LAYOUTS[call.input_layout][0]
     rank = RANKS[layout]

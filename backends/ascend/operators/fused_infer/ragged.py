@@ -17,7 +17,9 @@ from backends.ascend.operators.rules import demand
 
 def ragged_attention(call: Call) -> tuple[Tensor, Tensor]:
     """The output [T, N, D], and the log-sum-exp, float32 [T, N, 1]."""
-    query, table, mode = call.query, call.block_table, call.sparse_mode
+    query = call.query
+    table = call.block_table
+    mode = call.sparse_mode
     total, heads, dim = query.shape
     demand(heads == call.num_heads, "fia.heads", f"num_heads({call.num_heads}) != N({heads}) of the query")
     lengths, key_ends = call.actual_seq_lengths, call.actual_seq_lengths_kv
@@ -51,7 +53,8 @@ def ragged_attention(call: Call) -> tuple[Tensor, Tensor]:
     lse = torch.full((total, heads, 1), float("inf"))
     for lane, (begin, end) in enumerate(zip(begins, ends, strict=True)):
         key, value = columns[lane]
-        rows, width = end - begin, key.shape[1]
+        rows = end - begin
+        width = key.shape[1]
         if not rows or not width:
             continue
         message = f"When layout is TND and sparse = 3 ,Batch[{lane}], need s1[{rows}] <= s2[{width}]."
@@ -77,7 +80,7 @@ def _check_cumulative(ends: list[int], total: int, symbol: str, suffix: str) -> 
 
 
 def _check_table(table: Tensor, batch: int, size: int, key_ends: list[int]) -> None:
-    """Check the block table of a call in layout TND, whose block sizes differ from those of other layouts."""
+    """Check the block table of a call in layout TND, which has block sizes of its own."""
     demand(table.dtype == torch.int32, "fia.table-int32", f"blockTable only support int32, got {table.dtype}")
     message = f"the block table must be (B = {batch}, blocks), but is {list(table.shape)}"
     demand(table.dim() == 2 and table.shape[0] == batch, "fia.table-shape", message)
