@@ -49,7 +49,7 @@ class Agenda:
     saved: tuple[Saved, ...] = ()
     seeds: tuple[int, ...] = (0,)
     layouts: tuple[str, ...] = ()
-    known: tuple[KnownFailure, ...] = ()
+    known_failures: tuple[KnownFailure, ...] = ()
     part: int = 0
     parts: int = 1
 
@@ -59,17 +59,17 @@ class Agenda:
 
     def own_saved(self) -> list[Saved]:
         """The saved cases of this part, by their ids: shards whose memories differ still share no case."""
-        return [one for one in self.saved if int(one.case.id, 16) % self.parts == self.part]
+        return [saved for saved in self.saved if int(saved.case.id, 16) % self.parts == self.part]
 
-    def own(self, items: Sequence[Item]) -> Sequence[Item]:
+    def own_part(self, items: Sequence[Item]) -> Sequence[Item]:
         """The items at the places of this part."""
         return items[self.part :: self.parts]
 
     def lanes(self, cases: int) -> list[tuple[int, int]]:
         """The lanes of this part in a run of `cases` drawn cases, as (number of the lane, its cases)."""
         count = lanes_of(cases)
-        return [(lane, cases // count + (lane < cases % count)) for lane in self.own(range(count))]
+        return [(lane, cases // count + (lane < cases % count)) for lane in self.own_part(range(count))]
 
-    def wanted(self, cases: int) -> int:
+    def num_cases(self, cases: int) -> int:
         """The number of cases of this part, saved and drawn, in a run of `cases` drawn cases."""
         return len(self.own_saved()) + sum(share for _, share in self.lanes(cases))

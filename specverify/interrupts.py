@@ -17,27 +17,28 @@ class Interrupts:
 
     Attributes:
         word: The word for the first signal, or None.
-        at: The time of the monotonic clock at the first signal.
+        time_s: The time of the monotonic clock at the first signal.
     """
 
     def __init__(self) -> None:
         self.word: str | None = None
-        self.at = 0.0
+        self.time_s = 0.0
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> "Interrupts":
         for name in SIGNALS:
             number = getattr(signal, name)
-            self._before[number] = signal.signal(number, self._arrived)
+            self._before[number] = signal.signal(number, self._note)
         return self
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def _arrived(self, number: int, _: object) -> None:
+    def _note(self, number: int, _: object) -> None:
         # A user who presses Ctrl-C again wants the run to end at once.
         if self.word is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
         if self.word is None:
-            self.word, self.at = SIGNALS[signal.Signals(number).name], time.monotonic()
+            self.word = SIGNALS[signal.Signals(number).name]
+            self.time_s = time.monotonic()

@@ -104,14 +104,14 @@ class Plan:
     agenda: Agenda | None = None
 
     @property
-    def known(self) -> tuple[KnownFailure, ...]:
+    def known_failures(self) -> tuple[KnownFailure, ...]:
         """The failures that are known."""
-        return () if self.agenda is None else self.agenda.known
+        return () if self.agenda is None else self.agenda.known_failures
 
     @property
     def drawn_and_saved(self) -> int:
         """The number of cases that the run should judge; with prompts, the worker that makes them says how many."""
-        return self.cases if self.agenda is None else self.agenda.wanted(self.cases)
+        return self.cases if self.agenda is None else self.agenda.num_cases(self.cases)
 
     @property
     def backend_spec(self) -> BackendSpec:

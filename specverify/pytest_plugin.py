@@ -38,7 +38,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config, parser: pytest.Pa
 
     pytest calls this after it has loaded the project's own conftest files.
     """
-    if any(one.split("::")[0].startswith(CONFORMANCE) for one in args):
+    if any(argument.split("::")[0].startswith(CONFORMANCE) for argument in args):
         with suppress(ValueError, argparse.ArgumentError):  # the name is taken: `--specverify-backend` does the same
             SELECTION.add_plain_option(parser)
 
@@ -147,13 +147,13 @@ class BackendUnderTest:
             page = failure_page(Failure(verdict, verdict.first, case.id, backend=self.name))
             pytest.fail(f"\n{page}", pytrace=False)
         if verdict.internal:
-            told = "".join(internal_lines(error) for error in verdict.internal)
+            pages = "".join(internal_lines(error) for error in verdict.internal)
             case_line = f"case {case.id}: the judge has no answer\n{as_json(case_to_json(case))}"
-            pytest.fail(f"\n{told}{case_line}", pytrace=False)
+            pytest.fail(f"\n{pages}{case_line}", pytrace=False)
         return verdict
 
 
-def opened(request: pytest.FixtureRequest) -> Iterator[BackendUnderTest]:
+def yield_backend(request: pytest.FixtureRequest) -> Iterator[BackendUnderTest]:
     """The backend named by `request.param`; if it is unavailable, the test is skipped with the reason."""
     from backends.base import Unavailable
 
@@ -169,4 +169,4 @@ def opened(request: pytest.FixtureRequest) -> Iterator[BackendUnderTest]:
 @pytest.fixture(scope="session")
 def specverify_backend(request: pytest.FixtureRequest) -> Iterator[BackendUnderTest]:
     """Each backend in turn; see `BackendUnderTest`."""
-    yield from opened(request)
+    yield from yield_backend(request)

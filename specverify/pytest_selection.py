@@ -81,11 +81,11 @@ class Selection:
         for name, words in MARKERS.items():
             config.addinivalue_line("markers", f"{self.mark(name)}: {words.format(option=self.option('backend'))}")
 
-    def named(self, config: pytest.Config) -> list[str]:
+    def named_backends(self, config: pytest.Config) -> list[str]:
         """The backends that the command line names."""
         return list(config.getoption(self.option("backend")))
 
-    def demanded(self, expression: str) -> list[str]:
+    def demanded_devices(self, expression: str) -> list[str]:
         """The accelerators that a marker expression asks for: it selects their tests, and no plain CPU tests.
 
         Args:
@@ -101,7 +101,7 @@ class Selection:
         expression = _expression(config)
         if config.getoption(self.option("allow-absent-device")):
             return
-        for device in self.demanded(expression):
+        for device in self.demanded_devices(expression):
             why = why_no_device(device)
             if why is not None:
                 pytest.exit(
@@ -114,7 +114,7 @@ class Selection:
         """Let a run without tests pass if `-m` asks for an absent device and the command line allows its absence."""
         config = session.config
         self.hand_over(config)
-        allowed = config.getoption(self.option("allow-absent-device")) and self.demanded(_expression(config))
+        allowed = config.getoption(self.option("allow-absent-device")) and self.demanded_devices(_expression(config))
         if allowed and exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
             session.exitstatus = pytest.ExitCode.OK
 
@@ -124,7 +124,7 @@ class Selection:
             return
         from backends.shipped import ROWS
 
-        named = self.named(metafunc.config)
+        named = self.named_backends(metafunc.config)
         kinds = {row.name: "emulated" if row.emulated else row.device for row in ROWS}
         # A backend that the command line names is wanted, even if it is slow.
         slow = {row.name for row in ROWS if row.slow} - set(named)
@@ -139,11 +139,11 @@ class Selection:
 
         A tier is a mark that this run does not ask for, or a device that this machine lacks.
         """
-        expression, named = _expression(config), self.named(config)
+        expression, named = _expression(config), self.named_backends(config)
         reasons: dict[str, str | None] = {}
         # One item may belong to several tiers; the last match is counted.
         tiers: Counter[str] = Counter()
-        kept, left = [], []
+        selected, deselected = [], []
         for item in items:
             slow, emulated = self.mark("slow"), self.mark("emulated")
             if item.get_closest_marker(self.mark("npu")) and item.get_closest_marker(emulated):
@@ -157,18 +157,18 @@ class Selection:
                         item.add_marker(pytest.mark.skip(reason=f"{device}: {reasons[device]}"))
                     elif reasons[device] is not None:
                         tier = f"{device} ({reasons[device]})"
-            if item.get_closest_marker(emulated) and not (named or _asked(expression, emulated)):
+            if item.get_closest_marker(emulated) and not (named or _selects_by(expression, emulated)):
                 tier = f"{emulated} (-m {emulated}, or {self.option('backend')})"
             if item.get_closest_marker(slow) and slow not in expression:
                 tier = f"{slow} (-m {slow})"
             if tier is None:
-                kept.append(item)
+                selected.append(item)
             else:
                 tiers[tier] += 1
-                left.append(item)
-        if left:
-            items[:] = kept
-            config.hook.pytest_deselected(items=left)
+                deselected.append(item)
+        if deselected:
+            items[:] = selected
+            config.hook.pytest_deselected(items=deselected)
         # Kept for the summary line, and for the main process of pytest-xdist.
         config.stash[self._tiers] = tiers
 
@@ -176,33 +176,33 @@ class Selection:
     def _tiers(self) -> "pytest.StashKey[Counter[str]]":
         return pytest.StashKey()
 
-    def _counted(self, config: pytest.Config) -> "Counter[str]":
+    def _tier_counts(self, config: pytest.Config) -> "Counter[str]":
         none: Counter[str] = Counter()
         return config.stash.get(self._tiers, none)
 
     def hand_over(self, config: pytest.Config) -> None:
         """In a worker of pytest-xdist, send the counts of tiers to the process that prints the summary."""
         if hasattr(config, "workeroutput"):
-            config.workeroutput[f"tiers {self.word}"] = dict(self._counted(config))
+            config.workeroutput[f"tiers {self.word}"] = dict(self._tier_counts(config))
 
-    def take_over(self, config: pytest.Config, told: dict[str, Any]) -> None:
+    def take_over(self, config: pytest.Config, worker_output: dict[str, Any]) -> None:
         """Keep the counts of one worker; they replace another worker's, since all workers collect the same tests."""
-        config.stash[self._tiers] = Counter(told.get(f"tiers {self.word}", {}))
+        config.stash[self._tiers] = Counter(worker_output.get(f"tiers {self.word}", {}))
 
     def summary(self, config: pytest.Config) -> str | None:
         """One line with the number of tests in each tier that this run left out; None if there are none."""
-        tiers = self._counted(config)
-        told = "; ".join(f"{count} {tier}" for tier, count in sorted(tiers.items()))
-        return f"left to other tiers: {told}" if told else None
+        tiers = self._tier_counts(config)
+        counts = "; ".join(f"{count} {tier}" for tier, count in sorted(tiers.items()))
+        return f"left to other tiers: {counts}" if counts else None
 
     def header(self, config: pytest.Config) -> list[str]:
         """The line of pytest's header with the backends under test and the versions of packages."""
         from specverify.setup.environment import environment
 
-        found = environment()
-        names = ", ".join(self.named(config)) or "every backend shipped"
-        versions = ", ".join(f"{name} {found[name]}" for name in ("torch", "transformers", "numpy") if name in found)
-        return [f"specverify {found['specverify']}: {names}; {versions}"]
+        facts = environment()
+        names = ", ".join(self.named_backends(config)) or "every backend shipped"
+        versions = ", ".join(f"{name} {facts[name]}" for name in ("torch", "transformers", "numpy") if name in facts)
+        return [f"specverify {facts['specverify']}: {names}; {versions}"]
 
 
 def _expression(config: pytest.Config) -> str:
@@ -210,7 +210,7 @@ def _expression(config: pytest.Config) -> str:
     return str(config.getoption("markexpr", "") or "")
 
 
-def _asked(expression: str, mark: str) -> bool:
+def _selects_by(expression: str, mark: str) -> bool:
     """Whether a marker expression selects items because of `mark`."""
     return bool(expression.strip()) and _selects(expression, {mark}) and not _selects(expression, set())
 

@@ -46,29 +46,29 @@ class Shadow:
 
     Attributes:
         name: The name of the package.
-        found: The file that Python finds first, or None if it finds nothing.
-        entry: The entry of `sys.path` that holds `found`, or None.
+        found_file: The file that Python finds first, or None if it finds nothing.
+        entry: The entry of `sys.path` that holds `found_file`, or None.
         meant: The folder or file of the right package.
     """
 
     name: str
-    found: Path | None
+    found_file: Path | None
     entry: Path | None
     meant: Path
 
     @property
     def line(self) -> str:
         """One line that names the hidden package, the file that hides it, and the remedy."""
-        if self.found is None or self.entry is None:
+        if self.found_file is None or self.entry is None:
             return f"`{self.name}` is missing: {self.meant} is not on Python's path; install specverify again"
-        return f"`{self.name}` is {self.found}, which hides {self.meant}: {self._remedy(self.entry)}"
+        return f"`{self.name}` is {self.found_file}, which hides {self.meant}: {self._remedy(self.entry)}"
 
     def _remedy(self, entry: Path) -> str:
         # In site-packages another distribution has installed a package of our name.
         if entry in map(Path, (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))):
             return "uninstall the package that brought it, or install specverify into an environment of its own"
-        asked = os.environ.get("PYTHONPATH", "").split(os.pathsep) if os.environ.get("PYTHONPATH") else []
-        if entry in [Path(one).resolve() for one in asked]:
+        entries = os.environ.get("PYTHONPATH", "").split(os.pathsep) if os.environ.get("PYTHONPATH") else []
+        if entry in [Path(path_entry).resolve() for path_entry in entries]:
             return f"take {entry} out of PYTHONPATH, or rename it"
         return "start from another folder, call `specverify` in place of `python -m specverify`, or rename it"
 
@@ -84,13 +84,13 @@ def shadows() -> tuple[Shadow, ...]:
 
 
 def _rooms() -> list[Shadow]:
-    found = []
+    shadowed = []
     for name in ROOMS:
         place = _place(name)
         if place is None or not place[0].is_relative_to(ROOT / name):
             file, entry = place or (None, None)
-            found.append(Shadow(name, file, entry, ROOT / name))
-    return found
+            shadowed.append(Shadow(name, file, entry, ROOT / name))
+    return shadowed
 
 
 def _dependencies() -> list[Shadow]:
@@ -100,15 +100,15 @@ def _dependencies() -> list[Shadow]:
     entries = [entry for entry in sys.path if Path(entry or ".").resolve() == here]
     if here is None or not entries:
         return []
-    rest = [entry for entry in sys.path if entry not in entries]
-    found = []
+    other_entries = [entry for entry in sys.path if entry not in entries]
+    shadowed = []
     for name in DEPENDENCIES:
         first = _place(name)
         if first is not None and first[1] == here:
-            other = _place(name, rest)
-            if other is not None and other[0] != first[0]:
-                found.append(Shadow(name, *first, other[0]))
-    return found
+            elsewhere = _place(name, other_entries)
+            if elsewhere is not None and elsewhere[0] != first[0]:
+                shadowed.append(Shadow(name, *first, elsewhere[0]))
+    return shadowed
 
 
 def _here() -> Path | None:
@@ -142,8 +142,8 @@ class RightPlaces:
     Only `doctor` uses it: the command reports shadowed names and must itself run in spite of them.
     """
 
-    def __init__(self, found: tuple[Shadow, ...]) -> None:
-        self._entries = {one.name: [str(_holder(one.meant))] for one in found}
+    def __init__(self, shadowed: tuple[Shadow, ...]) -> None:
+        self._entries = {shadow.name: [str(_holder(shadow.meant))] for shadow in shadowed}
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -169,17 +169,17 @@ def guard() -> None:
     Raises:
         ShadowedName: A name is shadowed, and another program imports `specverify`.
     """
-    found = shadows()
-    if not found:
+    shadowed = shadows()
+    if not shadowed:
         return
-    more = f" (and {len(found) - 1} more: `specverify doctor` names them)" if len(found) > 1 else ""
+    more = f" (and {len(shadowed) - 1} more: `specverify doctor` names them)" if len(shadowed) > 1 else ""
     if not _is_command(sys.argv, sys.orig_argv):
-        raise ShadowedName(f"{found[0].line}{more}")
+        raise ShadowedName(f"{shadowed[0].line}{more}")
     # Only the first argument: an option's value may also be "doctor".
     if "doctor" in sys.argv[1:2]:
-        sys.meta_path.insert(0, RightPlaces(found))
+        sys.meta_path.insert(0, RightPlaces(shadowed))
         return
-    print(f"specverify: {found[0].line}{more}", file=sys.stderr)  # noqa: T201 - click itself may be shadowed
+    print(f"specverify: {shadowed[0].line}{more}", file=sys.stderr)  # noqa: T201 - click itself may be shadowed
     raise SystemExit(3)
 
 

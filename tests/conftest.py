@@ -11,7 +11,7 @@ import pytest  # noqa: E402 - the thread counts come first
 import torch  # noqa: E402
 from hypothesis import HealthCheck, settings  # noqa: E402
 
-from specverify.pytest_plugin import BackendUnderTest, opened  # noqa: E402
+from specverify.pytest_plugin import BackendUnderTest, yield_backend  # noqa: E402
 from specverify.pytest_selection import Selection  # noqa: E402
 
 torch.set_num_threads(1)
@@ -77,4 +77,4 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object | Non
 @pytest.fixture(scope="session")
 def backend(request: pytest.FixtureRequest) -> Iterator[BackendUnderTest]:
     """Each backend in turn; see `BackendUnderTest`."""
-    yield from opened(request)
+    yield from yield_backend(request)

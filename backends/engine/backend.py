@@ -84,7 +84,9 @@ class EngineBackend:
             prompt_logprobs=True,
             images=True,
         )
-        self._soft_caps, self._sinks, self._unequal = soft_caps, sinks, unequal_widths
+        self._soft_caps = soft_caps
+        self._sinks = sinks
+        self._unequal = unequal_widths
         self.seams = seams
         self.mode = mode_of()
         self._model_cache = ModelCache(device, recorder=recorder)
@@ -102,7 +104,8 @@ class EngineBackend:
         # Written-out attention computes all of these, whatever the fused attention that it replaces.
         self._mode = mode
         caps = self._soft_caps if mode.fused else "any"
-        sinks, unequal = self._sinks or not mode.fused, self._unequal or not mode.fused
+        sinks = self._sinks or not mode.fused
+        unequal = self._unequal or not mode.fused
         self.declaration = replace(
             self.declaration,
             soft_caps=caps,

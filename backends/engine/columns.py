@@ -49,7 +49,7 @@ class Absorbed(Protocol):
         """Queries of keys as queries of latent rows."""
         ...
 
-    def values(self, mixed: Tensor) -> Tensor:
+    def values(self, latent_output: Tensor) -> Tensor:
         """Mixed latent vectors as the output of attention."""
         ...
 

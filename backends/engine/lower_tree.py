@@ -131,11 +131,11 @@ def _first_children(parent: tuple[int, ...]) -> list[int]:
 def _next_siblings(parent: tuple[int, ...]) -> list[int]:
     sibling = [0] * len(parent)
     latest: dict[int, int] = {}
-    for row, up in enumerate(parent):
+    for row, parent_row in enumerate(parent):
         if row:
-            if up in latest:
-                sibling[latest[up]] = row
-            latest[up] = row
+            if parent_row in latest:
+                sibling[latest[parent_row]] = row
+            latest[parent_row] = row
     return sibling
 
 
@@ -152,7 +152,8 @@ def check_structure(tensors: TreeTensors, committed: int, max_positions: int) ->
 
 def broken_rules(tensors: TreeTensors, committed: int, max_positions: int) -> Tensor:
     """Whether each row breaks each rule of STRUCTURE, bool [rules, R], on the device of the tensors."""
-    rows, device = len(tensors.parent), tensors.parent.device
+    rows = len(tensors.parent)
+    device = tensors.parent.device
     row_numbers = torch.arange(rows, device=device)
     below_root = tensors.valid & (row_numbers > 0)
     table = tensors.ancestor

@@ -58,13 +58,15 @@ class OpenModels:
     def with_counters(self, trace: Trace) -> Trace:
         """`trace` with the seconds, the layers and the fallbacks of this server's forwards."""
         fallbacks: Counter[str] = Counter()
-        for model, (_, before, _) in self._before.items():
-            fallbacks.update(model.fallbacks - before)
+        for model, (_, fallbacks_before, _) in self._before.items():
+            fallbacks.update(model.fallbacks - fallbacks_before)
         return replace(
             trace,
-            forward_s=sum(model.forward_s - before for model, (before, *_) in self._before.items()),
+            forward_s=sum(model.forward_s - seconds_before for model, (seconds_before, *_) in self._before.items()),
             fallbacks=dict(fallbacks),
-            attention_calls=sum(model.attention_calls - before for model, (*_, before) in self._before.items()),
+            attention_calls=sum(
+                model.attention_calls - calls_before for model, (*_, calls_before) in self._before.items()
+            ),
         )
 
     def _causal(

@@ -57,15 +57,20 @@ class Request(Prefilling):
     def __init__(self, case: Case, target: CausalLm, lease: CacheLease, draft: Draft, seams: StepSeams) -> None:
         self.case = case
         self.tokens = list(case.prompt)
-        self.lease, self.draft = lease, draft
+        self.lease = lease
+        self.draft = draft
         self.finish: str | None = None
         self.stage = Stage.DRAFTED
         self.verify_states: Tensor | None = None
         self.fill: Callable[[list[int]], list[int]] = list
-        self.target, self.seams = target, seams
-        self._reveal, self.position = Revealer(), len(case.prefix)
-        self._limits, self._written = stops.limits(case), stops.OutputTail()
-        self.counters, self.steps = Counters(), list[Step]()
+        self.target = target
+        self.seams = seams
+        self._reveal = Revealer()
+        self.position = len(case.prefix)
+        self._limits = stops.limits(case)
+        self._written = stops.OutputTail()
+        self.counters = Counters()
+        self.steps = list[Step]()
         self._hidden: list[Tensor] = []  # of every committed token, where the draft reads them
         self.block: Block | None = None
         grammar = case.sampling.grammar
@@ -80,7 +85,8 @@ class Request(Prefilling):
 
     def begin_drafting(self) -> tuple[StepSampling | None, tuple[list[int], StepSampling | None, Tensor | None]]:
         """The sampling of a step that begins, and the arguments with which its draft proposes."""
-        self.stage, chance = Stage.DRAFTED, self._chance()
+        chance = self._chance()
+        self.stage = Stage.DRAFTED
         # A greedy request with penalties has a `chance` for its scores, but draws no token of its draft.
         sampled = chance if chance is not None and chance.samples else None
         return chance, (self.device_tokens, sampled, self._states())
@@ -92,18 +98,20 @@ class Request(Prefilling):
 
     def lower(self, proposal: Proposal, chance: StepSampling | None, bare: bool = False) -> None:
         """Take `proposal` as the tree of the step, cut to the chunk of its root where the layout demands it."""
-        layout, reaches = self.case.layout, self.target.reaches
+        layout = self.case.layout
+        reaches = self.target.reaches
         nodes = list(range(len(proposal.tree)))
         if layout.stay_in_chunk:
             nodes = self.seams.inside_chunk(proposal.tree, self.position, reaches)
             proposal = truncate_proposal(proposal, nodes)
-        cache, before = self.lease.target, self._reveal.kv(self.lease.target)
+        cache = self.lease.target
+        kv_before = self._reveal.kv(self.lease.target)
         self.stage = Stage.LOWERED
         tensors = self.seams.lower_tree(proposal.tree, cache.length, self.position, reaches, layout.padded_nodes)
         broken = broken_rules(tensors, cache.length, self.case.max_positions)
         if tensors.words is None:
             refuse_broken(broken)
-        self.block = Block(proposal, nodes, chance, tensors, before, self._reveal.recurrent(cache), bare, broken)
+        self.block = Block(proposal, nodes, chance, tensors, kv_before, self._reveal.recurrent(cache), bare, broken)
         self.stage = Stage.ATTENDED
 
     def abandon(self) -> None:
@@ -115,7 +123,8 @@ class Request(Prefilling):
     def rows(self) -> Rows:
         """The rows of the request in the verify forward."""
         assert self.block is not None
-        tensors, cache = self.block.tensors, self.lease.target
+        tensors = self.block.tensors
+        cache = self.lease.target
         # A device would have to send the parents to the host: only those who go by paths are told them.
         by_path = bool(self.target.recurrent or self.case.layout.branches)
         parents = [-1, *tensors.parent[1:].tolist()] if by_path else None
@@ -147,8 +156,13 @@ class Request(Prefilling):
     def accept(self, flat: Tensor, heads: list[Tensor]) -> Verification:
         """Accept a path of the tree; `flat` and `heads` as in `settle`."""
         assert self.block is not None
-        block, self.block, case, reveal = self.block, None, self.case, self._reveal
-        tree, tensors, chance = block.proposal.tree, block.tensors, block.chance
+        block = self.block
+        self.block = None
+        case = self.case
+        reveal = self._reveal
+        tree = block.proposal.tree
+        tensors = block.tensors
+        chance = block.chance
         context = tuple(self.device_tokens[:-1])
         if tensors.words is not None:  # of a tree lowered on a device: read only now, after the forward
             self.stage = Stage.LOWERED
@@ -199,7 +213,8 @@ class Request(Prefilling):
     def commit(self, verdict: Verification, rows: list[int]) -> Committed:
         """Keep the rows `rows` of the verified tree in the target's cache, and in the draft's those that it was fed."""
         self.stage = Stage.COMMITTED
-        block, length = verdict.block, self.lease.target.length
+        block = verdict.block
+        length = self.lease.target.length
         fallback = self.seams.commit(self.lease.target, rows)
         routed_columns_of(self.lease.target).commit(length, rows)
         self.position += self.seams.advance(len(rows))
@@ -298,16 +313,19 @@ class Request(Prefilling):
             self.seams.sampling.guided.advance(self.guide, output, None)
 
     def _committed(self, block: Block, verified: Kv | None, fallback: str | None) -> Committed:
-        reveal, cache = self._reveal, self.lease.target
+        reveal = self._reveal
+        cache = self.lease.target
         way = cache.way if isinstance(cache, Branch) else None  # other layouts have one way to commit
-        after, draft = reveal.kv(cache), reveal.kv(self.draft.cache)
+        kv_after = reveal.kv(cache)
+        draft = reveal.kv(self.draft.cache)
         recurrent = block.recurrent, reveal.recurrent(cache)
-        return Committed(cache.length, block.before, verified, after, draft, fallback, way, None, *recurrent)
+        return Committed(cache.length, block.before, verified, kv_after, draft, fallback, way, None, *recurrent)
 
     @property
     def trace(self) -> Trace:
         """The trace of the request so far."""
-        counters, num_accepted = self.counters, sum(self.counters.lengths)
+        counters = self.counters
+        num_accepted = sum(self.counters.lengths)
         accounting = Accounting(
             verify_calls=len(self.steps),
             draft_calls=self.draft.calls,

@@ -86,13 +86,13 @@ class Server:
                 self._apply_to(action, number)
 
     def _admitted(self, action: Action) -> tuple[int, ...]:
-        new = set(range(1 + len(self.session.mates))) - set(self.requests)
+        entering = set(range(1 + len(self.session.mates))) - set(self.requests)
         living = self.living
         if action.kind == "fork":
             source, twin = action.requests
-            return action.requests if source in living and twin in new else ()
+            return action.requests if source in living and twin in entering else ()
         numbers_by_kind = {
-            "add": new,
+            "add": entering,
             "restore": self._evicted,
             "cancel": living | self._evicted,
             "resolve": {*self.requests},
@@ -139,17 +139,19 @@ class Server:
             raise self._starvation(len(case.prompt))
 
     def _fork(self, source: int, twin: int) -> None:
-        old = self.requests[source]
+        source_request = self.requests[source]
         try:
-            case = self.case.alone(twin, tuple(old.tokens))
+            case = self.case.alone(twin, tuple(source_request.tokens))
         except Malformed:  # the joined prompt is too long for the model: the twin does not enter
             return
         # Shared columns bring no hidden states, and none serve another adapter or other images.
-        if not self._seams.request.can_share_columns(case) or not self._arena.shares(old.lease, marks(case.model)):
+        if not self._seams.request.can_share_columns(case) or not self._arena.shares(
+            source_request.lease, marks(case.model)
+        ):
             self._enter(twin, case, self._lease(case, case.prefix))
             return
         model = self._models.draft(case, self._seams)
-        self._enter(twin, case, self._arena.fork(old.lease, self._target, model, self._capacity, self._rows))
+        self._enter(twin, case, self._arena.fork(source_request.lease, self._target, model, self._capacity, self._rows))
 
     def _enter(self, number: int, case: Case, lease: CacheLease) -> None:
         request = self._request_of(case, lease)
@@ -189,7 +191,8 @@ class Server:
         if model is not request.lease.owner:
             request.lease = self._arena.with_draft(request.lease, model, self._capacity, self._rows)
         calls = request.draft.calls
-        request.case, request.draft = case, self._draft(case, request.lease)
+        request.draft = self._draft(case, request.lease)
+        request.case = case
         request.draft_since = request.drafted_steps
         request.draft.calls += calls  # the request's count of draft forwards goes on across drafts
 
@@ -297,7 +300,8 @@ class Server:
         return self._arena.lease(self._target, draft, self._capacity, self._rows, shared_tokens, marks(case.model))
 
     def _draft(self, case: Case, lease: CacheLease, draft_steps: int = 0) -> Draft:
-        model, trie = self._models.draft(case, self._seams), self._tries.trie_of(case.draft)
+        model = self._models.draft(case, self._seams)
+        trie = self._tries.trie_of(case.draft)
         draft = open_draft(
             Opening(case, model, lease.draft, self._seams, self._target, lambda: self._batch_size, trie, draft_steps)
         )

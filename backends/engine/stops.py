@@ -72,16 +72,16 @@ def clip(block: list[int], written: OutputTail, ends: Limits) -> tuple[list[int]
     Returns:
         The tokens to emit, and the reason to end (`eos`, `stop`, `length`) or None.
     """
-    now = written
+    tail = written
     for i, token in enumerate(block):
         # `now.tokens` does not count this token yet: the token after the first `least` is the first that may end it.
-        if now.tokens >= ends.least:
+        if tail.tokens >= ends.least:
             if token in ends.eos:
                 return block[: i + 1], "eos"
-            if token in ends.stop or _completes_stop(token, now, ends):
+            if token in ends.stop or _completes_stop(token, tail, ends):
                 return block[: i + 1], "stop"
-        now = follow(now, [token], ends)
-        if now.tokens >= ends.most:
+        tail = follow(tail, [token], ends)
+        if tail.tokens >= ends.most:
             return block[: i + 1], "length"
     return block, None
 
@@ -90,5 +90,6 @@ def _completes_stop(token: int, written: OutputTail, ends: Limits) -> bool:
     """Whether `token` completes a stop string; a match must end in the text of `token`, not before it."""
     if not ends.strings:
         return False
-    text, old = written.tail + ends.pieces[token], len(written.tail)
-    return any(text.find(string, max(0, old - len(string) + 1)) >= 0 for string in ends.strings)
+    text = written.tail + ends.pieces[token]
+    length_before = len(written.tail)
+    return any(text.find(string, max(0, length_before - len(string) + 1)) >= 0 for string in ends.strings)

@@ -47,7 +47,8 @@ class Revealer:
         The rows of a head are shown with the descriptor `reads` of their hidden states.
         """
         logits = None if proposal.logits is None else array(proposal.logits)
-        rows, head_input = proposal.head_rows, None
+        rows = proposal.head_rows
+        head_input = None
         if rows is not None and reads is not None:
             head_input = HeadInput(reads, rows.first, tuple(rows.tokens), array(rows.hidden))
         return Drafted(

@@ -26,18 +26,22 @@ def check_adapter(backend: str, cases: int, seed: int) -> int:
     if not faulthandler.is_enabled() and sys.stderr is sys.__stderr__:
         faulthandler.enable()
 
-    def began(said: Declaration, count: int) -> None:
-        click.echo(f"opened        {backend}: {said.name} on {said.device}; {count} cases within its declaration")
+    def began(declaration: Declaration, count: int) -> None:
+        click.echo(
+            f"opened        {backend}: {declaration.name} on {declaration.device}; {count} cases within its declaration"
+        )
 
     try:
-        found = examine(backend, cases, seed, began)
+        examination = examine(backend, cases, seed, began)
     except UnknownBackend as why:
         if why.__cause__ is not None:
             click.echo("".join(traceback.format_exception(why.__cause__)).rstrip("\n"), err=True)
         raise
-    for number, one in enumerate(found.cases, 1):
-        click.echo(case_lines(number, one.verdict, one.outcome, one.raised))
-    outcomes = [(outcome, found.counted(outcome)) for outcome in STEPS]
-    summary = examination_page(backend, found.tally, outcomes, found.never_shown, found.gained(), found.never_drawn())
+    for number, examined in enumerate(examination.cases, 1):
+        click.echo(case_lines(number, examined.verdict, examined.outcome, examined.traceback))
+    outcomes = [(outcome, examination.count(outcome)) for outcome in STEPS]
+    summary = examination_page(
+        backend, examination.tally, outcomes, examination.never_shown, examination.gains(), examination.never_drawn()
+    )
     click.echo(f"\n{summary}".rstrip("\n"))
-    return found.exit_code
+    return examination.exit_code

@@ -35,18 +35,18 @@ EASIEST = (
 
 
 @dataclass(frozen=True)
-class Examined:
+class ExaminedCase:
     """One case: its verdict, and the whole traceback of its run where it raised."""
 
     verdict: Verdict
-    raised: str | None = None
+    traceback: str | None = None
 
     @property
     def outcome(self) -> str:
         """declined, differs, raised, internal (the judge itself raised), not compared, or agrees."""
         if self.verdict.unsupported is not None:
             return "declined"
-        if self.raised is not None:
+        if self.traceback is not None:
             return "raised"
         if self.verdict.findings:
             return "differs"
@@ -69,55 +69,59 @@ class Examination:
 
     name: str
     declaration: Declaration
-    cases: list[Examined] = field(default_factory=list)
+    cases: list[ExaminedCase] = field(default_factory=list)
     tally: Tally = field(default_factory=lambda: Tally(""))
 
-    def counted(self, outcome: str) -> int:
+    def count(self, outcome: str) -> int:
         """The number of cases with this outcome."""
-        return sum(one.outcome == outcome for one in self.cases)
+        return sum(examined.outcome == outcome for examined in self.cases)
 
     @property
     def exit_code(self) -> int:
         """0 agree, 1 differ, 3 where half of the cases or more were not compared, or the judge raised on any."""
-        if self.counted("differs") or self.counted("raised"):
+        if self.count("differs") or self.count("raised"):
             return 1
-        if self.counted("internal"):
+        if self.count("internal"):
             return 3
-        return 0 if 2 * self.counted("agrees") > len(self.cases) else 3
+        return 0 if 2 * self.count("agrees") > len(self.cases) else 3
 
     @property
     def never_shown(self) -> list[Stage]:
         """Stages that the adapter declares, and that no trace holds."""
         return sorted(self.declaration.reveals - self.tally.revealed) if self.tally.traces else []
 
-    def gained(self) -> list[tuple[Stage, list[str]]]:
+    def gains(self) -> list[tuple[Stage, list[str]]]:
         """Each stage that is not shown, with the invariants that it adds to those of the stages before it."""
-        held = set(self.declaration.reveals)
+        shown_stages = set(self.declaration.reveals)
         rows = []
         for stage in EASIEST:
-            if stage in held:
+            if stage in shown_stages:
                 continue
-            before = {one.name for one in ALL if one.needs <= held}
-            held.add(stage)
-            rows.append((stage, [one.name for one in ALL if one.needs <= held and one.name not in before]))
+            before = {invariant.name for invariant in ALL if invariant.needs <= shown_stages}
+            shown_stages.add(stage)
+            after = [invariant.name for invariant in ALL if invariant.needs <= shown_stages]
+            rows.append((stage, [name for name in after if name not in before]))
         return rows
 
     def never_drawn(self) -> list[str]:
         """The abilities that cases never ask of this adapter, because its declaration leaves it out."""
-        said = self.declaration
+        declared = self.declaration
         lacks = [
-            ("dtypes", [one for one in DTYPES if one not in said.dtypes]),
-            ("processing", [one for one in PROCESSING if one not in said.processed]),
-            ("stops", [one for one in ENDS if one not in said.stops]),
-            ("KV layouts", [one for one in KINDS if one not in said.layouts]),
-            ("families", [one for one in FAMILIES if said.families is not None and one not in said.families]),
+            ("dtypes", [dtype for dtype in DTYPES if dtype not in declared.dtypes]),
+            ("processing", [processing for processing in PROCESSING if processing not in declared.processed]),
+            ("stops", [stop for stop in ENDS if stop not in declared.stops]),
+            ("KV layouts", [kind for kind in KINDS if kind not in declared.layouts]),
+            (
+                "families",
+                [family for family in FAMILIES if declared.families is not None and family not in declared.families],
+            ),
         ]
-        rows = [] if said.drafts else ["trees of the case's own (drafts): the engine drafts in its own way, or not"]
-        rows += [] if said.max_temperature else ["sampling (max_temperature): every case is greedy"]
+        rows = [] if declared.drafts else ["trees of the case's own (drafts): the engine drafts in its own way, or not"]
+        rows += [] if declared.max_temperature else ["sampling (max_temperature): every case is greedy"]
         rows += [f"{what}: {', '.join(names)}" for what, names in lacks if names]
-        rows += [] if said.sessions else ["sessions: every case is one request"]
-        rows += [] if said.least_window else ["models with sliding windows (least_window)"]
-        rows += [f"lengths above {said.longest} tokens (longest)"] if said.longest else []
+        rows += [] if declared.sessions else ["sessions: every case is one request"]
+        rows += [] if declared.least_window else ["models with sliding windows (least_window)"]
+        rows += [f"lengths above {declared.longest} tokens (longest)"] if declared.longest else []
         return rows
 
 
@@ -134,25 +138,25 @@ def examine(name: str, count: int, seed: int, began: Callable[[Declaration, int]
         UnknownBackend, Unavailable, WrongFlag: The adapter cannot be opened.
     """
     backend = open_backend(name)
-    said = backend.declaration
+    declared = backend.declaration
     drawn: dict[Case, None] = {}
 
     def collect(case: Case) -> None:
         drawn.setdefault(case)
 
-    explore(seed, count, cases(drawn_dtypes(said.dtypes), within=said), collect)
-    began(said, len(drawn))
-    found = Examination(name, said, tally=Tally(said.name))
+    explore(seed, count, cases(drawn_dtypes(declared.dtypes), within=declared), collect)
+    began(declared, len(drawn))
+    examination = Examination(name, declared, tally=Tally(declared.name))
     oracle, subject = Oracle(), subject_of(backend)
     for case in drawn:
-        raised = _raised(backend, case)
+        raised = _traceback_of(backend, case)
         verdict = judge(case, ALL, oracle, subject)
-        found.cases.append(Examined(verdict, raised))
-        found.tally.add(verdict)
-    return found
+        examination.cases.append(ExaminedCase(verdict, raised))
+        examination.tally.add(verdict)
+    return examination
 
 
-def _raised(backend: Backend, case: Case) -> str | None:
+def _traceback_of(backend: Backend, case: Case) -> str | None:
     """The whole traceback of a run that raises; None for a run that ends, or that declines the case."""
     try:
         backend.run(case)
@@ -160,6 +164,6 @@ def _raised(backend: Backend, case: Case) -> str | None:
         return None
     except (Exception, SystemExit) as why:  # an engine may raise anything
         # The first frame is ours.
-        behind = why.__traceback__.tb_next if why.__traceback__ is not None else None
-        return "".join(traceback.format_exception(why.with_traceback(behind)))
+        engine_frames = why.__traceback__.tb_next if why.__traceback__ is not None else None
+        return "".join(traceback.format_exception(why.with_traceback(engine_frames)))
     return None

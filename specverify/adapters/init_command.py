@@ -41,18 +41,18 @@ def init_adapter(kind: str, file: Path) -> int:
     if file.suffix != ".py" or not file.stem.isidentifier():
         raise UnusableInput(f"{file}: an adapter is imported by its name: give a file such as my_engine.py")
     test = file.with_name(f"test_{file.name}")
-    present = next((one for one in (file, test) if one.exists() or one.is_symlink()), None)
+    present = next((path for path in (file, test) if path.exists() or path.is_symlink()), None)
     if present is not None:
         raise UnusableInput(f"{present}: it is there already, and nothing is overwritten: name another file")
     name = f"command:python {file.name}" if kind == "command" else f"{file.stem}:open_"
     source = (files("specverify.adapters.templates") / f"{kind}.py").read_text()
     _write(file, source.replace("MODULE:open_", name).replace("command:python FILE", name))
     _write(test, TEST.format(file=file.name, test=test.name, name=name))
-    shown = f"'{name}'" if " " in name else name
+    quoted_name = f"'{name}'" if " " in name else name
     folder = "" if file.parent == Path() else f"in {file.parent}: "
     click.echo(f"wrote {file} and {test}: {KINDS[kind]}")
-    click.echo(f"next  {folder}specverify check-adapter {shown}")
-    click.echo(f"      {folder}specverify diff --backend {shown}")
+    click.echo(f"next  {folder}specverify check-adapter {quoted_name}")
+    click.echo(f"      {folder}specverify diff --backend {quoted_name}")
     click.echo(f"      {folder}pytest {test.name}")
     return 0
 

@@ -132,7 +132,7 @@ def _open_run(order: DecodeOrder) -> tuple[Run, list[Case], dict[str, tuple[Way,
     checkpoint = open_checkpoint(plan.model)
     ends = ends_of(checkpoint)
     dialogues = [] if order.dialogues is None else dialogues_of(order.dialogues, plan.model, plan.cases)
-    prompts = [turns[0] for turns in dialogues] or prompts_of(plan, checkpoint, keeps=True)
+    prompts = [turns[0] for turns in dialogues] or prompts_of(plan, checkpoint, uses_cache=True)
     if order.lengths:
         prompts = [prompt for length in order.lengths for prompt in lengthen(prompts, length)]
     bases = [base_case(checkpoint, prompt, number, plan, ends).plain_decode() for number, prompt in enumerate(prompts)]

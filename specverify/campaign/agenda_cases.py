@@ -11,7 +11,7 @@ from reference.case import Case
 from specverify.agenda import Agenda
 from specverify.campaign.case_stream import Stream
 from specverify.campaign.messages import Passed
-from specverify.checkpoints.cases import Given
+from specverify.checkpoints.cases import JudgedCase
 from specverify.plan import Plan, drawing_seed
 
 
@@ -35,14 +35,14 @@ class AgendaCases:
         self._tell = tell
         self.exhausted = False
 
-    def __iter__(self) -> Iterator[Given]:
+    def __iter__(self) -> Iterator[JudgedCase]:
         yield from self._saved()
         yield from ((case, self._turns(case)) for case in self._drawn())
 
     def _turns(self, case: Case) -> tuple[Invariant, ...]:
         return taking_turns(case, self._invariants, self._subject.variant_interval)
 
-    def _saved(self) -> Iterator[Given]:
+    def _saved(self) -> Iterator[JudgedCase]:
         for saved in self._agenda.own_saved():
             why = self._beyond(saved.case)
             if why is not None:
@@ -89,7 +89,7 @@ class AgendaCases:
         self.exhausted |= num_given < share
 
 
-def cases_of_part(cases: Iterator[Given], agenda: Agenda) -> Iterator[Given]:
+def cases_of_part(cases: Iterator[JudgedCase], agenda: Agenda) -> Iterator[JudgedCase]:
     """The cases at the places of the agenda's part; those of prompts are made one after another."""
     return (case for index, case in enumerate(cases) if index % agenda.parts == agenda.part)
 

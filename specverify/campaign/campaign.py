@@ -132,7 +132,7 @@ class Campaign:
                     self.listener.tick_passed()
                     if interrupts.word and not self.stopping:
                         self._stop()
-                    if interrupts.word and time.monotonic() - interrupts.at > GRACE_S:
+                    if interrupts.word and time.monotonic() - interrupts.time_s > GRACE_S:
                         break
             finally:
                 self.crew.end()

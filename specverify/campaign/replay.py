@@ -17,7 +17,7 @@ from reports import bundle
 from reports.format import cut
 from specverify.campaign.against import open_reference
 from specverify.campaign.eager_twin import with_eager
-from specverify.checkpoints.placing import placed
+from specverify.checkpoints.placing import place_checkpoints
 from specverify.isolation import door
 from specverify.isolation.backend_spec import BackendSpec
 from specverify.isolation.limits import BUILT_IN_S, CHECKPOINT_S, Patience
@@ -72,7 +72,7 @@ def replay(
 
     The following are used only if the arguments name them: a fault, a backend `pkg.module:factory` (to run the case or
     as the reference), the case's custom processors, and its checkpoints as `models`
-    and `heads` (`placing.placed`).
+    and `heads` (`placing.place_checkpoints`).
 
     Raises:
         Unreadable, UnusableInput, MissingInput, Unknown, UnknownBackend, Unavailable, WrongFlag: With one line each.
@@ -88,7 +88,7 @@ def replay(
     processors.admit(names, saved.case.model.vocab_size)
     processors.check_admitted(saved.case, file)
     check_grammars(saved.case, file)
-    case = placed(saved, models, file, understood=against is None, heads=heads)
+    case = place_checkpoints(saved, models, file, understood=against is None, heads=heads)
     small = not isinstance(case.model, Checkpoint)
     backend_spec = BackendSpec(name, fault, mode, threads=1 if small else 0)
     patience = Patience(case_timeout_s, BUILT_IN_S if small else CHECKPOINT_S)

@@ -79,7 +79,7 @@ class Search:
     stopped: Callable[[], bool]
     halted: Callable[[], bool] | None = None
     on_begin: Callable[[Case], None] = lambda case: None
-    found: Callable[[Failure], None] = lambda failure: None
+    on_failure: Callable[[Failure], None] = lambda failure: None
     shrink_s: float = 0.0
     exhausted: bool = False
     _shrinking: Shrinking | None = None
@@ -212,7 +212,7 @@ class Search:
 
     def _verdict_on(self, case: Case, invariants: tuple[Invariant, ...]) -> Verdict:
         """The verdict on `case`, without findings that the plan's ledger knows."""
-        return without_known_findings(judge(case, invariants, self.oracle, self.subject), self.plan.known)
+        return without_known_findings(judge(case, invariants, self.oracle, self.subject), self.plan.known_failures)
 
     def _is_new(self, verdict: Verdict) -> bool:
         """Whether the verdict's first finding has an invariant and a stage that were not reported before."""
@@ -222,7 +222,7 @@ class Search:
     def _begin_shrinking(self, verdict: Verdict) -> None:
         """Report the first difference as drawn, then begin to shrink it."""
         self._shrinking = Shrinking(self.plan, self.invariants, self.oracle, self.subject, self._halted, verdict)
-        self.found(self._shrinking.as_drawn())
+        self.on_failure(self._shrinking.as_drawn())
         self._shrinking.blame()
 
     def _halted(self) -> bool:

@@ -154,7 +154,7 @@ class Shrinking:
 
     def _verdict_on(self, case: Case, invariants: tuple[Invariant, ...]) -> Verdict:
         """The verdict on `case`, without findings that the plan's ledger knows."""
-        return without_known_findings(judge(case, invariants, self.oracle, self.subject), self.plan.known)
+        return without_known_findings(judge(case, invariants, self.oracle, self.subject), self.plan.known_failures)
 
     def _failure(self, verdict: Verdict, finding: Finding, nearest: Case | None = None) -> Failure:
         return Failure(

@@ -160,7 +160,7 @@ def work(plan: Plan, tell: Tell, orders: Orders, judged: tuple[str, ...] = ()) -
         # A failure in another worker ends drawing here, but not shrinking; an interrupt ends both.
         search.halted = orders.stop
         search.on_begin = lambda case: tell(Began(case))
-        search.found = lambda failure: tell(Found(failure))
+        search.on_failure = lambda failure: tell(Found(failure))
         search.skip_cases(judged)
         try:
             # An engine that shows tokens alone, such as a server, runs no single step that could be timed.
@@ -195,11 +195,11 @@ def work(plan: Plan, tell: Tell, orders: Orders, judged: tuple[str, ...] = ()) -
             raise Refused(f"--processor {why.why}", 2) from why
 
 
-def _num_cases(plan: Plan, prepared: cases.Prepared | None) -> int:
+def _num_cases(plan: Plan, prepared: cases.PreparedCases | None) -> int:
     """The number of cases that this worker should judge."""
     if prepared is None:
         return plan.drawn_and_saved
-    return prepared.total if plan.agenda is None else len(plan.agenda.own(range(prepared.total)))
+    return prepared.total if plan.agenda is None else len(plan.agenda.own_part(range(prepared.total)))
 
 
 def open_oracle(plan: Plan, stack: ExitStack) -> Oracle:

@@ -21,7 +21,7 @@ from reference.malformed import Malformed
 from reference.sampling import Sampling, Stops
 from reference.tree import RankTree
 from specverify.checkpoints.given_draft import given_draft, with_static_tree
-from specverify.checkpoints.guided import check_guides, guided
+from specverify.checkpoints.guided import check_guides, guide
 from specverify.checkpoints.opening import open_checkpoint
 from specverify.checkpoints.prompts import prompts_of
 from specverify.checkpoints.scripts import own_top_tokens
@@ -72,7 +72,7 @@ LOOKUP = branches(8, 6, 4)
 LOOKUP_ORDER = 6
 """Length of an n-gram, with the predicted token."""
 
-OWN = branches(3, 2)
+OWN_TREE = branches(3, 2)
 """The tree that the model drafts for itself in sampled runs."""
 
 UNNAMED = 3
@@ -84,11 +84,11 @@ PADDED = 32
 CLOSE_STEPS = 2
 """Steps of the cases on which the other invariants are judged."""
 
-Given = tuple[Case, tuple[Invariant, ...]]
+JudgedCase = tuple[Case, tuple[Invariant, ...]]
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedCases:
     """The cases of a prompted run: their number, their vocabulary, and the function that makes them one by one.
 
     `first` is a case of the first prompt, by which the speed of the run is estimated.
@@ -96,11 +96,11 @@ class Prepared:
 
     total: int
     vocab_size: int
-    cases: Callable[[Oracle], Iterator[Given]]
+    cases: Callable[[Oracle], Iterator[JudgedCase]]
     first: Case
 
 
-def prepare(plan: Plan, subject: Subject, invariants: tuple[Invariant, ...]) -> Prepared:
+def prepare(plan: Plan, subject: Subject, invariants: tuple[Invariant, ...]) -> PreparedCases:
     """Open checkpoint and prompts.
 
     Raises:
@@ -113,71 +113,79 @@ def prepare(plan: Plan, subject: Subject, invariants: tuple[Invariant, ...]) -> 
     prompts = prompts_of(plan, checkpoint)
     sampled = not plan.sampling.greedy
     long = TOKEN_LEVEL if sampled else tuple(name for name in TOKEN_LEVEL if name not in LONG_IF_SAMPLED)
-    close = tuple(one for one in invariants if one.name not in long)
-    tokens = tuple(one for one in invariants if one.name in long)
+    close = tuple(invariant for invariant in invariants if invariant.name not in long)
+    tokens = tuple(invariant for invariant in invariants if invariant.name in long)
     within = subject.abilities
     if plan.grammar is not None:
         check_guides(within)
-        plan = replace(plan, sampling=guided(plan.sampling, plan.grammar, checkpoint))
+        plan = replace(plan, sampling=guide(plan.sampling, plan.grammar, checkpoint))
     ends = ends_of(checkpoint) if within is None or "eos" in within.stops else ()
     bases = [base_case(checkpoint, prompt, number, plan, ends) for number, prompt in enumerate(prompts)]
-    given = (
+    draft_of_plan = (
         None
         if plan.draft is None
         else given_draft(plan.draft, checkpoint, within, plan.draft_weights, plan.draft_trees)
     )
     if plan.draft is None and within is not None and not {Ngram.TAG, Scripted.TAG} & set(within.drafts):
-        found = [case for number, base in enumerate(bases) for case in own_way(base, plan, number, within)]
-        return Prepared(
-            len(found), checkpoint.vocab_size, lambda oracle: ((case, invariants) for case in found), found[0]
+        cases_of_engine = [case for number, base in enumerate(bases) for case in own_way(base, plan, number, within)]
+        return PreparedCases(
+            len(cases_of_engine),
+            checkpoint.vocab_size,
+            lambda oracle: ((case, invariants) for case in cases_of_engine),
+            cases_of_engine[0],
         )
 
     if plan.batch or plan.draft not in (None, Scripted.TAG):
-        draft = Ngram(LOOKUP, LOOKUP_ORDER) if given is None else given
+        draft = Ngram(LOOKUP, LOOKUP_ORDER) if draft_of_plan is None else draft_of_plan
         for number, base in enumerate(bases):
             _check_fits(plan, base, draft, number)
-        drafted = [_with(base, draft, plan, number) for number, base in enumerate(bases)]
+        drafted = [_with_draft(base, draft, plan, number) for number, base in enumerate(bases)]
         if plan.batch:
-            together = tuple(one for one in invariants if one.name in (*long, *SESSION_LEVEL))
-            rest = tuple(one for one in invariants if one not in together)
-            begun = [_begun(case) for case in drafted] if rest else []
+            together = tuple(invariant for invariant in invariants if invariant.name in (*long, *SESSION_LEVEL))
+            others_invariants = tuple(invariant for invariant in invariants if invariant not in together)
+            begun = [_first_steps(case) for case in drafted] if others_invariants else []
             judged = [(case, together) for case in side_by_side(drafted, plan.batch)]
-            judged += [(case, rest) for case in side_by_side(begun, plan.batch)]
+            judged += [(case, others_invariants) for case in side_by_side(begun, plan.batch)]
             if within is not None:
                 for case, _ in judged:
                     check_admitted(case, within, plan.batch)
-            return Prepared(len(judged), checkpoint.vocab_size, lambda _: iter(judged), drafted[0])
-        return Prepared(
+            return PreparedCases(len(judged), checkpoint.vocab_size, lambda _: iter(judged), drafted[0])
+        return PreparedCases(
             len(bases) * (bool(tokens) + bool(close)),
             checkpoint.vocab_size,
-            lambda oracle: (one for case in drafted for one in _long_and_close(case, tokens, close)),
+            lambda oracle: (judged_case for case in drafted for judged_case in _long_and_close(case, tokens, close)),
             drafted[0],
         )
 
-    def cases(oracle: Oracle) -> Iterator[Given]:
+    def cases(oracle: Oracle) -> Iterator[JudgedCase]:
         for number, base in enumerate(bases):
-            lookup = _with(base, Ngram(LOOKUP, LOOKUP_ORDER), plan, 3 * number)
+            lookup = _with_draft(base, Ngram(LOOKUP, LOOKUP_ORDER), plan, 3 * number)
             try:
                 plain = subject(base.plain_decode())
             except NoTrace:
                 yield lookup, invariants  # the judge reports the crash, or the reason why the case is declined
                 continue
             script = own_top_tokens(plain, base.prompt[-1], seed=plan.seed + number)
-            scripted = _with(base, script, plan, 3 * number + 1)
+            scripted = _with_draft(base, script, plan, 3 * number + 1)
             every = tokens if plan.draft is None else ()
             if every:
                 yield lookup, tokens
-            first, *rest = _long_and_close(scripted, tokens, close)
+            first, *later = _long_and_close(scripted, tokens, close)
             yield first
             if every and sampled:
-                yield _with(base, LanguageModel(checkpoint, OWN, _named(checkpoint)), plan, 3 * number + 2), tokens
-            yield from rest
+                yield (
+                    _with_draft(
+                        base, LanguageModel(checkpoint, OWN_TREE, _nameable_ids(checkpoint)), plan, 3 * number + 2
+                    ),
+                    tokens,
+                )
+            yield from later
 
     total = len(bases) * ((1 + (1 + sampled) * (plan.draft is None)) * bool(tokens) + bool(close))
-    return Prepared(total, checkpoint.vocab_size, cases, bases[0])
+    return PreparedCases(total, checkpoint.vocab_size, cases, bases[0])
 
 
-def _long_and_close(case: Case, tokens: tuple[Invariant, ...], close: tuple[Invariant, ...]) -> Iterator[Given]:
+def _long_and_close(case: Case, tokens: tuple[Invariant, ...], close: tuple[Invariant, ...]) -> Iterator[JudgedCase]:
     """The long case under the invariants of tokens, and its first steps under the others."""
     if tokens:
         yield case, tokens
@@ -186,7 +194,7 @@ def _long_and_close(case: Case, tokens: tuple[Invariant, ...], close: tuple[Inva
         yield replace(case, steps=CLOSE_STEPS, layout=replace(case.layout, padded_nodes=PADDED)), close
 
 
-def _begun(case: Case) -> Case:
+def _first_steps(case: Case) -> Case:
     """The first steps of a case in company, which ends after them: a session has no limit of steps."""
     most = min(case.stops.max_new_tokens, CLOSE_STEPS * (case.draft.height + 1))
     return replace(case, stops=replace(case.stops, max_new_tokens=most))
@@ -212,13 +220,13 @@ def own_way(base: Case, plan: Plan, number: int, within: Abilities) -> Iterator[
     """
     assert isinstance(base.model, Checkpoint)
     plain = replace(base.plain_decode(), layout=KvLayout())
-    yield _with(plain, plain.draft, plan, 3 * number)
+    yield _with_draft(plain, plain.draft, plan, 3 * number)
     if LanguageModel.TAG in within.drafts:
-        own = LanguageModel(base.model, OWN)
-        yield _with(replace(plain, draft=own), own, plan, 3 * number + 1)
+        draft = LanguageModel(base.model, OWN_TREE)
+        yield _with_draft(replace(plain, draft=draft), draft, plan, 3 * number + 1)
 
 
-def _with(base: Case, draft: Draft, plan: Plan, turn: int) -> Case:
+def _with_draft(base: Case, draft: Draft, plan: Plan, turn: int) -> Case:
     """`base` with `draft`; in a sampled plan with a seed of its own, and as a chain if the rule needs chains."""
     if plan.sampling.greedy:
         return replace(base, draft=draft, sampling=plan.sampling)
@@ -230,7 +238,7 @@ def _with(base: Case, draft: Draft, plan: Plan, turn: int) -> Case:
     return replace(base, draft=fitting, sampling=replace(plan.sampling, processors=plan.processors, seed=seed))
 
 
-def _named(checkpoint: Checkpoint) -> tuple[int, ...]:
+def _nameable_ids(checkpoint: Checkpoint) -> tuple[int, ...]:
     """The ids that the model may name when it drafts for itself."""
     return tuple(token for token in range(checkpoint.vocab_size) if token % UNNAMED or checkpoint.vocab_size < UNNAMED)
 

@@ -31,10 +31,10 @@ def estimate(first: Case, total: int, new_tokens: int, oracle: Oracle, subject: 
     except NoTrace:
         return ""
     step = [max(0.0, long - short) / (MORE - FEW) for short, long in zip(few, more, strict=True)]
-    whole = total * (sum(few) + max(0, new_tokens - FEW) * sum(step))
+    total_s = total * (sum(few) + max(0, new_tokens - FEW) * sum(step))
     return (
-        f"{total} cases of up to {new_tokens} tokens: about {_told(whole)}; reading the weights and the first step "
-        f"took {reading:.1f} s, a step takes {step[0]:.2f} s in the oracle and {step[1]:.2f} s in the backend"
+        f"{total} cases of up to {new_tokens} tokens: about {_duration(total_s)}; reading the weights and the first "
+        f"step took {reading:.1f} s, a step takes {step[0]:.2f} s in the oracle and {step[1]:.2f} s in the backend"
     )
 
 
@@ -44,7 +44,7 @@ def _seconds(run: Oracle | Subject, case: Case) -> float:
     return time.monotonic() - began
 
 
-def _told(seconds: float) -> str:
+def _duration(seconds: float) -> str:
     """`47 s`, `12 min` or `3.5 h`."""
     if seconds < 90:
         return f"{seconds:.0f} s"

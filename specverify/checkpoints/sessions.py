@@ -41,25 +41,25 @@ def layout_of(name: str | None, checkpoint: Checkpoint) -> KvLayout:
     Raises:
         UnusableInput: It names latent rows, and the checkpoint's family has none.
     """
-    asked = name or PLAIN
-    kind, latent = kind_of(asked), asked != kind_of(asked)
+    layout = name or PLAIN
+    kind, latent = kind_of(layout), layout != kind_of(layout)
     if latent:
-        _check_latent(asked, Path(checkpoint.source) / "config.json")
+        _check_latent(layout, Path(checkpoint.source) / "config.json")
     traits = KINDS[kind]
     commit = "fast" if "fast" in traits.commits else traits.commits[0]
     return KvLayout(commit, kind=kind, page_size=PAGE if traits.pages else 0, latent=latent)
 
 
-def _check_latent(asked: str, where: Path) -> None:
+def _check_latent(layout: str, where: Path) -> None:
     """Raise UnusableInput if `where`, a config.json, is of no family that has latent rows."""
     model_type = read_json(where).get("model_type")
-    known = {kind: "latent_rank" in FAMILIES[family.name].settings for kind, family in BY_TYPE.items()}
-    if not known.get(str(model_type), False):
-        having = " and ".join(kind for kind, latent in known.items() if latent)
-        said = (
+    has_latent = {kind: "latent_rank" in FAMILIES[family.name].settings for kind, family in BY_TYPE.items()}
+    if not has_latent.get(str(model_type), False):
+        having = " and ".join(kind for kind, latent in has_latent.items() if latent)
+        refusal = (
             f"{where.parent} is of model_type {quote_value(model_type)}, which has no latent rows ({having} have them)"
         )
-        raise UnusableInput(f"--layout {asked}: {said}")
+        raise UnusableInput(f"--layout {layout}: {refusal}")
 
 
 def side_by_side(cases: Sequence[Case], batch: int) -> Iterator[Case]:
@@ -74,8 +74,8 @@ def side_by_side(cases: Sequence[Case], batch: int) -> Iterator[Case]:
 
 
 def _session(group: Sequence[Case], first: int) -> Case:
-    head, others = group[0], group[1:]
-    mates = [Mate(one.prompt, one.draft, one.sampling, one.stops) for one in others]
+    head, later = group[0], group[1:]
+    mates = [Mate(case.prompt, case.draft, case.sampling, case.stops) for case in later]
     twin = replace(mates[0], prompt=mates[0].prompt[:CONTINUED]) if mates else _mate_of(head)
     everyone, fork = tuple(range(len(group))), len(group)
     last = everyone[-1:]
@@ -84,7 +84,7 @@ def _session(group: Sequence[Case], first: int) -> Case:
     actions += [Action("preempt", everyone[:1]), Action("evict", last), Action("step", (*everyone, fork))]
     actions += [Action("restore", last)]
     # Every step emits a token at least, so that these steps end every request.
-    ends = max(one.stops.max_new_tokens for one in group)
+    ends = max(case.stops.max_new_tokens for case in group)
     actions += [Action("step", (*reversed(everyone), fork))] * ends
     try:
         return replace(head, steps=0, session=Session((*mates, twin), tuple(actions)))

@@ -19,8 +19,8 @@ def table_in(path: Path) -> Dispatch:
         UnusableInput: The file cannot be read, or holds no such table.
     """
     content = json_in(path)
-    whole = schema()
-    validator = Validator({"$ref": "#/$defs/dispatch", "$defs": whole["$defs"]})
+    case_schema = schema()
+    validator = Validator({"$ref": "#/$defs/dispatch", "$defs": case_schema["$defs"]})
     wrong = next(iter(validator.iter_errors(content)), None)
     if wrong is not None:
         raise UnusableInput(f"{path}: {dotted_path(wrong.absolute_path)}: {shorten(wrong.message)}")

@@ -15,8 +15,8 @@ SPACE = "\u0120"
 def alphabet() -> dict[str, int]:
     """The byte of each character of byte-level BPE (GPT-2): printable Latin-1 as it is, the others from 256 on."""
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in plain]
-    return {chr(byte): byte for byte in plain} | {chr(256 + at): byte for at, byte in enumerate(others)}
+    other_bytes = [byte for byte in range(256) if byte not in plain]
+    return {chr(byte): byte for byte in plain} | {chr(256 + number): byte for number, byte in enumerate(other_bytes)}
 
 
 def words_of(tokenizer: Any, size: int, name: str) -> tuple[str, ...]:
@@ -32,9 +32,9 @@ def words_of(tokenizer: Any, size: int, name: str) -> tuple[str, ...]:
     """
     pieces = {token: piece for piece, token in tokenizer.get_vocab().items() if token < size}
     special = {*tokenizer.all_special_ids, *getattr(tokenizer, "added_tokens_decoder", {})}
-    known, texts = alphabet(), {token: piece for token, piece in pieces.items() if token not in special}
-    if any(SPACE in piece for piece in texts.values()) and set("".join(texts.values())) <= set(known):
-        spelled = {token: bytes(map(known.__getitem__, piece)) for token, piece in texts.items()}
+    byte_of, texts = alphabet(), {token: piece for token, piece in pieces.items() if token not in special}
+    if any(SPACE in piece for piece in texts.values()) and set("".join(texts.values())) <= set(byte_of):
+        spelled = {token: bytes(map(byte_of.__getitem__, piece)) for token, piece in texts.items()}
     elif {f"<0x{byte:02X}>" for byte in range(256)} <= set(texts.values()):
         spelled = {token: _fallback(piece) for token, piece in texts.items()}
     else:
@@ -43,5 +43,5 @@ def words_of(tokenizer: Any, size: int, name: str) -> tuple[str, ...]:
 
 
 def _fallback(piece: str) -> bytes:
-    found = BYTE.fullmatch(piece)
-    return bytes.fromhex(found[1]) if found else piece.replace("\u2581", " ").encode()
+    match = BYTE.fullmatch(piece)
+    return bytes.fromhex(match[1]) if match else piece.replace("\u2581", " ").encode()

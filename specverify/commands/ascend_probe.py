@@ -8,7 +8,7 @@ from typing import Any
 from backends.base import Unavailable
 
 
-def probed() -> list[dict[str, Any]]:
+def probe_rows() -> list[dict[str, Any]]:
     """One row per rule and operator: name, state (ok, struck, absent), detail.
 
     Raises:
@@ -34,12 +34,12 @@ def rows_of(site: Any) -> list[dict[str, Any]]:
     label = "EMULATED: " if site.emulated else ""
     return [
         {
-            "name": one.rule,
-            "state": words[one.state],
-            "detail": f"{label}{one.operator}: {one.documented}: {one.detail}",
-            "rule": one.rule,
-            "operator": one.operator,
+            "name": result.rule,
+            "state": words[result.state],
+            "detail": f"{label}{result.operator}: {result.documented}: {result.detail}",
+            "rule": result.rule,
+            "operator": result.operator,
             "emulated": site.emulated,
         }
-        for one in probe(site)
+        for result in probe(site)
     ]

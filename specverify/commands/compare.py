@@ -24,21 +24,23 @@ def compare(before: Path, after: Path, json_file: str | None, markdown: str | No
 
     first, second = read(before), read(after)
     try:
-        told = compare_results(first, second)
+        comparison = compare_results(first, second)
     except (ValueError, LookupError, TypeError, AttributeError) as why:
         file = after if _sound(first) else before
         raise UnusableInput(f"{file}: {why if isinstance(why, ValueError) else 'not a whole result'}") from None
     to_stderr = json_file == "-"
-    for name, lines in told.sections():
+    for name, lines in comparison.sections():
         for line in lines:
             click.echo(f"{name:16} {line}", err=to_stderr)
-    if not told.sections():
+    if not comparison.sections():
         click.echo("no difference", err=to_stderr)
     if markdown is not None:
-        write_whole(markdown, comparison_summary(told).encode())
+        write_whole(markdown, comparison_summary(comparison).encode())
     if json_file is not None:
-        write_json(json_file, {"schema": 1, "kind": "comparison", "exit_code": told.exit_code, **vars(told)})
-    return told.exit_code
+        write_json(
+            json_file, {"schema": 1, "kind": "comparison", "exit_code": comparison.exit_code, **vars(comparison)}
+        )
+    return comparison.exit_code
 
 
 def _sound(result: dict[str, Any]) -> bool:

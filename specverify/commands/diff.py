@@ -216,13 +216,13 @@ def _check_names(
         from specverify.setup.subjects import fault_named  # brings torch, which this process needs for nothing else
 
         fault_named(fault)
-    for one in filter(None, (backend, against)):
-        if one is against and one == TRANSFORMERS:
+    for name in filter(None, (backend, against)):
+        if name is against and name == TRANSFORMERS:
             continue
-        check_address(one)
-        if ":" not in one and one not in shipped_names():
-            raise UnknownBackend(unknown(one))
+        check_address(name)
+        if ":" not in name and name not in shipped_names():
+            raise UnknownBackend(unknown(name))
     if device is not None:
-        of = next((row.device for row in SHIPPED_BACKENDS if row.name == backend), device)
-        if of != device:
-            raise click.UsageError(f"--device {device} contradicts --backend {backend}, which runs on {of}")
+        backend_device = next((row.device for row in SHIPPED_BACKENDS if row.name == backend), device)
+        if backend_device != device:
+            raise click.UsageError(f"--device {device} contradicts --backend {backend}, which runs on {backend_device}")

@@ -17,14 +17,14 @@ def doctor(probe: str | None, opening: bool, as_json: bool) -> int:
     from specverify.commands.doctor_checks import examine, healthy
 
     if probe is not None:
-        from specverify.commands.ascend_probe import probed
+        from specverify.commands.ascend_probe import probe_rows
 
-        found = probed()
+        rule_rows = probe_rows()
         if as_json:
-            write_json("-", {"probe": probe, "rules": found})
+            write_json("-", {"probe": probe, "rules": rule_rows})
         else:
-            click.echo(rows_table(f"probe {probe}", found))
-        return 1 if any(row["state"] == "struck" for row in found) else 0
+            click.echo(rows_table(f"probe {probe}", rule_rows))
+        return 1 if any(row["state"] == "struck" for row in rule_rows) else 0
     rows = examine(opening)
     if as_json:
         write_json("-", {"healthy": healthy(rows), "checks": rows})

@@ -29,7 +29,7 @@ def examine(opening: bool = False) -> list[dict[str, Any]]:
 
     If `opening`, every backend is opened, which imports its engine; otherwise its device and packages are looked for.
     """
-    hidden = {one.name: one.line for one in shadows()}
+    hidden = {shadow.name: shadow.line for shadow in shadows()}
     rows: list[dict[str, Any]] = []
     for room in ("specverify", *ROOMS):
         detail = hidden.get(room, str(ROOT / room))

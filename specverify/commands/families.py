@@ -29,19 +29,19 @@ def families() -> list[dict[str, Any]]:
     rows = [_row(name, READ[name]) for name in FAMILIES]
     shared = set.intersection(*({*row["honoured"]} for row in rows if row["honoured"]))
     for row in rows:
-        own = ", ".join(one for one in row["honoured"] if one not in shared)
-        read = f"Reads {own or 'the fields of every family'}." if row["honoured"] else "No checkpoint is read."
+        own_fields = ", ".join(field for field in row["honoured"] if field not in shared)
+        read = f"Reads {own_fields or 'the fields of every family'}." if row["honoured"] else "No checkpoint is read."
         row["sentence"] = f"{read} {row['sentence']}"
-    return [*rows, *(_unread(kind, why) for kind, why in UNREAD.items())]
+    return [*rows, *(_unread_row(kind, why) for kind, why in UNREAD.items())]
 
 
 def _row(name: str, family: OracleFamily) -> dict[str, Any]:
     fields = list(fields_read(family)) if family.model_types else []
-    refused = _refused(family) if fields else {}
+    refused = _refused_fields(family) if fields else {}
     tried = TRIED.get(name, "seeded weights alone")
     at_one_value = ", ".join(f"{field} {value}" for field, value in refused.items() if field not in REFUSED)
     able, every = _backends(name), [row.name for row in ROWS]
-    lacking = [one for one in every if one not in able]
+    lacking = [backend for backend in every if backend not in able]
     parts = [
         f"Refuses other values than {at_one_value}." if refused else "",
         f"Runs in every KV layout, on {'every backend' if not lacking else ', '.join(able)}.",
@@ -51,7 +51,7 @@ def _row(name: str, family: OracleFamily) -> dict[str, Any]:
         "name": name,
         "state": "read" if fields else "drawn alone",
         "model_types": list(family.model_types),
-        "honoured": [one for one in fields if one not in refused],
+        "honoured": [field for field in fields if field not in refused],
         "refused": refused,
         "layouts": list(KINDS),
         "backends": able,
@@ -60,7 +60,7 @@ def _row(name: str, family: OracleFamily) -> dict[str, Any]:
     }
 
 
-def _unread(kind: str, why: str) -> dict[str, Any]:
+def _unread_row(kind: str, why: str) -> dict[str, Any]:
     """The row of a model type that is not read."""
     return {
         "name": f"model_type {kind}",
@@ -75,7 +75,7 @@ def _unread(kind: str, why: str) -> dict[str, Any]:
     }
 
 
-def _refused(family: OracleFamily) -> dict[str, str]:
+def _refused_fields(family: OracleFamily) -> dict[str, str]:
     """The fields that are refused at other values than one, with that value."""
     name, computed = family.activation
     partial = {} if family.partial_rotary else {"partial_rotary_factor": "1"}

@@ -21,10 +21,10 @@ def list_(subject: str | None, as_json: bool) -> int:
     from specverify.commands.subjects import SUBJECTS, rows_of
 
     chosen = [subject] if subject else list(SUBJECTS)
-    content: Any = {one: rows_of(one) for one in chosen}
+    content: Any = {name: rows_of(name) for name in chosen}
     if as_json:
         write_json("-", content[subject] if subject else content)
         return 0
-    for one in chosen:
-        click.echo(rows_table(one, content[one]))
+    for name in chosen:
+        click.echo(rows_table(name, content[name]))
     return 0

@@ -69,17 +69,17 @@ def replay(
     result = run(file, backend, fault, models, processors, mode, against, case_timeout, memory_limit, heads)
     out = sys.stderr if "-" in (json_file, html_file) else sys.stdout
     screen = screen_of(out, os.environ)
-    told = "" if result.failure is None else f"{terminal.failure_page(result.failure, width=screen.width)}\n"
+    pages = "" if result.failure is None else f"{terminal.failure_page(result.failure, width=screen.width)}\n"
     for error in result.internal:
-        told += f"{terminal.internal_lines(error, screen.width)}\n"
-    left = label_rows(residue_rows(result.residue), screen.width) if result.residue else ""
-    print(screen.paint(f"{told}{left}{result.word}  {result.why}"), file=out)
+        pages += f"{terminal.internal_lines(error, screen.width)}\n"
+    residue = label_rows(residue_rows(result.residue), screen.width) if result.residue else ""
+    print(screen.paint(f"{pages}{residue}{result.word}  {result.why}"), file=out)
     if json_file is not None:
-        found = None if result.failure is None else record.failure_fact(result.failure)
+        finding = None if result.failure is None else record.failure_fact(result.failure)
         facts: dict[str, Any] = {
             "result": result.word,
             "why": result.why,
-            "finding": found,
+            "finding": finding,
             "emulated": result.emulated,
         }
         facts |= {"internal": [record.internal_fact(error) for error in result.internal]} if result.internal else {}

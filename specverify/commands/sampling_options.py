@@ -64,26 +64,26 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def sampling_of(model: str | None, given: dict[str, Any]) -> Sampling:
+def sampling_of(model: str | None, typed: dict[str, Any]) -> Sampling:
     """The sampling settings of the options; greedy if no option was given.
 
     Raises:
         UsageError: An option was given without --model (drawn cases draw their own settings) or without --temperature;
             or the rule is lossy for the draws, and --lossy does not say that this is meant.
     """
-    if given.get("own_settings"):
-        return _own_settings(model, given)
-    named = [f"--{name.replace('_', '-')}" for name in NAMES if given.get(name) is not None]
+    if typed.get("own_settings"):
+        return _own_settings(model, typed)
+    named = [f"--{name.replace('_', '-')}" for name in NAMES if typed.get(name) is not None]
     if named and model is None:
         raise click.UsageError(f"{named[0]} needs --model: the built-in models' cases draw their own settings")
-    if named and given.get("temperature") is None:
+    if named and typed.get("temperature") is None:
         raise click.UsageError(f"{named[0]} needs --temperature: without one, prompts are decoded greedily")
     if not named:
         return Sampling()
-    rule, draws = _rule_of(given)
+    rule, draws = _rule_of(typed)
     try:
         return Sampling(
-            given["temperature"], top_k=given["top_k"] or 0, top_p=given["top_p"] or 1.0, rule=rule, draws=draws
+            typed["temperature"], top_k=typed["top_k"] or 0, top_p=typed["top_p"] or 1.0, rule=rule, draws=draws
         )
     except Malformed as why:  # a value that click's ranges cannot refuse, such as a temperature of NaN
         raise click.UsageError(str(why)) from None
@@ -106,7 +106,7 @@ def grammar_of(model: str | None, file: str | None, library: str | None) -> Give
     return read_grammar(file, library or LIBRARIES[0])
 
 
-def _rule_of(given: dict[str, Any]) -> tuple[Rule, str]:
+def _rule_of(typed: dict[str, Any]) -> tuple[Rule, str]:
     """The acceptance rule of the options, and how a model draft names siblings.
 
     Raises:
@@ -114,32 +114,35 @@ def _rule_of(given: dict[str, Any]) -> tuple[Rule, str]:
     """
     from specverify.law.command import PUBLISHED
 
-    rule = Rule(given["rule"] or Rule().name)
-    draws = given["draws"] or PUBLISHED.get(rule.name, "without-replacement")
+    rule = Rule(typed["rule"] or Rule().name)
+    draws = typed["draws"] or PUBLISHED.get(rule.name, "without-replacement")
     # A rule that is lossy for every tree, such as typical, says so by its own promise.
-    if rule.promise.lossless and not rule.lossless(draws, draws != "with-replacement") and not given.get("lossy"):
-        keeps = [one for one in DRAWS if rule.lossless(one, one != "with-replacement")]
+    if rule.promise.lossless and not rule.lossless(draws, draws != "with-replacement") and not typed.get("lossy"):
+        lossless_draws = [
+            draws_name for draws_name in DRAWS if rule.lossless(draws_name, draws_name != "with-replacement")
+        ]
+        choices = " or ".join(lossless_draws)
         raise click.UsageError(
-            f"rule {rule.name} is lossy for siblings drawn {draws}: use --draws {' or '.join(keeps)}, or --lossy"
+            f"rule {rule.name} is lossy for siblings drawn {draws}: use --draws {choices}, or --lossy"
         )
     return rule, draws
 
 
-def _own_settings(model: str | None, given: dict[str, Any]) -> Sampling:
+def _own_settings(model: str | None, typed: dict[str, Any]) -> Sampling:
     """The settings that the checkpoint `model` states; `--rule` and `--draws` may stand beside them."""
     from specverify.checkpoints.opening import directory_of
 
     if model is None:
         raise click.UsageError("--own-settings needs --model")
-    clash = next((name for name in ("temperature", "top_k", "top_p") if given.get(name) is not None), None)
+    clash = next((name for name in ("temperature", "top_k", "top_p") if typed.get(name) is not None), None)
     if clash is not None:
         option = f"--{clash.replace('_', '-')}"
         raise click.UsageError(f"--own-settings and {option} contradict each other: give one of them")
-    rule, draws = _rule_of(given)
+    rule, draws = _rule_of(typed)
     try:
         stated = generation_settings(directory_of(model))
-        own = Sampling(**asdict(stated))
-        return own if own.greedy else replace(own, rule=rule, draws=draws)
+        settings = Sampling(**asdict(stated))
+        return settings if settings.greedy else replace(settings, rule=rule, draws=draws)
     except UnreadableCheckpoint as why:
         raise UnusableInput(str(why)) from None
     except Malformed as why:

@@ -25,18 +25,18 @@ SUBJECTS = ("backends", "layouts", "invariants", "faults", "catalogue", "models"
 def rows_of(subject: str) -> list[dict[str, Any]]:
     """The rows of one subject, as `--json` prints them."""
     # Each subject imports what it lists when it is asked: some need torch, and most do not.
-    made: dict[str, Callable[[], list[dict[str, Any]]]] = {
+    rows_by_subject: dict[str, Callable[[], list[dict[str, Any]]]] = {
         "backends": backends,
         "layouts": layouts,
         "invariants": invariants,
-        "faults": plantable,
+        "faults": plantable_faults,
         "catalogue": catalogue,
         "models": models,
         "families": _families,
         "rules": rules,
         "trees": trees,
     }
-    return made[subject]()
+    return rows_by_subject[subject]()
 
 
 def backends() -> list[dict[str, Any]]:
@@ -83,8 +83,12 @@ def invariants() -> list[dict[str, Any]]:
     from properties.invariants import EVERY_INVARIANT
 
     return [
-        {"name": one.name, "sentence": one.statement, "needs": [stage.word for stage in sorted(one.needs)]}
-        for one in EVERY_INVARIANT
+        {
+            "name": invariant.name,
+            "sentence": invariant.statement,
+            "needs": [stage.word for stage in sorted(invariant.needs)],
+        }
+        for invariant in EVERY_INVARIANT
     ]
 
 
@@ -94,28 +98,28 @@ def _families() -> list[dict[str, Any]]:
     return families()
 
 
-def plantable() -> list[dict[str, Any]]:
+def plantable_faults() -> list[dict[str, Any]]:
     """Every fault that can be planted.
 
     Faults are patches of the engine, and to import them takes seconds. The rows are kept under the digest of the files
     that they come from, so that they are made once for each version of these.
     """
     folder = Path(__file__).resolve().parents[2] / "backends" / "faults"
-    whole = hashlib.sha256()
+    digest = hashlib.sha256()
     for file in sorted(folder.rglob("*.py")):
-        whole.update(f"{file.relative_to(folder)}\0".encode() + file.read_bytes())
-    kept = LISTS / f"faults-{whole.hexdigest()[:32]}.json"
+        digest.update(f"{file.relative_to(folder)}\0".encode() + file.read_bytes())
+    cached_file = LISTS / f"faults-{digest.hexdigest()[:32]}.json"
     with suppress(OSError, ValueError):  # no such file yet, or a damaged one: the rows are made again
-        rows: list[dict[str, Any]] = json.loads(kept.read_text())
+        rows: list[dict[str, Any]] = json.loads(cached_file.read_text())
         return rows
-    made = _planted()
+    fault_rows = _fault_rows()
     with suppress(OSError):  # a place that takes no files costs the same seconds again, no more
         LISTS.mkdir(parents=True, exist_ok=True)
-        write_whole(kept, json.dumps(made).encode())
-    return made
+        write_whole(cached_file, json.dumps(fault_rows).encode())
+    return fault_rows
 
 
-def _planted() -> list[dict[str, Any]]:
+def _fault_rows() -> list[dict[str, Any]]:
     from backends import faults
 
     return [
@@ -136,7 +140,7 @@ def catalogue() -> list[dict[str, Any]]:
     """Every report of the catalogue, with the faults planted for it, or the reason why no fault can be planted."""
     from backends.faults.unplanted import REASONS_UNPLANTED, reports
 
-    faults, rows = plantable(), []
+    faults, rows = plantable_faults(), []
     for report in reports():
         # Several faults may reproduce one report.
         planted = [fault["name"] for fault in faults if fault["id"] == report.id]
@@ -158,12 +162,15 @@ def models() -> list[dict[str, Any]]:
     from properties.strategies.models import GALLERY
     from specverify.checkpoints.opening import BUILT_IN
 
-    drawn = [{"name": f"gallery:{at}", "sentence": _described(arch)} for at, arch in enumerate(GALLERY)]
-    shipped = [{"name": f"builtin:{name}", "sentence": one.words} for name, one in BUILT_IN.items()]
+    drawn = [{"name": f"gallery:{number}", "sentence": _describe(arch)} for number, arch in enumerate(GALLERY)]
+    shipped = [
+        {"name": f"builtin:{name}", "sentence": shipped_checkpoint.words}
+        for name, shipped_checkpoint in BUILT_IN.items()
+    ]
     return [*shipped, *drawn]
 
 
-def _described(arch: "Architecture") -> str:
+def _describe(arch: "Architecture") -> str:
     windows = f", windows {'/'.join(map(str, arch.windows))}" if any(arch.windows) else ""
     tied = ", tied" if arch.tied else ""
     return (
@@ -179,19 +186,19 @@ def rules() -> list[dict[str, Any]]:
     rows = []
     for name, promise in RULES.items():
         # Siblings drawn with replacement may carry the same token.
-        keeps = [draws for draws in DRAWS if Rule(name).lossless(draws, draws != "with-replacement")]
-        told = [f"Lossless for siblings by {', '.join(keeps)}." if keeps else "Lossy, as declared."]
-        told += [f"Condition: {promise.condition}."] if promise.condition else []
-        told += ["It verifies chains alone."] if promise.chains_only else []
+        lossless_for = [draws for draws in DRAWS if Rule(name).lossless(draws, draws != "with-replacement")]
+        sentences = [f"Lossless for siblings by {', '.join(lossless_for)}." if lossless_for else "Lossy, as declared."]
+        sentences += [f"Condition: {promise.condition}."] if promise.condition else []
+        sentences += ["It verifies chains alone."] if promise.chains_only else []
         rows.append(
             {
                 "name": name,
                 "state": "lossless" if promise.lossless else "lossy",
-                "lossless_for": keeps,
+                "lossless_for": lossless_for,
                 "chains_only": promise.chains_only,
                 "condition": promise.condition,
                 "source": promise.source,
-                "sentence": " ".join([promise.sentence, *told]),
+                "sentence": " ".join([promise.sentence, *sentences]),
             }
         )
     return rows
@@ -203,7 +210,11 @@ def trees() -> list[dict[str, Any]]:
     from reference.rules import DRAWS
 
     return [
-        {"name": one.name, "state": "any draws" if one.draws == DRAWS else ", ".join(one.draws), "draws": one.draws,
-         "sentence": one.proposal}
-        for one in TREE_LAWS
-    ]  # fmt: skip
+        {
+            "name": law.name,
+            "state": "any draws" if law.draws == DRAWS else ", ".join(law.draws),
+            "draws": law.draws,
+            "sentence": law.proposal,
+        }
+        for law in TREE_LAWS
+    ]

@@ -39,7 +39,7 @@ def train(
     device: str,
     threads: int,
     json_file: str | None,
-    **own: Any,
+    **options: Any,
 ) -> int:
     """Train a draft head for a checkpoint: EAGLE-3, EAGLE-1 or Medusa heads.
 
@@ -71,18 +71,18 @@ def train(
         layers=layers,
         device=device,
         threads=threads or os.cpu_count() or 1,
-        **own,
+        **options,
     )
     if json_file is not None:
         check_writable(json_file)
     from specverify.training.run import train as run
     from specverify.training.watch import page
 
-    found = run(plan)
-    if found:
-        click.echo(page(found), err=json_file == "-")
+    figures = run(plan)
+    if figures:
+        click.echo(page(figures), err=json_file == "-")
         if json_file is not None:
-            write_json(json_file, found)
+            write_json(json_file, figures)
     return 0
 
 
@@ -102,12 +102,12 @@ def vocabulary(model: str, texts: tuple[str, ...], size: int, json_file: str | N
 
     if json_file is not None:
         check_writable(json_file)
-    found = make_vocabulary(model, texts, size)
+    facts = make_vocabulary(model, texts, size)
     click.echo(
-        f"{found['file']}: {found['size']} of {found['total']} ids, {found['covered']:.2%} of {found['tokens']} tokens"
-        f" ({found['held_out']:.2%} of held-out text)",
+        f"{facts['file']}: {facts['size']} of {facts['total']} ids, {facts['covered']:.2%} of {facts['tokens']} tokens"
+        f" ({facts['held_out']:.2%} of held-out text)",
         err=json_file == "-",
     )
     if json_file is not None:
-        write_json(json_file, found)
+        write_json(json_file, facts)
     return 0

@@ -40,7 +40,7 @@ NARROWED: dict[str, dict[str, tuple[str | int, ...]]] = {
     "draft.dispatch": {"drafts": ("model",), "tree_kinds": ("dispatched",)},
     "draft.tree-top-m": {"drafts": ("model",), "tree_kinds": ("dynamic",)},
     "lossless.ranks-agree": {"ranks": (2,)},
-    "cache.recurrent-equivalence": {"families": tuple({GALLERY[at].family: None for at in RECURRENT})},
+    "cache.recurrent-equivalence": {"families": tuple({GALLERY[number].family: None for number in RECURRENT})},
 }
 """Invariants that speak of few cases: what alone is drawn of the declaration's fields, where the engine has it."""
 
@@ -53,7 +53,7 @@ OF_ANY_RUN = ("lossless.completes", "lossless.takes-part")
 
 def invariant_named(name: str) -> Invariant:
     """The invariant called `name`."""
-    return next(one for one in ALL if one.name == name)
+    return next(invariant for invariant in ALL if invariant.name == name)
 
 
 def outcomes_of(
@@ -69,7 +69,7 @@ def outcomes_of(
     invariant = invariant_named(name)
     if invariant.promise and not getattr(backend.declaration, invariant.promise):
         pytest.skip(f"{backend.name} does not promise {invariant.promise}")
-    why = undeclared(name, backend.declaration)
+    why = why_undeclared(name, backend.declaration)
     if why:
         pytest.skip(f"{backend.name} {why}")
     alone = invariant.speaks_of == "request" and not invariant.looks_at_run  # it says nothing of sessions
@@ -81,25 +81,25 @@ def outcomes_of(
         within = replace(within, **narrowed)  # type: ignore[arg-type]  # of words and numbers
     drawn = kind(backend.dtypes, layout=LAYOUTS.get(name), within=within)
 
-    def holds(case: Case) -> None:
+    def check_case(case: Case) -> None:
         outcomes.add(backend.check(case, name).outcomes[name])
 
     for times in rounds:
-        settings(how, max_examples=times * how.max_examples)(given(drawn)(holds))()
+        settings(how, max_examples=times * how.max_examples)(given(drawn)(check_case))()
         if "checked" in outcomes:
             break
     return outcomes
 
 
-def undeclared(name: str, declared: Abilities) -> str:
+def why_undeclared(name: str, declared: Abilities) -> str:
     """The field of the declaration that admits none of the values of which the invariant `name` speaks, as a reason.
 
     Empty for an invariant that speaks of cases which the engine declares. The drafts of NARROWED are one choice of
     several, so that a declaration may lack them.
     """
     for field, few in NARROWED.get(name, {}).items():
-        known = getattr(declared, field)  # None, of families alone, is all of them
-        if field != "drafts" and known is not None and not {*few} & {*known}:
+        declared_values = getattr(declared, field)  # None, of families alone, is all of them
+        if field != "drafts" and declared_values is not None and not {*few} & {*declared_values}:
             return f"declares no {field} of {', '.join(map(str, few))}, of which {name} speaks"
     return ""
 
@@ -109,10 +109,10 @@ def hold_in(backend: BackendUnderTest, dtype: str, how: settings = EXAMPLES) -> 
     if dtype not in backend.declaration.dtypes:
         pytest.skip(f"{backend.name} declares no {dtype}")
 
-    def holds(case: Case) -> None:
+    def check_case(case: Case) -> None:
         backend.check(case)
 
-    settings(how)(given(cases((dtype,), within=backend.declaration))(holds))()
+    settings(how)(given(cases((dtype,), within=backend.declaration))(check_case))()
 
 
 def judge_all(backend: BackendUnderTest, count: int, seed: int = 0) -> list[Verdict]:
@@ -130,9 +130,9 @@ def judge_all(backend: BackendUnderTest, count: int, seed: int = 0) -> list[Verd
 
     explore(seed, count, cases(backend.dtypes, within=backend.declaration), collect)
     verdicts = [backend.check(case) for case in drawn]
-    silent = [one for one in verdicts if not compared(one)]
+    silent = [verdict for verdict in verdicts if not was_compared(verdict)]
     if silent or not verdicts:
-        why = next((f": {one.unsupported}" for one in silent if one.unsupported), "")
+        why = next((f": {verdict.unsupported}" for verdict in silent if verdict.unsupported), "")
         pytest.fail(
             f"{backend.name}: {len(silent)} of {len(verdicts)} drawn cases were not compared with anything{why}",
             pytrace=False,
@@ -140,7 +140,7 @@ def judge_all(backend: BackendUnderTest, count: int, seed: int = 0) -> list[Verd
     return verdicts
 
 
-def compared(verdict: Verdict) -> bool:
+def was_compared(verdict: Verdict) -> bool:
     """Whether an invariant that reads what the run shows was checked."""
     judged = {name for name, outcome in verdict.outcomes.items() if outcome in ("checked", "failed")}
     return not judged <= set(OF_ANY_RUN)

@@ -35,8 +35,8 @@ def no_request_notices(backend: BackendUnderTest, kind: str, folder: Path) -> No
     if kind not in backend.declaration.layouts:
         pytest.skip(f"{backend.name} declares no KV layout {kind}")
     played, dtype = SessionStats(), backend.declaration.dtypes[0]
-    found = play(backend.subject, Oracle(), played, kind, dtype, sessions=4, actions=12, number=0)
-    refuse(found, folder)
+    failure = play(backend.subject, Oracle(), played, kind, dtype, sessions=4, actions=12, number=0)
+    refuse(failure, folder)
     assert played.judged == played.sessions > 0
     assert played.compared > 0
     assert played.interruptions.total() > 0

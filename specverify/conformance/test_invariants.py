@@ -19,7 +19,7 @@ def test_every_drawn_case_is_judged_and_agrees(backend: BackendUnderTest) -> Non
     assert judge_all(backend, CASES)
 
 
-@pytest.mark.parametrize("name", [one.name for one in ALL])
+@pytest.mark.parametrize("name", [invariant.name for invariant in ALL])
 def test_invariant_holds(backend: BackendUnderTest, name: str) -> None:
     """The invariant holds on every drawn case, and compares something in one of them, or says why it cannot."""
     missing = invariant_named(name).needs - backend.declaration.reveals

@@ -10,9 +10,9 @@ from properties.tally import Tally
 from specverify.agenda import lanes_of
 from specverify.campaign.campaign import Campaign, Listener
 from specverify.campaign.messages import Broken
-from specverify.fleet.journal import Told
+from specverify.fleet.journal import RunMessages
 from specverify.fleet.ray_campaign import FleetCampaign
-from specverify.fleet.ray_crew import connected, room
+from specverify.fleet.ray_crew import connect, room
 from specverify.plan import Plan
 
 
@@ -30,7 +30,9 @@ class Cluster:
     """
 
     def __init__(self, address: str, folder: Path, slices: int | None, required: tuple[str, ...]) -> None:
-        self._ray, self._slices, self._required = connected(address, folder), slices, required
+        self._ray = connect(address, folder)
+        self._slices = slices
+        self._required = required
 
     def slices(self, plan: Plan) -> int:
         """The number of slices of `plan`: a checkpoint's cases are one."""
@@ -38,15 +40,15 @@ class Cluster:
             return 1
         return min(self._slices or room(self._ray, self._device(plan)), lanes_of(plan.cases))
 
-    def judged(self, before: Told | None, plan: Plan, listener: Listener) -> tuple[Tally, int | None]:
+    def judge(self, before: RunMessages | None, plan: Plan, listener: Listener) -> tuple[Tally, int | None]:
         """Judge `plan`, behind the messages of an earlier run that was killed; the tally, and the exit code if any."""
-        made = FleetCampaign(replace(plan, jobs=self.slices(plan)), listener, self._ray, self._device(plan))
+        campaign = FleetCampaign(replace(plan, jobs=self.slices(plan)), listener, self._ray, self._device(plan))
         if before is not None:
             # A place that could not start tries again.
-            made.recall((at, message) for at, message in before.messages if not isinstance(message, Broken))
+            campaign.recall((place, message) for place, message in before.messages if not isinstance(message, Broken))
         with redirect_stdout(sys.stderr):  # Ray prints there what it has to say of lost workers
-            made.run()
-        return made.tally, made.code
+            campaign.run()
+        return campaign.tally, campaign.code
 
     def close(self) -> None:
         """Leave the cluster."""
@@ -61,9 +63,9 @@ class Cluster:
         return named if named in ("cuda", "npu") and not emulated else "cpu"
 
 
-def retold(told: Told, plan: Plan, listener: Listener) -> tuple[Tally, int | None]:
+def retell(run: RunMessages, plan: Plan, listener: Listener) -> tuple[Tally, int | None]:
     """The tally and the exit code of runs that are over."""
-    made = Campaign(plan, listener)
-    assert told.ended is not None
-    made.retell(told.messages, told.ended)
-    return made.tally, made.code
+    campaign = Campaign(plan, listener)
+    assert run.ended is not None
+    campaign.retell(run.messages, run.ended)
+    return campaign.tally, campaign.code

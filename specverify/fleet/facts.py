@@ -25,21 +25,29 @@ def to_json(value: Any) -> Any:
     if isinstance(value, Case):
         return case_to_json(value)
     if is_dataclass(value) and not isinstance(value, type):
-        return {one.name: to_json(getattr(value, one.name)) for one in fields(value) if _told(value, one)}
+        return {
+            field.name: to_json(getattr(value, field.name))
+            for field in fields(value)
+            if _differs_from_default(value, field)
+        }
     if isinstance(value, Enum):
         return int(value.value)
     if isinstance(value, np.ndarray):
-        return {"dtype": str(value.dtype), "shape": list(value.shape), "array": [to_json(one) for one in value.flat]}
+        return {
+            "dtype": str(value.dtype),
+            "shape": list(value.shape),
+            "array": [to_json(entry) for entry in value.flat],
+        }
     if isinstance(value, np.generic):
         return to_json(value.item())
     if isinstance(value, Mapping):
         if all(isinstance(key, str) for key in value):
-            return {key: to_json(one) for key, one in value.items()}
-        return [[to_json(key), to_json(one)] for key, one in value.items()]
+            return {key: to_json(item) for key, item in value.items()}
+        return [[to_json(key), to_json(item)] for key, item in value.items()]
     if isinstance(value, (set, frozenset)):
-        return sorted(to_json(one) for one in value)
+        return sorted(to_json(item) for item in value)
     if isinstance(value, (list, tuple)):
-        return [to_json(one) for one in value]
+        return [to_json(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return {"float": repr(value)}
     if value is None or isinstance(value, (bool, int, float)):
@@ -48,11 +56,11 @@ def to_json(value: Any) -> Any:
     return str(value).encode("utf-8", "backslashreplace").decode()
 
 
-def _told(value: Any, one: Any) -> bool:
+def _differs_from_default(value: Any, field: Any) -> bool:
     """Whether a field differs from its default, as most fields of most verdicts do not."""
-    here = getattr(value, one.name)
+    here = getattr(value, field.name)
     plain = here is None or isinstance(here, (bool, int, float, str, tuple, frozenset))
-    return not plain or type(here) is not type(one.default) or here != one.default
+    return not plain or type(here) is not type(field.default) or here != field.default
 
 
 def from_json(kind: type[T], content: Any) -> T:
@@ -62,10 +70,10 @@ def from_json(kind: type[T], content: Any) -> T:
         ValueError: The content is none of that type.
     """
     try:
-        made: T = _read(kind, content)
+        value: T = _read(kind, content)
     except (TypeError, KeyError, AttributeError, IndexError, ArithmeticError) as why:
         raise ValueError(f"no {kind.__name__}: {why}") from None
-    return made
+    return value
 
 
 @cache
@@ -80,20 +88,20 @@ def _read(kind: Any, content: Any) -> Any:
         return case_from_json(content)
     if isinstance(kind, type) and is_dataclass(kind):
         hints = _hints(kind)
-        return kind(**{name: _read(hints[name], one) for name, one in content.items()})
+        return kind(**{name: _read(hints[name], item) for name, item in content.items()})
     if origin in (Union, types.UnionType):
         return _one_of(inner, content)
     if origin is tuple:
         if len(inner) == 2 and inner[1] is Ellipsis:
-            return tuple(_read(inner[0], one) for one in content)
-        return tuple(_read(one, part) for one, part in zip(inner, content, strict=True))
+            return tuple(_read(inner[0], item) for item in content)
+        return tuple(_read(item_kind, part) for item_kind, part in zip(inner, content, strict=True))
     if origin is frozenset:
-        return frozenset(_read(inner[0], one) for one in content)
+        return frozenset(_read(inner[0], item) for item in content)
     if origin is list:
-        return [_read(inner[0], one) for one in content]
+        return [_read(inner[0], item) for item in content]
     if isinstance(origin, type) and issubclass(origin, Mapping):
         pairs = content.items() if isinstance(content, dict) else content
-        return {_read(inner[0], key): _read(inner[1], one) for key, one in pairs}
+        return {_read(inner[0], key): _read(inner[1], item) for key, item in pairs}
     if isinstance(kind, type) and issubclass(kind, Enum):
         return kind(content)
     if kind in (int, float, str, bool) and not isinstance(content, dict):
@@ -105,21 +113,21 @@ def _one_of(kinds: tuple[Any, ...], content: Any) -> Any:
     """The value of a union: None, or the dataclass or container among `kinds`, or a plain value."""
     if content is None:
         return None
-    made = next((one for one in kinds if is_dataclass(one) or get_origin(one) is not None), None)
-    return _plain(content) if made is None else _read(made, content)
+    container = next((kind for kind in kinds if is_dataclass(kind) or get_origin(kind) is not None), None)
+    return _plain(content) if container is None else _read(container, content)
 
 
 def _plain(content: Any) -> Any:
     """A value without an annotation: a number, a text, a list, or an array."""
     if isinstance(content, list):
-        return [_plain(one) for one in content]
+        return [_plain(item) for item in content]
     if not isinstance(content, dict):
         return content
     if set(content) == {"float"}:
         return float(content["float"])
     if set(content) == {"dtype", "shape", "array"}:
-        entries = [_plain(one) for one in content["array"]]
+        entries = [_plain(entry) for entry in content["array"]]
         array = np.array(entries, dtype=np.dtype(content["dtype"])).reshape(content["shape"])
         array.flags.writeable = False
         return array
-    return {key: _plain(one) for key, one in content.items()}
+    return {key: _plain(item) for key, item in content.items()}

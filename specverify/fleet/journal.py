@@ -80,7 +80,7 @@ class Head:
 
 
 @dataclass
-class Told:
+class RunMessages:
     """The messages of one run, on one backend and one model.
 
     Attributes:
@@ -122,7 +122,7 @@ class Writer:
         """Append a message of the worker at `place`; messages of other kinds than KINDS are passed over."""
         name = NAMES.get(type(message))
         if name is not None:
-            self._lines.append({"run": run, "place": place, name: to_json(_bounded(message))})
+            self._lines.append({"run": run, "place": place, name: to_json(_bound(message))})
 
     def close(self) -> None:
         """Close the file."""
@@ -135,7 +135,7 @@ class Journal:
 
     path: Path
     head: Head
-    runs: dict[str, Told]
+    runs: dict[str, RunMessages]
 
 
 def read(place: Path) -> Journal:
@@ -157,7 +157,7 @@ def read(place: Path) -> Journal:
         first = json.loads(lines[0])
         if not isinstance(first, dict) or first.pop("journal", None) != VERSION:
             raise UnusableInput(f"{path}: no journal of version {VERSION}, the one known here")
-        head, runs = from_json(Head, first), dict[str, Told]()
+        head, runs = from_json(Head, first), dict[str, RunMessages]()
         for line in lines[1:]:
             number += 1
             _take(runs, json.loads(line))
@@ -178,17 +178,17 @@ def unfinished(folder: Path) -> Journal | None:
 
 def _whole_lines(text: str) -> Iterator[str]:
     """The lines that end; a killed writer leaves a part of one, which may stand in the middle if it went on later."""
-    *whole, last = text.split("\n")
-    for line in whole:
+    *ended_lines, last = text.split("\n")
+    for line in ended_lines:
         if line.startswith("{") and line.endswith("}"):
             yield line
     if last.startswith("{") and last.endswith("}"):
         yield last
 
 
-def _take(runs: dict[str, Told], line: dict[str, Any]) -> None:
+def _take(runs: dict[str, RunMessages], line: dict[str, Any]) -> None:
     """Add the message of one line to its run."""
-    run, place = runs.setdefault(line.pop("run"), Told()), line.pop("place")
+    run, place = runs.setdefault(line.pop("run"), RunMessages()), line.pop("place")
     ((name, content),) = line.items()
     message: object = from_json(KINDS[name], content)
     if isinstance(message, Ended):
@@ -198,30 +198,33 @@ def _take(runs: dict[str, Told], line: dict[str, Any]) -> None:
         run.messages.append((place, message))
 
 
-def _bounded(message: object) -> object:
+def _bound(message: object) -> object:
     """The message with no more of a failure's trace than pages draw."""
     if isinstance(message, (Found, Located)):
-        return replace(message, failure=_drawn(message.failure))
+        return replace(message, failure=_bound_failure(message.failure))
     return message
 
 
-def _drawn(failure: Failure) -> Failure:
+def _bound_failure(failure: Failure) -> Failure:
     """The failure with hidden states, logits and caches of one step at most: the one of its finding."""
     trace = failure.verdict.trace
     if trace is None:
         return failure
-    at, mine = failure.finding.step, failure.finding.where.get("request", 0)
-    light, shared = _lighter(trace, -1 if mine else at), trace.shared
-    if mine and shared is not None:  # pages draw the tree of the finding's request
-        every = [_lighter(one, at) if one and number == mine else None for number, one in enumerate(shared.requests)]
+    step, request = failure.finding.step, failure.finding.where.get("request", 0)
+    light, shared = _lighten_trace(trace, -1 if request else step), trace.shared
+    if request and shared is not None:  # pages draw the tree of the finding's request
+        every = [
+            _lighten_trace(trace_of_request, step) if trace_of_request and number == request else None
+            for number, trace_of_request in enumerate(shared.requests)
+        ]
         light = replace(light, shared=replace(shared, requests=tuple(every)))
     return replace(failure, verdict=replace(failure.verdict, trace=light))
 
 
-def _lighter(trace: Trace, at: int) -> Trace:
-    """The trace with hidden states, logits and caches of step `at` alone, and of no other request."""
+def _lighten_trace(trace: Trace, step_number: int) -> Trace:
+    """The trace with hidden states, logits and caches of step `step_number` alone, and of no other request."""
     steps = tuple(
-        step if number == at and _entries(step) <= MOST_ENTRIES else _light(step)
+        step if number == step_number and _entries(step) <= MOST_ENTRIES else _lighten_step(step)
         for number, step in enumerate(trace.steps)
     )
     return Trace(steps, trace.output, trace.finish, trace.accounting, fallbacks=trace.fallbacks)
@@ -236,7 +239,7 @@ def _entries(value: Any) -> int:
     return sum(map(_entries, vars(value).values())) if is_dataclass(value) else 0
 
 
-def _light(step: Step) -> Step:
+def _lighten_step(step: Step) -> Step:
     """A step without hidden states, logits and caches."""
     committed, drafted = step.committed, step.drafted
     if committed is not None:

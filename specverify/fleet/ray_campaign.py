@@ -27,7 +27,8 @@ class FleetCampaign(Campaign):
 
     def __init__(self, plan: Plan, listener: Listener, ray: Any, device: str) -> None:
         super().__init__(plan, listener)
-        self._ray, self._device = ray, device
+        self._ray = ray
+        self._device = device
         self._falls: Counter[tuple[int, str]] = Counter()
 
     def start_crew(self, deadline: float) -> AnyCrew:
@@ -35,25 +36,26 @@ class FleetCampaign(Campaign):
         judged = [None if place.over else tuple(place.judged.elements()) for place in self.places]
         return RayCrew(self._ray, self.plan, deadline, self._device, judged)
 
-    def bury(self, at: int, place: Place, how: str) -> None:
+    def bury(self, number: int, place: Place, how: str) -> None:
         """A task was lost: start another one in its place, which goes on behind the last verdict."""
-        case, place.case = place.case, None
+        case = place.case
+        place.case = None
         # A failure that was being made smaller stays as it was drawn.
         place.provisional = False
         if self.stopping:
             place.over = True
             return
-        key = (at, "" if case is None else case.id)
+        key = (number, "" if case is None else case.id)
         self._falls[key] += 1
         if self._falls[key] >= FALLS and case is None:
             place.over = True
-            self.trouble(f"slice {at} died {FALLS} times before a case ({how}); its cases were not judged")
+            self.trouble(f"slice {number} died {FALLS} times before a case ({how}); its cases were not judged")
             self.code = 3 if self.code is None else self.code
             return
         if self._falls[key] >= FALLS and case is not None:
             place.judged[case.id] += 1
-            kept = self.listener.worker_lost(case)
-            saved = f" (saved as {kept})" if kept else ""
+            file = self.listener.worker_lost(case)
+            saved = f" (saved as {file})" if file else ""
             self.trouble(f"case {case.id}{saved} was given up: {FALLS} tasks died at it, the last by {how}")
         self.tally.replaced += 1
-        self.crew.replace(at, tuple(place.judged.elements()))
+        self.crew.replace(number, tuple(place.judged.elements()))

@@ -62,20 +62,20 @@ def own_folder() -> Iterator[Path]:
     Ray deletes the folder that it gave to the tasks of a job when the job's driver is killed; tasks of the next driver
     have the same folder, since its name is the digest of its files.
     """
-    given, path = Path.cwd(), list(sys.path)
-    with tempfile.TemporaryDirectory(prefix="specverify-task-", ignore_cleanup_errors=True) as made:
-        mine = Path(made) / given.name
-        shutil.copytree(given, mine, symlinks=True, ignore=shutil.ignore_patterns(*EXCLUDED))
-        os.chdir(mine)
-        sys.path[:] = [str(mine) if one in ("", str(given)) else one for one in path]
+    job_folder, path = Path.cwd(), list(sys.path)
+    with tempfile.TemporaryDirectory(prefix="specverify-task-", ignore_cleanup_errors=True) as temporary:
+        task_folder = Path(temporary) / job_folder.name
+        shutil.copytree(job_folder, task_folder, symlinks=True, ignore=shutil.ignore_patterns(*EXCLUDED))
+        os.chdir(task_folder)
+        sys.path[:] = [str(task_folder) if entry in ("", str(job_folder)) else entry for entry in path]
         try:
-            yield mine
+            yield task_folder
         finally:
             sys.path[:] = path
-            os.chdir(given if given.is_dir() else Path(made).parent)
+            os.chdir(job_folder if job_folder.is_dir() else Path(temporary).parent)
 
 
-def connected(address: str, folder: Path) -> Any:
+def connect(address: str, folder: Path) -> Any:
     """The module `ray`, connected to the cluster at `address`; workers see the files of `folder`.
 
     Raises:
@@ -114,13 +114,15 @@ class RayCrew:
     def __init__(
         self, ray: Any, plan: Plan, deadline: float, device: str, judged: list[tuple[str, ...] | None]
     ) -> None:
-        self._ray, self._plan, self._deadline = ray, plan, deadline
+        self._ray = ray
+        self._plan = plan
+        self._deadline = deadline
         # Ray starts no task of ours again by itself: the cases that are judged need not be judged twice.
         self._task = ray.remote(max_retries=0, num_returns="streaming", **SHARES[device])(slice_messages)
         self._streams: dict[Any, int] = {}
-        for at, done in enumerate(judged):
-            if done is not None:
-                self.replace(at, done)
+        for number, done_cases in enumerate(judged):
+            if done_cases is not None:
+                self.replace(number, done_cases)
 
     def messages(self, timeout: float) -> Iterator[tuple[int, object]]:
         """Messages that arrive within `timeout` seconds; `Died` where a task, its worker or its node is lost."""
@@ -130,7 +132,7 @@ class RayCrew:
             return
         ready, _ = self._ray.wait(streams, num_returns=1, timeout=timeout)
         for stream in ready:
-            at = self._streams[stream]
+            number = self._streams[stream]
             try:
                 message: object = self._ray.get(next(stream))
             except StopIteration:
@@ -142,18 +144,18 @@ class RayCrew:
                 message = Died(cut(f"{type(why).__name__}: {at_fault}", 200))
             if isinstance(message, (Done, Broken, Died)):
                 del self._streams[stream]
-            yield at, message
+            yield number, message
 
     def tell(self, word: str) -> None:
         """End every task: the orders of a fleet's campaign ask for no more than that."""
         for stream in list(self._streams):
             self._ray.cancel(stream, force=True)
 
-    def replace(self, at: int, judged: tuple[str, ...]) -> None:
-        """Start a task for the slice at `at`, without the cases `judged`."""
-        plan = replace(self._plan.slice(at), jobs=1)
-        left = self._deadline - time.monotonic()
-        self._streams[self._task.remote(plan, left, judged)] = at
+    def replace(self, number: int, judged: tuple[str, ...]) -> None:
+        """Start a task for the slice at `number`, without the cases `judged`."""
+        plan = replace(self._plan.slice(number), jobs=1)
+        remaining_s = self._deadline - time.monotonic()
+        self._streams[self._task.remote(plan, remaining_s, judged)] = number
 
     def end(self) -> None:
         """End every task that is left."""

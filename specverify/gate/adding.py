@@ -43,43 +43,45 @@ def entry_from(
     name = backend or saved.backend
     if saved.invariant is None or name is None:
         raise UnusableInput(f"{file}: holds a case and no finding: give a bundle that `specverify gate` wrote")
-    again = replay(str(file), _opened(name, backend, allowed), None)
+    again = replay(str(file), _allowed_backend(name, backend, allowed), None)
     if again.word == "UNJUDGED":
         raise MissingInput(f"{file}: {again.why}: a failure that cannot be seen cannot be known")
     if again.failure is None:
         raise UnusableInput(f"{file}: {again.why} now: there is no failure to know")
     main = signature(again.failure.finding)
-    others = dict.fromkeys(signature(one) for one in again.failure.verdict.findings)
+    signatures = dict.fromkeys(signature(finding) for finding in again.failure.verdict.findings)
     case = saved.case
     as_here = {"layout": case.layout.kind, "draft": case.draft.TAG, "dtype": case.dtype}
     only = {field: as_here[field] for field in NARROW if field in narrow}
-    known = KnownFailure(file.stem, main, tuple(one for one in others if one != main), **only)
+    known_failure = KnownFailure(
+        file.stem, main, tuple(other_signature for other_signature in signatures if other_signature != main), **only
+    )
     copy = ledger.parent / ledger.stem / file.name
     try:
         copy.parent.mkdir(parents=True, exist_ok=True)
         write_whole(copy, file.read_bytes())
     except OSError as why:
         raise Unwritable.from_os_error(copy, why) from None
-    return Entry(name, known, bundle=f"{ledger.stem}/{file.name}", **facts)
+    return Entry(name, known_failure, bundle=f"{ledger.stem}/{file.name}", **facts)
 
 
-def tried(file: Path, entry: Entry, allowed: tuple[str, ...]) -> tuple[str, str]:
+def try_entry(file: Path, entry: Entry, allowed: tuple[str, ...]) -> tuple[str, str]:
     """FIXED, FAILS or UNJUDGED for a known failure, whose bundle is `file`, with the reason."""
-    again: ReplayResult = replay(str(file), _opened(entry.backend, None, allowed), None)
+    again: ReplayResult = replay(str(file), _allowed_backend(entry.backend, None, allowed), None)
     if again.word == "UNJUDGED":
         return UNJUDGED, again.why
     if again.failure is None:
         return FIXED, again.why
-    met = without_known_findings(again.failure.verdict, (entry.known,)).known
-    return FAILS, "it fails as before" if met else f"its bundle fails otherwise now: {again.why}"
+    known_names = without_known_findings(again.failure.verdict, (entry.known_failure,)).known
+    return FAILS, "it fails as before" if known_names else f"its bundle fails otherwise now: {again.why}"
 
 
-def _opened(name: str, asked: str | None, allowed: tuple[str, ...]) -> str:
+def _allowed_backend(name: str, option_backend: str | None, allowed: tuple[str, ...]) -> str:
     """The backend `name`, if the user named it: by an option, by the profile, or as one that is ours.
 
     Raises:
         UnusableInput: It is code that only a file names.
     """
-    if ":" in name and asked is None and name not in allowed:
+    if ":" in name and option_backend is None and name not in allowed:
         raise UnusableInput(f"{name} is code that a file names: give it with --backend, or in the profile")
     return name

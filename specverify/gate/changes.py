@@ -39,6 +39,6 @@ def _git(folder: Path, *words: str) -> str:
     except subprocess.TimeoutExpired:
         raise MissingInput(f"--changed-since: git {words[0]} took more than {GIT_S} s") from None
     if ended.returncode:
-        said = cut(ended.stderr.strip() or f"exit code {ended.returncode}", 160)
-        raise UnusableInput(f"--changed-since: git {words[0]}: {said}")
+        message = cut(ended.stderr.strip() or f"exit code {ended.returncode}", 160)
+        raise UnusableInput(f"--changed-since: git {words[0]}: {message}")
     return ended.stdout

@@ -83,13 +83,13 @@ def gate(
             click.echo(line)
         return 0
     profile = profiles.load(file if file is not None else profiles.find(Path.cwd().relative_to(Path.cwd())))
-    asked = {"cases": cases, "time_budget": time_budget, "jobs": jobs}
-    profile = replace(profile, **{name: value for name, value in asked.items() if value is not None})  # type: ignore[arg-type]
+    changes = {"cases": cases, "time_budget": time_budget, "jobs": jobs}
+    profile = replace(profile, **{name: value for name, value in changes.items() if value is not None})  # type: ignore[arg-type]
     check_names(profile, fault)
     check_apart({"--json": json_file, "--html": html_file})
     for written in filter(None, (json_file, html_file)):
         check_writable(written)
-    from specverify.gate.reporting import carried_out
+    from specverify.gate.reporting import run_and_report
 
     if merge != bool(folders):
         raise click.UsageError(
@@ -103,7 +103,7 @@ def gate(
     wishes = Wishes(backends, seed, _shard(shard), changed_since, fault, ray, shards)
     folder = report if report is not None else profile.folder / profile.reports
     out = sys.stderr if "-" in (json_file, html_file) else sys.stdout
-    return carried_out(profile, wishes, folder, json_file, out, os.environ, html_file, verbose, merged)
+    return run_and_report(profile, wishes, folder, json_file, out, os.environ, html_file, verbose, merged)
 
 
 def check_names(profile: "Profile", fault: str | None) -> None:
@@ -120,12 +120,12 @@ def check_names(profile: "Profile", fault: str | None) -> None:
     check_globs((*profile.invariants, *profile.floors.reached))
     for layout in profile.layouts:
         check_layout(layout, profile.backends if len(profile.layouts) == 1 else ())
-    for one in (*profile.backends, *filter(None, (profile.against,))):
-        if one == profile.against == TRANSFORMERS:
+    for name in (*profile.backends, *filter(None, (profile.against,))):
+        if name == profile.against == TRANSFORMERS:
             continue
-        check_address(one)
-        if ":" not in one and one not in shipped_names():
-            raise UnknownBackend(unknown(one))
+        check_address(name)
+        if ":" not in name and name not in shipped_names():
+            raise UnknownBackend(unknown(name))
     admit(profile.processors)
     if fault is not None:
         from specverify.setup.subjects import fault_named  # brings torch, which this process needs for nothing else

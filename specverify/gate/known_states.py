@@ -32,21 +32,21 @@ class KnownStates:
 
     def _state(self, entry: Entry) -> KnownState:
         """The state of a known failure after all runs."""
-        seen = sum(run.tally.known[entry.name] for run in self.result.runs if run.backend == entry.backend)
-        state, why = self._told(entry, seen)
+        num_seen = sum(run.tally.known[entry.name] for run in self.result.runs if run.backend == entry.backend)
+        state, why = self._state_and_reason(entry, num_seen)
         until = "" if entry.until is None else entry.until.isoformat()
-        return KnownState(entry.known, entry.backend, state, seen, entry.reason, entry.issue, until, why)
+        return KnownState(entry.known_failure, entry.backend, state, num_seen, entry.reason, entry.issue, until, why)
 
-    def _told(self, entry: Entry, seen: int) -> tuple[str, str]:
-        """State and sentence of a known failure that `seen` cases of the run showed."""
+    def _state_and_reason(self, entry: Entry, num_seen: int) -> tuple[str, str]:
+        """State and sentence of a known failure that `num_seen` cases of the run showed."""
         if entry.backend not in self.backends:
             return ELSEWHERE, f"{entry.backend} is not among the backends of this run"
-        if entry.expired():
+        if entry.is_expired():
             return EXPIRED, f"it was accepted until {entry.until}: mend it, or renew the entry"
         verdict = self.watched.get((entry.backend, self.saved.entries[entry.name].case.id))
-        name = entry.known.main.invariant
+        name = entry.known_failure.main.invariant
         if verdict is None:
-            return (SEEN, "") if seen else self._untried(entry)
+            return (SEEN, "") if num_seen else self._reason_untried(entry)
         if entry.name in verdict.known:
             return SEEN, ""
         outcome = verdict.outcomes.get(name)
@@ -56,7 +56,7 @@ class KnownStates:
             return STALE, "its bundle agrees now: `specverify ledger prune` removes the entry"
         return UNJUDGED, f"{name} is {(outcome or 'not asked').replace('_', ' ')} on its bundle here"
 
-    def _untried(self, entry: Entry) -> tuple[str, str]:
+    def _reason_untried(self, entry: Entry) -> tuple[str, str]:
         case = self.saved.entries[entry.name].case.id
         runs = [run for run in self.result.runs if run.backend == entry.backend and run.model is None]
         passed = next((run.tally.passed[case] for run in runs if case in run.tally.passed), None)

@@ -54,7 +54,7 @@ def add(
         facts: dict[str, Any] = {"reason": reason, "issue": issue, "until": until.date() if until else None}
         allowed = profile.backends if profile is not None else ()
         entry = entry_from(bundle, place, backend, allowed, narrow, facts)
-        entries = [one for one in entries if one.name != entry.name] + [entry]
+        entries = [other_entry for other_entry in entries if other_entry.name != entry.name] + [entry]
         ledgers.save(place, entries)
         click.echo(f"{place}: {_line(entry)}")
     return 0
@@ -69,7 +69,7 @@ def list_(file: Path | None) -> int:
     _, place = _places(file)
     entries = ledgers.load(place)
     for entry in entries:
-        expired = "  EXPIRED" if entry.expired() else ""
+        expired = "  EXPIRED" if entry.is_expired() else ""
         click.echo(f"{_line(entry)}{expired}")
     click.echo(f"{len(entries)} known failures in {place}")
     return 0
@@ -81,23 +81,24 @@ def list_(file: Path | None) -> int:
 def prune(dry_run: bool, file: Path | None) -> int:
     """Run the bundle of every known failure, and remove those that agree now."""
     from specverify.gate import ledger as ledgers
-    from specverify.gate.adding import FIXED, UNJUDGED, tried
+    from specverify.gate.adding import FIXED, UNJUDGED, try_entry
 
     profile, place = _places(file)
-    kept, unknown = [], False
+    kept_entries = []
+    unknown = False
     for entry in ledgers.load(place):
         bundle = ledgers.bundle_file(place, entry)
-        word, why = tried(bundle, entry, profile.backends if profile is not None else ())
+        word, why = try_entry(bundle, entry, profile.backends if profile is not None else ())
         unknown |= word == UNJUDGED
         if word != FIXED:
-            kept.append(entry)
+            kept_entries.append(entry)
             click.echo(f"kept     {_line(entry)}: {why}")
             continue
         click.echo(f"{'fixed' if dry_run else 'removed':8} {_line(entry)}")
         if not dry_run:
             bundle.unlink(missing_ok=True)
     if not dry_run:
-        ledgers.save(place, kept)
+        ledgers.save(place, kept_entries)
     return 3 if unknown else 0
 
 
@@ -127,5 +128,5 @@ def _line(entry: "Entry") -> str:
 
     until = f", until {entry.until}" if entry.until else ""
     issue = f", {cut(entry.issue, 120)}" if entry.issue else ""
-    main = cut(str(entry.known.main), 160)
+    main = cut(str(entry.known_failure.main), 160)
     return f"{cut(entry.name, 40)}  {cut(entry.backend, 80)}  {main}  ({cut(entry.reason, 120)}{issue}{until})"

@@ -10,7 +10,7 @@ from reports.progress import Progress
 from reports.writing import Unwritable
 from specverify.campaign.messages import Opened
 from specverify.campaign.recorder import Recorder
-from specverify.gate.memory import Remembered
+from specverify.gate.memory import RememberedBundles
 from specverify.plan import Plan
 
 
@@ -31,13 +31,15 @@ class Listener(Recorder):
         folder: Path,
         lines: record.Lines,
         progress: Progress,
-        remembered: Remembered,
+        remembered: RememberedBundles,
         ids: set[str],
         keep: Callable[[int, object], None] = lambda place, message: None,
     ) -> None:
         super().__init__(plan, folder, lines, progress)
         self._journal = keep
-        self._remembered, self._keeps, self._watch = remembered, plan.fault is None, ids
+        self._remembered = remembered
+        self._keeps_failures = plan.fault is None
+        self._watch = ids
         self.ids: list[str] = []
         self.watched: dict[str, Verdict] = {}
         self.devices: set[str] = set()
@@ -65,7 +67,7 @@ class Listener(Recorder):
     def failure_found(self, failure: Failure, before: Failure | None) -> tuple[Failure, str | None]:
         """See `specverify.campaign.campaign.Listener`."""
         saved, why = super().failure_found(failure, before)
-        if saved.file is not None and self._keeps:
+        if saved.file is not None and self._keeps_failures:
             unkept = self._remembered.keep(Path(saved.file))
             if unkept is not None and unkept not in self._remembered.notes:
                 self._remembered.notes.append(unkept)

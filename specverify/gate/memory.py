@@ -65,8 +65,8 @@ class Folder:
 
     def _latest(self) -> list[Path]:
         # Below the folder too: an artefact of CI may be unpacked into a folder of its own.
-        found = [file for file in self._folder.rglob("*.json") if NAME.fullmatch(file.name) and file.is_file()]
-        return sorted(found, key=lambda file: (-file.stat().st_mtime, str(file)))
+        files = [file for file in self._folder.rglob("*.json") if NAME.fullmatch(file.name) and file.is_file()]
+        return sorted(files, key=lambda file: (-file.stat().st_mtime, str(file)))
 
 
 class ReadOnly:
@@ -114,8 +114,8 @@ class Redis:
         """
         try:
             keys = sorted(self._client.scan_iter(f"{PREFIX}*", count=500))
-            kept = sorted(keys, key=lambda key: -self._client.ttl(key))[:MOST]
-            for key in kept:
+            latest_keys = sorted(keys, key=lambda key: -self._client.ttl(key))[:MOST]
+            for key in latest_keys:
                 content = self._client.get(key)
                 if content is not None:  # it may have expired since
                     yield f"{self._address} {key.decode(errors='replace')}", content
@@ -130,7 +130,7 @@ class Redis:
             raise OSError(f"{self._address}: {cut(str(why), 160)}") from None
 
 
-def opened(place: str, folder: Path) -> Memory:
+def open_memory(place: str, folder: Path) -> Memory:
     """The memory at `place`: a Redis server, or a folder, which is relative to `folder`.
 
     Raises:
@@ -139,7 +139,7 @@ def opened(place: str, folder: Path) -> Memory:
     return Redis(place) if place.startswith(REDIS) else Folder(folder / place)
 
 
-class Remembered:
+class RememberedBundles:
     """The bundles of several memories, each case once, as files that a replay can name.
 
     Attributes:
@@ -150,34 +150,34 @@ class Remembered:
     def __init__(self, memories: list[Memory], folder: Path) -> None:
         self._memories = memories
         self._folder = folder
-        self.found: list[tuple[Path, bundle.Bundle]] = []
+        self.saved_bundles: list[tuple[Path, bundle.Bundle]] = []
         self.notes: list[str] = []
-        seen: set[str] = set()
+        case_ids: set[str] = set()
         for memory in memories:
-            self._read(memory, seen)
+            self._read(memory, case_ids)
 
-    def _read(self, memory: Memory, seen: set[str]) -> None:
+    def _read(self, memory: Memory, case_ids: set[str]) -> None:
         try:
             for name, content in memory.bundles():
-                self._take(name, content, seen)
+                self._take(name, content, case_ids)
         except OSError as why:
             self.notes.append(f"memory not tried: {cut(str(why), 200)}")
 
-    def _take(self, name: str, content: Path | bytes, seen: set[str]) -> None:
+    def _take(self, name: str, content: Path | bytes, case_ids: set[str]) -> None:
         try:
-            file = content if isinstance(content, Path) else self._fetched(name, content)
+            file = content if isinstance(content, Path) else self._fetch(name, content)
             saved = bundle.load(file)
         except (bundle.Unreadable, Unwritable) as why:
             self.notes.append(f"bundle not tried: {why}")
             return
-        if saved.case.id in seen:
+        if saved.case.id in case_ids:
             return
-        seen.add(saved.case.id)
+        case_ids.add(saved.case.id)
         # A planted fault is no fault of the engine: its bundle would only be told as fixed.
         if saved.fault is None:
-            self.found.append((file, saved))
+            self.saved_bundles.append((file, saved))
 
-    def _fetched(self, name: str, content: bytes) -> Path:
+    def _fetch(self, name: str, content: bytes) -> Path:
         """The content of a remote bundle as a file of the reports' folder."""
         self._folder.mkdir(parents=True, exist_ok=True)
         stem = re.sub(r"[^0-9a-f]", "", name.rpartition(":")[2])[:12] or "unnamed"

@@ -127,7 +127,7 @@ class Wishes:
     slices: int | None = None
 
 
-def chosen(profile: Profile, wishes: Wishes) -> tuple[str, ...]:
+def chosen_backends(profile: Profile, wishes: Wishes) -> tuple[str, ...]:
     """The backends to run, in the order of the profile."""
     strange = next((name for name in wishes.backends if name not in profile.backends), None)
     if strange is not None:
@@ -182,12 +182,14 @@ def load(file: Path) -> Profile:
         content = _tools(content).get("specverify")
         if content is None:
             raise UnusableInput(f"{file}: it has no table [tool.specverify]")
-    complaint = next(iter(sorted(_complaints(content), key=lambda one: list(map(str, one.absolute_path)))), None)
+    complaint = next(
+        iter(sorted(_complaints(content), key=lambda complaint: list(map(str, complaint.absolute_path)))), None
+    )
     if complaint is not None:
-        raise UnusableInput(f"{file}: {_told(complaint)}")
-    settings = {_word(key): _frozen(value) for key, value in content.items()}
+        raise UnusableInput(f"{file}: {_complaint_line(complaint)}")
+    settings = {_word(key): _freeze(value) for key, value in content.items()}
     settings["floors"] = Floors(**_settings(content.get("floors", {})))
-    settings["models"] = tuple(OnModel(**_settings(one)) for one in content.get("models", []))
+    settings["models"] = tuple(OnModel(**_settings(table)) for table in content.get("models", []))
     profile = Profile(file=file, **settings)
     if not profile.seeds and not profile.fresh_seed:
         raise UnusableInput(f"{file}: seeds is empty and fresh-seed is false: there is nothing to draw from")
@@ -202,43 +204,45 @@ def _tools(content: dict[str, Any]) -> dict[str, Any]:
 def _complaints(content: Any) -> Iterable[ValidationError]:
     # JSON knows no dates: TOML's become texts here, which no key of a profile takes for a number.
     plain = json.loads(json.dumps(content, default=str))
-    found: Iterable[ValidationError] = Draft202012Validator(schema()).iter_errors(plain)
-    return found
+    complaints: Iterable[ValidationError] = Draft202012Validator(schema()).iter_errors(plain)
+    return complaints
 
 
-def _told(complaint: ValidationError) -> str:
+def _complaint_line(complaint: ValidationError) -> str:
     """One complaint of the schema in words: the key, and the nearest name for an unknown one."""
-    at = "".join(f"[{one}]" if isinstance(one, int) else f".{one}" for one in complaint.absolute_path).lstrip(".")
+    place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in complaint.absolute_path).lstrip(
+        "."
+    )
     if complaint.validator == "additionalProperties":
-        known = sorted(complaint.schema["properties"])
-        unknown = next(key for key in complaint.instance if key not in known)
-        return f"{_key(at, unknown)}: no such key; {nearest(unknown, known)}"
+        known_keys = sorted(complaint.schema["properties"])
+        unknown = next(key for key in complaint.instance if key not in known_keys)
+        return f"{_key(place, unknown)}: no such key; {nearest(unknown, known_keys)}"
     if complaint.validator == "required":
         missing = next(key for key in complaint.validator_value if key not in complaint.instance)
-        return f"{_key(at, missing)}: missing"
+        return f"{_key(place, missing)}: missing"
     if complaint.validator == "enum":
         value = str(complaint.instance)
-        return f"{at}: {cut(value, 40)!r}: {nearest(value, [str(one) for one in complaint.validator_value])}"
-    return f"{at or 'the profile'}: {cut(complaint.message, 160)}"
+        return f"{place}: {cut(value, 40)!r}: {nearest(value, [str(value) for value in complaint.validator_value])}"
+    return f"{place or 'the profile'}: {cut(complaint.message, 160)}"
 
 
-def _key(at: str, key: str) -> str:
-    return cut(f"{at}.{key}" if at else key, 80)
+def _key(place: str, key: str) -> str:
+    return cut(f"{place}.{key}" if place else key, 80)
 
 
-def nearest(name: str, known: list[str]) -> str:
-    """A remark that names the `known` name nearest to `name`, or all of them if none is near."""
-    near = difflib.get_close_matches(name, known, 1, 0.6)
-    return f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
+def nearest(name: str, known_names: list[str]) -> str:
+    """A remark that names the `known_names` name nearest to `name`, or all of them if none is near."""
+    near = difflib.get_close_matches(name, known_names, 1, 0.6)
+    return f"did you mean {near[0]}?" if near else f"known are {', '.join(known_names)}"
 
 
 def _settings(table: dict[str, Any]) -> dict[str, Any]:
-    return {_word(key): _frozen(value) for key, value in table.items()}
+    return {_word(key): _freeze(value) for key, value in table.items()}
 
 
 def _word(key: str) -> str:
     return key.replace("-", "_")
 
 
-def _frozen(value: Any) -> Any:
+def _freeze(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value

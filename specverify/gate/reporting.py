@@ -25,7 +25,7 @@ STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
 """The variable of GitHub that names the file to which a step adds its summary."""
 
 
-def carried_out(
+def run_and_report(
     profile: Profile,
     wishes: Wishes,
     folder: Path,
@@ -62,16 +62,16 @@ def carried_out(
         if merged:
             result = Gate(profile, replace(wishes, seed=one_head(merged).fresh), folder).merge(merged)
         else:
-            made = Gate(profile, wishes, folder)
-            print(f"specverify gate: {page.seeds_line(made.result)}", file=sys.stderr)  # noqa: T201
-            result = made.run()
+            gate = Gate(profile, wishes, folder)
+            print(f"specverify gate: {page.seeds_line(gate.result)}", file=sys.stderr)  # noqa: T201
+            result = gate.run()
         screen = screen_of(out, variables)
         text = screen.paint(page.gate_output(result, screen.width, verbose))
         # Words of engines must not be taken for commands of the workflow.
         print(annotations.wall_off(text) if github else text, file=out)
         if github:
             print(annotations.annotations(result, root_of(variables)), end="", file=out)
-        unwritten = _written(result, folder, json_file, html_file, variables)
+        unwritten = _write_reports(result, folder, json_file, html_file, variables)
     for line in unwritten:
         print(f"specverify: {line}", file=sys.stderr)  # noqa: T201
     return 3 if unwritten and result.exit_code == 0 else result.exit_code
@@ -82,7 +82,7 @@ def root_of(variables: Mapping[str, str]) -> Path:
     return Path(variables.get("GITHUB_WORKSPACE") or variables.get("CI_PROJECT_DIR") or ".")
 
 
-def _written(
+def _write_reports(
     result: GateResult, folder: Path, json_file: str | None, html_file: str | None, variables: Mapping[str, str]
 ) -> list[str]:
     """Write every report; a line for each that could not be written."""
@@ -94,12 +94,12 @@ def _written(
     contents = (as_json, summary.encode(), junit_suites.gate_junit(result), quality, scanning, html)
     files = [(str(folder / name), content) for name, content in zip(FILES, contents, strict=True)]
     files += [(file, content) for file, content in ((json_file, as_json), (html_file, html)) if file]
-    unwritten = [_whole(file, content) for file, content in files]
+    unwritten = [_write_whole(file, content) for file, content in files]
     step = variables.get(STEP_SUMMARY)
-    return [*filter(None, unwritten), *filter(None, [_appended(step, summary) if step else None])]
+    return [*filter(None, unwritten), *filter(None, [_append(step, summary) if step else None])]
 
 
-def _whole(file: str, content: bytes) -> str | None:
+def _write_whole(file: str, content: bytes) -> str | None:
     try:
         writing.write_whole(file, content)
     except writing.Unwritable as why:
@@ -107,7 +107,7 @@ def _whole(file: str, content: bytes) -> str | None:
     return None
 
 
-def _appended(file: str, text: str) -> str | None:
+def _append(file: str, text: str) -> str | None:
     """Add `text` to the summary of a step, to which other commands add too."""
     try:
         with Path(file).open("a", encoding="utf-8") as summary:

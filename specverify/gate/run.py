@@ -20,7 +20,7 @@ from specverify import __version__
 from specverify.agenda import Agenda, lanes_of
 from specverify.campaign import campaign
 from specverify.campaign.messages import Ended
-from specverify.fleet.cluster import Cluster, retold
+from specverify.fleet.cluster import Cluster, retell
 from specverify.fleet.facts import to_json
 from specverify.fleet.journal import GATE, Head, Journal, Writer, unfinished
 from specverify.fleet.shards import missing, one_head, one_run
@@ -30,8 +30,8 @@ from specverify.gate.known_states import KnownStates
 from specverify.gate.ledger import Entry
 from specverify.gate.ledger import load as ledger_of
 from specverify.gate.listener import Listener
-from specverify.gate.memory import ReadOnly, Remembered, opened
-from specverify.gate.profile import Floors, OnModel, Profile, Wishes, check_models, chosen
+from specverify.gate.memory import ReadOnly, RememberedBundles, open_memory
+from specverify.gate.profile import Floors, OnModel, Profile, Wishes, check_models, chosen_backends
 from specverify.gate.saved_cases import SavedCases, saved_cases
 from specverify.plan import Plan, default_cases, default_dtypes, default_jobs
 from specverify.setup.errors import MissingInput, UnusableInput
@@ -67,16 +67,19 @@ class Gate:
     """
 
     def __init__(self, profile: Profile, wishes: Wishes, folder: Path) -> None:
-        asked, before = wishes, None if wishes.ray is None else unfinished(folder)
+        first_wishes = wishes
+        before = None if wishes.ray is None else unfinished(folder)
         if before is not None and wishes.seed is None:
             wishes = replace(wishes, seed=before.head.fresh)  # the killed gate's new seed, with which it goes on
-        self._profile, self._wishes, self._folder = profile, wishes, folder
-        self._backends = chosen(profile, wishes)
+        self._profile = profile
+        self._wishes = wishes
+        self._folder = folder
+        self._backends = chosen_backends(profile, wishes)
         check_models(profile, self._backends)
         self.ledger: list[Entry] = [] if profile.ledger_file is None else ledger_of(profile.ledger_file)
-        own = [] if profile.memory is None else [opened(profile.memory, profile.folder)]
-        sources = [ReadOnly(opened(name, profile.folder)) for name in profile.memory_sources]
-        self._remembered = Remembered([*own, *sources], folder / "memory")
+        own_memories = [] if profile.memory is None else [open_memory(profile.memory, profile.folder)]
+        sources = [ReadOnly(open_memory(name, profile.folder)) for name in profile.memory_sources]
+        self._remembered = RememberedBundles([*own_memories, *sources], folder / "memory")
         self._saved: SavedCases = saved_cases(profile, self.ledger, self._remembered)
         self.result = GateResult(shard=wishes.shard)
         self._seeds()
@@ -85,27 +88,27 @@ class Gate:
             if wishes.shard[1] > lanes_of(self._cases(backend)):
                 count = lanes_of(self._cases(backend))
                 raise UnusableInput(f"--shard: {self._cases(backend)} cases of {backend} make at most {count} shards")
-        self._cluster = None if wishes.ray is None else self._opened_cluster(wishes.ray, before)
+        self._cluster = None if wishes.ray is None else self._open_cluster(wishes.ray, before)
         self._before = before if before is not None and before.head == self.head else None
         if self._before is not None:
-            self._goes_on(self._before)
+            self._resume(self._before)
         elif before is not None:  # of another gate: this one has a new seed of its own
-            self._wishes = asked
+            self._wishes = first_wishes
             self._seeds()
         self._devices: set[str] = set()
         self._watched: dict[tuple[str, str], Verdict] = {}
 
-    def _opened_cluster(self, address: str, before: Journal | None) -> Cluster:
+    def _open_cluster(self, address: str, before: Journal | None) -> Cluster:
         """The cluster that judges the cases, in as many slices as before unless told otherwise."""
         slices = self._wishes.slices
         if slices is None and before is not None:
             slices = max(before.head.slices, default=None)
         return Cluster(address, self._profile.folder, slices, self._profile.devices)
 
-    def _goes_on(self, before: Journal) -> None:
+    def _resume(self, before: Journal) -> None:
         """Take the saved cases that the killed gate had: what the memory got since then is tried by the next one."""
-        self._saved.shared = [one for one in self._saved.shared if one.case.id in before.head.saved]
-        judged = sum(len(told.verdicts) for told in before.runs.values())
+        self._saved.shared = [saved for saved in self._saved.shared if saved.case.id in before.head.saved]
+        judged = sum(len(run.verdicts) for run in before.runs.values())
         self.result.notes.append(f"went on behind {judged} cases of a gate that was killed: {before.path}")
 
     def _seeds(self) -> None:
@@ -148,19 +151,19 @@ class Gate:
         journal = Writer(self._folder, self.head, goes_on=self._before is not None)
         try:
             for name, backend, model in self._pairs:
-                if self._interrupted:
+                if self._is_interrupted:
                     self.result.complaints.append(f"{backend} did not run: interrupted")
                     continue
                 plan = self._plan(backend, model)
-                told = earlier.get(name)
-                if told is not None and told.ended is not None and told.ended.interrupted is None:
+                earlier_run = earlier.get(name)
+                if earlier_run is not None and earlier_run.ended is not None and earlier_run.ended.interrupted is None:
                     plan = replace(plan, jobs=1 if self._cluster is None else self._cluster.slices(plan))
-                    self.result.runs.append(self._judge(plan, model, partial(retold, told)))
+                    self.result.runs.append(self._judge(plan, model, partial(retell, earlier_run)))
                     continue
-                run_plan = campaign.run if self._cluster is None else partial(self._cluster.judged, told)
+                run_plan = campaign.run if self._cluster is None else partial(self._cluster.judge, earlier_run)
                 self.result.runs.append(self._judge(plan, model, run_plan, partial(journal.add, name)))
             self.result.seconds = time.monotonic() - began
-            if not self._interrupted:
+            if not self._is_interrupted:
                 journal.add(GATE, 0, Ended(self.result.seconds, 0))
         except Unwritable as why:
             self.result.complaints.append(str(why))
@@ -168,7 +171,7 @@ class Gate:
             journal.close()
             if self._cluster is not None:
                 self._cluster.close()
-        return self._concluded()
+        return self._conclude()
 
     def merge(self, journals: list[Journal]) -> GateResult:
         """Make the result that the shards of `journals` have together.
@@ -182,31 +185,34 @@ class Gate:
             )
         self.result.complaints += missing(journals)
         for name, backend, model in self._pairs:
-            told, places = one_run(journals, name)
+            run, places = one_run(journals, name)
             plan = replace(self._plan(backend, model), jobs=places)
-            self.result.runs.append(self._judge(plan, model, partial(retold, told)))
+            self.result.runs.append(self._judge(plan, model, partial(retell, run)))
             self.result.seconds = max(self.result.seconds, self.result.runs[-1].tally.seconds)
-        return self._concluded()
+        return self._conclude()
 
     @property
     def head(self) -> Head:
         """The first line of the gate's journal."""
         profile = self._profile
-        deciding = [self._backends, self._wishes.fault, [self._cases(one) for one in self._backends]]
+        deciding = [self._backends, self._wishes.fault, [self._cases(backend) for backend in self._backends]]
         deciding += [getattr(profile, name) for name in DECIDING]
         digest = hashlib.sha256(as_json(to_json(deciding)).encode()).hexdigest()[:12]
         result = self.result
         slices = [] if self._cluster is None else [self._cluster.slices(self._plan(*pair[1:])) for pair in self._pairs]
-        saved = tuple(one.case.id for one in self._saved.shared)
+        saved = tuple(saved.case.id for saved in self._saved.shared)
         return Head(__version__, result.seeds, result.fresh, self._wishes.shard, digest, tuple(slices), saved)
 
     @property
     def _pairs(self) -> list[tuple[str, str, OnModel | None]]:
         """Every backend, alone and on each checkpoint of the profile, with the name of its run in the journal."""
-        models = [("", None), *((f" on {at}: {one.model}", one) for at, one in enumerate(self._profile.models, 1))]
+        models = [
+            ("", None),
+            *((f" on {number}: {model.model}", model) for number, model in enumerate(self._profile.models, 1)),
+        ]
         return [(f"{backend}{name}", backend, model) for backend in self._backends for name, model in models]
 
-    def _concluded(self) -> GateResult:
+    def _conclude(self) -> GateResult:
         """Add what only all runs show: the known failures, required devices, notes."""
         if self._wishes.shard[1] > 1 and self._profile.floors != Floors():
             self.result.notes.append("floors hold for all shards together: `specverify gate --merge` applies them")
@@ -219,7 +225,7 @@ class Gate:
         return self.result
 
     @property
-    def _interrupted(self) -> bool:
+    def _is_interrupted(self) -> bool:
         return any((run.tally.stopped or "").startswith("interrupted") for run in self.result.runs)
 
     def _require_devices(self) -> None:
@@ -229,19 +235,19 @@ class Gate:
             MissingInput: There is such a device.
         """
         devices = {row.name: row.device for row in ROWS if not row.emulated}
-        ours = {devices.get(backend) for backend in self._backends}
+        our_devices = {devices.get(backend) for backend in self._backends}
         unknown = any(backend not in {row.name for row in ROWS} for backend in self._backends)
-        missing = next((one for one in self._profile.devices if one not in ours and not unknown), None)
+        missing = next((device for device in self._profile.devices if device not in our_devices and not unknown), None)
         if missing is not None:
             raise MissingInput(f"required device {missing}: none of {', '.join(self._backends)} runs on it")
 
     def _plan(self, backend: str, model: OnModel | None) -> Plan:
         profile = self._profile
-        known = tuple(entry.known for entry in self.ledger if entry.backend == backend)
+        known_failures = tuple(entry.known_failure for entry in self.ledger if entry.backend == backend)
         number, count = self._wishes.shard
-        saved = self._saved.of(backend, self.ledger) if model is None else ()
+        saved = self._saved.cases_of(backend, self.ledger) if model is None else ()
         layouts = profile.layouts
-        agenda = Agenda(saved, self.result.seeds, layouts, known, number - 1, count)
+        agenda = Agenda(saved, self.result.seeds, layouts, known_failures, number - 1, count)
         plan = Plan(
             backend=backend,
             against=profile.against,
@@ -278,7 +284,7 @@ class Gate:
         )
 
     def _judge(
-        self, plan: Plan, model: OnModel | None, run_plan: RunPlan, keep: Keep = lambda at, said: None
+        self, plan: Plan, model: OnModel | None, run_plan: RunPlan, keep: Keep = lambda place, message: None
     ) -> GateRun:
         """Have `run_plan` judge one run, record it, and hand each message to `keep`."""
         backend = plan.backend
@@ -289,7 +295,7 @@ class Gate:
             listener = Listener(plan, self._folder, lines, progress, self._remembered, ids, keep)
             tally, code = run_plan(plan, listener)
         self._devices |= listener.devices
-        self._watched |= {(backend, at): verdict for at, verdict in listener.watched.items()}
+        self._watched |= {(backend, case_id): verdict for case_id, verdict in listener.watched.items()}
         drawn = hashlib.sha256("\n".join(sorted(listener.ids)).encode()).hexdigest()[:12]
         run = GateRun(backend, plan.model, tally, code, drawn=drawn)
         if model is None and self._wishes.shard[1] == 1:

@@ -7,7 +7,7 @@ from reference.architecture import Checkpoint
 from reports import bundle
 from specverify.agenda import Saved
 from specverify.gate.ledger import Entry, bundle_file
-from specverify.gate.memory import Remembered
+from specverify.gate.memory import RememberedBundles
 from specverify.gate.profile import Profile
 from specverify.setup.errors import UnusableInput
 
@@ -24,32 +24,32 @@ class SavedCases:
     shared: list[Saved] = field(default_factory=list)
     entries: dict[str, Saved] = field(default_factory=dict)
 
-    def of(self, backend: str, ledger: list[Entry]) -> tuple[Saved, ...]:
+    def cases_of(self, backend: str, ledger: list[Entry]) -> tuple[Saved, ...]:
         """The cases of `backend`, each once: its known failures first."""
-        own = [self.entries[entry.name] for entry in ledger if entry.backend == backend]
+        known_cases = [self.entries[entry.name] for entry in ledger if entry.backend == backend]
         first: dict[str, Saved] = {}
-        for saved in (*own, *self.shared):
+        for saved in (*known_cases, *self.shared):
             first.setdefault(saved.case.id, saved)
         return tuple(first.values())
 
 
-def saved_cases(profile: Profile, ledger: list[Entry], remembered: Remembered) -> SavedCases:
+def saved_cases(profile: Profile, ledger: list[Entry], remembered: RememberedBundles) -> SavedCases:
     """Read every saved case of a profile.
 
     Raises:
         UnusableInput: A bundle of the ledger or a file of the corpus cannot be read or judged, or a folder is absent.
     """
-    made = SavedCases()
+    cases = SavedCases()
     for entry in ledger:
         assert profile.ledger_file is not None
         saved = _read(bundle_file(profile.ledger_file, entry))
         if isinstance(saved.case.model, Checkpoint):
             raise UnusableInput(f"known failure {entry.name}: its bundle stands on a checkpoint; built-in models only")
-        made.entries[entry.name] = Saved(saved.case, entry.known.main.invariant)
-    made.shared += [Saved(saved.case, saved.invariant) for _, saved in remembered.found]
+        cases.entries[entry.name] = Saved(saved.case, entry.known_failure.main.invariant)
+    cases.shared += [Saved(saved.case, saved.invariant) for _, saved in remembered.saved_bundles]
     for name in profile.corpus:
-        made.shared += [Saved(saved.case, saved.invariant) for saved in map(_read, _files(profile, name))]
-    return made
+        cases.shared += [Saved(saved.case, saved.invariant) for saved in map(_read, _files(profile, name))]
+    return cases
 
 
 def _read(file: Path) -> bundle.Bundle:
@@ -64,7 +64,7 @@ def _files(profile: Profile, name: str) -> list[Path]:
     place = profile.folder / name
     if place.is_file():
         return [place]
-    found = sorted(place.rglob("*.json")) if place.is_dir() else []
-    if not found:
+    files = sorted(place.rglob("*.json")) if place.is_dir() else []
+    if not files:
         raise UnusableInput(f"{profile.file}: corpus: {name} holds no case file (*.json)")
-    return found
+    return files

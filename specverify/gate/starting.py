@@ -174,7 +174,7 @@ speculation:                    # applies floors; a shard that is missing is no 
 PLACES = {"github": Path(".github/workflows/speculation.yml"), "gitlab": Path(".gitlab-ci.yml")}
 """The CI file of each service."""
 
-BESIDE = Path("speculation.gitlab-ci.yml")
+INCLUDED_FILE = Path("speculation.gitlab-ci.yml")
 """The file that is written where .gitlab-ci.yml stands already."""
 
 
@@ -195,7 +195,7 @@ def start(folder: Path, service: str, shards: int = 1) -> list[str]:
     """
     place = PLACES[service]
     if service == "gitlab" and (folder / place).exists():
-        place = BESIDE
+        place = INCLUDED_FILE
     if (folder / place).exists():
         raise UnusableInput(f"{place} is there already: nothing was written")
     lines = []
@@ -208,8 +208,8 @@ def start(folder: Path, service: str, shards: int = 1) -> list[str]:
     (folder / place).parent.mkdir(parents=True, exist_ok=True)
     write_whole(folder / place, ci_file(service, shards).encode())
     lines.append(f"wrote {place}: put the path of specverify in place of path/to/specverify")
-    if place == BESIDE:
-        lines.append(f"add to .gitlab-ci.yml: include: [{{local: {BESIDE}}}]")
+    if place == INCLUDED_FILE:
+        lines.append(f"add to .gitlab-ci.yml: include: [{{local: {INCLUDED_FILE}}}]")
     return [*lines, "run it here first: specverify gate"]
 
 

@@ -36,7 +36,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     return content
 
 
-def quoted(text: str) -> str:
+def quote(text: str) -> str:
     r"""`text` as a basic string of TOML.
 
     >>> print(quoted('a "b"\n'))

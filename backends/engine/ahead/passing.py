@@ -23,22 +23,23 @@ class HandOverServer(Server):
 
     def _hand_over(self, number: int) -> None:
         """Send the request as a packet, from which it enters again; it stays where no page is free for it twice."""
-        old, hand_over = self.requests[number], self._seams.hand_over
-        lease = self._lease(old.case, ())
-        if not self._room(lease, len(old.tokens)):
+        departing = self.requests[number]
+        hand_over = self._seams.hand_over
+        lease = self._lease(departing.case, ())
+        if not self._room(lease, len(departing.tokens)):
             self._arena.give_back(lease)
             return
-        with naming_stage(old):
-            old.stage = Stage.COMMITTED
-            arrived = hand_over.unpack(self._deliver(old, number), self._expected(old, number))
-            draft = self._draft(old.case, lease, arrived.draft_steps)
-            new = self._seams.request(old.case, self._target, lease, draft, self._seams)
-            new.bare = old.bare
-            new.prompt_logprobs = old.prompt_logprobs
-            new.carry_on(arrived, old.steps, hand_over)
-        new.hops = old.hops + 1
-        self._arena.give_back(old.lease)
-        self.requests[number] = new
+        with naming_stage(departing):
+            departing.stage = Stage.COMMITTED
+            arrived = hand_over.unpack(self._deliver(departing, number), self._expected(departing, number))
+            draft = self._draft(departing.case, lease, arrived.draft_steps)
+            arriving = self._seams.request(departing.case, self._target, lease, draft, self._seams)
+            arriving.bare = departing.bare
+            arriving.prompt_logprobs = departing.prompt_logprobs
+            arriving.carry_on(arrived, departing.steps, hand_over)
+        arriving.hops = departing.hops + 1
+        self._arena.give_back(departing.lease)
+        self.requests[number] = arriving
 
     def _deliver(self, request: Request, number: int) -> bytes:
         """The packet of the request where it arrives."""

@@ -117,7 +117,9 @@ class OverlapServer(HandOverServer):
         for part, request, pages in zip(parts, batch, page_tables, strict=True):
             self._futures.put(part.place, part.verdict.accepted)
             request.tokens.append(part.place.placeholder)
-            place, inputs, written = part.place, _read_tokens(request, part), _written_pages(request, part)
+            place = part.place
+            inputs = _read_tokens(request, part)
+            written = _written_pages(request, part)
             self.events.append(Event("launched", self._action, place.number, place.frame, inputs, pages, written))
         self._last = Frame(parts, wait)
         self._frames.append(self._last)
@@ -210,7 +212,8 @@ def _page_table(lease: CacheLease) -> tuple[int, ...]:
 
 def _read_tokens(request: Request, part: LaunchedRow) -> tuple[int, ...]:
     """The tokens that the device has read: the output before the step, and the tree."""
-    context, tree = part.verdict.step.context, part.verdict.block.proposal.tree
+    context = part.verdict.step.context
+    tree = part.verdict.block.proposal.tree
     return (*context[len(request.case.prompt) :], *tree.token)
 
 

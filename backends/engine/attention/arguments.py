@@ -46,13 +46,13 @@ ARGUMENT_MEANINGS = {
 """The meaning of some arguments that the engine does not compute, for the message that refuses them."""
 
 
-def refuse_unknown(module: nn.Module, named: dict[str, Any]) -> None:
-    """Refuse every argument in `named` that would change attention and that the engine does not compute.
+def refuse_unknown(module: nn.Module, named_arguments: dict[str, Any]) -> None:
+    """Refuse every argument in `named_arguments` that would change attention and that the engine does not compute.
 
     Raises:
         Unsupported: with the class of `module` and the name of the argument.
     """
-    for name, value in named.items():
+    for name, value in named_arguments.items():
         if value is None or name in INERT:
             continue
         if name in INERT_VALUES and value == INERT_VALUES[name][0]:

@@ -117,18 +117,19 @@ def pack(visible: Tensor, prefix: Tensor, ends: Tensor | None = None) -> Compact
     Raises:
         ValueError: if a row does not see an unbroken run up to the end of the prefix, or a block is too wide.
     """
-    mask, lengths = visible[:, 0], prefix.to(visible.device)
+    mask = visible[:, 0]
+    lengths = prefix.to(visible.device)
     column = torch.arange(mask.shape[-1], device=mask.device)
     if ends is not None:
         if bool((ends < lengths).any()):
             raise ValueError(f"prefixes of {prefix.tolist()} columns in pages that hold {ends.tolist()}")
         mask = mask & (column < ends[:, None])[:, None]
-    before = column < lengths[:, None]
-    run = mask & before[:, None]
+    in_prefix = column < lengths[:, None]
+    run = mask & in_prefix[:, None]
     # If the visible columns are one run up to the prefix's end, their number says where the run begins.
     first = lengths[:, None] - run.sum(-1)
-    broken = (run != (before[:, None] & (column >= first[..., None]))).any(-1)
-    last = torch.where(mask.any(1) & ~before, column + 1, 0).amax(-1)
+    broken = (run != (in_prefix[:, None] & (column >= first[..., None]))).any(-1)
+    last = torch.where(mask.any(1) & ~in_prefix, column + 1, 0).amax(-1)
     widths = (last - lengths).clamp(min=0)
     part = (first > 0).any(-1)
     # One transfer to the host for all facts of all lanes: each would wait for the device.
@@ -163,7 +164,8 @@ def check(query: Tensor, columns: AttentionInputs) -> None:
         ValueError: naming the first error.
     """
     lanes, heads, rows, dim = query.shape
-    visible, prefix = columns.visible, columns.prefix
+    visible = columns.visible
+    prefix = columns.prefix
     key, value = columns.key, columns.value
     if columns.paging is not None:
         key, value = columns.paging.key_cells, columns.paging.value_cells
@@ -197,7 +199,9 @@ def check(query: Tensor, columns: AttentionInputs) -> None:
 
 
 def _check_table(paging: Paging, lanes: int) -> None:
-    table, lengths, pages = paging.table, paging.lengths, paging.key_cells.shape[0]
+    table = paging.table
+    lengths = paging.lengths
+    pages = paging.key_cells.shape[0]
     for name, tensor, dims in (("block table", table, 2), ("lengths", lengths, 1)):
         if tensor.dtype != torch.int32 or tensor.dim() != dims or tensor.shape[0] != lanes:
             raise ValueError(f"the {name} is {tensor.dtype} {list(tensor.shape)}, not int32 with {lanes} lanes")

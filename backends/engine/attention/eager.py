@@ -24,10 +24,10 @@ def eager(query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
     if columns.cap:
         scores = torch.tanh(scores / columns.cap) * columns.cap
     scores = scores.masked_fill(~columns.visible, float("-inf"))
-    wide = torch.float32 if query.dtype in (torch.bfloat16, torch.float16) else query.dtype
+    softmax_dtype = torch.float32 if query.dtype in (torch.bfloat16, torch.float16) else query.dtype
     if columns.sinks is not None:
         # One column more, whose share of the softmax is dropped.
         sink_scores = columns.sinks.to(scores.dtype).view(1, -1, 1, 1).expand(*scores.shape[:-1], 1)
         scores = torch.cat([scores, sink_scores], -1)
-        return torch.softmax(scores, -1, dtype=wide)[..., :-1].to(query.dtype) @ value
-    return torch.softmax(scores, -1, dtype=wide).to(query.dtype) @ value
+        return torch.softmax(scores, -1, dtype=softmax_dtype)[..., :-1].to(query.dtype) @ value
+    return torch.softmax(scores, -1, dtype=softmax_dtype).to(query.dtype) @ value

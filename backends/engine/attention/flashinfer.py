@@ -82,8 +82,8 @@ class FlashInfer:
             q_data_type=query.dtype,
         )
         flat = query.transpose(1, 2).reshape(lanes * rows, heads, dim)
-        mixed = self.wrapper.run(flat, (pages.key_cells.contiguous(), pages.value_cells.contiguous()))
-        return mixed.view(lanes, rows, heads, dim).transpose(1, 2).masked_fill(blind[:, None, :, None], 0)
+        output = self.wrapper.run(flat, (pages.key_cells.contiguous(), pages.value_cells.contiguous()))
+        return output.view(lanes, rows, heads, dim).transpose(1, 2).masked_fill(blind[:, None, :, None], 0)
 
 
 def _ends(counts: list[int], device: torch.device) -> Tensor:

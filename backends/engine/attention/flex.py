@@ -72,8 +72,8 @@ class Flex:
         if columns.sinks is not None:
             if self.compiled:
                 columns.announce("compiled FlexAttention is not asked for the log-sum-exps that sinks need")
-            mixed, sums = _with_sums(tensors, arguments)
-            return shared_with_sinks(mixed, sums, columns.sinks)
+            output, sums = _with_sums(tensors, arguments)
+            return shared_with_sinks(output, sums, columns.sinks)
         if not self.compiled:
             return _stepwise(tensors, arguments)
         family = (query.dtype, query.device.type, *query.shape, *columns.key.shape[1:3])
@@ -118,35 +118,35 @@ def _failure_text(error: Exception) -> str:
     return f"FlexAttention did not compile: {cause[:120]}"
 
 
-def shared_with_sinks(mixed: Tensor, sums: Tensor, sinks: Tensor) -> Tensor:
+def shared_with_sinks(output: Tensor, sums: Tensor, sinks: Tensor) -> Tensor:
     """Attention [B, H, T, D] after each head's sink has taken its share of the softmax.
 
     The columns keep exp(lse) / (exp(lse) + exp(sink)) of it.
 
     Args:
-        mixed: The attention without sinks, [B, H, T, D].
+        output: The attention without sinks, [B, H, T, D].
         sums: The log-sum-exp of each row's scores, [B, H, T].
         sinks: [H].
     """
     share = torch.sigmoid(sums - sinks.to(sums.dtype)[:, None])[..., None]
-    return (mixed.to(sums.dtype) * share).to(mixed.dtype)
+    return (output.to(sums.dtype) * share).to(output.dtype)
 
 
 def _with_sums(tensors: tuple[Tensor, Tensor, Tensor], arguments: dict[str, Any]) -> tuple[Tensor, Tensor]:
     """Attention, and the log-sum-exps of its scores, float32 or float64."""
     with _plain_operations():
         if hasattr(flex, "AuxRequest"):
-            mixed, auxiliary = flex.flex_attention(*tensors, **arguments, return_aux=flex.AuxRequest(lse=True))
-            return mixed, auxiliary.lse
+            output, auxiliary = flex.flex_attention(*tensors, **arguments, return_aux=flex.AuxRequest(lse=True))
+            return output, auxiliary.lse
         # torch 2.6 to 2.8 know `return_lse` alone, which later versions warn about.
-        mixed, sums = flex.flex_attention(*tensors, **arguments, return_lse=True)
-        return mixed, sums
+        output, sums = flex.flex_attention(*tensors, **arguments, return_lse=True)
+        return output, sums
 
 
 def _stepwise(tensors: tuple[Tensor, Tensor, Tensor], arguments: dict[str, Any]) -> Tensor:
     with _plain_operations():
-        mixed: Tensor = flex.flex_attention(*tensors, **arguments)
-    return mixed
+        output: Tensor = flex.flex_attention(*tensors, **arguments)
+    return output
 
 
 @contextmanager
@@ -156,11 +156,11 @@ def _plain_operations() -> Iterator[None]:
     Without this switch, torch traces FlexAttention anew for every shape (0.3 to 0.6 s), gives up after its limit of
     recompilations, and warns that nothing is fused, which is known here.
     """
-    before = getattr(flex, STEPWISE, None)
-    if before is not None:  # a torch without the switch runs as it is
+    switch_before = getattr(flex, STEPWISE, None)
+    if switch_before is not None:  # a torch without the switch runs as it is
         setattr(flex, STEPWISE, True)
     try:
         yield
     finally:
-        if before is not None:
-            setattr(flex, STEPWISE, before)
+        if switch_before is not None:
+            setattr(flex, STEPWISE, switch_before)

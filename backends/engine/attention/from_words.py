@@ -56,13 +56,15 @@ def pack_lanes(lanes: list[Lane], device: torch.device) -> Compact:
         num_rows = len(lane.words.first)
         begin = (lane.words.first - lane.dropped).clamp(min=0)
         first.append(torch.nn.functional.pad(begin, (0, rows - num_rows), value=lane.prefix))
-        wide = torch.nn.functional.pad(lane.words.bits, (0, words - lane.words.bits.shape[1], 0, rows - num_rows))
+        lane_bits = torch.nn.functional.pad(lane.words.bits, (0, words - lane.words.bits.shape[1], 0, rows - num_rows))
         if lane.spare and lane.alone:
             place = lane.width - lane.prefix + torch.arange(rows - num_rows, device=device)
             mark = torch.arange(words, device=device) == (place // WORD)[:, None]
             # A shift by 31 of an int32 is the word whose sign alone is set.
-            wide[num_rows:] = torch.where(mark, (torch.ones_like(place, dtype=torch.int32) << place % WORD)[:, None], 0)
-        bits.append(wide)
+            lane_bits[num_rows:] = torch.where(
+                mark, (torch.ones_like(place, dtype=torch.int32) << place % WORD)[:, None], 0
+            )
+        bits.append(lane_bits)
     facts = [[lane.prefix, lane.block] for lane in lanes]
     counts = torch.tensor(facts, dtype=torch.int32).to(device, non_blocking=True)
     return Compact(

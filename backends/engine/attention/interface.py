@@ -30,11 +30,11 @@ _PASSED_ARGUMENTS: ContextVar[tuple[Attend, "BatchCache", list[Reach]]] = Contex
 @contextmanager
 def pass_arguments(attend: Attend, lanes: "BatchCache", reaches: list[Reach]) -> Iterator[None]:
     """Inside the `with`, the forward of this thread has these for layers that hand no arguments on to attention."""
-    before = _PASSED_ARGUMENTS.set((attend, lanes, reaches))
+    token = _PASSED_ARGUMENTS.set((attend, lanes, reaches))
     try:
         yield
     finally:
-        _PASSED_ARGUMENTS.reset(before)
+        _PASSED_ARGUMENTS.reset(token)
 
 
 def through_interface(
@@ -51,7 +51,7 @@ def through_interface(
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
-    **named: Any,
+    **other_arguments: Any,
 ) -> tuple[Tensor, None]:
     """Run `attend` in one layer; transformers calls this function with the keys and values of `lanes.update`.
 
@@ -69,11 +69,11 @@ def through_interface(
     """
     if attend is None or lanes is None or reaches is None:
         attend, lanes, reaches = _PASSED_ARGUMENTS.get()
-    refuse_unknown(module, named)
+    refuse_unknown(module, other_arguments)
     refuse_other_mask(module, attention_mask)
     temperature = getattr(module, "temperature", None)
     if temperature is not None:
-        query = temperature(query, named.get("position_ids") if logical is None else logical)
+        query = temperature(query, other_arguments.get("position_ids") if logical is None else logical)
     layer = module.layer_idx
     assert isinstance(layer, int)
     refuse_other_window(module, layer, sliding_window, reaches[layer])
@@ -85,9 +85,9 @@ def through_interface(
     absorbed = getattr(module, "absorbed", None)
     if absorbed is not None and lanes.latent:
         columns = replace(columns, absorbed=absorbed)
-    mixed = attend(query, columns, scaling)
+    output = attend(query, columns, scaling)
     # transformers expects [B, T, H, D], and weights, which only output_attentions asks for.
-    return mixed.transpose(1, 2).contiguous(), None
+    return output.transpose(1, 2).contiguous(), None
 
 
 def _unchanged_mask(attention_mask: Tensor | None = None, **_: Any) -> Tensor | None:

@@ -30,9 +30,9 @@ class Absorption:
         nope = self.module.qk_nope_head_dim
         return torch.cat([query[..., :nope] @ self._halves()[0], query[..., nope:]], -1)
 
-    def values(self, mixed: Tensor) -> Tensor:
+    def values(self, latent_output: Tensor) -> Tensor:
         """Mixed latent vectors [B, H, T, rank] as the output of attention, [B, H, T, value_dim]."""
-        return mixed @ self._halves()[1].transpose(-1, -2)
+        return latent_output @ self._halves()[1].transpose(-1, -2)
 
     def _halves(self) -> tuple[Tensor, Tensor]:
         """The projections of keys [H, nope, rank] and of values [H, value_dim, rank]."""

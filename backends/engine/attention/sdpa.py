@@ -58,8 +58,8 @@ class Sdpa:
         if torch._fused_sdp_choice(query, key, value, attn_mask=mask) == SDPBackend.MATH.value:
             dtype = str(query.dtype).removeprefix("torch.")
             columns.announce(f"SDPA has no fused kernel for {dtype}, head_dim {query.shape[-1]}: torch runs it as math")
-        mixed = torch.nn.functional.scaled_dot_product_attention(
+        output = torch.nn.functional.scaled_dot_product_attention(
             query, key, value, attn_mask=mask, scale=self.scale(scaling)
         )
         # Older kernels return NaN for a row without columns, and the next layer's keys would carry NaN to other rows.
-        return mixed.masked_fill(~columns.visible.any(-1, keepdim=True), 0)
+        return output.masked_fill(~columns.visible.any(-1, keepdim=True), 0)

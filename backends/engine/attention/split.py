@@ -86,9 +86,9 @@ def merge(parts: list[Partial]) -> Tensor:
     top = sums.amax(0)
     weights = (sums - top.masked_fill(top == float("-inf"), 0.0)).exp_()
     total = weights.sum(0)
-    mixed = sum((out * weight[..., None] for (out, _), weight in zip(parts, weights, strict=True)), start=0.0)
-    assert isinstance(mixed, Tensor)
-    return mixed / total.masked_fill(total == 0, 1.0)[..., None]
+    output = sum((part * weight[..., None] for (part, _), weight in zip(parts, weights, strict=True)), start=0.0)
+    assert isinstance(output, Tensor)
+    return output / total.masked_fill(total == 0, 1.0)[..., None]
 
 
 @dataclass(frozen=True)
@@ -130,11 +130,12 @@ class Split:
         return out
 
     def _lane(self, query: Tensor, columns: AttentionInputs, lane: int, packed: Compact, scaling: float) -> Tensor:
-        prefix, block = self.prefix_keys(columns, lane, packed), self.block_keys(columns, lane, packed)
+        prefix = self.prefix_keys(columns, lane, packed)
+        block = self.block_keys(columns, lane, packed)
         kv_heads = prefix[0].shape[0]
         groups = query.shape[0] // kv_heads
-        wide = query.to(torch.promote_types(query.dtype, torch.float32))
-        rows = wide.reshape(kv_heads, groups * query.shape[1], query.shape[2])
+        wide_query = query.to(torch.promote_types(query.dtype, torch.float32))
+        rows = wide_query.reshape(kv_heads, groups * query.shape[1], query.shape[2])
         # Rows that all see the whole prefix need no mask over it.
         part = ~packed.prefix_rows(lane).repeat(groups, 1) if packed.lanes[lane][2] else None
         over_prefix = self.partial(rows, prefix, part, scaling)

@@ -61,9 +61,14 @@ def plan_for_gpu(query: Tensor, kv_heads: int, packed: Compact) -> Plan:
     # Wide heads get smaller tiles: a tile of keys holds tile * head_dim numbers.
     lanes, heads, rows, dim = query.shape
     flat = heads // kv_heads * rows
-    small = query.dtype == torch.float32
-    tile = (32 if dim <= 128 else 16) if small else (64 if dim <= 128 else 32)
-    height = min(power_of_two(flat), 32 if small else 128 if dim <= 128 else 64)
+    is_float32 = query.dtype == torch.float32
+    if is_float32:
+        tile = 32 if dim <= 128 else 16
+        most_rows = 32
+    else:
+        tile = 64 if dim <= 128 else 32
+        most_rows = 128 if dim <= 128 else 64
+    height = min(power_of_two(flat), most_rows)
     programs = lanes * kv_heads * -(-flat // height)
     busy = 2 * torch.cuda.get_device_properties(query.device).multi_processor_count
     splits = min(busy // programs, packed.longest // (8 * tile), 64)
@@ -83,7 +88,8 @@ def pages_of(columns: AttentionInputs) -> Paging:
 
 def merge_by(kernel: Kernel, parts: Tensor, sums: Tensor, out: Tensor) -> None:
     """Merge `parts` float32 [S, B, H, T, D] by `sums` float32 [S, B, H, T] into `out` [B, H, T, D]."""
-    count, dim = sums[0].numel(), out.shape[-1]
+    count = sums[0].numel()
+    dim = out.shape[-1]
     rows = 16 if out.is_cuda else min(power_of_two(count), 1024)
     kernel[(-(-count // rows),)](
         parts, sums, out, count, PARTS=len(parts), DIM=dim, WIDE=power_of_two(dim), ROWS=rows, num_warps=4
@@ -136,7 +142,8 @@ class TritonTree:
         if keys.stride() != values.stride():  # the kernel is given one set of strides for both
             keys, values = keys.contiguous(), values.contiguous()
         out = torch.empty((lanes, heads, rows, dim), dtype=query.dtype, device=query.device)
-        parts, sums = out, packed.first  # without splits `sums` is not written: any tensor serves as the argument
+        parts = out
+        sums = packed.first  # without splits `sums` is not written: any tensor serves as the argument
         if plan.splits:
             parts = torch.empty((plan.splits + 1, *out.shape), dtype=torch.float32, device=out.device)
             sums = torch.empty(parts.shape[:-1], dtype=torch.float32, device=out.device)

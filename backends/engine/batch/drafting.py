@@ -63,13 +63,18 @@ def draft_together(batch: list[Request], runner: LevelRunner, naming: Naming) ->
                 drafting[number] = drafting_request
             else:
                 request.lower(request.draft.propose(*arguments), chance)
-    while waiting := {
-        number: drafting_request for number, drafting_request in drafting.items() if drafting_request.level is not None
-    }:
+    waiting = _with_waiting_level(drafting)
+    while waiting:
         for scores in _level_scores_by_model(waiting, runner, naming):
             for number, request_scores in scores.items():
                 with naming(waiting[number].request):
                     waiting[number].fill_level(request_scores)
+        waiting = _with_waiting_level(drafting)
+
+
+def _with_waiting_level(drafting: dict[int, DraftingRequest]) -> dict[int, DraftingRequest]:
+    """The requests whose trees have a level to be scored."""
+    return {number: request for number, request in drafting.items() if request.level is not None}
 
 
 def _level_scores_by_model(

@@ -24,12 +24,14 @@ class Buffers:
         outputs: [lanes, rows, ...]; None before the first forward.
     """
 
-    def __init__(self, lanes: int, rows: int, like: LaneRows) -> None:
+    def __init__(self, lanes: int, rows: int, example: LaneRows) -> None:
         self.tokens, self.positions = (torch.full((lanes, rows), POISON) for _ in range(2))
         self.lengths, self.slots = (torch.full((lanes,), POISON) for _ in range(2))
         self.hidden_states: Tensor | None = None
-        if like.hidden_states is not None:
-            self.hidden_states = like.hidden_states.new_full((lanes, rows, *like.hidden_states.shape[1:]), torch.nan)
+        if example.hidden_states is not None:
+            self.hidden_states = example.hidden_states.new_full(
+                (lanes, rows, *example.hidden_states.shape[1:]), torch.nan
+            )
         self.outputs: Tensor | None = None
 
     def fill(self, lanes: list[LaneRows], numbers: list[int], size: int) -> None:
@@ -52,14 +54,19 @@ class Buffers:
     def put(self, row: int, lane: LaneRows, number: int) -> None:
         """Copy the level of request `number` into lane `row`."""
         rows = len(lane.tokens)
-        self.tokens[row, :rows], self.positions[row, :rows] = lane.tokens, lane.positions
-        self.lengths[row], self.slots[row] = lane.cache.length + lane.cache.rows, number
+        self.tokens[row, :rows] = lane.tokens
+        self.positions[row, :rows] = lane.positions
+        self.lengths[row] = lane.cache.length + lane.cache.rows
+        self.slots[row] = number
         if self.hidden_states is not None and lane.hidden_states is not None:
             self.hidden_states[row, :rows] = lane.hidden_states
 
     def pad(self, row: int, rows: int) -> None:
         """Make lane `row` one that can be run and changes nothing: it writes to no request's cache."""
-        self.tokens[row, :rows], self.positions[row, :rows], self.lengths[row], self.slots[row] = 0, 0, 0, 0
+        self.tokens[row, :rows] = 0
+        self.positions[row, :rows] = 0
+        self.lengths[row] = 0
+        self.slots[row] = 0
         if self.hidden_states is not None:
             self.hidden_states[row, :rows] = 0
 

@@ -65,7 +65,9 @@ class Trash:
     """
 
     def __init__(self, live: Callable[[], list[KvCache]]) -> None:
-        self.length, self.most_rows, self.layers = 0, 0, 0
+        self.length = 0
+        self.most_rows = 0
+        self.layers = 0
         self.live = live
         self.rows = 0
         self.latent = False
@@ -74,7 +76,8 @@ class Trash:
 
     def open(self, rows: int) -> None:
         """See `KvCache`; rows of an earlier forward are forgotten."""
-        self.rows, self.latent = rows, self.live()[0].latent  # all caches of a batch are of one layout
+        self.rows = rows
+        self.latent = self.live()[0].latent  # all caches of a batch are of one layout
         self._now = {}
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:

@@ -67,7 +67,8 @@ class LevelRunner:
         self, model: LaneModel, lanes: dict[int, LaneRows], attend: Attend, batch: type[BatchCache]
     ) -> dict[int, Tensor]:
         """The outputs [R, ...] of the levels `lanes`, each by the number of its request in the step, from 1 on."""
-        numbers, rows = list(lanes), list(lanes.values())
+        numbers = list(lanes)
+        rows = list(lanes.values())
         size = self.parts.size(len(rows), self.parts.sizes)
         self._live = [lane.cache for lane in rows]
         if size is None:
@@ -85,14 +86,15 @@ class LevelRunner:
             for number, lane in zip(numbers, lanes_by_request, strict=True)
         }
 
-    def _buffers(self, model: LaneModel, like: LaneRows) -> Buffers:
+    def _buffers(self, model: LaneModel, example: LaneRows) -> Buffers:
         if id(model) not in self.buffers:
-            self.buffers[id(model)] = self.parts.buffers(self.parts.sizes[-1], self.rows, like)
+            self.buffers[id(model)] = self.parts.buffers(self.parts.sizes[-1], self.rows, example)
         return self.buffers[id(model)]
 
     def _read(self, buffers: Buffers, lanes: dict[int, LaneRows], rows: list[LaneRows], size: int) -> list[LaneRows]:
         """The `size` lanes as a graph finds them in the buffers; masks come with the request that a slot names."""
-        widest, lanes_read = max(len(lane.tokens) for lane in rows), []
+        widest = max(len(lane.tokens) for lane in rows)
+        lanes_read = []
         for lane in range(size):
             count = len(rows[lane].tokens) if lane < len(rows) else widest
             buffers.refuse_poison(lane, count)

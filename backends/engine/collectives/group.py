@@ -33,9 +33,9 @@ class Group(ABC):
         self.size = size
         self.calls: list[str] = []
 
-    def all_reduce(self, tensor: Tensor, how: str = "sum") -> Tensor:
+    def all_reduce(self, tensor: Tensor, operation: str = "sum") -> Tensor:
         """The sum, largest or smallest of the ranks' tensors, element by element; the same bits on every rank."""
-        return self._reduce(self._log_call(f"all_reduce {how}", tensor), tensor, how)
+        return self._reduce(self._log_call(f"all_reduce {operation}", tensor), tensor, operation)
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         """The tensors of all ranks, which have one shape, in the order of ranks; they are not to be written to."""
@@ -50,7 +50,7 @@ class Group(ABC):
         return self.calls[-1]
 
     @abstractmethod
-    def _reduce(self, call: str, tensor: Tensor, how: str) -> Tensor: ...
+    def _reduce(self, call: str, tensor: Tensor, operation: str) -> Tensor: ...
 
     @abstractmethod
     def _gather(self, call: str, tensor: Tensor) -> list[Tensor]: ...

@@ -28,8 +28,8 @@ def partial(group: Group, rows: Tensor, weight: Tensor, bias: Tensor | None, nam
         name: The name of the projection in the model; `last` stands for the number of the last layer.
     """
     product = torch.nn.functional.linear(rows, weight, bias if group.rank == 0 else None)
-    wide = product if product.dtype == torch.float64 else product.float()
-    return group.all_reduce(wide).to(product.dtype)
+    wide_product = product if product.dtype == torch.float64 else product.float()
+    return group.all_reduce(wide_product).to(product.dtype)
 
 
 def embed_tokens(group: Group, tokens: Tensor, weight: Tensor, first: int) -> Tensor:
@@ -85,19 +85,20 @@ def draw(group: Group, coin: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, T
     local_weights, _ = own_part(group, weights, 0.0)
     running = local_weights.cumsum(-1)
     # One after the other, so that the mass before a rank is, to the bit, the last running sum of the rank before it.
-    before = [torch.zeros_like(running[:, :1])]
+    mass_before = [torch.zeros_like(running[:, :1])]
     for mass in group.all_gather(running[:, -1:]):
-        before.append(before[-1] + mass)
-    total, below = before[-1], before[group.rank]
+        mass_before.append(mass_before[-1] + mass)
+    total = mass_before[-1]
+    below = mass_before[group.rank]
     # Edge 0 at ids of weight 0 becomes the edge before them in the running maximum: an empty interval.
     edges = torch.where(local_weights > 0, (below + running) / total, below / total).cummax(-1).values
     last = group.all_reduce(edges.max(-1, keepdim=True).values, "max")
     # The interval of the last id with any weight ends at 1, so that every coin draws a token.
     edges = torch.where(edges >= last, torch.ones_like(edges), edges)
-    under = edges <= coin[:, None]
-    token = group.all_reduce(under.sum(-1))
-    low = group.all_reduce(torch.where(under, edges, 0.0).max(-1).values, "max")
-    high = group.all_reduce(torch.where(under, 1.0, edges).min(-1).values, "min")
+    is_below = edges <= coin[:, None]
+    token = group.all_reduce(is_below.sum(-1))
+    low = group.all_reduce(torch.where(is_below, edges, 0.0).max(-1).values, "max")
+    high = group.all_reduce(torch.where(is_below, 1.0, edges).min(-1).values, "min")
     return token, low, high
 
 

@@ -58,14 +58,15 @@ class DialogueServer(Server):
 
     def _lease_turn(self, case: Case) -> CacheLease:
         """The caches with which the turn `case` begins; the request of the turn before is gone."""
-        before, self._before = self.requests.pop(0, None), None
-        if before is None:
+        last_turn = self.requests.pop(0, None)
+        self._before = None
+        if last_turn is None:
             return self._lease(case, case.prefix)
-        tokens = tuple(before.resolved_tokens)
+        tokens = tuple(last_turn.resolved_tokens)
         if case.prompt[: len(tokens)] == tokens and len(case.prompt) > len(tokens):
-            self._before = before
-            return before.lease
-        self._arena.give_back(before.lease, tokens)
+            self._before = last_turn
+            return last_turn.lease
+        self._arena.give_back(last_turn.lease, tokens)
         return self._lease(case, case.prefix)
 
     def _request_of(self, case: Case, lease: CacheLease) -> Request:

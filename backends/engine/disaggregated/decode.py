@@ -32,7 +32,9 @@ class Prefiller:
     """The prefill side, as the decode side sees it."""
 
     def __init__(self, terms: Terms, wire: Connection, mailbox: Mailbox) -> None:
-        self._terms, self._wire, self._mailbox = terms, wire, mailbox
+        self._terms = terms
+        self._wire = wire
+        self._mailbox = mailbox
         self._run = 0
 
     def open(self, run: int, case: Case) -> None:
@@ -66,7 +68,8 @@ class Prefiller:
         )
 
     def _packet(self, number: int, hop: int, letters: int) -> bytes:
-        key, hand_over = (self._run, number, hop), self._terms.seams.hand_over
+        key = (self._run, number, hop)
+        hand_over = self._terms.seams.hand_over
         return receive_packet(
             self._mailbox, key, letters, self._terms.patience, hand_over, lambda: self._terms.beat(SIDE)
         )

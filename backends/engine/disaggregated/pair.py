@@ -46,10 +46,11 @@ class Pair:
         context = multiprocessing.get_context("fork")
         memory = MEMORY if MEMORY.is_dir() else None
         self._folder = Path(tempfile.mkdtemp(prefix="specverify-hand-over-", dir=memory))
-        self._patience, self._run = patience, 0
+        self._patience = patience
+        self._run = 0
         self._beats: Any = context.RawArray("q", len(SIDES) + 1)
-        waiting = {side: context.Semaphore(0) for side in SIDES}
-        terms = Terms(seams, by, self._folder, patience, waiting, self._beats)
+        semaphores = {side: context.Semaphore(0) for side in SIDES}
+        terms = Terms(seams, by, self._folder, patience, semaphores, self._beats)
         self._decode_end, decode_end = context.Pipe()
         prefill_end, decode_wire = context.Pipe()
         # A side keeps the writing end of its own life; the other one reads that it is closed.
@@ -105,7 +106,8 @@ class Pair:
         return word, answer
 
     def _answer(self) -> tuple[str, Any]:
-        beats, since = list(self._beats), time.monotonic()
+        beats = list(self._beats)
+        since = time.monotonic()
         while True:
             try:
                 if wait([self._decode_end], timeout=min(1.0, self._patience)):
@@ -114,11 +116,12 @@ class Pair:
             except (EOFError, OSError):
                 self._fail(self._death() or "the decode side has closed its wire")
             if beats[:-1] != list(self._beats)[:-1]:
-                beats, since = list(self._beats), time.monotonic()
+                beats = list(self._beats)
+                since = time.monotonic()
             # The decode side itself tells that the other one lags; a little more time is for its line to arrive.
             if time.monotonic() - since > self._patience + (GRACE if self._beats[len(SIDES)] else 0):
-                late = SIDES[0] if self._beats[len(SIDES)] else SIDES[1]
-                self._fail(f"the {late} side lags: it gave no sign for {self._patience:g} seconds")
+                late_side = SIDES[0] if self._beats[len(SIDES)] else SIDES[1]
+                self._fail(f"the {late_side} side lags: it gave no sign for {self._patience:g} seconds")
 
     def _death(self) -> str | None:
         """The side that has died, in words; a side that has ended well followed the other one."""
@@ -134,9 +137,9 @@ class Pair:
             (f"the {side} side has ended" for side, process in self._sides.items() if not process.is_alive()), None
         )
 
-    def _fail(self, why: str) -> None:
+    def _fail(self, reason: str) -> None:
         self.close()
-        raise SideLost(why)
+        raise SideLost(reason)
 
     def close(self) -> None:
         """End both sides."""

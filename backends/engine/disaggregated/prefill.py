@@ -37,7 +37,8 @@ class PrefillServer(HandOverServer):
 
     def pass_on(self, number: int, case: Case, hop: int, packet: bytes) -> bytes:
         """The packet of a request that has been taken over from `packet`, after one more hand-over."""
-        request, hand_over = self._open_request(number, case), self._seams.hand_over
+        request = self._open_request(number, case)
+        hand_over = self._seams.hand_over
         request.hops = hop
         with naming_stage(request):
             request.stage = Stage.COMMITTED
@@ -85,7 +86,8 @@ def prefill_side(terms: Terms, wire: Connection, life: Connection, foreign: list
     shelf = ModelCache("cpu")
     with suppress(Exception):  # the other side tells of it
         mailbox = terms.mailbox(SIDE, life)
-        run, server = 0, None
+        run = 0
+        server = None
         while True:
             word, *arguments = wire.recv()
             terms.beat(SIDE)
@@ -121,5 +123,6 @@ def _answer_command(
         number, case, hop, letters = arguments
         key = (run, number, hop)
         packet = receive_packet(mailbox, key, letters, terms.patience, hand_over, lambda: terms.beat(SIDE))
-        packet, steps = server.pass_on(number, case, hop, packet), []
+        packet = server.pass_on(number, case, hop, packet)
+        steps = []
     return letters_of(packet, run, hand_over), steps

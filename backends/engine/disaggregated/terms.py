@@ -64,21 +64,21 @@ class Terms:
 
 FAILURES: dict[str, Callable[[Any], Exception]] = {
     "unsupported": Unsupported,
-    "stopped": lambda why: StageFailure(*why),
+    "stopped": lambda arguments: StageFailure(*arguments),
     "raised": RuntimeError,
     "lost": PeerLost,
 }
 """The exception for each word of a failed side."""
 
 
-def failure(why: Exception) -> tuple[str, Any]:
+def failure(error: Exception) -> tuple[str, Any]:
     """A word for the kind of failure, and what another process needs to raise it again."""
-    if isinstance(why, PeerLost) or isinstance(why.__cause__, PeerLost):
-        return "lost", " ".join(str(why if isinstance(why, PeerLost) else why.__cause__).split())
-    if isinstance(why, StageFailure):
-        return "stopped", (why.stage, why.why)
-    if isinstance(why, BadHandOver):
-        return "stopped", (Stage.COMMITTED, f"BadHandOver: {why}")
-    if isinstance(why, Unsupported):
-        return "unsupported", str(why)
-    return "raised", f"{type(why).__name__}: {why}"
+    if isinstance(error, PeerLost) or isinstance(error.__cause__, PeerLost):
+        return "lost", " ".join(str(error if isinstance(error, PeerLost) else error.__cause__).split())
+    if isinstance(error, StageFailure):
+        return "stopped", (error.stage, error.why)
+    if isinstance(error, BadHandOver):
+        return "stopped", (Stage.COMMITTED, f"BadHandOver: {error}")
+    if isinstance(error, Unsupported):
+        return "unsupported", str(error)
+    return "raised", f"{type(error).__name__}: {error}"

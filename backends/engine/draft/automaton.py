@@ -25,7 +25,8 @@ class AutomatonDraft(LookupDraft):
     def propose(self, tokens: list[int], chance: StepSampling | None = None, hidden: Tensor | None = None) -> Proposal:
         """Propose as many tokens of the chain as follow the occurrence in the text."""
         self.grow(tokens)
-        automaton, shape = self.automaton, self.draft.shape
+        automaton = self.automaton
+        shape = self.draft.shape
         following: list[int] = []
         if automaton.match >= self.draft.least:
             begin = automaton.latest if self.draft.latest else automaton.first

@@ -66,7 +66,8 @@ def make_head(case: Case, target: CausalLm, weights: Mapping[str, Tensor]) -> Ea
     draft = case.draft
     assert isinstance(draft, Eagle3)
     head = Eagle3Head(draft.layer, draft.reads, weights, target, draft.layers)
-    head.norm_before_residual, head.norm_output = draft.norm_before_residual, draft.norm_output
+    head.norm_before_residual = draft.norm_before_residual
+    head.norm_output = draft.norm_output
     return head
 
 

@@ -103,28 +103,31 @@ class TreeFilling(ABC):
         self.batches.append(self.batch_size())
         shape = self.seams.trees.dispatch(self.plan, self.batches) if isinstance(self.plan, Dispatch) else self.plan
         self.shape = shape
-        token, draft_id = [tokens[-1]] * len(shape), [0] * len(shape)
+        token = [tokens[-1]] * len(shape)
+        draft_id = [0] * len(shape)
         logits = torch.full((len(shape), scores.shape[1]), torch.nan, dtype=scores.dtype, device=scores.device)
         proposal: dict[int, Tensor] = {}
-        level, rows = [0], scores
+        level = [0]
+        rows = scores
         while level:
             logits[torch.tensor(level, device=logits.device)] = rows
             for node in level:
                 below = list(shape.children[node])
                 if fixed:
-                    named = [fixed[child] for child in below]
-                    ids = self._draft_ids(named)
+                    child_tokens = [fixed[child] for child in below]
+                    ids = self._draft_ids(child_tokens)
                 elif chance is not None and chance.draws:
                     target_scores = self._over_target(logits[node])
-                    named, child_laws = chance.draw_children(shape, token, node, target_scores)
+                    child_tokens, child_laws = chance.draw_children(shape, token, node, target_scores)
                     # Tokens are drawn over the target's vocabulary; the trace also wants their draft ids.
-                    ids = self._draft_ids(named)
+                    ids = self._draft_ids(child_tokens)
                     proposal |= dict(zip(below, child_laws, strict=True))
                 else:
                     ranks = [shape.rank[child] for child in below]
-                    ids, named = self.seams.name_children(logits[node], ranks, self.named_ids)
-                for child, child_id, child_token in zip(below, ids, named, strict=True):
-                    draft_id[child], token[child] = child_id, child_token
+                    ids, child_tokens = self.seams.name_children(logits[node], ranks, self.named_ids)
+                for child, child_id, child_token in zip(below, ids, child_tokens, strict=True):
+                    draft_id[child] = child_id
+                    token[child] = child_token
                 if chance is not None and not chance.draws and below:
                     certain_laws = chance.proposals(shape, token, node, self._over_target(logits[node]))
                     proposal |= dict(zip(below, certain_laws, strict=True))
@@ -140,19 +143,22 @@ class TreeFilling(ABC):
         self, plan: Expansion, tokens: list[int], scores: Tensor, root: int, chance: StepSampling | None
     ) -> Levels:
         """Propose the dynamic tree `plan` under `tokens[-1]`; the other arguments are those of `filling`."""
-        names, trees = self.seams.name_children, self.seams.trees
+        names = self.seams.name_children
+        trees = self.seams.trees
         zero = scores.new_zeros((), dtype=torch.float64 if scores.dtype == torch.float64 else torch.float32)
         candidates = Candidates([0], [tokens[-1]], [0], [zero], {})
-        level, rows, numbers = [0], scores, [0]
+        level = [0]
+        rows = scores
+        numbers = [0]
         for depth in range(1, plan.depth + 1):
             first = len(candidates.parent)
             for node, row in zip(level, rows, strict=True):
                 candidates.logits[node] = row
-                ids, named = names(row, list(range(plan.top_k)), self.named_ids)
+                ids, candidate_tokens = names(row, list(range(plan.top_k)), self.named_ids)
                 candidates.parent += [node] * len(ids)
-                candidates.token += named
+                candidates.token += candidate_tokens
                 candidates.draft_id += ids
-                candidates.scores += [*trees.cumulate(candidates.scores[node], row, ids, named)]
+                candidates.scores += [*trees.cumulate(candidates.scores[node], row, ids, candidate_tokens)]
             level = [first + place for place in trees.frontier(torch.stack(candidates.scores[first:]), plan.top_k)]
             numbers += level
             self.shape = Shape(tuple(candidates.parent))
@@ -186,15 +192,15 @@ class TreeFilling(ABC):
             node_laws,
         )
 
-    def _draft_ids(self, named: list[int]) -> list[int]:
+    def _draft_ids(self, tokens: list[int]) -> list[int]:
         """The draft id of each target id."""
-        return [int((self.named_ids == token).nonzero()[0]) for token in named]
+        return [int((self.named_ids == token).nonzero()[0]) for token in tokens]
 
     def _over_target(self, logits: Tensor) -> Tensor:
         """Draft scores spread over the target's vocabulary; -inf for a token that the draft's vocabulary lacks."""
-        wide = torch.full((self.vocab_size,), -torch.inf, dtype=logits.dtype, device=logits.device)
-        wide[self.named_ids.to(logits.device)] = logits
-        return wide
+        target_scores = torch.full((self.vocab_size,), -torch.inf, dtype=logits.dtype, device=logits.device)
+        target_scores[self.named_ids.to(logits.device)] = logits
+        return target_scores
 
 
 class CachedTreeFilling(TreeFilling):
@@ -267,7 +273,7 @@ def name_children(logits: Tensor, ranks: list[int], vocabulary: Tensor) -> tuple
 def branch_rows(shape: Shape, level: list[int], slots: dict[int, int], root: int) -> tuple[list[int], list[list[int]]]:
     """Return the positions of the nodes of `level`, and for each node its own column and those of its fed ancestors."""
     positions = [root + shape.depth[node] for node in level]
-    return positions, [[slots[up] for up in shape.path(node)[1:]] for node in level]
+    return positions, [[slots[ancestor] for ancestor in shape.path(node)[1:]] for node in level]
 
 
 def roll_back(cache: KvCache, fed: list[int]) -> None:

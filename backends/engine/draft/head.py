@@ -103,7 +103,8 @@ class HeadDraft(CachedTreeFilling):
     def lane(self, level: Level) -> LaneRows:
         """See `CachedTreeFilling`."""
         positions, masks = self.branch(level.nodes, level.root, self.head.reaches)
-        inputs, states = torch.tensor([level.token[node] for node in level.nodes]), self.node_states(level.nodes)
+        inputs = torch.tensor([level.token[node] for node in level.nodes])
+        states = self.node_states(level.nodes)
         self.calls += 1
         return LaneRows(inputs, positions, masks, self.cache, hidden_states=states[:, None])
 
@@ -120,19 +121,22 @@ class HeadDraft(CachedTreeFilling):
     def settle(self, rows: list[int]) -> None:
         """Drop every row of the tree; the next `propose` runs the kept tokens beside the target's states."""
         self.seams.roll_back(self.cache, self.rows_to_keep(rows))
-        self.rows, self.root_output = [], None
+        self.rows = []
+        self.root_output = None
 
     def rows_to_keep(self, rows: list[int]) -> list[int]:
         """The open rows that stay once the nodes `rows` were accepted: none, since they hold states of the head."""
         return []
 
-    def follow(self, before: "HeadDraft") -> None:
-        """Go on where `before` ended, a draft of the same head with the same cache."""
+    def follow(self, predecessor: "HeadDraft") -> None:
+        """Go on where `predecessor` ended, a draft of the same head with the same cache."""
 
     def resume(self, cache: KvCache | None) -> None:
         """Continue with `cache`; the next `propose` runs all rows that it lacks."""
         assert cache is not None
-        self.cache, self.rows, self.root_output = cache, [], None
+        self.cache = cache
+        self.rows = []
+        self.root_output = None
 
     def abandon(self) -> None:
         """Close the open rows; the rows of committed tokens stay, and so does the root's output."""

@@ -67,7 +67,8 @@ class ModelDraft(CachedTreeFilling):
     def resume(self, cache: KvCache | None) -> None:
         """Continue with `cache`; the next `propose` feeds all tokens that it lacks."""
         assert cache is not None
-        self.cache, self.root_scores = cache, None
+        self.cache = cache
+        self.root_scores = None
 
     def abandon(self) -> None:
         """Close the open rows; the KV of the root stays, and so do its scores, for the next `propose`."""
@@ -118,8 +119,8 @@ class ModelDraft(CachedTreeFilling):
         inputs = torch.tensor([level.token[node] for node in level.nodes])
         self.calls += 1
         length = self.cache.length
-        above = [self.slots.get(self.shape.parent[node], length - 1) - length for node in level.nodes]
-        return LaneRows(inputs, positions, masks, self.cache, above)
+        parents = [self.slots.get(self.shape.parent[node], length - 1) - length for node in level.nodes]
+        return LaneRows(inputs, positions, masks, self.cache, parents)
 
     def level_scores(self, level: Level, outputs: Tensor) -> Tensor:
         """See `CachedTreeFilling`."""

@@ -37,7 +37,8 @@ class MedusaDraft(TreeFilling):
         super().__init__(draft.shape, torch.arange(vocab_size), vocab_size, seams)
         self.reads: HiddenStates | None = draft.reads
         self.weights = {name: tensor.to(target.device, target.dtype) for name, tensor in weights.items()}
-        self.heads, self.layers = draft.heads, draft.layers
+        self.heads = draft.heads
+        self.layers = draft.layers
         self._fixed = draft.fixed
         self.scores = torch.empty(0, vocab_size)
 

@@ -35,13 +35,13 @@ class MergedDraft(LookupDraft):
                 for node in range(len(tree)):
                     if tree.depth[node] == level and tree.parent[node] in row:
                         place = row[tree.parent[node]]
-                        joined = self.find_child(below, place, tree.token[node])
-                        if joined is None and len(parent) < self.nodes:
-                            joined = below[place, tree.token[node]] = len(parent)
+                        joined_row = self.find_child(below, place, tree.token[node])
+                        if joined_row is None and len(parent) < self.nodes:
+                            joined_row = below[place, tree.token[node]] = len(parent)
                             parent.append(place)
                             token.append(tree.token[node])
-                        if joined is not None:
-                            row[node] = joined
+                        if joined_row is not None:
+                            row[node] = joined_row
         return Proposal(Tree(tuple(parent), tuple(token)))
 
     def find_child(self, below: dict[tuple[int, int], int], parent: int, token: int) -> int | None:

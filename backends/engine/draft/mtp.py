@@ -86,14 +86,17 @@ class MtpDraft(HeadDraft):
 
     def append(self, rows: HeadRows) -> Tensor:
         """See `HeadDraft`; a row of a later module holds the output of the module before in the row before."""
-        count, positions = len(rows.tokens), torch.arange(rows.first, rows.first + len(rows.tokens))
+        count = len(rows.tokens)
+        positions = torch.arange(rows.first, rows.first + len(rows.tokens))
         # The first row of all has no row before; its later modules are no rows, and are hidden.
-        before = torch.zeros_like(rows.hidden[:1]).expand(self.modules, -1) if self.before is None else self.before
+        outputs_before = (
+            torch.zeros_like(rows.hidden[:1]).expand(self.modules, -1) if self.before is None else self.before
+        )
 
-        def states_beside(module: int, above: list[Tensor]) -> Tensor:
+        def states_beside(module: int, outputs_above: list[Tensor]) -> Tensor:
             if module == 0:
                 return rows.hidden
-            outputs = torch.cat([before[module - 1][None], above[-1][:-1]])
+            outputs = torch.cat([outputs_before[module - 1][None], outputs_above[-1][:-1]])
             return self.head.feed_back(outputs, module - 1)
 
         (causal_mask,) = causal(positions, [Reach()])
@@ -117,7 +120,8 @@ class MtpDraft(HeadDraft):
         self, tokens: Tensor, states_beside: StatesBeside, positions: Tensor, visible: list[Tensor]
     ) -> list[Tensor]:
         """The outputs of each module, [R, hidden]; see `HeadModel.through`."""
-        attend, lanes = self.seams.draft_attend, self.seams.kv.single
+        attend = self.seams.draft_attend
+        lanes = self.seams.kv.single
         return self.head.through(tokens, states_beside, positions, visible, self.cache, attend, lanes)
 
     def node_states(self, level: list[int]) -> Tensor:
@@ -128,7 +132,8 @@ class MtpDraft(HeadDraft):
 
     def lane(self, level: Level) -> LaneRows:
         """See `CachedTreeFilling`."""
-        nodes, root = level.nodes, level.root
+        nodes = level.nodes
+        root = level.root
         positions, (branch_mask,) = self.branch(nodes, root, [Reach()])
         own_columns = torch.tensor([self.slots[node] for node in nodes])
         visible = [
@@ -160,10 +165,10 @@ class MtpDraft(HeadDraft):
         module = depth % self.modules
         return self.head.score(outputs[:, module], module)
 
-    def follow(self, before: HeadDraft) -> None:
+    def follow(self, predecessor: HeadDraft) -> None:
         """See `HeadDraft`; a cache alone does not hold the outputs of its last row."""
-        assert isinstance(before, MtpDraft)
-        self.before = before.before
+        assert isinstance(predecessor, MtpDraft)
+        self.before = predecessor.before
 
     def resume(self, cache: KvCache | None) -> None:
         """See `HeadDraft`."""

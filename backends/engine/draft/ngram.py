@@ -39,9 +39,9 @@ class NgramDraft:
         by_depth = sorted(range(1, len(self.shape)), key=lambda node: self.shape.depth[node])
         token = {0: tokens[-1]}
         for node in by_depth:
-            above = self.shape.path(node)[:-1]
-            if all(up in token for up in above):
-                ranked = self._ranked_followers([*tokens[:-1], *[token[up] for up in above]])
+            path = self.shape.path(node)[:-1]
+            if all(ancestor in token for ancestor in path):
+                ranked = self._ranked_followers([*tokens[:-1], *[token[ancestor] for ancestor in path]])
                 if self.shape.rank[node] < len(ranked):
                     token[node] = ranked[self.shape.rank[node]]
         nodes = sorted(token)

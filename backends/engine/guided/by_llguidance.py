@@ -62,10 +62,10 @@ class LlguidanceMatcher(Matcher):
         # `consume_token` would leave the matcher in an error for good.
         if self._matcher.is_stopped():
             return False
-        before = self._matcher.deep_copy()
+        matcher_before = self._matcher.deep_copy()
         is_legal = bool(self._matcher.try_consume_tokens([token]) == 1)
         if is_legal:
-            self._before.append(before)
+            self._before.append(matcher_before)
         return is_legal
 
     def pop(self) -> None:
@@ -132,7 +132,8 @@ def _vocabulary(words: tuple[str, ...]) -> Any:
 
         def __call__(self, text: str | bytes) -> list[int]:
             """The longest words that spell a text, without the bytes that none does: raising would end the matcher."""
-            rest_of_text, ids_found = text.encode() if isinstance(text, str) else text, []
+            rest_of_text = text.encode() if isinstance(text, str) else text
+            ids_found = []
             while rest_of_text:
                 size = next((size for size in range(longest, 0, -1) if rest_of_text[:size] in ids), 1)
                 ids_found += [ids[rest_of_text[:size]]] if rest_of_text[:size] in ids else []

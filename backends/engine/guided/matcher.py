@@ -43,7 +43,8 @@ class PlainMatcher(Matcher):
     """The matcher of the engine's own automaton."""
 
     def __init__(self, grammar: Grammar) -> None:
-        self._program, self._masks = _compiled(grammar.kind, grammar.text), _masks(grammar)
+        self._program = _compiled(grammar.kind, grammar.text)
+        self._masks = _masks(grammar)
         self._words = _words(grammar.words)
         self._ends, self._trie = _tree(grammar.words)
         self._states = [self._program.start]
@@ -59,10 +60,11 @@ class PlainMatcher(Matcher):
 
     def _mark(self, row: Tensor, state: State, below: Trie, head: bytes) -> None:
         for byte, further in below.items():
-            after, word = self._program.after(state, byte), head + bytes([byte])
-            if after:
+            next_state = self._program.after(state, byte)
+            word = head + bytes([byte])
+            if next_state:
                 row[self._ends.get(word, [])] = True
-                self._mark(row, after, further, word)
+                self._mark(row, next_state, further, word)
 
     def complete(self) -> bool:
         """See `Matcher`."""

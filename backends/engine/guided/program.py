@@ -189,7 +189,8 @@ def _any(options: list[Code]) -> Code:
     if not options:  # a set without characters: no thread goes on
         return [Instruction("go")]
     end = 1 + sum(len(option) + 1 for option in options)
-    code, starts = [Instruction("go")], []
+    code = [Instruction("go")]
+    starts = []
     for option in options:
         starts.append(len(code))
         code += [*_shift(option, len(code)), Instruction("go", targets=(end,))]
@@ -200,12 +201,12 @@ def _any(options: list[Code]) -> Code:
 def _repeat(part: Code, least: int, most: int) -> Code:
     code = _join([part] * least)
     if most < 0:
-        again = len(code)
+        loop_start = len(code)
         return [
             *code,
-            Instruction("go", targets=(again + 1, again + len(part) + 2)),
-            *_shift(part, again + 1),
-            Instruction("go", targets=(again,)),
+            Instruction("go", targets=(loop_start + 1, loop_start + len(part) + 2)),
+            *_shift(part, loop_start + 1),
+            Instruction("go", targets=(loop_start,)),
         ]
     end = len(code) + (most - least) * (len(part) + 1)
     for _ in range(most - least):

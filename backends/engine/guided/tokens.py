@@ -52,7 +52,8 @@ def text_tokens(text: str) -> list[Token]:
 
 def regex_tokens(text: str) -> list[Token]:
     """The tokens of a regular expression."""
-    tokens, position = [], 0
+    tokens = []
+    position = 0
     while position < len(text):
         match = SCAN.match(text, position)
         if match is None:
@@ -95,7 +96,9 @@ def _token_of(match: re.Match[str]) -> Token:
         return Token("set", ((code, code),))
     if match["count"]:
         least, comma, most = match["count"][1:-1].partition(",")
-        return Token("count", least=int(least), most=int(most) if most else -1 if comma else int(least))
+        if most:
+            return Token("count", least=int(least), most=int(most))
+        return Token("count", least=int(least), most=-1 if comma else int(least))
     inside = match["class"][1:-1]
     spans = [(_code(first), _code(last or first)) for first, last in IN_CLASS.findall(inside.removeprefix("^"))]
     return Token("set", _complement(spans) if inside.startswith("^") else tuple(spans))
@@ -132,8 +135,8 @@ def schema_tokens(content: Any) -> list[Token]:
 
 
 def _any(options: list[list[Token]]) -> list[Token]:
-    joined = [token for option in options for token in (BAR, *option)][1:]
-    return [OPEN, *joined, CLOSE]
+    alternatives = [token for option in options for token in (BAR, *option)][1:]
+    return [OPEN, *alternatives, CLOSE]
 
 
 def _array(content: Any) -> list[Token]:
@@ -141,14 +144,21 @@ def _array(content: Any) -> list[Token]:
     item = schema_tokens(content["items"])
     if most == 0:
         return text_tokens("[]")
-    more = [OPEN, *text_tokens(","), *item, CLOSE, Token("count", least=max(least - 1, 0), most=max(most - 1, -1))]
-    items = [OPEN, *item, *more, CLOSE, *([] if least else [OPTIONAL])]
+    further_items = [
+        OPEN,
+        *text_tokens(","),
+        *item,
+        CLOSE,
+        Token("count", least=max(least - 1, 0), most=max(most - 1, -1)),
+    ]
+    items = [OPEN, *item, *further_items, CLOSE, *([] if least else [OPTIONAL])]
     return [*text_tokens("["), *items, *text_tokens("]")]
 
 
 def _object(content: Any) -> list[Token]:
     """The members in order: one option for each member that may come first, the optional ones behind it with commas."""
-    parts, needed = content.get("properties", {}), set(content.get("required", ()))
+    parts = content.get("properties", {})
+    needed = set(content.get("required", ()))
     members = [(name, text_tokens(f"{json.dumps(name)}:") + schema_tokens(part)) for name, part in parts.items()]
     options = []
     for i, (name, member) in enumerate(members):

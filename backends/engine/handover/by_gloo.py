@@ -31,7 +31,8 @@ class GlooMailbox:
         self._other_side = SIDES[1 - self._rank]
         if transport == "gloo":
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # both sides are processes of one machine
-        place, limit = f"file://{folder / 'meeting'}", timedelta(seconds=seconds)
+        place = f"file://{folder / 'meeting'}"
+        limit = timedelta(seconds=seconds)
         try:
             dist.init_process_group(transport, init_method=place, rank=self._rank, world_size=2, timeout=limit)
         except RuntimeError as error:

@@ -33,10 +33,20 @@ class SharedMemoryMailbox:
     """
 
     def __init__(
-        self, folder: Path, side: str, other_side: str, here: Semaphore, there: Semaphore, is_gone: Callable[[], bool]
+        self,
+        folder: Path,
+        side: str,
+        other_side: str,
+        own_letters: Semaphore,
+        peer_letters: Semaphore,
+        is_gone: Callable[[], bool],
     ) -> None:
-        self._folder, self._side, self._other_side = folder, side, other_side
-        self._here, self._there, self._is_peer_gone = here, there, is_gone
+        self._folder = folder
+        self._side = side
+        self._other_side = other_side
+        self._here = own_letters
+        self._there = peer_letters
+        self._is_peer_gone = is_gone
         self._num_posted = self._num_taken = 0
 
     def post(self, letter: bytes) -> None:

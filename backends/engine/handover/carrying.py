@@ -82,7 +82,8 @@ class Carrying:
 
         A draft model may have read the root already, for a tree that was thrown away: its cache is rewound by one.
         """
-        text, cache = tuple(self.tokens), self.lease.draft
+        text = tuple(self.tokens)
+        cache = self.lease.draft
         emitted = self.steps[-1].emitted if self.steps else None
         return RequestState(
             tokens=text,
@@ -99,18 +100,19 @@ class Carrying:
             hidden=torch.cat(self._hidden) if self._hidden and self.hidden_width else None,
         )
 
-    def follow(self, before: "Carrying") -> None:
-        """Begin with the hidden states of `before`, whose caches this request has and whose text its prompt goes on."""
-        self._hidden = [torch.cat(before._hidden)] if before._hidden else []
-        if isinstance(self.draft, HeadDraft) and isinstance(before.draft, HeadDraft):
-            self.draft.follow(before.draft)
+    def follow(self, predecessor: "Carrying") -> None:
+        """Begin with the hidden states of `predecessor`: this request has its caches and goes on with its text."""
+        self._hidden = [torch.cat(predecessor._hidden)] if predecessor._hidden else []
+        if isinstance(self.draft, HeadDraft) and isinstance(predecessor.draft, HeadDraft):
+            self.draft.follow(predecessor.draft)
 
     def _show_routed(self, last: Step) -> None:
         """Put the experts of the committed columns, as the sender's `last` step shows them, beside the cache.
 
         No decode needs them, so that they travel with the steps and not in the packet.
         """
-        scored, accepted = last.scored, last.accepted
+        scored = last.scored
+        accepted = last.accepted
         if scored is None or scored.routed is None or accepted is None:
             return
         context = len(last.context)
@@ -129,8 +131,11 @@ class Carrying:
         Raises:
             BadHandOver: The grammar reads the text otherwise than the sender says.
         """
-        self.tokens, self.position, self.steps = list(state.tokens), state.position, steps
-        self.counters.proposed, self.counters.lengths = state.proposed, list(state.lengths)
+        self.tokens = list(state.tokens)
+        self.position = state.position
+        self.steps = steps
+        self.counters.proposed = state.proposed
+        self.counters.lengths = list(state.lengths)
         self._hidden = [] if state.hidden is None else [state.hidden.to(self.target.device)]
         output = self.tokens[len(self.case.prompt) :]
         self._written = stops.follow(stops.OutputTail(), output, self._limits)

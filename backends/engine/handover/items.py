@@ -144,9 +144,9 @@ def item_of(letter: bytes) -> Item:
     if not isinstance(head, dict) or head.get("format") != FORMAT:
         format_name = head.get("format") if isinstance(head, dict) else None
         raise BadHandOver(f"an item's format is {format_name!r}; this side reads {FORMAT!r}")
-    lacking = [name for name in HEAD if name not in head]
-    if lacking:
-        raise BadHandOver(f"item {head.get('name')!r} does not tell its {lacking[0]}")
+    missing_fields = [name for name in HEAD if name not in head]
+    if missing_fields:
+        raise BadHandOver(f"item {head.get('name')!r} does not tell its {missing_fields[0]}")
     told_digest = head.pop("digest")
     if told_digest != _digest({name: head[name] for name in HEAD if name in head and name != "format"}, body):
         raise BadHandOver(f"item {head['name']} of request {head['room']} was changed or cut on its way")
@@ -207,8 +207,7 @@ class Gathering:
         _, room, hop = self._key
         if not self.items:
             return f"no item of request {room} came for its hand-over {hop}"
-        lacking = [name for name in self.names if name not in self.arrived_names]
-        others_text = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
-        return (
-            f"item {lacking[0]}{others_text} of request {room} is missing: {len(self.items)} of {len(self.names)} came"
-        )
+        missing_names = [name for name in self.names if name not in self.arrived_names]
+        others = f" and {len(missing_names) - 1} more" if len(missing_names) > 1 else ""
+        count = f"{len(self.items)} of {len(self.names)}"
+        return f"item {missing_names[0]}{others} of request {room} is missing: {count} came"

@@ -60,7 +60,9 @@ def receive_packet(
         BadHandOver: An item does not fit, or the sender has told of fewer letters than items.
         Lost: Items are missing.
     """
-    gathering, until, letters_left = Gathering(*key), time.monotonic() + seconds, letters
+    gathering = Gathering(*key)
+    until = time.monotonic() + seconds
+    letters_left = letters
     packet: bytes | None = None
     failure: BadHandOver | None = None
     # All letters are taken, whatever one of them holds: a sender may wait until they are.

@@ -65,12 +65,12 @@ def digests(case: Case) -> dict[str, str]:
     return {name: hashlib.sha256(text.encode()).hexdigest()[:12] for name, text in parts.items()}
 
 
-def pack(carried: RequestState, case: Case, room: int, hop: int) -> bytes:
-    """The packet of the request of `case` in the state `carried`; `room` and `hop` as in `ExpectedRequest`."""
+def pack(state: RequestState, case: Case, room: int, hop: int) -> bytes:
+    """The packet of the request of `case` in the state `state`; `room` and `hop` as in `ExpectedRequest`."""
     facts: dict[str, Any] = {"format": FORMAT, "room": room, "hop": hop, "case": digests(case)}
-    facts |= {name: getattr(carried, name) for name in (*NUMBERS, "tokens", "lengths", "matched", "logprob")}
-    tensors: dict[str, Tensor] = {} if carried.hidden is None else {"hidden": carried.hidden}
-    for role, columns in (("target", carried.target), ("draft", carried.draft)):
+    facts |= {name: getattr(state, name) for name in (*NUMBERS, "tokens", "lengths", "matched", "logprob")}
+    tensors: dict[str, Tensor] = {} if state.hidden is None else {"hidden": state.hidden}
+    for role, columns in (("target", state.target), ("draft", state.draft)):
         facts[role] = None if columns is None else {"length": columns.length, "first": columns.first}
         for kind in ("keys", "values") if columns is not None else ():
             tensors |= {
@@ -152,7 +152,8 @@ def _check_request(facts: dict[str, Any], expected: ExpectedRequest) -> None:
         raise BadHandOver(f"the packet is of request {facts['room']}; request {expected.room} is expected")
     if facts["hop"] != expected.hop:
         raise BadHandOver(f"the packet is of hand-over {facts['hop']} of its request; {expected.hop} is expected")
-    sent_digests, digests_here = facts["case"], digests(expected.case)
+    sent_digests = facts["case"]
+    digests_here = digests(expected.case)
     for name in SHARED_PARTS:
         sent_digest = sent_digests.get(name) if isinstance(sent_digests, dict) else None
         if sent_digest != digests_here[name]:
@@ -184,7 +185,8 @@ def _check_text(facts: dict[str, Any], case: Case) -> tuple[int, ...]:
         raise BadHandOver(f"the draft has taken {facts['draft_steps']} steps, and the request {len(lengths)}")
     if facts["position"] != len(tokens) - 1:
         raise BadHandOver(f"the root's position is {facts['position']}; the text has {len(tokens)} tokens")
-    matched, guided = facts["matched"], case.sampling.grammar is not None
+    matched = facts["matched"]
+    guided = case.sampling.grammar is not None
     if (matched is not None) != guided or (guided and not (_is_whole_number(matched) and matched <= output)):
         raise BadHandOver(f"the grammar has read {matched!r} tokens of an output of {output}")
     logprob = facts["logprob"]
@@ -204,7 +206,8 @@ def _columns(
         )
     if cache_facts is None or spec is None:
         return None
-    length, first = cache_facts.get("length"), cache_facts.get("first")
+    length = cache_facts.get("length")
+    first = cache_facts.get("first")
     fits = _is_whole_number(length) and (length == most if role == "target" else length <= most)
     if not fits:
         raise BadHandOver(f"the {role} cache has {length!r} columns; the text has {most} tokens before its root")

@@ -12,9 +12,9 @@ from backends.engine.kv.base import KvCache
 from reference.case import Case
 
 
-def outgoing(carried: RequestState) -> RequestState:
+def outgoing(state: RequestState) -> RequestState:
     """All of the state is sent."""
-    return carried
+    return state
 
 
 def read_again(guide: Guide, output: list[int]) -> None:

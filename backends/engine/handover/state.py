@@ -71,7 +71,8 @@ def committed_columns_of(cache: KvCache, most: int) -> Columns:
     """
     if cache.length > most:
         cache.crop(most)
-    length, columns_by_layer = cache.length, [cache.committed_columns(layer) for layer in range(cache.layers)]
+    length = cache.length
+    columns_by_layer = [cache.committed_columns(layer) for layer in range(cache.layers)]
     first = tuple(min(begin, length) for begin, _, _ in columns_by_layer)
     counts = [length - begin for begin in first]
     states = states_of(cache)

@@ -96,8 +96,8 @@ class Arena:
         """Caches for a request that will prefill `tokens`; they are empty, or begin with pages of the prefix cache."""
         if self.layout.traits.pages:
             return self.paged(target, draft, capacity, rows, tokens, adapter)
-        small = None if draft is None else self._plain(self.room(draft, capacity, rows))
-        lease = CacheLease(self._plain(self.room(target, capacity, rows)), small, owner=draft, adapter=adapter)
+        draft_cache = None if draft is None else self._plain(self.room(draft, capacity, rows))
+        lease = CacheLease(self._plain(self.room(target, capacity, rows)), draft_cache, owner=draft, adapter=adapter)
         self._with_states(lease, target, draft)
         return lease
 
@@ -132,10 +132,12 @@ class Arena:
         pages, states_by_role = self._with_known_states(pages, (target, draft), owner, tokens)
         blocks.adopt(pages)
         reused = len(pages) * self.layout.page_size
-        small = None if draft is None else self._seams.paged(self.pool(draft, "draft", capacity, rows), blocks, reused)
+        draft_cache = (
+            None if draft is None else self._seams.paged(self.pool(draft, "draft", capacity, rows), blocks, reused)
+        )
         lease = CacheLease(
             self._seams.paged(self.pool(target, "target", capacity, rows), blocks, reused),
-            small,
+            draft_cache,
             blocks,
             draft,
             reused,
@@ -209,7 +211,9 @@ class Arena:
         self.fork_states(source.target, lease.target)
         if same_draft and lease.draft is not None and source.draft is not None:
             self.fork_states(source.draft, lease.draft)
-        lease.owner, lease.reused, lease.adapter = draft, columns, source.adapter
+        lease.owner = draft
+        lease.reused = columns
+        lease.adapter = source.adapter
         return lease
 
     def fork_states(self, source: KvCache, twin: KvCache) -> None:
@@ -218,18 +222,18 @@ class Arena:
         So do the experts of its columns, which are shown in traces alone.
         """
         routed_columns_of(twin).columns = dict(routed_columns_of(source).columns)
-        old, new = states_of(source), states_of(twin)
-        if old is not None and new is not None:
-            new.begin_as(old, twin.length)
+        source_states, twin_states = states_of(source), states_of(twin)
+        if source_states is not None and twin_states is not None:
+            twin_states.begin_as(source_states, twin.length)
 
     def with_draft(self, lease: CacheLease, draft: Model | None, capacity: int, rows: int) -> CacheLease:
         """`lease` with the same target cache and an empty cache for another draft model, in the same blocks."""
-        small: KvCache | None = None
+        draft_cache: KvCache | None = None
         if draft is not None and lease.blocks is not None:
-            small = self._seams.paged(self.pool(draft, "draft", capacity, rows), lease.blocks)
+            draft_cache = self._seams.paged(self.pool(draft, "draft", capacity, rows), lease.blocks)
         elif draft is not None:
-            small = self._plain(self.room(draft, capacity, rows))
-        switched = replace(lease, draft=small, owner=draft)
+            draft_cache = self._plain(self.room(draft, capacity, rows))
+        switched = replace(lease, draft=draft_cache, owner=draft)
         self._with_states(switched, None, draft)
         return switched
 
@@ -240,11 +244,11 @@ class Arena:
         and draft have both committed all of its columns, so that a hit leaves neither cache uninitialised.
         """
         if lease.blocks is not None and self.prefix is not None and tokens:
-            both = min(lease.target.length, lease.draft.length if lease.draft is not None else len(tokens))
+            num_columns = min(lease.target.length, lease.draft.length if lease.draft is not None else len(tokens))
             # Before the release: a page without a holder would be free at once.
-            self.prefix.insert(lease.key, tokens[:both], lease.blocks.table)
-            self.keep_states(lease, tokens[:both])
-            self._keep_routed(lease, tokens[:both])
+            self.prefix.insert(lease.key, tokens[:num_columns], lease.blocks.table)
+            self.keep_states(lease, tokens[:num_columns])
+            self._keep_routed(lease, tokens[:num_columns])
         # In pages, both caches release the same block table; the second time it is empty.
         if lease.draft is not None:
             lease.draft.release()
@@ -271,7 +275,8 @@ class Arena:
     def _keep_routed(self, lease: CacheLease, tokens: tuple[int, ...]) -> None:
         """Keep the experts of the columns of each full page of `tokens`, which a trace shows where the page is met."""
         assert self.prefix is not None
-        columns, size = routed_columns_of(lease.target).columns, self.layout.page_size
+        columns = routed_columns_of(lease.target).columns
+        size = self.layout.page_size
         for end in range(size, len(tokens) + 1, size) if columns else ():
             page = {column: columns[column] for column in range(end - size, end) if column in columns}
             self._routed.setdefault((lease.key, tokens[:end]), page)

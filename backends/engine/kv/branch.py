@@ -29,8 +29,8 @@ class Branch:
         way: The way that the last commit took, set where its rows were copied; None before the first commit.
     """
 
-    def __init__(self, room: CacheSpec, how: str) -> None:
-        self._how = how
+    def __init__(self, room: CacheSpec, way: str) -> None:
+        self._how = way
         self._buffers = [room.empty(room.capacity) for _ in range(room.layers)]
         self.committed_pairs: list[Pair] = [_columns(buffer, 0, 0) for buffer in self._buffers]
         self.branch: list[Pair] = []
@@ -53,8 +53,8 @@ class Branch:
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Append the rows to the branch, in storage of its own."""
-        old = self.branch[layer]
-        self.branch[layer] = torch.cat([old[0], keys], -2), torch.cat([old[1], values], -2)
+        branch_pair = self.branch[layer]
+        self.branch[layer] = torch.cat([branch_pair[0], keys], -2), torch.cat([branch_pair[1], values], -2)
 
     def read(self, layer: int) -> Pair:
         """The branch, or the committed columns while no row is open."""
@@ -76,49 +76,52 @@ class Branch:
     def amend(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """See `KvCache.amend`."""
         self.branch[layer] = tuple(  # type: ignore[assignment]
-            torch.cat([old[..., : self.length, :], new], -2)
-            for old, new in zip(self.branch[layer], (keys, values), strict=True)
+            torch.cat([cells[..., : self.length, :], rows], -2)
+            for cells, rows in zip(self.branch[layer], (keys, values), strict=True)
         )
 
     def commit(self, path: list[int]) -> str | None:
         """See `KvCache.commit`."""
         if not self.rows:
             return None
-        how, reason = self.way_of(path)
-        self.bring_home(path, how)
+        way, reason = self.way_of(path)
+        self.bring_home(path, way)
         return reason
 
-    def bring_home(self, path: list[int], how: str) -> None:
-        """Write the rows `path` of the branch to the committed cache by the way `how`, and close the branch."""
+    def bring_home(self, path: list[int], way: str) -> None:
+        """Write the rows `path` of the branch to the committed cache by the way `way`, and close the branch."""
         rows = [self.length + row for row in path]
         end = self.length + len(path)
         for layer, pair in enumerate(self.branch):
             # `way` is set beside the copy, not beside the choice: it shows which copy really ran.
-            if how == "fast":
+            if way == "fast":
                 self.way = "fast"
                 self.put(layer, self.length, pick_columns(pair, rows))
-            elif how == "length":
+            elif way == "length":
                 self.way = "length"
                 self.put(layer, 0, _columns(pair, 0, end))
             else:
                 self.way = "path"
                 self.put(layer, 0, pick_columns(pair, [*range(self.length), *rows]))
-        self.length, self.branch, self.rows = end, [], 0
+        self.length = end
+        self.branch = []
+        self.rows = 0
         self.committed_pairs = [_columns(buffer, 0, end) for buffer in self._buffers]
 
-    def put(self, layer: int, begin: int, new: Pair) -> None:
-        """Write the columns `new` from column `begin` on.
+    def put(self, layer: int, begin: int, pair: Pair) -> None:
+        """Write the columns `pair` from column `begin` on.
 
         A buffer of another shape or dtype, or one that is too short, is replaced; the columns before `begin` are kept.
         """
-        old, end = self._buffers[layer], begin + new[0].shape[-2]
-        if any(_unlike(cells, tensor) or cells.shape[-2] < end for cells, tensor in zip(old, new, strict=True)):
-            columns = max(end, old[0].shape[-2])
-            keys, values = (tensor.new_zeros((*tensor.shape[:-2], columns, tensor.shape[-1])) for tensor in new)
+        old_buffer = self._buffers[layer]
+        end = begin + pair[0].shape[-2]
+        if any(_unlike(cells, tensor) or cells.shape[-2] < end for cells, tensor in zip(old_buffer, pair, strict=True)):
+            columns = max(end, old_buffer[0].shape[-2])
+            keys, values = (tensor.new_zeros((*tensor.shape[:-2], columns, tensor.shape[-1])) for tensor in pair)
             self._buffers[layer] = keys, values
             if begin:
-                self.put(layer, 0, _columns(old, 0, begin))
-        for buffer, tensor in zip(self._buffers[layer], new, strict=True):
+                self.put(layer, 0, _columns(old_buffer, 0, begin))
+        for buffer, tensor in zip(self._buffers[layer], pair, strict=True):
             buffer[..., begin:end, :] = tensor
 
     def way_of(self, path: list[int]) -> tuple[str, str | None]:
@@ -147,7 +150,9 @@ class Branch:
     def crop(self, length: int) -> None:
         """See `KvCache.crop`."""
         self.committed_pairs = [_columns(pair, 0, length) for pair in self.committed_pairs]
-        self.length, self.rows, self.branch = length, 0, []
+        self.length = length
+        self.rows = 0
+        self.branch = []
 
     def begin_as(self, source: KvCache) -> None:
         """See `KvCache.begin_as`."""

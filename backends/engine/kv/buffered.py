@@ -31,13 +31,14 @@ class Buffered:
 
     def crop(self, length: int) -> None:
         """See `KvCache.crop`."""
-        self.length, self.rows = length, 0
+        self.length = length
+        self.rows = 0
 
     def begin_as(self, source: KvCache) -> None:
         """See `KvCache.begin_as`."""
         for layer, pair in enumerate(self.buffers):
-            for buffer, old in zip(pair, source.committed_columns(layer)[1:], strict=True):
-                buffer[..., : source.length, :] = old
+            for buffer, columns in zip(pair, source.committed_columns(layer)[1:], strict=True):
+                buffer[..., : source.length, :] = columns
         self.length = source.length
 
     def committed_columns(self, layer: int) -> tuple[int, Tensor, Tensor]:

@@ -65,8 +65,8 @@ class Paged:
     def put(self, layer: int, begin: int, pair: Pair) -> None:
         """Write keys and values [kv_heads, rows, D] into the slots of columns `begin` on, through the block table."""
         slots = self.slots(begin, begin + pair[0].shape[-2])
-        for cells, new in zip(self.pool.layers[layer], pair, strict=True):
-            cells.flatten(0, 1)[slots] = new.transpose(0, 1)
+        for cells, rows in zip(self.pool.layers[layer], pair, strict=True):
+            cells.flatten(0, 1)[slots] = rows.transpose(0, 1)
 
     def open(self, rows: int) -> None:
         """Reserve pages for the rows, and replace shared pages that the rows will be written to by own copies."""
@@ -106,12 +106,14 @@ class Paged:
         for layer in range(len(self.pool.layers)):
             # `block` and `pick_columns` copy, since source and destination may overlap.
             self.put(layer, self.length, pick_columns(self.block(layer), path))
-        self.length, self.rows = self.length + len(path), 0
+        self.length = self.length + len(path)
+        self.rows = 0
         return None
 
     def crop(self, length: int) -> None:
         """See `KvCache.crop`; pages stay allocated."""
-        self.length, self.rows = length, 0
+        self.length = length
+        self.rows = 0
 
     def begin_as(self, source: KvCache) -> None:
         """See `KvCache.begin_as`; the arena forks paged caches by sharing pages, without this copy."""

@@ -28,7 +28,7 @@ class Pages:
         self.holders: Counter[int] = Counter()
         # The prefix cache, whose layout promises no bits, clears this and puts its eviction below.
         self.exact = True
-        self.make_room: Callable[[int], None] = lambda missing: None
+        self.make_room: Callable[[int], None] = lambda num_pages: None
 
     @property
     def free(self) -> tuple[int, ...]:
@@ -104,9 +104,9 @@ class Blocks:
 
     def reserve(self, columns: int) -> None:
         """Make room for `columns` columns and the overhang; raise OutOfPages, taking no page, if pages are missing."""
-        missing = -(-(columns + self.overhang) // self.size) - len(self.table)
-        if missing > 0:
-            self.table += self.pages.take(missing)
+        num_missing = -(-(columns + self.overhang) // self.size) - len(self.table)
+        if num_missing > 0:
+            self.table += self.pages.take(num_missing)
 
     def copy_on_write(self, begin: int, end: int) -> None:
         """Copy on write: replace every page of columns `begin` to `end` that has another holder by an own copy."""

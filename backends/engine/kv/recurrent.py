@@ -49,7 +49,8 @@ class RecurrentStates:
 
     def order(self, first: int) -> list[int]:
         """The open rows from `first` on, each after the row above it."""
-        rows, ordered = list(range(first, len(self.parents))), list[int]()
+        rows = list(range(first, len(self.parents)))
+        ordered = list[int]()
         while rows:
             ready = [row for row in rows if self.parents[row] < first or self.parents[row] in ordered]
             if not ready:
@@ -77,13 +78,14 @@ class RecurrentStates:
         """Commit one token, after which the states are `states`."""
         self.length += 1
         self.states_by_length[self.length] = states
-        old = self.length - 2
-        if old > 0 and not (self.border and old % self.border == 0):
-            self.states_by_length.pop(old, None)
+        stale_length = self.length - 2
+        if stale_length > 0 and not (self.border and stale_length % self.border == 0):
+            self.states_by_length.pop(stale_length, None)
 
     def close(self) -> None:
         """Close all open rows."""
-        self.parents, self.rows = [], {}
+        self.parents = []
+        self.rows = {}
 
     def crop(self, length: int) -> None:
         """Forget the committed tokens from `length` on, and every open row.
@@ -113,7 +115,8 @@ class RecurrentStates:
 
     def begin(self, length: int, states: LayerStates) -> None:
         """Begin with the states `states` after `length` tokens."""
-        self.length, self.states_by_length = length, {0: {}, length: states}
+        self.length = length
+        self.states_by_length = {0: {}, length: states}
         self.close()
 
 

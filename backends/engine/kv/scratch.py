@@ -20,12 +20,13 @@ class Scratch(Buffered):
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Write the rows into the scratch buffer."""
-        for buffer, new in zip(self.scratch[layer], (keys, values), strict=True):
-            buffer[..., self.rows - self._last : self.rows, :] = new
+        for buffer, tensor in zip(self.scratch[layer], (keys, values), strict=True):
+            buffer[..., self.rows - self._last : self.rows, :] = tensor
 
     def read(self, layer: int) -> Pair:
         """The committed columns, then the open rows of the scratch buffer."""
-        committed, rows = self.buffers[layer], self.scratch[layer]
+        committed = self.buffers[layer]
+        rows = self.scratch[layer]
         keys, values = (
             torch.cat([committed_buffer[..., : self.length, :], scratch_buffer[..., : self.rows, :]], -2)
             for committed_buffer, scratch_buffer in zip(committed, rows, strict=True)
@@ -43,16 +44,17 @@ class Scratch(Buffered):
 
     def amend(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """See `KvCache.amend`."""
-        for buffer, new in zip(self.scratch[layer], (keys, values), strict=True):
-            buffer[..., : self.rows, :] = new
+        for buffer, tensor in zip(self.scratch[layer], (keys, values), strict=True):
+            buffer[..., : self.rows, :] = tensor
 
     def commit(self, path: list[int]) -> str | None:
         """Copy the accepted rows behind the committed ones."""
         end = self.length + len(path)
         for committed, rows in zip(self.buffers, self.scratch, strict=True):
-            for buffer, new in zip(committed, pick_columns(rows, path), strict=True):
-                buffer[..., self.length : end, :] = new
-        self.length, self.rows = end, 0
+            for buffer, accepted_rows in zip(committed, pick_columns(rows, path), strict=True):
+                buffer[..., self.length : end, :] = accepted_rows
+        self.length = end
+        self.rows = 0
         return None
 
     def poison(self, number: Poison) -> None:

@@ -50,8 +50,8 @@ class Sliding:
     def put(self, layer: int, begin: int, pair: Pair) -> None:
         """Write keys and values into the ring cells of columns `begin` on."""
         cells = self._cells(layer, begin, begin + pair[0].shape[-2])
-        for buffer, new in zip(self.buffers[layer], pair, strict=True):
-            buffer.index_copy_(-2, cells, new)
+        for buffer, rows in zip(self.buffers[layer], pair, strict=True):
+            buffer.index_copy_(-2, cells, rows)
         size = self.buffers[layer][0].shape[-2]
         self._intact[layer] = max(self._intact[layer], begin + pair[0].shape[-2] - size)
 
@@ -90,7 +90,8 @@ class Sliding:
         """Move the accepted rows up behind the committed columns; columns out of reach are overwritten later."""
         for layer in range(len(self.buffers)):
             self.put(layer, self.length, pick_columns(self.block(layer), path))
-        self.length, self.rows = self.length + len(path), 0
+        self.length = self.length + len(path)
+        self.rows = 0
         return None
 
     def crop(self, length: int) -> None:
@@ -104,7 +105,8 @@ class Sliding:
             if first < min(length, intact):  # rejected rows have overwritten columns too
                 raise ValueError(f"layer {layer}: a ring without column {first} cannot be rewound to {length} columns")
         self._intact = [min(length, intact) for intact in self._intact]
-        self.length, self.rows = length, 0
+        self.length = length
+        self.rows = 0
 
     def begin_as(self, source: KvCache) -> None:
         """See `KvCache.begin_as`."""

@@ -16,8 +16,8 @@ class Static(Buffered):
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Write in place, after the rows that were open before."""
         end = self.length + self.rows
-        for buffer, new in zip(self.buffers[layer], (keys, values), strict=True):
-            buffer[..., end - self._last : end, :] = new
+        for buffer, rows in zip(self.buffers[layer], (keys, values), strict=True):
+            buffer[..., end - self._last : end, :] = rows
 
     def read(self, layer: int) -> Pair:
         """Every cell, including stale ones, which the mask hides."""
@@ -36,15 +36,15 @@ class Static(Buffered):
 
     def amend(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """See `KvCache.amend`."""
-        for buffer, new in zip(self.buffers[layer], (keys, values), strict=True):
-            buffer[..., self.length : self.length + self.rows, :] = new
+        for buffer, rows in zip(self.buffers[layer], (keys, values), strict=True):
+            buffer[..., self.length : self.length + self.rows, :] = rows
 
     def commit(self, path: list[int]) -> str | None:
         """Move the accepted rows up behind the committed columns, from copies, since both ranges may overlap."""
         for layer in range(len(self.buffers)):
             accepted = pick_columns(self.block(layer), path)
-            for buffer, new in zip(self.buffers[layer], accepted, strict=True):
-                buffer[..., self.length : self.length + len(path), :] = new
+            for buffer, rows in zip(self.buffers[layer], accepted, strict=True):
+                buffer[..., self.length : self.length + len(path), :] = rows
         self._advance(len(path))
         return None
 

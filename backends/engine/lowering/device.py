@@ -54,7 +54,8 @@ class DeviceLowering:
         below_root = valid & (row > 0)
         lift = self.climb(parent, tree.height)
         depth = program.depths(lift, valid)
-        ancestor, positions = self.ancestors(lift, depth, valid), position + depth
+        ancestor = self.ancestors(lift, depth, valid)
+        positions = position + depth
         ends = torch.full((1,), committed, device=self.device)
         words = {
             reach: RowWords(

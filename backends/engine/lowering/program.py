@@ -49,8 +49,8 @@ def next_siblings(parent: Tensor, below_root: Tensor) -> Tensor:
     row = torch.arange(rows, device=parent.device)
     # In order of (parent, row) the next sibling of a row stands right behind it; other rows go to the end.
     order = torch.where(below_root, parent * rows + row, rows * rows + row).argsort(1)
-    above = torch.where(below_root, parent, -1).gather(1, order)
-    follows = (above[:, 1:] == above[:, :-1]) & (above[:, 1:] >= 0)
+    sorted_parents = torch.where(below_root, parent, -1).gather(1, order)
+    follows = (sorted_parents[:, 1:] == sorted_parents[:, :-1]) & (sorted_parents[:, 1:] >= 0)
     siblings = torch.where(follows, order[:, 1:], 0)
     return torch.zeros_like(parent).scatter(1, order[:, :-1], siblings)
 
@@ -61,8 +61,8 @@ def block_words(ancestor: Tensor, depth: Tensor, position: Tensor, valid: Tensor
     row = torch.arange(rows, device=ancestor.device)
     seen_rows = torch.where(valid[..., None], ancestor, row[:, None])  # a padding row sees itself, at level 0
     is_seen = torch.arange(levels, device=ancestor.device) <= depth[..., None]
-    above = position.gather(1, seen_rows.flatten(1)).view_as(seen_rows)
-    is_seen = reach.within(is_seen[..., None, :], position[..., None], above)[..., 0, :]
+    ancestor_positions = position.gather(1, seen_rows.flatten(1)).view_as(seen_rows)
+    is_seen = reach.within(is_seen[..., None, :], position[..., None], ancestor_positions)[..., 0, :]
     # The ancestors of a row are different rows, so that a sum of their bits sets each of them.
     bits = torch.where(is_seen, 1 << seen_rows % WORD, 0)
     words = torch.zeros(batch, rows, -(-rows // WORD), dtype=torch.int64, device=ancestor.device)

@@ -38,7 +38,9 @@ def axes_of(model: Model) -> Axes | None:
     """The positions of a request on `model`; None where every token has the number of its column on all axes."""
     if not model.images:
         return None
-    parts, end, following = [], 0, 0
+    parts = []
+    end = 0
+    following = 0
     for image in model.images:
         text = torch.arange(following, following + image.start - end)
         parts.append(text.expand(3, -1))
@@ -46,7 +48,8 @@ def axes_of(model: Model) -> Axes | None:
         begin = following + len(text)
         grid = torch.cartesian_prod(*(torch.arange(size) for size in sizes)).view(-1, 3)
         parts.append(grid.T + begin)
-        end, following = image.end, begin + max(sizes)
+        end = image.end
+        following = begin + max(sizes)
     return Axes(torch.cat(parts, dim=1), following - end)
 
 

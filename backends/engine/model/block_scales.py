@@ -38,8 +38,8 @@ def dequantise_checkpoint(folder: Path, rows: int, columns: int, dtype: torch.dt
 def _read(folder: Path, rows: int, columns: int, dtype: torch.dtype) -> dict[str, Tensor]:
     state = dict[str, Tensor]()
     for file in weight_files(folder, {**FLOATS, **EIGHT_BITS})[1]:
-        with safe_open(file, framework="pt") as opened:
-            state |= {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118  # no mapping
+        with safe_open(file, framework="pt") as tensors:
+            state |= {name: tensors.get_tensor(name) for name in tensors.keys()}  # noqa: SIM118  # no mapping
     factors = {name: state.pop(name) for name in [*state] if name.endswith(FACTORS)}
     for name, tensor in state.items():
         if tensor.dtype == torch.float8_e4m3fn:

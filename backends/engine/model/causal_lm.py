@@ -146,7 +146,8 @@ class CausalLm:
         Raises:
             OutOfPages: before the forward, if a cache has no room; caches that had room keep their rows open.
         """
-        attend, widths = OverLatentRows(attend), [len(rows_of_request.tokens) for rows_of_request in batch]
+        attend = OverLatentRows(attend)
+        widths = [len(rows_of_request.tokens) for rows_of_request in batch]
         for rows_of_request, width in zip(batch, widths, strict=True):
             rows_of_request.cache.open(width)
             if rows_of_request.parents is not None and isinstance(rows_of_request.cache, Branches):
@@ -171,7 +172,8 @@ class CausalLm:
             "attention_mask": named_masks if self._kinds else masks[""],
         }
         began = time.perf_counter()
-        logits, choices = None, Choices()
+        logits = None
+        choices = Choices()
         adapters = [rows_of_request.adapter for rows_of_request in batch]
         # Verify forwards and levels of drafts are watched; prefills, of any length, are not recorded.
         if self.graphs is not None and watch is not None:
@@ -232,10 +234,11 @@ class CausalLm:
     def _write_zeros(self, lanes: BatchCache) -> None:
         """Write rows of zeros in layers without attention, so that every layer of a cache holds the same columns."""
         if self.unattended:
-            room, shape = self.room(0, 0), (len(lanes.caches), lanes.width)
+            room = self.room(0, 0)
+            shape = (len(lanes.caches), lanes.width)
             keys, values = (
-                torch.zeros(shape[0], room.kv_heads, shape[1], wide, dtype=self.dtype, device=self.device)
-                for wide in room.widths
+                torch.zeros(shape[0], room.kv_heads, shape[1], width, dtype=self.dtype, device=self.device)
+                for width in room.widths
             )
             for layer in self.unattended:
                 lanes.update(keys, values, layer)

@@ -52,11 +52,14 @@ class HeadModel(ABC):
     ) -> None:
         self.layer = layer
         self.reads = reads
-        self.device, self.dtype = target.device, target.dtype
+        self.device = target.device
+        self.dtype = target.dtype
         self._counts = target.graphs is None
         self.d2t = weights["d2t"].to(self.device) if "d2t" in weights else None
-        named = ("d2t", "t2d")
-        self.weights = {key: tensor.to(self.device, self.dtype) for key, tensor in weights.items() if key not in named}
+        vocabulary_maps = ("d2t", "t2d")
+        self.weights = {
+            key: tensor.to(self.device, self.dtype) for key, tensor in weights.items() if key not in vocabulary_maps
+        }
         shared: Tensor = target.unsharded.get_input_embeddings().weight
         # A head with an embedding of its own brings it along.
         self.embedding = self.weights.get("embed_tokens.weight", shared)
@@ -146,8 +149,8 @@ class HeadModel(ABC):
         """
         visible_by_module = [visible] * len(self.reaches)
 
-        def below(module: int, above: list[Tensor]) -> Tensor:
-            return above[-1] if module else states
+        def below(module: int, outputs_above: list[Tensor]) -> Tensor:
+            return outputs_above[-1] if module else states
 
         return self.through(tokens, below, positions, visible_by_module, cache, attend, lanes)[-1]
 
@@ -202,8 +205,8 @@ class HeadModel(ABC):
         )
         masks = [caches.masks(module, [lane.visible[module] for lane in lanes]) for module in range(self.layers)]
 
-        def states_beside(module: int, above: list[Tensor]) -> Tensor:
-            return states[:, module] if module < states.shape[1] else above[-1]
+        def states_beside(module: int, outputs_above: list[Tensor]) -> Tensor:
+            return states[:, module] if module < states.shape[1] else outputs_above[-1]
 
         outputs = torch.stack(self._run(tokens, states_beside, positions, masks, caches, attend), 1)
         return [outputs[lane_number * width :][: len(lane.tokens)] for lane_number, lane in enumerate(lanes)]
@@ -228,9 +231,9 @@ class HeadModel(ABC):
             queries, keys, values = (self._heads(x, f"{prefix}.self_attn.{part}_proj", count) for part in "qkv")
             keys, values = batch.update(_rotate(keys, cos, sin), values, module)
             columns = batch.columns(module, keys, values, mask.to(self.device))
-            mixed = attend(_rotate(queries, cos, sin), columns, self.layer.head_dim**-0.5)
+            output = attend(_rotate(queries, cos, sin), columns, self.layer.head_dim**-0.5)
             stream = residual + self.linear(
-                mixed.transpose(1, 2).reshape(len(tokens), -1), f"{prefix}.self_attn.o_proj"
+                output.transpose(1, 2).reshape(len(tokens), -1), f"{prefix}.self_attn.o_proj"
             )
             x = self.norm(stream, f"{prefix}.post_attention_layernorm")
             gate, up = (self.linear(x, f"{prefix}.mlp.{part}_proj") for part in ("gate", "up"))
@@ -264,9 +267,9 @@ class HeadModel(ABC):
 
     def norm(self, x: Tensor, name: str) -> Tensor:
         """`x` [R, hidden] through the root mean square norm `name`; 16-bit rows are normed in float32."""
-        wide = x if x.dtype in (torch.float32, torch.float64) else x.float()
-        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.layer.norm_eps)
-        return (wide * scale).to(x.dtype) * self.weights[f"{name}.weight"]
+        wide_rows = x if x.dtype in (torch.float32, torch.float64) else x.float()
+        scale = torch.rsqrt(wide_rows.square().mean(-1, keepdim=True) + self.layer.norm_eps)
+        return (wide_rows * scale).to(x.dtype) * self.weights[f"{name}.weight"]
 
     def _heads(self, x: Tensor, name: str, lanes: int) -> Tensor:
         """Queries, keys or values of rows `x` through the projection `name`: [lanes, heads, R, head_dim]."""
@@ -275,7 +278,8 @@ class HeadModel(ABC):
 
     def _table(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosine and sine [R, head_dim] of the rotary angles at `positions`."""
-        rope, width = self.layer.rope, self.layer.head_dim
+        rope = self.layer.rope
+        width = self.layer.head_dim
         if rope is None:
             turns = self.layer.theta ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
         else:

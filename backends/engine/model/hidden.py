@@ -34,7 +34,8 @@ class HiddenTap:
         """
         # The base of a text model of several modalities (Llama 4) is the model with its head.
         body = body if hasattr(body, "layers") else getattr(body, "model", body)
-        layers, norm = getattr(body, "layers", None), last_norm(body)
+        layers = getattr(body, "layers", None)
+        norm = last_norm(body)
         if layers is None or norm is None:
             raise Unsupported(f"{type(body).__name__} has no layers and norm whose hidden states a draft could read")
         states: dict[int | str, Tensor] = {}
@@ -45,8 +46,10 @@ class HiddenTap:
                     hooks.enter_context(_removing(norm.register_forward_hook(_storing_hook(states, place))))
                     continue
                 if place >= len(layers):
-                    named = ", ".join(str(descriptor) for descriptor in self._descriptors)
-                    raise Unsupported(f"the draft reads the {named}; the target has layers 0 to {len(layers) - 1}")
+                    descriptor_names = ", ".join(str(descriptor) for descriptor in self._descriptors)
+                    raise Unsupported(
+                        f"the draft reads the {descriptor_names}; the target has layers 0 to {len(layers) - 1}"
+                    )
                 hooks.enter_context(_layer_hook(layers, place, states))
             yield
         for descriptor, descriptor_places in places.items():
@@ -71,18 +74,18 @@ def _layer_hook(layers: Any, place: int, states: dict[int | str, Tensor]) -> Any
     if place >= 0:
         return _removing(layers[place].register_forward_hook(_storing_hook(states, place)))
 
-    def before(_: Any, arguments: tuple[Any, ...], named_arguments: dict[str, Any]) -> None:
+    def store_input(_: Any, arguments: tuple[Any, ...], named_arguments: dict[str, Any]) -> None:
         states[-1] = arguments[0] if arguments else named_arguments["hidden_states"]
 
-    return _removing(layers[0].register_forward_pre_hook(before, with_kwargs=True))
+    return _removing(layers[0].register_forward_pre_hook(store_input, with_kwargs=True))
 
 
 def _storing_hook(states: dict[int | str, Tensor], place: int | str) -> Any:
-    def after(_: Any, __: Any, output: Any) -> None:
+    def store_output(_: Any, __: Any, output: Any) -> None:
         # Layers of transformers 5 return the residual stream itself, other layers a tuple that begins with it.
         states[place] = output[0] if isinstance(output, tuple) else output
 
-    return after
+    return store_output
 
 
 @contextmanager

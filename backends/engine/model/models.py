@@ -117,7 +117,8 @@ def _of_few_bits(network: Any, kind: str, product: Dequantise) -> None:
         Unsupported: for a model that keeps the projections of several experts in one tensor.
     """
     state = network.state_dict()
-    if stacked := [name for name, tensor in state.items() if name.endswith("_proj") and tensor.dim() == 3]:
+    stacked = [name for name, tensor in state.items() if name.endswith("_proj") and tensor.dim() == 3]
+    if stacked:
         raise Unsupported(
             f"{kind} weights of {stacked[0]}: matrices of experts are not quantised; choose another draft"
         )
@@ -202,13 +203,13 @@ def from_disk(model: Checkpoint, dtype: str) -> Any:
     config = _config(model)
     source, state = _source_or_state(model, config, DTYPES[dtype])
     logging.disable_progress_bar()  # a bar is written to standard error, which belongs to the commands
-    chosen = LlamaForCausalLM if isinstance(config, LlamaConfig) else AutoModelForCausalLM
+    model_class = LlamaForCausalLM if isinstance(config, LlamaConfig) else AutoModelForCausalLM
     try:
-        if source is None and chosen is AutoModelForCausalLM:
+        if source is None and model_class is AutoModelForCausalLM:
             # The class that chooses by the config opens folders alone.
             with torch.device("meta"):
-                chosen = type(AutoModelForCausalLM.from_config(config))
-        return chosen.from_pretrained(
+                model_class = type(AutoModelForCausalLM.from_config(config))
+        return model_class.from_pretrained(
             source,
             config=config,
             state_dict=state,

@@ -61,15 +61,15 @@ def _listen(block: nn.Module, layer: int) -> bool:
         return False
     if isinstance(router, Llama4Router):
 
-        def after(module: Any, _: Any, output: Any) -> None:
+        def store_choices(module: Any, _: Any, output: Any) -> None:
             choices = _CHOICES.get()
             if choices is not None:
                 choices[layer] = output[0].topk(module.top_k, dim=-1)[1].detach()
 
-        router.register_forward_hook(after)
+        router.register_forward_hook(store_choices)
         return True
 
-    def before(_: Any, arguments: tuple[Any, ...], named_arguments: dict[str, Any]) -> None:
+    def store_indices(_: Any, arguments: tuple[Any, ...], named_arguments: dict[str, Any]) -> None:
         choices = _CHOICES.get()
         indices = [
             argument
@@ -79,7 +79,7 @@ def _listen(block: nn.Module, layer: int) -> bool:
         if choices is not None and len(indices) == 1 and indices[0].dim() == 2:
             choices[layer] = indices[0].detach()
 
-    experts.register_forward_pre_hook(before, with_kwargs=True)
+    experts.register_forward_pre_hook(store_indices, with_kwargs=True)
     return True
 
 
@@ -92,6 +92,6 @@ def by_lane(choices: Choices, layers: int, lanes: int) -> Tensor | None:
         layer_choices.shape != first_choices.shape for layer_choices in choices.values()
     ):
         return None
-    missing = torch.full_like(first_choices, -1)
-    stacked = torch.stack([choices.get(layer, missing) for layer in range(layers)])
+    no_choices = torch.full_like(first_choices, -1)
+    stacked = torch.stack([choices.get(layer, no_choices) for layer in range(layers)])
     return stacked.reshape(layers, lanes, -1, first_choices.shape[1]).movedim(1, 0).cpu()

@@ -67,5 +67,6 @@ def _of_head(head: HeadModel, cache: Overwrite, attend: Attend, lanes: type[Batc
     state = torch.linspace(-1, 1, head.hidden_size, dtype=head.dtype, device=head.device)
     head.append(tokens[:COMMITTED], state.expand(COMMITTED, -1), cache, attend)
     rows = torch.arange(COMMITTED, COMMITTED + BLOCK)
-    block, states = torch.tensor(tokens[COMMITTED:]), state.expand(BLOCK, -1)
+    block = torch.tensor(tokens[COMMITTED:])
+    states = state.expand(BLOCK, -1)
     return head.forward(block, states, rows, causal(rows, head.reaches)[0], cache, attend, lanes)

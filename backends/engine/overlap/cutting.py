@@ -12,8 +12,9 @@ def cut_commit(committed: Committed, length: int) -> Committed:
     """`committed` with the first `length` columns; recurrent states, and caches that let columns go, are not shown."""
     if committed.length <= length:
         return committed
-    after, draft = _cut_kv(committed.after, length), _cut_kv(committed.draft, length)
-    return replace(committed, length=length, after=after, draft=draft, recurrent=None)
+    cache_after = _cut_kv(committed.after, length)
+    draft = _cut_kv(committed.draft, length)
+    return replace(committed, length=length, after=cache_after, draft=draft, recurrent=None)
 
 
 def _cut_kv(kv: Kv | None, length: int) -> Kv | None:

@@ -45,7 +45,8 @@ class Crew:
         if sys.platform != "linux":
             raise Unavailable(f"{name} forks its ranks, which is known to be safe on Linux alone")
         context = multiprocessing.get_context("fork")
-        self._name, self._patience = name, patience
+        self._name = name
+        self._patience = patience
         self._folder = Path(tempfile.mkdtemp(prefix="specverify-ranks-"))
         self._entered: Any = context.RawArray("q", size)
         self._wires: list[Connection] = []
@@ -94,24 +95,26 @@ class Crew:
 
     def _answers(self) -> list[tuple[str, Any]]:
         answers: dict[int, tuple[str, Any]] = {}
-        calls_entered, since = list(self._entered), time.monotonic()
+        calls_entered = list(self._entered)
+        since = time.monotonic()
         while len(answers) < len(self._wires):
-            waiting = {wire: rank for rank, wire in enumerate(self._wires) if rank not in answers}
-            for ready in wait(list(waiting), timeout=min(1.0, self._patience)):
+            ranks_by_wire = {wire: rank for rank, wire in enumerate(self._wires) if rank not in answers}
+            for ready in wait(list(ranks_by_wire), timeout=min(1.0, self._patience)):
                 assert isinstance(ready, Connection)
                 try:
-                    answers[waiting[ready]] = ready.recv()
+                    answers[ranks_by_wire[ready]] = ready.recv()
                 except (EOFError, OSError):
-                    self._fail(self._death() or f"rank {waiting[ready]} has closed its wire")
+                    self._fail(self._death() or f"rank {ranks_by_wire[ready]} has closed its wire")
                 since = time.monotonic()
             if calls_entered != list(self._entered):
-                calls_entered, since = list(self._entered), time.monotonic()
+                calls_entered = list(self._entered)
+                since = time.monotonic()
             if time.monotonic() - since > self._patience:
-                late = min(
+                late_rank = min(
                     (rank for rank in range(len(self._wires)) if rank not in answers), key=calls_entered.__getitem__
                 )
                 self._fail(
-                    f"rank {late} lags: it has entered {calls_entered[late]} collectives, "
+                    f"rank {late_rank} lags: it has entered {calls_entered[late_rank]} collectives, "
                     f"and the furthest {max(calls_entered)}; "
                     f"nothing has moved for {self._patience:g} seconds"
                 )
@@ -132,9 +135,9 @@ class Crew:
             time.sleep(0.02)
         return None
 
-    def _fail(self, why: str) -> None:
+    def _fail(self, reason: str) -> None:
         self.close()
-        raise Unavailable(f"{self._name}: {why}")
+        raise Unavailable(f"{self._name}: {reason}")
 
     def close(self) -> None:
         """End all ranks."""

@@ -31,7 +31,8 @@ def seams_in_step(seams: Seams, group: Group) -> Seams:
         # The walk reads nothing but the arg-max of each row.
         path, bonus = seams.walk(tensors, torch.nn.functional.one_hot(choice, scores.shape[-1]).to(scores.dtype))
         decision = torch.full((1, len(scores) + 1), -1)
-        decision[0, : len(path)], decision[0, -1] = torch.tensor(path), bonus
+        decision[0, : len(path)] = torch.tensor(path)
+        decision[0, -1] = bonus
         rows = [int(row) for row in ranks.agree(group, decision, True)[0]]
         return [row for row in rows[:-1] if row >= 0], rows[-1]
 

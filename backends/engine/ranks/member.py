@@ -123,17 +123,17 @@ def _answer(seams: Seams, shelf: ModelCache, group: ProcessGroup, word: str, arg
     return answer
 
 
-def _failure(why: Exception) -> tuple[Any, ...]:
+def _failure(error: Exception) -> tuple[Any, ...]:
     """A word for the kind of failure, and what a crew needs to raise it again."""
-    if any(name in str(why) for name in ("gloo", "Connection closed by peer", "ProcessGroup", "NCCL", "HCCL")):
-        return "lost", " ".join(str(why).split())[:160]
-    if is_out_of_step(why):
-        return "parted", str(why)
-    if isinstance(why, StageFailure):
-        return "stopped", (why.stage, why.why)
-    if isinstance(why, Unsupported):
-        return "unsupported", str(why)
-    return "raised", f"{type(why).__name__}: {why}"
+    if any(name in str(error) for name in ("gloo", "Connection closed by peer", "ProcessGroup", "NCCL", "HCCL")):
+        return "lost", " ".join(str(error).split())[:160]
+    if is_out_of_step(error):
+        return "parted", str(error)
+    if isinstance(error, StageFailure):
+        return "stopped", (error.stage, error.why)
+    if isinstance(error, Unsupported):
+        return "unsupported", str(error)
+    return "raised", f"{type(error).__name__}: {error}"
 
 
 def _play_case(case: Case, seams: Seams, shelf: ModelCache, group: ProcessGroup) -> tuple[Trace, tuple[str, ...], int]:

@@ -43,13 +43,13 @@ class RankedServers:
     def __init__(self, case: Case, shelf: ModelCache, seams: Seams) -> None:
         self._meeting = Meeting(case.ranks)
 
-        def opened(group: Group) -> OverlapServer:
+        def open_server(group: Group) -> OverlapServer:
             if case.spread:
                 return SpreadServer(case, shelf, seams, group)
             return RankServer(case, shelf, seams_in_step(seams, group))
 
         self._case = case
-        self._servers = self._all(opened)
+        self._servers = self._all(open_server)
 
     def _all(self, work: Callable[[Group], Result]) -> list[Result]:
         """The results of `work` on each rank.
@@ -100,9 +100,9 @@ class RankedServers:
         return merge_spread(self._case, traces, calls)
 
 
-def is_out_of_step(why: BaseException) -> bool:
+def is_out_of_step(error: BaseException) -> bool:
     """Whether an exception says that ranks have parted, and not that this rank's own work failed."""
-    return isinstance(why, OutOfStep) or isinstance(why.__cause__, OutOfStep)
+    return isinstance(error, OutOfStep) or isinstance(error.__cause__, OutOfStep)
 
 
 def serve_ranks(case: Case, shelf: ModelCache, seams: Seams) -> RankedServers:

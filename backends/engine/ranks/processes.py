@@ -44,10 +44,10 @@ class ProcessGroup(Group):
         if self.parted is None:
             self._meet(END)
 
-    def _reduce(self, call: str, tensor: Tensor, how: str) -> Tensor:
+    def _reduce(self, call: str, tensor: Tensor, operation: str) -> Tensor:
         self._meet(call)
         total = tensor.contiguous().clone()
-        dist.all_reduce(total, OPERATIONS[how])
+        dist.all_reduce(total, OPERATIONS[operation])
         return total
 
     def _gather(self, call: str, tensor: Tensor) -> list[Tensor]:
@@ -61,9 +61,9 @@ class ProcessGroup(Group):
         return received
 
     def _every(self, tensor: Tensor) -> list[Tensor]:
-        every = [torch.empty_like(tensor) for _ in range(self.size)]
-        dist.all_gather(every, tensor)
-        return every
+        tensors = [torch.empty_like(tensor) for _ in range(self.size)]
+        dist.all_gather(tensors, tensor)
+        return tensors
 
     def _meet(self, call: str) -> None:
         """Exchange the names of the collective.

@@ -36,11 +36,11 @@ _HERE: ContextVar[tuple[Group, RankSeams]] = ContextVar("_HERE")
 
 @contextmanager
 def _as_rank(group: Group, seams: RankSeams) -> Iterator[None]:
-    before = _HERE.set((group, seams))
+    token = _HERE.set((group, seams))
     try:
         yield
     finally:
-        _HERE.reset(before)
+        _HERE.reset(token)
 
 
 class ShardedEmbedding(nn.Module):
@@ -100,14 +100,18 @@ class ShardedLm(CausalLm):
     def __init__(self, full_model: CausalLm, group: Group, seams: RankSeams) -> None:
         # Everything but the weights is the whole model's; counters begin anew.
         self.__dict__.update(full_model.__dict__)
-        self.forward_s, self.calls, self.attention_calls = 0.0, 0, 0
+        self.forward_s = 0.0
+        self.calls = 0
+        self.attention_calls = 0
         self.fallbacks = type(full_model.fallbacks)()
         shards = _parts.setdefault(full_model, {})
         rank_of_size = (group.rank, group.size)
         if rank_of_size not in shards:
             shards[rank_of_size] = _sharded(full_model.model, *rank_of_size)
         self.model = shards[rank_of_size]
-        self._group, self._seams, self._full_model = group, seams, full_model.model
+        self._group = group
+        self._seams = seams
+        self._full_model = full_model.model
 
     @property
     def unsharded(self) -> Any:

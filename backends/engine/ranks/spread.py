@@ -98,7 +98,9 @@ def merge_spread(case: Case, traces: Sequence[Trace], calls: Sequence[tuple[str,
 
 def _joined(accounts: Sequence[Account]) -> Account:
     """The account of all ranks; the pages of each are numbered on from those of the rank before it."""
-    total, free, cached = 0, list[int](), list[int]()
+    total = 0
+    free = list[int]()
+    cached = list[int]()
     tables: dict[int, tuple[int, ...]] = {}
     committed: dict[int, int] = {}
     allocated: dict[int, int] = {}

@@ -26,8 +26,8 @@ class ThreadGroup(Group):
         super().__init__(rank, size)
         self._meeting = meeting
 
-    def _reduce(self, call: str, tensor: Tensor, how: str) -> Tensor:
-        return reduce(REDUCTIONS[how], self._meeting.enter(self.rank, call, tensor))
+    def _reduce(self, call: str, tensor: Tensor, operation: str) -> Tensor:
+        return reduce(REDUCTIONS[operation], self._meeting.enter(self.rank, call, tensor))
 
     def _gather(self, call: str, tensor: Tensor) -> list[Tensor]:
         return self._meeting.enter(self.rank, call, tensor)

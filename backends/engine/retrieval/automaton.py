@@ -61,19 +61,21 @@ class SuffixAutomaton:
 
     def _grow(self, token: int) -> None:
         """Add the suffixes of the longer text to the automaton."""
-        states, end = self.states, len(self.text)
-        new, state = len(states), self._last
+        states = self.states
+        end = len(self.text)
+        new_state = len(states)
+        state = self._last
         states.append(State(end, first=end, latest=end))
         while state >= 0 and token not in states[state].following:
-            states[state].following[token] = new
+            states[state].following[token] = new_state
             state = states[state].link
         if state < 0:
-            states[new].link = 0
+            states[new_state].link = 0
         else:
-            states[new].link = self._split(state, token)
-        self._last = new
+            states[new_state].link = self._split(state, token)
+        self._last = new_state
         # Every suffix of the text ends here too.
-        state_above = states[new].link
+        state_above = states[new_state].link
         while state_above > 0:
             states[state_above].latest = end
             state_above = states[state_above].link
@@ -84,7 +86,8 @@ class SuffixAutomaton:
         longer = states[state].following[token]
         if states[longer].length == states[state].length + 1:
             return longer
-        longer_state, copy = states[longer], len(states)
+        longer_state = states[longer]
+        copy = len(states)
         states.append(
             State(
                 states[state].length + 1,

@@ -38,9 +38,9 @@ def fill_shape(shape: RankTree, tokens: list[int], followers: Callable[[list[int
     token = {0: tokens[-1]}
     # By depth, since a parent may come after its children in row order.
     for node in sorted(range(1, len(shape)), key=lambda node: shape.depth[node]):
-        above = shape.path(node)[:-1]
-        if all(up in token for up in above):
-            ranked = followers([*tokens[:-1], *[token[up] for up in above]])
+        path = shape.path(node)[:-1]
+        if all(ancestor in token for ancestor in path):
+            ranked = followers([*tokens[:-1], *[token[ancestor] for ancestor in path]])
             if shape.rank[node] < len(ranked):
                 token[node] = ranked[shape.rank[node]]
     nodes = sorted(token)

@@ -48,16 +48,17 @@ class NgramTrie:
 
     def insert(self, window: list[int]) -> None:
         """Count `window` once, and use its n-gram and those that begin it, the longest first."""
-        node, is_known = self.root, True
+        node = self.root
+        is_known = True
         for token in window:
             is_known = token in node.children
             node = node.children[token] if is_known else self.add_node(node, token)
         if is_known:
             node.count += 1
-        up: Node | None = node
-        while up is not None and up is not self.root:
-            self.use(up)
-            up = up.parent
+        ancestor: Node | None = node
+        while ancestor is not None and ancestor is not self.root:
+            self.use(ancestor)
+            ancestor = ancestor.parent
 
     def add_node(self, parent: Node, token: int) -> Node:
         """A new node below `parent`."""

@@ -84,7 +84,7 @@ def pad_questions(questions: list[Question]) -> PaddedBatch:
     siblings = power_of_two(max(question.trees.children.shape[2] for question in batch))
     coins = max(question.dice.uniforms.shape[1] for question in batch)
 
-    def wide(tensors: list[Tensor], *sizes: int) -> Tensor:
+    def pad_tensors(tensors: list[Tensor], *sizes: int) -> Tensor:
         """[B, *sizes] of tensors [1, ...]; zeros pad each dimension at its end."""
         out = tensors[0].new_zeros(len(tensors), *sizes)
         for lane, tensor in enumerate(tensors):
@@ -93,15 +93,15 @@ def pad_questions(questions: list[Question]) -> PaddedBatch:
 
     vocab = batch[0].law.shape[-1]
     return PaddedBatch(
-        wide([question.trees.token for question in batch], rows),
-        wide([question.trees.parent for question in batch], rows),
-        wide([question.trees.children for question in batch], rows, siblings),
-        wide([question.trees.depth for question in batch], rows),
-        wide([question.trees.present for question in batch], rows),
-        wide([question.law for question in batch], rows, vocab),
-        wide([question.bonus for question in batch], rows, vocab),
-        wide([question.proposal for question in batch], rows, vocab),
-        wide([question.dice.uniforms for question in batch], coins),
+        pad_tensors([question.trees.token for question in batch], rows),
+        pad_tensors([question.trees.parent for question in batch], rows),
+        pad_tensors([question.trees.children for question in batch], rows, siblings),
+        pad_tensors([question.trees.depth for question in batch], rows),
+        pad_tensors([question.trees.present for question in batch], rows),
+        pad_tensors([question.law for question in batch], rows, vocab),
+        pad_tensors([question.bonus for question in batch], rows, vocab),
+        pad_tensors([question.proposal for question in batch], rows, vocab),
+        pad_tensors([question.dice.uniforms for question in batch], coins),
         torch.tensor([question.dice.nodes for question in batch], device=batch[0].law.device),
         power_of_two(max(question.trees.height for question in batch)),
     )
@@ -131,10 +131,12 @@ class BatchedVerify:
 
         All questions are of one kind (`Question.kind`).
         """
-        batch, first = self.pad_questions(questions), questions[0]
+        batch = self.pad_questions(questions)
+        first = questions[0]
         path, token, places, activities = self.ask((first.rule, first.removed, seams), batch)
         # One transfer for the rows of all requests.
-        rows, last = path.tolist(), token.tolist()
+        rows = path.tolist()
+        last = token.tolist()
         for lane, question in enumerate(questions):
             question.dice.spent += [
                 (place[lane : lane + 1], active[lane : lane + 1])

@@ -11,7 +11,14 @@ from backends.engine.sampling.seams import SamplingSeams
 
 
 def draw_child(
-    law: Tensor, rank: int, child: int, tried: Tensor, draws: str, dice: Coins, seams: SamplingSeams, active: Tensor
+    law: Tensor,
+    rank: int,
+    child: int,
+    tried_tokens: Tensor,
+    draws: str,
+    dice: Coins,
+    seams: SamplingSeams,
+    active: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Name the token of one child for B requests.
 
@@ -19,7 +26,7 @@ def draw_child(
         law: The draft's law at the parent [B, V].
         rank: The rank of the token in the law, 0 for the best; only `top-k` uses it.
         child: The row of the child; the draft coin of this row draws the token.
-        tried: bool [B, V]; the tokens of earlier siblings.
+        tried_tokens: bool [B, V]; the tokens of earlier siblings.
         draws: One of `reference.rules.DRAWS`.
         dice: The coins.
         seams: The functions that decide.
@@ -32,7 +39,7 @@ def draw_child(
         best = torch.sort(law, descending=True, stable=True)  # stable: equal probabilities stay in order of ids
         token = best.indices[:, rank]
         return token, best.values[:, rank] > 0, seams.certain(token, law)
-    untried = law.masked_fill(tried, 0.0) if draws == "without-replacement" else law
+    untried = law.masked_fill(tried_tokens, 0.0) if draws == "without-replacement" else law
     possible = untried.sum(-1) > 0
     place = dice.place("draft", torch.full((len(law),), child, dtype=torch.long, device=law.device))
     # Where nothing is left, the whole law stands in, so that the division by the total stays defined.

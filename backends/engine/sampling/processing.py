@@ -46,23 +46,24 @@ def history(trees: Forest, prompt: tuple[int, ...], output: tuple[int, ...], sam
     batch, nodes = trees.token.shape
     device = trees.token.device
     # A bad word is banned at its last token, so as many tokens as come before that one must be known.
-    wide = max([1, *(len(word) - 1 for word in sampling.bad_words)])
+    tail_length = max([1, *(len(word) - 1 for word in sampling.bad_words)])
     # The -1 in front make a tail of fixed length, and match no bad word.
-    before = torch.tensor((*[-1] * wide, *prompt, *output), device=device)
+    text = torch.tensor((*[-1] * tail_length, *prompt, *output), device=device)
     seen_tokens = torch.zeros(vocab, dtype=torch.bool, device=device)
-    seen_tokens[before[wide:]] = True
+    seen_tokens[text[tail_length:]] = True
     counts = torch.bincount(torch.tensor(output, dtype=torch.long, device=device), minlength=vocab)
-    seen_tokens, counts = seen_tokens.expand(batch, nodes, vocab), counts.expand(batch, nodes, vocab)
-    tail = before[-wide:].expand(batch, nodes, wide)
+    seen_tokens = seen_tokens.expand(batch, nodes, vocab)
+    counts = counts.expand(batch, nodes, vocab)
+    tail = text[-tail_length:].expand(batch, nodes, tail_length)
     own_token = torch.nn.functional.one_hot(trees.token, vocab)
-    up = trees.parent[..., None]
+    parents = trees.parent[..., None]
     for level in range(1, trees.height + 1):  # from the root down, since a node extends the history of its parent
         at_level = (trees.depth == level)[..., None]
         seen_tokens = torch.where(
-            at_level, seen_tokens.gather(1, up.expand_as(seen_tokens)) | (own_token > 0), seen_tokens
+            at_level, seen_tokens.gather(1, parents.expand_as(seen_tokens)) | (own_token > 0), seen_tokens
         )
-        counts = torch.where(at_level, counts.gather(1, up.expand_as(counts)) + own_token, counts)
-        shifted = torch.cat([tail.gather(1, up.expand_as(tail))[..., 1:], trees.token[..., None]], -1)
+        counts = torch.where(at_level, counts.gather(1, parents.expand_as(counts)) + own_token, counts)
+        shifted = torch.cat([tail.gather(1, parents.expand_as(tail))[..., 1:], trees.token[..., None]], -1)
         tail = torch.where(at_level, shifted, tail)
 
     def sequence(request: int, node: int) -> tuple[int, ...]:
@@ -116,10 +117,10 @@ def mask_illegal(logits: Tensor, legal: Tensor) -> Tensor:
     return torch.where(legal_logits.isneginf().all(-1, keepdim=True), logits, legal_logits)
 
 
-def _ban(logits: Tensor, tokens: list[int], where: Tensor) -> Tensor:
+def _ban(logits: Tensor, tokens: list[int], is_banned: Tensor) -> Tensor:
     column = torch.zeros(logits.shape[-1], dtype=torch.bool, device=logits.device)
     column[torch.tensor(tokens, device=logits.device)] = True
-    return logits.masked_fill(where[..., None] & column, -torch.inf)
+    return logits.masked_fill(is_banned[..., None] & column, -torch.inf)
 
 
 def _run_processor(name: str, logits: Tensor, past: History) -> Tensor:
@@ -167,8 +168,8 @@ def truncate(logits: Tensor, sampling: Sampling, softmax: Callable[[Tensor], Ten
     probabilities = softmax(logits)
     if sampling.top_p < 1.0:
         ordered, order = probabilities.sort(dim=-1, descending=True, stable=True)
-        before = ordered.cumsum(-1) - ordered
-        nucleus = before < sampling.top_p
+        mass_before = ordered.cumsum(-1) - ordered
+        nucleus = mass_before < sampling.top_p
         nucleus[..., 0] = True  # the most probable token stays, whatever the rounding of the sum
         probabilities = probabilities * torch.zeros_like(nucleus).scatter(-1, order, nucleus)
         probabilities = probabilities / probabilities.sum(-1, keepdim=True)

@@ -105,7 +105,8 @@ class RecordedVerify(BatchedVerify):
             buffer.copy_(getattr(batch, name))
 
     def _record(self, key: Program, batch: PaddedBatch) -> RecordedBatch:
-        program, inputs = acceptance_program(*key), [tensor.clone() for tensor in tensors_of(batch)]
+        program = acceptance_program(*key)
+        inputs = [tensor.clone() for tensor in tensors_of(batch)]
         results, replay = self.recorder.record(lambda: list(program(batch.height, *inputs)))
         path, token, places, active = results
         return RecordedBatch(inputs, (path, token, places, active), replay)

@@ -58,7 +58,8 @@ class Tables:
 
     def rounds(self, world: World, tape: Array) -> Blocks:
         """Draft and accept in `world`, one request per row of `tape` [B, stride(nodes)]; see `ExactLaw`."""
-        seams, dtype = self._seams(), DTYPES[world.dtype]
+        seams = self._seams()
+        dtype = DTYPES[world.dtype]
         tables = self._tables(world, dtype)
 
         def run(uniforms: Tensor) -> tuple[Acceptance, Coins]:
@@ -72,9 +73,10 @@ class Tables:
 
         The coins are not recorded: the blocks have no `low` and `high`.
         """
-        wide = stride(len(world.shape))
-        tape = stream.uniforms(torch.tensor(seeds.astype(np.int64), device=self._device), 0, wide)
-        seams, dtype = self._seams(), DTYPES[world.dtype]
+        num_coins = stride(len(world.shape))
+        tape = stream.uniforms(torch.tensor(seeds.astype(np.int64), device=self._device), 0, num_coins)
+        seams = self._seams()
+        dtype = DTYPES[world.dtype]
         tables = self._tables(world, dtype)
 
         def run(uniforms: Tensor) -> tuple[Acceptance, Coins]:
@@ -94,9 +96,9 @@ class Tables:
         )
 
     def _in_pieces(
-        self, run: Callable[[Tensor], tuple[Acceptance, Coins]], tape: Array, dtype: torch.dtype, each: int
+        self, run: Callable[[Tensor], tuple[Acceptance, Coins]], tape: Array, dtype: torch.dtype, elements: int
     ) -> Blocks:
-        size = max(1, BATCH // each)
+        size = max(1, BATCH // elements)
         pieces = []
         for start in range(0, len(tape), size):
             uniforms = round_coins(torch.tensor(tape[start : start + size], device=self._device), dtype)
@@ -119,14 +121,17 @@ class Tables:
 def one_round(world: World, tables: tuple[Tensor, Tensor], dice: Coins, seams: SamplingSeams) -> Acceptance:
     """Draft level by level from the draft tables, look up the target's logits at every node, and run acceptance."""
     target_table, draft_tables = tables
-    sampling, batch, nodes = world.sampling, len(dice.uniforms), len(world.shape)
+    sampling = world.sampling
+    batch = len(dice.uniforms)
+    nodes = len(world.shape)
     device = target_table.device
     root = torch.full((batch, nodes), world.prompt[-1], dtype=torch.long, device=device)
     if world.tokens is not None:
         root = torch.tensor(world.tokens, device=device).expand(batch, nodes)
     trees = forest(world.shape, root)
     rows = torch.zeros(batch, nodes, dtype=torch.long, device=device)
-    vocab, wide = world.vocab, len(target_table)
+    vocab = world.vocab
+    num_rows = len(target_table)
     # Rows that no child fills keep a uniform law; results computed from them are masked out.
     proposal = torch.full((batch, nodes, vocab), 1.0 / vocab, dtype=target_table.dtype, device=device)
     for level in range(world.shape.height):
@@ -138,7 +143,7 @@ def one_round(world: World, tables: tuple[Tensor, Tensor], dice: Coins, seams: S
                     proposal[:, child] = law
             for child in below:
                 # As in `World.row`: the tokens on a path select the row of both tables.
-                rows[:, child] = (rows[:, node] * vocab + trees.token[:, child] + 1) % wide
+                rows[:, child] = (rows[:, node] * vocab + trees.token[:, child] + 1) % num_rows
     past = _past(world, trees, seams)
     logits = target_table[rows]
     law = seams.target_law(logits, sampling, world.stops, past)
@@ -162,8 +167,10 @@ def _children(
     spread = [logits_of_draft[:, None].expand(-1, len(world.shape), -1) for logits_of_draft in logits]
     laws = [seams.draft_law(rows, world.sampling, world.stops, past)[:, node] for rows in spread]
     verifier_laws = [seams.hand_over(law, raw, world.sampling) for law, raw in zip(laws, logits, strict=True)]
-    tried = torch.zeros_like(laws[0], dtype=torch.bool)
-    token, nameless, offered = trees.token.clone(), torch.zeros_like(trees.present), []
+    tried_tokens = torch.zeros_like(laws[0], dtype=torch.bool)
+    token = trees.token.clone()
+    nameless = torch.zeros_like(trees.present)
+    offered = []
     is_present = trees.present[:, node]
     for rank, child in enumerate(below):
         if rank >= world.vocab and world.sampling.draws == "top-k":  # more children than tokens to rank
@@ -172,11 +179,11 @@ def _children(
             continue
         law, verifier_law = laws[rank % len(laws)], verifier_laws[rank % len(laws)]
         child_token, possible, child_law = draw_child(
-            law, rank, child, tried, world.sampling.draws, dice, seams, is_present
+            law, rank, child, tried_tokens, world.sampling.draws, dice, seams, is_present
         )
         token[:, child] = child_token
         nameless[:, child] = ~possible
-        tried = tried | torch.nn.functional.one_hot(child_token, world.vocab).bool()
+        tried_tokens = tried_tokens | torch.nn.functional.one_hot(child_token, world.vocab).bool()
         offered.append(child_law if world.sampling.draws == "top-k" else verifier_law)
     named_trees = Forest(token, trees.parent, trees.children, trees.depth, trees.present, trees.height)
     return named_trees.without(nameless), offered
@@ -191,6 +198,7 @@ def _past(world: World, trees: Forest, seams: SamplingSeams) -> processing.Histo
         return past
     # One walk for each tree that differs: of many requests few do.
     distinct, distinct_of = torch.unique(trees.token, dim=0, return_inverse=True)
-    guide, guided = open_guide(grammar, world.stops.eos), seams.guided
+    guide = open_guide(grammar, world.stops.eos)
+    guided = seams.guided
     rows = [guided.masks(guide, world.shape, tokens, guided.take_back).legal for tokens in distinct.tolist()]
     return replace(past, legal=torch.stack(rows).to(trees.token.device)[distinct_of])

@@ -44,12 +44,12 @@ class Walk:
         false = torch.zeros_like(root, dtype=torch.bool)
         return cls(root, ~false, [root], target[:, 0], false, root)
 
-    def descend(self, accepted: Tensor, tried: Tensor, residual: Tensor, rejected: Tensor) -> None:
-        """Record the decision of one level: the accepted child or 0; `tried` says whether there were children."""
-        fresh = self.alive & tried
+    def descend(self, accepted: Tensor, has_children: Tensor, residual: Tensor, rejected: Tensor) -> None:
+        """Record the decision of one level: the accepted child or 0; `has_children` says whether any was tried."""
+        fresh = self.alive & has_children
         self.residual = torch.where(fresh[:, None], residual, self.residual)
         self.rejected = torch.where(fresh, rejected, self.rejected)
-        self.stopped = torch.where(self.alive, tried & (accepted == 0), self.stopped)
+        self.stopped = torch.where(self.alive, has_children & (accepted == 0), self.stopped)
         self.alive = self.alive & (accepted > 0)
         self.node = torch.where(self.alive, accepted, self.node)
         self.path.append(torch.where(self.alive, accepted, -1))
@@ -103,18 +103,20 @@ def multi_round(
     trees: Forest, target: Tensor, proposal: Tensor, dice: Coins, seams: SamplingSeams, rule: Rule, removed: bool
 ) -> Walk:
     """Try siblings in row order, each against the residual of earlier rejections; a chain has one child a level."""
-    who, walk = trees.requests(), Walk.begin(target)
+    lanes = trees.requests()
+    walk = Walk.begin(target)
     for _ in range(trees.height):
-        level = Trials.below(target[who, walk.node], walk.node)
-        below = trees.children[who, walk.node]
-        tried = torch.zeros_like(level.row, dtype=torch.bool)
+        level = Trials.below(target[lanes, walk.node], walk.node)
+        below = trees.children[lanes, walk.node]
+        tried_tokens = torch.zeros_like(level.row, dtype=torch.bool)
         for rank in range(below.shape[1]):
             child = below[:, rank]
-            here = walk.alive & (level.accepted == 0) & (child > 0)
-            token = trees.token[who, child]
-            offered = seams.sibling_law(seams.of_node(proposal, child), tried, removed)
-            missed = level.ask(dice, trees, seams, child, _ratio(level.law, offered, token), offered, here)
-            tried = tried | (missed[:, None] & _mark(token, tried))  # without replacement, later siblings lack it
+            active = walk.alive & (level.accepted == 0) & (child > 0)
+            token = trees.token[lanes, child]
+            offered = seams.sibling_law(seams.of_node(proposal, child), tried_tokens, removed)
+            is_rejected = level.ask(dice, trees, seams, child, _ratio(level.law, offered, token), offered, active)
+            # Without replacement, later siblings lack the token.
+            tried_tokens = tried_tokens | (is_rejected[:, None] & _mark(token, tried_tokens))
         walk.descend(level.accepted, below[:, 0] > 0, level.law, level.rejected)
     return walk
 
@@ -123,23 +125,24 @@ def specinfer(
     trees: Forest, target: Tensor, proposal: Tensor, dice: Coins, seams: SamplingSeams, rule: Rule, removed: bool
 ) -> Walk:
     """Try siblings in random order, each against the law of the draft that proposed it."""
-    who, walk = trees.requests(), Walk.begin(target)
+    lanes = trees.requests()
+    walk = Walk.begin(target)
     for _ in range(trees.height):
-        level = Trials.below(target[who, walk.node], walk.node)
-        below = trees.children[who, walk.node]
-        waiting = below > 0
+        level = Trials.below(target[lanes, walk.node], walk.node)
+        below = trees.children[lanes, walk.node]
+        untried = below > 0
         for rank in range(below.shape[1]):
-            here = walk.alive & (level.accepted == 0) & waiting.any(-1)
-            drawn = here & (waiting.sum(-1) > 1)  # the last sibling left needs no coin
+            active = walk.alive & (level.accepted == 0) & untried.any(-1)
+            needs_coin = active & (untried.sum(-1) > 1)  # the last sibling left needs no coin
             # The k-th trial reads the order coin of the k-th child, whatever sibling it picks (`reference.tape`).
-            pick = dice.choose(dice.place("order", below[:, rank]), waiting.to(target.dtype), drawn)
-            only = waiting.long().argmax(-1)
-            pick = torch.where(drawn, pick, only)
+            pick = dice.choose(dice.place("order", below[:, rank]), untried.to(target.dtype), needs_coin)
+            first_untried = untried.long().argmax(-1)
+            pick = torch.where(needs_coin, pick, first_untried)
             child = below.gather(1, pick[:, None])[:, 0]
             offered = seams.of_node(proposal, child)
-            ratio = _ratio(level.law, offered, trees.token[who, child])
-            missed = level.ask(dice, trees, seams, child, ratio, offered, here)
-            waiting = waiting & ~(missed[:, None] & _mark(pick, waiting))
+            ratio = _ratio(level.law, offered, trees.token[lanes, child])
+            is_rejected = level.ask(dice, trees, seams, child, ratio, offered, active)
+            untried = untried & ~(is_rejected[:, None] & _mark(pick, untried))
         walk.descend(level.accepted, below[:, 0] > 0, level.law, level.rejected)
     return walk
 
@@ -151,25 +154,27 @@ def eagle(
 
     A rejected token is set to zero in the law.
     """
-    who, walk = trees.requests(), Walk.begin(target)
+    lanes = trees.requests()
+    walk = Walk.begin(target)
     nodes = trees.token.shape[1]
     # All nodes whose path has the accepted tokens: children of every twin of an accepted node are tried.
     on_path = torch.zeros_like(trees.present)
     on_path[:, 0] = True
     for depth in range(1, trees.height + 1):
-        level = Trials.below(target[who, walk.node], walk.node)
-        standing = on_path.gather(1, trees.parent) & (trees.depth == depth) & trees.present & walk.alive[:, None]
-        tried = torch.zeros_like(level.row, dtype=torch.bool)
+        level = Trials.below(target[lanes, walk.node], walk.node)
+        candidates = on_path.gather(1, trees.parent) & (trees.depth == depth) & trees.present & walk.alive[:, None]
+        tried_tokens = torch.zeros_like(level.row, dtype=torch.bool)
         for node in range(1, nodes):
             token = trees.token[:, node]
-            here = standing[:, node] & (level.accepted == 0) & ~tried.gather(1, token[:, None])[:, 0]
-            marked = _mark(token, tried)
-            share, child = level.law.gather(1, token[:, None])[:, 0], torch.full_like(walk.node, node)
-            missed = level.ask(dice, trees, seams, child, share, level.law * marked, here)
-            tried = tried | (missed[:, None] & marked)
+            active = candidates[:, node] & (level.accepted == 0) & ~tried_tokens.gather(1, token[:, None])[:, 0]
+            marked = _mark(token, tried_tokens)
+            share = level.law.gather(1, token[:, None])[:, 0]
+            child = torch.full_like(walk.node, node)
+            is_rejected = level.ask(dice, trees, seams, child, share, level.law * marked, active)
+            tried_tokens = tried_tokens | (is_rejected[:, None] & marked)
         accepted = level.accepted
-        on_path = standing & (trees.token == trees.token[who, accepted][:, None]) & (accepted > 0)[:, None]
-        walk.descend(accepted, standing.any(-1), level.law, level.rejected)
+        on_path = candidates & (trees.token == trees.token[lanes, accepted][:, None]) & (accepted > 0)[:, None]
+        walk.descend(accepted, candidates.any(-1), level.law, level.rejected)
     return walk
 
 
@@ -180,28 +185,31 @@ def target_only(
 
     A sibling with at least the probability threshold_single is accepted whatever the coin.
     """
-    who, walk = trees.requests(), Walk.begin(target)
+    lanes = trees.requests()
+    walk = Walk.begin(target)
     for _ in range(trees.height):
-        law = target[who, walk.node]
-        below = trees.children[who, walk.node]
+        law = target[lanes, walk.node]
+        below = trees.children[lanes, walk.node]
         is_child = below > 0
         token = trees.token.gather(1, below)
         share = law.gather(1, token) * is_child
         covered = share.cumsum(-1) / rule.threshold_acc
         # A likely token ends the search whatever the coin: its bar and all later bars are infinite.
-        likely = (is_child & (share >= rule.threshold_single)).long().cummax(-1).values > 0
-        bars = torch.where(likely, torch.full_like(covered, torch.inf), covered)
-        active = walk.alive & is_child[:, 0] & ~likely[:, 0]
+        is_likely = (is_child & (share >= rule.threshold_single)).long().cummax(-1).values > 0
+        bars = torch.where(is_likely, torch.full_like(covered, torch.inf), covered)
+        active = walk.alive & is_child[:, 0] & ~is_likely[:, 0]
         first = dice.first_below(dice.place("accept", walk.node), bars, active)
         ranks = torch.arange(below.shape[1], device=first.device)
         # The bar of an absent child equals the bar before it, so the first bar above the coin is a present child's.
         accepted = torch.where(walk.alive, (below * (ranks == first[:, None])).sum(-1), 0)
-        missed = is_child & (ranks < first[:, None])
+        is_rejected = is_child & (ranks < first[:, None])
         # Not one_hot: on the CPU torch reads the smallest and the largest token back to the host.
-        tried = ((token[..., None] == torch.arange(law.shape[-1], device=token.device)) & missed[..., None]).any(1)
-        count = missed.sum(-1)
+        tried_tokens = (
+            (token[..., None] == torch.arange(law.shape[-1], device=token.device)) & is_rejected[..., None]
+        ).any(1)
+        count = is_rejected.sum(-1)
         rejected = below.gather(1, (count - 1).clamp(min=0)[:, None])[:, 0] * (count > 0)
-        walk.descend(accepted, below[:, 0] > 0, without(law, tried), rejected)
+        walk.descend(accepted, below[:, 0] > 0, without(law, tried_tokens), rejected)
     return walk
 
 
@@ -209,34 +217,36 @@ def typical(
     trees: Forest, target: Tensor, proposal: Tensor, dice: Coins, seams: SamplingSeams, rule: Rule, removed: bool
 ) -> Walk:
     """Accept, without a coin, the longest path of typical tokens; among equals the likeliest, then the first."""
-    who, walk = trees.requests(), Walk.begin(target)
+    lanes = trees.requests()
+    walk = Walk.begin(target)
     entropy = -torch.special.xlogy(target, target).sum(-1)
     # The threshold of a node follows from the target's law at its parent.
     bar = (rule.delta * (-entropy).exp()).clamp(max=rule.epsilon).gather(1, trees.parent)
-    above = target.gather(1, trees.parent[..., None].expand_as(target))
-    share = above.gather(2, trees.token[..., None])[..., 0]
-    fine = trees.present & (share > bar)
-    fine[:, 0] = True
+    law_above = target.gather(1, trees.parent[..., None].expand_as(target))
+    share = law_above.gather(2, trees.token[..., None])[..., 0]
+    is_typical = trees.present & (share > bar)
+    is_typical[:, 0] = True
     likelihood = torch.where(trees.depth > 0, share.clamp(min=torch.finfo(share.dtype).tiny).log(), 0.0)
     total = torch.zeros_like(likelihood)
     for level in range(1, trees.height + 1):
-        here = trees.depth == level
-        fine = torch.where(here, fine & fine.gather(1, trees.parent), fine)
-        total = torch.where(here, total.gather(1, trees.parent) + likelihood, total)
-    longest = torch.where(fine, trees.depth, -1)
-    best = longest == longest.max(-1, keepdim=True).values
+        at_level = trees.depth == level
+        is_typical = torch.where(at_level, is_typical & is_typical.gather(1, trees.parent), is_typical)
+        total = torch.where(at_level, total.gather(1, trees.parent) + likelihood, total)
+    longest = torch.where(is_typical, trees.depth, -1)
+    is_longest = longest == longest.max(-1, keepdim=True).values
     # The likelihood decides among the longest paths. `tiny` above keeps it finite, so arg-max picks one of them.
-    end = torch.where(best, total, -torch.inf).argmax(-1)
+    end = torch.where(is_longest, total, -torch.inf).argmax(-1)
     climbed = [end]
     for _ in range(trees.height):
-        climbed.append(trees.parent[who, climbed[-1]])
+        climbed.append(trees.parent[lanes, climbed[-1]])
     rows = torch.stack(climbed[::-1], 1)
-    depth = trees.depth[who, end]
+    depth = trees.depth[lanes, end]
     steps = torch.arange(trees.height + 1, device=end.device)[None]
     shifted = (steps + trees.height - depth[:, None]).clamp(max=trees.height)
     path = torch.where(steps <= depth[:, None], rows.gather(1, shifted), -1)
-    walk.node, walk.path = end, list(path.unbind(1))
-    walk.residual = target[who, end]
+    walk.node = end
+    walk.path = list(path.unbind(1))
+    walk.residual = target[lanes, end]
     return walk
 
 
@@ -244,45 +254,57 @@ def block(
     trees: Forest, target: Tensor, proposal: Tensor, dice: Coins, seams: SamplingSeams, rule: Rule, removed: bool
 ) -> Walk:
     """Accept a chain up to the last node whose coin is below its block ratio h (Sun et al. 2024)."""
-    who, walk = trees.requests(), Walk.begin(target)
-    node, pi = walk.node, torch.ones_like(target[:, 0, 0])
+    lanes = trees.requests()
+    walk = Walk.begin(target)
+    node = walk.node
+    pi = torch.ones_like(target[:, 0, 0])
     alive = walk.alive
-    tau, depth = walk.node, torch.zeros_like(walk.node)
-    residual, ended = walk.residual, torch.zeros_like(alive)
+    tau = walk.node
+    depth = torch.zeros_like(walk.node)
+    residual = walk.residual
+    is_ended = torch.zeros_like(alive)
     chain = [node]
     for level in range(trees.height + 1):
-        child = trees.children[who, node, 0]
-        more = alive & (child > 0)
-        row, offered = target[who, node], seams.of_node(proposal, child)
-        over = seams.block_residual(row, offered, pi)
-        mass = over.sum(-1)
-        ratio = torch.where(more, seams.block_ratio(row, offered, pi), pi)  # at the last node the ratio is pi itself
+        child = trees.children[lanes, node, 0]
+        has_child = alive & (child > 0)
+        row = target[lanes, node]
+        offered = seams.of_node(proposal, child)
+        excess = seams.block_residual(row, offered, pi)
+        mass = excess.sum(-1)
+        ratio = torch.where(
+            has_child, seams.block_ratio(row, offered, pi), pi
+        )  # at the last node the ratio is pi itself
         hit = (seams.accepts(dice, trees, node, ratio, alive) & alive) if level else alive
-        tau, depth = torch.where(hit, node, tau), torch.where(hit, level, depth)
-        node_residual = torch.where(mass[:, None] > 0, over / mass[:, None], row)
-        residual, ended = torch.where(hit[:, None], node_residual, residual), torch.where(hit, more, ended)
-        token = trees.token[who, child]
-        pi = torch.where(more, (pi * _ratio(row, offered, token)).clamp(max=1.0), pi)
-        node, alive = torch.where(more, child, node), more
-        chain.append(torch.where(more, child, -1))
+        tau = torch.where(hit, node, tau)
+        depth = torch.where(hit, level, depth)
+        node_residual = torch.where(mass[:, None] > 0, excess / mass[:, None], row)
+        residual = torch.where(hit[:, None], node_residual, residual)
+        is_ended = torch.where(hit, has_child, is_ended)
+        token = trees.token[lanes, child]
+        pi = torch.where(has_child, (pi * _ratio(row, offered, token)).clamp(max=1.0), pi)
+        node = torch.where(has_child, child, node)
+        alive = has_child
+        chain.append(torch.where(has_child, child, -1))
     steps = torch.arange(trees.height + 1, device=node.device)[None]
     path = torch.where(steps <= depth[:, None], torch.stack(chain[: trees.height + 1], 1), -1)
-    walk.node, walk.path = tau, list(path.unbind(1))
-    walk.residual, walk.stopped = residual, ended
-    walk.rejected = torch.where(ended, trees.children[who, tau, 0], 0)
+    walk.node = tau
+    walk.path = list(path.unbind(1))
+    walk.residual = residual
+    walk.stopped = is_ended
+    walk.rejected = torch.where(is_ended, trees.children[lanes, tau, 0], 0)
     return walk
 
 
 def _ratio(law: Tensor, offered: Tensor, token: Tensor) -> Tensor:
     """law(token) / offered(token) [B]; 0 for a token that `offered` gives no probability."""
     column = token[:, None]
-    above, under = law.gather(1, column)[:, 0], offered.gather(1, column)[:, 0]
-    return torch.where(under > 0, above / under, torch.zeros_like(above))
+    law_share, offered_share = law.gather(1, column)[:, 0], offered.gather(1, column)[:, 0]
+    return torch.where(offered_share > 0, law_share / offered_share, torch.zeros_like(law_share))
 
 
-def _mark(column: Tensor, like: Tensor) -> Tensor:
-    """A one-hot mask, bool [B, n], at `column` [B]; n is the size of the last dimension of `like`."""
-    return torch.arange(like.shape[-1], device=column.device) == column[:, None]
+def _mark(column: Tensor, mask: Tensor) -> Tensor:
+    """A one-hot mask, bool [B, n], at `column` [B]; n is the size of the last dimension of `mask`."""
+    return torch.arange(mask.shape[-1], device=column.device) == column[:, None]
 
 
 PROGRAMS: dict[str, Program] = {

@@ -39,9 +39,9 @@ def without(law: Tensor, tokens: Tensor) -> Tensor:
     return torch.where(total > 0, remaining / total, law)
 
 
-def sibling_law(proposal: Tensor, tried: Tensor, removed: bool) -> Tensor:
-    """The law of the next sibling [B, V]; if siblings are drawn without replacement, the tokens `tried` are removed."""
-    return without(proposal, tried) if removed else proposal
+def sibling_law(proposal: Tensor, tried_tokens: Tensor, removed: bool) -> Tensor:
+    """The law of the next sibling [B, V]; if siblings are drawn without replacement, `tried_tokens` are removed."""
+    return without(proposal, tried_tokens) if removed else proposal
 
 
 def hand_over(drawn_from: Tensor, logits: Tensor, sampling: Sampling) -> Tensor:

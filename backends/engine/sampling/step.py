@@ -91,22 +91,23 @@ class StepSampling:
         Returns:
             The tokens of the children, and the proposal [V] of each.
         """
-        sampling, seams = self.case.sampling, self._seams
+        sampling = self.case.sampling
+        seams = self._seams
         law = self._draft_law(shape, token, node, logits)
         claimed = seams.hand_over(law, logits[None].to(law.dtype), sampling)
-        tried = torch.zeros_like(law, dtype=torch.bool)
+        tried_tokens = torch.zeros_like(law, dtype=torch.bool)
         all_requests = torch.ones(1, dtype=torch.bool, device=logits.device)
         names, proposals = [], []
         for child in shape.children[node]:
             child_token, possible, offered = draw_child(
-                law, 0, child, tried, sampling.draws, self._dice, seams, all_requests
+                law, 0, child, tried_tokens, sampling.draws, self._dice, seams, all_requests
             )
             if bool(possible[0]):
                 offered = claimed
             else:
-                child_token = logits[None].masked_fill(tried, -torch.inf).argmax(-1)
+                child_token = logits[None].masked_fill(tried_tokens, -torch.inf).argmax(-1)
                 offered = seams.certain(child_token, law)
-            tried = tried | torch.nn.functional.one_hot(child_token, law.shape[-1]).bool()
+            tried_tokens = tried_tokens | torch.nn.functional.one_hot(child_token, law.shape[-1]).bool()
             names.append(int(child_token[0]))
             proposals.append(offered[0])
         return names, proposals
@@ -148,15 +149,19 @@ class StepSampling:
 
     def pose(self, tree: Tree, logits: Tensor, proposal: Tensor | None) -> Question:
         """The laws of `accept` before anything is decided, kept as `question`; arguments as of `accept`."""
-        sampling, seams, stops = self.case.sampling, self._seams, self.case.stops
+        sampling = self.case.sampling
+        seams = self._seams
+        stops = self.case.stops
         past = self._past(tree, list(tree.token), logits)
         law = seams.target_law(logits[None], sampling, stops, past)
         # The fault-free engine has one law for both, which is computed once.
         bonus = law if seams.bonus_law is seams.target_law else seams.bonus_law(logits[None], sampling, stops, past)
         token = torch.tensor([tree.token], device=logits.device)
         removed = sampling.draws == "without-replacement" and proposal is not None
-        sure = torch.nn.functional.one_hot(token[0], law.shape[-1])  # the proposals of tokens that were not drawn
-        proposals = (sure if proposal is None else proposal).to(law.dtype)
+        certain_laws = torch.nn.functional.one_hot(
+            token[0], law.shape[-1]
+        )  # the proposals of tokens that were not drawn
+        proposals = (certain_laws if proposal is None else proposal).to(law.dtype)
         self.question = Question(
             forest(tree, token), law, bonus, proposals[None], self._dice, sampling.rule, removed, seams.verifier is None
         )

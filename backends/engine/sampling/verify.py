@@ -83,6 +83,6 @@ def by_rule(
     walk = PROGRAMS[rule.name](trees, target, proposal, dice, seams, rule, removed)
     rows = target if bonus is None else bonus
     last = seams.last_law(rows, walk.node, walk.residual, walk.stopped, walk.rejected)
-    every = torch.ones_like(walk.alive)
-    token = dice.choose(seams.bonus_place(dice, walk.node, walk.rejected), last, every)
+    all_requests = torch.ones_like(walk.alive)
+    token = dice.choose(seams.bonus_place(dice, walk.node, walk.rejected), last, all_requests)
     return torch.stack(walk.path, 1), token, last

@@ -37,8 +37,10 @@ class Prefilling(Carrying):
         self.stage = Stage.ATTENDED  # the first stage that runs the target
         cache = self.lease.target
         first = cache.length
-        attend, lanes = self.seams.prefill_attend or self.seams.attend, self.seams.kv.single
-        chunk, reads = self.case.layout.prefill_chunk, self.case.draft.reads
+        attend = self.seams.prefill_attend or self.seams.attend
+        lanes = self.seams.kv.single
+        chunk = self.case.layout.prefill_chunk
+        reads = self.case.draft.reads
         states = [] if reads is None or first == 0 else self._hidden
         if reads is not None and sum(map(len, states)) != first:
             raise ValueError("a draft that reads hidden states needs those of tokens whose KV was there already")

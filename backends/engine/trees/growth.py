@@ -13,8 +13,8 @@ from reference.tree import RankTree
 
 def log_probabilities(logits: Tensor) -> Tensor:
     """The log-probabilities of draft logits [V], in float64 for float64 and in float32 otherwise."""
-    wide = logits.double() if logits.dtype == torch.float64 else logits.float()
-    return torch.log_softmax(wide, -1)
+    wide_logits = logits.double() if logits.dtype == torch.float64 else logits.float()
+    return torch.log_softmax(wide_logits, -1)
 
 
 def cumulate(above: Tensor, logits: Tensor, ids: list[int], tokens: list[int]) -> Tensor:
@@ -43,8 +43,8 @@ def rerank(scores: Tensor, parents: list[int], most: int) -> list[int]:
         parents: The number of each candidate's parent.
         most: Number of candidates to keep, beside the root.
     """
-    best = torch.sort(scores[1:], descending=True, stable=True).indices[:most] + 1
-    return sorted(best.tolist())
+    best_nodes = torch.sort(scores[1:], descending=True, stable=True).indices[:most] + 1
+    return sorted(best_nodes.tolist())
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,6 @@ if __name__ == "__main__":
     # Standard output belongs to the protocol: what the engine prints goes to standard error.
     out, sys.stdout = sys.stdout, sys.stderr
     for line in sys.stdin:
-        asked = json.loads(line)
-        out.write(json.dumps({"id": asked["id"], **answered(asked)}) + "\n")
+        request = json.loads(line)
+        out.write(json.dumps({"id": request["id"], **answered(request)}) + "\n")
         out.flush()

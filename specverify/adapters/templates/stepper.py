@@ -23,9 +23,9 @@ def steps(
     first. Without the parameter the engine drafts in its own way. Further parameters are those of a black box: stops,
     temperature, seed, draft_model and more.
     """
-    tokens, left, given = list(prompt_ids), max_new_tokens, iter(trees)
-    while left:
-        parent, drafted = next(given, ([0], [tokens[-1]]))
+    tokens, room, next_trees = list(prompt_ids), max_new_tokens, iter(trees)
+    while room:
+        parent, drafted = next(next_trees, ([0], [tokens[-1]]))
         # From here on: your engine. Node n is scored after the tokens so far and those of its path from the root.
         paths: list[list[int]] = [[]]
         for node in range(1, len(parent)):
@@ -35,14 +35,14 @@ def steps(
         while (child := _child(parent, drafted, path[-1], best[path[-1]])) is not None:
             path.append(child)
         # Up to here. The block ends where the request is long enough.
-        block = [*(drafted[node] for node in path[1:]), best[path[-1]]][:left]
+        block = [*(drafted[node] for node in path[1:]), best[path[-1]]][:room]
         yield {"tokens": block, "tree": (parent, drafted), "logits": logits, "path": path, "bonus": best[path[-1]]}
-        tokens, left = tokens + block, left - len(block)
+        tokens, room = tokens + block, room - len(block)
 
 
 def _child(parent: list[int], drafted: list[int], node: int, token: int) -> int | None:
     """The first child of `node` with this token."""
-    return next((at for at in range(1, len(parent)) if (parent[at], drafted[at]) == (node, token)), None)
+    return next((child for child in range(1, len(parent)) if (parent[child], drafted[child]) == (node, token)), None)
 
 
 # Further parts are masks, positions, attention and KV caches; `specverify.adapt.PARTS` describes each.

@@ -349,7 +349,11 @@ def backends() -> str:
     from backends.shipped import ROWS
 
     text = "# Backends and what they support\n\n`specverify list backends` says which of them this machine can open. "
-    text += "All of our backends run every KV layout, session and processing; the table has what differs.\n\n"
+    text += "All of our backends run every KV layout, session, draft, rule and processing; the table has what differs. "
+    text += (
+        "Two settings of a layout need more: `latent` a backend with unequal widths, `left_pad` written-out attention."
+    )
+    text += "\n\n"
     text += words.table(
         ("backend", "device", "dtypes", "soft caps", "sinks", "unequal widths", "ranks", "cases"),
         (

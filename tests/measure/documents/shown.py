@@ -19,11 +19,15 @@ Runner = Callable[[str, Path, int], tuple[str, int]]
 MEASURED = (
     (r"\bin \d+(\.\d+)? s, \d+(\.\d+)? per second", "in … s, … per second"),
     (r"\d+ of (\d+) cases were judged, then", r"… of \1 cases were judged, then"),
+    (r"[\d.e+]+ times what is allowed", "… times what is allowed"),
     (r"torch [\d.]+(\+\w+)?", "torch …"),
     (r"also seen .*?one cause ", ""),
     (r" +", " "),
 )
 """What differs from run to run and from machine to machine, and what stands in its place where texts are compared."""
+
+PROGRESS = re.compile(r"\d+ of \d+ cases, ")
+"""Lines that a slow run writes every half minute; no page shows them."""
 
 
 def in_a_process(command: str, folder: Path, before: int) -> tuple[str, int]:
@@ -113,7 +117,7 @@ def comparable(text: str) -> str:
 
 def _shortened(printed: str, text_before: str) -> str:
     """What a command printed, cut where the page cuts it: a line `...` of the page stands for all further lines."""
-    lines = [line.rstrip() for line in printed.splitlines()]
+    lines = [line.rstrip() for line in printed.splitlines() if not PROGRESS.match(line)]
     page_lines = text_before.splitlines()
     if "..." in page_lines:
         lines = [*lines[: page_lines.index("...")], "..."]

@@ -107,7 +107,7 @@ def fleet(sample: Sample, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Task
 
     def set_up(lives: Callable[[], int] = lambda: 10**9) -> Tasks:
         tasks = Tasks(lives)
-        monkeypatch.setattr(cluster, "connected", lambda address, folder: tasks)
+        monkeypatch.setattr(cluster, "connect", lambda address, folder: tasks)
         return tasks
 
     return set_up

@@ -13,7 +13,7 @@ from properties.tally import Failure
 from properties.verdict.finding import Verdict
 from reports import bundle
 from specverify.gate import memory
-from specverify.gate.memory import Folder, ReadOnly, Remembered, opened
+from specverify.gate.memory import Folder, ReadOnly, RememberedBundles, open_memory
 from specverify.setup.errors import UnusableInput
 from tests.meta.gate.conftest import Sample
 from tests.meta.gate.test_ledger import CASE, found
@@ -28,10 +28,10 @@ def saved(folder: Path, fault: str | None = None) -> Path:
 def test_a_folder_gives_back_what_it_keeps(tmp_path: Path) -> None:
     file = saved(tmp_path / "reports")
     kept = Folder(tmp_path / "memory")
-    assert Remembered([kept], tmp_path).found == []
+    assert RememberedBundles([kept], tmp_path).saved_bundles == []
     kept.keep(file)
-    remembered = Remembered([kept, ReadOnly(Folder(tmp_path / "reports"))], tmp_path)
-    ((place, content),) = remembered.found
+    remembered = RememberedBundles([kept, ReadOnly(Folder(tmp_path / "reports"))], tmp_path)
+    ((place, content),) = remembered.saved_bundles
     assert place == tmp_path / "memory" / file.name
     assert (content.case, content.invariant) == (CASE, "cache.isolation")
     assert remembered.notes == []
@@ -53,8 +53,8 @@ def test_a_source_is_never_written(tmp_path: Path) -> None:
     source = tmp_path / "artefact" / "nested"
     file = saved(source)
     before = file.stat()
-    remembered = Remembered([ReadOnly(Folder(tmp_path / "artefact"))], tmp_path)
-    assert len(remembered.found) == 1
+    remembered = RememberedBundles([ReadOnly(Folder(tmp_path / "artefact"))], tmp_path)
+    assert len(remembered.saved_bundles) == 1
     assert remembered.keep(saved(tmp_path / "new")) is None
     assert [one.name for one in source.iterdir()] == [file.name]
     assert file.stat().st_mtime_ns == before.st_mtime_ns
@@ -74,8 +74,8 @@ def test_a_bundle_of_another_version_says_why_it_is_not_tried(tmp_path: Path, ch
     assert callable(change)
     file = saved(tmp_path / "memory")
     file.write_text(change(file.read_text()))
-    remembered = Remembered([Folder(tmp_path / "memory")], tmp_path)
-    assert remembered.found == []
+    remembered = RememberedBundles([Folder(tmp_path / "memory")], tmp_path)
+    assert remembered.saved_bundles == []
     (note,) = remembered.notes
     assert why in note
     assert file.name in note
@@ -83,7 +83,7 @@ def test_a_bundle_of_another_version_says_why_it_is_not_tried(tmp_path: Path, ch
 
 def test_the_bundle_of_a_planted_fault_is_not_tried(tmp_path: Path) -> None:
     saved(tmp_path / "memory", fault="kv-truncated-not-gathered")
-    assert Remembered([Folder(tmp_path / "memory")], tmp_path).found == []
+    assert RememberedBundles([Folder(tmp_path / "memory")], tmp_path).saved_bundles == []
 
 
 def test_a_memory_that_cannot_be_written_is_a_note_and_no_verdict(sample: Sample) -> None:
@@ -97,7 +97,7 @@ def test_a_memory_that_cannot_be_written_is_a_note_and_no_verdict(sample: Sample
 def test_redis_without_its_package_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "redis", None)
     with pytest.raises(UnusableInput, match=r"specverify-decoding\[redis\]") as refused:
-        opened("redis://user:secret@127.0.0.1:1/0", tmp_path)
+        open_memory("redis://user:secret@127.0.0.1:1/0", tmp_path)
     assert "secret" not in str(refused.value)
 
 
@@ -120,11 +120,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def test_a_redis_server_gives_back_what_it_keeps(server: str, tmp_path: Path) -> None:
-    kept = opened(server, tmp_path)
-    assert Remembered([kept], tmp_path / "got").found == []
+    kept = open_memory(server, tmp_path)
+    assert RememberedBundles([kept], tmp_path / "got").saved_bundles == []
     kept.keep(saved(tmp_path / "reports"))
-    remembered = Remembered([kept], tmp_path / "got")
-    ((place, content),) = remembered.found
+    remembered = RememberedBundles([kept], tmp_path / "got")
+    ((place, content),) = remembered.saved_bundles
     assert content.case == CASE
     assert place == tmp_path / "got" / f"{CASE.id}.json"
     import redis
@@ -134,8 +134,8 @@ def test_a_redis_server_gives_back_what_it_keeps(server: str, tmp_path: Path) ->
     assert key == f"{memory.PREFIX}{CASE.id}".encode()
     assert 0 < client.ttl(key) <= memory.KEEP_S
     client.set(f"{memory.PREFIX}../../escape", b"{}")
-    again = Remembered([kept], tmp_path / "got")
-    assert len(again.found) == 1
+    again = RememberedBundles([kept], tmp_path / "got")
+    assert len(again.saved_bundles) == 1
     assert "bundle not tried" in again.notes[0]
     assert not list(tmp_path.parent.glob("escape*"))
     client.flushall()

@@ -31,7 +31,7 @@ def test_every_lane_and_every_saved_case_has_one_worker(cases: int, shards: int,
     assert sum(share for _, share in lanes) == cases
     assert all(share > 0 for _, share in lanes)
     assert sorted(one.invariant or "" for part in parts for one in part.own_saved()) == [str(at) for at in range(7)]
-    assert sum(part.wanted(cases) for part in parts) == cases + 7
+    assert sum(part.num_cases(cases) for part in parts) == cases + 7
     assert lanes_of(cases) <= LANES
 
 

@@ -109,7 +109,7 @@ def test_attention_that_shows_late_in_16_bits_is_located_in_float32(dtypes: tupl
     subject = subject_of(open_planted("ascend-fused-emulated", "ascend-default-scale"))
     search = Search(Plan(shrink_s=0.7, dtypes=dtypes), asked, ORACLE, subject, lambda verdict: None, lambda: False)
     drawn: list[Failure] = []
-    search.found = drawn.append
+    search.on_failure = drawn.append
     search.run_given([(case, asked)])
     failure = search.failure(search_nearest=False)
     assert failure is not None

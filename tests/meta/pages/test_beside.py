@@ -98,7 +98,7 @@ def test_diff_plants_a_fault_where_it_belongs(tmp_path: Path, monkeypatch: pytes
     changed = tuple(fault if one.name == FAULT else one for one in faults.ALL)
     monkeypatch.setattr(faults, "_every", lambda: changed)
     monkeypatch.chdir(tmp_path)  # no rows of the faults are kept here
-    assert next(row["on"] for row in subjects.plantable() if row["name"] == FAULT) == "cpu-fused"
+    assert next(row["on"] for row in subjects.plantable_faults() if row["name"] == FAULT) == "cpu-fused"
     plans: list[Plan] = []
 
     def noted(plan: Plan, *_: object) -> int:

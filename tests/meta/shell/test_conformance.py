@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from backends.compositions import open_engine
-from specverify.conformance.drawn import NARROWED, undeclared
+from specverify.conformance.drawn import NARROWED, why_undeclared
 from tests.tiers import first
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -123,6 +123,8 @@ def test_an_invariant_of_cases_that_no_declaration_admits_says_so() -> None:
     """The backend of two processes shards no target; a backend that does is never excused."""
     sharded, whole = open_engine("cpu-eager").declaration, open_engine("cpu-handed-over").declaration
     for name in NARROWED:
-        assert undeclared(name, sharded) == ""
-    assert undeclared("lossless.ranks-agree", whole) == ("declares no ranks of 2, of which lossless.ranks-agree speaks")
-    assert undeclared("draft.shared", whole) == ""
+        assert why_undeclared(name, sharded) == ""
+    assert why_undeclared("lossless.ranks-agree", whole) == (
+        "declares no ranks of 2, of which lossless.ranks-agree speaks"
+    )
+    assert why_undeclared("draft.shared", whole) == ""

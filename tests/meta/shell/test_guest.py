@@ -131,4 +131,4 @@ def test_a_project_that_asks_gets_the_fixture_beside_its_own(tmp_path: Path, ins
     [("npu", []), ("cuda and not slow", []), ("specverify_npu", ["npu"]), ("specverify_cuda or cuda", ["cuda"])],
 )
 def test_marks_of_others_ask_for_no_device_of_ours(expression: str, devices: list[str]) -> None:
-    assert Selection("specverify").demanded(expression) == devices
+    assert Selection("specverify").demanded_devices(expression) == devices

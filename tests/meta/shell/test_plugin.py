@@ -29,7 +29,7 @@ TARGET = "tests/conformance/test_sessions.py"
     ],
 )
 def test_devices_that_an_expression_asks_for(expression: str, devices: list[str]) -> None:
-    assert Selection().demanded(expression) == devices
+    assert Selection().demanded_devices(expression) == devices
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:

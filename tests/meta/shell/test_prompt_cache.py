@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from backends.adapt.models import words_tokenizer
-from specverify.checkpoints.prompt_cache import cached, digest
+from specverify.checkpoints.prompt_cache import digest, load_or_encode
 
 TEXTS = ["3 1 4", "1 5"]
 IDS = [(3, 1, 4), (1, 5)]
@@ -33,9 +33,9 @@ def directory(tmp_path: Path) -> Path:
 def test_prompts_are_encoded_once(directory: Path, tmp_path: Path) -> None:
     encoder = Encoder()
     for _ in range(2):
-        assert cached(TEXTS, directory, encoder, tmp_path / "kept") == IDS
+        assert load_or_encode(TEXTS, directory, encoder, tmp_path / "kept") == IDS
     assert encoder.calls == 1
-    assert cached(TEXTS[:1], directory, encoder, tmp_path / "kept") == IDS[:1]
+    assert load_or_encode(TEXTS[:1], directory, encoder, tmp_path / "kept") == IDS[:1]
     assert encoder.calls == 2
 
 
@@ -50,18 +50,18 @@ def test_another_tokenizer_is_another_digest(directory: Path) -> None:
 @pytest.mark.parametrize("content", ["", "[[3, 1, 4]", '[[3, 1, 4], ["x"]]', "[[3, 1, 4]]", "{}"])
 def test_a_damaged_file_is_made_again(content: str, directory: Path, tmp_path: Path) -> None:
     encoder, folder = Encoder(), tmp_path / "kept"
-    cached(TEXTS, directory, encoder, folder)
+    load_or_encode(TEXTS, directory, encoder, folder)
     (file,) = folder.iterdir()
     file.write_text(content)
-    assert cached(TEXTS, directory, encoder, folder) == IDS
+    assert load_or_encode(TEXTS, directory, encoder, folder) == IDS
     assert encoder.calls == 2
-    assert cached(TEXTS, directory, encoder, folder) == IDS
+    assert load_or_encode(TEXTS, directory, encoder, folder) == IDS
     assert encoder.calls == 2
 
 
 def test_a_folder_that_takes_no_files_costs_no_run(directory: Path, tmp_path: Path) -> None:
     (tmp_path / "kept").write_text("a file in its place")
-    assert cached(TEXTS, directory, Encoder(), tmp_path / "kept") == IDS
+    assert load_or_encode(TEXTS, directory, Encoder(), tmp_path / "kept") == IDS
 
 
 def test_writers_and_removers_at_once_see_whole_files_alone(directory: Path, tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_writers_and_removers_at_once_see_whole_files_alone(directory: Path, tmp
         for _ in range(30):
             for file in folder.glob("*.json"):
                 file.unlink(missing_ok=True)
-            if cached(TEXTS, directory, Encoder(), folder) != IDS:
+            if load_or_encode(TEXTS, directory, Encoder(), folder) != IDS:
                 return False
         return True
 

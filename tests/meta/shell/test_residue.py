@@ -18,7 +18,7 @@ from specverify.isolation.growth import BLOCKS, RISES, Growth, Trend
 from specverify.isolation.isolated import Isolated
 from specverify.isolation.keeping import end_keeping
 from specverify.isolation.limits import Patience
-from specverify.pytest_plugin import opened, pytest_terminal_summary
+from specverify.pytest_plugin import pytest_terminal_summary, yield_backend
 from tests.inprocess import CrewHere
 from tests.meta.shell.test_isolation import ROOT, case_of, said
 
@@ -157,7 +157,7 @@ def test_a_replay_tells_what_its_runs_left(
 def test_a_session_of_pytest_tells_what_runs_left() -> None:
     config = SimpleNamespace(stash=pytest.Stash())
     request = SimpleNamespace(param="tests.strangers.hostile:environment", config=config)
-    fixture = opened(request)  # type: ignore[arg-type]
+    fixture = yield_backend(request)  # type: ignore[arg-type]
     backend = next(fixture)
     backend.judge(case_of(0), "lossless.completes")
     assert next(fixture, None) is None

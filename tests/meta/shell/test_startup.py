@@ -41,8 +41,8 @@ print(json.dumps(told))
 def test_help_and_lists_import_no_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     # The list of faults is kept from here on; which faults stand in it does not matter here.
-    monkeypatch.setattr(subjects, "_planted", lambda: [{"name": one.id, "id": one.id} | REST for one in reports()])
-    subjects.plantable()
+    monkeypatch.setattr(subjects, "_fault_rows", lambda: [{"name": one.id, "id": one.id} | REST for one in reports()])
+    subjects.plantable_faults()
     ended = subprocess.run(
         [sys.executable, "-c", PROGRAM, json.dumps(LIGHT), json.dumps(HEAVY)],
         cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True,
@@ -75,12 +75,12 @@ def test_a_torch_with_cuda_is_asked_for_its_devices(monkeypatch: pytest.MonkeyPa
 
 def test_the_kept_list_of_faults_is_that_of_the_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    made = subjects.plantable()
+    made = subjects.plantable_faults()
     (kept,) = (tmp_path / ".specverify" / "lists").iterdir()
-    monkeypatch.setattr(subjects, "_planted", lambda: pytest.fail("the kept rows were not read"))
-    assert subjects.plantable() == made
+    monkeypatch.setattr(subjects, "_fault_rows", lambda: pytest.fail("the kept rows were not read"))
+    assert subjects.plantable_faults() == made
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
     kept.write_text("[{")
-    assert subjects.plantable() == made
+    assert subjects.plantable_faults() == made
     assert json.loads(kept.read_text()) == made

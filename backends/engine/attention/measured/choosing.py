@@ -95,11 +95,11 @@ class MeasuredAttention:
             return self.eager(query, columns, scaling)
         by_name = {way.name: way for way in self.ways}
         for way in (by_name[name] for name in scene.fastest_first):
-            lacking = self.lacks(way, query, columns)
-            if lacking is None:
+            unsupported = self.lacks(way, query, columns)
+            if unsupported is None:
                 columns.announce(f"{CHOSEN}{way.name}")
                 return way.attend(query, self.columns_for(way, columns), scaling)
-            columns.announce(f"{way.name}, the fastest measured way, takes no {lacking}: the next fastest ran")
+            columns.announce(f"{way.name}, the fastest measured way, takes no {unsupported}: the next fastest ran")
         columns.announce("no measured way takes these inputs: written-out attention ran")
         return self.eager(query, columns, scaling)
 

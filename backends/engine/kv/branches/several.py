@@ -26,8 +26,8 @@ class Branches(Branch):
         cells: For each branch and layer, the rows that the branch holds.
     """
 
-    def __init__(self, room: CacheSpec, how: str, most: int) -> None:
-        super().__init__(room, how)
+    def __init__(self, room: CacheSpec, way: str, most: int) -> None:
+        super().__init__(room, way)
         self.most = most
         self.paths: list[list[int]] = []
         self.cells: list[list[Cells]] = []
@@ -47,8 +47,9 @@ class Branches(Branch):
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Write each of the rows opened last to every branch that holds it."""
         if self._above is not None:
-            above, self._above = self._above, None
-            self.assign(dict(zip(range(self._first, self.rows), above, strict=True)))
+            parents = self._above
+            self._above = None
+            self.assign(dict(zip(range(self._first, self.rows), parents, strict=True)))
         for branch, row in self.holders(self._first):
             i = row - self._first
             self.cells[branch][layer][row] = keys[:, i].clone(), values[:, i].clone()
@@ -57,22 +58,22 @@ class Branches(Branch):
         """Each branch with each of its rows from `first` on."""
         return ((branch, row) for branch, path in enumerate(self.paths) for row in path if row >= first)
 
-    def assign(self, above: dict[int, int]) -> None:
+    def assign(self, parents: dict[int, int]) -> None:
         """Share the new rows out: a row goes on in the branch that ends above it, or begins a branch of its own."""
-        waiting = list(above)
-        while waiting:
-            row = next((candidate for candidate in waiting if above[candidate] not in waiting), waiting[0])
-            waiting.remove(row)
-            ends = [branch for branch, path in enumerate(self.paths) if path[-1] == above[row]]
+        unassigned = list(parents)
+        while unassigned:
+            row = next((candidate for candidate in unassigned if parents[candidate] not in unassigned), unassigned[0])
+            unassigned.remove(row)
+            ends = [branch for branch, path in enumerate(self.paths) if path[-1] == parents[row]]
             if ends:
                 self.paths[ends[0]].append(row)
             else:
-                self._fork(above[row], row)
+                self._fork(parents[row], row)
 
-    def _fork(self, above: int, row: int) -> None:
-        """Begin a branch with the rows down to `above`, then `row`; in the last branch, if there are `most`."""
-        source = self.home(above) if above >= 0 else None
-        path = [] if source is None else self.paths[source][: self.paths[source].index(above) + 1]
+    def _fork(self, parent: int, row: int) -> None:
+        """Begin a branch with the rows down to `parent`, then `row`; in the last branch, if there are `most`."""
+        source = self.home(parent) if parent >= 0 else None
+        path = [] if source is None else self.paths[source][: self.paths[source].index(parent) + 1]
         if len(self.paths) < self.most:
             self.paths.append([])
             self.cells.append([{} for _ in range(self.layers)])
@@ -115,8 +116,8 @@ class Branches(Branch):
         if not self.rows:
             return None
         self.branch = [self.join_rows(layer, self.replay_rows(layer, path)) for layer in range(self.layers)]
-        how, reason = self.way_of(path)
-        self.bring_home(list(range(len(path))), how)
+        way, reason = self.way_of(path)
+        self.bring_home(list(range(len(path))), way)
         self.drop()
         return reason
 
@@ -131,7 +132,8 @@ class Branches(Branch):
 
     def drop(self) -> None:
         """Forget every branch."""
-        self.paths, self.cells = [], []
+        self.paths = []
+        self.cells = []
 
     def crop(self, length: int) -> None:
         """See `KvCache.crop`."""

@@ -59,8 +59,8 @@ class LeftPadded(BatchCache):
         committed = [cache.length - cache.first(layer) for cache in self.caches]
         lanes = zip(self.caches, self.rows, strict=True)
         widths = [cache.read(layer)[0].shape[1] + self.width - rows for cache, rows in lanes]
-        before = [pad + length for pad, length in zip(self.dead_columns(widths), committed, strict=True)]
-        prefix = torch.tensor(before, dtype=torch.int32)
+        prefix_lengths = [pad + length for pad, length in zip(self.dead_columns(widths), committed, strict=True)]
+        prefix = torch.tensor(prefix_lengths, dtype=torch.int32)
         return AttentionInputs(key, value, visible, prefix, None, self.fallbacks.append)
 
 

@@ -52,10 +52,10 @@ class ModelFamily:
     checkpoint: Mapping[str, Callable[[dict[str, Any]], Any]] = field(default_factory=dict)
 
 
-def refuse_unequal(arch: Architecture, what: str, *values: Any) -> None:
+def refuse_unequal(arch: Architecture, settings: str, *values: Any) -> None:
     """Raise Unsupported if `values` differ, because transformers' model has one setting for all of them."""
     if len(set(values)) > 1:
-        raise Unsupported(f"{arch.family} needs equal {what}, as transformers' model has one setting for them")
+        raise Unsupported(f"{arch.family} needs equal {settings}, as transformers' model has one setting for them")
 
 
 def no_window(arch: Architecture) -> None:

@@ -30,7 +30,8 @@ EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
 
 def stack_experts(state: dict[str, Tensor], _: Architecture) -> dict[str, Tensor]:
     """The state dict with the matrices of all experts of a layer as one tensor, [experts, ...]."""
-    arranged, experts = dict[str, Tensor](), dict[str, dict[tuple[str, int], Tensor]]()
+    arranged = dict[str, Tensor]()
+    experts = dict[str, dict[tuple[str, int], Tensor]]()
     for name, tensor in state.items():
         expert = EXPERT.fullmatch(name)
         if expert is None:
@@ -50,14 +51,15 @@ class ExactRouter(nn.Module):
 
     def __init__(self, module: Any, config: Any) -> None:
         super().__init__()
-        self.weight, self.top_k = module.weight, module.top_k
+        self.weight = module.weight
+        self.top_k = module.top_k
         self.normed = getattr(module, "norm_topk_prob", True)  # Mixtral's class has no such choice
 
     def forward(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The products [T, experts], and the weights and indices [T, k] of the chosen experts of `hidden` [..., H]."""
         products = hidden.reshape(-1, hidden.shape[-1]) @ self.weight.T
-        weights, chosen = products.softmax(-1).topk(self.top_k, dim=-1)
-        return products, weights / weights.sum(-1, keepdim=True) if self.normed else weights, chosen
+        weights, experts = products.softmax(-1).topk(self.top_k, dim=-1)
+        return products, weights / weights.sum(-1, keepdim=True) if self.normed else weights, experts
 
 
 class ExactGroupRouter(nn.Module):
@@ -67,21 +69,24 @@ class ExactGroupRouter(nn.Module):
         super().__init__()
         self.weight = module.weight
         self.register_buffer("bias", module.e_score_correction_bias)
-        self.top_k, self.groups, self.open = module.top_k, module.num_group, module.topk_group
-        self.normed, self.factor = module.norm_topk_prob, module.routed_scaling_factor
+        self.top_k = module.top_k
+        self.groups = module.num_group
+        self.open = module.topk_group
+        self.normed = module.norm_topk_prob
+        self.factor = module.routed_scaling_factor
 
     def forward(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """See `ExactRouter.forward`."""
         products = hidden.reshape(-1, hidden.shape[-1]) @ self.weight.T
         scores = products.sigmoid()
         grouped = (scores + self.bias).unflatten(-1, (self.groups, -1))
-        best = grouped.topk(2, dim=-1)[0].sum(-1).topk(self.open, dim=-1)[1]
-        shut = torch.ones_like(grouped[..., 0], dtype=torch.bool).scatter(-1, best, False)
-        chosen = grouped.masked_fill(shut[..., None], float("-inf")).flatten(-2).topk(self.top_k, dim=-1)[1]
-        weights = scores.gather(-1, chosen)
+        best_groups = grouped.topk(2, dim=-1)[0].sum(-1).topk(self.open, dim=-1)[1]
+        is_closed = torch.ones_like(grouped[..., 0], dtype=torch.bool).scatter(-1, best_groups, False)
+        experts = grouped.masked_fill(is_closed[..., None], float("-inf")).flatten(-2).topk(self.top_k, dim=-1)[1]
+        weights = scores.gather(-1, experts)
         if self.normed:
             weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
-        return products, weights * self.factor, chosen
+        return products, weights * self.factor, experts
 
 
 def expert_counts(arch: Architecture) -> dict[str, Any]:

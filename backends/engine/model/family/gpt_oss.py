@@ -19,7 +19,8 @@ EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.(weight|bias)")
 
 
 def _arrange(state: dict[str, Tensor], arch: Architecture) -> dict[str, Tensor]:
-    arranged, experts = dict[str, Tensor](), dict[tuple[str, str], dict[tuple[str, int], Tensor]]()
+    arranged = dict[str, Tensor]()
+    experts = dict[tuple[str, str], dict[tuple[str, int], Tensor]]()
     for name, tensor in state.items():
         expert = EXPERT.fullmatch(name)
         if expert is None:

@@ -50,9 +50,9 @@ def _unchanged(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _hand_over(
-    module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]
+    module: nn.Module, args: tuple[Any, ...], named_arguments: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    return args, {**named, "past_key_values": LatentRowsCache(module, named["past_key_values"])}
+    return args, {**named_arguments, "past_key_values": LatentRowsCache(module, named_arguments["past_key_values"])}
 
 
 class ExactAttention(DeepseekV2Attention):  # type: ignore[misc]  # transformers is untyped here
@@ -79,10 +79,10 @@ class ExactAttention(DeepseekV2Attention):  # type: ignore[misc]  # transformers
         turning, rotated = (_rotate(part, position_embeddings) for part in (turning, rotated[:, None]))
         key, value = past_key_values.update(latent, rotated, self.layer_idx)
         key, value = self.expand_kv(key, value)
-        mixed, _ = through_interface(
+        output, _ = through_interface(
             self, torch.cat((plain, turning), -1), key, value, attention_mask, scaling=self.scaling, **kwargs
         )
-        return self.o_proj(mixed.reshape(*rows, -1)), None
+        return self.o_proj(output.reshape(*rows, -1)), None
 
 
 def _rotate(x: Tensor, frequencies: Tensor) -> Tensor:
@@ -101,7 +101,9 @@ class ExactSoftmaxRouter(nn.Module):
 
     def __init__(self, module: Any, _: Any) -> None:
         super().__init__()
-        self.weight, self.top_k, self.factor = module.weight, module.top_k, module.routed_scaling_factor
+        self.weight = module.weight
+        self.top_k = module.top_k
+        self.factor = module.routed_scaling_factor
         grouped = module.topk_method == "group_limited_greedy"
         self.groups: int = module.num_group if grouped else 1
         self.open: int = module.topk_group if grouped else 1
@@ -110,10 +112,10 @@ class ExactSoftmaxRouter(nn.Module):
         """The products [T, experts], and the weights and indices [T, k] of the chosen experts of `hidden` [..., H]."""
         products = hidden.reshape(-1, hidden.shape[-1]) @ self.weight.T
         grouped = products.softmax(-1).unflatten(-1, (self.groups, -1))
-        best = grouped.amax(-1).topk(self.open, dim=-1)[1]
-        shut = torch.ones_like(grouped[..., 0], dtype=torch.bool).scatter(-1, best, False)
-        weights, chosen = grouped.masked_fill(shut[..., None], 0.0).flatten(-2).topk(self.top_k, dim=-1)
-        return products, weights * self.factor, chosen
+        best_groups = grouped.amax(-1).topk(self.open, dim=-1)[1]
+        is_closed = torch.ones_like(grouped[..., 0], dtype=torch.bool).scatter(-1, best_groups, False)
+        weights, experts = grouped.masked_fill(is_closed[..., None], 0.0).flatten(-2).topk(self.top_k, dim=-1)
+        return products, weights * self.factor, experts
 
 
 def _fields(arch: Architecture) -> dict[str, Any]:

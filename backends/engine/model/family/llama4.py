@@ -29,8 +29,8 @@ class Temperature:
     def __call__(self, query: Tensor, positions: Tensor) -> Tensor:
         """Return `query` [B, H, T, D] with each row scaled by its position; `positions` is int64 [B, T]."""
         scale = 1 + self.attn_scale * torch.log1p(torch.floor((positions.double() + 1) / self.floor_scale))
-        wide = torch.promote_types(query.dtype, torch.float32)
-        return (query * scale.to(wide)[:, None, :, None]).to(query.dtype)
+        wide_dtype = torch.promote_types(query.dtype, torch.float32)
+        return (query * scale.to(wide_dtype)[:, None, :, None]).to(query.dtype)
 
 
 def temper_logically(network: Any) -> None:
@@ -49,8 +49,10 @@ def temper_logically(network: Any) -> None:
             layer.register_forward_pre_hook(_hand_down, with_kwargs=True)
 
 
-def _hand_down(_: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    return args, {**named, "logical": named["position_ids"]}
+def _hand_down(
+    _: nn.Module, args: tuple[Any, ...], named_arguments: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    return args, {**named_arguments, "logical": named_arguments["position_ids"]}
 
 
 class ExactAttention(Llama4TextAttention):  # type: ignore[misc]  # transformers is untyped here
@@ -74,10 +76,10 @@ class ExactAttention(Llama4TextAttention):  # type: ignore[misc]  # transformers
             if hasattr(self, "qk_norm"):
                 query, key = self.qk_norm(query), self.qk_norm(key)
         key, value = past_key_values.update(key.transpose(1, 2), value.transpose(1, 2), self.layer_idx)
-        mixed, _ = through_interface(
+        output, _ = through_interface(
             self, query.transpose(1, 2), key, value, attention_mask, scaling=self.scaling, **kwargs
         )
-        return self.o_proj(mixed.reshape(*rows, -1)), None
+        return self.o_proj(output.reshape(*rows, -1)), None
 
 
 def _rotate(x: Tensor, frequencies: Tensor) -> Tensor:
@@ -97,8 +99,8 @@ class ExactRouter(Llama4Router):  # type: ignore[misc]  # transformers is untype
     def forward(self, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
         """Return the factors and the scores of all experts of `hidden_states` [T, H], both [T, experts]."""
         scores = hidden_states @ self.weight.T
-        best = scores.topk(self.top_k, dim=1)[1]
-        return torch.zeros_like(scores).scatter(1, best, scores.gather(1, best).sigmoid()), scores
+        best_experts = scores.topk(self.top_k, dim=1)[1]
+        return torch.zeros_like(scores).scatter(1, best_experts, scores.gather(1, best_experts).sigmoid()), scores
 
 
 def _exact_router(module: nn.Module, _: Any) -> nn.Module:
@@ -144,9 +146,9 @@ def _rename(name: str) -> str:
 
 def _arrange(state: dict[str, Tensor], arch: Architecture) -> dict[str, Tensor]:
     """The state dict with all experts of a layer in two tensors, inputs first."""
-    joined = (".experts.gate_up_proj", ".experts.down_proj")
+    stacked_names = (".experts.gate_up_proj", ".experts.down_proj")
     return {
-        name: tensor.transpose(1, 2).contiguous() if name.endswith(joined) else tensor
+        name: tensor.transpose(1, 2).contiguous() if name.endswith(stacked_names) else tensor
         for name, tensor in stack_experts(state, arch).items()
     }
 

@@ -53,7 +53,8 @@ class Scale:
 
 
 def _exact_scale(module: nn.Module, config: Any) -> nn.Module:
-    rope, attention = config.rope_parameters, cast(Any, module)
+    rope = config.rope_parameters
+    attention = cast(Any, module)
     attention.temperature = Scale(float(rope.get(BETA) or 0), rope.get("original_max_position_embeddings") or 1)
     # transformers' own factor is 1 now, whose float32 rounds nothing. Each layer needs the beta, hence a copy.
     attention.config = _UnscaledConfig(config)

@@ -62,8 +62,8 @@ class RecordedLanes(BatchCache):
     def _write(self, lane: int, layer: int, keys: Tensor, values: Tensor) -> None:
         cache = self.caches[lane]
         assert isinstance(cache, Static)
-        for buffer, new in zip(cache.buffers[layer], (keys, values), strict=True):
-            buffer.index_copy_(-2, self.places[f"slots {lane}"], new)
+        for buffer, rows in zip(cache.buffers[layer], (keys, values), strict=True):
+            buffer.index_copy_(-2, self.places[f"slots {lane}"], rows)
 
 
 class RecordedPages(RecordedLanes):
@@ -108,7 +108,8 @@ class RecordedPages(RecordedLanes):
 
     def current_places(self) -> dict[str, Tensor]:
         """See `RecordedLanes`."""
-        device, places = self.pool.layers[0][0].device, {}
+        device = self.pool.layers[0][0].device
+        places = {}
         for lane, cache in enumerate(self.paged):
             live = cache.blocks.table[: self._used[lane]]
             padded = live + live[-1:] * (self._counts[lane] - len(live))
@@ -119,12 +120,12 @@ class RecordedPages(RecordedLanes):
 
     def widen_mask(self, mask: Tensor) -> Tensor:
         """See `RecordedLanes`; the columns of padding rows lie behind those that are read."""
-        ends = [wide + self.width - rows for wide, rows in zip(self._widths, self.rows, strict=True)]
-        wider = mask.new_zeros((*mask.shape[:-1], max(ends)))
-        for lane, (columns, wide, end) in enumerate(zip(self._columns, self._widths, ends, strict=True)):
-            wider[lane, ..., :columns] = mask[lane, ..., :columns]
-            wider[lane, ..., wide:end] = mask[lane, ..., columns : columns + end - wide]
-        return wider
+        ends = [width + self.width - rows for width, rows in zip(self._widths, self.rows, strict=True)]
+        wide_mask = mask.new_zeros((*mask.shape[:-1], max(ends)))
+        for lane, (columns, width, end) in enumerate(zip(self._columns, self._widths, ends, strict=True)):
+            wide_mask[lane, ..., :columns] = mask[lane, ..., :columns]
+            wide_mask[lane, ..., width:end] = mask[lane, ..., columns : columns + end - width]
+        return wide_mask
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: object, **__: object) -> Pair:
         """See `BatchCache`; columns are gathered through the tensors."""
@@ -132,12 +133,12 @@ class RecordedPages(RecordedLanes):
         values: list[Tensor] = []
         for lane, rows in enumerate(self.rows):
             self._write(lane, layer_idx, key_states[lane, :, :rows], value_states[lane, :, :rows])
-            for lanes_read, cells, new in zip(
+            for lanes_read, cells, new_rows in zip(
                 (keys, values), self.pool.layers[layer_idx], (key_states, value_states), strict=True
             ):
                 lane_columns = self._gathered(lane, cells)
                 lanes_read.append(
-                    torch.cat([lane_columns, new[lane, :, rows:]], 1) if rows < self.width else lane_columns
+                    torch.cat([lane_columns, new_rows[lane, :, rows:]], 1) if rows < self.width else lane_columns
                 )
         return self._stack(keys), self._stack(values)
 
@@ -148,8 +149,8 @@ class RecordedPages(RecordedLanes):
         return columns.masked_fill(beyond_end[None, :, None], 0.0).contiguous()
 
     def _write(self, lane: int, layer: int, keys: Tensor, values: Tensor) -> None:
-        for cells, new in zip(self.pool.layers[layer], (keys, values), strict=True):
-            cells.flatten(0, 1).index_copy_(0, self.places[f"slots {lane}"], new.transpose(0, 1))
+        for cells, rows in zip(self.pool.layers[layer], (keys, values), strict=True):
+            cells.flatten(0, 1).index_copy_(0, self.places[f"slots {lane}"], rows.transpose(0, 1))
 
     def _paging(self, layer: int) -> Paging | None:
         """None: a table in Python's numbers would be frozen in the recording."""
@@ -160,7 +161,9 @@ def recorded_lanes(batch: BatchCache) -> RecordedLanes | None:
     """The lanes of a recorded forward over a batch; None if attention reads other tensors in every step."""
     if type(batch) is not BatchCache:  # lanes padded on the left, say, hold other columns than their caches
         return None
-    caches, rows, filler = batch.caches, batch.rows, batch.filler
+    caches = batch.caches
+    rows = batch.rows
+    filler = batch.filler
     if all(isinstance(cache, Static) and not isinstance(cache, Overwrite) for cache in caches):
         return RecordedLanes(caches, rows, filler)
     # A cache of another class may write and read in another way, which the tensors would pass over.

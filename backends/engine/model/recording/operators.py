@@ -28,8 +28,8 @@ class Operation:
         """Compute the results again from what the arguments hold now, at the addresses of the recording."""
         fresh = tensors(self.operator(*self.arguments, **self.named))
         if not self.operator._schema.is_mutable:
-            for result, new in zip(self.results, fresh, strict=True):
-                result.copy_(new)
+            for result, fresh_result in zip(self.results, fresh, strict=True):
+                result.copy_(fresh_result)
 
 
 class OperatorList(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's class is untyped here
@@ -45,12 +45,12 @@ class OperatorList(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
         Raises:
             RuntimeError: if the host would read a number or a shape from its results.
         """
-        named = kwargs or {}
+        named_arguments = kwargs or {}
         if reads_back(func, args):
             raise RuntimeError(f"{func} hands numbers back to the host, which no replay can do")
-        results = func(*args, **named)
+        results = func(*args, **named_arguments)
         if not func.is_view:  # a view shows what its base holds, then as now
-            self.operations.append(Operation(func, args, named, tensors(results)))
+            self.operations.append(Operation(func, args, named_arguments, tensors(results)))
         return results
 
 

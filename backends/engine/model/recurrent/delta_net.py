@@ -30,9 +30,9 @@ class TreeDeltaNet(Qwen3NextGatedDeltaNet):  # type: ignore[misc]  # transformer
         query, key, value, gate, rate, rise = parts
         entering = torch.cat([part.reshape(batch, width, -1) for part in (query, key, value)], -1)
         # As transformers: the decay in float32 whatever the working dtype, and the memory with it.
-        wide = torch.promote_types(hidden_states.dtype, torch.float32)
-        decay = (-self.A_log.to(wide).exp() * nn.functional.softplus(rise.to(wide) + self.dt_bias)).exp()
-        rate = rate.sigmoid().to(wide)
+        wide_dtype = torch.promote_types(hidden_states.dtype, torch.float32)
+        decay = (-self.A_log.to(wide_dtype).exp() * nn.functional.softplus(rise.to(wide_dtype) + self.dt_bias)).exp()
+        rate = rate.sigmoid().to(wide_dtype)
         read = hidden_states.new_zeros(batch, width, self.num_v_heads, self.head_v_dim)
         for lane, (cache, rows) in enumerate(zip(lanes.caches, lanes.rows, strict=True)):
             states = states_of(cache)
@@ -40,19 +40,19 @@ class TreeDeltaNet(Qwen3NextGatedDeltaNet):  # type: ignore[misc]  # transformer
             first = len(states.parents) - rows
             for row in states.order(first):
                 place = lane, row - first
-                state_above = states.above(self.layer_idx, row) or self.blank(entering, wide)
-                state, out = self.step(state_above, entering[place], decay[place], rate[place])
+                state_above = states.above(self.layer_idx, row) or self.blank(entering, wide_dtype)
+                state, answer = self.step(state_above, entering[place], decay[place], rate[place])
                 states.put(self.layer_idx, row, state)
-                read[place] = out
+                read[place] = answer
         normed = self.norm(read.reshape(-1, self.head_v_dim), gate.reshape(-1, self.head_v_dim))
-        mixed: Tensor = self.out_proj(normed.reshape(batch, width, -1))
-        return mixed
+        output: Tensor = self.out_proj(normed.reshape(batch, width, -1))
+        return output
 
-    def blank(self, entering: Tensor, wide: torch.dtype) -> LayerState:
-        """The state of zeros before the first token; the window in the dtype of `entering`, the memory in `wide`."""
+    def blank(self, entering: Tensor, memory_dtype: torch.dtype) -> LayerState:
+        """The state of zeros before the first token, a window like `entering` and a memory of `memory_dtype`."""
         return (
             entering.new_zeros(self.conv_kernel_size - 1, self.conv_dim),
-            entering.new_zeros(self.num_v_heads, self.head_k_dim, self.head_v_dim, dtype=wide),
+            entering.new_zeros(self.num_v_heads, self.head_k_dim, self.head_v_dim, dtype=memory_dtype),
         )
 
     def step(self, state: LayerState, entering: Tensor, decay: Tensor, rate: Tensor) -> tuple[LayerState, Tensor]:
@@ -66,15 +66,15 @@ class TreeDeltaNet(Qwen3NextGatedDeltaNet):  # type: ignore[misc]  # transformer
         """
         window, memory = state
         window_rows = torch.cat([window, entering[None]])
-        mixed = nn.functional.silu((window_rows * self.conv1d.weight[:, 0].T).sum(0)).to(memory.dtype)
-        query, key, value = torch.tensor_split(mixed, (self.key_dim, 2 * self.key_dim))
+        convolved = nn.functional.silu((window_rows * self.conv1d.weight[:, 0].T).sum(0)).to(memory.dtype)
+        query, key, value = torch.tensor_split(convolved, (self.key_dim, 2 * self.key_dim))
         group = self.num_v_heads // self.num_k_heads
         query, key = (_normalise(part.view(self.num_k_heads, -1)).repeat_interleave(group, 0) for part in (query, key))
         memory = memory * decay[:, None, None]
         error = value.view(self.num_v_heads, -1) - (memory * key[:, :, None]).sum(1)
         memory = memory + key[:, :, None] * (rate[:, None] * error)[:, None]
-        out = (memory * query[:, :, None]).sum(1) / self.head_k_dim**0.5
-        return (window_rows[1:], memory), out.to(entering.dtype)
+        answer = (memory * query[:, :, None]).sum(1) / self.head_k_dim**0.5
+        return (window_rows[1:], memory), answer.to(entering.dtype)
 
 
 def _normalise(x: Tensor) -> Tensor:

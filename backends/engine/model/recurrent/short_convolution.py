@@ -26,7 +26,7 @@ class TreeShortConv(Lfm2ShortConv):  # type: ignore[misc]  # transformers is unt
         """
         entering, leaving, value = self.in_proj(hidden_states).chunk(3, dim=-1)
         entering = entering * value
-        mixed = torch.zeros_like(entering)
+        convolved = torch.zeros_like(entering)
         for lane, (cache, rows) in enumerate(zip(past_key_values.caches, past_key_values.rows, strict=True)):
             states = states_of(cache)
             assert states is not None
@@ -40,9 +40,9 @@ class TreeShortConv(Lfm2ShortConv):  # type: ignore[misc]  # transformers is unt
                 )
                 window_rows = torch.cat([window, entering[lane, row - first][None]])
                 states.put(self.layer_idx, row, (window_rows[1:], entering.new_zeros(0, 0, 0)))
-                mixed[lane, row - first] = (window_rows * self.conv.weight[:, 0].T).sum(0)
-        out: Tensor = self.out_proj(leaving * mixed)
-        return out
+                convolved[lane, row - first] = (window_rows * self.conv.weight[:, 0].T).sum(0)
+        output: Tensor = self.out_proj(leaving * convolved)
+        return output
 
 
 def over_trees(network: Any) -> None:

@@ -26,11 +26,11 @@ class TreeMixer(FalconH1Mixer):  # type: ignore[misc]  # transformers is untyped
         """
         assert cache_params is not None
         # As transformers: the state in float32 at least, whatever the working dtype.
-        wide = torch.promote_types(hidden_states.dtype, torch.float32)
-        parts = self.in_proj(hidden_states * self.ssm_in_multiplier) * self.mup_vector.to(wide)
+        wide_dtype = torch.promote_types(hidden_states.dtype, torch.float32)
+        parts = self.in_proj(hidden_states * self.ssm_in_multiplier) * self.mup_vector.to(wide_dtype)
         gate, entering, rise = parts.split([self.intermediate_size, self.conv_dim, self.num_heads], dim=-1)
         entering = entering.to(hidden_states.dtype)
-        time = nn.functional.softplus(rise + self.dt_bias.to(wide))
+        time = nn.functional.softplus(rise + self.dt_bias.to(wide_dtype))
         read = torch.zeros_like(gate)
         for lane, (cache, rows) in enumerate(zip(cache_params.caches, cache_params.rows, strict=True)):
             states = states_of(cache)
@@ -38,18 +38,18 @@ class TreeMixer(FalconH1Mixer):  # type: ignore[misc]  # transformers is untyped
             first = len(states.parents) - rows
             for row in states.order(first):
                 place = lane, row - first
-                state_above = states.above(self.layer_idx, row) or self.blank(entering, wide)
+                state_above = states.above(self.layer_idx, row) or self.blank(entering, wide_dtype)
                 state, read[place] = self.step(state_above, entering[place], time[place])
                 states.put(self.layer_idx, row, state)
         gated = self.norm(read, gate) if self.mamba_rms_norm else read * nn.functional.silu(gate)
-        mixed: Tensor = self.out_proj(gated.to(hidden_states.dtype))
-        return mixed
+        output: Tensor = self.out_proj(gated.to(hidden_states.dtype))
+        return output
 
-    def blank(self, entering: Tensor, wide: torch.dtype) -> LayerState:
-        """The state of zeros before the first token; the window in the dtype of `entering`, the memory in `wide`."""
+    def blank(self, entering: Tensor, memory_dtype: torch.dtype) -> LayerState:
+        """The state of zeros before the first token, a window like `entering` and a memory of `memory_dtype`."""
         return (
             entering.new_zeros(self.conv_kernel_size - 1, self.conv_dim),
-            entering.new_zeros(self.num_heads, self.head_dim, self.ssm_state_size, dtype=wide),
+            entering.new_zeros(self.num_heads, self.head_dim, self.ssm_state_size, dtype=memory_dtype),
         )
 
     def step(self, state: LayerState, entering: Tensor, time: Tensor) -> tuple[LayerState, Tensor]:
@@ -62,13 +62,15 @@ class TreeMixer(FalconH1Mixer):  # type: ignore[misc]  # transformers is untyped
         """
         window, memory = state
         window_rows = torch.cat([window, entering[None]])
-        mixed = (window_rows * self.conv1d.weight[:, 0].T).sum(0)
-        mixed = nn.functional.silu(mixed if self.conv1d.bias is None else mixed + self.conv1d.bias).to(memory.dtype)
-        value = mixed[: self.intermediate_size].view(self.num_heads, -1)
+        convolved = (window_rows * self.conv1d.weight[:, 0].T).sum(0)
+        convolved = nn.functional.silu(convolved if self.conv1d.bias is None else convolved + self.conv1d.bias).to(
+            memory.dtype
+        )
+        value = convolved[: self.intermediate_size].view(self.num_heads, -1)
         share = self.num_heads // self.n_groups
         into, out_of = (
             part.view(self.n_groups, -1).repeat_interleave(share, 0)
-            for part in mixed[self.intermediate_size :].chunk(2)
+            for part in convolved[self.intermediate_size :].chunk(2)
         )
         decay = (-self.A_log.to(memory.dtype).exp() * time).exp()
         memory = memory * decay[:, None, None] + (time[:, None] * value)[:, :, None] * into[:, None, :]
@@ -80,7 +82,8 @@ def with_factors(network: Any) -> None:
     """Give every mixer of `network` the factors of its projection, in float64: they are in no state dict."""
     for module in network.modules():
         if isinstance(module, FalconH1Mixer):
-            inner, shared = module.intermediate_size, module.groups_time_state_size
+            inner = module.intermediate_size
+            shared = module.groups_time_state_size
             factors = torch.tensor(network.config.ssm_multipliers, dtype=torch.float64)
             sizes = torch.tensor([inner, inner, shared, shared, module.num_heads])
             module.mup_vector = factors.repeat_interleave(sizes)

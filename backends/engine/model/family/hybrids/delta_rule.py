@@ -45,7 +45,8 @@ class ExactGatedNorm(nn.Module):
 
     def __init__(self, module: Any, _: Any) -> None:
         super().__init__()
-        self.weight, self.eps = module.weight, module.variance_epsilon
+        self.weight = module.weight
+        self.eps = module.variance_epsilon
 
     def forward(self, hidden: Tensor, gate: Tensor) -> Tensor:
         """Return `hidden` [..., width], normed, times weight and silu of `gate` [..., width]."""

@@ -61,16 +61,18 @@ class ExactGroupNorm(nn.Module):
 
     def __init__(self, module: Any, _: Any) -> None:
         super().__init__()
-        self.weight, self.eps = module.weight, module.variance_epsilon
-        self.groups, self.first = module.n_groups, module.norm_before_gate
+        self.weight = module.weight
+        self.eps = module.variance_epsilon
+        self.groups = module.n_groups
+        self.first = module.norm_before_gate
 
     def forward(self, hidden: Tensor, gate: Tensor) -> Tensor:
         """Return `hidden` [..., width], normed by group, times weight, and times silu of `gate` [..., width]."""
-        opened = nn.functional.silu(gate)
-        rows = hidden if self.first else hidden * opened
+        gate_values = nn.functional.silu(gate)
+        rows = hidden if self.first else hidden * gate_values
         rows = rows.reshape(*rows.shape[:-1], self.groups, -1)
         normed: Tensor = (rows * (rows.pow(2).mean(-1, keepdim=True) + self.eps).rsqrt()).flatten(-2) * self.weight
-        return normed * opened if self.first else normed
+        return normed * gate_values if self.first else normed
 
 
 FALCON_H1 = ModelFamily(
