@@ -25,7 +25,7 @@ from reference.draft.eagle1 import Eagle1
 from reference.draft.hidden import HiddenStates
 from reference.draft.language_model import LanguageModel
 from reference.oracle.decoder import Oracle
-from reference.oracle.evaluator import PERTURBED, Amplified
+from reference.oracle.evaluator import PERTURBED, RowMovements
 from reference.sampling import Stops
 from reference.trace import Array, Attended, Stage, Step, Trace
 from reference.tree import RankTree, Tree
@@ -147,7 +147,7 @@ def test_an_oracle_answers_once_for_a_tree() -> None:
         def __call__(self, case: Case) -> Trace:
             return ORACLE(case)
 
-        def amplification(self, case: Case, context: tuple[int, ...], tree: Tree) -> Amplified | None:
+        def amplification(self, case: Case, context: tuple[int, ...], tree: Tree) -> RowMovements | None:
             asked.append(tree)
             return ORACLE.amplification(case, context, tree)
 
