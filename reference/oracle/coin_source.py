@@ -143,7 +143,7 @@ def enumerate_law(program: Callable[[Chance], T]) -> dict[T, Number]:
     may decide twice: the second decision sees the interval that the first left. No decision of probability 0 is ever
     taken.
 
-    >>> enumerated(lambda chance: chance.below("accept", 1, Fraction(1, 3)))
+    >>> enumerate_law(lambda chance: chance.below("accept", 1, Fraction(1, 3)))
     {True: Fraction(1, 3), False: Fraction(2, 3)}
     """
     law: dict[T, Number] = {}

@@ -32,7 +32,7 @@ def trie_grams(
     A moment is the number of the entry, the length of the window's beginning before it, and the place of the use within
     the window; later moments are larger.
 
-    >>> sorted(held(entries((1, 2, 1)), order=2, capacity=9))
+    >>> sorted(trie_grams(entries((1, 2, 1)), order=2, capacity=9))
     [(1,), (1, 2), (2,), (2, 1)]
     """
     count: dict[Tokens, int] = {}

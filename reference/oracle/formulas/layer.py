@@ -60,7 +60,7 @@ def gelu_tanh(x: Array) -> Array:
 def soft_cap(scores: Array, cap: float) -> Array:
     """Scaled scores after the soft cap `cap` (`Architecture.score_cap`); a cap of 0 returns them unchanged.
 
-    >>> [float(round(score, 3)) for score in capped(np.array([0.0, 1.0, -50.0]), 2.0)]
+    >>> [float(round(score, 3)) for score in soft_cap(np.array([0.0, 1.0, -50.0]), 2.0)]
     [0.0, 0.924, -2.0]
     """
     if not cap:

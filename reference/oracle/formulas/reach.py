@@ -4,7 +4,7 @@
 def first_visible(reach: tuple[int, int], position: int) -> int:
     """The first position that `position` may attend to, in a layer of this window and chunk (`Architecture.reaches`).
 
-    >>> [first_seen(reach, 9) for reach in ((0, 0), (3, 0), (0, 4))]
+    >>> [first_visible(reach, 9) for reach in ((0, 0), (3, 0), (0, 4))]
     [0, 7, 8]
     """
     window, chunk = reach
