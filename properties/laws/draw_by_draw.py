@@ -18,7 +18,7 @@ from properties.verdict.invariant import NotApplicable, Oracle
 from reference.case import Case
 from reference.draft import Scripted
 from reference.oracle import processing
-from reference.oracle.acceptance import without
+from reference.oracle.acceptance import without_tokens
 from reference.trace import Array, Step, Trace
 from reference.tree import Tree
 
@@ -218,7 +218,7 @@ def _proposal_law(proposal: Array, token: int, drawn_tokens: set[int]) -> Array 
     if proposal[token] == 1.0:
         return None
     remaining = (
-        np.array(without(proposal.astype(np.float64).tolist(), drawn_tokens))
+        np.array(without_tokens(proposal.astype(np.float64).tolist(), drawn_tokens))
         if drawn_tokens
         else proposal.astype(np.float64)
     )

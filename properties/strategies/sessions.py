@@ -1,5 +1,6 @@
 """Strategies for sessions: mates of a case's request, and the actions on them all."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from hypothesis import strategies as st
@@ -57,6 +58,17 @@ BRANCHES = Ngram(RankTree((0, 0, 0, 1), (0, 1, 0, 0)), 3)
 def plain_drafts(within: Abilities | None) -> tuple[Draft, ...]:
     """Drafts without a model to which a request may switch; the bare root is one for every engine."""
     return (BRANCHES, Scripted()) if within is None or Ngram.TAG in within.drafts else (Scripted(),)
+
+
+def switch_drafts(case: Case, within: Abilities | None) -> tuple[Draft, ...]:
+    """Drafts to which requests of a session may switch: plain drafts, and the draft model of `case`.
+
+    A request that comes back to its draft model finds none of the tokens in between in the draft's KV cache. A head is
+    not among them: the target's hidden states of these tokens were not kept.
+    """
+    draft = case.draft
+    learns = draft.model is not None and draft.reads is None
+    return (*plain_drafts(within), draft) if learns and not draft.shared else plain_drafts(within)
 
 
 @st.composite
@@ -179,7 +191,7 @@ def forks(draw: st.DrawFn, source: int, twin: int) -> tuple[Action, ...]:
 
 
 @st.composite
-def without_draft(draw: st.DrawFn, order: list[int], within: Abilities | None) -> tuple[Action, ...]:
+def without_draft(draw: st.DrawFn, order: Sequence[int], within: Abilities | None) -> tuple[Action, ...]:
     """A step without their drafts by some requests of `order`; mostly a step with them follows, of the same requests.
 
     In half of the draws the requests were drafted and thrown back before: what was proposed then is of no use.
@@ -193,13 +205,27 @@ def without_draft(draw: st.DrawFn, order: list[int], within: Abilities | None) -
 
 @st.composite
 def actions(
-    draw: st.DrawFn, count: int, most: int = MOST_ACTIONS, within: Abilities | None = None, bare: bool = True
+    draw: st.DrawFn,
+    count: int,
+    most: int = MOST_ACTIONS,
+    within: Abilities | None = None,
+    bare: frozenset[int] | None = None,
+    switched: frozenset[int] | None = None,
+    others: tuple[Draft, ...] | None = None,
 ) -> tuple[Action, ...]:
     """Actions on `count` requests, at least two: the first request enters, then up to `most` draws of an action.
 
     Most drawn actions are possible. A request that does not enter at the start enters later: by itself, as a fork, or
-    after another is cancelled. In the end mostly all have entered. The last action is a step. Steps without a draft
-    are among them unless `bare` is false.
+    after another is cancelled. In the end mostly all have entered. The last action is a step.
+
+    Args:
+        draw: The draw function.
+        count: Number of requests.
+        most: Most draws of an action.
+        within: Abilities of the engine.
+        bare: Requests that may step without their draft; None for all.
+        switched: Requests that may switch to another draft; None for all.
+        others: Drafts to which they switch; None for those without a model.
     """
     drawn_actions = [Action("add", (0,))]
     inside = [0]
@@ -209,9 +235,11 @@ def actions(
         enters_later = draw(st.integers(0, 3)) < late
         (waiting if enters_later else inside).append(number)
     drawn_actions += [Action("add", (request,)) for request in inside[1:]]
-    switch_drafts = st.sampled_from(plain_drafts(within))
+    next_drafts = st.sampled_from(others or plain_drafts(within))
+    everybody = frozenset(range(count))
+    takers = {"first": everybody if bare is None else bare, "switch": everybody if switched is None else switched}
     kinds = [name for name in ACTION_KINDS if within is None or {*USES.get(name, (name,))} <= {*within.actions}]
-    kinds = kinds if bare else [name for name in kinds if name != "first"]
+    kinds = [name for name in kinds if takers.get(name, everybody)]
 
     def enter() -> list[Action]:
         inside.extend(waiting[:1])
@@ -223,6 +251,9 @@ def actions(
         kind = draw(st.sampled_from(kinds))
         possible = draw(st.integers(0, 5)) > 0
         order = draw(st.permutations(inside if possible else range(count)))
+        willing = [request for request in order if request in takers.get(kind, everybody)]
+        if not willing:
+            kind = "step"
         # Nobody is left to enter.
         if kind in ("add", "fork") and possible and not waiting:
             kind = "step"
@@ -240,7 +271,7 @@ def actions(
         elif kind == "evict":
             drawn_actions += draw(evictions(order))
         elif kind == "first":
-            drawn_actions += draw(without_draft(order, within))
+            drawn_actions += draw(without_draft(willing, within))
         elif kind in ("step", "preempt"):
             drawn_actions.append(Action(kind, tuple(order[: draw(st.integers(1, len(order)))])))
         elif kind == "fork":
@@ -248,7 +279,7 @@ def actions(
             inside.extend({twin} - {*inside})
             drawn_actions += draw(forks(next(request for request in order if request != twin), twin))
         elif kind == "switch":
-            drawn_actions.append(Action("switch", (order[0],), draw(switch_drafts)))
+            drawn_actions.append(Action("switch", (willing[0],), draw(next_drafts)))
         else:
             drawn_actions.append(Action(kind, (order[0],)))
     if draw(st.integers(0, 3)):
@@ -263,7 +294,8 @@ def with_session(
 ) -> Case:
     """`case` with mates, in a layout with room for all requests or for little more than the longest.
 
-    No draft is switched if any request samples. The actions decide how many requests step together.
+    A request that samples switches to no other draft, and takes no step without it: its tokens depend on the draft.
+    The actions decide how many requests step together.
     """
     case, stranger = (replace(drawn_case, draft=drawn_case.draft.in_batches(())) for drawn_case in (case, stranger))
     draft_lender = None if draw(st.integers(0, 2)) else stranger
@@ -271,7 +303,9 @@ def with_session(
     most_mates = within.most_requests - 1 if within is not None and within.most_requests else max(MATES)
     numbers = [count for count in MATES if count <= most_mates]
     company = tuple(draw(mates(case, draft_lender, rival, within)) for _ in range(draw(st.sampled_from(numbers))))
-    greedy = case.sampling.greedy and all(mate.sampling.greedy for mate in company)
+    samplings = [case.sampling, *(mate.sampling for mate in company)]
+    steady = frozenset(number for number, sampling in enumerate(samplings) if sampling.greedy)
+    greedy = len(steady) == len(samplings)
     # Only a hybrid's pages hold states that must be of their end.
     if kind is None and prefers_pages(case, within) and draw(st.integers(0, 2)):
         kind = PREFIX
@@ -282,10 +316,11 @@ def with_session(
         case = replace(case, draft=shared_draft)
     most_actions = MOST_FAR_ACTIONS if len(case.prompt) > LONGEST else MOST_ACTIONS
     drafts = [case.draft, *(mate.draft for mate in company)]
-    # A step without its draft is refused where a draft needs the texts or the batches of all steps; the tokens of a
-    # request that samples would depend on it.
-    bare = greedy and not any(draft.shared or draft.dispatch is not None for draft in drafts)
-    session_actions = draw(actions(1 + len(company), most_actions, within, bare))
+    # A step without its draft is refused where a draft needs the texts or the batches of all steps.
+    needing_all = any(draft.shared or draft.dispatch is not None for draft in drafts)
+    bare = frozenset() if needing_all else steady
+    others = switch_drafts(case, within)
+    session_actions = draw(actions(1 + len(company), most_actions, within, bare, steady, others))
     # A ring's or a far prompt's case costs enough without it.
     if (
         takes_ahead(drafts, within)
@@ -293,11 +328,10 @@ def with_session(
         and draw(st.integers(0, AHEAD_INTERVAL - 1)) == AHEAD_INTERVAL - 1
     ):
         session_actions = draw(with_launches(session_actions, 1 + len(company), within))
-        session_actions = draw(with_early_firsts(session_actions, within)) if greedy else session_actions
+        session_actions = draw(with_early_firsts(session_actions, bare, within))
         case = draw(with_grammar_ahead(case, within))
-    if not greedy:
-        # Sampled tokens depend on the draft, so that a switch would change the oracle's answer.
-        session_actions = tuple(action for action in session_actions if action.kind != "switch")
+    elif draw(st.booleans()):
+        session_actions = draw(with_early_firsts(session_actions, bare, within))
     plain = replace(case, layout=KvLayout(), steps=0)
     session_case = replace(plain, session=Session(company, session_actions))
     requests = [session_case.alone(number) for number in range(1 + len(company))]

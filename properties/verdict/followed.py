@@ -113,8 +113,12 @@ def follow_step(case: Case, oracle: Oracle, step: Step) -> Oracle:
     if routed is None or step.drafted is None or not can_follow(case, oracle):
         return oracle
     choices = getattr(oracle, "choices", None)
-    if isinstance(choices, Choices) and choices.taken == routed.shape[2] and choices.layers == routed.shape[0]:
-        own_choices = choices.of(step.context, step.drafted.tree)
+    if (
+        isinstance(choices, Choices)
+        and choices.experts_per_row == routed.shape[2]
+        and choices.layers == routed.shape[0]
+    ):
+        own_choices = choices.experts_of(step.context, step.drafted.tree)
         if own_choices.shape == routed.shape and np.array_equal(np.where(routed < 0, own_choices, routed), own_choices):
             return oracle
     return follow(case, oracle, [step])

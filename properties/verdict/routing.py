@@ -178,7 +178,7 @@ class Exchanges:
         assert routing is not None
         on_target = reads.case.model == getattr(self.oracle, "target", None)
         if isinstance(choices, Choices) and on_target:
-            return choices.of(reads.context, reads.tree)
+            return choices.experts_of(reads.context, reads.tree)
         return np.full(routing.chosen.shape, UNKNOWN)
 
 

@@ -19,7 +19,7 @@ Program = Callable[[Chance, Rule, str, Tree, Sequence[Row], Sequence[Row], bool]
 """The signature of an acceptance rule; `verify` describes its arguments and its answer."""
 
 
-class Question(NamedTuple):
+class ProgramArguments(NamedTuple):
     """The arguments of a Program, in their order, for code that passes all of them on."""
 
     chance: Chance
@@ -31,7 +31,7 @@ class Question(NamedTuple):
     sampled: bool
 
 
-def choice(row: Array) -> int:
+def greedy_token(row: Array) -> int:
     """The greedy token of one row of logits: the arg-max, the lowest id among equals."""
     best = 0
     for token in range(1, len(row)):
@@ -50,11 +50,11 @@ def greedy_walk(tree: Tree, logits: Array) -> Accepted:
     path = [0]
     while True:
         # Both pick the lowest id among equals; `argmax` spares a large vocabulary the Python loop.
-        wanted = int(logits[path[-1]].argmax()) if len(logits[0]) > 4096 else choice(logits[path[-1]])
-        taken = [child for child in tree.children[path[-1]] if tree.token[child] == wanted]
-        if not taken:
-            return Accepted(tuple(path), wanted)
-        path.append(taken[0])
+        token = int(logits[path[-1]].argmax()) if len(logits[0]) > 4096 else greedy_token(logits[path[-1]])
+        accepted_children = [child for child in tree.children[path[-1]] if tree.token[child] == token]
+        if not accepted_children:
+            return Accepted(tuple(path), token)
+        path.append(accepted_children[0])
 
 
 def verify(
@@ -84,13 +84,13 @@ def verify(
     return RULES[rule.name](chance, rule, draws, tree, target, proposal, sampled)
 
 
-def normalised(row: Row) -> list[Number]:
+def normalise(row: Row) -> list[Number]:
     """`row` divided by its sum; a row of zeros stays a row of zeros."""
     total = sum(row)
     return [value / total for value in row] if total > 0 else list(row)
 
 
-def without(row: Row, tokens: Collection[int]) -> list[Number]:
+def without_tokens(row: Row, tokens: Collection[int]) -> list[Number]:
     """`row` with `tokens` set to 0."""
     # `0 * value` keeps the arithmetic: a Fraction stays a Fraction, a float a float.
     return [0 * value if token in tokens else value for token, value in enumerate(row)]
@@ -98,7 +98,7 @@ def without(row: Row, tokens: Collection[int]) -> list[Number]:
 
 def residual(p: Row, q: Row) -> list[Number]:
     """The residual of `p` after `q` was rejected: relu(p - q), normalised."""
-    return normalised([max(a - b, 0 * a) for a, b in zip(p, q, strict=True)])
+    return normalise([max(a - b, 0 * a) for a, b in zip(p, q, strict=True)])
 
 
 def _ratio(p: Number, q: Number) -> Number:
@@ -106,7 +106,7 @@ def _ratio(p: Number, q: Number) -> Number:
     return p / q if q > 0 else 0
 
 
-def _like(value: float, number: Number) -> Number:
+def _in_arithmetic_of(value: float, number: Number) -> Number:
     """A threshold in the arithmetic of `number`; as a Fraction it is the exact value of the float."""
     return value if isinstance(number, float) else Fraction(value)
 
@@ -119,19 +119,19 @@ def _walk(tree: Tree, target: Sequence[Row], level: Level) -> Answer:
     """Descend by `level` until a node has no children or all of them are rejected."""
     path = [0]
     while tree.children[path[-1]]:
-        child, left = level(path[-1])
+        child, law = level(path[-1])
         if child is None:
-            return tuple(path), _settled(left, target[path[-1]])
+            return tuple(path), _law_or_target(law, target[path[-1]])
         path.append(child)
     return tuple(path), list(target[path[-1]])
 
 
-def _settled(left: list[Number], row: Row) -> list[Number]:
-    """`left`, or the target's own `row` where nothing is left.
+def _law_or_target(law: list[Number], row: Row) -> list[Number]:
+    """`law`, or the target's own `row` where `law` gives no token any weight.
 
     In exact arithmetic that rejection has probability 0; rounding alone leads there.
     """
-    return left if any(left) else list(row)
+    return law if any(law) else list(row)
 
 
 def chain(
@@ -163,7 +163,7 @@ def multi_round(
         tried: set[int] = set()
         for child in tree.children[node]:
             x = tree.token[child]
-            q = normalised(without(proposal[child], tried)) if removed else proposal[child]
+            q = normalise(without_tokens(proposal[child], tried)) if removed else proposal[child]
             if chance.below("accept", child, _ratio(p[x], q[x])):
                 return child, []
             p = residual(p, q)
@@ -182,8 +182,8 @@ def specinfer(
         p, remaining = list(target[node]), list(tree.children[node])
         for trial in tree.children[node]:
             # The last sibling needs no coin.
-            at = chance.choose("order", trial, [1] * len(remaining)) if len(remaining) > 1 else 0
-            child = remaining.pop(at)
+            index = chance.choose("order", trial, [1] * len(remaining)) if len(remaining) > 1 else 0
+            child = remaining.pop(index)
             x, q = tree.token[child], proposal[child]
             if chance.below("accept", child, _ratio(p[x], q[x])):
                 return child, []
@@ -204,11 +204,11 @@ def target_only(
         for child in tree.children[node]:
             x = tree.token[child]
             covered = covered + p[x]
-            if chance.below("accept", node, covered / _like(rule.threshold_acc, covered)):
+            if chance.below("accept", node, covered / _in_arithmetic_of(rule.threshold_acc, covered)):
                 return child, []
             if p[x] >= rule.threshold_single:
                 return child, []
-        return None, normalised(without(p, {tree.token[child] for child in tree.children[node]}))
+        return None, normalise(without_tokens(p, {tree.token[child] for child in tree.children[node]}))
 
     return _walk(tree, target, level)
 
@@ -221,9 +221,9 @@ def eagle(
     The path names the first such node of each level, so with twins a node of the path need not be the parent of the
     next.
     """
-    path, same = [0], [0]
+    path, twins = [0], [0]
     while True:
-        candidates = sorted(child for node in same for child in tree.children[node])
+        candidates = sorted(child for node in twins for child in tree.children[node])
         if not candidates:
             return tuple(path), list(target[path[-1]])
         p = list(target[path[-1]])
@@ -234,12 +234,12 @@ def eagle(
                 continue
             if chance.below("accept", child, p[x]):
                 break
-            p = normalised(without(p, {x}))
+            p = normalise(without_tokens(p, {x}))
             tried.add(x)
         else:
-            return tuple(path), _settled(p, target[path[-1]])
-        same = [twin for twin in candidates if tree.token[twin] == x]
-        path.append(same[0])
+            return tuple(path), _law_or_target(p, target[path[-1]])
+        twins = [twin for twin in candidates if tree.token[twin] == x]
+        path.append(twins[0])
 
 
 def typical(
@@ -253,7 +253,7 @@ def typical(
         least = min(rule.epsilon, rule.delta * math.exp(-entropy))
         acceptable = [child for child in tree.children[path[-1]] if p[tree.token[child]] > least]
         paths += [((*path, child), (*logs, math.log(p[tree.token[child]]))) for child in acceptable]
-    best, _ = min(paths, key=lambda one: (-len(one[0]), -math.fsum(one[1]), one[0][-1]))
+    best, _ = min(paths, key=lambda end: (-len(end[0]), -math.fsum(end[1]), end[0][-1]))
     return best, list(target[best[-1]])
 
 
@@ -264,23 +264,23 @@ def block(
 
     pi is the joint acceptance ratio of the chain up to a node.
     """
-    path, kept = [0], 0
+    path, num_accepted = [0], 0
     while tree.children[path[-1]]:
         path.append(tree.children[path[-1]][0])
     pi: Number = 1
-    left = residual(target[0], proposal[path[1]]) if len(path) > 1 else list(target[0])
+    law = residual(target[0], proposal[path[1]]) if len(path) > 1 else list(target[0])
     for i, node in enumerate(path[1:], 1):
         x = tree.token[node]
         pi = min(1, pi * _ratio(target[path[i - 1]][x], proposal[node][x]))
-        h, after = pi, list(target[node])
+        h, remaining = pi, list(target[node])
         if i + 1 < len(path):
-            after = [max(pi * a - b, 0 * b) for a, b in zip(target[node], proposal[path[i + 1]], strict=True)]
+            remaining = [max(pi * a - b, 0 * b) for a, b in zip(target[node], proposal[path[i + 1]], strict=True)]
             # Where this is 0/0, target and draft agree from here on and a later node is accepted for certain.
-            h = _ratio(sum(after), sum(after) + 1 - pi)
+            h = _ratio(sum(remaining), sum(remaining) + 1 - pi)
         # No break: a later node may be accepted after an earlier one was not.
         if chance.below("accept", node, h):
-            kept, left = i, normalised(after)
-    return tuple(path[: kept + 1]), _settled(left, target[path[kept]])
+            num_accepted, law = i, normalise(remaining)
+    return tuple(path[: num_accepted + 1]), _law_or_target(law, target[path[num_accepted]])
 
 
 RULES: dict[str, Program] = {

@@ -16,14 +16,14 @@ from reference.files.fields import Fields, UnreadableCheckpoint, read_json, unre
 from reference.files.regular import irregular
 from reference.files.stored import EIGHT_BITS, FLOATS, StoredTensor, cut
 from reference.files.weight_files import digest, weight_files
-from reference.oracle.configuration import configured, sizes
+from reference.oracle.configuration import read_architecture, read_sizes
 from reference.oracle.family import FAMILIES
 from reference.oracle.family.base import Place
-from reference.oracle.formulas.block_scales import factors_shape, scaled
+from reference.oracle.formulas.block_scales import apply_scales, factors_shape
 from reference.trace import Array
 from reference.weights import shapes
 
-__all__ = ["UnreadableCheckpoint", "identify", "read"]
+__all__ = ["UnreadableCheckpoint", "identify", "read_checkpoint"]
 
 IGNORED = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
 """Buffers that old checkpoints store and that every reader computes anew."""
@@ -40,7 +40,7 @@ ADAPTER = "adapter_config.json"
 """The file with which peft adds an adapter to a base model; the file says where the base model lies."""
 
 
-def read(directory: str | Path) -> tuple[Architecture, dict[str, Array]]:
+def read_checkpoint(directory: str | Path) -> tuple[Architecture, dict[str, Array]]:
     """The architecture and the state dict, float64, of the checkpoint in `directory`.
 
     The dict holds exactly the names of `weights.shapes`; a tied head is not among them.
@@ -48,15 +48,15 @@ def read(directory: str | Path) -> tuple[Architecture, dict[str, Array]]:
     Raises:
         UnreadableCheckpoint: with one line that says what is wrong.
     """
-    architecture, stored, _ = _opened(Path(directory))
+    architecture, stored, _ = _open(Path(directory))
     block = _block_size(Path(directory))
     try:
-        held: dict[str, Array] = {}  # a stored tensor that holds several is read once
+        read_values: dict[str, Array] = {}  # a stored tensor that holds several is read once
         state = {}
         for name, place in places(architecture).items():
-            if place.name not in held:
-                held = {place.name: _values(stored, place.name, block)}
-            state[name] = place.take(held[place.name])
+            if place.name not in read_values:
+                read_values = {place.name: _values(stored, place.name, block)}
+            state[name] = place.take(read_values[place.name])
         return architecture, state
     except MemoryError:
         raise UnreadableCheckpoint(f"{directory}: its weights in float64 exceed the memory of this machine") from None
@@ -77,14 +77,14 @@ def _values(stored: dict[str, StoredTensor], name: str, block: tuple[int, int] |
     values = stored[name].values(name)
     if block is None or stored[name].dtype != NUMBERS:
         return values
-    return scaled(values, stored[f"{name}{FACTORS}"].values(f"{name}{FACTORS}"), block)
+    return apply_scales(values, stored[f"{name}{FACTORS}"].values(f"{name}{FACTORS}"), block)
 
 
 def identify(directory: str | Path, understood: bool = True) -> Checkpoint:
     """The checkpoint in `directory` as cases name it.
 
-    The digest runs over config.json and the safetensors files that `read` reads, in the order of their names, each
-    with its name and size before it.
+    The digest runs over config.json and the safetensors files that `read_checkpoint` reads, in the order of their
+    names, each with its name and size before it.
 
     Args:
         directory: The checkpoint's folder.
@@ -96,11 +96,11 @@ def identify(directory: str | Path, understood: bool = True) -> Checkpoint:
     """
     root = Path(directory)
     if understood:
-        architecture, stored, files = _opened(root)
+        architecture, stored, files = _open(root)
         vocab_size, max_positions = architecture.vocab_size, architecture.max_positions
     else:
         _check_folder(root)
-        vocab_size, max_positions = sizes(root / "config.json")
+        vocab_size, max_positions = read_sizes(root / "config.json")
         stored, files = _weights(root)
     mixes_rows = any(EXPERTS.search(name) for name in stored)
     return Checkpoint(str(root), digest([root / "config.json", *files]), vocab_size, max_positions, mixes_rows)
@@ -120,31 +120,32 @@ def _weights(root: Path) -> tuple[dict[str, StoredTensor], list[Path]]:
 
 
 def _check_factors(stored: dict[str, StoredTensor], block: tuple[int, int]) -> None:
-    asks = f"quantization_config.weight_block_size {list(block)} asks for"
+    complaint = f"quantization_config.weight_block_size {list(block)} asks for"
     for name, tensor in stored.items():
         if tensor.dtype != NUMBERS:
             continue
         factors = stored.get(f"{name}{FACTORS}")
         if len(tensor.shape) != 2:
             raise UnreadableCheckpoint(
-                f"{tensor.file}: tensor {cut(name)} of 8-bit floats has shape {list(tensor.shape)}; {asks} a matrix"
+                f"{tensor.file}: tensor {cut(name)} of 8-bit floats has shape {list(tensor.shape)}; "
+                f"{complaint} a matrix"
             )
         if factors is None:
             raise UnreadableCheckpoint(
-                f"{tensor.file}: tensor {cut(name)}{FACTORS} is missing; {asks} it beside 8-bit floats"
+                f"{tensor.file}: tensor {cut(name)}{FACTORS} is missing; {complaint} it beside 8-bit floats"
             )
-        wanted = factors_shape(tensor.shape, block)
-        if factors.shape != wanted or factors.dtype not in FLOATS:
+        expected_shape = factors_shape(tensor.shape, block)
+        if factors.shape != expected_shape or factors.dtype not in FLOATS:
             raise UnreadableCheckpoint(
                 f"{factors.file}: tensor {cut(name)}{FACTORS} has shape {list(factors.shape)} of {factors.dtype}; "
-                f"{asks} {list(wanted)} of {', '.join(FLOATS)}"
+                f"{complaint} {list(expected_shape)} of {', '.join(FLOATS)}"
             )
 
 
-def _opened(root: Path) -> tuple[Architecture, dict[str, StoredTensor], list[Path]]:
+def _open(root: Path) -> tuple[Architecture, dict[str, StoredTensor], list[Path]]:
     """Architecture, tensors and weight files; every header is checked, and no weight is read yet."""
     _check_folder(root)
-    architecture = configured(root / "config.json")
+    architecture = read_architecture(root / "config.json")
     stored, files = _weights(root)
     expected = {place.name: place.shape for place in places(architecture).values()}
     for name, shape in expected.items():
@@ -166,8 +167,10 @@ def _opened(root: Path) -> tuple[Architecture, dict[str, StoredTensor], list[Pat
     expected |= {f"{name}{FACTORS}": () for name in stored if stored[name].dtype == NUMBERS}
     for name, tensor in stored.items():
         # MTP modules behind the last layer are a draft's; a run without them leaves them alone.
-        known = name in expected or IGNORED.fullmatch(name) or mtp.belongs_to_module(name, architecture.layers, modules)
-        if not known:
+        is_known = (
+            name in expected or IGNORED.fullmatch(name) or mtp.belongs_to_module(name, architecture.layers, modules)
+        )
+        if not is_known:
             raise UnreadableCheckpoint(
                 f"{tensor.file}: tensor {cut(name)} has no place in the architecture config.json describes; "
                 "compare with plain transformers instead: --against transformers"
@@ -178,8 +181,8 @@ def _opened(root: Path) -> tuple[Architecture, dict[str, StoredTensor], list[Pat
 def _check_folder(root: Path) -> None:
     """Refuse a folder in which transformers would read an irregular file, a very large one or an adapter."""
     if not os.path.isdir(root):
-        what = "not a directory" if os.path.lexists(root) else "no such directory"
-        raise UnreadableCheckpoint(f"{root}: {what}; give the path of a Hugging Face checkpoint directory")
+        problem = "not a directory" if os.path.lexists(root) else "no such directory"
+        raise UnreadableCheckpoint(f"{root}: {problem}; give the path of a Hugging Face checkpoint directory")
     try:
         entries = [*os.scandir(root)]
         templates = root / "additional_chat_templates"
@@ -187,11 +190,11 @@ def _check_folder(root: Path) -> None:
         for entry in entries:
             if not os.path.exists(entry.path):  # a link to nowhere
                 continue
-            found = entry.stat()
-            kind = irregular(found.st_mode)
+            status = entry.stat()
+            kind = irregular(status.st_mode)
             if kind is not None:
                 raise UnreadableCheckpoint(f"{entry.path}: it is {kind}, not a regular file; remove it")
-            if found.st_size > LARGEST_BESIDE and entry.name.endswith(READ_BESIDE):
+            if status.st_size > LARGEST_BESIDE and entry.name.endswith(READ_BESIDE):
                 raise UnreadableCheckpoint(f"{entry.path}: larger than {LARGEST_BESIDE // 2**20} MiB; remove it")
             if entry.name == ADAPTER:
                 raise UnreadableCheckpoint(

@@ -17,63 +17,65 @@ class Choices:
 
     Attributes:
         layers: Number of layers of the model.
-        taken: Number of experts of a row.
+        experts_per_row: Number of experts of a row.
     """
 
-    def __init__(self, layers: int, taken: int) -> None:
-        self.layers, self.taken = layers, taken
-        self._below: dict[tuple[int, int], int] = {}  # from a text and a token to the longer text; 0 is the empty one
-        self._rows: list[Array] = [self._unknown(())]
+    def __init__(self, layers: int, experts_per_row: int) -> None:
+        self.layers = layers
+        self.experts_per_row = experts_per_row
+        # From a text and a token to the longer text; 0 is the empty one.
+        self._longer_texts: dict[tuple[int, int], int] = {}
+        self._rows: list[Array] = [self._unknown_experts(())]
 
-    def _unknown(self, rows: tuple[int, ...]) -> Array:
-        return np.full((*rows, self.layers, self.taken), UNKNOWN)
+    def _unknown_experts(self, rows: tuple[int, ...]) -> Array:
+        return np.full((*rows, self.layers, self.experts_per_row), UNKNOWN)
 
-    def _text(self, above: int, token: int) -> int:
-        """The number of the text `above` with `token` behind it."""
-        key = (above, token)
-        if key not in self._below:
-            self._below[key] = len(self._rows)
+    def _text(self, text: int, token: int) -> int:
+        """The number of `text` with `token` behind it."""
+        key = (text, token)
+        if key not in self._longer_texts:
+            self._longer_texts[key] = len(self._rows)
             self._rows.append(self._rows[0])
-        return self._below[key]
+        return self._longer_texts[key]
 
     def add(self, context: tuple[int, ...], tree: Tree, routed: Array) -> None:
         """Add the experts [layers, context + nodes, taken] of the rows of `context` and of `tree` below it."""
         text, rows = 0, routed.swapaxes(0, 1)
         for row, token in enumerate(context):
             text = self._text(text, token)
-            self._put(text, rows[row])
+            self._store(text, rows[row])
         texts: dict[int, int] = {}
-        for node in _downwards(tree):
+        for node in _parents_first(tree):
             texts[node] = self._text(texts[tree.parent[node]] if node else text, tree.token[node])
-            self._put(texts[node], rows[len(context) + node])
+            self._store(texts[node], rows[len(context) + node])
 
-    def _put(self, text: int, row: Array) -> None:
-        known = (row != UNKNOWN).all(axis=-1, keepdims=True)
-        if known.any():
-            self._rows[text] = np.where(known, row, self._rows[text])
+    def _store(self, text: int, row: Array) -> None:
+        is_known = (row != UNKNOWN).all(axis=-1, keepdims=True)
+        if is_known.any():
+            self._rows[text] = np.where(is_known, row, self._rows[text])
 
-    def of(self, context: tuple[int, ...], tree: Tree | None = None) -> Array:
+    def experts_of(self, context: tuple[int, ...], tree: Tree | None = None) -> Array:
         """The experts of the rows of `context` and of `tree` below it, [layers, rows, taken]; UNKNOWN where unknown."""
-        found = self._unknown((len(context) + (0 if tree is None else len(tree)),))
+        experts = self._unknown_experts((len(context) + (0 if tree is None else len(tree)),))
         text: int | None = 0
         for row, token in enumerate(context):
-            text = None if text is None else self._below.get((text, token))
+            text = None if text is None else self._longer_texts.get((text, token))
             if text is None:
                 break
-            found[row] = self._rows[text]
+            experts[row] = self._rows[text]
         if tree is not None and text is not None:
             texts = {-1: text}
-            for node in _downwards(tree):
-                above = texts.get(tree.parent[node] if node else -1)
-                number = None if above is None else self._below.get((above, tree.token[node]))
+            for node in _parents_first(tree):
+                parent_text = texts.get(tree.parent[node] if node else -1)
+                number = None if parent_text is None else self._longer_texts.get((parent_text, tree.token[node]))
                 if number is not None:
                     texts[node] = number
-                    found[len(context) + node] = self._rows[number]
-        by_layer: Array = found.swapaxes(0, 1)
+                    experts[len(context) + node] = self._rows[number]
+        by_layer: Array = experts.swapaxes(0, 1)
         return by_layer
 
 
-def _downwards(tree: Tree) -> list[int]:
+def _parents_first(tree: Tree) -> list[int]:
     """The nodes of `tree`, each after its parent, which may have the larger number."""
     return sorted(range(len(tree)), key=tree.depth.__getitem__)
 
@@ -86,6 +88,6 @@ def choices_of(steps: Iterable[Step]) -> Choices | None:
             continue
         routed = step.scored.routed
         choices = choices or Choices(routed.shape[0], routed.shape[2])
-        if routed.shape == (choices.layers, len(step.context) + len(step.drafted.tree), choices.taken):
+        if routed.shape == (choices.layers, len(step.context) + len(step.drafted.tree), choices.experts_per_row):
             choices.add(step.context, step.drafted.tree, routed)
     return choices

@@ -1,7 +1,7 @@
 """Chance: the coins that an acceptance program asks for.
 
-`Taped` reads them from a tape; `enumerated` runs a program once for each sequence of decisions and adds up its exact
-law.
+`TapeChance` reads them from a tape. `enumerate_law` runs a program once for each sequence of decisions and adds up its
+exact law.
 """
 
 import math
@@ -35,7 +35,7 @@ class Chance(Protocol):
         ...
 
 
-def _named(kind: str, node: int) -> tuple[str, int]:
+def _coin_name(kind: str, node: int) -> tuple[str, int]:
     """The name of a coin: the bonus coin is the same for every node."""
     return (kind, 0 if kind == "bonus" else node)
 
@@ -48,15 +48,15 @@ def _edges(weights: Sequence[Number]) -> list[Number]:
     if not (masses and masses[-1] > 0):
         raise ValueError("no weight is positive: there is nothing to choose")
     total = masses[-1]
-    whole = total if isinstance(total, float) else Fraction(total)  # int weights: `/` would turn them into floats
-    return [mass / whole for mass in masses]
+    divisor = total if isinstance(total, float) else Fraction(total)  # int weights: `/` would turn them into floats
+    return [mass / divisor for mass in masses]
 
 
-class Taped(Chance):
+class TapeChance(Chance):
     """Real coins, in the places that `reference.tape` gives them.
 
     Attributes:
-        used: The coins consumed, (kind, node), in the order of their first use.
+        used_coins: The coins consumed, (kind, node), in the order of their first use.
         margin: The smallest distance between a coin and a threshold, or an inner edge of a CDF, with which it was
             compared; infinite before the first comparison. Where it lies below an engine's rounding error, another
             outcome is no fault.
@@ -65,13 +65,13 @@ class Taped(Chance):
     def __init__(self, coins: Array, nodes: int) -> None:
         self._coins = coins
         self._nodes = nodes
-        self.used: list[tuple[str, int]] = []
+        self.used_coins: list[tuple[str, int]] = []
         self.margin = math.inf
 
     def _toss(self, kind: str, node: int) -> float:
-        coin = _named(kind, node)
-        if coin not in self.used:
-            self.used.append(coin)
+        coin = _coin_name(kind, node)
+        if coin not in self.used_coins:
+            self.used_coins.append(coin)
         return float(self._coins[tape.place(*coin, self._nodes)])
 
     def below(self, kind: str, node: int, threshold: Number) -> bool:
@@ -93,14 +93,14 @@ class _Fork(Chance):
     """One run of a program in which each coin is an interval that every decision narrows.
 
     Attributes:
-        untaken: Decisions of the runs that branch off this one; each is the `forced` of another run.
+        open_decisions: Decisions of the runs that branch off this one; each is the `forced_decisions` of another run.
     """
 
     def __init__(self, forced: tuple[int, ...]) -> None:
-        self._forced = forced
-        self._taken: list[int] = []
+        self._forced_decisions = forced
+        self._decisions: list[int] = []
         self._interval: dict[tuple[str, int], tuple[Number, Number]] = {}
-        self.untaken: list[tuple[int, ...]] = []
+        self.open_decisions: list[tuple[int, ...]] = []
 
     @property
     def probability(self) -> Number:
@@ -112,15 +112,15 @@ class _Fork(Chance):
         low, high = self._interval.get(coin, (0, 1))
         parts = [(answer, max(low, start), min(high, end)) for answer, start, end in parts]
         parts = [part for part in parts if part[1] < part[2]]
-        at = 0
+        choice = 0
         if len(parts) > 1:
             # Repeat the forced decisions first; from there on take the first part and note the others.
-            if len(self._taken) < len(self._forced):
-                at = self._forced[len(self._taken)]
+            if len(self._decisions) < len(self._forced_decisions):
+                choice = self._forced_decisions[len(self._decisions)]
             else:
-                self.untaken += [(*self._taken, other) for other in range(1, len(parts))]
-            self._taken.append(at)
-        answer, *interval = parts[at]
+                self.open_decisions += [(*self._decisions, alternative) for alternative in range(1, len(parts))]
+            self._decisions.append(choice)
+        answer, *interval = parts[choice]
         self._interval[coin] = (interval[0], interval[1])
         return answer
 
@@ -128,22 +128,22 @@ class _Fork(Chance):
         """Fork into both answers, each on its side of `threshold`."""
         if threshold != threshold:  # NaN
             raise ValueError(f"the {kind} coin of node {node} is compared with NaN")
-        return self._decide(_named(kind, node), [(True, 0, threshold), (False, threshold, 1)])
+        return self._decide(_coin_name(kind, node), [(True, 0, threshold), (False, threshold, 1)])
 
     def choose(self, kind: str, node: int, weights: Sequence[Number]) -> int:
         """Fork into every index of positive weight, each on its part of [0, 1)."""
         edges = _edges(weights)
-        return self._decide(_named(kind, node), list(zip(range(len(edges)), [0, *edges], edges, strict=False)))
+        return self._decide(_coin_name(kind, node), list(zip(range(len(edges)), [0, *edges], edges, strict=False)))
 
 
-def enumerated(program: Callable[[Chance], T]) -> dict[T, Number]:
+def enumerate_law(program: Callable[[Chance], T]) -> dict[T, Number]:
     """The exact law of the return value of `program`, which is run once for each sequence of decisions that can happen.
 
     Exact where all thresholds and weights are fractions. The program must be deterministic apart from its coins. A coin
     may decide twice: the second decision sees the interval that the first left. No decision of probability 0 is ever
     taken.
 
-    >>> enumerated(lambda chance: chance.below("accept", 1, Fraction(1, 3)))
+    >>> enumerate_law(lambda chance: chance.below("accept", 1, Fraction(1, 3)))
     {True: Fraction(1, 3), False: Fraction(2, 3)}
     """
     law: dict[T, Number] = {}
@@ -153,5 +153,5 @@ def enumerated(program: Callable[[Chance], T]) -> dict[T, Number]:
         outcome = program(run)
         # Different decisions may lead to one outcome.
         law[outcome] = law.get(outcome, 0) + run.probability
-        pending += run.untaken
+        pending += run.open_decisions
     return law

@@ -31,10 +31,10 @@ ALIASES = {"swish": "silu"}
 MOST_LAYERS = 10_000
 """Most layers that are read: each layer costs time and memory before its first weight is read."""
 
-__all__ = ["UnreadableCheckpoint", "configured", "sizes"]
+__all__ = ["UnreadableCheckpoint", "read_architecture", "read_sizes"]
 
 
-def configured(where: Path) -> Architecture:
+def read_architecture(where: Path) -> Architecture:
     """The architecture that the file `where`, a config.json, describes.
 
     Raises:
@@ -44,10 +44,10 @@ def configured(where: Path) -> Architecture:
     kind = content.get("model_type")
     family = BY_TYPE.get(kind) if isinstance(kind, str) else None
     if family is None:
-        known, why = ", ".join(BY_TYPE), UNREAD.get(kind) if isinstance(kind, str) else None
-        because = f", since {why}" if why else ""
+        known_types, reason = ", ".join(BY_TYPE), UNREAD.get(kind) if isinstance(kind, str) else None
+        because = f", since {reason}" if reason else ""
         raise UnreadableCheckpoint(
-            f"{where}: the oracle does not compute model_type {quote_value(kind)}{because} (it knows {known}); "
+            f"{where}: the oracle does not compute model_type {quote_value(kind)}{because} (it knows {known_types}); "
             "compare with plain transformers instead: --against transformers"
         )
     return _architecture(Fields(where, content, dict(family.defaults)), family)
@@ -62,31 +62,31 @@ SAMPLE: dict[str, Any] = {
 """A small config.json, with which `fields_read` asks for the fields of a family."""
 
 
-class _Noting(Fields):
+class _RecordingFields(Fields):
     """Fields that note the names for which they are asked."""
 
     def __init__(self, content: dict[str, Any], defaults: dict[str, Any]) -> None:
         super().__init__(Path("config.json"), content, defaults)
-        self.asked: set[str] = set()
+        self.names: set[str] = set()
 
     def get(self, name: str) -> Any:
-        self.asked.add(name)
+        self.names.add(name)
         return super().get(name)
 
 
 def fields_read(family: OracleFamily) -> tuple[str, ...]:
     """The fields of config.json that are read for `family`, by name; each one is honoured or refused."""
     rope = {**PLAIN, **{name: 1.0 for name in family.rope_fields}}
-    asked = {family.activation[0]}
-    for windowed in ({}, {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 0}):
-        content = {**SAMPLE, **windowed, **({} if family.layered_rope else {"rope_parameters": rope})}
-        fields = _Noting(content, dict(family.defaults))
+    names = {family.activation[0]}
+    for window_fields in ({}, {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 0}):
+        content = {**SAMPLE, **window_fields, **({} if family.layered_rope else {"rope_parameters": rope})}
+        fields = _RecordingFields(content, dict(family.defaults))
         try:
             _architecture(fields, family)
         except UnreadableCheckpoint:
-            assert windowed, "a family reads the sample without windows"  # some families have none
-        asked |= fields.asked
-    return tuple(sorted(asked))
+            assert window_fields, "a family reads the sample without windows"  # some families have none
+        names |= fields.names
+    return tuple(sorted(names))
 
 
 def _architecture(fields: Fields, family: OracleFamily) -> Architecture:
@@ -114,7 +114,7 @@ def _architecture(fields: Fields, family: OracleFamily) -> Architecture:
         raise fields.refuse(f"{complaint}; correct it") from None
 
 
-def sizes(where: Path) -> tuple[int, int]:
+def read_sizes(where: Path) -> tuple[int, int]:
     """Vocabulary size and longest sequence of any model whose config.json names them, known to the oracle or not.
 
     Raises:
@@ -127,11 +127,11 @@ def sizes(where: Path) -> tuple[int, int]:
 def _refuse_unsupported(fields: Fields, family: OracleFamily) -> None:
     fields.get("quantization_config")  # so that it counts among the fields that are read
     block_size(fields.where, fields.content)
-    name, computed = family.activation
-    activation = fields.content.get(name, computed)
-    if ALIASES.get(activation, activation) != computed if isinstance(activation, str) else True:
+    name, expected = family.activation
+    activation = fields.content.get(name, expected)
+    if ALIASES.get(activation, activation) != expected if isinstance(activation, str) else True:
         raise fields.refuse(
-            f"the oracle computes {name} {computed!r}, not {quote_value(activation)}; compare --against a backend"
+            f"the oracle computes {name} {expected!r}, not {quote_value(activation)}; compare --against a backend"
         )
     if not family.partial_rotary and fields.number("partial_rotary_factor", 1.0) != 1.0:
         raise fields.refuse("partial_rotary_factor is not supported; compare --against a backend")
@@ -161,44 +161,44 @@ def _rope(fields: Fields, family: OracleFamily) -> Rope:
     unknown = sorted(set(content) - ROPE_FIELDS - family.rope_fields)
     if unknown:
         raise fields.refuse(f"rope field {quote_value(unknown[0])} is not supported; compare --against a backend")
-    given = Fields(fields.where, content, {})
-    if not family.partial_rotary and given.number("partial_rotary_factor", 1.0) != 1.0:
+    rope_fields = Fields(fields.where, content, {})
+    if not family.partial_rotary and rope_fields.number("partial_rotary_factor", 1.0) != 1.0:
         raise fields.refuse("partial_rotary_factor is not supported; compare --against a backend")
     kind = content.get("rope_type", content.get("type", "default"))
     if isinstance(kind, (list, dict)):
         raise fields.refuse(f"rope_type is {quote_value(kind)}, not the name of a variant; correct it")
-    theta = float(given.number("rope_theta", theta))
+    theta = float(rope_fields.number("rope_theta", theta))
     if kind == "default":
         return Rope(theta=theta)
     longest = fields.integer("max_position_embeddings")
     original, ratio = 0, 1.0
     if kind in ("yarn", "llama3", "longrope"):
         original = fields.integer(
-            "original_max_position_embeddings", given.integer("original_max_position_embeddings", longest)
+            "original_max_position_embeddings", rope_fields.integer("original_max_position_embeddings", longest)
         )
         ratio = longest / max(1, original)
     # For yarn and longrope a factor of null means `ratio`; longrope may also leave the factor out.
-    implied = kind == "longrope" or (kind == "yarn" and "factor" in content)
-    if given.get("attention_factor") is not None and not given.number("attention_factor") > 0:
+    is_implied = kind == "longrope" or (kind == "yarn" and "factor" in content)
+    if rope_fields.get("attention_factor") is not None and not rope_fields.number("attention_factor") > 0:
         raise fields.refuse("rope attention_factor is not positive; correct it")
     numbers = {
-        name: float(given.number(name, getattr(Rope, name)))
+        name: float(rope_fields.number(name, getattr(Rope, name)))
         for name in ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
     }
     # For llama3 the config must state both factors: transformers has no defaults for them.
     band = {
-        name: float(given.number(name, None if kind == "llama3" else getattr(Rope, name)))
+        name: float(rope_fields.number(name, None if kind == "llama3" else getattr(Rope, name)))
         for name in ("low_freq_factor", "high_freq_factor")
     }
     try:
         return Rope(
             theta=theta,
             kind=str(kind)[:MOST_LETTERS],
-            factor=float(given.number("factor", ratio if implied else None)),
+            factor=float(rope_fields.number("factor", ratio if is_implied else None)),
             original=original,
-            truncate=given.flag("truncate", True),
-            short_factor=given.numbers("short_factor"),
-            long_factor=given.numbers("long_factor"),
+            truncate=rope_fields.flag("truncate", True),
+            short_factor=rope_fields.numbers("short_factor"),
+            long_factor=rope_fields.numbers("long_factor"),
             **numbers,
             **band,
         )

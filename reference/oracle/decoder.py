@@ -14,25 +14,25 @@ from reference.case import Case
 from reference.draft.hidden import HiddenStates
 from reference.oracle import acceptance, lowering, processing, sampled_step, stopping
 from reference.oracle.choices import Choices
-from reference.oracle.draft import Question, proposed
-from reference.oracle.draft.chunk import in_chunk
+from reference.oracle.draft import Question, propose
+from reference.oracle.draft.chunk import cut_to_chunk
 from reference.oracle.evaluator import (
     PERTURBATIONS,
-    Amplified,
     Evaluator,
     Routing,
+    RowMovements,
     amplification,
-    changed,
-    choosing,
     latent_kv,
+    perturb_weights,
     recurrent_state,
     routing,
     score_movement,
+    with_choices,
 )
 from reference.oracle.formulas import rotary
 from reference.oracle.model import Inputs, Nodes
 from reference.oracle.parameters import Parameters, load
-from reference.oracle.sampled_step import SampledStep, certain
+from reference.oracle.sampled_step import SampledStep, one_hot_proposal
 from reference.oracle.shared_prefix import SharedPrefix
 from reference.trace import Accounting, Array, Attended, Committed, Emitted, Kv, Scored, Step, Trace, frozen
 from reference.tree import Tree
@@ -50,7 +50,7 @@ class Oracle:
 
     def __init__(self, evaluator: Callable[[Parameters], Evaluator] = SharedPrefix, keep: int = 64) -> None:
         self.evaluator = evaluator
-        self._keep = keep
+        self._most_traces = keep
         self._evaluators: OrderedDict[tuple[Model, str], Evaluator] = OrderedDict()
         self._traces: OrderedDict[Case, Trace] = OrderedDict()
         self._neighbours: tuple[Oracle, ...] = ()
@@ -60,7 +60,7 @@ class Oracle:
         trace = self._traces.get(case)
         if trace is None:
             self._traces[case] = trace = self._run(case)
-            while len(self._traces) > self._keep:
+            while len(self._traces) > self._most_traces:
                 self._traces.popitem(last=False)
         return trace
 
@@ -68,7 +68,7 @@ class Oracle:
         """The evaluator of `model`, with weights rounded to `dtype`."""
         key = (model, dtype)
         if key not in self._evaluators:
-            self._evaluators[key] = self.evaluator(self._loaded(model, dtype))
+            self._evaluators[key] = self.evaluator(self._load(model, dtype))
             # An evaluator holds weights and KV, so few are kept; the least recently used goes first.
             while len(self._evaluators) > 8:
                 self._evaluators.popitem(last=False)
@@ -78,7 +78,7 @@ class Oracle:
     def _draft_model(self, model: Model, dtype: str) -> Evaluator:
         return self.model(model, dtype)
 
-    def _loaded(self, model: Model, dtype: str) -> Parameters:
+    def _load(self, model: Model, dtype: str) -> Parameters:
         return load(model, dtype)
 
     def inputs(self, case: Case, context: tuple[int, ...], tree: Tree) -> Inputs:
@@ -111,8 +111,8 @@ class Oracle:
         Raises:
             Malformed: as the evaluator, where context and tree do not fit the model.
         """
-        found = routing(self._choosing(case, context, tree, chosen), context, tree)
-        return None if found is None else found.gaps(chosen)
+        scores = routing(self._choosing(case, context, tree, chosen), context, tree)
+        return None if scores is None else scores.gaps(chosen)
 
     def nodes_choosing(self, case: Case, context: tuple[int, ...], tree: Tree, chosen: Array) -> Nodes:
         """The numbers of `tree` if its rows and those of `context` take the experts `chosen` [layers, rows, taken].
@@ -135,7 +135,7 @@ class Oracle:
 
     def _choosing(self, case: Case, context: tuple[int, ...], tree: Tree, chosen: Array) -> Evaluator:
         parameters = self.model(case.model, case.dtype).parameters
-        return self.evaluator(choosing(parameters, context, tree, chosen))
+        return self.evaluator(with_choices(parameters, context, tree, chosen))
 
     def follows(self, case: Case) -> bool:
         """Whether this oracle computes layers with experts, and can be told what their rows take."""
@@ -144,9 +144,9 @@ class Oracle:
 
     def following(self, model: Model, choices: Choices) -> "Oracle":
         """This oracle with the rows of the target `model` taking the experts of `choices`; drafts take their own."""
-        return _Following(self, model, choices)
+        return _FollowingOracle(self, model, choices)
 
-    def amplification(self, case: Case, context: tuple[int, ...], tree: Tree) -> Amplified | None:
+    def amplification(self, case: Case, context: tuple[int, ...], tree: Tree) -> RowMovements | None:
         """See `reference.oracle.evaluator.amplification`; on the target of `case`.
 
         Raises:
@@ -160,7 +160,7 @@ class Oracle:
         What differs between them and this one says how roundings inside a model are amplified.
         """
         if not self._neighbours:
-            self._neighbours = tuple(_Neighbour(self.evaluator, seed) for seed in range(PERTURBATIONS))
+            self._neighbours = tuple(_PerturbedOracle(self.evaluator, seed) for seed in range(PERTURBATIONS))
         return self._neighbours
 
     def _kv(self, case: Case, target: Evaluator, context: tuple[int, ...]) -> Kv | None:
@@ -183,9 +183,9 @@ class Oracle:
             assert step.emitted is not None
             output, finish = output + step.emitted.tokens, step.emitted.finish
             steps.append(step)
-        asked = case.sampling.prompt_logprobs
-        told = _prompt_logprobs(target, case.prompt) if asked else None
-        return Trace(tuple(steps), output, finish, _accounting(steps), prompt_logprobs=told)
+        wants_logprobs = case.sampling.prompt_logprobs
+        logprobs = _prompt_logprobs(target, case.prompt) if wants_logprobs else None
+        return Trace(tuple(steps), output, finish, _accounting(steps), prompt_logprobs=logprobs)
 
     def _step(
         self, case: Case, target: Evaluator, draft: Evaluator | None, output: tuple[int, ...], number: int
@@ -194,11 +194,11 @@ class Oracle:
         tokens = case.prompt + output
         sampled = SampledStep(case, output, number)
         reads = case.draft.reads
-        known = None if reads is None else picked(target.states(tokens[:-1]), reads)
-        question = Question(tokens, number, draft, sampled, known, case.model, case.dtype)
-        drafted = proposed(case.draft, question)
+        hidden = None if reads is None else select_states(target.states(tokens[:-1]), reads)
+        question = Question(tokens, number, draft, sampled, hidden, case.model, case.dtype)
+        drafted = propose(case.draft, question)
         if case.layout.stay_in_chunk:
-            drafted = in_chunk(drafted, len(tokens) - 1, target.parameters.architecture)
+            drafted = cut_to_chunk(drafted, len(tokens) - 1, target.parameters.architecture)
         tree, context = drafted.tree, tokens[:-1]
         nodes = target.nodes(context, tree)
         law = None
@@ -207,35 +207,35 @@ class Oracle:
             accepted = acceptance.greedy_walk(tree, scores)
         else:
             law = sampled.laws(tree, nodes.logits)
-            proposal = certain(tree, law.shape[1]) if drafted.proposal is None else drafted.proposal
+            proposal = one_hot_proposal(tree, law.shape[1]) if drafted.proposal is None else drafted.proposal
             drafted = replace(drafted, proposal=frozen(proposal))
             accepted = sampled.accept(tree, law, proposal)
         block = (*[tree.token[node] for node in accepted.path[1:]], accepted.bonus)
         least, grammar = case.sampling.min_tokens, case.sampling.grammar
-        kept, finish = stopping.clipped(block, output, case.stops, len(case.prompt), least, grammar)
+        emitted, finish = stopping.clip(block, output, case.stops, len(case.prompt), least, grammar)
         # Log-probabilities are those of the unprocessed logits. The emitted tokens may be fewer than the rows.
         rows = [nodes.logits[node] for node in accepted.path]
-        states = None if reads is None else _states(target, reads, context, tree)
-        logprobs = tuple(processing.logprob(row, token) for row, token in zip(rows, kept, strict=False))
+        hidden_states = None if reads is None else _states(target, reads, context, tree)
+        logprobs = tuple(processing.logprob(row, token) for row, token in zip(rows, emitted, strict=False))
         return Step(
             context=context,
             drafted=drafted,
             lowered=lowering.lower(tree, len(context), target.parameters.architecture),
             attended=Attended(nodes.attended),
-            scored=Scored(nodes.logits, law, states, *sampled.masks(tree)),
+            scored=Scored(nodes.logits, law, hidden_states, *sampled.masks(tree)),
             accepted=accepted,
-            emitted=Emitted(kept, finish, logprobs),
+            emitted=Emitted(emitted, finish, logprobs),
             committed=Committed(
                 # All tokens but the last: that one is the next pending root, without KV.
-                length=len(tokens) + len(kept) - 1,
+                length=len(tokens) + len(emitted) - 1,
                 before=None if number >= KV_STEPS else self._kv(case, target, context),
                 recurrent_before=None if number >= KV_STEPS else recurrent_state(target, context),
-                matched=None if grammar is None else len(output) + len(kept),
+                matched=None if grammar is None else len(output) + len(emitted),
             ),
         )
 
 
-def picked(states: Array, reads: HiddenStates) -> Array:
+def select_states(states: Array, reads: HiddenStates) -> Array:
     """The part of `states` (see `Evaluator.states`) that `reads` asks for: [tokens, width]."""
     # States begin with the embeddings, which `reads` numbers -1; the last state is the normed one.
     places = [layer + 1 for layer in reads.layers] or [-1]
@@ -244,7 +244,7 @@ def picked(states: Array, reads: HiddenStates) -> Array:
 
 def _states(target: Evaluator, reads: HiddenStates, context: tuple[int, ...], tree: Tree) -> Array:
     """The hidden states at each node of `tree`: [nodes, width]."""
-    return frozen(picked(target.node_states(context, tree), reads))
+    return frozen(select_states(target.node_states(context, tree), reads))
 
 
 def _prompt_logprobs(target: Evaluator, prompt: tuple[int, ...]) -> tuple[float, ...]:
@@ -261,18 +261,18 @@ def _accounting(steps: list[Step]) -> Accounting:
     return Accounting(len(steps), 0, proposed, sum(lengths), proposed - sum(lengths), lengths)
 
 
-class _Neighbour(Oracle):
+class _PerturbedOracle(Oracle):
     """An oracle whose models' weights are changed a little, all by one seed."""
 
     def __init__(self, evaluator: Callable[[Parameters], Evaluator], seed: int) -> None:
         super().__init__(evaluator)
         self._seed = seed
 
-    def _loaded(self, model: Model, dtype: str) -> Parameters:
-        return changed(load(model, dtype), self._seed)
+    def _load(self, model: Model, dtype: str) -> Parameters:
+        return perturb_weights(load(model, dtype), self._seed)
 
 
-class _Following(Oracle):
+class _FollowingOracle(Oracle):
     """An oracle whose target takes the experts that an engine chose, in rows whose text it was told.
 
     Attributes:
@@ -291,13 +291,13 @@ class _Following(Oracle):
 
     def neighbours(self) -> tuple[Oracle, ...]:
         if not self._neighbours:
-            others = self.base.neighbours()
-            self._neighbours = tuple(other.following(self.target, self.choices) for other in others)
+            neighbours = self.base.neighbours()
+            self._neighbours = tuple(neighbour.following(self.target, self.choices) for neighbour in neighbours)
         return self._neighbours
 
     def _draft_model(self, model: Model, dtype: str) -> Evaluator:
         return self.base.model(model, dtype)
 
-    def _loaded(self, model: Model, dtype: str) -> Parameters:
+    def _load(self, model: Model, dtype: str) -> Parameters:
         parameters = self.base.model(model, dtype).parameters
         return replace(parameters, choices=self.choices) if model == self.target else parameters

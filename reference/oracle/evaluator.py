@@ -29,7 +29,7 @@ PERTURBATIONS = 4
 
 
 @dataclass(frozen=True)
-class Amplified:
+class RowMovements:
     """Rms changes of the rows at the nodes of a tree, over the relative change of weights that made them.
 
     Attributes:
@@ -74,7 +74,7 @@ class Evaluator(Protocol):
 
 
 @runtime_checkable
-class Recurring(Protocol):
+class RecurrentEvaluator(Protocol):
     """An evaluator that knows the recurrent state behind a text."""
 
     def recurrent(self, tokens: tuple[int, ...]) -> RecurrentState | None:
@@ -84,7 +84,7 @@ class Recurring(Protocol):
 
 def recurrent_state(evaluator: Evaluator, tokens: tuple[int, ...]) -> RecurrentState | None:
     """The recurrent state behind `tokens`; None for a model without any, and for an evaluator that does not know it."""
-    return evaluator.recurrent(tokens) if isinstance(evaluator, Recurring) else None
+    return evaluator.recurrent(tokens) if isinstance(evaluator, RecurrentEvaluator) else None
 
 
 def latent_kv(evaluator: Evaluator, tokens: tuple[int, ...]) -> Kv | None:
@@ -96,20 +96,20 @@ def latent_kv(evaluator: Evaluator, tokens: tuple[int, ...]) -> Kv | None:
     arch, rows = parameters.architecture, parameters.formulas.latent_rows
     if rows is None or not parameters.state:
         return None
-    found, states = [], evaluator.states(tokens)
+    latent_rows, states = [], evaluator.states(tokens)
     for layer in range(arch.layers):
         cos, sin = parameters.rotary_table(np.arange(length), *parameters.frequencies(layer, length))
         normed = parameters.attention_input(layer, states[layer])
-        found.append(rows(arch, parameters.state, layer, normed, cos, sin))
-    latent, rotated = (np.stack(kind)[:, None] for kind in zip(*found, strict=True))
+        latent_rows.append(rows(arch, parameters.state, layer, normed, cos, sin))
+    latent, rotated = (np.stack(kind)[:, None] for kind in zip(*latent_rows, strict=True))
     return Kv(latent, rotated)
 
 
-def recurred_tree(parameters: Parameters, layer: int, x: Array, tree: Tree) -> Array:
+def recurrent_outputs(parameters: Parameters, layer: int, x: Array, tree: Tree) -> Array:
     """`Parameters.recurred` of the rows `x` [nodes, hidden] of a whole tree, whose root follows no token."""
     order, levels = levels_of(tree)
     above = [-1, *(int(path[-2]) for level in levels[1:] for path in level.paths)]
-    _, added = parameters.recurred(layer, x[order], parameters.start(), above)
+    _, added = parameters.run_recurrence(layer, x[order], parameters.start(), above)
     return added[np.argsort(order)]
 
 
@@ -134,15 +134,15 @@ class Routing:
         """`Router.margins`, [layers, context + nodes]; infinity in layers without experts."""
         return self._by_layer(np.inf, lambda router, layer: router.margins())
 
-    def gaps(self, others: Array) -> Array:
-        """`Router.gaps` of the experts `others` [layers, context + nodes, taken]; 0 in layers without experts."""
-        return self._by_layer(0.0, lambda router, layer: router.gaps(others[layer]))
+    def gaps(self, experts: Array) -> Array:
+        """`Router.gaps` of `experts` [layers, context + nodes, taken]; 0 in layers without experts."""
+        return self._by_layer(0.0, lambda router, layer: router.gaps(experts[layer]))
 
-    def _by_layer(self, without: float, ask: Callable[[Router, int], Array]) -> Array:
+    def _by_layer(self, default: float, measure: Callable[[Router, int], Array]) -> Array:
         rows = self.chosen.shape[1]
         return np.stack(
             [
-                np.full(rows, without) if router is None else ask(router, layer)
+                np.full(rows, default) if router is None else measure(router, layer)
                 for layer, router in enumerate(self.routers)
             ]
         )
@@ -153,31 +153,37 @@ def routing(evaluator: Evaluator, context: tuple[int, ...], tree: Tree) -> Routi
 
     None for a family without experts, and for an evaluator that holds no weights (plain transformers).
     """
-    above, parameters = len(context), evaluator.parameters
+    num_context, parameters = len(context), evaluator.parameters
     if parameters.formulas.experts is None or not parameters.state:
         return None
     # The context as a chain, with the tree below its last token: one run gives the states of every row.
-    below = tuple(above + parent if node else max(0, above - 1) for node, parent in enumerate(tree.parent))
-    whole = Tree((0, *range(above - 1), *below) if above else tree.parent, (*context, *tree.token))
-    states, attended = evaluator.node_states((), whole), evaluator.nodes((), whole).attended
+    tree_parents = tuple(
+        num_context + parent if node else max(0, num_context - 1) for node, parent in enumerate(tree.parent)
+    )
+    whole_tree = Tree(
+        (0, *range(num_context - 1), *tree_parents) if num_context else tree.parent, (*context, *tree.token)
+    )
+    states, attended = evaluator.node_states((), whole_tree), evaluator.nodes((), whole_tree).attended
     routers: list[Router | None] = []
     for layer in range(parameters.architecture.layers):
-        between = states[layer]
+        residual = states[layer]
         if layer not in parameters.architecture.unattended:
-            between = parameters.between(layer, between, attended[layer].swapaxes(0, 1).reshape(len(whole), -1))
+            residual = parameters.after_attention(
+                layer, residual, attended[layer].swapaxes(0, 1).reshape(len(whole_tree), -1)
+            )
         if layer in parameters.architecture.recurrent:
-            between = between + recurred_tree(parameters, layer, states[layer], whole)
-        routers.append(parameters.router(layer, between))
-    taken = next((router.taken for router in routers if router is not None), 0)
-    known = parameters.chosen((), whole)
-    chosen = np.full((len(routers), len(whole), taken), UNKNOWN)
+            residual = residual + recurrent_outputs(parameters, layer, states[layer], whole_tree)
+        routers.append(parameters.router(layer, residual))
+    experts_per_row = next((router.experts_per_row for router in routers if router is not None), 0)
+    known_experts = parameters.chosen_experts((), whole_tree)
+    chosen = np.full((len(routers), len(whole_tree), experts_per_row), UNKNOWN)
     for layer, router in enumerate(routers):
         if router is not None:
-            chosen[layer] = router.followed(None if known is None else known[layer])
+            chosen[layer] = router.follow(None if known_experts is None else known_experts[layer])
     return Routing(tuple(routers), chosen)
 
 
-def choosing(parameters: Parameters, context: tuple[int, ...], tree: Tree, chosen: Array) -> Parameters:
+def with_choices(parameters: Parameters, context: tuple[int, ...], tree: Tree, chosen: Array) -> Parameters:
     """`parameters` of which the rows of `context` and `tree` take the experts `chosen` [layers, rows, taken]."""
     choices = Choices(chosen.shape[0], chosen.shape[2])
     choices.add(context, tree, chosen)
@@ -186,7 +192,7 @@ def choosing(parameters: Parameters, context: tuple[int, ...], tree: Tree, chose
 
 def amplification(
     evaluate: Callable[[Parameters], Evaluator], parameters: Parameters, context: tuple[int, ...], tree: Tree
-) -> Amplified | None:
+) -> RowMovements | None:
     """How far each row of logits and of attention outputs moves when all weights change a little.
 
     Each weight is multiplied by 1 + `PERTURBED` * (a normal number); the change is the rms over a row's numbers and
@@ -194,21 +200,21 @@ def amplification(
     """
     if not parameters.state:
         return None
-    routed = routing(evaluate(parameters), context, tree)
-    if routed is not None:
+    scores = routing(evaluate(parameters), context, tree)
+    if scores is not None:
         # A change of weights must not change the experts of a row, whose numbers would then jump.
-        parameters = choosing(parameters, context, tree, routed.chosen)
+        parameters = with_choices(parameters, context, tree, scores.chosen)
     base = evaluate(parameters).nodes(context, tree)
-    return movement(base, (other.nodes(context, tree) for other in perturbed(evaluate, parameters)))
+    return movement(base, (neighbour.nodes(context, tree) for neighbour in perturbed_evaluators(evaluate, parameters)))
 
 
-def movement(base: Nodes, others: Iterable[Nodes]) -> Amplified:
-    """How far the rows of the PERTURBATIONS `others` lie from those of `base`, over PERTURBED."""
+def movement(base: Nodes, neighbours: Iterable[Nodes]) -> RowMovements:
+    """How far the rows of the PERTURBATIONS `neighbours` lie from those of `base`, over PERTURBED."""
     logits, attended = np.zeros(base.logits.shape[:-1]), np.zeros(base.attended.shape[:-1])
-    for moved in others:
-        logits += np.mean(np.square((moved.logits - base.logits) / PERTURBED), axis=-1)
-        attended += np.mean(np.square((moved.attended - base.attended) / PERTURBED), axis=-1)
-    return Amplified(np.sqrt(logits / PERTURBATIONS), np.sqrt(attended / PERTURBATIONS))
+    for neighbour in neighbours:
+        logits += np.mean(np.square((neighbour.logits - base.logits) / PERTURBED), axis=-1)
+        attended += np.mean(np.square((neighbour.attended - base.attended) / PERTURBED), axis=-1)
+    return RowMovements(np.sqrt(logits / PERTURBATIONS), np.sqrt(attended / PERTURBATIONS))
 
 
 def score_movement(
@@ -222,26 +228,26 @@ def score_movement(
     base = routing(evaluate(parameters), context, tree)
     if base is None:
         return None
-    fixed = choosing(parameters, context, tree, base.chosen)
-    moved = np.zeros(base.chosen.shape[:2])
-    for other in perturbed(evaluate, fixed):
-        found = routing(other, context, tree)
-        assert found is not None
-        for layer, (one, two) in enumerate(zip(base.routers, found.routers, strict=True)):
-            if one is not None and two is not None:
-                change = (two.scores - one.scores) / PERTURBED / one.size
-                moved[layer] += np.mean(np.square(change), axis=-1)
-    return np.sqrt(moved / PERTURBATIONS)
+    fixed_parameters = with_choices(parameters, context, tree, base.chosen)
+    movements = np.zeros(base.chosen.shape[:2])
+    for neighbour in perturbed_evaluators(evaluate, fixed_parameters):
+        scores = routing(neighbour, context, tree)
+        assert scores is not None
+        for layer, (base_router, moved_router) in enumerate(zip(base.routers, scores.routers, strict=True)):
+            if base_router is not None and moved_router is not None:
+                change = (moved_router.scores - base_router.scores) / PERTURBED / base_router.size
+                movements[layer] += np.mean(np.square(change), axis=-1)
+    return np.sqrt(movements / PERTURBATIONS)
 
 
-def perturbed(evaluate: Callable[[Parameters], Evaluator], parameters: Parameters) -> Iterator[Evaluator]:
+def perturbed_evaluators(evaluate: Callable[[Parameters], Evaluator], parameters: Parameters) -> Iterator[Evaluator]:
     """Evaluators of PERTURBATIONS models whose weights differ a little from `parameters`, each in its own way."""
     for seed in range(PERTURBATIONS):
-        yield evaluate(changed(parameters, seed))
+        yield evaluate(perturb_weights(parameters, seed))
 
 
-def changed(parameters: Parameters, seed: int) -> Parameters:
+def perturb_weights(parameters: Parameters, seed: int) -> Parameters:
     """`parameters` with each weight multiplied by 1 + `PERTURBED` * (a normal number of the generator `seed`)."""
     normal = np.random.default_rng(seed).standard_normal
-    state = {name: one * (1 + PERTURBED * normal(one.shape)) for name, one in parameters.state.items()}
+    state = {name: weights * (1 + PERTURBED * normal(weights.shape)) for name, weights in parameters.state.items()}
     return replace(parameters, state=state)

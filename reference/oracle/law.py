@@ -12,9 +12,9 @@ from typing import cast
 
 from reference.malformed import Malformed
 from reference.oracle import acceptance, processing
-from reference.oracle.acceptance import Answer, Program, Question, Row, normalised
-from reference.oracle.coin_source import Chance, Number, enumerated
-from reference.oracle.tree_growth import Growth, Lazily, Path, Unfinished
+from reference.oracle.acceptance import Answer, Program, ProgramArguments, Row, normalise
+from reference.oracle.coin_source import Chance, Number, enumerate_law
+from reference.oracle.tree_growth import Growth, LazyTable, Path, UnfinishedTree
 from reference.probability_world import GivenTree, World
 from reference.rules import Rule
 from reference.tree import Shape, Tree
@@ -26,24 +26,25 @@ NONE: Number = 0
 """Probability 0; the int adds exactly to floats and to fractions."""
 
 
-def given_law(given: GivenTree, sampled: bool, exact: bool = False, program: Program | None = None) -> Law:
+def given_tree_law(verification: GivenTree, sampled: bool, exact: bool = False, program: Program | None = None) -> Law:
     """The law of the block that one verification of a fixed tree emits.
 
     Args:
-        given: Tree and probabilities.
+        verification: Tree and probabilities.
         sampled: Whether the tokens were drawn from the proposals; otherwise the proposals are one-hot.
         exact: Compute in fractions: each float at its exact value, each row normalised. Otherwise in float64.
-        program: A rule to run in place of the rule that `given` names.
+        program: A rule to run in place of the rule that `verification` names.
     """
     target, proposal = (
-        [_row(row.tolist(), exact and any(row)) for row in table] for table in (given.target, given.proposal)
+        [_row(row.tolist(), exact and any(row)) for row in table]
+        for table in (verification.target, verification.proposal)
     )
-    rule, draws = given.sampling.rule, given.sampling.draws
+    rule, draws = verification.sampling.rule, verification.sampling.draws
 
     def program_of(chance: Chance) -> tuple[Path, tuple[Number, ...]]:
-        return _verified(program, Question(chance, rule, draws, given.tree, target, proposal, sampled))
+        return _verify(program, ProgramArguments(chance, rule, draws, verification.tree, target, proposal, sampled))
 
-    return _emitted(enumerated(program_of))
+    return _block_law(enumerate_law(program_of))
 
 
 def world_law(world: World, exact: bool = False, program: Program | None = None, whole_tree_first: bool = True) -> Law:
@@ -87,33 +88,33 @@ def round_law(
     def program_of(chance: Chance) -> tuple[Path, tuple[Number, ...]]:
         growth = Growth(chance, shape, draft, draws, tokens)
         if whole_tree_first:
-            kept, tree = growth.tree()
-            rows = [target(growth.path[node]) for node in kept]
-            proposal: Sequence[Row] = [growth.proposal[node] for node in kept]
+            nodes, tree = growth.tree()
+            rows = [target(growth.path[node]) for node in nodes]
+            proposal: Sequence[Row] = [growth.proposal[node] for node in nodes]
         else:
             # Rules read `children` and `token` alone, so a tree without parents is enough.
-            tree = cast(Tree, Unfinished(Lazily(growth.children), growth.token))
-            rows = cast(list[Row], Lazily(lambda node: target(growth.path[node])))
+            tree = cast(Tree, UnfinishedTree(LazyTable(growth.children), growth.token))
+            rows = cast(list[Row], LazyTable(lambda node: target(growth.path[node])))
             proposal = cast(Sequence[Row], growth.proposal)
-        return _verified(program, Question(chance, rule, draws, tree, rows, proposal, sampled))
+        return _verify(program, ProgramArguments(chance, rule, draws, tree, rows, proposal, sampled))
 
-    return _emitted(enumerated(program_of))
+    return _block_law(enumerate_law(program_of))
 
 
-def _verified(program: Program | None, asked: Question) -> tuple[Path, tuple[Number, ...]]:
+def _verify(program: Program | None, arguments: ProgramArguments) -> tuple[Path, tuple[Number, ...]]:
     """Accepted tokens and the weights of the next one; raises Malformed where a rule of the user's own is wrong."""
     if program is None:
-        path, weights = acceptance.verify(*asked)
+        path, weights = acceptance.verify(*arguments)
     else:
         try:
-            answer = program(*asked)
+            answer = program(*arguments)
         except Exception as error:
             raise Malformed("rule", f"raised {type(error).__name__}: {error}") from error
-        path, weights = _checked(answer, asked.tree, len(asked.target[0]))
-    return tuple(asked.tree.token[node] for node in path[1:]), tuple(weights)
+        path, weights = _check_answer(answer, arguments.tree, len(arguments.target[0]))
+    return tuple(arguments.tree.token[node] for node in path[1:]), tuple(weights)
 
 
-def _checked(answer: Answer, tree: Tree, vocab: int) -> Answer:
+def _check_answer(answer: Answer, tree: Tree, vocab: int) -> Answer:
     """A rule's answer, if it is a path from the root and a law over the vocabulary; raises Malformed otherwise."""
     try:
         path, weights = answer
@@ -122,16 +123,16 @@ def _checked(answer: Answer, tree: Tree, vocab: int) -> Answer:
     except (TypeError, ValueError):
         numbers = False
     if not numbers:
-        shown = " ".join(repr(answer).split())[:80]
-        raise Malformed("rule", f"answered {shown}, not (path of node indices, weights as fractions or floats)")
+        answer_text = " ".join(repr(answer).split())[:80]
+        raise Malformed("rule", f"answered {answer_text}, not (path of node indices, weights as fractions or floats)")
     if not path or path[0] != 0:
         raise Malformed("rule", f"answered path {tuple(path)}, which does not begin at the root (0)")
-    same = [0]  # all nodes with the path's tokens: a rule such as eagle may treat twins as one node
+    twins = [0]  # all nodes with the path's tokens: a rule such as eagle may treat twins as one node
     for node in path[1:]:
-        candidates = [child for above in same for child in tree.children[above]]
+        candidates = [child for twin in twins for child in tree.children[twin]]
         if node not in candidates:
             raise Malformed("rule", f"answered path {tuple(path)}: {node} is no child of the node before it")
-        same = [child for child in candidates if tree.token[child] == tree.token[node]]
+        twins = [child for child in candidates if tree.token[child] == tree.token[node]]
     if len(weights) != vocab:
         raise Malformed("rule", f"answered {len(weights)} weights for a vocabulary of {vocab}")
     # NaN is not >= 0 either.
@@ -140,11 +141,11 @@ def _checked(answer: Answer, tree: Tree, vocab: int) -> Answer:
     return path, weights
 
 
-def _emitted(law: dict[tuple[Path, tuple[Number, ...]], Number]) -> Law:
+def _block_law(law: dict[tuple[Path, tuple[Number, ...]], Number]) -> Law:
     """The law of whole blocks from the law of (accepted tokens, weights of the token after them)."""
     blocks: Law = {}
     for (tokens, weights), mass in law.items():
-        for token, weight in enumerate(normalised(weights)):
+        for token, weight in enumerate(normalise(weights)):
             if weight > 0:
                 _add(blocks, (*tokens, token), mass * weight)
     return blocks
@@ -158,46 +159,46 @@ def _sum(masses: Iterable[Number]) -> Number:
     return sum(masses, NONE)
 
 
-def _apart(a: Number, b: Number) -> Number:
+def _difference(a: Number, b: Number) -> Number:
     return a - b if a > b else b - a
 
 
 def _row(row: Sequence[float], exact: bool) -> list[Number]:
     """`row` as it is; with `exact`, its floats as fractions, normalised."""
-    return normalised([Fraction(value) for value in row]) if exact else list(row)
+    return normalise([Fraction(value) for value in row]) if exact else list(row)
 
 
 def target_rows(world: World, exact: bool = False) -> Callable[[Path], Row]:
     """The target's processed law after a path of tokens below the root; each row is computed once."""
-    known: dict[Path, Row] = {}
+    rows: dict[Path, Row] = {}
 
     def continuation(path: Path) -> Row:
-        if path not in known:
+        if path not in rows:
             logits = world.target[world.row(path)]
-            known[path] = _row(processing.law(logits, world.sampling, world.stops, world.prompt, path).tolist(), exact)
-        return known[path]
+            rows[path] = _row(processing.law(logits, world.sampling, world.stops, world.prompt, path).tolist(), exact)
+        return rows[path]
 
     return continuation
 
 
 def draft_rows(world: World, exact: bool = False) -> Callable[[Path, int], Row]:
     """The processed law that names the k-th child after a path; each row is computed once."""
-    known: dict[tuple[Path, int], Row] = {}
+    rows: dict[tuple[Path, int], Row] = {}
 
     def proposal(path: Path, k: int) -> Row:
         table = k % len(world.drafts)
-        if (path, table) not in known:
+        if (path, table) not in rows:
             logits = world.drafts[table][world.row(path)]
             row = processing.law(logits, world.sampling, world.stops, world.prompt, path).tolist()
-            known[path, table] = _row(row, exact)
-        return known[path, table]
+            rows[path, table] = _row(row, exact)
+        return rows[path, table]
 
     return proposal
 
 
 def distance(a: Law, b: Law) -> Number:
     """Total variation of two laws over blocks."""
-    return _sum(_apart(a.get(block, NONE), b.get(block, NONE)) for block in a.keys() | b.keys()) / 2
+    return _sum(_difference(a.get(block, NONE), b.get(block, NONE)) for block in a.keys() | b.keys()) / 2
 
 
 def expected_length(law: Law) -> Number:
@@ -207,12 +208,12 @@ def expected_length(law: Law) -> Number:
 
 def _prefixes(law: Law, height: int) -> dict[Path, dict[int, Number]]:
     """For each emitted prefix shorter than `height`: the mass of the blocks that continue it, by their next token."""
-    after: dict[Path, dict[int, Number]] = {(): {}}
+    next_masses: dict[Path, dict[int, Number]] = {(): {}}
     for block, mass in law.items():
-        for at, token in enumerate(block[:height]):
-            following = after.setdefault(block[:at], {})
-            following[token] = following.get(token, NONE) + mass
-    return after
+        for length, token in enumerate(block[:height]):
+            masses = next_masses.setdefault(block[:length], {})
+            masses[token] = masses.get(token, NONE) + mass
+    return next_masses
 
 
 def total_variation(law: Law, continuation: Callable[[Path], Row], height: int) -> Number:
@@ -228,24 +229,24 @@ def total_variation(law: Law, continuation: Callable[[Path], Row], height: int) 
         continuation: The target's law after a path.
         height: Number of tokens compared; the length of the longest block, for the whole claim.
     """
-    ended: Law = {}
+    masses: Law = {}
     for block, mass in law.items():
         # A longer block counts by its first `height` tokens.
-        _add(ended, block[:height], mass)
-    after = _prefixes(law, height)
+        _add(masses, block[:height], mass)
+    next_masses = _prefixes(law, height)
 
-    def below(path: Path, completed: Number, true: Number) -> Number:
+    def below(path: Path, completed_mass: Number, target_mass: Number) -> Number:
         """Sum of |P - prod p| over the sequences that begin with `path`, whose own masses are given."""
         # No block continues this prefix: see the docstring.
-        if path not in after:
-            return _apart(completed, true)
+        if path not in next_masses:
+            return _difference(completed_mass, target_mass)
         p = continuation(path)
-        unseen = _sum(value for token, value in enumerate(p) if token not in after[path])
-        gone = _sum(
-            below((*path, token), completed * p[token] + ended.get((*path, token), NONE), true * p[token])
-            for token in after[path]
+        unseen_mass = _sum(value for token, value in enumerate(p) if token not in next_masses[path])
+        seen_difference = _sum(
+            below((*path, token), completed_mass * p[token] + masses.get((*path, token), NONE), target_mass * p[token])
+            for token in next_masses[path]
         )
-        return gone + _apart(completed, true) * unseen
+        return seen_difference + _difference(completed_mass, target_mass) * unseen_mass
 
     return below((), 0, 1) / 2
 
@@ -269,7 +270,7 @@ class Bias:
     @property
     def total_variation(self) -> Number:
         """The total variation between `law` and `target`."""
-        return _sum(_apart(a, b) for a, b in zip(self.law, self.target, strict=True)) / 2
+        return _sum(_difference(a, b) for a, b in zip(self.law, self.target, strict=True)) / 2
 
     @property
     def weight(self) -> Number:
@@ -277,7 +278,7 @@ class Bias:
         return self.reach * self.total_variation
 
 
-def where_from(law: Law, continuation: Callable[[Path], Row], height: int) -> list[Bias]:
+def sorted_biases(law: Law, continuation: Callable[[Path], Row], height: int) -> list[Bias]:
     """The bias after every emitted prefix shorter than `height`, the worst first; lossless iff none has weight.
 
     For a lossless rule the token after an emitted prefix, given that the block continues, has the target's law: no
@@ -287,8 +288,8 @@ def where_from(law: Law, continuation: Callable[[Path], Row], height: int) -> li
 
 
 def _biases(law: Law, continuation: Callable[[Path], Row], height: int) -> Iterator[Bias]:
-    for context, following in _prefixes(law, height).items():
+    for context, masses in _prefixes(law, height).items():
         p = list(continuation(context))
-        reach = _sum(following.values())
+        reach = _sum(masses.values())
         if reach > 0:
-            yield Bias(context, reach, [following.get(token, NONE) / reach for token in range(len(p))], p)
+            yield Bias(context, reach, [masses.get(token, NONE) / reach for token in range(len(p))], p)

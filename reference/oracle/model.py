@@ -10,9 +10,9 @@ import numpy as np
 
 from reference.family.recurrent import RecurrentState
 from reference.oracle.formulas import rotary
-from reference.oracle.formulas.layer import capped
-from reference.oracle.formulas.reach import first_seen
-from reference.oracle.formulas.recurrence import Held
+from reference.oracle.formulas.layer import soft_cap
+from reference.oracle.formulas.reach import first_visible
+from reference.oracle.formulas.recurrence import LayerState
 from reference.oracle.parameters import Parameters
 from reference.trace import Array, Kv
 from reference.tree import Tree
@@ -57,13 +57,13 @@ def attention(
     """
     # Grouped queries: consecutive query heads share one KV head.
     grouped = query.reshape(keys.shape[1], -1, query.shape[-1])
-    scores = capped(np.einsum("kgd,skd->kgs", grouped, keys) * scale, cap)
+    scores = soft_cap(np.einsum("kgd,skd->kgs", grouped, keys) * scale, cap)
     # Subtracting the maximum changes no weight and keeps exp from overflowing.
     peak = scores.max(axis=-1, keepdims=True)
-    beside = None if sinks is None else sinks.reshape(*scores.shape[:2], 1)
-    peak = peak if beside is None else np.maximum(peak, beside)
+    sink_scores = None if sinks is None else sinks.reshape(*scores.shape[:2], 1)
+    peak = peak if sink_scores is None else np.maximum(peak, sink_scores)
     weights = np.exp(scores - peak)
-    weights /= weights.sum(axis=-1, keepdims=True) + (0.0 if beside is None else np.exp(beside - peak))
+    weights /= weights.sum(axis=-1, keepdims=True) + (0.0 if sink_scores is None else np.exp(sink_scores - peak))
     mixed: Array = np.einsum("kgs,skd->kgd", weights, values).reshape(len(query), -1)
     return mixed
 
@@ -78,7 +78,7 @@ class _Sequence:
     attended: Array  # [layers, heads, value_dim]
     logits: Array  # [vocabulary]
     states: Array  # [layers + 2, T, hidden size]; see Evaluator.states
-    recurrent: list[Held]  # of the layers with a recurrent state, after the last position
+    recurrent: list[LayerState]  # of the layers with a recurrent state, after the last position
 
 
 class PathByPath:
@@ -104,12 +104,12 @@ class PathByPath:
     def inputs(self, context: tuple[int, ...], tree: Tree) -> Inputs:
         """The inputs of attention at every node of `tree`, from the last row of the node's own sequence."""
         runs = [self._run((*context, *tree.tokens_to(node))) for node in range(len(tree))]
-        above, parameters = len(context), self.parameters
+        num_context, parameters = len(context), self.parameters
         return Inputs(
             np.stack([run.queries for run in runs], axis=2),
             # The context is the same in every node's sequence: the root's run has it.
-            np.concatenate([runs[0].keys[:, :, :above], *(run.keys[:, :, -1:] for run in runs)], axis=2),
-            np.concatenate([runs[0].values[:, :, :above], *(run.values[:, :, -1:] for run in runs)], axis=2),
+            np.concatenate([runs[0].keys[:, :, :num_context], *(run.keys[:, :, -1:] for run in runs)], axis=2),
+            np.concatenate([runs[0].values[:, :, :num_context], *(run.values[:, :, -1:] for run in runs)], axis=2),
             parameters.formulas.score_scale(parameters.architecture),
         )
 
@@ -134,12 +134,12 @@ class PathByPath:
         return Kv(run.keys, run.values)
 
     def recurrent(self, tokens: tuple[int, ...]) -> RecurrentState | None:
-        """See `Recurring`."""
+        """See `RecurrentEvaluator`."""
         layers = self.parameters.architecture.recurrent
         if not layers:
             return None
-        held = self._run(tokens).recurrent if tokens else [self.parameters.start() for _ in layers]
-        windows, memories = zip(*held, strict=True)
+        layer_states = self._run(tokens).recurrent if tokens else [self.parameters.start() for _ in layers]
+        windows, memories = zip(*layer_states, strict=True)
         return RecurrentState(windows, memories)
 
     def _run(self, tokens: tuple[int, ...]) -> _Sequence:
@@ -149,53 +149,53 @@ class PathByPath:
 
         def project(x: Array, layer: int, name: str) -> Array:
             """[T, hidden] -> [T, heads of `name`, head_dim]; queries and keys normed, rotated, tempered where asked."""
-            y = parameters.projected(layer, name, x)
+            y = parameters.project(layer, name, x)
             # Values are neither normed nor rotated.
             if name == "v":
                 return y
             cos, sin = parameters.rotary_table(positions, *parameters.frequencies(layer, length))
-            y = np.swapaxes(parameters.turned(layer, name, y.swapaxes(0, 1), cos, sin), 0, 1)
+            y = np.swapaxes(parameters.rotate(layer, name, y.swapaxes(0, 1), cos, sin), 0, 1)
             return y * formulas.query_factors(arch, layer, positions)[:, None, None] if name == "q" else y
 
-        x, chosen = parameters.embedded(np.array(tokens)), parameters.chosen(tokens)
+        x, chosen = parameters.embed(np.array(tokens)), parameters.chosen_experts(tokens)
         states = [x]
-        kept_keys, kept_values, asked, attended = list[Array](), list[Array](), list[Array](), list[Array]()
-        recurrent: list[Held] = []
+        all_keys, all_values, last_queries, last_attended = list[Array](), list[Array](), list[Array](), list[Array]()
+        recurrent: list[LayerState] = []
         for layer, reach in enumerate(arch.reaches):
             if layer in arch.recurrent:
-                held, added = parameters.recurred(layer, x, parameters.start(), range(-1, length - 1))
-                recurrent.append(held[-1])
+                layer_states, added = parameters.run_recurrence(layer, x, parameters.start(), range(-1, length - 1))
+                recurrent.append(layer_states[-1])
             if layer in arch.unattended:
-                x = parameters.fed(layer, x + added, chosen)
+                x = parameters.finish_layer(layer, x + added, chosen)
                 states.append(x)
-                for kept, shape in (
-                    (kept_keys, (arch.kv_heads, length, arch.head_dim)),
-                    (kept_values, (arch.kv_heads, length, arch.value_dim)),
-                    (asked, (arch.heads, arch.head_dim)),
-                    (attended, (arch.heads, arch.value_dim)),
+                for collection, shape in (
+                    (all_keys, (arch.kv_heads, length, arch.head_dim)),
+                    (all_values, (arch.kv_heads, length, arch.value_dim)),
+                    (last_queries, (arch.heads, arch.head_dim)),
+                    (last_attended, (arch.heads, arch.value_dim)),
                 ):
-                    kept.append(np.zeros(shape))
+                    collection.append(np.zeros(shape))
                 continue
             normed = parameters.attention_input(layer, x)
             queries, keys, values = (project(normed, layer, name) for name in "qkv")
             mixed, sinks = np.empty((length, arch.heads, arch.value_dim)), parameters.sinks(layer)
             for t in range(length):
-                first = first_seen(reach, t)
-                seen = slice(first, t + 1)
-                mixed[t] = attention(queries[t], keys[seen], values[seen], scale, arch.score_cap, sinks)
-            between = parameters.between(layer, x, mixed.reshape(length, -1))
-            x = parameters.fed(layer, between + added if layer in arch.recurrent else between, chosen)
+                first_column = first_visible(reach, t)
+                visible = slice(first_column, t + 1)
+                mixed[t] = attention(queries[t], keys[visible], values[visible], scale, arch.score_cap, sinks)
+            residual = parameters.after_attention(layer, x, mixed.reshape(length, -1))
+            x = parameters.finish_layer(layer, residual + added if layer in arch.recurrent else residual, chosen)
             states.append(x)
-            kept_keys.append(keys.swapaxes(0, 1))
-            kept_values.append(values.swapaxes(0, 1))
-            asked.append(queries[-1])
-            attended.append(mixed[-1])
-        states.append(parameters.normed(x, "model.norm"))
+            all_keys.append(keys.swapaxes(0, 1))
+            all_values.append(values.swapaxes(0, 1))
+            last_queries.append(queries[-1])
+            last_attended.append(mixed[-1])
+        states.append(parameters.norm(x, "model.norm"))
         return _Sequence(
-            np.stack(kept_keys),
-            np.stack(kept_values),
-            np.stack(asked),
-            np.stack(attended),
+            np.stack(all_keys),
+            np.stack(all_values),
+            np.stack(last_queries),
+            np.stack(last_attended),
             parameters.logits(states[-1][-1]),
             np.stack(states),
             recurrent,

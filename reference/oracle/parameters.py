@@ -13,13 +13,13 @@ from reference.architecture import Architecture, Checkpoint, Model, Seeded
 from reference.draft.head import Head
 from reference.images.spans import Images
 from reference.malformed import Malformed
-from reference.oracle.checkpoint import UnreadableCheckpoint, identify, read
+from reference.oracle.checkpoint import UnreadableCheckpoint, identify, read_checkpoint
 from reference.oracle.choices import Choices
 from reference.oracle.family import FAMILIES
 from reference.oracle.formulas import axes, rotary
 from reference.oracle.formulas.layer import Formulas, gated_block, linear, rms_norm
-from reference.oracle.formulas.quantised import QUANTISED_NAMES, dequantised
-from reference.oracle.formulas.recurrence import Held
+from reference.oracle.formulas.quantised import QUANTISED_NAMES, quantised_weights
+from reference.oracle.formulas.recurrence import LayerState
 from reference.oracle.formulas.routers import Router
 from reference.trace import Array
 from reference.tree import Tree
@@ -48,48 +48,48 @@ class Parameters:
         """The formulas of the model's family."""
         return FAMILIES[self.architecture.family].formulas
 
-    def embedded(self, tokens: Array) -> Array:
+    def embed(self, tokens: Array) -> Array:
         """The input of the first layer for `tokens` [T]: [T, hidden]."""
         rows: Array = self.state["model.embed_tokens.weight"][tokens]
         return rows * self.embedding_scale
 
-    def normed(self, x: Array, name: str) -> Array:
+    def norm(self, x: Array, name: str) -> Array:
         """`x` [..., n] through the norm `name`."""
         gain = self.formulas.gain(self.state[f"{name}.weight"])
         return rms_norm(x, gain, self.architecture.norm_eps)
 
     def attention_input(self, layer: int, x: Array) -> Array:
         """The residual stream `x` [T, hidden] after the norm before attention of `layer`, where the family has one."""
-        return self._after(self.architecture.words.norms.before_attention, layer, x)
+        return self._norm_if_any(self.architecture.words.norms.before_attention, layer, x)
 
-    def _after(self, norm: str | None, layer: int, x: Array) -> Array:
+    def _norm_if_any(self, norm: str | None, layer: int, x: Array) -> Array:
         """`x` [T, hidden] through the norm of `layer` with this name; unchanged where the family has none."""
-        return x if norm is None else self.normed(x, f"model.layers.{layer}.{norm}")
+        return x if norm is None else self.norm(x, f"model.layers.{layer}.{norm}")
 
-    def projected(self, layer: int, name: str, x: Array) -> Array:
+    def project(self, layer: int, name: str, x: Array) -> Array:
         """The projection q, k or v of the input `x` [T, hidden] of attention: [T, heads, width].
 
         Queries and keys are normed where the family norms them before rotary embedding.
         """
-        if self.formulas.projected is not None:
-            return self.formulas.projected(self.architecture, self.state, layer, name, x)
-        at, arch = f"model.layers.{layer}.self_attn.{name}", self.architecture
-        y = linear(x, self.state, f"{at}_proj")
-        normed = f"{at}_norm.weight" in self.state and not self.formulas.norms_turned
-        if normed and arch.words.whole_query_key_norms:
-            y = self.normed(y, f"{at}_norm")
+        if self.formulas.project is not None:
+            return self.formulas.project(self.architecture, self.state, layer, name, x)
+        prefix, arch = f"model.layers.{layer}.self_attn.{name}", self.architecture
+        y = linear(x, self.state, f"{prefix}_proj")
+        has_norm = f"{prefix}_norm.weight" in self.state and not self.formulas.norms_after_rotation
+        if has_norm and arch.words.whole_query_key_norms:
+            y = self.norm(y, f"{prefix}_norm")
         by_head: Array = y.reshape(len(x), -1, arch.head_dim)
-        return self.normed(by_head, f"{at}_norm") if normed and not arch.words.whole_query_key_norms else by_head
+        return self.norm(by_head, f"{prefix}_norm") if has_norm and not arch.words.whole_query_key_norms else by_head
 
-    def turned(self, layer: int, name: str, y: Array, cos: Array, sin: Array) -> Array:
+    def rotate(self, layer: int, name: str, y: Array, cos: Array, sin: Array) -> Array:
         """The queries or keys `y` [heads, T, head_dim] of `layer` after its rotary embedding, if it has one.
 
         They are normed here where the family norms them after rotary embedding.
         """
         if layer not in self.architecture.unrotated:
-            y = self.formulas.turned(self.architecture, y, cos, sin)
+            y = self.formulas.rotate(self.architecture, y, cos, sin)
         norm = f"model.layers.{layer}.self_attn.{name}_norm"
-        return self.normed(y, norm) if self.formulas.norms_turned and f"{norm}.weight" in self.state else y
+        return self.norm(y, norm) if self.formulas.norms_after_rotation and f"{norm}.weight" in self.state else y
 
     def frequencies(self, layer: int, length: int) -> tuple[Array, float]:
         """The inverse frequencies of `layer` and the factor on its tables; see `rotary.frequencies`."""
@@ -106,25 +106,29 @@ class Parameters:
         """The sink of each head of `layer`, [heads], or None: a score that takes a share of the softmax."""
         return self.state.get(f"model.layers.{layer}.self_attn.sinks")
 
-    def chosen(self, context: tuple[int, ...], tree: Tree | None = None) -> Array | None:
+    def chosen_experts(self, context: tuple[int, ...], tree: Tree | None = None) -> Array | None:
         """The experts that `choices` knows of the rows of `context` and of `tree` below it, [layers, rows, taken]."""
-        return None if self.choices is None else self.choices.of(context, tree)
+        return None if self.choices is None else self.choices.experts_of(context, tree)
 
-    def fed(self, layer: int, x: Array, chosen: Array | None = None) -> Array:
+    def finish_layer(self, layer: int, x: Array, chosen: Array | None = None) -> Array:
         """The residual stream after `layer`, from that between its attention and its feed-forward block.
 
-        `chosen` holds the experts [layers, T, taken] that the rows take, where they are known (`chosen`).
+        `chosen` holds the experts [layers, T, taken] that the rows take, where they are known (`chosen_experts`).
         """
         norms = self.architecture.words.norms
-        fed = self._feed_forward(layer, self._after(norms.before_feed_forward, layer, x), chosen)
-        return x + self.formulas.residual_scale(self.architecture) * self._after(norms.after_feed_forward, layer, fed)
+        output = self._feed_forward(layer, self._norm_if_any(norms.before_feed_forward, layer, x), chosen)
+        return x + self.formulas.residual_scale(self.architecture) * self._norm_if_any(
+            norms.after_feed_forward, layer, output
+        )
 
-    def start(self) -> Held:
+    def start(self) -> LayerState:
         """The recurrent state of a layer before the first token."""
         assert self.formulas.recurrence is not None
         return self.formulas.recurrence.begin(self.architecture)
 
-    def recurred(self, layer: int, x: Array, start: Held, parent: Sequence[int]) -> tuple[list[Held], Array]:
+    def run_recurrence(
+        self, layer: int, x: Array, start: LayerState, parent: Sequence[int]
+    ) -> tuple[list[LayerState], Array]:
         """The state after each row of a layer with a recurrent state, and what it adds to the residual stream.
 
         Args:
@@ -135,10 +139,12 @@ class Parameters:
         """
         formulas, arch = self.formulas, self.architecture
         assert formulas.recurrence is not None
-        held, added = formulas.recurrence.below(arch, self.state, layer, start, self.attention_input(layer, x), parent)
-        return held, formulas.residual_scale(arch) * added
+        layer_states, added = formulas.recurrence.run_rows(
+            arch, self.state, layer, start, self.attention_input(layer, x), parent
+        )
+        return layer_states, formulas.residual_scale(arch) * added
 
-    def between(self, layer: int, x: Array, mixed: Array) -> Array:
+    def after_attention(self, layer: int, x: Array, mixed: Array) -> Array:
         """The residual stream between attention and the feed-forward block of `layer`.
 
         Args:
@@ -149,8 +155,8 @@ class Parameters:
         gate = self.formulas.output_gate
         if gate is not None:
             mixed = mixed * gate(self.architecture, self.state, layer, self.attention_input(layer, x))
-        attended = linear(mixed, self.state, f"model.layers.{layer}.self_attn.o_proj")
-        added = self._after(self.architecture.words.norms.after_attention, layer, attended)
+        output = linear(mixed, self.state, f"model.layers.{layer}.self_attn.o_proj")
+        added = self._norm_if_any(self.architecture.words.norms.after_attention, layer, output)
         factor = self.formulas.residual_scale(self.architecture) * self.formulas.attention_scale(self.architecture)
         return x + factor * added
 
@@ -159,17 +165,17 @@ class Parameters:
         formulas, arch = self.formulas, self.architecture
         router = None if formulas.experts is None else formulas.experts.router(arch, self.state, layer, x)
         if formulas.experts is not None and router is not None:
-            taken = router.followed(None if chosen is None else chosen[layer])
-            return formulas.experts.mixed(arch, self.state, layer, x, router, taken)
+            experts = router.follow(None if chosen is None else chosen[layer])
+            return formulas.experts.mix(arch, self.state, layer, x, router, experts)
         if formulas.feed_forward is not None:
             return formulas.feed_forward(arch, self.state, layer, x)
         return gated_block(x, self.state, f"model.layers.{layer}.mlp", formulas.activation)
 
-    def router(self, layer: int, between: Array) -> Router | None:
-        """The scores of experts of rows `between` attention and the block; None for a layer without experts."""
+    def router(self, layer: int, residual: Array) -> Router | None:
+        """The scores of experts for the residual stream after attention; None for a layer without experts."""
         if self.formulas.experts is None:
             return None
-        x = self._after(self.architecture.words.norms.before_feed_forward, layer, between)
+        x = self._norm_if_any(self.architecture.words.norms.before_feed_forward, layer, residual)
         return self.formulas.experts.router(self.architecture, self.state, layer, x)
 
     @property
@@ -194,9 +200,9 @@ def load(model: Model, dtype: str) -> Parameters:
     if isinstance(model, Seeded):
         scale = _embedding_scale(model.architecture, dtype)
         if model.adapter is not None:
-            return _adapted(model, scale)
-        return _quantised(model, scale, dtype) if model.quantised else _built_in(model, scale)
-    return _from_disk(model, dtype)
+            return _adapted_parameters(model, scale)
+        return _quantised_parameters(model, scale, dtype) if model.quantised else _built_in_parameters(model, scale)
+    return _checkpoint_parameters(model, dtype)
 
 
 @lru_cache(maxsize=64)
@@ -214,37 +220,44 @@ def load_head(head: Head, target: Model, dtype: str) -> dict[str, Array]:
     """
     state = head_weights(head, target)
     if head.files is not None:  # seeded weights are exact in every working dtype
-        state = {name: rounded(one, dtype, name) if one.dtype == np.float64 else one for name, one in state.items()}
-    return _of_few_bits(state, head.quantised, dtype) if head.quantised else state
+        state = {
+            name: round_to(weight, dtype, name) if weight.dtype == np.float64 else weight
+            for name, weight in state.items()
+        }
+    return _quantise_weights(state, head.quantised, dtype) if head.quantised else state
 
 
 @lru_cache(maxsize=64)
-def _built_in(model: Seeded, embedding_scale: float) -> Parameters:
+def _built_in_parameters(model: Seeded, embedding_scale: float) -> Parameters:
     # Seeded weights are exact in every working dtype (weights.representable): nothing to round.
     return Parameters(model.architecture, seeded_weights(model), embedding_scale)
 
 
 @lru_cache(maxsize=64)
-def _quantised(model: Seeded, embedding_scale: float, dtype: str) -> Parameters:
-    return Parameters(model.architecture, _of_few_bits(seeded_weights(model), model.quantised, dtype), embedding_scale)
+def _quantised_parameters(model: Seeded, embedding_scale: float, dtype: str) -> Parameters:
+    return Parameters(
+        model.architecture, _quantise_weights(seeded_weights(model), model.quantised, dtype), embedding_scale
+    )
 
 
 @lru_cache(maxsize=64)
-def _adapted(model: Seeded, embedding_scale: float) -> Parameters:
+def _adapted_parameters(model: Seeded, embedding_scale: float) -> Parameters:
     """The parameters with the adapter's product merged into each weight that it changes, in float64."""
     assert model.adapter is not None
-    changed = low_rank(model)
+    adapter_products = low_rank(model)
     state = {
-        name: weight + model.adapter.scale * (changed[name][1] @ changed[name][0]) if name in changed else weight
+        name: weight + model.adapter.scale * (adapter_products[name][1] @ adapter_products[name][0])
+        if name in adapter_products
+        else weight
         for name, weight in seeded_weights(model.bare).items()
     }
     return Parameters(model.architecture, state, embedding_scale)
 
 
-def _of_few_bits(state: Mapping[str, Array], kind: str, dtype: str) -> dict[str, Array]:
+def _quantise_weights(state: Mapping[str, Array], kind: str, dtype: str) -> dict[str, Array]:
     """Weights that are rounded to `dtype` already, with the quantised ones replaced by number * scale in `dtype`."""
     return {
-        name: rounded(dequantised(weight, kind), dtype, name) if name.endswith(QUANTISED_NAMES) else weight
+        name: round_to(quantised_weights(weight, kind), dtype, name) if name.endswith(QUANTISED_NAMES) else weight
         for name, weight in state.items()
     }
 
@@ -252,30 +265,30 @@ def _of_few_bits(state: Mapping[str, Array], kind: str, dtype: str) -> dict[str,
 def _embedding_scale(arch: Architecture, dtype: str) -> float:
     formulas = FAMILIES[arch.family].formulas
     scale = formulas.embedding_scale(arch)
-    return float(rounded(np.array([scale]), dtype)[0]) if formulas.embedding_rounded else scale
+    return float(round_to(np.array([scale]), dtype)[0]) if formulas.embedding_rounded else scale
 
 
 @lru_cache(maxsize=2)
-def _from_disk(model: Checkpoint, dtype: str) -> Parameters:
+def _checkpoint_parameters(model: Checkpoint, dtype: str) -> Parameters:
     # The cache keeps two: a target and a draft. A model of 135M parameters takes 1.1 GB in float64.
-    found = identify(model.source)
-    if found.digest != model.digest:
+    checkpoint = identify(model.source)
+    if checkpoint.digest != model.digest:
         raise UnreadableCheckpoint(
-            f"{model.source}: its digest is {found.digest}, the case was made with {model.digest}; "
+            f"{model.source}: its digest is {checkpoint.digest}, the case was made with {model.digest}; "
             "point it to the original checkpoint"
         )
-    architecture, state = read(model.source)
+    architecture, state = read_checkpoint(model.source)
     for name, weight in state.items():
-        wide = dtype != "float64" and name.endswith(FAMILIES[architecture.family].wide)
-        state[name] = rounded(weight, "float32" if wide else dtype, name)
+        is_wide = dtype != "float64" and name.endswith(FAMILIES[architecture.family].wide)
+        state[name] = round_to(weight, "float32" if is_wide else dtype, name)
     if model.quantised:
-        state = _of_few_bits(state, model.quantised, dtype)
+        state = _quantise_weights(state, model.quantised, dtype)
     for weight in state.values():
         weight.flags.writeable = False
     return Parameters(architecture, state, _embedding_scale(architecture, dtype))
 
 
-def rounded(weight: Array, dtype: str, name: str = "weight") -> Array:
+def round_to(weight: Array, dtype: str, name: str = "weight") -> Array:
     """`weight` (float64, finite) as `dtype` holds it, to nearest even, in float64 again.
 
     The 16-bit types are reached through float32, as torch converts them.

@@ -38,9 +38,9 @@ def scores(logits: Array, sampling: Sampling, stops: Stops, prompt: tuple[int, .
     for token in set(output):
         row[token] -= sampling.frequency_penalty * output.count(token)
     for word in sampling.bad_words:
-        before = word[:-1]
+        prefix = word[:-1]
         # A word of one token has an empty `before`, which every context ends with.
-        if context[len(context) - len(before) :] == before:
+        if context[len(context) - len(prefix) :] == prefix:
             row[word[-1]] = -math.inf
     if len(output) < sampling.min_tokens:
         for token in (*stops.eos, *stops.stop_tokens):
@@ -63,8 +63,8 @@ def law(logits: Array, sampling: Sampling, stops: Stops, prompt: tuple[int, ...]
     """
     if sampling.greedy:
         raise ValueError("temperature 0 has no law: choose the arg-max of the scores")
-    row = _kept_by_rank(_tempered(scores(logits, sampling, stops, prompt, output), sampling), sampling.top_k)
-    p = _kept_by_mass(softmax(row), sampling.top_p)
+    row = _top_k(_apply_temperature(scores(logits, sampling, stops, prompt, output), sampling), sampling.top_k)
+    p = _top_p(softmax(row), sampling.top_p)
     # min_p compares with the largest probability after top-k and top-p; the share is the same before normalising.
     p = np.where(p >= sampling.min_p * p.max(), p, 0.0)
     return np.asarray(p / p.sum())
@@ -79,8 +79,8 @@ def logprob(logits: Array, token: int) -> float:
 
 def softmax(row: Array) -> Array:
     """Probabilities [V] of scores [V], at least one of which is finite."""
-    shifted = np.exp(row - row.max())
-    return np.asarray(shifted / shifted.sum())
+    exponentials = np.exp(row - row.max())
+    return np.asarray(exponentials / exponentials.sum())
 
 
 def margin(logits: Array, sampling: Sampling, stops: Stops, prompt: tuple[int, ...], output: tuple[int, ...]) -> float:
@@ -90,26 +90,26 @@ def margin(logits: Array, sampling: Sampling, stops: Stops, prompt: tuple[int, .
     kept beyond k); the distance of the masses to top_p, and of the two probabilities at its edge; the distance of the
     probabilities to min_p's threshold. An engine whose error exceeds this margin may rightly keep another set.
     """
-    row = _tempered(scores(logits, sampling, stops, prompt, output), sampling)
-    near = [math.inf]
-    falling = np.sort(row)[::-1]
-    if 0 < sampling.top_k < len(row) and np.isfinite(falling[sampling.top_k - 1]):
-        near.append(float(falling[sampling.top_k - 1] - falling[sampling.top_k]))
-    p = softmax(_kept_by_rank(row, sampling.top_k))
+    row = _apply_temperature(scores(logits, sampling, stops, prompt, output), sampling)
+    distances = [math.inf]
+    sorted_scores = np.sort(row)[::-1]
+    if 0 < sampling.top_k < len(row) and np.isfinite(sorted_scores[sampling.top_k - 1]):
+        distances.append(float(sorted_scores[sampling.top_k - 1] - sorted_scores[sampling.top_k]))
+    p = softmax(_top_k(row, sampling.top_k))
     if sampling.top_p < 1.0:
-        likely = np.sort(p[p > 0])[::-1]
-        before = np.cumsum(likely) - likely
-        kept = int((before[1:] < sampling.top_p).sum()) + 1
-        near += [float(gap) for gap in np.abs(before[1:] - sampling.top_p) / sampling.top_p]
-        near += [float(1.0 - likely[kept] / likely[kept - 1])] if kept < len(likely) else []
-    p = _kept_by_mass(p, sampling.top_p)
+        sorted_p = np.sort(p[p > 0])[::-1]
+        mass_before = np.cumsum(sorted_p) - sorted_p
+        num_kept = int((mass_before[1:] < sampling.top_p).sum()) + 1
+        distances += [float(gap) for gap in np.abs(mass_before[1:] - sampling.top_p) / sampling.top_p]
+        distances += [float(1.0 - sorted_p[num_kept] / sorted_p[num_kept - 1])] if num_kept < len(sorted_p) else []
+    p = _top_p(p, sampling.top_p)
     if sampling.min_p > 0.0:
-        others = np.delete(p, p.argmax())
-        near += [float(gap) for gap in np.abs(others[others > 0] / p.max() / sampling.min_p - 1.0)]
-    return min(near)
+        other_p = np.delete(p, p.argmax())
+        distances += [float(gap) for gap in np.abs(other_p[other_p > 0] / p.max() / sampling.min_p - 1.0)]
+    return min(distances)
 
 
-def _tempered(row: Array, sampling: Sampling) -> Array:
+def _apply_temperature(row: Array, sampling: Sampling) -> Array:
     """Scores divided by the temperature.
 
     Where that overflows, the largest score is subtracted first, which changes no law.
@@ -121,24 +121,24 @@ def _tempered(row: Array, sampling: Sampling) -> Array:
         return np.asarray(scaled if np.isfinite(scaled.max()) else (row - row.max()) / sampling.temperature)
 
 
-def _kept_by_rank(row: Array, top_k: int) -> Array:
+def _top_k(row: Array, top_k: int) -> Array:
     """The row with scores below the `top_k`-th largest set to -inf; scores equal to that one stay."""
     if not 0 < top_k < len(row):
         return row
     return np.where(row < np.sort(row)[-top_k], -np.inf, row)
 
 
-def _kept_by_mass(p: Array, top_p: float) -> Array:
+def _top_p(p: Array, top_p: float) -> Array:
     """The row with 0 for each token before which the mass has reached `top_p`.
 
     The order is by descending probability, then ascending id.
     """
     if top_p >= 1.0:
         return p
-    kept, mass = np.zeros_like(p), 0.0
-    for token in sorted(range(len(p)), key=lambda at: (-p[at], at)):
+    kept_p, mass = np.zeros_like(p), 0.0
+    for token in sorted(range(len(p)), key=lambda candidate: (-p[candidate], candidate)):
         if mass >= top_p:
             break
-        kept[token] = p[token]
+        kept_p[token] = p[token]
         mass += p[token]
-    return kept
+    return kept_p

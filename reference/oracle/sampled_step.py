@@ -9,7 +9,7 @@ from reference import tape
 from reference.case import Case
 from reference.malformed import Malformed, under
 from reference.oracle import acceptance, processing, tree_growth
-from reference.oracle.coin_source import Taped
+from reference.oracle.coin_source import TapeChance
 from reference.oracle.language import legal_after
 from reference.trace import Accepted, Array, frozen
 from reference.tree import Tree
@@ -23,10 +23,10 @@ class SampledStep:
         self._output = output
         # The stride of the tape: the largest tree of the case, so that a step's place does not depend on its own tree.
         self._nodes = case.most_nodes
-        self.chance = Taped(tape.coins(case.sampling, number, self._nodes), self._nodes)
+        self.chance = TapeChance(tape.coins(case.sampling, number, self._nodes), self._nodes)
 
     @property
-    def drawn(self) -> bool:
+    def is_drawn(self) -> bool:
         """Whether the draft's tokens are drawn from its law by coins; otherwise they are named by rank."""
         sampling = self._case.sampling
         return self._case.draft.has_law and not sampling.greedy and sampling.draws != "top-k"
@@ -58,55 +58,61 @@ class SampledStep:
         if grammar is None:
             return None, None
         paths = [self._output + tree.tokens_to(node)[1:] for node in range(len(tree))]
-        known = [legal_after(grammar, ends, path) for path in paths]
-        return frozen([one.tokens for one in known]), frozen([one.refused for one in known])
+        legal_tokens = [legal_after(grammar, ends, path) for path in paths]
+        return frozen([legal.tokens for legal in legal_tokens]), frozen([legal.refused for legal in legal_tokens])
 
-    def siblings(self, below: tuple[int, ...], logits: Array, path: tuple[int, ...]) -> tuple[list[int], Array]:
-        """The tokens of the children `below`, drawn in row order, and the law that the verifier is given for each.
+    def siblings(self, children: tuple[int, ...], logits: Array, path: tuple[int, ...]) -> tuple[list[int], Array]:
+        """The tokens of `children`, drawn in row order, and the law that the verifier is given for each.
 
         Where the law has fewer tokens than there are children, the other children get the best remaining tokens by
         logit, and one-hot proposals.
 
         Args:
-            below: Sibling nodes.
+            children: Sibling nodes.
             logits: The draft's scores over the target's vocabulary, -inf where it cannot name a token.
             path: Tokens below the root, down to the siblings' parent.
 
         Returns:
-            A token for each of `below`, and proposals [len(below), vocabulary].
+            A token for each of `children`, and proposals [len(children), vocabulary].
         """
         law = self.law(logits, path).tolist()
-        drawn = tree_growth.siblings(self.chance, self._case.sampling.draws, [law] * len(below), below)
-        held, tokens, told = set(drawn.values()), [], []
-        for child in below:
+        drawn = tree_growth.siblings(self.chance, self._case.sampling.draws, [law] * len(children), children)
+        used_tokens, tokens, proposals = set(drawn.values()), [], []
+        for child in children:
             token = drawn.get(child)
             if token is None:
                 # The lowest id among equal logits.
-                token = min((-logits[one], one) for one in range(len(law)) if one not in held)[1]
-                held.add(token)
+                token = min(
+                    (-logits[candidate], candidate) for candidate in range(len(law)) if candidate not in used_tokens
+                )[1]
+                used_tokens.add(token)
             tokens.append(token)
-            told.append(law if child in drawn else one_hot((token,), len(law))[0])
-        return tokens, np.array(told).reshape(len(below), len(law))
+            proposals.append(law if child in drawn else one_hot((token,), len(law))[0])
+        return tokens, np.array(proposals).reshape(len(children), len(law))
 
     def accept(self, tree: Tree, law: Array, proposal: Array) -> Accepted:
         """Verify by the case's rule, then draw the token after the path."""
         sampling = self._case.sampling
-        rows, told = law.tolist(), proposal.tolist()
+        target_rows, draft_rows = law.tolist(), proposal.tolist()
         # Python floats, because the rules run on lists of numbers of either arithmetic.
-        path, weights = acceptance.verify(self.chance, sampling.rule, sampling.draws, tree, rows, told, self.drawn)
+        path, weights = acceptance.verify(
+            self.chance, sampling.rule, sampling.draws, tree, target_rows, draft_rows, self.is_drawn
+        )
         bonus = self.chance.choose("bonus", 0, weights)
-        return Accepted(path, bonus, tuple(tape.place(kind, node, self._nodes) for kind, node in self.chance.used))
+        return Accepted(
+            path, bonus, tuple(tape.place(kind, node, self._nodes) for kind, node in self.chance.used_coins)
+        )
 
 
 def check_grammar(case: Case) -> None:
     """Raise Malformed if the grammar of `case` is not of its dialect, or leaves no first token."""
     if case.sampling.grammar is not None:
         with under("sampling.grammar"):
-            if legal_after(case.sampling.grammar, case.stops.eos, ()).closed:
+            if legal_after(case.sampling.grammar, case.stops.eos, ()).is_closed:
                 raise Malformed("", "no token of the vocabulary begins a text of the language")
 
 
-def certain(tree: Tree, vocab: int) -> Array:
+def one_hot_proposal(tree: Tree, vocab: int) -> Array:
     """The proposal of a tree whose tokens were not drawn: one-hot rows [nodes, vocabulary]."""
     return one_hot(tree.token, vocab)
 

@@ -12,7 +12,7 @@ from reference.family.recurrent import RecurrentState
 from reference.oracle.formulas import rotary
 from reference.oracle.formulas.grouped_rows import block_attention, by_row, tree_attention
 from reference.oracle.formulas.levels import levels_of
-from reference.oracle.formulas.recurrence import Held
+from reference.oracle.formulas.recurrence import LayerState
 from reference.oracle.model import Inputs, Nodes, PathByPath
 from reference.oracle.parameters import Parameters
 from reference.trace import Array, Kv
@@ -21,43 +21,43 @@ from reference.tree import Tree
 BLOCK = 128
 """Context tokens that run through the layers at a time; this bounds the memory of a long prompt."""
 
-REMEMBERED = 4
+MOST_CONTEXTS = 4
 """Number of contexts whose KV is kept."""
 
 
 class _Context:
     """KV of one token sequence, float64 [layers, kv_heads, length, head_dim], in buffers that grow at the end only."""
 
-    def __init__(self, parameters: Parameters, long: bool) -> None:
+    def __init__(self, parameters: Parameters, is_long: bool) -> None:
         arch = parameters.architecture
-        self.long = long
+        self.long = is_long
         self.length = 0
         self.tokens: Array = np.empty(0, dtype=np.int64)
         self.keys: Array = np.empty((arch.layers, arch.kv_heads, 0, arch.head_dim))
         self.values: Array = np.empty((arch.layers, arch.kv_heads, 0, arch.value_dim))
         # By recurrent layer, the state before the first token and after each token.
-        self.recurrent: dict[int, list[Held]] = {layer: [parameters.start()] for layer in arch.recurrent}
+        self.recurrent: dict[int, list[LayerState]] = {layer: [parameters.start()] for layer in arch.recurrent}
 
-    def shared(self, tokens: Array) -> int:
+    def shared_length(self, tokens: Array) -> int:
         """Length of the longest common prefix of this context and `tokens`."""
-        both = min(self.length, len(tokens))
-        differs = self.tokens[:both] != tokens[:both]
-        return int(differs.argmax()) if differs.any() else both
+        common_length = min(self.length, len(tokens))
+        differs = self.tokens[:common_length] != tokens[:common_length]
+        return int(differs.argmax()) if differs.any() else common_length
 
-    def reserve(self, source: "_Context", kept: int, needed: int) -> None:
-        """Make room for `needed` tokens, the first `kept` of them copied from `source` (possibly itself)."""
-        self.recurrent = {layer: held[: kept + 1] for layer, held in source.recurrent.items()}
+    def reserve(self, source: "_Context", num_kept: int, needed: int) -> None:
+        """Make room for `needed` tokens, the first `num_kept` of them copied from `source` (possibly itself)."""
+        self.recurrent = {layer: states[: num_kept + 1] for layer, states in source.recurrent.items()}
         if self is source and needed <= len(self.tokens):
             return
         # Half as much again, so that a context growing token by token is copied rarely.
         room = max(64, needed + needed // 2)
         for name, axis in (("tokens", 0), ("keys", 2), ("values", 2)):
-            old = getattr(source, name)
-            new = np.empty((*old.shape[:axis], room, *old.shape[axis + 1 :]), old.dtype)
-            head = (slice(None),) * axis + (slice(kept),)
-            new[head] = old[head]
-            setattr(self, name, new)
-        self.length = kept
+            old_buffer = getattr(source, name)
+            new_buffer = np.empty((*old_buffer.shape[:axis], room, *old_buffer.shape[axis + 1 :]), old_buffer.dtype)
+            kept_part = (slice(None),) * axis + (slice(num_kept),)
+            new_buffer[kept_part] = old_buffer[kept_part]
+            setattr(self, name, new_buffer)
+        self.length = num_kept
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,8 @@ class _Run:
 
     nodes: Nodes
     row: Array
-    held: _Context
-    through: list[tuple[Array, ...]]  # queries, keys and values of each layer, by row
+    context_kv: _Context
+    layer_inputs: list[tuple[Array, ...]]  # queries, keys and values of each layer, by row
     states: list[Array]  # [nodes, hidden] each; see Evaluator.states
 
 
@@ -77,11 +77,12 @@ class SharedPrefix:
     def __init__(self, parameters: Parameters) -> None:
         self.parameters = parameters
         self._scale = parameters.formulas.score_scale(parameters.architecture)
-        self._recent: list[_Context] = []  # the latest used last
+        self._recent_contexts: list[_Context] = []  # the latest used last
         self._states: list[tuple[tuple[int, ...], Array]] = []  # sequences with their states, the latest first
         self._frequencies: dict[tuple[bool, Rope], tuple[Array, float]] = {}
         self._turns: tuple[Array, dict[Rope, tuple[Array, Array]]] = (np.empty(0), {})  # the last positions' tables
-        self._last: tuple[tuple[int, ...], Tree, _Run] | None = None  # a step asks for its tree's logits, then states
+        # A step asks for the logits of its tree, then for its states.
+        self._last_run: tuple[tuple[int, ...], Tree, _Run] | None = None
 
     def nodes(self, context: tuple[int, ...], tree: Tree) -> Nodes:
         """Logits and attention of every node of `tree`, hanging from the tokens of `context` (possibly none).
@@ -94,73 +95,79 @@ class SharedPrefix:
     def inputs(self, context: tuple[int, ...], tree: Tree) -> Inputs:
         """The inputs of attention at every node of `tree`."""
         run = self._run(context, tree)
-        queries, keys, values = (np.stack(kept)[:, :, run.row] for kept in zip(*run.through, strict=True))
-        above = slice(len(context))
+        queries, keys, values = (np.stack(layers)[:, :, run.row] for layers in zip(*run.layer_inputs, strict=True))
+        context_columns = slice(len(context))
         return Inputs(
             queries,
-            np.concatenate([run.held.keys[:, :, above], keys], axis=2),
-            np.concatenate([run.held.values[:, :, above], values], axis=2),
+            np.concatenate([run.context_kv.keys[:, :, context_columns], keys], axis=2),
+            np.concatenate([run.context_kv.values[:, :, context_columns], values], axis=2),
             self._scale,
         )
 
     def _run(self, context: tuple[int, ...], tree: Tree) -> _Run:
-        if self._last is None or self._last[:2] != (context, tree):
-            self._last = (context, tree, self._run_anew(context, tree))
-        return self._last[2]
+        if self._last_run is None or self._last_run[:2] != (context, tree):
+            self._last_run = (context, tree, self._run_tree(context, tree))
+        return self._last_run[2]
 
-    def _run_anew(self, context: tuple[int, ...], tree: Tree) -> _Run:
+    def _run_tree(self, context: tuple[int, ...], tree: Tree) -> _Run:
         order, levels = levels_of(tree)
         arch = self.parameters.architecture
         start = len(context)
         longest = start + len(levels)
         rotary.check_span(arch.rope, arch.max_positions, start, longest)
-        held = self._context(context, rotary.is_long(arch.rope, longest))
-        depth = np.repeat(np.arange(len(levels)), [level.last - level.first for level in levels])
-        positions = start + depth
-        x = self.parameters.embedded(np.array(tree.token)[order])
-        chosen = self.parameters.chosen(context, tree)
+        context_kv = self._context(context, rotary.is_long(arch.rope, longest))
+        depths = np.repeat(np.arange(len(levels)), [level.last - level.first for level in levels])
+        positions = start + depths
+        x = self.parameters.embed(np.array(tree.token)[order])
+        chosen = self.parameters.chosen_experts(context, tree)
         chosen = None if chosen is None else chosen[:, start:][:, order]
         attended = np.empty((arch.layers, arch.heads, len(order), arch.value_dim))
-        through: list[tuple[Array, ...]] = []
+        layer_inputs: list[tuple[Array, ...]] = []
         states = [x]
         parents = [-1, *(int(path[-2]) for level in levels[1:] for path in level.paths)]
         for layer, reach in enumerate(arch.reaches):
             if layer in arch.recurrent:
-                _, added = self.parameters.recurred(layer, x, held.recurrent[layer][start], parents)
+                _, added = self.parameters.run_recurrence(layer, x, context_kv.recurrent[layer][start], parents)
             if layer in arch.unattended:
-                attended[layer], x = 0.0, self.parameters.fed(layer, x + added, chosen)
-                through.append(self._no_attention(len(order)))
+                attended[layer], x = 0.0, self.parameters.finish_layer(layer, x + added, chosen)
+                layer_inputs.append(self._no_attention(len(order)))
                 states.append(x)
                 continue
-            queries, keys, values = self._project(layer, x, held.long, positions)
-            through.append((queries, keys, values))
-            above = held.keys[layer, :, :start], held.values[layer, :, :start]
+            queries, keys, values = self._project(layer, x, context_kv.long, positions)
+            layer_inputs.append((queries, keys, values))
+            context_columns = context_kv.keys[layer, :, :start], context_kv.values[layer, :, :start]
             sinks = self.parameters.sinks(layer)
-            mixed = tree_attention(queries * self._scale, *above, keys, values, levels, reach, arch.score_cap, sinks)
+            mixed = tree_attention(
+                queries * self._scale, *context_columns, keys, values, levels, reach, arch.score_cap, sinks
+            )
             attended[layer] = mixed
-            between = self.parameters.between(layer, x, by_row(mixed))
-            x = self.parameters.fed(layer, between + added if layer in arch.recurrent else between, chosen)
+            residual = self.parameters.after_attention(layer, x, by_row(mixed))
+            x = self.parameters.finish_layer(layer, residual + added if layer in arch.recurrent else residual, chosen)
             states.append(x)
         row = np.argsort(order)
         states = [state[row] for state in states]
-        states.append(self.parameters.normed(states[-1], "model.norm"))
-        return _Run(Nodes(self.parameters.logits(states[-1]), attended[:, :, row]), row, held, through, states)
+        states.append(self.parameters.norm(states[-1], "model.norm"))
+        return _Run(
+            Nodes(self.parameters.logits(states[-1]), attended[:, :, row]), row, context_kv, layer_inputs, states
+        )
 
     def states(self, tokens: tuple[int, ...]) -> Array:
         """See `Evaluator`: the states of a known beginning, and those of the rest as a chain of nodes below it."""
         if self.parameters.architecture.rope.kind == "longrope":  # a longer sequence may turn all its tokens otherwise
             return PathByPath(self.parameters).states(tokens)
-        none = np.empty((self.parameters.architecture.layers + 2, 0, self.parameters.architecture.hidden_size))
+        no_states = np.empty((self.parameters.architecture.layers + 2, 0, self.parameters.architecture.hidden_size))
         # The latest first, hence the longest of one request.
-        known, states = next((one for one in self._states if tokens[: len(one[0])] == one[0]), ((), none))
+        known_tokens, states = next(
+            (entry for entry in self._states if tokens[: len(entry[0])] == entry[0]), ((), no_states)
+        )
         parts = [states]
-        for at in range(len(known), len(tokens), BLOCK):
-            block = tokens[at : at + BLOCK]
-            parts.append(self.node_states(tokens[:at], Tree((0, *range(len(block) - 1)), block)))
-        whole: Array = np.concatenate(parts, axis=1)
+        for start in range(len(known_tokens), len(tokens), BLOCK):
+            block = tokens[start : start + BLOCK]
+            parts.append(self.node_states(tokens[:start], Tree((0, *range(len(block) - 1)), block)))
+        all_states: Array = np.concatenate(parts, axis=1)
         if len(parts) > 1:
-            self._states = [(tokens, whole), *self._states][:REMEMBERED]
-        return whole
+            self._states = [(tokens, all_states), *self._states][:MOST_CONTEXTS]
+        return all_states
 
     def node_states(self, context: tuple[int, ...], tree: Tree) -> Array:
         """See `Evaluator`."""
@@ -170,18 +177,18 @@ class SharedPrefix:
         """Rotated keys and values of the sequence `tokens`, as read-only views."""
         rope, length = self.parameters.architecture.rope, len(tokens)
         rotary.check_span(rope, self.parameters.architecture.max_positions, length, length)
-        held = self._context(tokens, rotary.is_long(rope, length))
-        keys, values = held.keys[:, :, :length], held.values[:, :, :length]
+        context = self._context(tokens, rotary.is_long(rope, length))
+        keys, values = context.keys[:, :, :length], context.values[:, :, :length]
         keys.flags.writeable = values.flags.writeable = False
         return Kv(keys, values)
 
     def recurrent(self, tokens: tuple[int, ...]) -> RecurrentState | None:
-        """See `Recurring`."""
+        """See `RecurrentEvaluator`."""
         layers = self.parameters.architecture.recurrent
         if not layers:
             return None
-        held = self._context(tokens, rotary.is_long(self.parameters.architecture.rope, len(tokens)))
-        windows, memories = zip(*(held.recurrent[layer][len(tokens)] for layer in layers), strict=True)
+        context = self._context(tokens, rotary.is_long(self.parameters.architecture.rope, len(tokens)))
+        windows, memories = zip(*(context.recurrent[layer][len(tokens)] for layer in layers), strict=True)
         return RecurrentState(windows, memories)
 
     def _no_attention(self, rows: int) -> tuple[Array, ...]:
@@ -190,51 +197,56 @@ class SharedPrefix:
         shapes = ((arch.heads, arch.head_dim), (arch.kv_heads, arch.head_dim), (arch.kv_heads, arch.value_dim))
         return tuple(np.zeros((heads, rows, width)) for heads, width in shapes)
 
-    def _context(self, tokens: tuple[int, ...], long: bool) -> _Context:
+    def _context(self, tokens: tuple[int, ...], is_long: bool) -> _Context:
         """A context that begins with `tokens`: a remembered one, one that was extended, or a new branch."""
-        wanted = np.array(tokens, dtype=np.int64)
-        held, kept = _Context(self.parameters, long), 0
-        for known in self._recent:
-            shared = known.shared(wanted) if known.long == long else 0
-            if shared >= kept and shared:
-                held, kept = known, shared
-        if kept < len(wanted):
-            # A held context that continues differently stays, and its shared prefix is copied into a new one.
-            source, held = held, _Context(self.parameters, long) if kept < held.length else held
-            held.reserve(source, kept, len(wanted))
-            for at in range(kept, len(wanted), BLOCK):
-                self._append(held, wanted[at : at + BLOCK])
+        token_array = np.array(tokens, dtype=np.int64)
+        context, num_shared = _Context(self.parameters, is_long), 0
+        for recent in self._recent_contexts:
+            shared_length = recent.shared_length(token_array) if recent.long == is_long else 0
+            if shared_length >= num_shared and shared_length:
+                context, num_shared = recent, shared_length
+        if num_shared < len(token_array):
+            # A remembered context that continues differently stays, and its shared prefix is copied into a new one.
+            source = context
+            if num_shared < context.length:
+                context = _Context(self.parameters, is_long)
+            context.reserve(source, num_shared, len(token_array))
+            for start in range(num_shared, len(token_array), BLOCK):
+                self._append(context, token_array[start : start + BLOCK])
         if tokens:
-            self._recent = [*(known for known in self._recent if known is not held), held][-REMEMBERED:]
-        return held
+            older = [recent for recent in self._recent_contexts if recent is not context]
+            self._recent_contexts = [*older, context][-MOST_CONTEXTS:]
+        return context
 
-    def _append(self, held: _Context, tokens: Array) -> None:
-        """Run `tokens` through the layers behind the tokens that `held` has, causally, and keep their KV."""
+    def _append(self, context: _Context, tokens: Array) -> None:
+        """Run `tokens` through the layers behind the tokens that `context` has, causally, and keep their KV."""
         arch = self.parameters.architecture
-        start, end = held.length, held.length + len(tokens)
-        chosen = self.parameters.chosen((*held.tokens[:start].tolist(), *tokens.tolist()))
+        start, end = context.length, context.length + len(tokens)
+        chosen = self.parameters.chosen_experts((*context.tokens[:start].tolist(), *tokens.tolist()))
         chosen = None if chosen is None else chosen[:, start:]
-        x, positions = self.parameters.embedded(tokens), np.arange(start, end)
+        x, positions = self.parameters.embed(tokens), np.arange(start, end)
         for layer, reach in enumerate(arch.reaches):
             if layer in arch.recurrent:
-                above = held.recurrent[layer][start]
-                behind, added = self.parameters.recurred(layer, x, above, range(-1, end - start - 1))
-                held.recurrent[layer] += behind
+                state = context.recurrent[layer][start]
+                new_states, added = self.parameters.run_recurrence(layer, x, state, range(-1, end - start - 1))
+                context.recurrent[layer] += new_states
             if layer in arch.unattended:
-                held.keys[layer, :, start:end] = held.values[layer, :, start:end] = 0.0
-                x = self.parameters.fed(layer, x + added, chosen)
+                context.keys[layer, :, start:end] = context.values[layer, :, start:end] = 0.0
+                x = self.parameters.finish_layer(layer, x + added, chosen)
                 continue
-            queries, keys, values = self._project(layer, x, held.long, positions)
-            held.keys[layer, :, start:end] = keys
-            held.values[layer, :, start:end] = values
+            queries, keys, values = self._project(layer, x, context.long, positions)
+            context.keys[layer, :, start:end] = keys
+            context.values[layer, :, start:end] = values
             if layer + 1 < arch.layers:  # the last layer's output for context tokens is never used
-                seen = held.keys[layer, :, :end], held.values[layer, :, :end]
+                columns = context.keys[layer, :, :end], context.values[layer, :, :end]
                 sinks = self.parameters.sinks(layer)
-                mixed = block_attention(queries * self._scale, *seen, reach, arch.score_cap, sinks)
-                between = self.parameters.between(layer, x, by_row(mixed))
-                x = self.parameters.fed(layer, between + added if layer in arch.recurrent else between, chosen)
-        held.tokens[start:end] = tokens
-        held.length = end
+                mixed = block_attention(queries * self._scale, *columns, reach, arch.score_cap, sinks)
+                residual = self.parameters.after_attention(layer, x, by_row(mixed))
+                x = self.parameters.finish_layer(
+                    layer, residual + added if layer in arch.recurrent else residual, chosen
+                )
+        context.tokens[start:end] = tokens
+        context.length = end
 
     def _table(self, layer: int, long: bool, positions: Array) -> tuple[Array, Array]:
         """The rotary table of `layer` at `positions`, which layers with the same rotary embedding share."""
@@ -258,6 +270,6 @@ class SharedPrefix:
         parameters, arch = self.parameters, self.parameters.architecture
         cos, sin = self._table(layer, long, positions)
         normed = parameters.attention_input(layer, x)
-        queries, keys, values = (parameters.projected(layer, name, normed).swapaxes(0, 1) for name in "qkv")
-        queries, keys = (parameters.turned(layer, name, y, cos, sin) for name, y in (("q", queries), ("k", keys)))
+        queries, keys, values = (parameters.project(layer, name, normed).swapaxes(0, 1) for name in "qkv")
+        queries, keys = (parameters.rotate(layer, name, y, cos, sin) for name, y in (("q", queries), ("k", keys)))
         return queries * parameters.formulas.query_factors(arch, layer, positions)[:, None], keys, values

@@ -1,13 +1,13 @@
 """Stopping: the first token that ends the output, also inside an accepted block."""
 
 from reference.grammar import Grammar
-from reference.oracle.language import closed
+from reference.oracle.language import is_closed
 from reference.sampling import Stops
 
 Block = tuple[int, ...]
 
 
-def ending(
+def finish_reason(
     output: Block, stops: Stops, prompt: int = 0, min_tokens: int = 0, grammar: Grammar | None = None
 ) -> str | None:
     """Why an output that ends with `output[-1]` is complete: eos, stop, grammar or length; None while it may go on.
@@ -28,7 +28,7 @@ def ending(
             return "eos"
         if output[-1] in stops.stop_tokens or completes(output, stops):
             return "stop"
-    if closed(grammar, stops.eos, output):
+    if is_closed(grammar, stops.eos, output):
         return "grammar"
     return "length" if len(output) >= stops.room(prompt) else None
 
@@ -37,13 +37,13 @@ def completes(output: Block, stops: Stops) -> bool:
     """Whether a stop string ends inside the text of the last token of `output`, which is not empty."""
     if not stops.stop_strings:
         return False
-    before = len("".join(stops.pieces[token] for token in output[:-1]))
+    text_before = len("".join(stops.pieces[token] for token in output[:-1]))
     text = "".join(stops.pieces[token] for token in output)
     # Every end inside the last token's text: a token may carry characters after the stop string.
-    return any(text[:end].endswith(stops.stop_strings) for end in range(before + 1, len(text) + 1))
+    return any(text[:end].endswith(stops.stop_strings) for end in range(text_before + 1, len(text) + 1))
 
 
-def clipped(
+def clip(
     block: Block,
     emitted: Block,
     stops: Stops,
@@ -52,10 +52,10 @@ def clipped(
     grammar: Grammar | None = None,
 ) -> tuple[Block, str | None]:
     """The part of `block` that is still output after `emitted`, and why the output ends with this part, or None."""
-    kept: Block = ()
+    emitted_part: Block = ()
     for token in block:
-        kept += (token,)
-        why = ending(emitted + kept, stops, prompt, min_tokens, grammar)
+        emitted_part += (token,)
+        why = finish_reason(emitted + emitted_part, stops, prompt, min_tokens, grammar)
         if why is not None:
-            return kept, why
-    return kept, None
+            return emitted_part, why
+    return emitted_part, None

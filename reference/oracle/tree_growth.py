@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from reference.oracle.acceptance import Row, without
+from reference.oracle.acceptance import Row, without_tokens
 from reference.oracle.coin_source import Chance, Number
 from reference.tree import Shape, Tree
 
@@ -24,17 +24,20 @@ def siblings(chance: Chance, draws: str, rows: Sequence[Row], nodes: Sequence[in
     equals. without-replacement: drawn by the coin (draft, child) from the row without the tokens of earlier siblings.
     with-replacement: drawn from the row by the same coin.
     """
-    named: dict[int, int] = {}
+    tokens: dict[int, int] = {}
     for k, (node, row) in enumerate(zip(nodes, rows, strict=True)):
         if draws == "top-k":
-            ranked = sorted((token for token in range(len(row)) if row[token] > 0), key=lambda at: (-row[at], at))
+            ranked = sorted(
+                (token for token in range(len(row)) if row[token] > 0),
+                key=lambda candidate: (-row[candidate], candidate),
+            )
             if k < len(ranked):
-                named[node] = ranked[k]
+                tokens[node] = ranked[k]
             continue
-        left = without(row, set(named.values())) if draws == "without-replacement" else list(row)
-        if any(left):
-            named[node] = chance.choose("draft", node, left)
-    return named
+        remaining = without_tokens(row, set(tokens.values())) if draws == "without-replacement" else list(row)
+        if any(remaining):
+            tokens[node] = chance.choose("draft", node, remaining)
+    return tokens
 
 
 class Growth:
@@ -43,7 +46,11 @@ class Growth:
     def __init__(
         self, chance: Chance, shape: Shape, draft: Callable[[Path, int], Row], draws: str, tokens: Path | None
     ) -> None:
-        self._chance, self._shape, self._draft, self._draws, self._tokens = chance, shape, draft, draws, tokens
+        self._chance = chance
+        self._shape = shape
+        self._draft = draft
+        self._draws = draws
+        self._tokens = tokens
         self.token = {0: tokens[0] if tokens else 0}
         self.path: dict[int, Path] = {0: ()}
         self.proposal: dict[int, Row] = {0: ()}
@@ -52,20 +59,20 @@ class Growth:
     def children(self, node: int) -> tuple[int, ...]:
         """The children of `node`, drawn now if they have not been drawn before."""
         if node not in self._children:
-            below, path = self._shape.children[node], self.path[node]
-            rows = [self._draft(path, k) for k in range(len(below))]
+            children, path = self._shape.children[node], self.path[node]
+            rows = [self._draft(path, k) for k in range(len(children))]
             if self._tokens is not None:
-                named = {child: self._tokens[child] for child in below}
+                tokens = {child: self._tokens[child] for child in children}
             else:
-                named = siblings(self._chance, self._draws, rows, below)
-            for child, row in zip(below, rows, strict=True):
-                if child in named:
-                    self.token[child] = named[child]
-                    self.path[child] = (*path, named[child])
+                tokens = siblings(self._chance, self._draws, rows, children)
+            for child, row in zip(children, rows, strict=True):
+                if child in tokens:
+                    self.token[child] = tokens[child]
+                    self.path[child] = (*path, tokens[child])
                     # A token that no coin drew counts as surely proposed.
-                    drawn = self._tokens is None and self._draws != "top-k"
-                    self.proposal[child] = row if drawn else one_hot(named[child], row)
-            self._children[node] = tuple(named)
+                    is_drawn = self._tokens is None and self._draws != "top-k"
+                    self.proposal[child] = row if is_drawn else one_hot(tokens[child], row)
+            self._children[node] = tuple(tokens)
         return self._children[node]
 
     def tree(self) -> tuple[list[int], Tree]:
@@ -75,28 +82,28 @@ class Growth:
             # Level by level, as engines draft: a node's own token is known before its children are drawn.
             level = [child for node in level for child in self.children(node)]
         # A child without a token left is missing, so rows may be fewer than the shape's nodes.
-        kept = sorted(self.token)
-        row_of = {node: row for row, node in enumerate(kept)}
-        parents = tuple(row_of[self._shape.parent[node]] for node in kept)
-        return kept, Tree(parents, tuple(self.token[node] for node in kept))
+        nodes = sorted(self.token)
+        row_of = {node: row for row, node in enumerate(nodes)}
+        parents = tuple(row_of[self._shape.parent[node]] for node in nodes)
+        return nodes, Tree(parents, tuple(self.token[node] for node in nodes))
 
 
 @dataclass(frozen=True)
-class Unfinished:
+class UnfinishedTree:
     """The tree as rules see it; a node's children are drawn when a rule reads them."""
 
-    children: "Lazily[tuple[int, ...]]"
+    children: "LazyTable[tuple[int, ...]]"
     token: dict[int, int]
 
 
-class Lazily(Sequence[T]):
+class LazyTable(Sequence[T]):
     """A table that computes a row when the row is read."""
 
     def __init__(self, row: Callable[[int], T]) -> None:
         self._row = row
 
-    def __getitem__(self, at: Any) -> T:  # type: ignore[override]
-        return self._row(at)
+    def __getitem__(self, index: Any) -> T:  # type: ignore[override]
+        return self._row(index)
 
     def __len__(self) -> int:
         raise TypeError("a tree in the making has no size yet")
@@ -104,4 +111,4 @@ class Lazily(Sequence[T]):
 
 def one_hot(token: int, row: Row) -> list[Number]:
     """The law that gives `token` probability 1, in the arithmetic of `row`."""
-    return [0 * value + (at == token) for at, value in enumerate(row)]
+    return [0 * value + (index == token) for index, value in enumerate(row)]

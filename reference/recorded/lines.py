@@ -16,7 +16,7 @@ from reference.case import Case
 from reference.case_json import Validator, case_from_json, case_to_json, dotted_path, shorten
 from reference.layout import KvLayout
 from reference.malformed import Malformed, under
-from reference.oracle.stopping import ending
+from reference.oracle.stopping import finish_reason
 from reference.recorded.json_types import build, encode
 from reference.recorded.schema import ENDING, KINDS, Request, line_schema
 from reference.trace import Emitted, Step, Trace
@@ -142,7 +142,7 @@ class FileRun:
             raise UnreadableLine(self.end_line or self.lines[-1], why)
         if "finish" not in end:
             least, grammar = case.sampling.min_tokens, case.sampling.grammar
-            end["finish"] = ending(output, case.stops, len(case.prompt), least, grammar)
+            end["finish"] = finish_reason(output, case.stops, len(case.prompt), least, grammar)
         if not steps and output:
             # Tokens alone: one step that emits them all.
             self.lines = [self.end_line]

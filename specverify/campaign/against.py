@@ -22,7 +22,7 @@ from reference.case import Case
 from reference.family.recurrent import RecurrentState
 from reference.oracle.checkpoint import UnreadableCheckpoint
 from reference.oracle.decoder import Oracle as NumpyOracle
-from reference.oracle.evaluator import PERTURBATIONS, PERTURBED, Amplified, Evaluator, movement
+from reference.oracle.evaluator import PERTURBATIONS, PERTURBED, Evaluator, RowMovements, movement
 from reference.oracle.formulas import rotary
 from reference.oracle.model import Inputs, Nodes
 from reference.oracle.parameters import Parameters
@@ -112,7 +112,7 @@ class ByBackend:
             declines = "declines" if isinstance(absent.outcome, Refusal) else "breaks on"
             raise NoReference(f"the reference {self._name} {declines} it: {absent.outcome.why}") from absent
 
-    def amplification(self, case: Case, context: tuple[int, ...], tree: Tree) -> Amplified | None:
+    def amplification(self, case: Case, context: tuple[int, ...], tree: Tree) -> RowMovements | None:
         """How far rows move when all weights change a little, by the NumPy oracle; None where it reads no such model.
 
         Raises:
@@ -140,7 +140,7 @@ def _refuse_declined(reference: Subject, case: Case) -> None:
 class TransformersOracle(NumpyOracle):
     """The oracle with plain transformers in place of its own model; rules, commits and stops stay the oracle's."""
 
-    def amplification(self, case: Case, context: tuple[int, ...], tree: Tree) -> Amplified:
+    def amplification(self, case: Case, context: tuple[int, ...], tree: Tree) -> RowMovements:
         """How far rows move when all weights of transformers' own model change a little, in float64.
 
         Raises:

@@ -8,8 +8,8 @@ from typing import Any
 
 from reference.malformed import Malformed
 from reference.oracle import acceptance
-from reference.oracle.acceptance import Answer, Program, Question
-from reference.oracle.law import Law, expected_length, round_law, total_variation, where_from
+from reference.oracle.acceptance import Answer, Program, ProgramArguments
+from reference.oracle.law import Law, expected_length, round_law, sorted_biases, total_variation
 from reference.rules import Rule
 from reports.format import cut
 from reports.pages.law import LawFacts
@@ -100,7 +100,7 @@ def enumerate_law(query: LawQuery, most: int | None = None) -> LawFacts:
         height=height,
         cells=len(blocks),
         evaluations=runs.count,
-        biases=tuple(where_from(blocks, tables.target_row, height)),
+        biases=tuple(sorted_biases(blocks, tables.target_row, height)),
     )
 
 
@@ -165,7 +165,7 @@ class _Runs:
                 f"too large a world: more than {self._most} runs of the rule; give it fewer nodes or tokens (of at most"
                 f" {MOST_TOKENS}), --draws top-k, or more time with --max-runs"
             )
-        question = Question(*arguments)
+        question = ProgramArguments(*arguments)
         if self._soft:
             above = [question.tree.tokens_to(up)[1:] for up in question.tree.parent]
             # The soft q of a node is the draft's law at its parent, after the path to the parent.

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from backends.interception.intercept import DecidesTooOften, NotInterceptable, TooManyRuns, enumerate_law
 from backends.randomness.hooks import hooked_names, names_replaced
-from reference.oracle.law import expected_length, total_variation, where_from
+from reference.oracle.law import expected_length, sorted_biases, total_variation
 from reports.pages.law import LawFacts
 from specverify.law.user_rule import brief, function_named
 from specverify.law.world_options import Tables
@@ -82,7 +82,7 @@ def torch_law(name: str, tables: Tables, claims: bool, most: int | None = None) 
         height=height,
         cells=len(law),
         evaluations=count,
-        biases=tuple(where_from(law, tables.target_row, height)),
+        biases=tuple(sorted_biases(law, tables.target_row, height)),
         shared_draws=enumeration.shared_numbers,
     )
 

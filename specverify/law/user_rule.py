@@ -8,11 +8,11 @@ from fractions import Fraction
 from typing import Any
 
 from backends.registry import search_current_folder
-from reference.oracle.acceptance import Answer, Program, Question
+from reference.oracle.acceptance import Answer, Program, ProgramArguments
 from reference.oracle.coin_source import Number
 from specverify.setup.errors import UnusableInput
 
-SIGNATURE = f"({', '.join(Question._fields)})"
+SIGNATURE = f"({', '.join(ProgramArguments._fields)})"
 """The arguments of a rule, those of `reference.oracle.acceptance.verify`.
 
 A rule returns (path, weights of the next token).
@@ -53,7 +53,7 @@ def own_rule(name: str) -> Program:
     function = function_named(name, where)
 
     def program(*arguments: Any) -> Answer:
-        question = Question(*arguments)
+        question = ProgramArguments(*arguments)
         # All runs share the rows; as tuples, no run can change them.
         rows, laws = ([tuple(row) for row in table] for table in (question.target, question.proposal))
         try:

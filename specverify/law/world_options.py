@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from reference.malformed import Malformed
-from reference.oracle.acceptance import Row, normalised
+from reference.oracle.acceptance import Row, normalise
 from reference.oracle.tree_growth import Path
 from reference.tree import Shape, Tree
 from specverify.setup.errors import UnusableInput
@@ -98,7 +98,7 @@ def probabilities(written: Sequence[object], where: str) -> Row:
     total = sum(row, Fraction(0))
     if abs(total - 1) > OFF:
         raise UnusableInput(f"{where}: sums to {float(total):.9g}, not to 1 (1/3 is exact where 0.333 is not)")
-    return normalised(row)
+    return normalise(row)
 
 
 def parse_law(text: str, where: str) -> Row:

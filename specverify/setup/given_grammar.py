@@ -45,7 +45,7 @@ class GivenGrammar:
 
         try:
             grammar = Grammar(self.kind, self.text, words, self.library)
-            closed = legal_after(grammar, (), ()).closed
+            closed = legal_after(grammar, (), ()).is_closed
         except Malformed as why:
             raise UnusableInput(f"--grammar {self.file}: {why}") from None
         if closed:

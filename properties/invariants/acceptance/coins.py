@@ -19,8 +19,8 @@ from reference import tape
 from reference.architecture import Seeded
 from reference.case import Case
 from reference.oracle import acceptance, processing, tree_growth
-from reference.oracle.coin_source import Taped
-from reference.oracle.draft.level_by_level import chosen
+from reference.oracle.coin_source import TapeChance
+from reference.oracle.draft.level_by_level import tree_of_step
 from reference.oracle.sampled_step import one_hot
 from reference.trace import Array, Stage, Step
 from reference.tree import Tree
@@ -89,13 +89,13 @@ def judgeable_steps(case: Case, subject: Subject) -> list[tuple[int, tuple[Tree,
     return [(number, step_inputs) for number, step_inputs in enumerate(inputs) if step_inputs is not None]
 
 
-def _coins(case: Case, number: int) -> Taped:
+def _coins(case: Case, number: int) -> TapeChance:
     """The coins of step `number`, as the working dtype holds them."""
     coins = tape.coins(case.sampling, number, case.most_nodes)
     # A tape that a case spells out may hold finer coins than an engine in 32 or 16 bits can represent.
     if case.dtype != "float64":
         coins = np.floor(coins / tape.RESOLUTION) * tape.RESOLUTION
-    return Taped(coins, case.most_nodes)
+    return TapeChance(coins, case.most_nodes)
 
 
 def proposal_consistent(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
@@ -182,7 +182,9 @@ def _draw_again(case: Case, number: int, step: Step) -> dict[int, tuple[int, flo
         for rank, child in enumerate(tree.children[node]):
             earlier_tokens = {tree.token[sibling] for sibling in tree.children[node][:rank]}
             row = proposals[child].tolist()
-            remaining = acceptance.without(row, earlier_tokens) if case.sampling.draws == "without-replacement" else row
+            remaining = (
+                acceptance.without_tokens(row, earlier_tokens) if case.sampling.draws == "without-replacement" else row
+            )
             if (
                 not np.isfinite(np.array(remaining, dtype=np.float64)).all()
                 or max(remaining) >= 1.0
@@ -207,7 +209,7 @@ def _uncut_numbers(case: Case, number: int, step: Step) -> list[int]:
     """
     assert step.drafted is not None
     table = case.draft.dispatch
-    shape = case.draft.shapes[0] if table is None else chosen(table, number)
+    shape = case.draft.shapes[0] if table is None else tree_of_step(table, number)
     count = len(step.drafted.tree)
     root = len(step.context)
     arch = case.model.architecture if isinstance(case.model, Seeded) else None

@@ -96,7 +96,7 @@ def law_exact(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     # The given laws are float64 arrays, whatever the working dtype of the case is.
     dtype = subject.tables_dtype
     enumerated = enumerate_law(subject, key, world.tree, dtype, lambda coins: tables.verify(world, coins))
-    expected_law = law.given_law(world, is_drawn(case))
+    expected_law = law.given_tree_law(world, is_drawn(case))
     yield Comparisons(enumerated.cells)
     yield from _stray_findings("acceptance.law-exact", enumerated, number)
     if enumerated.strays:
@@ -150,7 +150,7 @@ def law_joint(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     if sampling.rule.lossless(sampling.draws, sampling.draws != "with-replacement"):
         distance = float(law.total_variation(emitted, continuation, height))
         if distance > LIMIT[world.dtype]:
-            worst = law.where_from(emitted, continuation, height)[0]
+            worst = law.sorted_biases(emitted, continuation, height)[0]
             yield _joint_finding(name, worst.context, worst.target, worst.law, distance / LIMIT[world.dtype])
         return
     expected_law = law.world_law(world, whole_tree_first=False)

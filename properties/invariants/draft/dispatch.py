@@ -10,8 +10,8 @@ from properties.verdict.subject import Subject
 from reference.architecture import Seeded
 from reference.case import Case
 from reference.draft_trees import tree_description
-from reference.oracle.draft.chunk import in_chunk
-from reference.oracle.draft.level_by_level import chosen
+from reference.oracle.draft.chunk import cut_to_chunk
+from reference.oracle.draft.level_by_level import tree_of_step
 from reference.trace import Drafted, Stage, Trace
 from reference.tree import RankTree, Shape, Tree
 
@@ -48,7 +48,7 @@ def _compare_trees(case: Case, trace: Trace) -> Iterator[Fact]:
         if case.draft.reads is not None and not step.context:
             yield Comparisons(0)
             continue
-        shape = chosen(table, number)
+        shape = tree_of_step(table, number)
         tree = step.drafted.tree
         expected: Shape = _cut_to_chunk(case, shape, len(step.context))
         yield Comparisons(len(expected))
@@ -73,7 +73,7 @@ def _cut_to_chunk(case: Case, shape: RankTree, position: int) -> Shape:
     if not isinstance(case.model, Seeded):
         raise NotApplicable("where the tree was cut is known of built-in models alone")
     drafted = Drafted(Tree(shape.parent, (0,) * len(shape)))
-    return in_chunk(drafted, position, case.model.architecture).tree
+    return cut_to_chunk(drafted, position, case.model.architecture).tree
 
 
 def _parents_line(shape: Shape) -> str:

@@ -26,11 +26,12 @@ from reference.tree import Tree
 
 NAME = "draft.hidden-state-descriptor"
 
-HIDDEN_SIGMA = 60.0
-"""A-priori sigma of hidden states, in unit roundoffs times their rms; no control run measures their error."""
+HIDDEN = {"float32": 360.0, "bfloat16": 60.0, "float16": 60.0}
+"""Largest rms distance between a hidden state and the oracle's, in unit roundoffs times the rms of the states.
 
-HIDDEN_K = 6.0
-"""Largest rms distance between a hidden state and the oracle's, in sigmas."""
+No control run measures this error. In 16 bits 81 drawn steps of clean runs came to 8.4 units at most (torch 2.13,
+models of 1 to 3 layers). 360 units of bfloat16 are 1.4 times the states themselves: zeros would pass.
+"""
 
 
 def from_scratch(case: Case, oracle: Oracle, context: tuple[int, ...], tree: Tree) -> Step | None:
@@ -189,7 +190,7 @@ def _states_beyond(
 def _limit(case: Case, true: Array) -> float:
     """The largest distance of a row of hidden states from the oracle's rows `true`."""
     scale = float(np.sqrt(np.mean(np.square(true))))
-    return EXACT * max(1.0, scale) if case.dtype == "float64" else HIDDEN_K * HIDDEN_SIGMA * UNIT[case.dtype] * scale
+    return EXACT * max(1.0, scale) if case.dtype == "float64" else HIDDEN[case.dtype] * UNIT[case.dtype] * scale
 
 
 def _reads(case: Case) -> bool:

@@ -60,7 +60,7 @@ def shared_trie(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
             request_case = restarted_case(replace(request, prompt=event.text[-1:], draft=Scripted()), event.text)
             texts = trie_texts[request.draft]
             question = meaning.Question(event.text, 0, None, SampledStep(request_case, (), 0), entered=texts)
-            scripted_case = replace(request_case, draft=Scripted((meaning.proposed(request.draft, question).tree,)))
+            scripted_case = replace(request_case, draft=Scripted((meaning.propose(request.draft, question).tree,)))
             for fact in compare_proposal(NAME, scripted_case, oracle, event.number, event.step, 0, event.text[-1]):
                 yield with_place(fact, request=event.request)
     if not num_judged:

@@ -13,7 +13,7 @@ from properties.verdict.finding import Comparisons, Finding
 from properties.verdict.invariant import Fact, Invariant, Oracle, needing
 from properties.verdict.subject import Subject
 from reference.case import Case
-from reference.oracle.language import Legal, legal_after
+from reference.oracle.language import LegalTokens, legal_after
 from reference.trace import Array, Scored, Stage, Step
 
 NAME = "lossless.grammar-per-node"
@@ -24,7 +24,7 @@ def has_grammar(case: Case) -> bool:
     return case.sampling.grammar is not None
 
 
-def _legal(case: Case, output: tuple[int, ...]) -> Legal:
+def _legal(case: Case, output: tuple[int, ...]) -> LegalTokens:
     assert case.sampling.grammar is not None
     return legal_after(case.sampling.grammar, case.stops.eos, output)
 
@@ -85,7 +85,7 @@ def _nodes(case: Case, step: Step, scored: Scored, number: int) -> Iterator[tupl
         yield compared, finding
 
 
-def _tokens_with_mass(law: Array | None, node: int, true: Legal) -> Array | None:
+def _tokens_with_mass(law: Array | None, node: int, true: LegalTokens) -> Array | None:
     """The tokens that the law gives any probability; None behind the end of a text, where no law is drawn from."""
     return None if law is None or not true.tokens.any() else law[node] != 0.0
 

@@ -16,7 +16,7 @@ from properties.verdict.subject import Crash, NoTrace, Subject
 from properties.verdict.variants import dice
 from reference.case import Case
 from reference.oracle.processing import scores
-from reference.oracle.stopping import clipped, ending
+from reference.oracle.stopping import clip, finish_reason
 from reference.trace import Accounting, Array, Stage, Step, Trace
 
 NONE = needing()
@@ -130,7 +130,7 @@ def stops(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
             text += step.emitted.tokens
             continue
         block = (*(step.drafted.tree.token[node] for node in step.accepted.path[1:]), step.accepted.bonus)
-        expected_tokens, expected_finish = clipped(block, text, case.stops, prompt, least, grammar)
+        expected_tokens, expected_finish = clip(block, text, case.stops, prompt, least, grammar)
         yield Comparisons(len(block))
         if (step.emitted.tokens, step.emitted.finish) != (expected_tokens, expected_finish):
             yield _stops_finding(number, (expected_tokens, expected_finish), (step.emitted.tokens, step.emitted.finish))
@@ -147,11 +147,12 @@ def stops(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
         yield _stops_finding(last, text, trace.output)
     out = trace.output
     end = next(
-        (length for length in range(1, len(out)) if ending(out[:length], case.stops, prompt, least, grammar)), None
+        (length for length in range(1, len(out)) if finish_reason(out[:length], case.stops, prompt, least, grammar)),
+        None,
     )
     if end is not None:
         yield _stops_finding(last, f"an end after {end} tokens", f"{len(trace.output)} tokens")
-    finish = ending(trace.output, case.stops, prompt, least, grammar)
+    finish = finish_reason(trace.output, case.stops, prompt, least, grammar)
     if trace.finish is None and finish is None and not case.steps:
         yield _stops_finding(last, "an end by a stop or a length", f"an end after {len(trace.output)} tokens without")
     elif finish != trace.finish and not (case.steps and trace.finish is None and finish is None):

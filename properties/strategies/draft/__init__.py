@@ -14,6 +14,9 @@ from properties.strategies.within import among
 from reference.abilities import Abilities
 from reference.architecture import Seeded
 from reference.draft import Draft, Scripted
+from reference.draft.eagle1 import Eagle1
+from reference.draft.eagle3 import Eagle3
+from reference.draft.mtp import Mtp
 from reference.draft.trie import Trie
 from reference.draft_trees import TREE_KINDS
 
@@ -29,7 +32,13 @@ LEARNING = ("scripted", "model", "scripted", "model", "ngram", "model")
 
 
 FURTHER = 3
-"""How often a further kind is drawn, beside twelve draws of PLAIN or LEARNING; then one of them is chosen."""
+"""How often a further kind is drawn, beside twelve draws of PLAIN; then one of them is chosen."""
+
+FURTHER_LEARNING = 4
+"""The same beside twelve draws of LEARNING."""
+
+HEADS = (Eagle1.TAG, Eagle3.TAG, Mtp.TAG)
+"""Heads with a KV cache of their own and states of the target beside it: what a session interrupts in most servers."""
 
 
 @st.composite
@@ -51,13 +60,15 @@ def any_draft(
         return draw(side_branches(prompt[-1], ahead, model.vocab_size))
     # Heads are dear, and each fault of a further kind shows in most of its cases: one draft in five is enough for all.
     further = among(sorted(set(DRAWN) - set(PLAIN)), within, "drafts")
-    kinds = among((LEARNING if learning else PLAIN) * 2, within, "drafts") + (further[:1] * FURTHER)
+    times = FURTHER_LEARNING if learning else FURTHER
+    kinds = among((LEARNING if learning else PLAIN) * 2, within, "drafts") + (further[:1] * times)
     if not kinds:
         return Scripted()
     kind = draw(st.sampled_from(kinds))
     if kind in further:
-        # Tries show that they are kept apart only in some sessions, so that they are drawn more often there.
-        kind = draw(st.sampled_from(further + among((Trie.TAG,) * (2 if learning else 1), within, "drafts")))
+        # Tries show that they are kept apart only in some sessions, and heads what an interruption leaves behind.
+        again = (Trie.TAG, Trie.TAG, *HEADS) if learning else (Trie.TAG,)
+        kind = draw(st.sampled_from(further + among(again, within, "drafts")))
     fills = within is None or within.draft_trees
     trees = among(TREE_KINDS, within, "tree_kinds")
     quantises = within is None or within.quantised

@@ -68,14 +68,16 @@ def with_launches(
 
 
 @st.composite
-def with_early_firsts(draw: st.DrawFn, actions: tuple[Action, ...], within: Abilities | None) -> tuple[Action, ...]:
-    """`actions` with some requests that take a first step without their draft, right behind their entry."""
+def with_early_firsts(
+    draw: st.DrawFn, actions: tuple[Action, ...], bare: frozenset[int], within: Abilities | None
+) -> tuple[Action, ...]:
+    """`actions` with some requests of `bare` that take a first step without their draft, right behind their entry."""
     if within is not None and "first" not in within.actions:
         return actions
     new_actions: list[Action] = []
     for action in actions:
         new_actions.append(action)
-        if action.kind == "add" and draw(st.integers(0, 3)) == 0:
+        if action.kind == "add" and {*action.requests} <= bare and draw(st.integers(0, 3)) == 0:
             new_actions.append(Action("first", action.requests))
     return tuple(new_actions)
 

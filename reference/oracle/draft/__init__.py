@@ -8,16 +8,16 @@ from importlib import import_module
 from pkgutil import iter_modules
 
 from reference.draft import Draft
-from reference.oracle.draft.question import MEANINGS, Question
+from reference.oracle.draft.question import PROPOSALS, Question
 from reference.trace import Drafted
 
 for _module in iter_modules(__path__):
     import_module(f"{__name__}.{_module.name}")
 
 
-def proposed(draft: Draft, question: Question) -> Drafted:
+def propose(draft: Draft, question: Question) -> Drafted:
     """The tree that `draft` must propose under the pending root `question.tokens[-1]`."""
-    return MEANINGS[draft.TAG](draft, question)
+    return PROPOSALS[draft.TAG](draft, question)
 
 
-__all__ = ["MEANINGS", "Question", "proposed"]
+__all__ = ["PROPOSALS", "Question", "propose"]

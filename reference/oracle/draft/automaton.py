@@ -4,21 +4,21 @@ It is found by comparing the end of the text with every place of it, token by to
 """
 
 from reference.draft.automaton import Automaton
-from reference.oracle.draft.question import Question, means
+from reference.oracle.draft.question import Question, proposes
 from reference.trace import Drafted
 from reference.tree import Tree
 
 Tokens = tuple[int, ...]
 
 
-@means(Automaton.TAG)
-def proposed(draft: Automaton, question: Question) -> Drafted:
+@proposes(Automaton.TAG)
+def propose(draft: Automaton, question: Question) -> Drafted:
     """The chain of the tokens after the earlier occurrence; shorter where the text ends before the chain."""
-    following = continuation(question.tokens, draft.least, draft.latest)
+    continued = continuation(question.tokens, draft.least, draft.latest)
     shape = draft.shape
-    kept = [node for node in range(len(shape)) if shape.depth[node] <= len(following)]
-    tokens = (question.tokens[-1], *following)
-    return Drafted(Tree(shape.subtree(kept).parent, tuple(tokens[shape.depth[node]] for node in kept)))
+    nodes = [node for node in range(len(shape)) if shape.depth[node] <= len(continued)]
+    tokens = (question.tokens[-1], *continued)
+    return Drafted(Tree(shape.subtree(nodes).parent, tuple(tokens[shape.depth[node]] for node in nodes)))
 
 
 def continuation(text: Tokens, least: int, latest: bool) -> Tokens:
@@ -31,7 +31,7 @@ def continuation(text: Tokens, least: int, latest: bool) -> Tokens:
     width = max(widths, default=0)
     if width < least:
         return ()
-    ends = [end for end, one in enumerate(widths) if one == width]
+    ends = [end for end, shared_width in enumerate(widths) if shared_width == width]
     return text[ends[-1 if latest else 0] :]
 
 

@@ -7,7 +7,7 @@ from reference.architecture import Architecture
 from reference.trace import Array, Drafted, frozen
 
 
-def in_chunk(drafted: Drafted, position: int, architecture: Architecture) -> Drafted:
+def cut_to_chunk(drafted: Drafted, position: int, architecture: Architecture) -> Drafted:
     """The part of `drafted`, whose root is at `position`, that stays when nodes outside the root's chunk are cut.
 
     A node stays if position // c is the same for the node and the root; c is the shortest chunk of any layer.
@@ -18,15 +18,15 @@ def in_chunk(drafted: Drafted, position: int, architecture: Architecture) -> Dra
     if not chunks:
         return drafted
     size = min(chunks)
-    kept = [node for node in range(len(tree)) if (position + tree.depth[node]) // size == position // size]
+    nodes = [node for node in range(len(tree)) if (position + tree.depth[node]) // size == position // size]
 
     def rows(table: Array | None) -> Array | None:
-        return None if table is None else frozen(table[kept])
+        return None if table is None else frozen(table[nodes])
 
     return Drafted(
-        tree.subtree(kept),
+        tree.subtree(nodes),
         rows(drafted.logits),
-        None if drafted.draft_ids is None else tuple(drafted.draft_ids[node] for node in kept),
+        None if drafted.draft_ids is None else tuple(drafted.draft_ids[node] for node in nodes),
         rows(drafted.proposal),
         drafted.given,
     )

@@ -19,7 +19,7 @@ PathScores = Callable[[list[Path]], Array]
 """From paths of target ids below the root to the draft's logits after each, [paths, draft vocabulary]."""
 
 
-def expanded(expansion: Expansion, vocabulary: Array, question: Question, score: PathScores) -> Drafted:
+def expand(expansion: Expansion, vocabulary: Array, question: Question, score: PathScores) -> Drafted:
     """The dynamic tree under the pending root.
 
     Args:
@@ -30,24 +30,24 @@ def expanded(expansion: Expansion, vocabulary: Array, question: Question, score:
     """
     logits: dict[Path, Array] = {}
     worth: dict[Path, float] = {(): 0.0}
-    numbered: list[Path] = [()]
+    all_paths: list[Path] = [()]
     level: list[Path] = [()]
     chosen: list[Path] = []
     for _ in range(expansion.depth):
-        rows = score([tuple(int(vocabulary[one]) for one in path) for path in level])
-        found: list[Path] = []
+        rows = score([tuple(int(vocabulary[draft_id]) for draft_id in path) for path in level])
+        candidates: list[Path] = []
         for path, row in zip(level, rows, strict=True):
             logits[path] = row
             law = log_law(row)
-            for one in np.argsort(-row, kind="stable")[: expansion.top_k].tolist():
-                found.append((*path, one))
-                worth[found[-1]] = worth[path] + min(float(law[one]), 0.0)
-        numbered += found
+            for draft_id in np.argsort(-row, kind="stable")[: expansion.top_k].tolist():
+                candidates.append((*path, draft_id))
+                worth[candidates[-1]] = worth[path] + min(float(law[draft_id]), 0.0)
+        all_paths += candidates
         # Sorting is stable: of equal scores the lower number stays in front.
-        level = best(found, worth, expansion.top_k)
+        level = best_paths(candidates, worth, expansion.top_k)
         chosen += level
     if expansion.rerank:
-        chosen = best(numbered[1:], worth, expansion.total - 1)
+        chosen = best_paths(all_paths[1:], worth, expansion.total - 1)
     rows_of = [(), *chosen]
     tree = Tree(
         tuple(rows_of.index(path[:-1]) for path in rows_of),
@@ -57,10 +57,10 @@ def expanded(expansion: Expansion, vocabulary: Array, question: Question, score:
     return Drafted(tree, frozen(table), (0, *(path[-1] for path in chosen)))
 
 
-def best(paths: list[Path], worth: dict[Path, float], most: int) -> list[Path]:
+def best_paths(paths: list[Path], worth: dict[Path, float], most: int) -> list[Path]:
     """The `most` best of `paths`, in the order of their numbers, which is that of the list."""
-    kept = set(sorted(paths, key=lambda path: -worth[path])[:most])
-    return [path for path in paths if path in kept]
+    kept_paths = set(sorted(paths, key=lambda path: -worth[path])[:most])
+    return [path for path in paths if path in kept_paths]
 
 
 def log_law(logits: Array) -> Array:

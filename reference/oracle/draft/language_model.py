@@ -8,14 +8,14 @@ import numpy as np
 from reference.draft import LanguageModel
 from reference.oracle.draft.expansion import Path
 from reference.oracle.draft.level_by_level import tree_of
-from reference.oracle.draft.question import Question, means
+from reference.oracle.draft.question import Question, proposes
 from reference.oracle.evaluator import Evaluator
 from reference.trace import Array, Drafted
 from reference.tree import Tree
 
 
-@means(LanguageModel.TAG)
-def proposed(draft: LanguageModel, question: Question) -> Drafted:
+@proposes(LanguageModel.TAG)
+def propose(draft: LanguageModel, question: Question) -> Drafted:
     """The tree of the best tokens by rank, or of tokens drawn from the draft's law; drawn tokens ignore ranks."""
     assert question.model is not None
     evaluator, vocab = question.model, draft.model.vocab_size
@@ -30,6 +30,11 @@ def proposed(draft: LanguageModel, question: Question) -> Drafted:
 
 def scores(evaluator: Evaluator, tokens: tuple[int, ...], paths: list[Path]) -> Array:
     """Draft logits [paths, vocabulary] after each path below the root `tokens[-1]`, run as one tree of these paths."""
-    known = sorted({path[:end] for path in paths for end in range(len(path) + 1)}, key=lambda path: (len(path), path))
-    part = Tree(tuple(known.index(path[:-1]) for path in known), tuple((tokens[-1], *path)[-1] for path in known))
-    return evaluator.nodes(tokens[:-1], part).logits[[known.index(path) for path in paths]]
+    known_paths = sorted(
+        {path[:end] for path in paths for end in range(len(path) + 1)}, key=lambda path: (len(path), path)
+    )
+    tree = Tree(
+        tuple(known_paths.index(path[:-1]) for path in known_paths),
+        tuple((tokens[-1], *path)[-1] for path in known_paths),
+    )
+    return evaluator.nodes(tokens[:-1], tree).logits[[known_paths.index(path) for path in paths]]

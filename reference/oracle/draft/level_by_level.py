@@ -7,7 +7,7 @@ import numpy as np
 
 from reference.draft import Draft
 from reference.draft_trees import Dispatch, DraftTree, Expansion
-from reference.oracle.draft.expansion import PathScores, expanded
+from reference.oracle.draft.expansion import PathScores, expand
 from reference.oracle.draft.question import Question
 from reference.trace import Drafted, frozen
 from reference.tree import RankTree, Shape, Tree
@@ -16,14 +16,14 @@ from reference.tree import RankTree, Shape, Tree
 def tree_of(
     draft: Draft, plan: DraftTree, vocab: int, question: Question, score: PathScores, fixed: tuple[int, ...] = ()
 ) -> Drafted:
-    """The tree `plan` of the draft: static, dynamic, or of the step's batch; the other arguments are `filled`'s."""
+    """The tree `plan` of the draft: static, dynamic, or of the step's batch; the other arguments are `fill_tree`'s."""
     if isinstance(plan, Expansion):
-        return expanded(plan, np.array(draft.vocabulary or range(vocab)), question, score)
-    shape = chosen(plan, question.step) if isinstance(plan, Dispatch) else plan
-    return filled(draft, shape, vocab, question, score, fixed)
+        return expand(plan, np.array(draft.vocabulary or range(vocab)), question, score)
+    shape = tree_of_step(plan, question.step) if isinstance(plan, Dispatch) else plan
+    return fill_tree(draft, shape, vocab, question, score, fixed)
 
 
-def filled(
+def fill_tree(
     draft: Draft, shape: Shape, vocab: int, question: Question, score: PathScores, fixed: tuple[int, ...] = ()
 ) -> Drafted:
     """The tree of the best tokens by rank, or of tokens drawn from the draft's law; drawn tokens ignore ranks.
@@ -47,33 +47,34 @@ def filled(
         # Leaves are not scored: no child needs their logits. The root is scored even where the tree is the bare root.
         inner = [node for node in level if shape.children[node]] if level != [0] else [0]
         if inner:
-            paths = [tuple(token[up] for up in shape.path(node)[1:]) for node in inner]
+            paths = [tuple(token[ancestor] for ancestor in shape.path(node)[1:]) for node in inner]
             for node, row in zip(inner, score(paths), strict=True):
                 logits[node] = row
-                below = shape.children[node]
+                children = shape.children[node]
                 if fixed:
-                    ids = [int(np.flatnonzero(vocabulary == fixed[child])[0]) for child in below]
-                elif sampled.drawn:
+                    ids = [int(np.flatnonzero(vocabulary == fixed[child])[0]) for child in children]
+                elif sampled.is_drawn:
                     # Target ids that a reduced vocabulary cannot name have no mass.
-                    spread = np.full(vocab, -np.inf)
-                    spread[vocabulary] = row
-                    path = tuple(token[up] for up in shape.path(node)[1:])
-                    named, proposal[list(below)] = sampled.siblings(below, spread, path)
-                    ids = [int(np.flatnonzero(vocabulary == one)[0]) for one in named]
+                    target_scores = np.full(vocab, -np.inf)
+                    target_scores[vocabulary] = row
+                    path = tuple(token[ancestor] for ancestor in shape.path(node)[1:])
+                    target_ids, proposal[list(children)] = sampled.siblings(children, target_scores, path)
+                    ids = [int(np.flatnonzero(vocabulary == target_id)[0]) for target_id in target_ids]
                 else:
                     best = np.argsort(-row, kind="stable")
-                    ids = [int(best[rank[child]]) for child in below]
-                for child, own in zip(below, ids, strict=True):
-                    draft_id[child], token[child] = own, int(vocabulary[own])
+                    ids = [int(best[rank[child]]) for child in children]
+                for child, chosen_id in zip(children, ids, strict=True):
+                    draft_id[child] = chosen_id
+                    token[child] = int(vocabulary[chosen_id])
         level = [child for node in level for child in shape.children[node]]
-    told = frozen(proposal) if sampled.drawn and not fixed else None
-    return Drafted(Tree(shape.parent, tuple(token)), frozen(logits), tuple(draft_id), told)
+    drawn_proposal = frozen(proposal) if sampled.is_drawn and not fixed else None
+    return Drafted(Tree(shape.parent, tuple(token)), frozen(logits), tuple(draft_id), drawn_proposal)
 
 
-def chosen(table: Dispatch, step: int) -> RankTree:
+def tree_of_step(table: Dispatch, step: int) -> RankTree:
     """The tree of step `step`: that of the smallest bound that the batch does not exceed, or else the last."""
     # After the last known batch the sizes stay as they are.
-    known = table.batches[: step + 1]
-    size = known[-1] if known else 1
+    known_batches = table.batches[: step + 1]
+    size = known_batches[-1] if known_batches else 1
     rows = dict(zip(table.up_to, table.trees, strict=True))
     return rows[min([bound for bound in rows if size <= bound], default=max(rows))]

@@ -7,7 +7,7 @@ import numpy as np
 from reference.draft.hidden import HeadInput
 from reference.draft.medusa import HEADS_PREFIX, Medusa
 from reference.oracle.draft.level_by_level import tree_of
-from reference.oracle.draft.question import Question, means
+from reference.oracle.draft.question import Question, proposes
 from reference.oracle.formulas.layer import linear, silu
 from reference.oracle.parameters import load, load_head
 from reference.trace import Array, Drafted, frozen
@@ -17,18 +17,18 @@ from reference.tree import Tree
 def guess(draft: Medusa, question: Question, state: Array, head: int) -> Array:
     """The scores of head number `head` for the hidden state `state` [hidden]: [vocabulary]."""
     assert question.target is not None
-    own = load_head(draft.weights, question.target, question.dtype)
+    weights = load_head(draft.weights, question.target, question.dtype)
     block = state
     for layer in range(draft.layers):
-        block = block + silu(linear(block, own, f"{HEADS_PREFIX}.{head}.{layer}.linear"))
+        block = block + silu(linear(block, weights, f"{HEADS_PREFIX}.{head}.{layer}.linear"))
     if draft.shared_head:
         scores: Array = load(question.target, question.dtype).head @ block
         return scores
-    return linear(block, own, f"{HEADS_PREFIX}.{head}.{draft.layers}")
+    return linear(block, weights, f"{HEADS_PREFIX}.{head}.{draft.layers}")
 
 
-@means(Medusa.TAG)
-def proposed(draft: Medusa, question: Question) -> Drafted:
+@proposes(Medusa.TAG)
+def propose(draft: Medusa, question: Question) -> Drafted:
     """The tree of Medusa heads; the bare root where no token before the root has a state."""
     tokens, hidden, target = question.tokens, question.hidden, question.target
     assert target is not None
@@ -37,9 +37,9 @@ def proposed(draft: Medusa, question: Question) -> Drafted:
         return Drafted(Tree((0,), tokens[-1:]))
     state = hidden[-1]
 
-    def score(below: list[tuple[int, ...]]) -> Array:
+    def score(paths: list[tuple[int, ...]]) -> Array:
         # A path of d tokens ends at depth d, whose children head d guesses; its tokens do not matter.
-        return np.stack([guess(draft, question, state, len(path)) for path in below])
+        return np.stack([guess(draft, question, state, len(path)) for path in paths])
 
     drafted = tree_of(draft, draft.shape, target.vocab_size, question, score, draft.fixed)
     last = len(hidden) - 1

@@ -1,20 +1,20 @@
 """The joined tree of several drafts, made of the token paths of each."""
 
 from reference.draft.merged import Merged
-from reference.oracle.draft.question import MEANINGS, Question, means
+from reference.oracle.draft.question import PROPOSALS, Question, proposes
 from reference.trace import Drafted
 from reference.tree import Tree
 
 
-@means(Merged.TAG)
-def proposed(draft: Merged, question: Question) -> Drafted:
+@proposes(Merged.TAG)
+def propose(draft: Merged, question: Question) -> Drafted:
     """The first `nodes` distinct paths, by level, then by draft, then by row."""
-    trees = [MEANINGS[one.TAG](one, question).tree for one in draft.drafts]
-    found = [
+    trees = [PROPOSALS[part.TAG](part, question).tree for part in draft.drafts]
+    nodes = [
         (tree.depth[node], number, node, tree.tokens_to(node))
         for number, tree in enumerate(trees)
         for node in range(len(tree))
     ]
-    paths = list(dict.fromkeys(path for *_, path in sorted(found)))[: draft.nodes]
+    paths = list(dict.fromkeys(path for *_, path in sorted(nodes)))[: draft.nodes]
     parents = (0, *(paths.index(path[:-1]) for path in paths[1:]))
     return Drafted(Tree(parents, tuple(path[-1] for path in paths)))

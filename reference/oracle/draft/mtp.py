@@ -7,9 +7,9 @@ import numpy as np
 
 from reference.draft.hidden import HeadInput
 from reference.draft.mtp import Mtp, module_prefix
-from reference.oracle.draft.head import Formulas, Past
+from reference.oracle.draft.head import HeadFormulas, Past
 from reference.oracle.draft.level_by_level import tree_of
-from reference.oracle.draft.question import Question, means
+from reference.oracle.draft.question import Question, proposes
 from reference.oracle.formulas.layer import linear
 from reference.oracle.parameters import load
 from reference.trace import Array, Drafted, frozen
@@ -19,7 +19,7 @@ Row: TypeAlias = tuple[Past, Array | None]
 """Of one module: its rows so far, and the output [hidden] of the last token's row; None where that token has no row."""
 
 
-class MtpFormulas(Formulas):
+class MtpFormulas(HeadFormulas):
     """A module: norms of embedding and state, their projection, and the target's own head."""
 
     draft: Mtp
@@ -27,38 +27,38 @@ class MtpFormulas(Formulas):
     def __init__(self, draft: Mtp, question: Question, module: int) -> None:
         super().__init__(draft, question)
         assert question.target is not None
-        self.at = module_prefix(load(question.target, question.dtype).architecture.layers, module)
+        self.prefix = module_prefix(load(question.target, question.dtype).architecture.layers, module)
 
-    def embedded(self, tokens: tuple[int, ...], first: int) -> Array:
+    def embed(self, tokens: tuple[int, ...], first: int) -> Array:
         """See `Formulas`; only module 0 has a row at position 0."""
-        rows = super().embedded(tokens, first)
+        rows = super().embed(tokens, first)
         if self.draft.zero_first and first == 0:
             rows[0] = 0.0  # a copy: a list of indices selects one
         return rows
 
-    def of_target(self, hidden: Array) -> Array:
+    def target_states(self, hidden: Array) -> Array:
         """See `Formulas`."""
         return hidden
 
-    def entered(self, embedded: Array, held: Array) -> tuple[Array, Array]:
+    def enter(self, embedded: Array, states: Array) -> tuple[Array, Array]:
         """See `Formulas`."""
-        pair = [self.normed(embedded, f"{self.at}.enorm"), self.normed(held, f"{self.at}.hnorm")]
+        pair = [self.norm(embedded, f"{self.prefix}.enorm"), self.norm(states, f"{self.prefix}.hnorm")]
         joined = np.concatenate(pair[::-1] if self.draft.state_first else pair, axis=-1)
-        u = linear(joined, self.state, f"{self.at}.eh_proj")
-        return self.normed(u, f"{self.at}.input_layernorm"), u
+        u = linear(joined, self.state, f"{self.prefix}.eh_proj")
+        return self.norm(u, f"{self.prefix}.input_layernorm"), u
 
-    def scored(self, output: Array) -> Array:
+    def score(self, output: Array) -> Array:
         """See `Formulas`."""
-        logits: Array = self.target_head @ self.normed(output, f"{self.at}.shared_head.norm")
+        logits: Array = self.target_head @ self.norm(output, f"{self.prefix}.shared_head.norm")
         return logits
 
-    def fed_back(self, output: Array) -> Array:
+    def feed_back(self, output: Array) -> Array:
         """See `Formulas`."""
-        return self.normed(output, f"{self.at}.shared_head.norm") if self.draft.normed_back else output
+        return self.norm(output, f"{self.prefix}.shared_head.norm") if self.draft.normed_back else output
 
 
-@means(Mtp.TAG)
-def proposed(draft: Mtp, question: Question) -> Drafted:
+@proposes(Mtp.TAG)
+def propose(draft: Mtp, question: Question) -> Drafted:
     """The tree of MTP modules; the bare root where no token before the root has a state."""
     tokens, hidden, target = question.tokens, question.hidden, question.target
     assert target is not None
@@ -66,44 +66,44 @@ def proposed(draft: Mtp, question: Question) -> Drafted:
     if not len(hidden):
         return Drafted(Tree((0,), tokens[-1:]))
     modules = [MtpFormulas(draft, question, module) for module in range(draft.count)]
-    paths: dict[tuple[int, ...], list[Row]] = {(): committed(modules, tokens, hidden)}
+    paths: dict[tuple[int, ...], list[Row]] = {(): committed_rows(modules, tokens, hidden)}
 
     def rows(path: tuple[int, ...]) -> list[Row]:
         if path not in paths:
-            above = rows(path[:-1])
+            rows_of_parent = rows(path[:-1])
             position = len(hidden) - 1 + len(path)
             paths[path] = []
             for number, module in enumerate(modules):
                 # Module 0 continues the last one: the target's state before this token is not known.
-                source, past = above[number - 1][1], above[number][0]
+                source, past = rows_of_parent[number - 1][1], rows_of_parent[number][0]
                 if source is not None:
-                    past = module.below(past, path[-1:], modules[number - 1].fed_back(source)[None], position)
+                    past = module.extend(past, path[-1:], modules[number - 1].feed_back(source)[None], position)
                 paths[path].append((past, None if source is None else past.output))
         return paths[path]
 
-    def score(below: list[tuple[int, ...]]) -> Array:
-        scored = []
-        for path in below:
+    def score(paths_to_score: list[tuple[int, ...]]) -> Array:
+        scores = []
+        for path in paths_to_score:
             number = len(path) % len(modules)
             output = rows(path)[number][1]
             assert output is not None  # its row continues the root's row in module 0, module by module
-            scored.append(modules[number].scored(output))
-        return np.stack(scored)
+            scores.append(modules[number].score(output))
+        return np.stack(scores)
 
     drafted = tree_of(draft, draft.shape, target.vocab_size, question, score, draft.fixed)
     return replace(drafted, given=HeadInput(draft.reads, 0, tokens[1:], frozen(hidden)))
 
 
-def committed(modules: list[MtpFormulas], tokens: tuple[int, ...], hidden: Array) -> list[Row]:
+def committed_rows(modules: list[MtpFormulas], tokens: tuple[int, ...], hidden: Array) -> list[Row]:
     """The rows of `tokens` in each module; row i holds the token i + 1, and module m has none before row m."""
-    past = modules[0].below(modules[0].none(), tokens[1:], hidden)
+    past = modules[0].extend(modules[0].empty_past(), tokens[1:], hidden)
     rows: list[Row] = [(past, past.output)]
     for number in range(1, len(modules)):
-        module, fed = modules[number], modules[number - 1].fed_back(past.outputs[:-1])
-        past = module.none()
-        if not len(fed):
-            rows += [(one.none(), None) for one in modules[number:]]
+        module, states = modules[number], modules[number - 1].feed_back(past.outputs[:-1])
+        past = module.empty_past()
+        if not len(states):
+            rows += [(later_module.empty_past(), None) for later_module in modules[number:]]
             break
-        past = module.below(past, tokens[1 + number :], fed, number)
+        past = module.extend(past, tokens[1 + number :], states, number)
         rows.append((past, past.output))
     return rows

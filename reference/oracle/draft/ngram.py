@@ -4,40 +4,40 @@ from collections.abc import Callable
 
 from reference.draft import Ngram
 from reference.draft.trie import Trie
-from reference.oracle.draft.question import Question, means
+from reference.oracle.draft.question import Question, proposes
 from reference.trace import Drafted
 from reference.tree import Tree
 
 
-@means(Ngram.TAG)
-def proposed(draft: Ngram, question: Question) -> Drafted:
+@proposes(Ngram.TAG)
+def propose(draft: Ngram, question: Question) -> Drafted:
     """The static tree without each node whose rank has no follower, and without the nodes below it."""
-    return looked_up(draft, question.tokens, lambda context: followers(question.tokens, context))
+    return look_up_tree(draft, question.tokens, lambda context: followers(question.tokens, context))
 
 
-def looked_up(
-    draft: Ngram | Trie, tokens: tuple[int, ...], following: Callable[[tuple[int, ...]], list[int]]
+def look_up_tree(
+    draft: Ngram | Trie, tokens: tuple[int, ...], followers_of: Callable[[tuple[int, ...]], list[int]]
 ) -> Drafted:
-    """The static tree whose nodes are named by the tokens `following` the longest suffix that any follows, by rank."""
+    """The static tree: `followers_of` the longest suffix that has any name its nodes, by rank."""
     token = {0: tokens[-1]}
 
     def candidates(path: tuple[int, ...]) -> list[int]:
         sequence = tokens[:-1] + tuple(token[node] for node in path)
         for width in range(min(draft.order - 1, len(sequence)), 0, -1):
-            found = following(sequence[-width:])
-            if found:
-                return found
+            ranked = followers_of(sequence[-width:])
+            if ranked:
+                return ranked
         return []
 
     # By depth, since rows need not stand in the order of their depths and a parent must be named first.
     for node in sorted(range(1, len(draft.shape)), key=lambda node: draft.shape.depth[node]):
-        above = draft.shape.path(node)[:-1]
-        if above[-1] in token:
-            named = candidates(above)
-            if draft.shape.rank[node] < len(named):
-                token[node] = named[draft.shape.rank[node]]
-    kept = sorted(token)
-    return Drafted(Tree(draft.shape.subtree(kept).parent, tuple(token[node] for node in kept)))
+        path = draft.shape.path(node)[:-1]
+        if path[-1] in token:
+            names = candidates(path)
+            if draft.shape.rank[node] < len(names):
+                token[node] = names[draft.shape.rank[node]]
+    nodes = sorted(token)
+    return Drafted(Tree(draft.shape.subtree(nodes).parent, tuple(token[node] for node in nodes)))
 
 
 def followers(tokens: tuple[int, ...], context: tuple[int, ...]) -> list[int]:
@@ -47,6 +47,6 @@ def followers(tokens: tuple[int, ...], context: tuple[int, ...]) -> list[int]:
     [2, 3]
     """
     width = len(context)
-    met = [tokens[at + width] for at in range(len(tokens) - width) if tokens[at : at + width] == context]
-    latest = {token: at for at, token in enumerate(met)}
-    return sorted(latest, key=lambda token: (-met.count(token), -latest[token]))
+    followers_met = [tokens[i + width] for i in range(len(tokens) - width) if tokens[i : i + width] == context]
+    latest = {token: i for i, token in enumerate(followers_met)}
+    return sorted(latest, key=lambda token: (-followers_met.count(token), -latest[token]))

@@ -1,6 +1,6 @@
 """Question: the facts that a draft is given at one step.
 
-`means` enters the function that answers for a kind of draft under the kind's tag.
+`proposes` enters the function that proposes the trees of a kind of draft under the kind's tag.
 """
 
 from collections.abc import Callable
@@ -40,15 +40,15 @@ class Question:
     entered: tuple[tuple[int, ...], ...] | None = None
 
 
-MEANINGS: dict[str, Callable[[Any, Question], Drafted]] = {}
+PROPOSALS: dict[str, Callable[[Any, Question], Drafted]] = {}
 """For each tag, the function that computes the proposal of a draft of that kind."""
 
 
-def means(tag: str) -> Callable[[Callable[[Any, Question], Drafted]], Callable[[Any, Question], Drafted]]:
-    """Enter the decorated function in MEANINGS under this tag."""
+def proposes(tag: str) -> Callable[[Callable[[Any, Question], Drafted]], Callable[[Any, Question], Drafted]]:
+    """Enter the decorated function in PROPOSALS under this tag."""
 
     def enter(function: Callable[[Any, Question], Drafted]) -> Callable[[Any, Question], Drafted]:
-        MEANINGS[tag] = function
+        PROPOSALS[tag] = function
         return function
 
     return enter

@@ -1,13 +1,13 @@
 """The proposal of a script: its trees one by one, then the bare root."""
 
 from reference.draft import Scripted
-from reference.oracle.draft.question import Question, means
+from reference.oracle.draft.question import Question, proposes
 from reference.trace import Drafted
 from reference.tree import Tree
 
 
-@means(Scripted.TAG)
-def proposed(draft: Scripted, question: Question) -> Drafted:
+@proposes(Scripted.TAG)
+def propose(draft: Scripted, question: Question) -> Drafted:
     """The tree of this step, with the pending root in place of the tree's own root."""
     root = question.tokens[-1]
     tree = draft.trees[question.step] if question.step < len(draft.trees) else Tree((0,), (root,))

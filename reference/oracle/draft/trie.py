@@ -4,47 +4,49 @@ Its n-grams are listed anew from the whole texts at each step.
 """
 
 from reference.draft.trie import Trie
-from reference.oracle.draft.ngram import looked_up
-from reference.oracle.draft.question import Question, means
+from reference.oracle.draft.ngram import look_up_tree
+from reference.oracle.draft.question import Question, proposes
 from reference.trace import Drafted
 
 Tokens = tuple[int, ...]
 
 
-def entries(text: Tokens, known: int = 0) -> tuple[Tokens, ...]:
-    """For each token of `text` after the first `known`, the text up to there: these tokens enter one by one."""
-    return tuple(text[: end + 1] for end in range(known, len(text)))
+def entries(text: Tokens, num_entered: int = 0) -> tuple[Tokens, ...]:
+    """For each token of `text` after the first `num_entered`, the text up to there: these tokens enter one by one."""
+    return tuple(text[: end + 1] for end in range(num_entered, len(text)))
 
 
-@means(Trie.TAG)
-def proposed(draft: Trie, question: Question) -> Drafted:
+@proposes(Trie.TAG)
+def propose(draft: Trie, question: Question) -> Drafted:
     """The tree of a trie that the request's own text has entered, or the texts of all requests that share it."""
     entered = entries(question.tokens) if question.entered is None else question.entered
-    ranked = best_first(held(entered, draft.order, draft.capacity))
-    return looked_up(draft, question.tokens, lambda context: [gram[-1] for gram in ranked if gram[:-1] == context])
+    ranked = best_first(trie_grams(entered, draft.order, draft.capacity))
+    return look_up_tree(draft, question.tokens, lambda context: [gram[-1] for gram in ranked if gram[:-1] == context])
 
 
-def held(entered: tuple[Tokens, ...], order: int, capacity: int) -> dict[Tokens, tuple[int, tuple[int, int, int]]]:
+def trie_grams(
+    entered: tuple[Tokens, ...], order: int, capacity: int
+) -> dict[Tokens, tuple[int, tuple[int, int, int]]]:
     """The n-grams of a trie that tokens have entered (see `entries`), with their counts and moments of last use.
 
     A moment is the number of the entry, the length of the window's beginning before it, and the place of the use within
     the window; later moments are larger.
 
-    >>> sorted(held(entries((1, 2, 1)), order=2, capacity=9))
+    >>> sorted(trie_grams(entries((1, 2, 1)), order=2, capacity=9))
     [(1,), (1, 2), (2,), (2, 1)]
     """
     count: dict[Tokens, int] = {}
-    used: dict[Tokens, tuple[int, int, int]] = {}
+    last_use: dict[Tokens, tuple[int, int, int]] = {}
     for number, text in enumerate(entered):
         for width in range(min(order, len(text)), 0, -1):
             window = text[-width:]
             count[window] = count.get(window, 0) + 1
             for size in range(1, width + 1):
                 count.setdefault(window[:size], 1)
-                used[window[:size]] = (number, -width, -size)
+                last_use[window[:size]] = (number, -width, -size)
         while len(count) > capacity:
-            del count[min(count, key=lambda gram: used[gram])]
-    return {gram: (times, used[gram]) for gram, times in count.items()}
+            del count[min(count, key=lambda gram: last_use[gram])]
+    return {gram: (times, last_use[gram]) for gram, times in count.items()}
 
 
 def best_first(grams: dict[Tokens, tuple[int, tuple[int, int, int]]]) -> list[Tokens]:

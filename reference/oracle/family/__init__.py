@@ -7,7 +7,7 @@ family or several similar ones.
 from reference.family.base import members
 from reference.oracle.family.base import OracleFamily
 
-FAMILIES: dict[str, OracleFamily] = {one.name: one for one in members(__name__, __path__, OracleFamily)}
+FAMILIES: dict[str, OracleFamily] = {family.name: family for family in members(__name__, __path__, OracleFamily)}
 """Each family by its name, in the order of the files' names."""
 
 __all__ = ["FAMILIES", "OracleFamily"]

@@ -14,7 +14,7 @@ KINDS_OF_LAYER = {"full_attention": False, "sliding_attention": True}
 """The values that `layer_types` may hold for a layer, and whether such a layer has the sliding window."""
 
 
-def layers_named(fields: Fields, layers: int) -> list[bool] | None:
+def sliding_layers(fields: Fields, layers: int) -> list[bool] | None:
     """Whether the field `layer_types` gives each layer the sliding window; None where the file has no such field.
 
     Raises:
@@ -38,8 +38,8 @@ def layers_named(fields: Fields, layers: int) -> list[bool] | None:
 def all_or_none(fields: Fields, layers: int, slides: bool, family: str) -> list[bool]:
     """`slides` for every layer; a field `layer_types` may repeat this and must not contradict it."""
     # A file may state `layer_types` all the same: entries that agree are harmless.
-    named = layers_named(fields, layers)
-    if named is not None and named != [slides] * layers:
+    stated_slides = sliding_layers(fields, layers)
+    if stated_slides is not None and stated_slides != [slides] * layers:
         raise fields.refuse(
             f"layer_types contradicts sliding_window, which {family} gives to all layers or none; correct it"
         )
@@ -76,21 +76,21 @@ def layered_rope(fields: Fields, theta: float, local: float, local_name: str) ->
     content = fields.get("rope_parameters") or {}
     if not isinstance(content, dict):
         raise fields.refuse(f"the rope dictionary is {quote_value(content)}, not an object; correct it")
-    parts: list[Any] = [content.get(kind) or {} for kind in KINDS_OF_LAYER]
-    flat = bool(content) and not set(content) & set(KINDS_OF_LAYER)
-    if flat or not all(isinstance(one, dict) for one in parts):
+    layer_ropes: list[Any] = [content.get(kind) or {} for kind in KINDS_OF_LAYER]
+    is_flat = bool(content) and not set(content) & set(KINDS_OF_LAYER)
+    if is_flat or not all(isinstance(layer_rope, dict) for layer_rope in layer_ropes):
         raise fields.refuse("rope_parameters is no object of full_attention and sliding_attention; correct it")
     scaling = fields.get("rope_scaling") or {}
     if not isinstance(scaling, dict):
         raise fields.refuse("rope_scaling is not an object; correct it")
-    whole, sliding = ({**one} for one in parts)
+    full, sliding = ({**layer_rope} for layer_rope in layer_ropes)
     if sliding.get("rope_type", "default") != "default":
         raise fields.refuse("rope_parameters gives layers with a window a variant of rotary embedding")
-    older = local if local_name == "rope_theta" else fields.number(local_name, local)
-    if not whole.get("truncate", True) or not scaling.get("truncate", True):
+    older_theta = local if local_name == "rope_theta" else fields.number(local_name, local)
+    if not full.get("truncate", True) or not scaling.get("truncate", True):
         raise fields.refuse("truncate is false, which transformers reads for no kind of layer: the numbers differ")
-    base = Fields(fields.where, sliding, {}).number("rope_theta", older)
-    return {"rope_theta": fields.number("rope_theta", theta), **whole, **scaling}, float(base)
+    base = Fields(fields.where, sliding, {}).number("rope_theta", older_theta)
+    return {"rope_theta": fields.number("rope_theta", theta), **full, **scaling}, float(base)
 
 
 def partial_rotary(fields: Fields, default: float = 1.0) -> int:
@@ -101,8 +101,8 @@ def partial_rotary(fields: Fields, default: float = 1.0) -> int:
     heads = fields.integer("num_attention_heads")
     head_dim = fields.integer("head_dim", fields.integer("hidden_size") // max(1, heads))
     content = rope_dictionary(fields)
-    given = Fields(fields.where, content if isinstance(content, dict) else {}, {})
-    factor = given.number("partial_rotary_factor", fields.number("partial_rotary_factor", default))
+    rope_fields = Fields(fields.where, content if isinstance(content, dict) else {}, {})
+    factor = rope_fields.number("partial_rotary_factor", fields.number("partial_rotary_factor", default))
     # As transformers rounds it (`modeling_rope_utils.py`).
     width = int(head_dim * factor)
     if not 2 <= width <= head_dim:
@@ -112,13 +112,13 @@ def partial_rotary(fields: Fields, default: float = 1.0) -> int:
     return 0 if width == head_dim else width
 
 
-def settings_of(family: str, own: Mapping[str, float]) -> tuple[tuple[str, float], ...]:
-    """The settings `own` that differ from the defaults of the family, as `Architecture.settings` holds them."""
+def settings_of(family: str, settings: Mapping[str, float]) -> tuple[tuple[str, float], ...]:
+    """Those of `settings` that differ from the defaults of the family, as `Architecture.settings` holds them."""
     defaults = FAMILIES[family].settings
-    return tuple(sorted((name, float(value)) for name, value in own.items() if float(value) != defaults[name]))
+    return tuple(sorted((name, float(value)) for name, value in settings.items() if float(value) != defaults[name]))
 
 
-def as_stored(arch: Architecture, name: str, shape: tuple[int, ...]) -> "Place":
+def same_place(arch: Architecture, name: str, shape: tuple[int, ...]) -> "Place":
     """The place of a tensor that checkpoints store under the name and shape of `reference.weights.shapes`."""
     return Place(name, shape)
 
@@ -170,7 +170,7 @@ class OracleFamily:
     activation: tuple[str, str] = ("hidden_act", "silu")
     slides: Callable[[Fields, int, str], list[bool]] = no_window
     fields: Callable[[Fields], dict[str, Any]] = lambda fields: {}
-    place: Callable[[Architecture, str, tuple[int, ...]], Place] = as_stored
+    place: Callable[[Architecture, str, tuple[int, ...]], Place] = same_place
     partial_rotary: bool = False
     refuses: Mapping[str, str] = field(default_factory=dict)
     rope: Callable[[Fields], Any] = rope_dictionary

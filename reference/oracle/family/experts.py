@@ -26,59 +26,59 @@ LEAST = 1e-20
 
 def router(arch: Architecture, state: State, layer: int, x: Array) -> Router | None:
     """See `Experts.router`."""
-    at, own = f"model.layers.{layer}.mlp", arch.words.settings
-    if f"{at}.gate.weight" not in state:
+    prefix, settings = f"model.layers.{layer}.mlp", arch.words.settings
+    if f"{prefix}.gate.weight" not in state:
         return None
-    products = x @ state[f"{at}.gate.weight"].T
-    bias = state.get(f"{at}.gate.e_score_correction_bias")
+    products = x @ state[f"{prefix}.gate.weight"].T
+    bias = state.get(f"{prefix}.gate.e_score_correction_bias")
     if bias is None:
-        raised = np.exp(products - products.max(axis=-1, keepdims=True))
-        scores, weights = products, raised / raised.sum(axis=-1, keepdims=True)
+        exponentials = np.exp(products - products.max(axis=-1, keepdims=True))
+        scores, weights = products, exponentials / exponentials.sum(axis=-1, keepdims=True)
     else:
         weights = sigmoid(products)
         scores = weights + bias
-    taken = int(arch.setting("experts_per_token"))
-    if "groups" not in own:
-        return Router(scores, weights, taken)
+    experts_per_row = int(arch.setting("experts_per_token"))
+    if "groups" not in settings:
+        return Router(scores, weights, experts_per_row)
     # The score of a group is the sum of its two best experts, or its best one in DeepSeek-V2.
     best = 2 if has_correction(arch) else 1
-    return Router(scores, weights, taken, int(arch.setting("groups")), int(arch.setting("top_groups")), best)
+    return Router(scores, weights, experts_per_row, int(arch.setting("groups")), int(arch.setting("top_groups")), best)
 
 
-def _weighed(arch: Architecture, router: Router, chosen: Array) -> Array:
+def _expert_weights(arch: Architecture, router: Router, chosen: Array) -> Array:
     """The weights of the chosen experts, [T, experts per token]."""
-    taken: Array = np.take_along_axis(router.weights, chosen, axis=-1)
-    own = arch.words.settings
+    weights: Array = np.take_along_axis(router.weights, chosen, axis=-1)
+    settings = arch.words.settings
     # Mixtral always scales the weights to the sum of 1, DeepSeek-V2 never does; neither has the setting.
-    if arch.setting("norm_topk") if "norm_topk" in own else "groups" not in own:
-        least = LEAST if "groups" in own else 0.0
-        taken = taken / (taken.sum(axis=-1, keepdims=True) + least)
-    return taken * (arch.setting("routed_scale") if "routed_scale" in own else 1.0)
+    if arch.setting("norm_topk") if "norm_topk" in settings else "groups" not in settings:
+        least = LEAST if "groups" in settings else 0.0
+        weights = weights / (weights.sum(axis=-1, keepdims=True) + least)
+    return weights * (arch.setting("routed_scale") if "routed_scale" in settings else 1.0)
 
 
-def mixed_over(chosen: Array, weights: Array, x: Array, expert: Callable[[int, Array], Array]) -> Array:
+def mix_experts(chosen: Array, weights: Array, x: Array, expert: Callable[[int, Array], Array]) -> Array:
     """The sum of the outputs of each row's experts, weighted: [T, hidden]; `expert` runs one expert on some rows."""
     mixed = np.zeros_like(x)
-    for one in np.unique(chosen):
-        row, place = np.nonzero(chosen == one)
-        mixed[row] += weights[row, place, None] * expert(int(one), x[row])
+    for number in np.unique(chosen):
+        row, place = np.nonzero(chosen == number)
+        mixed[row] += weights[row, place, None] * expert(int(number), x[row])
     return mixed
 
 
-def mixed_block(arch: Architecture, state: State, layer: int, x: Array, router: Router, chosen: Array) -> Array:
+def expert_block(arch: Architecture, state: State, layer: int, x: Array, router: Router, chosen: Array) -> Array:
     """See `Experts.mixed`."""
-    at = f"model.layers.{layer}.mlp"
-    weights = _weighed(arch, router, chosen)
-    mixed = mixed_over(chosen, weights, x, lambda one, rows: gated_block(rows, state, f"{at}.experts.{one}"))
-    gate = state.get(f"{at}.shared_expert_gate.weight")
+    prefix = f"model.layers.{layer}.mlp"
+    weights = _expert_weights(arch, router, chosen)
+    mixed = mix_experts(chosen, weights, x, lambda number, rows: gated_block(rows, state, f"{prefix}.experts.{number}"))
+    gate = state.get(f"{prefix}.shared_expert_gate.weight")
     if gate is not None:
-        mixed += sigmoid(x @ gate.T) * gated_block(x, state, f"{at}.shared_expert")
-    if f"{at}.shared_experts.up_proj.weight" in state:
-        mixed += gated_block(x, state, f"{at}.shared_experts")
+        mixed += sigmoid(x @ gate.T) * gated_block(x, state, f"{prefix}.shared_expert")
+    if f"{prefix}.shared_experts.up_proj.weight" in state:
+        mixed += gated_block(x, state, f"{prefix}.shared_experts")
     return mixed
 
 
-EXPERTS = Experts(router, mixed_block)
+EXPERTS = Experts(router, expert_block)
 FORMULAS = Formulas(experts=EXPERTS)
 
 
@@ -87,26 +87,26 @@ def _mixtral_slides(fields: Fields, layers: int, family: str) -> list[bool]:
 
 
 def _mixtral(fields: Fields) -> dict[str, Any]:
-    own = {
-        "experts": experts_named(fields, "num_local_experts", "num_experts", 8),
+    settings = {
+        "experts": num_experts(fields, "num_local_experts", "num_experts", 8),
         "experts_per_token": fields.integer("num_experts_per_tok", 2),
     }
-    return {"settings": settings_of("mixtral", own)}
+    return {"settings": settings_of("mixtral", settings)}
 
 
 def _mixtral_places(arch: Architecture, name: str, shape: tuple[int, ...]) -> Place:
     stored = name.replace(".mlp.", ".block_sparse_moe.")
-    for ours, theirs in (("gate_proj", "w1"), ("down_proj", "w2"), ("up_proj", "w3")):
-        stored = stored.replace(ours, theirs)
+    for our_name, their_name in (("gate_proj", "w1"), ("down_proj", "w2"), ("up_proj", "w3")):
+        stored = stored.replace(our_name, their_name)
     return Place(stored, shape)
 
 
-def experts_named(fields: Fields, name: str, other: str, default: int) -> int:
+def num_experts(fields: Fields, name: str, other_name: str, default: int) -> int:
     """The number of experts, which transformers writes under either of two names; or transformers' default."""
-    found = {fields.integer(one) for one in (name, other) if fields.get(one) is not None}
-    if len(found) > 1:
-        raise fields.refuse(f"{name} and {other} differ; remove one of them")
-    return found.pop() if found else default
+    counts = {fields.integer(field_name) for field_name in (name, other_name) if fields.get(field_name) is not None}
+    if len(counts) > 1:
+        raise fields.refuse(f"{name} and {other_name} differ; remove one of them")
+    return counts.pop() if counts else default
 
 
 def _qwen(fields: Fields, experts: int) -> dict[str, float]:
@@ -115,7 +115,7 @@ def _qwen(fields: Fields, experts: int) -> dict[str, float]:
     if fields.flag("use_sliding_window"):
         raise fields.refuse("use_sliding_window is true: transformers hands this family's attention no window")
     return {
-        "experts": experts_named(fields, "num_experts", "num_local_experts", experts),
+        "experts": num_experts(fields, "num_experts", "num_local_experts", experts),
         "experts_per_token": fields.integer("num_experts_per_tok"),
         "expert_size": fields.integer("moe_intermediate_size"),
         "norm_topk": float(fields.flag("norm_topk_prob")),
@@ -128,9 +128,9 @@ def _no_slides(fields: Fields, layers: int, family: str) -> list[bool]:
 
 
 def _qwen2(fields: Fields) -> dict[str, Any]:
-    own = {**_qwen(fields, 60), "shared_size": fields.integer("shared_expert_intermediate_size")}
+    settings = {**_qwen(fields, 60), "shared_size": fields.integer("shared_expert_intermediate_size")}
     biased = fields.flag("qkv_bias", True)
-    return {"qkv_bias": biased, "settings": settings_of("qwen2_moe", own)}
+    return {"qkv_bias": biased, "settings": settings_of("qwen2_moe", settings)}
 
 
 def _qwen3(fields: Fields) -> dict[str, Any]:
@@ -144,8 +144,8 @@ def _qwen3(fields: Fields) -> dict[str, Any]:
 
 
 def _glm(fields: Fields) -> dict[str, Any]:
-    own = {
-        "experts": experts_named(fields, "n_routed_experts", "num_local_experts", 128),
+    settings = {
+        "experts": num_experts(fields, "n_routed_experts", "num_local_experts", 128),
         "experts_per_token": fields.integer("num_experts_per_tok"),
         "expert_size": fields.integer("moe_intermediate_size"),
         "shared_experts": fields.integer("n_shared_experts"),
@@ -159,7 +159,7 @@ def _glm(fields: Fields) -> dict[str, Any]:
     return {
         "qkv_bias": fields.flag("attention_bias"),
         "qk_norm": fields.flag("use_qk_norm"),
-        "settings": settings_of("glm4_moe", own),
+        "settings": settings_of("glm4_moe", settings),
     }
 
 

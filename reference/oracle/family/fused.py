@@ -27,11 +27,15 @@ def _gate_up(arch: Architecture, name: str, shape: tuple[int, ...]) -> Place:
     return Place(name, shape)
 
 
-def _all_fused(arch: Architecture, name: str, shape: tuple[int, ...]) -> Place:
-    wide, narrow = arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
-    for part, first, count in (("q_proj", 0, wide), ("k_proj", wide, narrow), ("v_proj", wide + narrow, narrow)):
+def _qkv_or_gate_up(arch: Architecture, name: str, shape: tuple[int, ...]) -> Place:
+    query_width, kv_width = arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
+    for part, first, count in (
+        ("q_proj", 0, query_width),
+        ("k_proj", query_width, kv_width),
+        ("v_proj", query_width + kv_width, kv_width),
+    ):
         if name.endswith(f".{part}.weight"):
-            return _rows(name.replace(part, "qkv_proj"), (wide + 2 * narrow, shape[1]), first, first + count)
+            return _rows(name.replace(part, "qkv_proj"), (query_width + 2 * kv_width, shape[1]), first, first + count)
     return _gate_up(arch, name, shape)
 
 
@@ -65,24 +69,24 @@ PHI3 = OracleFamily(
     },
     slides=_slides,
     fields=_phi3,
-    place=_all_fused,
+    place=_qkv_or_gate_up,
     partial_rotary=True,
     rope=_phi3_rope,
 )
 
 
-def _turned(arch: Architecture, x: Array, cos: Array, sin: Array) -> Array:
+def _rotate(arch: Architecture, x: Array, cos: Array, sin: Array) -> Array:
     return rotary.turn_neighbours(x, cos, sin)
 
 
 def _glm4(fields: Fields) -> dict[str, Any]:
-    own = {"rotary_dim": partial_rotary(fields, 0.5)}
-    return {"qkv_bias": fields.flag("attention_bias", True), "settings": settings_of("glm4", own)}
+    settings = {"rotary_dim": partial_rotary(fields, 0.5)}
+    return {"qkv_bias": fields.flag("attention_bias", True), "settings": settings_of("glm4", settings)}
 
 
 GLM4 = OracleFamily(
     "glm4",
-    Formulas(turned=_turned),
+    Formulas(rotate=_rotate),
     model_types=("glm4",),
     defaults={
         "max_position_embeddings": 131072,

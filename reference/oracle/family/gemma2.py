@@ -11,8 +11,8 @@ import numpy as np
 
 from reference.architecture import Architecture
 from reference.files.fields import Fields
-from reference.oracle.family.base import OracleFamily, layers_named
-from reference.oracle.formulas.layer import Formulas, capped, gelu_tanh
+from reference.oracle.family.base import OracleFamily, sliding_layers
+from reference.oracle.formulas.layer import Formulas, gelu_tanh, soft_cap
 
 
 def _score_scale(arch: Architecture) -> float:
@@ -24,14 +24,14 @@ FORMULAS = Formulas(
     activation=gelu_tanh,
     score_scale=_score_scale,
     embedding_scale=lambda arch: float(np.sqrt(arch.hidden_size)),
-    logits=lambda arch, scored: capped(scored, arch.setting("logit_cap")),
+    logits=lambda arch, scored: soft_cap(scored, arch.setting("logit_cap")),
 )
 
 
 def _slides(fields: Fields, layers: int, family: str) -> list[bool]:
     """The layers that `layer_types` names; without that field every second layer, the first included."""
-    named = layers_named(fields, layers)
-    return [layer % 2 == 0 for layer in range(layers)] if named is None else named
+    stated_slides = sliding_layers(fields, layers)
+    return [layer % 2 == 0 for layer in range(layers)] if stated_slides is None else stated_slides
 
 
 def _cap(fields: Fields, name: str) -> float:
@@ -49,7 +49,7 @@ def read(fields: Fields) -> dict[str, Any]:
     if fields.flag("use_bidirectional_attention"):
         raise fields.refuse("use_bidirectional_attention is true: such a model generates nothing token by token")
     biased = fields.flag("attention_bias")
-    own = {
+    settings = {
         "logit_cap": _cap(fields, "final_logit_softcapping"),
         "query_scalar": float(fields.number("query_pre_attn_scalar")),
     }
@@ -58,7 +58,7 @@ def read(fields: Fields) -> dict[str, Any]:
         "output_bias": biased,
         "score_cap": _cap(fields, "attn_logit_softcapping"),
         # `Architecture` refuses a setting that repeats its default, here 0.
-        "settings": tuple((name, value) for name, value in own.items() if value),
+        "settings": tuple((name, value) for name, value in settings.items() if value),
     }
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from reference.architecture import Architecture, Rope
 from reference.files.fields import Fields
 from reference.oracle.family import gemma2
-from reference.oracle.family.base import OracleFamily, layered_rope, layers_named, settings_of
+from reference.oracle.family.base import OracleFamily, layered_rope, settings_of, sliding_layers
 
 
 def _rope_of(arch: Architecture, layer: int) -> Rope:
@@ -22,11 +22,11 @@ def _rope_of(arch: Architecture, layer: int) -> Rope:
 
 def _slides(fields: Fields, layers: int, family: str) -> list[bool]:
     """The layers that `layer_types` names; without it all but each `sliding_window_pattern`-th, or sixth."""
-    named = layers_named(fields, layers)
+    stated_slides = sliding_layers(fields, layers)
     every = fields.integer("sliding_window_pattern", fields.integer("_sliding_window_pattern", 6))
     if every < 1:
         raise fields.refuse(f"sliding_window_pattern is {every}; correct it")
-    return [(layer + 1) % every != 0 for layer in range(layers)] if named is None else named
+    return [(layer + 1) % every != 0 for layer in range(layers)] if stated_slides is None else stated_slides
 
 
 def _layered(fields: Fields) -> tuple[dict[str, Any], float]:
@@ -36,10 +36,13 @@ def _layered(fields: Fields) -> tuple[dict[str, Any], float]:
 def _fields(fields: Fields) -> dict[str, Any]:
     if fields.get("attn_logit_softcapping") is not None:
         raise fields.refuse("attn_logit_softcapping is not null, and transformers' Gemma 3 computes no such cap")
-    theirs = gemma2.read(fields)
+    architecture_fields = gemma2.read(fields)
     content, local = _layered(fields)
-    own = {**dict(theirs["settings"]), "local_theta": 0.0 if local == content["rope_theta"] else local}
-    return {**theirs, "qk_norm": True, "settings": settings_of("gemma3", own)}
+    settings = {
+        **dict(architecture_fields["settings"]),
+        "local_theta": 0.0 if local == content["rope_theta"] else local,
+    }
+    return {**architecture_fields, "qk_norm": True, "settings": settings_of("gemma3", settings)}
 
 
 GEMMA3 = OracleFamily(

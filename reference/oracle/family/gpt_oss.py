@@ -9,19 +9,19 @@ import numpy as np
 
 from reference.architecture import Architecture
 from reference.files.fields import Fields
-from reference.oracle.family.base import OracleFamily, Place, layers_named, rope_dictionary, settings_of
-from reference.oracle.family.experts import experts_named, mixed_over
+from reference.oracle.family.base import OracleFamily, Place, rope_dictionary, settings_of, sliding_layers
+from reference.oracle.family.experts import mix_experts, num_experts
 from reference.oracle.formulas.layer import Experts, Formulas, State, linear, sigmoid
 from reference.oracle.formulas.routers import Router
 from reference.trace import Array
 
 
-def _clamped(arch: Architecture, state: State, at: str, x: Array) -> Array:
+def _clamped_expert(arch: Architecture, state: State, prefix: str, x: Array) -> Array:
     """An expert: (up + 1) * gate * sigmoid(alpha * gate), both clamped, through the last projection."""
     limit = arch.setting("gate_limit")
-    gate = np.minimum(linear(x, state, f"{at}.gate_proj"), limit)
-    up = np.clip(linear(x, state, f"{at}.up_proj"), -limit, limit)
-    return linear((up + 1) * gate * sigmoid(arch.setting("gate_alpha") * gate), state, f"{at}.down_proj")
+    gate = np.minimum(linear(x, state, f"{prefix}.gate_proj"), limit)
+    up = np.clip(linear(x, state, f"{prefix}.up_proj"), -limit, limit)
+    return linear((up + 1) * gate * sigmoid(arch.setting("gate_alpha") * gate), state, f"{prefix}.down_proj")
 
 
 def _router(arch: Architecture, state: State, layer: int, x: Array) -> Router:
@@ -29,18 +29,20 @@ def _router(arch: Architecture, state: State, layer: int, x: Array) -> Router:
     return Router(scores, scores, int(arch.setting("experts_per_token")))
 
 
-def _mixed(arch: Architecture, state: State, layer: int, x: Array, router: Router, chosen: Array) -> Array:
-    at = f"model.layers.{layer}.mlp.experts"
-    best = np.take_along_axis(router.scores, chosen, axis=-1)
-    weights = np.exp(best - best.max(axis=-1, keepdims=True))
+def _mix(arch: Architecture, state: State, layer: int, x: Array, router: Router, chosen: Array) -> Array:
+    prefix = f"model.layers.{layer}.mlp.experts"
+    chosen_scores = np.take_along_axis(router.scores, chosen, axis=-1)
+    weights = np.exp(chosen_scores - chosen_scores.max(axis=-1, keepdims=True))
     weights = weights / weights.sum(axis=-1, keepdims=True)
-    return mixed_over(chosen, weights, x, lambda one, rows: _clamped(arch, state, f"{at}.{one}", rows))
+    return mix_experts(
+        chosen, weights, x, lambda number, rows: _clamped_expert(arch, state, f"{prefix}.{number}", rows)
+    )
 
 
 def _slides(fields: Fields, layers: int, family: str) -> list[bool]:
     """The layers that `layer_types` names; without that field every second layer, the first included."""
-    named = layers_named(fields, layers)
-    return [layer % 2 == 0 for layer in range(layers)] if named is None else named
+    stated_slides = sliding_layers(fields, layers)
+    return [layer % 2 == 0 for layer in range(layers)] if stated_slides is None else stated_slides
 
 
 def _rope(fields: Fields) -> Any:
@@ -51,26 +53,26 @@ def _rope(fields: Fields) -> Any:
 
 
 def _fields(fields: Fields) -> dict[str, Any]:
-    own = {
-        "experts": experts_named(fields, "num_local_experts", "num_experts", 128),
+    settings = {
+        "experts": num_experts(fields, "num_local_experts", "num_experts", 128),
         "experts_per_token": fields.integer("num_experts_per_tok", 4),
         "gate_alpha": fields.number("swiglu_alpha", 1.702),
         "gate_limit": fields.number("swiglu_limit", 7.0),
     }
     biased = fields.flag("attention_bias", True)
-    return {"qkv_bias": biased, "output_bias": biased, "settings": settings_of("gpt_oss", own)}
+    return {"qkv_bias": biased, "output_bias": biased, "settings": settings_of("gpt_oss", settings)}
 
 
 def _place(arch: Architecture, name: str, shape: tuple[int, ...]) -> Place:
     """Checkpoints hold all experts of a layer in one tensor, inputs first; gate and up take turns."""
     if ".mlp.experts." not in name:
         return Place(name.replace(".mlp.gate.", ".mlp.router."), shape)
-    at, number, part, kind = name.rsplit(".", 3)
+    prefix, number, part, kind = name.rsplit(".", 3)
     expert, down = int(number), part == "down_proj"
     experts, inner, hidden = int(arch.setting("experts")), arch.intermediate_size, arch.hidden_size
     width = hidden if down else 2 * inner
     columns = slice(None) if down else slice(0 if part == "gate_proj" else 1, None, 2)
-    stored = f"{at}.{'down_proj' if down else 'gate_up_proj'}"
+    stored = f"{prefix}.{'down_proj' if down else 'gate_up_proj'}"
     if kind == "bias":
         return Place(f"{stored}_bias", (experts, width), lambda values: values[expert, columns])
     inputs = inner if down else hidden
@@ -79,7 +81,7 @@ def _place(arch: Architecture, name: str, shape: tuple[int, ...]) -> Place:
 
 GPT_OSS = OracleFamily(
     "gpt_oss",
-    Formulas(experts=Experts(_router, _mixed)),
+    Formulas(experts=Experts(_router, _mix)),
     model_types=("gpt_oss",),
     defaults={
         "max_position_embeddings": 131072,

@@ -10,16 +10,16 @@ MULTIPLIERS = ("embedding_multiplier", "attention_multiplier", "residual_multipl
 
 
 def _fields(fields: Fields) -> dict[str, Any]:
-    own = {name: fields.number(name, 1.0) for name in MULTIPLIERS}
-    wrong = next((name for name, value in own.items() if value <= 0), None)
-    if wrong is not None:
-        raise fields.refuse(f"{wrong} is {own[wrong]}, not positive; correct it")
+    settings = {name: fields.number(name, 1.0) for name in MULTIPLIERS}
+    wrong_name = next((name for name, value in settings.items() if value <= 0), None)
+    if wrong_name is not None:
+        raise fields.refuse(f"{wrong_name} is {settings[wrong_name]}, not positive; correct it")
     biased = fields.flag("attention_bias")
     return {
         "qkv_bias": biased,
         "output_bias": biased,
         "mlp_bias": fields.flag("mlp_bias"),
-        "settings": settings_of("granite", own),
+        "settings": settings_of("granite", settings),
     }
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from reference.architecture import Architecture
 from reference.files.fields import Fields, quote_value
 from reference.oracle.family.base import OracleFamily, rope_dictionary, settings_of
-from reference.oracle.family.experts import EXPERTS, experts_named
+from reference.oracle.family.experts import EXPERTS, num_experts
 from reference.oracle.formulas import rotary
 from reference.oracle.formulas.layer import Formulas, State, linear, rms_norm
 from reference.trace import Array
@@ -23,30 +23,32 @@ EPSILON = 1e-6
 """The epsilon of the norms of latent vectors and compressed queries, whatever `rms_norm_eps` says."""
 
 
-def compressed(arch: Architecture, state: State, layer: int, x: Array) -> tuple[Array, Array]:
+def compress(arch: Architecture, state: State, layer: int, x: Array) -> tuple[Array, Array]:
     """The latent vectors [T, rank] and the part of keys to be rotated [T, rotary_dim] of rows `x` [T, hidden]."""
-    at, rank = f"model.layers.{layer}.self_attn", int(arch.setting("latent_rank"))
-    both = linear(x, state, f"{at}.kv_a_proj_with_mqa")
-    return rms_norm(both[:, :rank], state[f"{at}.kv_a_layernorm.weight"], EPSILON), both[:, rank:]
+    prefix, rank = f"model.layers.{layer}.self_attn", int(arch.setting("latent_rank"))
+    joined = linear(x, state, f"{prefix}.kv_a_proj_with_mqa")
+    return rms_norm(joined[:, :rank], state[f"{prefix}.kv_a_layernorm.weight"], EPSILON), joined[:, rank:]
 
 
-def _projected(arch: Architecture, state: State, layer: int, name: str, x: Array) -> Array:
+def _project(arch: Architecture, state: State, layer: int, name: str, x: Array) -> Array:
     """Queries, keys or values [T, heads, width] of rows `x` [T, hidden], not rotated yet."""
-    at, nope = f"model.layers.{layer}.self_attn", arch.head_dim - arch.rotary_dim
+    prefix, nope = f"model.layers.{layer}.self_attn", arch.head_dim - arch.rotary_dim
     if name == "q":
-        if f"{at}.q_proj.weight" in state:
-            return linear(x, state, f"{at}.q_proj").reshape(len(x), arch.heads, -1)
-        narrow = rms_norm(linear(x, state, f"{at}.q_a_proj"), state[f"{at}.q_a_layernorm.weight"], EPSILON)
-        return linear(narrow, state, f"{at}.q_b_proj").reshape(len(x), arch.heads, -1)
-    latent, shared = compressed(arch, state, layer, x)
-    both = linear(latent, state, f"{at}.kv_b_proj").reshape(len(x), arch.heads, -1)
+        if f"{prefix}.q_proj.weight" in state:
+            return linear(x, state, f"{prefix}.q_proj").reshape(len(x), arch.heads, -1)
+        compressed_queries = rms_norm(
+            linear(x, state, f"{prefix}.q_a_proj"), state[f"{prefix}.q_a_layernorm.weight"], EPSILON
+        )
+        return linear(compressed_queries, state, f"{prefix}.q_b_proj").reshape(len(x), arch.heads, -1)
+    latent, shared = compress(arch, state, layer, x)
+    joined = linear(latent, state, f"{prefix}.kv_b_proj").reshape(len(x), arch.heads, -1)
     if name == "v":
-        return both[..., nope:]
+        return joined[..., nope:]
     repeated = np.repeat(shared[:, None], arch.heads, axis=1)
-    return np.concatenate([both[..., :nope], repeated], axis=-1)
+    return np.concatenate([joined[..., :nope], repeated], axis=-1)
 
 
-def _turned(arch: Architecture, x: Array, cos: Array, sin: Array) -> Array:
+def _rotate(arch: Architecture, x: Array, cos: Array, sin: Array) -> Array:
     """Each head with its last dimensions turned; DeepSeek-V3 puts the first ones of all pairs before the second."""
     nope = x.shape[-1] - 2 * cos.shape[-1]
     part = x[..., nope:]
@@ -68,14 +70,14 @@ def _scale(arch: Architecture) -> float:
 
 def latent_rows(arch: Architecture, state: State, layer: int, x: Array, cos: Array, sin: Array) -> tuple[Array, Array]:
     """The latent rows of `x` [T, hidden]: latent vectors [T, rank], and rotated parts [T, rotary_dim]."""
-    latent, shared = compressed(arch, state, layer, x)
-    return latent, _turned(arch, shared, cos, sin)
+    latent, shared = compress(arch, state, layer, x)
+    return latent, _rotate(arch, shared, cos, sin)
 
 
 FORMULAS = Formulas(
     experts=EXPERTS,
-    projected=_projected,
-    turned=_turned,
+    project=_project,
+    rotate=_rotate,
     score_scale=_scale,
     latent_rows=latent_rows,
 )
@@ -83,22 +85,22 @@ FORMULAS = Formulas(
 
 def _rope(fields: Fields) -> Any:
     content = rope_dictionary(fields)
-    scaled = Fields(fields.where, content if isinstance(content, dict) else {}, {})
-    kind = scaled.get("rope_type") or scaled.get("type")
-    if kind == "longrope" and scaled.number("mscale_all_dim", 0.0):
+    rope_fields = Fields(fields.where, content if isinstance(content, dict) else {}, {})
+    kind = rope_fields.get("rope_type") or rope_fields.get("type")
+    if kind == "longrope" and rope_fields.number("mscale_all_dim", 0.0):
         raise fields.refuse("rope mscale_all_dim with longrope: its factor is not read; compare --against a backend")
     return content
 
 
-def _only(fields: Fields, said: Mapping[str, Any]) -> None:
+def _refuse_other_values(fields: Fields, computed_values: Mapping[str, Any]) -> None:
     """Refuse a field with another value than the one that is computed; transformers does not read these fields."""
-    for name, computed in said.items():
+    for name, computed in computed_values.items():
         value = fields.get(name)
         if value is not None and (value != computed or isinstance(value, bool) != isinstance(computed, bool)):
             raise fields.refuse(f"{name} is {quote_value(value)}; the oracle computes {quote_value(computed)} alone")
 
 
-def _attention(fields: Fields) -> tuple[dict[str, Any], dict[str, float]]:
+def _attention_fields(fields: Fields) -> tuple[dict[str, Any], dict[str, float]]:
     rotated = fields.integer("qk_rope_head_dim")
     biased, heads = fields.flag("attention_bias"), fields.integer("num_attention_heads")
     sizes = {
@@ -122,9 +124,9 @@ def _attention(fields: Fields) -> tuple[dict[str, Any], dict[str, float]]:
     }
 
 
-def _experts(fields: Fields, other: str, default: int) -> dict[str, float]:
+def _expert_settings(fields: Fields, other_name: str, default: int) -> dict[str, float]:
     return {
-        "experts": experts_named(fields, "n_routed_experts", other, default),
+        "experts": num_experts(fields, "n_routed_experts", other_name, default),
         "experts_per_token": fields.integer("num_experts_per_tok"),
         "expert_size": fields.integer("moe_intermediate_size"),
         "shared_experts": fields.integer("n_shared_experts"),
@@ -136,26 +138,28 @@ def _experts(fields: Fields, other: str, default: int) -> dict[str, float]:
 
 
 def _v3(fields: Fields) -> dict[str, Any]:
-    _only(fields, {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_freq": 1})
-    sizes, own = _attention(fields)
-    own |= {
-        **_experts(fields, "num_local_experts", 256),
+    _refuse_other_values(fields, {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_freq": 1})
+    sizes, settings = _attention_fields(fields)
+    settings |= {
+        **_expert_settings(fields, "num_local_experts", 256),
         "norm_topk": float(fields.flag("norm_topk_prob", True)),
         "interleaved": float(fields.flag("rope_interleave", True)),
     }
-    return {**sizes, "settings": settings_of("deepseek_v3", own)}
+    return {**sizes, "settings": settings_of("deepseek_v3", settings)}
 
 
 def _v2(fields: Fields) -> dict[str, Any]:
-    _only(fields, {"scoring_func": "softmax", "norm_topk_prob": False, "moe_layer_freq": 1, "mlp_bias": False})
-    sizes, own = _attention(fields)
-    own |= _experts(fields, "num_experts", 64)
+    _refuse_other_values(
+        fields, {"scoring_func": "softmax", "norm_topk_prob": False, "moe_layer_freq": 1, "mlp_bias": False}
+    )
+    sizes, settings = _attention_fields(fields)
+    settings |= _expert_settings(fields, "num_experts", 64)
     method = fields.get("topk_method")
     if method not in ("greedy", "group_limited_greedy"):
         raise fields.refuse(f"topk_method is {quote_value(method)}, neither greedy nor group_limited_greedy")
     if method == "greedy":
-        own |= {"groups": 1, "top_groups": 1}
-    return {**sizes, "settings": settings_of("deepseek_v2", own)}
+        settings |= {"groups": 1, "top_groups": 1}
+    return {**sizes, "settings": settings_of("deepseek_v2", settings)}
 
 
 DEFAULTS = {

@@ -7,7 +7,7 @@ that ships with its checkpoints. Seed-OSS has a bias on q, k and v, and SmolLM3 
 from typing import Any
 
 from reference.files.fields import Fields
-from reference.oracle.family.base import OracleFamily, layers_named
+from reference.oracle.family.base import OracleFamily, sliding_layers
 
 
 def _llama(fields: Fields) -> dict[str, Any]:
@@ -52,34 +52,40 @@ SEED_OSS = OracleFamily(
 )
 
 
-def unrotated(fields: Fields, layers: int, none: tuple[Any, ...] = (None,)) -> tuple[int, ...]:
+def unrotated_layers(fields: Fields, layers: int, default_values: tuple[Any, ...] = (None,)) -> tuple[int, ...]:
     """The layers without rotary embedding: those for which `no_rope_layers` has 0, or every so many.
 
-    `none` holds the values of that field for which transformers counts by `no_rope_layer_interval`.
+    `default_values` holds the values of that field for which transformers counts by `no_rope_layer_interval`.
     """
-    named = fields.get("no_rope_layers")
-    if named in none:
+    stated_layers = fields.get("no_rope_layers")
+    if stated_layers in default_values:
         every = fields.integer("no_rope_layer_interval", 4)
         if every < 1:
             raise fields.refuse(f"no_rope_layer_interval is {every}; correct it")
         return tuple(layer for layer in range(layers) if (layer + 1) % every == 0)
-    if not isinstance(named, list) or len(named) < layers or any(one not in (0, 1) for one in named):
+    if (
+        not isinstance(stated_layers, list)
+        or len(stated_layers) < layers
+        or any(entry not in (0, 1) for entry in stated_layers)
+    ):
         raise fields.refuse(f"no_rope_layers must say 1 (rotary embedding) or 0 for each of {layers} layers")
-    return tuple(layer for layer in range(layers) if not named[layer])
+    return tuple(layer for layer in range(layers) if not stated_layers[layer])
 
 
 def _smollm3_slides(fields: Fields, layers: int, family: str) -> list[bool]:
     """The layers that `layer_types` names; without that field those without rotary embedding, if windows are asked."""
-    named, bare = layers_named(fields, layers), unrotated(fields, layers)
-    asked = fields.flag("use_sliding_window") and fields.get("sliding_window") is not None
-    slides = [asked and layer in bare for layer in range(layers)] if named is None else named
-    if any(slides) and not asked:
+    stated_slides, unrotated = sliding_layers(fields, layers), unrotated_layers(fields, layers)
+    wants_window = fields.flag("use_sliding_window") and fields.get("sliding_window") is not None
+    slides = (
+        [wants_window and layer in unrotated for layer in range(layers)] if stated_slides is None else stated_slides
+    )
+    if any(slides) and not wants_window:
         raise fields.refuse("layer_types names sliding_attention without a sliding_window; set use_sliding_window")
     return slides
 
 
 def _smollm3(fields: Fields) -> dict[str, Any]:
-    return {**_llama(fields), "unrotated": unrotated(fields, fields.integer("num_hidden_layers"))}
+    return {**_llama(fields), "unrotated": unrotated_layers(fields, fields.integer("num_hidden_layers"))}
 
 
 SMOLLM3 = OracleFamily(

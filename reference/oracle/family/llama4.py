@@ -12,29 +12,29 @@ from reference.architecture import Architecture
 from reference.files.fields import Fields, quote_value
 from reference.oracle.family.base import OracleFamily, Place, settings_of
 from reference.oracle.family.experts import router
-from reference.oracle.family.llama import unrotated
+from reference.oracle.family.llama import unrotated_layers
 from reference.oracle.formulas import rotary
 from reference.oracle.formulas.layer import Experts, Formulas, State, gated_block, rms_norm, sigmoid
 from reference.oracle.formulas.routers import Router
 from reference.trace import Array
 
 
-def _turned(arch: Architecture, x: Array, cos: Array, sin: Array) -> Array:
+def _rotate(arch: Architecture, x: Array, cos: Array, sin: Array) -> Array:
     """Queries or keys with neighbouring dimensions turned together, then normed without gain if the model has that."""
     turned = rotary.turn_neighbours(x, cos, sin)
     return rms_norm(turned, np.ones(arch.head_dim), arch.norm_eps) if arch.qk_norm else turned
 
 
-LLAMA4 = OracleFamily("llama4", Formulas(turned=_turned))
+LLAMA4 = OracleFamily("llama4", Formulas(rotate=_rotate))
 
 
-def _mixed(arch: Architecture, state: State, layer: int, x: Array, router: Router, chosen: Array) -> Array:
-    at = f"model.layers.{layer}.mlp"
+def _mix(arch: Architecture, state: State, layer: int, x: Array, router: Router, chosen: Array) -> Array:
+    prefix = f"model.layers.{layer}.mlp"
     factors = sigmoid(np.take_along_axis(router.scores, chosen, axis=-1))
-    mixed = gated_block(x, state, f"{at}.shared_expert")
-    for one in np.unique(chosen):
-        row, place = np.nonzero(chosen == one)
-        mixed[row] += gated_block(factors[row, place, None] * x[row], state, f"{at}.experts.{one}")
+    mixed = gated_block(x, state, f"{prefix}.shared_expert")
+    for number in np.unique(chosen):
+        row, place = np.nonzero(chosen == number)
+        mixed[row] += gated_block(factors[row, place, None] * x[row], state, f"{prefix}.experts.{number}")
     return mixed
 
 
@@ -47,66 +47,66 @@ def _no_slides(fields: Fields, layers: int, family: str) -> list[bool]:
 KINDS_OF_LAYER = ("full_attention", "chunked_attention")
 
 
-def _chunks(fields: Fields, layers: int, bare: tuple[int, ...]) -> tuple[int, ...]:
+def _chunk_sizes(fields: Fields, layers: int, unrotated: tuple[int, ...]) -> tuple[int, ...]:
     """The chunk of each layer, 0 for none: of those that `layer_types` names, or else of those with rotary embedding.
 
     Empty where no layer has a chunk.
     """
     types = fields.get("layer_types")
     if types is None:
-        types = [KINDS_OF_LAYER[layer not in bare] for layer in range(layers)]
+        types = [KINDS_OF_LAYER[layer not in unrotated] for layer in range(layers)]
     if not isinstance(types, list) or len(types) != layers or any(kind not in KINDS_OF_LAYER for kind in types):
         raise fields.refuse(f"layer_types must say {' or '.join(KINDS_OF_LAYER)} for each of {layers} layers")
-    chunked = [kind == KINDS_OF_LAYER[1] for kind in types]
-    if not any(chunked):
+    is_chunked = [kind == KINDS_OF_LAYER[1] for kind in types]
+    if not any(is_chunked):
         return ()
     if fields.get("attention_chunk_size") is None:
         raise fields.refuse("attention_chunk_size is null, and layers have chunked attention; give its size")
     size = fields.integer("attention_chunk_size")
     if size < 1:
         raise fields.refuse(f"attention_chunk_size is {size}; correct it")
-    return tuple(size if has else 0 for has in chunked)
+    return tuple(size if is_chunked_layer else 0 for is_chunked_layer in is_chunked)
 
 
 def _sparse_step(fields: Fields, layers: int) -> int:
     """The setting `sparse_step` that says which layers have experts: `moe_layers`, or each so many layers the last."""
-    named = fields.get("moe_layers")
-    if named is None:
+    stated_layers = fields.get("moe_layers")
+    if stated_layers is None:
         step = fields.integer("interleave_moe_layer_step", 1)
         if step < 1:
             raise fields.refuse(f"interleave_moe_layer_step is {step}; correct it")
         return step
     for step in range(layers + 1):
-        if named == [layer for layer in range(layers) if step and (layer + 1) % step == 0]:
+        if stated_layers == [layer for layer in range(layers) if step and (layer + 1) % step == 0]:
             return step
     raise fields.refuse(
-        f"moe_layers is {quote_value(named)}; the oracle computes each so many layers alone; "
+        f"moe_layers is {quote_value(stated_layers)}; the oracle computes each so many layers alone; "
         "compare --against a backend"
     )
 
 
 def _fields(fields: Fields) -> dict[str, Any]:
     layers, biased = fields.integer("num_hidden_layers"), fields.flag("attention_bias")
-    bare = unrotated(fields, layers, (None, []))
-    tempered = fields.flag("attn_temperature_tuning", True) and bool(bare)
-    own = {
+    unrotated = unrotated_layers(fields, layers, (None, []))
+    has_temperature = fields.flag("attn_temperature_tuning", True) and bool(unrotated)
+    settings = {
         "experts": fields.integer("num_local_experts", 16),
         "experts_per_token": fields.integer("num_experts_per_tok", 1),
         "expert_size": fields.integer("intermediate_size", 8192),
         "sparse_step": _sparse_step(fields, layers),
     }
     floor, scale = fields.integer("floor_scale", 8192), fields.number("attn_scale", 0.1)
-    if tempered and (floor < 1 or scale <= 0):
+    if has_temperature and (floor < 1 or scale <= 0):
         raise fields.refuse(f"floor_scale is {floor} and attn_scale {scale}; correct them")
     return {
         "intermediate_size": fields.integer("intermediate_size_mlp", 16384),
         "qkv_bias": biased,
         "output_bias": biased,
         "qk_norm": fields.flag("use_qk_norm", True),
-        "unrotated": bare,
-        "chunks": _chunks(fields, layers, bare),
-        **({"floor_scale": floor, "attn_scale": float(scale)} if tempered else {}),
-        "settings": settings_of("llama4_text", own),
+        "unrotated": unrotated,
+        "chunks": _chunk_sizes(fields, layers, unrotated),
+        **({"floor_scale": floor, "attn_scale": float(scale)} if has_temperature else {}),
+        "settings": settings_of("llama4_text", settings),
     }
 
 
@@ -115,18 +115,18 @@ def _place(arch: Architecture, name: str, shape: tuple[int, ...]) -> Place:
     stored = name.replace(".mlp.gate.", ".mlp.router.").replace(".mlp.", ".feed_forward.")
     if ".feed_forward.experts." not in stored:
         return Place(stored, shape)
-    at, number, part, _ = stored.rsplit(".", 3)
+    prefix, number, part, _ = stored.rsplit(".", 3)
     expert, inner = int(number), int(arch.setting("expert_size"))
     experts, hidden = int(arch.setting("experts")), arch.hidden_size
     if part == "down_proj":
-        return Place(f"{at}.down_proj", (experts, inner, hidden), lambda values: values[expert].T)
+        return Place(f"{prefix}.down_proj", (experts, inner, hidden), lambda values: values[expert].T)
     columns = slice(None, inner) if part == "gate_proj" else slice(inner, None)
-    return Place(f"{at}.gate_up_proj", (experts, hidden, 2 * inner), lambda values: values[expert, :, columns].T)
+    return Place(f"{prefix}.gate_up_proj", (experts, hidden, 2 * inner), lambda values: values[expert, :, columns].T)
 
 
 LLAMA4_TEXT = OracleFamily(
     "llama4_text",
-    Formulas(turned=_turned, experts=Experts(router, _mixed)),
+    Formulas(rotate=_rotate, experts=Experts(router, _mix)),
     model_types=("llama4_text",),
     defaults={
         "max_position_embeddings": 131072,

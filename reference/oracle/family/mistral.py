@@ -40,11 +40,11 @@ def _rope(fields: Fields) -> Any:
 
 
 def _ministral3(fields: Fields) -> dict[str, Any]:
-    given = Fields(fields.where, _rope(fields), {})
-    own = {"scale_beta": given.number("llama_4_scaling_beta")}
-    if own["scale_beta"] and given.get("original_max_position_embeddings") is None:
+    rope_fields = Fields(fields.where, _rope(fields), {})
+    settings = {"scale_beta": rope_fields.number("llama_4_scaling_beta")}
+    if settings["scale_beta"] and rope_fields.get("original_max_position_embeddings") is None:
         raise fields.refuse("rope_parameters has no original_max_position_embeddings, by which queries are scaled")
-    return {"settings": settings_of("ministral3", own)}
+    return {"settings": settings_of("ministral3", settings)}
 
 
 MINISTRAL3 = OracleFamily(

@@ -7,11 +7,11 @@ from typing import Any
 
 from reference.architecture import Architecture, Rope
 from reference.files.fields import Fields
-from reference.oracle.family.base import OracleFamily, layered_rope, layers_named
+from reference.oracle.family.base import OracleFamily, layered_rope, sliding_layers
 from reference.oracle.formulas.layer import Formulas
 
 
-def _biased(fields: Fields) -> dict[str, Any]:
+def _bias_fields(fields: Fields) -> dict[str, Any]:
     biased = fields.flag("attention_bias")
     return {"qkv_bias": biased, "output_bias": biased, "qk_norm": True}
 
@@ -20,7 +20,7 @@ OLMO2 = OracleFamily(
     "olmo2",
     model_types=("olmo2",),
     defaults={"max_position_embeddings": 2048, "rms_norm_eps": 1e-5},
-    fields=_biased,
+    fields=_bias_fields,
 )
 
 
@@ -29,9 +29,9 @@ def plain_where_sliding(arch: Architecture, layer: int) -> Rope:
     return Rope(theta=arch.rope.theta) if arch.windows[layer] else arch.rope
 
 
-def _each_fourth_full(fields: Fields, layers: int, family: str) -> list[bool]:
-    named = layers_named(fields, layers)
-    return [(layer + 1) % 4 != 0 for layer in range(layers)] if named is None else named
+def _three_of_four(fields: Fields, layers: int, family: str) -> list[bool]:
+    stated_slides = sliding_layers(fields, layers)
+    return [(layer + 1) % 4 != 0 for layer in range(layers)] if stated_slides is None else stated_slides
 
 
 def _olmo3_rope(fields: Fields) -> Any:
@@ -46,8 +46,8 @@ OLMO3 = OracleFamily(
     Formulas(rope=plain_where_sliding),
     model_types=("olmo3",),
     defaults={"max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "sliding_window": 4096},
-    slides=_each_fourth_full,
-    fields=_biased,
+    slides=_three_of_four,
+    fields=_bias_fields,
     rope=_olmo3_rope,
     layered_rope=True,
 )
@@ -55,13 +55,13 @@ OLMO3 = OracleFamily(
 
 def _exaone4_slides(fields: Fields, layers: int, family: str) -> list[bool]:
     """The layers that `layer_types` names; without that field all but each `sliding_window_pattern`-th."""
-    named = layers_named(fields, layers)
+    stated_slides = sliding_layers(fields, layers)
     if fields.get("sliding_window") is None:
-        if named is not None and any(named):
+        if stated_slides is not None and any(stated_slides):
             raise fields.refuse("layer_types names sliding_attention without a sliding_window; add one")
         return [False] * layers
-    if named is not None:
-        return named
+    if stated_slides is not None:
+        return stated_slides
     every = fields.integer("sliding_window_pattern", 4)
     if every < 1:
         raise fields.refuse(f"sliding_window_pattern is {every}; correct it")

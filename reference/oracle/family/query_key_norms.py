@@ -16,7 +16,7 @@ from reference.oracle.formulas.layer import Formulas, State, linear
 from reference.trace import Array
 
 
-def _biased(fields: Fields) -> dict[str, Any]:
+def _bias_fields(fields: Fields) -> dict[str, Any]:
     biased = fields.flag("attention_bias")
     return {"qkv_bias": biased, "output_bias": biased, "qk_norm": True}
 
@@ -27,13 +27,13 @@ def _hunyuan_rope(fields: Fields) -> Any:
         return content
     if content.get("rope_type", content.get("type")) != "dynamic":
         raise fields.refuse("rope field alpha belongs to the kind dynamic; correct rope_type")
-    given = Fields(fields.where, content, {})
+    rope_fields = Fields(fields.where, content, {})
     heads = fields.integer("num_attention_heads")
     width = fields.integer("head_dim", fields.integer("hidden_size") // max(1, heads))
-    if width < 3 or given.number("alpha") <= 0:
+    if width < 3 or rope_fields.number("alpha") <= 0:
         raise fields.refuse("rope field alpha makes no base of this head_dim; correct it")
-    theta = given.number("rope_theta", fields.number("rope_theta", 10000.0))
-    return {"rope_type": "default", "rope_theta": theta * given.number("alpha") ** (width / (width - 2))}
+    theta = rope_fields.number("rope_theta", fields.number("rope_theta", 10000.0))
+    return {"rope_type": "default", "rope_theta": theta * rope_fields.number("alpha") ** (width / (width - 2))}
 
 
 def _hunyuan_place(arch: Architecture, name: str, shape: tuple[int, ...]) -> Place:
@@ -42,10 +42,10 @@ def _hunyuan_place(arch: Architecture, name: str, shape: tuple[int, ...]) -> Pla
 
 HUNYUAN = OracleFamily(
     "hunyuan_v1_dense",
-    Formulas(norms_turned=True),
+    Formulas(norms_after_rotation=True),
     model_types=("hunyuan_v1_dense",),
     defaults={"max_position_embeddings": 2048, "rms_norm_eps": 1e-5},
-    fields=_biased,
+    fields=_bias_fields,
     place=_hunyuan_place,
     rope=_hunyuan_rope,
 )
@@ -56,17 +56,17 @@ def _softplus(x: Array) -> Array:
     return np.asarray(np.logaddexp(0.0, x))
 
 
-def xielu(x: Array, state: State, at: str) -> Array:
-    """The activation xIELU (arXiv 2411.13010) with the numbers of the block `at`."""
-    beta, least = state[f"{at}.beta"], state[f"{at}.eps"]
-    rising, falling = _softplus(state[f"{at}.alpha_p"]), beta + _softplus(state[f"{at}.alpha_n"])
-    below = (np.expm1(np.minimum(x, least)) - x) * falling
-    return np.asarray(np.where(x > 0, rising * x * x, below) + beta * x)
+def xielu(x: Array, state: State, prefix: str) -> Array:
+    """The activation xIELU (arXiv 2411.13010) with the numbers of the block `prefix`."""
+    beta, least = state[f"{prefix}.beta"], state[f"{prefix}.eps"]
+    rising, falling = _softplus(state[f"{prefix}.alpha_p"]), beta + _softplus(state[f"{prefix}.alpha_n"])
+    negative_part = (np.expm1(np.minimum(x, least)) - x) * falling
+    return np.asarray(np.where(x > 0, rising * x * x, negative_part) + beta * x)
 
 
-def _ungated(arch: Architecture, state: State, layer: int, x: Array) -> Array:
-    at = f"model.layers.{layer}.mlp"
-    return linear(xielu(linear(x, state, f"{at}.up_proj"), state, f"{at}.act_fn"), state, f"{at}.down_proj")
+def _ungated_block(arch: Architecture, state: State, layer: int, x: Array) -> Array:
+    prefix = f"model.layers.{layer}.mlp"
+    return linear(xielu(linear(x, state, f"{prefix}.up_proj"), state, f"{prefix}.act_fn"), state, f"{prefix}.down_proj")
 
 
 def _apertus_rope(fields: Fields) -> Any:
@@ -78,10 +78,10 @@ def _apertus_rope(fields: Fields) -> Any:
 
 APERTUS = OracleFamily(
     "apertus",
-    Formulas(feed_forward=_ungated),
+    Formulas(feed_forward=_ungated_block),
     model_types=("apertus",),
     defaults={"max_position_embeddings": 65536, "rms_norm_eps": 1e-5, "rope_theta": 12000000.0},
     activation=("hidden_act", "xielu"),
-    fields=_biased,
+    fields=_bias_fields,
     rope=_apertus_rope,
 )

@@ -8,7 +8,7 @@ Checkpoints of Qwen2-VL hold a vision tower beside the text model, and are not r
 from typing import Any
 
 from reference.files.fields import Fields
-from reference.oracle.family.base import OracleFamily, layers_named
+from reference.oracle.family.base import OracleFamily, sliding_layers
 
 
 def _slides(fields: Fields, layers: int, family: str) -> list[bool]:
@@ -16,12 +16,12 @@ def _slides(fields: Fields, layers: int, family: str) -> list[bool]:
 
     They are those that `layer_types` names, or without that field the layers from `max_window_layers` on.
     """
-    asked, first = fields.flag("use_sliding_window"), fields.integer("max_window_layers", 28)
-    if asked:
+    wants_window, first = fields.flag("use_sliding_window"), fields.integer("max_window_layers", 28)
+    if wants_window:
         fields.integer("sliding_window", 4096)
-    named = layers_named(fields, layers)
-    slides = [asked and layer >= first for layer in range(layers)] if named is None else named
-    if any(slides) and not asked:
+    stated_slides = sliding_layers(fields, layers)
+    slides = [wants_window and layer >= first for layer in range(layers)] if stated_slides is None else stated_slides
+    if any(slides) and not wants_window:
         raise fields.refuse("layer_types names sliding_attention without a sliding_window; set use_sliding_window")
     return slides
 

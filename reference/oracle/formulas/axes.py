@@ -18,21 +18,22 @@ def positions(images: Images, columns: Iterable[int]) -> Array:
     >>> positions((Image(1, 1, 2, 2),), range(7)).tolist()
     [[0, 1, 1, 1, 1, 3, 4], [0, 1, 1, 2, 2, 3, 4], [0, 1, 2, 1, 2, 3, 4]]
     """
-    wanted = [int(column) for column in columns]
-    found: list[tuple[int, int, int]] = []
-    begins = {one.start: one for one in images}
-    last, here = max(wanted, default=-1), 0
-    while len(found) <= last:
-        image = begins.get(len(found))
+    column_list = [int(column) for column in columns]
+    token_positions: list[tuple[int, int, int]] = []
+    image_at = {image.start: image for image in images}
+    last, position = max(column_list, default=-1), 0
+    while len(token_positions) <= last:
+        image = image_at.get(len(token_positions))
         if image is None:
-            found.append((here, here, here))
-            here += 1
+            token_positions.append((position, position, position))
+            position += 1
         else:
             grid = np.ndindex(image.frames, image.height, image.width)
-            found += [(here + frame, here + row, here + column) for frame, row, column in grid]
-            here += max(image.frames, image.height, image.width)
-    places: Array = np.array([found[column] for column in wanted], dtype=np.int64).reshape(len(wanted), 3).T
-    return places
+            token_positions += [(position + frame, position + row, position + column) for frame, row, column in grid]
+            position += max(image.frames, image.height, image.width)
+    places = [token_positions[column] for column in column_list]
+    by_axis: Array = np.array(places, dtype=np.int64).reshape(len(places), 3).T
+    return by_axis
 
 
 def table(arch: Architecture, places: Array, inv_freq: Array, scaling: float) -> tuple[Array, Array]:
@@ -40,5 +41,5 @@ def table(arch: Architecture, places: Array, inv_freq: Array, scaling: float) ->
     axis = np.repeat(np.arange(3), [int(arch.setting(name)) for name in SECTIONS])
     by_axis = [rotary.table(place, inv_freq, scaling) for place in places]
     pairs = np.arange(len(inv_freq))
-    cos, sin = (np.stack([one[kind] for one in by_axis])[axis, :, pairs].T for kind in range(2))
+    cos, sin = (np.stack([tables[kind] for tables in by_axis])[axis, :, pairs].T for kind in range(2))
     return cos, sin

@@ -8,7 +8,7 @@ import numpy as np
 from reference.trace import Array
 
 
-def scaled(numbers: Array, factors: Array, block: tuple[int, int]) -> Array:
+def apply_scales(numbers: Array, factors: Array, block: tuple[int, int]) -> Array:
     """The weights of a matrix [out, in] with a factor for each block: exact in float64 where factors are float32."""
     rows, columns = (np.arange(count) // size for count, size in zip(numbers.shape, block, strict=True))
     weights: Array = numbers * factors[rows[:, None], columns]

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from reference.oracle.formulas.layer import capped
+from reference.oracle.formulas.layer import soft_cap
 from reference.oracle.formulas.levels import Level
-from reference.oracle.formulas.reach import first_seen
+from reference.oracle.formulas.reach import first_visible
 from reference.trace import Array
 
 
@@ -25,19 +25,19 @@ def block_attention(
     heads, rows, width = queries.shape
     kv_heads, end, _ = keys.shape
     row = np.arange(end - rows, end)[:, None]
-    begin = np.array([[first_seen(reach, position)] for position in range(end - rows, end)])
+    begin = np.array([[first_visible(reach, position)] for position in range(end - rows, end)])
     first = int(begin[0, 0])  # no later row sees a column before this one
     column = np.arange(first, end)
     hidden = (column > row) | (column < begin)
     grouped = queries.reshape(kv_heads, -1, width)
-    scores = capped((grouped @ keys[:, first:].swapaxes(1, 2)).reshape(heads, rows, -1), cap)
+    scores = soft_cap((grouped @ keys[:, first:].swapaxes(1, 2)).reshape(heads, rows, -1), cap)
     scores += np.where(hidden, -np.inf, 0.0)
     peak = scores.max(axis=-1, keepdims=True)
-    beside = np.array(-np.inf) if sinks is None else sinks[:, None, None]
-    peak = np.maximum(peak, beside)
+    sink_scores = np.array(-np.inf) if sinks is None else sinks[:, None, None]
+    peak = np.maximum(peak, sink_scores)
     scores -= peak
     np.exp(scores, out=scores)
-    scores /= scores.sum(axis=-1, keepdims=True) + np.exp(beside - peak)
+    scores /= scores.sum(axis=-1, keepdims=True) + np.exp(sink_scores - peak)
     mixed: Array = scores.reshape(kv_heads, -1, end - first) @ values[:, first:]
     return mixed.reshape(heads, rows, -1)
 
@@ -72,25 +72,29 @@ def tree_attention(
     (heads, nodes, width), (kv_heads, context, _) = queries.shape, above_keys.shape
     group = heads // kv_heads
     # [kv_heads, nodes, group, d]: one product with the context per KV head, one with the path per node.
-    asked = queries.reshape(kv_heads, group, nodes, width).swapaxes(1, 2).copy()
-    mixed = np.empty((*asked.shape[:-1], values.shape[-1]))
-    beside = np.array(-np.inf) if sinks is None else sinks.reshape(kv_heads, 1, group, 1)
+    grouped_queries = queries.reshape(kv_heads, group, nodes, width).swapaxes(1, 2).copy()
+    mixed = np.empty((*grouped_queries.shape[:-1], values.shape[-1]))
+    sink_scores = np.array(-np.inf) if sinks is None else sinks.reshape(kv_heads, 1, group, 1)
     for depth, level in enumerate(levels):
-        here = slice(level.first, level.last)
-        first = first_seen(reach, context + depth)  # a logical position
+        rows = slice(level.first, level.last)
+        first = first_visible(reach, context + depth)  # a logical position
         path = level.paths[:, max(0, first - context) :]
-        query = asked[:, here]
+        query = grouped_queries[:, rows]
         flat = query.reshape(kv_heads, -1, width)
-        far = capped((flat @ above_keys[:, first:].swapaxes(1, 2)).reshape(*query.shape[:3], -1), cap)
-        near = capped(query @ keys[:, path].swapaxes(2, 3), cap)
-        # One softmax over context (`far`, may be empty) and path (`near`, which always holds the node itself).
-        peak = np.maximum(far.max(axis=-1, keepdims=True, initial=-np.inf), near.max(axis=-1, keepdims=True))
-        peak = np.maximum(peak, beside)
-        for scores in (far, near):
+        context_scores = soft_cap((flat @ above_keys[:, first:].swapaxes(1, 2)).reshape(*query.shape[:3], -1), cap)
+        path_scores = soft_cap(query @ keys[:, path].swapaxes(2, 3), cap)
+        # One softmax over context (may be empty) and path (always holds the node itself).
+        peak = np.maximum(
+            context_scores.max(axis=-1, keepdims=True, initial=-np.inf), path_scores.max(axis=-1, keepdims=True)
+        )
+        peak = np.maximum(peak, sink_scores)
+        for scores in (context_scores, path_scores):
             scores -= peak
             np.exp(scores, out=scores)
-        total = far.sum(axis=-1, keepdims=True) + near.sum(axis=-1, keepdims=True) + np.exp(beside - peak)
-        seen = (far.reshape(*flat.shape[:2], -1) @ above_values[:, first:]).reshape(*query.shape[:3], -1)
-        mixed[:, here] = (seen + near @ values[:, path]) / total
+        total = context_scores.sum(axis=-1, keepdims=True) + path_scores.sum(axis=-1, keepdims=True)
+        total += np.exp(sink_scores - peak)
+        context_values = context_scores.reshape(*flat.shape[:2], -1) @ above_values[:, first:]
+        context_values = context_values.reshape(*query.shape[:3], -1)
+        mixed[:, rows] = (context_values + path_scores @ values[:, path]) / total
     joined: Array = mixed.swapaxes(1, 2).reshape(heads, nodes, -1)
     return joined

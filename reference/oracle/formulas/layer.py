@@ -57,10 +57,10 @@ def gelu_tanh(x: Array) -> Array:
     return bent
 
 
-def capped(scores: Array, cap: float) -> Array:
+def soft_cap(scores: Array, cap: float) -> Array:
     """Scaled scores after the soft cap `cap` (`Architecture.score_cap`); a cap of 0 returns them unchanged.
 
-    >>> [float(round(score, 3)) for score in capped(np.array([0.0, 1.0, -50.0]), 2.0)]
+    >>> [float(round(score, 3)) for score in soft_cap(np.array([0.0, 1.0, -50.0]), 2.0)]
     [0.0, 0.924, -2.0]
     """
     if not cap:
@@ -82,18 +82,18 @@ def temperature(arch: Architecture, layer: int, positions: Array) -> Array:
     return scale
 
 
-def halves(arch: Architecture, x: Array, cos: Array, sin: Array) -> Array:
+def rotate_halves(arch: Architecture, x: Array, cos: Array, sin: Array) -> Array:
     """Queries or keys `x` [..., T, head_dim] turned by the rotary table; dimension i turns with i + head_dim / 2."""
     return rotary.turn(x, cos, sin)
 
 
-def gated_block(x: Array, state: State, at: str, activation: Unary = silu) -> Array:
-    """The gated feed-forward block `at` (arXiv 2002.05202) of `x` [..., hidden]: [..., hidden]."""
-    gate, up = (linear(x, state, f"{at}.{name}_proj") for name in ("gate", "up"))
-    return linear(activation(gate) * up, state, f"{at}.down_proj")
+def gated_block(x: Array, state: State, prefix: str, activation: Unary = silu) -> Array:
+    """The gated feed-forward block `prefix` (arXiv 2002.05202) of `x` [..., hidden]: [..., hidden]."""
+    gate, up = (linear(x, state, f"{prefix}.{name}_proj") for name in ("gate", "up"))
+    return linear(activation(gate) * up, state, f"{prefix}.down_proj")
 
 
-def by_head_size(arch: Architecture) -> float:
+def head_size_scale(arch: Architecture) -> float:
     """The factor of products of queries and keys: 1 over the square root of the head size."""
     return float(1 / np.sqrt(arch.head_dim))
 
@@ -104,11 +104,11 @@ class Experts:
 
     Attributes:
         router: The scores of a layer's experts for rows [T, hidden] of its normed input; None for a layer without.
-        mixed: The block [T, hidden] of the same rows, from their scores and the experts [T, taken] that each takes.
+        mix: The block [T, hidden] of the same rows, from their scores and the experts [T, taken] that each takes.
     """
 
     router: Callable[[Architecture, State, int, Array], Router | None]
-    mixed: Callable[[Architecture, State, int, Array, Router, Array], Array]
+    mix: Callable[[Architecture, State, int, Array, Router, Array], Array]
 
 
 @dataclass(frozen=True)
@@ -118,14 +118,14 @@ class Formulas:
     Attributes:
         gain: From a norm's weight to the factor by which the norm multiplies.
         activation: The activation of the gate in the feed-forward block.
-        turned: From queries or keys of a layer with rotary embedding, and the rotary table, to the turned ones.
+        rotate: From queries or keys of a layer with rotary embedding, and the rotary table, to the turned ones.
         score_scale: The factor of the products of queries and keys.
         embedding_scale: The factor of embeddings.
         embedding_rounded: Whether engines hold this factor in the working dtype.
         logits: From the products of hidden states and head [..., vocabulary] to logits.
         rope: The rotary embedding of a layer.
-        norms_turned: Whether the norms of queries and keys come after rotary embedding.
-        projected: From the normed input [T, hidden] of attention to queries, keys or values [T, heads, width], where
+        norms_after_rotation: Whether the norms of queries and keys come after rotary embedding.
+        project: From the normed input [T, hidden] of attention to queries, keys or values [T, heads, width], where
             these are no single projections; None elsewhere.
         latent_rows: What a latent cache holds of such rows; None for a family without latent attention.
         output_gate: From the normed input [T, hidden] of attention to the factors of its output before the output
@@ -140,14 +140,14 @@ class Formulas:
 
     gain: Unary = lambda weight: weight
     activation: Unary = silu
-    turned: Callable[[Architecture, Array, Array, Array], Array] = halves
-    score_scale: Callable[[Architecture], float] = by_head_size
+    rotate: Callable[[Architecture, Array, Array, Array], Array] = rotate_halves
+    score_scale: Callable[[Architecture], float] = head_size_scale
     embedding_scale: Callable[[Architecture], float] = lambda arch: 1.0
     embedding_rounded: bool = True
     logits: Callable[[Architecture, Array], Array] = lambda arch, scored: scored
     rope: Callable[[Architecture, int], Rope] = lambda arch, layer: arch.rope
-    norms_turned: bool = False
-    projected: Callable[[Architecture, State, int, str, Array], Array] | None = None
+    norms_after_rotation: bool = False
+    project: Callable[[Architecture, State, int, str, Array], Array] | None = None
     latent_rows: Callable[[Architecture, State, int, Array, Array, Array], tuple[Array, Array]] | None = None
     output_gate: Callable[[Architecture, State, int, Array], Array] | None = None
     recurrence: Recurrence | None = None

@@ -27,12 +27,14 @@ def levels_of(tree: Tree) -> tuple[list[int], list[Level]]:
     """The nodes in breadth-first order, and the levels of that order."""
     order, levels = [0], [Level(0, 1, np.zeros((1, 1), dtype=np.int64))]
     while True:
-        above = levels[-1]
-        below = [(row, child) for row in range(above.first, above.last) for child in tree.children[order[row]]]
-        if not below:
+        parent_level = levels[-1]
+        children = [
+            (row, child) for row in range(parent_level.first, parent_level.last) for child in tree.children[order[row]]
+        ]
+        if not children:
             return order, levels
         first = len(order)
-        order += [child for _, child in below]
+        order += [child for _, child in children]
         rows = np.arange(first, len(order))
-        parents = np.array([row for row, _ in below]) - above.first
-        levels.append(Level(first, len(order), np.column_stack([above.paths[parents], rows])))
+        parents = np.array([row for row, _ in children]) - parent_level.first
+        levels.append(Level(first, len(order), np.column_stack([parent_level.paths[parents], rows])))

@@ -13,12 +13,12 @@ QUANTISED_NAMES = ("_proj.weight", "fc.weight", ".linear.weight")
 """The ends of the names of quantised matrices: projections, and the two kinds of matrices that only heads have."""
 
 
-def dequantised(weight: Array, kind: str) -> Array:
+def quantised_weights(weight: Array, kind: str) -> Array:
     """The products number * scale that stand for `weight` [out, in], exact in float64."""
-    single = weight.astype(np.float32)
-    largest = np.abs(single).max(axis=1, keepdims=True)
+    weight32 = weight.astype(np.float32)
+    largest = np.abs(weight32).max(axis=1, keepdims=True)
     scale = np.where(largest == 0, np.float32(1), largest / np.float32(QUANTISED[kind]))
-    numbers = (single / scale).astype(np.float64)
+    numbers = (weight32 / scale).astype(np.float64)
     rounded = np.rint(numbers) if kind == "int8" else nearest_e4m3(numbers)
     products: Array = rounded * scale.astype(np.float64)
     return products

@@ -1,10 +1,10 @@
 """The first position that a row of a layer with a window or a chunk may attend to."""
 
 
-def first_seen(reach: tuple[int, int], position: int) -> int:
+def first_visible(reach: tuple[int, int], position: int) -> int:
     """The first position that `position` may attend to, in a layer of this window and chunk (`Architecture.reaches`).
 
-    >>> [first_seen(reach, 9) for reach in ((0, 0), (3, 0), (0, 4))]
+    >>> [first_visible(reach, 9) for reach in ((0, 0), (3, 0), (0, 4))]
     [0, 7, 8]
     """
     window, chunk = reach

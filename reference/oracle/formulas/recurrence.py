@@ -12,7 +12,7 @@ import numpy as np
 from reference.architecture import Architecture
 from reference.trace import Array
 
-Held = tuple[Array, Array]
+LayerState = tuple[Array, Array]
 """The window of the convolution [width - 1, channels], and the memory [value heads, key width, value width]."""
 
 
@@ -26,25 +26,33 @@ class Recurrence:
             state after the row and the layer's output [hidden].
     """
 
-    begin: Callable[[Architecture], Held]
-    step: Callable[[Architecture, dict[str, Array], int, Held, Array], tuple[Held, Array]]
+    begin: Callable[[Architecture], LayerState]
+    step: Callable[[Architecture, dict[str, Array], int, LayerState, Array], tuple[LayerState, Array]]
 
-    def below(
-        self, arch: Architecture, weights: dict[str, Array], layer: int, start: Held, rows: Array, parent: Sequence[int]
-    ) -> tuple[list[Held], Array]:
+    def run_rows(
+        self,
+        arch: Architecture,
+        weights: dict[str, Array],
+        layer: int,
+        start: LayerState,
+        rows: Array,
+        parent: Sequence[int],
+    ) -> tuple[list[LayerState], Array]:
         """The state after each row and the outputs [T, hidden] of `rows` [T, hidden], which are normed inputs.
 
         Row t goes on from the state of row `parent[t]`, which comes before it; from `start` where that is -1.
         """
-        held: list[Held] = []
+        states: list[LayerState] = []
         outputs = np.empty_like(rows)
-        for at, (row, above) in enumerate(zip(rows, parent, strict=True)):
-            state, outputs[at] = self.step(arch, weights, layer, held[above] if above >= 0 else start, row)
-            held.append(state)
-        return held, outputs
+        for row_index, (row, parent_row) in enumerate(zip(rows, parent, strict=True)):
+            state, outputs[row_index] = self.step(
+                arch, weights, layer, states[parent_row] if parent_row >= 0 else start, row
+            )
+            states.append(state)
+        return states, outputs
 
 
-def convolved(window: Array, row: Array, taps: Array) -> tuple[Array, Array]:
+def convolve(window: Array, row: Array, taps: Array) -> tuple[Array, Array]:
     """The convolution of a path at its last row, and the window behind it.
 
     Args:
@@ -52,5 +60,5 @@ def convolved(window: Array, row: Array, taps: Array) -> tuple[Array, Array]:
         row: The row's own input, [channels].
         taps: The weights of each channel, the last one for the row itself, [channels, width].
     """
-    seen = np.vstack([window, row])
-    return np.einsum("kc,ck->c", seen, taps), seen[1:]
+    window_and_row = np.vstack([window, row])
+    return np.einsum("kc,ck->c", window_and_row, taps), window_and_row[1:]

@@ -27,18 +27,18 @@ def frequencies(rope: Rope, head_dim: int, max_positions: int, length: int) -> t
         Malformed: `dynamic` beyond max_positions (see `check_span`).
     """
     check_span(rope, max_positions, length, length)
-    plain = rope.theta ** -(np.arange(0, head_dim, 2) / head_dim)
+    plain_frequencies = rope.theta ** -(np.arange(0, head_dim, 2) / head_dim)
     if rope.kind == "linear":
-        return plain / rope.factor, 1.0
+        return plain_frequencies / rope.factor, 1.0
     if rope.kind == "yarn":
-        return _yarn(rope, plain, head_dim), _yarn_scaling(rope)
+        return _yarn(rope, plain_frequencies, head_dim), _yarn_scaling(rope)
     if rope.kind == "llama3":
-        return _llama3(rope, plain), 1.0
+        return _llama3(rope, plain_frequencies), 1.0
     if rope.kind == "longrope":
         stretch = rope.long_factor if is_long(rope, length) else rope.short_factor
-        return plain / np.array(stretch, dtype=np.float64), _longrope_scaling(rope)
+        return plain_frequencies / np.array(stretch, dtype=np.float64), _longrope_scaling(rope)
     # `dynamic` raises theta only beyond max_positions, where no case goes.
-    return plain, 1.0
+    return plain_frequencies, 1.0
 
 
 def is_long(rope: Rope, length: int) -> bool:
@@ -81,10 +81,10 @@ def turn(x: Array, cos: Array, sin: Array) -> Array:
     The width is twice that of the table. Dimensions beyond it stay as they are (partial rotary embedding).
     """
     half = cos.shape[-1]
-    left, right = x[..., :half], x[..., half : 2 * half]
+    first_half, second_half = x[..., :half], x[..., half : 2 * half]
     turned: Array = x.copy()
-    turned[..., :half] = left * cos - right * sin
-    turned[..., half : 2 * half] = right * cos + left * sin
+    turned[..., :half] = first_half * cos - second_half * sin
+    turned[..., half : 2 * half] = second_half * cos + first_half * sin
     return turned
 
 
@@ -97,7 +97,7 @@ def turn_neighbours(x: Array, cos: Array, sin: Array) -> Array:
     return turned
 
 
-def _yarn(rope: Rope, plain: Array, head_dim: int) -> Array:
+def _yarn(rope: Rope, plain_frequencies: Array, head_dim: int) -> Array:
     """Keep fast pairs, interpolate slow pairs, and blend by a ramp over the pair index between (YaRN, eq. 23)."""
 
     def pair_turning(rotations: float) -> float:
@@ -112,7 +112,7 @@ def _yarn(rope: Rope, plain: Array, head_dim: int) -> Array:
     # Equal ends would divide by 0; transformers widens the ramp by the same 0.001.
     width = high - low if high != low else 0.001
     interpolated = np.clip((np.arange(head_dim // 2) - low) / width, 0, 1)
-    ramped: Array = plain / rope.factor * interpolated + plain * (1 - interpolated)
+    ramped: Array = plain_frequencies / rope.factor * interpolated + plain_frequencies * (1 - interpolated)
     return ramped
 
 
@@ -127,16 +127,16 @@ def _yarn_scaling(rope: Rope) -> float:
     return temperature(1.0)
 
 
-def _llama3(rope: Rope, plain: Array) -> Array:
+def _llama3(rope: Rope, plain_frequencies: Array) -> Array:
     """Stretch wavelengths beyond the original context, keep those well within it, and blend between."""
-    turns = rope.original * plain / (2 * np.pi)
+    turns = rope.original * plain_frequencies / (2 * np.pi)
     span = rope.high_freq_factor - rope.low_freq_factor
     with np.errstate(divide="ignore", invalid="ignore"):
         # Equal factors leave no band to blend; the division then decides nothing.
         blend = (turns - rope.low_freq_factor) / span
-        blended = (1 - blend) * plain / rope.factor + blend * plain
-    kept = np.where(turns > rope.high_freq_factor, plain, blended)
-    return np.where(turns < rope.low_freq_factor, plain / rope.factor, kept)
+        blended = (1 - blend) * plain_frequencies / rope.factor + blend * plain_frequencies
+    stretched = np.where(turns > rope.high_freq_factor, plain_frequencies, blended)
+    return np.where(turns < rope.low_freq_factor, plain_frequencies / rope.factor, stretched)
 
 
 def _longrope_scaling(rope: Rope) -> float:

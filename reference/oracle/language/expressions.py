@@ -12,6 +12,9 @@ from reference.malformed import Malformed
 LAST = 0x10FFFF
 """The last code point."""
 
+LEADS = (range(0x80), range(0xC0, 0xE0), range(0xE0, 0xF0), range(0xF0, 0xF8))
+"""The first bytes of UTF-8 encodings of 1, 2, 3 and 4 bytes."""
+
 Ranges = tuple[tuple[int, int], ...]
 """Code points as pairs of the first and the last."""
 
@@ -39,21 +42,21 @@ class Character(Expression):
 
 @dataclass(frozen=True)
 class Sequence(Expression):
-    """A text of `first`, then one of `rest`."""
+    """A text of `first`, then one of `tail`."""
 
     first: Expression = EMPTY
-    rest: Expression = EMPTY
+    tail: Expression = EMPTY
 
 
 @dataclass(frozen=True)
-class Either(Expression):
+class Alternatives(Expression):
     """A text of any of `options`."""
 
     options: frozenset[Expression] = frozenset()
 
 
 @dataclass(frozen=True)
-class Repeated(Expression):
+class Repetition(Expression):
     """At least `least` and at most `most` texts of `part`; None for any number."""
 
     part: Expression = EMPTY
@@ -70,58 +73,64 @@ class Call(Expression):
 
 def sequence(*parts: Expression) -> Expression:
     """The parts one after the other."""
-    whole = EMPTY
+    result = EMPTY
     for part in reversed(parts):
-        if NEVER in (part, whole):
+        if NEVER in (part, result):
             return NEVER
-        whole = whole if part == EMPTY else part if whole == EMPTY else Sequence(first=part, rest=whole)
-    return whole
+        if part == EMPTY:
+            continue
+        result = part if result == EMPTY else Sequence(first=part, tail=result)
+    return result
 
 
-def either(*options: Expression) -> Expression:
+def alternatives(*options: Expression) -> Expression:
     """Any of the options."""
-    flat: set[Expression] = set()
-    for one in options:
-        flat |= one.options if isinstance(one, Either) else {one} - {NEVER}
-    return NEVER if not flat else flat.pop() if len(flat) == 1 else Either(options=frozenset(flat))
+    flat_options: set[Expression] = set()
+    for option in options:
+        flat_options |= option.options if isinstance(option, Alternatives) else {option} - {NEVER}
+    if not flat_options:
+        return NEVER
+    if len(flat_options) == 1:
+        return flat_options.pop()
+    return Alternatives(options=frozenset(flat_options))
 
 
-def repeated(part: Expression, least: int, most: int | None) -> Expression:
+def repetition(part: Expression, least: int, most: int | None) -> Expression:
     """`least` to `most` texts of `part`."""
     if most == 0 or part == EMPTY:
         return EMPTY
     if part == NEVER:
         return NEVER if least else EMPTY
-    return part if (least, most) == (1, 1) else Repeated(part=part, least=least, most=most)
+    return part if (least, most) == (1, 1) else Repetition(part=part, least=least, most=most)
 
 
 def character(ranges: Ranges) -> Expression:
     """A character of `ranges`, surrogates left out."""
-    kept: list[tuple[int, int]] = []
+    surrogate_free: list[tuple[int, int]] = []
     for first, last in ranges:
         pieces = ((first, min(last, 0xD7FF)), (max(first, 0xE000), last))
-        kept += [piece for piece in pieces if piece[0] <= piece[1]]
-    return Character(ranges=tuple(kept)) if kept else NEVER
+        surrogate_free += [piece for piece in pieces if piece[0] <= piece[1]]
+    return Character(ranges=tuple(surrogate_free)) if surrogate_free else NEVER
 
 
 def literal(text: str) -> Expression:
     """The text itself."""
-    return sequence(*(character(((ord(one), ord(one)),)) for one in text))
+    return sequence(*(character(((ord(char), ord(char)),)) for char in text))
 
 
 def beginning(head: bytes) -> tuple[int, int] | None:
     """The first and the last code point whose UTF-8 encoding begins with `head`; None if there is none."""
-    lead = head[0]
-    size = 1 if lead < 0x80 else 2 if 0xC0 <= lead < 0xE0 else 3 if 0xE0 <= lead < 0xF0 else 4 if lead < 0xF8 else 0
-    if lead in range(0x80, 0xC0) or not size or any(one & 0xC0 != 0x80 for one in head[1:]):
+    first_byte = head[0]
+    size = next((size for size, leads in enumerate(LEADS, 1) if first_byte in leads), None)
+    if size is None or any(byte & 0xC0 != 0x80 for byte in head[1:]):
         return None
-    value = lead if size == 1 else lead & (0x7F >> size)
-    for one in head[1:]:
-        value = value << 6 | one & 0x3F
-    free = 6 * (size - len(head))
+    value = first_byte if size == 1 else first_byte & (0x7F >> size)
+    for byte in head[1:]:
+        value = value << 6 | byte & 0x3F
+    free_bits = 6 * (size - len(head))
     # A shorter encoding of the same number is the only one that is valid.
-    least = (0, 0x80, 0x800, 0x10000)[size - 1]
-    first, last = max(value << free, least), min((value + 1 << free) - 1, LAST)
+    least_value = (0, 0x80, 0x800, 0x10000)[size - 1]
+    first, last = max(value << free_bits, least_value), min((value + 1 << free_bits) - 1, LAST)
     return (first, last) if first <= last else None
 
 
@@ -138,67 +147,71 @@ class Language:
     rules: Mapping[str, Expression] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._known: dict[tuple[Expression, int], Expression] = {}
+        self._derivatives: dict[tuple[Expression, int], Expression] = {}
         self._empty: set[str] = set()
         self._check_ends()
         # The rules that match the empty text, as the least fixed point.
-        while more := {name for name, body in self.rules.items() if name not in self._empty and self.ends(body)}:
-            self._empty |= more
+        while newly_empty := {
+            name for name, body in self.rules.items() if name not in self._empty and self.accepts_empty(body)
+        }:
+            self._empty |= newly_empty
 
-    def ends(self, one: Expression) -> bool:
+    def accepts_empty(self, expression: Expression) -> bool:
         """Whether the empty text is one of the language."""
-        if isinstance(one, Sequence):
-            return self.ends(one.first) and self.ends(one.rest)
-        if isinstance(one, Either):
-            return any(map(self.ends, one.options))
-        if isinstance(one, Repeated):
-            return one.least == 0 or self.ends(one.part)
-        return one == EMPTY or (isinstance(one, Call) and one.rule in self._empty)
+        if isinstance(expression, Sequence):
+            return self.accepts_empty(expression.first) and self.accepts_empty(expression.tail)
+        if isinstance(expression, Alternatives):
+            return any(map(self.accepts_empty, expression.options))
+        if isinstance(expression, Repetition):
+            return expression.least == 0 or self.accepts_empty(expression.part)
+        return expression == EMPTY or (isinstance(expression, Call) and expression.rule in self._empty)
 
-    def after(self, one: Expression, byte: int, calls: tuple[str, ...] = ()) -> Expression:
-        """The texts that follow `byte` in texts of `one`.
+    def derivative(self, expression: Expression, byte: int, calls: tuple[str, ...] = ()) -> Expression:
+        """The texts that follow `byte` in texts of `expression`.
 
         Raises:
             Malformed: A rule calls itself before it has matched anything; `calls` are the rules on the way.
         """
-        key = (one, byte)
-        if key not in self._known:
-            self._known[key] = self._derived(one, byte, calls)
-        return self._known[key]
+        key = (expression, byte)
+        if key not in self._derivatives:
+            self._derivatives[key] = self._derive(expression, byte, calls)
+        return self._derivatives[key]
 
-    def _derived(self, one: Expression, byte: int, calls: tuple[str, ...]) -> Expression:
-        if isinstance(one, Character):
-            return _next_of(one, byte)
-        if isinstance(one, Sequence):
-            left = sequence(self.after(one.first, byte, calls), one.rest)
-            return either(left, self.after(one.rest, byte, calls)) if self.ends(one.first) else left
-        if isinstance(one, Either):
-            return either(*(self.after(option, byte, calls) for option in one.options))
-        if isinstance(one, Repeated):
-            most = None if one.most is None else one.most - 1
-            again = repeated(one.part, max(one.least - 1, 0), most)
-            return sequence(self.after(one.part, byte, calls), again)
-        if isinstance(one, Call):
-            if one.rule in calls:
-                raise Malformed("text", f"rule {one.rule} calls itself before it has matched a character")
-            return self.after(self.rules[one.rule], byte, (*calls, one.rule))
+    def _derive(self, expression: Expression, byte: int, calls: tuple[str, ...]) -> Expression:
+        if isinstance(expression, Character):
+            return _next_character(expression, byte)
+        if isinstance(expression, Sequence):
+            goes_on = sequence(self.derivative(expression.first, byte, calls), expression.tail)
+            if not self.accepts_empty(expression.first):
+                return goes_on
+            return alternatives(goes_on, self.derivative(expression.tail, byte, calls))
+        if isinstance(expression, Alternatives):
+            return alternatives(*(self.derivative(option, byte, calls) for option in expression.options))
+        if isinstance(expression, Repetition):
+            most = None if expression.most is None else expression.most - 1
+            further = repetition(expression.part, max(expression.least - 1, 0), most)
+            return sequence(self.derivative(expression.part, byte, calls), further)
+        if isinstance(expression, Call):
+            if expression.rule in calls:
+                raise Malformed("text", f"rule {expression.rule} calls itself before it has matched a character")
+            return self.derivative(self.rules[expression.rule], byte, (*calls, expression.rule))
         return NEVER
 
     def _check_ends(self) -> None:
         """Refuse a rule that matches no text at all: what calls it would look as if it could go on."""
         finite: set[str] = set()
 
-        def has_text(one: Expression) -> bool:
-            if isinstance(one, Sequence):
-                return has_text(one.first) and has_text(one.rest)
-            if isinstance(one, Either):
-                return any(map(has_text, one.options))
-            if isinstance(one, Repeated):
-                return one.least == 0 or has_text(one.part)
-            return one.rule in finite if isinstance(one, Call) else one != NEVER
+        def has_text(expression: Expression) -> bool:
+            if isinstance(expression, Sequence):
+                return has_text(expression.first) and has_text(expression.tail)
+            if isinstance(expression, Alternatives):
+                return any(map(has_text, expression.options))
+            if isinstance(expression, Repetition):
+                return expression.least == 0 or has_text(expression.part)
+            return expression.rule in finite if isinstance(expression, Call) else expression != NEVER
 
-        while more := {name for name, body in self.rules.items() if name not in finite and has_text(body)}:
-            finite |= more
+        while newly_finite := {name for name, body in self.rules.items() if name not in finite and has_text(body)}:
+            finite |= newly_finite
         for name in self.rules:
             if name not in finite:
                 raise Malformed("text", f"rule {name} matches no text")
@@ -206,10 +219,10 @@ class Language:
             raise Malformed("text", "matches no text")
 
 
-def _next_of(one: Character, byte: int) -> Expression:
-    head = one.head + bytes([byte])
+def _next_character(expression: Character, byte: int) -> Expression:
+    head = expression.head + bytes([byte])
     span = beginning(head)
-    if span is None or not any(first <= span[1] and span[0] <= last for first, last in one.ranges):
+    if span is None or not any(first <= span[1] and span[0] <= last for first, last in expression.ranges):
         return NEVER
     # Bounds of one code point: the character is complete. No head of fewer bytes has equal bounds.
-    return EMPTY if span[0] == span[1] else Character(ranges=one.ranges, head=head)
+    return EMPTY if span[0] == span[1] else Character(ranges=expression.ranges, head=head)

@@ -17,7 +17,7 @@ Trie = dict[int, "Trie | tuple[int, ...]"]
 
 
 @dataclass(frozen=True)
-class Legal:
+class LegalTokens:
     """The state of a text.
 
     Attributes:
@@ -29,7 +29,7 @@ class Legal:
     refused: bool
 
     @property
-    def closed(self) -> bool:
+    def is_closed(self) -> bool:
         """Whether the text is legal and no token may follow it."""
         return not self.refused and not bool(self.tokens.any())
 
@@ -42,12 +42,12 @@ def language(kind: str, text: str) -> Language:
         Malformed: The grammar is outside the dialect of its kind, or matches no text.
     """
     if kind == "ebnf":
-        return reading.rules(text)
-    return Language(reading.regular(text) if kind == "regex" else schemas.schema(text))
+        return reading.read_rules(text)
+    return Language(reading.read_regular(text) if kind == "regex" else schemas.schema(text))
 
 
 @lru_cache(maxsize=8192)
-def legal_after(grammar: Grammar, ends: tuple[int, ...], output: tuple[int, ...]) -> Legal:
+def legal_after(grammar: Grammar, ends: tuple[int, ...], output: tuple[int, ...]) -> LegalTokens:
     """The legal tokens after `output`, the tokens of a request behind its prompt.
 
     Args:
@@ -58,25 +58,25 @@ def legal_after(grammar: Grammar, ends: tuple[int, ...], output: tuple[int, ...]
     Raises:
         Malformed: as `language`.
     """
-    spoken, words = language(grammar.kind, grammar.text), _words(grammar.words)
+    language_, words = language(grammar.kind, grammar.text), _words(grammar.words)
     legal = np.zeros(len(words), dtype=bool)
-    state = spoken.start
-    for at, token in enumerate(output):
+    state = language_.start
+    for i, token in enumerate(output):
         if token in ends:
             # After a legal end there is no text that a further token could go on with.
-            refused = not spoken.ends(state) or at + 1 < len(output)
-            return Legal(frozen(legal), refused)
-        state = _read(spoken, state, words[token]) if words[token] else NEVER
+            refused = not language_.accepts_empty(state) or i + 1 < len(output)
+            return LegalTokens(frozen(legal), refused)
+        state = _read(language_, state, words[token]) if words[token] else NEVER
         if state == NEVER:
-            return Legal(frozen(legal), True)
-    legal[list(_going_on(spoken, state, _trie(grammar.words)))] = True
-    legal[list(ends)] = spoken.ends(state)
-    return Legal(frozen(legal), False)
+            return LegalTokens(frozen(legal), True)
+    legal[list(_next_tokens(language_, state, _trie(grammar.words)))] = True
+    legal[list(ends)] = language_.accepts_empty(state)
+    return LegalTokens(frozen(legal), False)
 
 
-def closed(grammar: Grammar | None, ends: tuple[int, ...], output: tuple[int, ...]) -> bool:
+def is_closed(grammar: Grammar | None, ends: tuple[int, ...], output: tuple[int, ...]) -> bool:
     """Whether the output ends because no token may follow it; False without a grammar."""
-    return grammar is not None and legal_after(grammar, ends, output).closed
+    return grammar is not None and legal_after(grammar, ends, output).is_closed
 
 
 @lru_cache(maxsize=64)
@@ -91,28 +91,28 @@ def _trie(words: tuple[str, ...]) -> Trie:
     for token, word in enumerate(_words(words)):
         place = root
         for byte in word:
-            below = place.setdefault(byte, {})
-            assert isinstance(below, dict)
-            place = below
+            child = place.setdefault(byte, {})
+            assert isinstance(child, dict)
+            place = child
         if word:
-            known = place.get(-1, ())
-            assert isinstance(known, tuple)
-            place[-1] = (*known, token)
+            tokens = place.get(-1, ())
+            assert isinstance(tokens, tuple)
+            place[-1] = (*tokens, token)
     return root
 
 
-def _read(spoken: Language, state: Expression, word: bytes) -> Expression:
+def _read(language_: Language, state: Expression, word: bytes) -> Expression:
     for byte in word:
-        state = spoken.after(state, byte)
+        state = language_.derivative(state, byte)
     return state
 
 
-def _going_on(spoken: Language, state: Expression, place: Trie) -> list[int]:
+def _next_tokens(language_: Language, state: Expression, place: Trie) -> list[int]:
     """The ids of the tokens whose bytes some text of `state` begins with."""
-    found: list[int] = []
-    for byte, below in place.items():
-        if isinstance(below, tuple):
-            found += below
-        elif (then := spoken.after(state, byte)) != NEVER:
-            found += _going_on(spoken, then, below)
-    return found
+    tokens: list[int] = []
+    for byte, child in place.items():
+        if isinstance(child, tuple):
+            tokens += child
+        elif (next_state := language_.derivative(state, byte)) != NEVER:
+            tokens += _next_tokens(language_, next_state, child)
+    return tokens

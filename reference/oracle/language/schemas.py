@@ -7,13 +7,13 @@ from reference.malformed import Malformed
 from reference.oracle.language.expressions import (
     EMPTY,
     Expression,
+    alternatives,
     character,
-    either,
     literal,
-    repeated,
+    repetition,
     sequence,
 )
-from reference.oracle.language.reading import regular
+from reference.oracle.language.reading import read_regular
 
 KEYS = {
     "object": {"properties", "required", "additionalProperties"},
@@ -44,14 +44,16 @@ def _value(content: Any) -> Expression:
         if name in content:
             _check(content, {name, "type"}, name)
             values = content["enum"] if name == "enum" else [content["const"]]
-            return either(*map(_constant, values))
+            return alternatives(*map(_constant, values))
     if "anyOf" in content:
         _check(content, {"anyOf"}, "anyOf")
-        return either(*map(_value, content["anyOf"]))
+        return alternatives(*map(_value, content["anyOf"]))
     kind = content.get("type")
     if kind not in KEYS:
-        odd = next((key for key in content if key != "type"), None)
-        raise Malformed("text", f"type {kind!r} is refused" if odd is None or kind else f"{odd} is refused: {REFUSED}")
+        odd_key = next((key for key in content if key != "type"), None)
+        raise Malformed(
+            "text", f"type {kind!r} is refused" if odd_key is None or kind else f"{odd_key} is refused: {REFUSED}"
+        )
     _check(content, {"type", *KEYS[kind]}, str(kind))
     if kind == "object":
         return _object(content)
@@ -62,14 +64,14 @@ def _value(content: Any) -> Expression:
     if kind == "integer":
         if content.get("minimum") != 0:
             raise Malformed("text", f"an integer without minimum: 0 is refused, for -0: {REFUSED}")
-        return either(literal("0"), sequence(character(((49, 57),)), repeated(character(((48, 57),)), 0, None)))
-    return literal("null") if kind == "null" else either(literal("true"), literal("false"))
+        return alternatives(literal("0"), sequence(character(((49, 57),)), repetition(character(((48, 57),)), 0, None)))
+    return literal("null") if kind == "null" else alternatives(literal("true"), literal("false"))
 
 
-def _check(content: dict[str, Any], known: set[str], what: str) -> None:
-    odd = sorted(set(content) - known)
-    if odd:
-        raise Malformed("text", f"{odd[0]} beside {what} is refused: {REFUSED}")
+def _check(content: dict[str, Any], known_keys: set[str], kind: str) -> None:
+    odd_keys = sorted(set(content) - known_keys)
+    if odd_keys:
+        raise Malformed("text", f"{odd_keys[0]} beside {kind} is refused: {REFUSED}")
 
 
 def _constant(value: Any) -> Expression:
@@ -85,7 +87,7 @@ def _string(content: dict[str, Any]) -> Expression:
     if set(pattern) & set('"\\') or "[^" in pattern:
         raise Malformed("text", f"the pattern {pattern[:40]} may match what JSON escapes: it is refused")
     quote = literal('"')
-    return sequence(quote, regular(pattern[1:-1]), quote)
+    return sequence(quote, read_regular(pattern[1:-1]), quote)
 
 
 def _array(content: dict[str, Any]) -> Expression:
@@ -93,19 +95,21 @@ def _array(content: dict[str, Any]) -> Expression:
     if "items" not in content or (most is not None and most < least):
         raise Malformed("text", "an array has items, and minItems is at most maxItems")
     item = _value(content["items"])
-    more = sequence(literal(","), item)
-    some = sequence(item, repeated(more, max(least - 1, 0), None if most is None else most - 1))
-    filled = EMPTY if most == 0 else some
-    return sequence(literal("["), filled if least else either(filled, EMPTY), literal("]"))
+    further_item = sequence(literal(","), item)
+    items = sequence(item, repetition(further_item, max(least - 1, 0), None if most is None else most - 1))
+    filled_array = EMPTY if most == 0 else items
+    return sequence(literal("["), filled_array if least else alternatives(filled_array, EMPTY), literal("]"))
 
 
 def _object(content: dict[str, Any]) -> Expression:
-    parts, needed = content.get("properties", {}), content.get("required", [])
+    properties, required = content.get("properties", {}), content.get("required", [])
     if content.get("additionalProperties") is not False:
         raise Malformed("text", "an object without additionalProperties: false is refused")
-    if set(needed) - set(parts):
+    if set(required) - set(properties):
         raise Malformed("text", "required names a property that is not described")
-    members = [(sequence(_constant(name), literal(":"), _value(part)), name in needed) for name, part in parts.items()]
+    members = [
+        (sequence(_constant(name), literal(":"), _value(part)), name in required) for name, part in properties.items()
+    ]
     return sequence(literal("{"), _members(members, False), literal("}"))
 
 
@@ -113,6 +117,6 @@ def _members(members: list[tuple[Expression, bool]], comma: bool) -> Expression:
     """The members from the first on; with `comma` there was one before."""
     if not members:
         return EMPTY
-    (one, needed), rest = members[0], members[1:]
-    taken = sequence(literal(",") if comma else EMPTY, one, _members(rest, True))
-    return taken if needed else either(taken, _members(rest, comma))
+    (member, is_required), further_members = members[0], members[1:]
+    members_with_first = sequence(literal(",") if comma else EMPTY, member, _members(further_members, True))
+    return members_with_first if is_required else alternatives(members_with_first, _members(further_members, comma))

@@ -17,7 +17,7 @@ from properties.strategies.models import GALLERY
 from reference.architecture import Architecture
 from reference.case import DTYPES
 from reference.oracle.checkpoint import UnreadableCheckpoint
-from reference.oracle.configuration import configured
+from reference.oracle.configuration import read_architecture
 from reports.format import clean, plural
 from reports.progress import Progress
 from reports.writing import write_whole
@@ -53,7 +53,7 @@ def settings(device: str, model: str | None, dtype: str | None) -> list[Setting]
             Setting(prefixes, nodes, batches, *sizes, dtype=getattr(torch, name)) for name in dtypes for sizes in heads
         ]
     try:
-        architecture = configured(directory_of(model) / "config.json")
+        architecture = read_architecture(directory_of(model) / "config.json")
     except UnreadableCheckpoint as why:
         raise UnusableInput(str(why)) from None
     return [

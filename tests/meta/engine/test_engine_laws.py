@@ -154,7 +154,7 @@ def test_a_given_tree_has_the_law_of_its_rule(name: str) -> None:
         tree = Tree(shape.parent, token)
         given = GivenTree(tree, target, proposal, Sampling(1.0, rule=Rule(name), draws=draws))
         found = enumeration.law(partial(ENGINE.verify, given), stride(len(tree)))
-        assert law.distance(dict(found.outcomes), law.given_law(given, sampled)) <= LIMIT["float64"]
+        assert law.distance(dict(found.outcomes), law.given_tree_law(given, sampled)) <= LIMIT["float64"]
 
 
 @pytest.mark.parametrize("name", list(PROGRAMS))

@@ -25,7 +25,7 @@ from reference.files.json_words import plain
 from reference.layout import KvLayout
 from reference.malformed import Malformed
 from reference.oracle.decoder import Oracle
-from reference.oracle.draft.chunk import in_chunk
+from reference.oracle.draft.chunk import cut_to_chunk
 from reference.oracle.formulas.layer import temperature
 from reference.sampling import Sampling, Stops
 from reference.trace import Drafted
@@ -117,7 +117,7 @@ def test_both_cuts_keep_the_nodes_of_the_roots_chunk() -> None:
                 reaches = [Reach(), Reach(chunk=chunk), Reach(window=1), Reach(chunk=9)]
                 assert inside_chunk(tree, position, reaches) == held
                 arch = replace(ARCH, windows=(0, 0), chunks=(chunk, 9))
-                cut = in_chunk(Drafted(tree, draft_ids=tree.token), position, arch)
+                cut = cut_to_chunk(Drafted(tree, draft_ids=tree.token), position, arch)
                 assert cut.tree.token == tuple(held) == cut.draft_ids
                 assert [held[up] for up in cut.tree.parent] == [tree.parent[node] for node in held]
 

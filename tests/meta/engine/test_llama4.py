@@ -15,7 +15,7 @@ from properties.verdict.judge import judge
 from reference.architecture import Architecture, Seeded
 from reference.case import Case
 from reference.draft import Draft, Scripted
-from reference.oracle.configuration import UnreadableCheckpoint, configured
+from reference.oracle.configuration import UnreadableCheckpoint, read_architecture
 from reference.oracle.decoder import Oracle
 from reference.sampling import Stops
 from reference.trace import Stage
@@ -78,7 +78,7 @@ CONFIG: dict[str, Any] = {
 
 def read(folder: Path, **fields: Any) -> Architecture:
     (folder / "config.json").write_text(json.dumps({**CONFIG, **fields}))
-    return configured(folder / "config.json")
+    return read_architecture(folder / "config.json")
 
 
 def test_defaults_are_those_of_transformers(tmp_path: Path) -> None:

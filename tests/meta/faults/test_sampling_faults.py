@@ -146,9 +146,9 @@ def test_why_some_faults_harm_nothing() -> None:
         x = int(rng.integers(5))
         certain = [Fraction(int(at == x)) for at in range(5)]
         if p[x] < 1:
-            assert acceptance.residual(p, certain) == acceptance.normalised(acceptance.without(p, {x}))
+            assert acceptance.residual(p, certain) == acceptance.normalise(acceptance.without_tokens(p, {x}))
         others = {at for at in range(5) if at != x and rng.integers(2)}
-        assert acceptance.normalised(acceptance.without(certain, others)) == certain
+        assert acceptance.normalise(acceptance.without_tokens(certain, others)) == certain
     for name in FAULTS:
         for why in faults.fault_named(name).harmless.values():
             assert why

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from backends.compositions import open_cpu
-from properties.invariants.draft.hidden_states import HIDDEN_K, HIDDEN_SIGMA
+from properties.invariants.draft.hidden_states import HIDDEN
 from properties.invariants.draft.scores import DRAFT_K, draft_sigma, scores_of
 from properties.strategies.draft.head import LAYERS
 from properties.strategies.models import GALLERY
@@ -25,7 +25,7 @@ from reference.draft.eagle1 import Eagle1
 from reference.draft.hidden import HiddenStates
 from reference.draft.language_model import LanguageModel
 from reference.oracle.decoder import Oracle
-from reference.oracle.evaluator import PERTURBED, Amplified
+from reference.oracle.evaluator import PERTURBED, RowMovements
 from reference.sampling import Stops
 from reference.trace import Array, Attended, Stage, Step, Trace
 from reference.tree import RankTree, Tree
@@ -147,7 +147,7 @@ def test_an_oracle_answers_once_for_a_tree() -> None:
         def __call__(self, case: Case) -> Trace:
             return ORACLE(case)
 
-        def amplification(self, case: Case, context: tuple[int, ...], tree: Tree) -> Amplified | None:
+        def amplification(self, case: Case, context: tuple[int, ...], tree: Tree) -> RowMovements | None:
             asked.append(tree)
             return ORACLE.amplification(case, context, tree)
 
@@ -267,7 +267,7 @@ def test_a_hidden_state_may_be_off_as_far_as_the_unit_roundoff_moves_it(
         return scored.hidden if of == "scored" else drafted.given.hidden
 
     moved, true = movement(states_by)[row], states_by(ORACLE)
-    assert 3 * moved > HIDDEN_K * HIDDEN_SIGMA * UNIT[case.dtype] * np.sqrt(np.mean(np.square(true)))
+    assert 3 * moved > HIDDEN[case.dtype] * UNIT[case.dtype] * np.sqrt(np.mean(np.square(true)))
 
     def moved_by(hidden: Array) -> Array:
         return entry(hidden, row, hidden[row] + times * moved)

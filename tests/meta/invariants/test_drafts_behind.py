@@ -65,6 +65,15 @@ def test_a_wrong_draft_behind_a_step_without_it_is_found(way: str) -> None:
     assert right.compared["draft.fidelity"] > sum(word in ("step", "first", "launch") for word in words)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_zeros_in_place_of_hidden_states_are_found_in_16_bits(dtype: str) -> None:
+    case = replace(acted(HEAD, "add", "first", "step"), dtype=dtype)
+    verdict = judge(case, ASKED, ORACLE, subject_of(open_planted("cpu-eager", "states-of-bare-steps-zero")))
+    assert verdict.first is not None
+    assert verdict.first.invariant == "draft.hidden-state-descriptor"
+    assert not judge(case, ASKED, ORACLE, CLEAN).findings
+
+
 def test_a_script_goes_on_behind_a_step_without_it() -> None:
     trees = (Tree((0, 0), (HEAD.prompt[-1], 1)), Tree((0, 0, 1), (0, 2, 3)))
     case = acted(replace(HEAD, draft=Scripted(trees)), "add", "first", "step", "first", "step")

@@ -142,7 +142,7 @@ def worse(oracle: Oracle, case: Case) -> Callable[[Case], Trace]:
         router = found.routers[0]
         assert router is not None
         chosen, root = found.chosen.copy(), len(first.context)
-        chosen[0, root] = np.argsort(router.scores[root])[: router.taken]
+        chosen[0, root] = np.argsort(router.scores[root])[: router.experts_per_row]
         return following(oracle, asked, first.context, first.drafted.tree, chosen)
 
     return run

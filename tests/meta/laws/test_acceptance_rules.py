@@ -13,7 +13,7 @@ import pytest
 from reference import rules
 from reference.oracle import acceptance
 from reference.oracle.acceptance import Row, verify
-from reference.oracle.coin_source import Chance, Number, Taped, enumerated
+from reference.oracle.coin_source import Chance, Number, TapeChance, enumerate_law
 from reference.rules import Rule
 from reference.tape import place, stride
 from reference.trace import Accepted
@@ -25,13 +25,13 @@ HALF = [F(0), F(0), F(1, 2), F(1, 2)]
 LAST = [F(1, 10), F(2, 10), F(3, 10), F(4, 10)]
 
 
-def taped(nodes: int, **coins: float) -> Taped:
+def taped(nodes: int, **coins: float) -> TapeChance:
     """A tape of .999 where nothing else is said: accept_3=.5 is the coin (accept, 3)."""
     tape = np.full(stride(nodes), 0.999)
     for name, coin in coins.items():
         kind, node = name.split("_")
         tape[place(kind, int(node), nodes)] = coin
-    return Taped(tape, nodes)
+    return TapeChance(tape, nodes)
 
 
 def decided(
@@ -43,7 +43,7 @@ def decided(
     target = [P] + [after] * (len(tree) - 1)
     certain = [[F(int(at == token)) for at in range(4)] for token in tree.token]
     path, weights = verify(chance, rule, draws, tree, target, [q] * len(tree) if q else certain, q is not None)
-    return path, weights, chance.used
+    return path, weights, chance.used_coins
 
 
 def accepts(*nodes: int) -> list[tuple[str, int]]:
@@ -59,7 +59,7 @@ def test_greedy_takes_the_lowest_of_equals_and_the_first_of_twins(vocab: int) ->
     tree = Tree((0, 0, 0, 1, 1), (9, 1, 1, 0, 2))
     assert acceptance.greedy_walk(tree, rows) == Accepted((0, 1, 4), 0)
     assert acceptance.greedy_walk(Tree((0, 0), (1, 3)), rows) == Accepted((0,), 1)
-    assert [acceptance.choice(row) for row in rows] == [1, 2, 0, 3, 0]
+    assert [acceptance.greedy_token(row) for row in rows] == [1, 2, 0, 3, 0]
 
 
 def test_every_rule_has_a_program() -> None:
@@ -207,7 +207,7 @@ def test_nothing_left_means_the_targets_own_row(name: str) -> None:
 
 
 def test_taped_coins_lie_in_their_places() -> None:
-    chance = Taped(np.arange(10) / 10, 3)
+    chance = TapeChance(np.arange(10) / 10, 3)
     assert chance.margin == math.inf
     assert not chance.below("accept", 1, 0.7)  # place 7: .7, half-open
     assert chance.margin == 0.0
@@ -217,8 +217,8 @@ def test_taped_coins_lie_in_their_places() -> None:
     assert chance.choose("order", 0, [1, 1]) == 0
     assert chance.choose("bonus", 2, [0.1, 0.79, 0.0, 0.11]) == 3
     assert chance.below("bonus", 0, 1)
-    assert chance.used == [("accept", 1), ("accept", 2), ("draft", 1), ("draft", 0), ("order", 0), ("bonus", 0)]
-    alone = Taped(np.arange(10) / 10, 3)
+    assert chance.used_coins == [("accept", 1), ("accept", 2), ("draft", 1), ("draft", 0), ("order", 0), ("bonus", 0)]
+    alone = TapeChance(np.arange(10) / 10, 3)
     assert alone.choose("bonus", 0, [2, 3, 3]) == 2
     assert alone.margin == pytest.approx(0.9 - 5 / 8)
     assert alone.below("accept", 0, 0.625)
@@ -227,11 +227,11 @@ def test_taped_coins_lie_in_their_places() -> None:
 
 def test_the_largest_coin_takes_the_last_likely_index_however_sums_round() -> None:
     weights = [0.1] * 10 + [0.0]
-    chance = Taped(np.full(4, float(np.nextafter(1.0, 0.0))), 1)
+    chance = TapeChance(np.full(4, float(np.nextafter(1.0, 0.0))), 1)
     assert chance.choose("bonus", 0, weights) == 9
 
 
-@pytest.mark.parametrize("ask", [lambda program: program(Taped(np.zeros(4), 1)), enumerated])
+@pytest.mark.parametrize("ask", [lambda program: program(TapeChance(np.zeros(4), 1)), enumerate_law])
 def test_nothing_to_choose(ask: Callable[[Callable[[Chance], int]], object]) -> None:
     with pytest.raises(ValueError, match="no weight is positive"):
         ask(lambda chance: chance.choose("draft", 0, [0, 0]))
@@ -239,7 +239,7 @@ def test_nothing_to_choose(ask: Callable[[Callable[[Chance], int]], object]) -> 
 
 def test_a_threshold_that_is_no_number() -> None:
     with pytest.raises(ValueError, match="NaN"):
-        enumerated(lambda chance: chance.below("accept", 0, float("nan")))
+        enumerate_law(lambda chance: chance.below("accept", 0, float("nan")))
 
 
 def test_a_law_forks_no_decision_of_probability_zero() -> None:
@@ -250,7 +250,7 @@ def test_a_law_forks_no_decision_of_probability_zero() -> None:
         sure = chance.below("accept", 0, 1), chance.below("accept", 0, 0), chance.below("accept", 0, 1.5)
         return (*sure, chance.below("accept", 1, F(1, 3)), chance.below("accept", 1, F(1, 2)))
 
-    law = enumerated(program)
+    law = enumerate_law(program)
     assert law == {
         (True, False, True, True, True): F(1, 3),
         (True, False, True, False, True): F(1, 6),
@@ -275,7 +275,7 @@ def test_a_law_against_a_grid_over_all_coins() -> None:
         return (first, 0 if v < 1 else 1 if v < 12 else 2, w < 9)
 
     counted = Counter(by_cells(*(cell + 0.5 for cell in cells)) for cells in itertools.product(range(24), repeat=3))
-    law = enumerated(program)
+    law = enumerate_law(program)
     assert law == {outcome: F(cells, 24**3) for outcome, cells in counted.items()}
     assert sum(law.values()) == 1
 
@@ -312,14 +312,14 @@ def test_tapes_on_a_grid_have_the_enumerated_law(name: str) -> None:
         return path, chance.choose("bonus", 0, weights)
 
     grids: dict[tuple[str, int], int] = {}
-    law = enumerated(lambda chance: program(Noted(chance, grids)))
+    law = enumerate_law(lambda chance: program(Noted(chance, grids)))
     names = sorted(grids)
     counted: Counter[tuple[tuple[int, ...], int]] = Counter()
     for cells in itertools.product(*(range(grids[coin]) for coin in names)):
         tape = np.full(stride(3), np.nan)
         for coin, cell in zip(names, cells, strict=True):
             tape[place(*coin, 3)] = (cell + 0.5) / grids[coin]
-        counted[program(Taped(tape, 3))] += 1
+        counted[program(TapeChance(tape, 3))] += 1
     total = math.prod(grids.values())
     assert law == {outcome: F(cells, total) for outcome, cells in counted.items()}
     assert len(law) > 1

@@ -19,8 +19,8 @@ from reference.draft.medusa import Medusa
 from reference.draft_trees import Dispatch, Expansion, named_tree
 from reference.draft_trees.sampled import TREE_LAWS
 from reference.oracle import acceptance
-from reference.oracle.acceptance import Answer, Row, normalised
-from reference.oracle.coin_source import Chance, Number, enumerated
+from reference.oracle.acceptance import Answer, Row, normalise
+from reference.oracle.coin_source import Chance, Number, enumerate_law
 from reference.oracle.law import Law, round_law, total_variation
 from reference.oracle.tree_growth import Path, siblings
 from reference.rules import DRAWS, Rule
@@ -54,8 +54,8 @@ def off(law: Law, tables: Tables, tokens: int) -> Number:
 def blocks(program: Callable[[Chance], tuple[Path, tuple[Number, ...]]]) -> Law:
     """The law of whole blocks of a program that returns accepted tokens and the weights of the token after them."""
     law: Law = {}
-    for (tokens, weights), mass in enumerated(program).items():
-        for token, weight in enumerate(normalised(weights)):
+    for (tokens, weights), mass in enumerate_law(program).items():
+        for token, weight in enumerate(normalise(weights)):
             if weight:
                 block = (*tokens, token)
                 law[block] = law.get(block, 0) + mass * weight

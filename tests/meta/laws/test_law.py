@@ -21,11 +21,11 @@ from reference.oracle.law import (
     Law,
     distance,
     expected_length,
-    given_law,
+    given_tree_law,
     round_law,
+    sorted_biases,
     target_rows,
     total_variation,
-    where_from,
     world_law,
 )
 from reference.oracle.processing import softmax
@@ -111,7 +111,7 @@ def test_a_lossless_rule_is_lossless_exactly(rule: str, draws: str) -> None:
         assert sum(law.values()) == 1
         assert law == lazy
         zero = tv(law, tables, parent) == 0
-        assert zero == all(bias.weight == 0 for bias in where_from(law, tables.target, height(parent)))
+        assert zero == all(bias.weight == 0 for bias in sorted_biases(law, tables.target, height(parent)))
         if not zero:
             biased.append((parent, tables))
     assert biased == []
@@ -176,7 +176,7 @@ def single(
         proposal=np.array([[float(value) for value in q]] * nodes) if sampled else np.eye(len(p))[[0, *tokens]],
         sampling=Sampling(1.0, rule=rule, draws=draws),
     )
-    law = given_law(given, sampled)
+    law = given_tree_law(given, sampled)
     return law, [sum(mass for block, mass in law.items() if block[0] == token) for token in range(len(p))]
 
 
@@ -330,7 +330,7 @@ def test_a_lossy_rule_is_seen(rule: Rule, draws: str, program: Program | None, p
         assert sum(law.values()) == 1
         off = tv(law, tables, parent)
         assert off == by_hand(law, tables.target, 4, height(parent))
-        contributions = where_from(law, tables.target, height(parent))
+        contributions = sorted_biases(law, tables.target, height(parent))
         assert [bias.weight for bias in contributions] == sorted((bias.weight for bias in contributions), reverse=True)
         assert (contributions[0].weight > 0) == (off > 0)
         biased += off > 0
@@ -368,12 +368,12 @@ def test_total_variation_of_laws_that_no_rule_made() -> None:
 
 def test_where_a_bias_comes_from() -> None:
     p = [F(3, 10), F(7, 10)]
-    (first, second) = where_from({(1,): F(3, 10), (1, 0): F(4, 10), (0,): F(3, 10)}, lambda path: p, 2)
+    (first, second) = sorted_biases({(1,): F(3, 10), (1, 0): F(4, 10), (0,): F(3, 10)}, lambda path: p, 2)
     assert (first.context, first.reach, first.law, first.total_variation) == ((1,), F(4, 10), [1, 0], F(7, 10))
     assert first.weight == F(28, 100)
     assert (second.context, second.reach, second.weight) == ((), 1, 0)
     # Where no block goes on, nothing follows that could be biased.
-    (only,) = where_from({(0,): F(3, 10), (1,): F(7, 10), (0, 1): F(0)}, lambda path: p, 2)
+    (only,) = sorted_biases({(0,): F(3, 10), (1,): F(7, 10), (0, 1): F(0)}, lambda path: p, 2)
     assert (only.context, only.law, only.weight) == ((), p, 0)
 
 
@@ -462,7 +462,7 @@ def test_a_given_law_is_the_average_over_drafts() -> None:
     for law in mixed.values():
         assert total_variation(law, lambda path: p.tolist(), 2) < 1e-15
     given = GivenTree(Tree((0,), (0,)), p[None], p[None], Sampling(1.0))
-    exact = given_law(given, True, exact=True)
+    exact = given_tree_law(given, True, exact=True)
     assert sum(exact.values()) == 1
     assert all(isinstance(mass, F) for mass in exact.values())
 

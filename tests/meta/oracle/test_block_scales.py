@@ -16,7 +16,7 @@ from properties.invariants import ALL
 from properties.verdict.judge import judge
 from reference.files.fields import UnreadableCheckpoint
 from reference.files.stored import numbers_of_e4m3
-from reference.oracle.checkpoint import identify, read
+from reference.oracle.checkpoint import identify, read_checkpoint
 from reference.oracle.decoder import Oracle
 from reference.trace import Stage
 from specverify.campaign.against import TransformersOracle
@@ -69,7 +69,7 @@ def test_a_weight_is_its_number_times_the_factor_of_its_block(tmp_path: Path) ->
     folder = quantised("llama", tmp_path)
     stored, name = load_file(folder / "model.safetensors"), "model.layers.1.mlp.down_proj.weight"
     numbers, factors = stored[name].double().numpy(), stored[f"{name}_scale_inv"].double().numpy()
-    _, state = read(folder)
+    _, state = read_checkpoint(folder)
     for row, column in ((0, 0), (4, 5), (5, 6), (31, 47), (4, 6), (30, 11)):
         assert state[name][row, column] == numbers[row, column] * factors[row // 5, column // 6]
     assert np.ptp(factors) > 0
@@ -129,7 +129,7 @@ def test_factors_that_are_not_there_are_refused_by_name(
     change(tensors)
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     with pytest.raises(UnreadableCheckpoint, match=words):
-        read(folder)
+        read_checkpoint(folder)
 
 
 @pytest.mark.parametrize(

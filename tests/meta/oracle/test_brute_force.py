@@ -17,7 +17,7 @@ from reference.oracle.evaluator import Evaluator
 from reference.oracle.model import Inputs, Nodes, PathByPath
 from reference.oracle.parameters import Parameters, load
 from reference.oracle.shared_prefix import SharedPrefix
-from reference.oracle.stopping import clipped
+from reference.oracle.stopping import clip
 from reference.sampling import Stops
 from reference.trace import Array, Kv, Step, Trace
 from reference.tree import RankTree, Tree
@@ -359,7 +359,7 @@ def test_clipping_every_block() -> None:
         for block in product(TOKENS, repeat=size):
             for budget, eos, stop in product(range(before + 1, 7), subsets()[:5], subsets()[:5]):
                 stops = Stops(budget, eos, stop)
-                kept, why = clipped(block, (1,) * before, stops)
+                kept, why = clip(block, (1,) * before, stops)
                 # The ids of a text that went on to here are of no more concern than their number.
                 wanted, reason = expected_end(block, Stops(budget - before, eos, stop))
                 cut = reason != "length" or budget - before <= size

@@ -14,9 +14,9 @@ from transformers import AutoModelForCausalLM
 
 from reference.architecture import Architecture, Checkpoint, Rope, Seeded
 from reference.malformed import Malformed
-from reference.oracle.checkpoint import UnreadableCheckpoint, identify, read
+from reference.oracle.checkpoint import UnreadableCheckpoint, identify, read_checkpoint
 from reference.oracle.model import PathByPath
-from reference.oracle.parameters import load, rounded
+from reference.oracle.parameters import load, round_to
 from reference.tree import Tree
 from reference.weights import seeded_weights, shapes
 
@@ -68,7 +68,7 @@ def written(
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_weights_come_back_exactly(tmp_path: Path, dtype: str, shards: int) -> None:
     state = written(tmp_path, dtype=dtype, shards=shards)
-    arch, got = read(str(tmp_path))
+    arch, got = read_checkpoint(str(tmp_path))
     assert arch == ARCH
     assert got.keys() == state.keys()
     for name, values in got.items():
@@ -84,7 +84,8 @@ def test_bfloat16_is_widened_bit_by_bit(tmp_path: Path) -> None:
     state["lm_head.weight"] = torch.cat([bits, bits + 0x8000]).to(torch.uint16).view(torch.bfloat16).reshape(11, 8)
     save_file(state, tmp_path / "model.safetensors")
     np.testing.assert_array_equal(
-        read(tmp_path)[1]["lm_head.weight"].view(np.uint64), state["lm_head.weight"].double().numpy().view(np.uint64)
+        read_checkpoint(tmp_path)[1]["lm_head.weight"].view(np.uint64),
+        state["lm_head.weight"].double().numpy().view(np.uint64),
     )
 
 
@@ -94,7 +95,7 @@ def test_a_tied_head_is_the_embedding(tmp_path: Path, stored: bool) -> None:
     if stored:
         state["lm_head.weight"] = state["model.embed_tokens.weight"].clone()
         save_file(state, tmp_path / "model.safetensors")
-    arch, got = read(tmp_path)
+    arch, got = read_checkpoint(tmp_path)
     assert arch.tied
     assert "lm_head.weight" not in got
     checkpoint = identify(tmp_path)
@@ -105,13 +106,13 @@ def test_rotary_buffers_of_old_checkpoints_are_passed_over(tmp_path: Path) -> No
     state = written(tmp_path)
     state["model.layers.1.self_attn.rotary_emb.inv_freq"] = torch.ones(2)
     save_file(state, tmp_path / "model.safetensors")
-    assert read(tmp_path)[1].keys() == shapes(ARCH).keys()
+    assert read_checkpoint(tmp_path)[1].keys() == shapes(ARCH).keys()
 
 
 def test_code_in_the_directory_is_never_run(tmp_path: Path) -> None:
     written(tmp_path, config={**LLAMA, "auto_map": {"AutoModelForCausalLM": "evil.Model"}})
     (tmp_path / "evil.py").write_text("raise SystemExit('ran')")
-    assert read(tmp_path)[0] == ARCH
+    assert read_checkpoint(tmp_path)[0] == ARCH
 
 
 def test_digest_is_of_config_and_weights_alone(tmp_path: Path) -> None:
@@ -161,21 +162,21 @@ def test_rounding_goes_to_even(dtype: str) -> None:
     step = {"bfloat16": 2.0**-7, "float16": 2.0**-10, "float32": 2.0**-23, "float64": 2.0**-52}[dtype]
     values = np.array([1 + step / 2, 1 + step * 1.5, -1 - step / 2, 0.0, -0.0, 2.0**-24, 2.0**-25, 1e-30, 1e-42])
     expected = torch.tensor(values).to(DTYPES[dtype]).double().numpy()
-    np.testing.assert_array_equal(rounded(values, dtype), expected)
+    np.testing.assert_array_equal(round_to(values, dtype), expected)
 
 
 @pytest.mark.parametrize(("dtype", "largest"), [("float16", 65504.0), ("bfloat16", 3.3895e38), ("float32", 3.4028e38)])
 def test_a_weight_too_large_for_the_dtype_is_refused(dtype: str, largest: float) -> None:
-    assert np.isfinite(rounded(np.array([largest]), dtype)).all()
+    assert np.isfinite(round_to(np.array([largest]), dtype)).all()
     with pytest.raises(Malformed, match=f"too large for {dtype}"):
-        rounded(np.array([1.0, largest * 1.01]), dtype)
+        round_to(np.array([1.0, largest * 1.01]), dtype)
 
 
 def test_seeded_weights_are_exact_in_every_dtype() -> None:
     model = Seeded(ARCH, 3)
     for name, values in seeded_weights(model).items():
         for dtype in DTYPES:
-            np.testing.assert_array_equal(rounded(values, dtype), values, err_msg=name)
+            np.testing.assert_array_equal(round_to(values, dtype), values, err_msg=name)
     assert load(model, "bfloat16").state is seeded_weights(model)
     assert load(model, "bfloat16") is load(Seeded(ARCH, 3), "float16")
 

@@ -11,7 +11,7 @@ import pytest
 from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
 from reference.architecture import Architecture, Rope
-from reference.oracle.configuration import UnreadableCheckpoint, configured, sizes
+from reference.oracle.configuration import UnreadableCheckpoint, read_architecture, read_sizes
 
 ARCH = Architecture("llama", 11, 8, 12, 2, 1, 4, (0, 0), max_positions=64)
 LLAMA: dict[str, Any] = {
@@ -163,7 +163,7 @@ CONFIGS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 
 def described(root: Path, content: object) -> Architecture:
     (root / "config.json").write_text(json.dumps(content))
-    return configured(root / "config.json")
+    return read_architecture(root / "config.json")
 
 
 @pytest.mark.parametrize(("config", "fields"), [entry[1:] for entry in CONFIGS], ids=[entry[0] for entry in CONFIGS])
@@ -269,14 +269,14 @@ def test_sizes_are_read_off_any_config(tmp_path: Path) -> None:
     where = tmp_path / "config.json"
     content = {"model_type": "mamba", "vocab_size": 11, "max_position_embeddings": 64}
     where.write_text(json.dumps(content))
-    assert sizes(where) == (11, 64)
+    assert read_sizes(where) == (11, 64)
     where.write_text(json.dumps({**content, "vocab_size": 1, "max_position_embeddings": 1}))
-    assert sizes(where) == (1, 1)
+    assert read_sizes(where) == (1, 1)
     for name in ("vocab_size", "max_position_embeddings"):
         for value in (0, -1, None, True, 2.0, "11"):
             where.write_text(json.dumps({**content, name: value}))
             with pytest.raises(UnreadableCheckpoint, match=f"field {name} is (missing|{value!r}, not a )") as caught:
-                sizes(where)
+                read_sizes(where)
             assert_one_line(caught.value, where)
 
 
@@ -298,5 +298,5 @@ def missing(where: Path) -> None:
 def test_no_readable_json_is_refused_in_one_line(tmp_path: Path, make: Callable[[Path], Any], line: str) -> None:
     make(tmp_path / "config.json")
     with pytest.raises(UnreadableCheckpoint, match=line) as caught:
-        configured(tmp_path / "config.json")
+        read_architecture(tmp_path / "config.json")
     assert_one_line(caught.value, tmp_path)

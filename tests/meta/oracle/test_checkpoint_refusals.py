@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from reference.architecture import Architecture
-from reference.oracle.checkpoint import UnreadableCheckpoint, identify, read
+from reference.oracle.checkpoint import UnreadableCheckpoint, identify, read_checkpoint
 from reference.weights import shapes
 
 ARCH = Architecture("llama", 11, 8, 12, 2, 1, 4, (0, 0), max_positions=64)
@@ -153,9 +153,9 @@ def assert_one_line(problem: UnreadableCheckpoint, root: Path) -> None:
 @pytest.mark.parametrize(("damage", "line"), [entry[1:] for entry in WRONG], ids=[entry[0] for entry in WRONG])
 def test_what_is_wrong_is_said_in_one_line(tmp_path: Path, damage: Callable[[Path], Any], line: str) -> None:
     written(tmp_path)
-    read(tmp_path)
+    read_checkpoint(tmp_path)
     damage(tmp_path)
-    for use in (read, identify):
+    for use in (read_checkpoint, identify):
         with pytest.raises(UnreadableCheckpoint, match=line) as caught:
             use(tmp_path)
         assert_one_line(caught.value, tmp_path)
@@ -166,7 +166,7 @@ def test_weights_that_are_no_numbers_are_refused_where_they_are_read(tmp_path: P
     written(tmp_path)
     retensor(lambda state: state[NORM].fill_(value))(tmp_path)
     with pytest.raises(UnreadableCheckpoint, match=rf"tensor {NORM} holds NaN or infinity") as caught:
-        read(tmp_path)
+        read_checkpoint(tmp_path)
     assert_one_line(caught.value, tmp_path)
 
 
@@ -175,7 +175,7 @@ def test_no_directory(tmp_path: Path, name: str) -> None:
     written(tmp_path)
     expected = "not a directory; give" if name == "config.json" else "no such directory; give"
     with pytest.raises(UnreadableCheckpoint, match=expected) as caught:
-        read(tmp_path / name)
+        read_checkpoint(tmp_path / name)
     assert_one_line(caught.value, tmp_path)
 
 
@@ -186,5 +186,5 @@ def test_a_file_cut_short_anywhere_is_refused(tmp_path: Path, kept: float) -> No
     raw = file.read_bytes()
     file.write_bytes(raw[: int(kept * len(raw)) if isinstance(kept, float) else kept])
     with pytest.raises(UnreadableCheckpoint, match=r"model\.safetensors: truncated or corrupt") as caught:
-        read(tmp_path)
+        read_checkpoint(tmp_path)
     assert_one_line(caught.value, tmp_path)

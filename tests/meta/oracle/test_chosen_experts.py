@@ -6,7 +6,7 @@ import pytest
 from reference.architecture import Seeded
 from reference.oracle.choices import Choices
 from reference.oracle.decoder import Oracle
-from reference.oracle.evaluator import choosing, routing
+from reference.oracle.evaluator import routing, with_choices
 from reference.oracle.formulas.routers import UNKNOWN, Router
 from reference.oracle.model import PathByPath
 from reference.oracle.parameters import load
@@ -63,12 +63,12 @@ def test_choices_belong_to_texts_and_the_latest_counts() -> None:
     # Node 1 hangs from node 2: a parent may have the larger number.
     tree = Tree((0, 2, 0), (7, 8, 9))
     choices.add((5,), tree, np.array([[[0], [1], [2], [3]]]))
-    assert choices.of((5,), tree).tolist() == [[[0], [1], [2], [3]]]
-    assert choices.of((5, 7, 9, 8)).tolist() == [[[0], [1], [3], [2]]]
-    assert choices.of((5, 8)).tolist() == [[[0], [UNKNOWN]]]
-    assert choices.of((6,), tree).tolist() == [[[UNKNOWN]] * 4]
+    assert choices.experts_of((5,), tree).tolist() == [[[0], [1], [2], [3]]]
+    assert choices.experts_of((5, 7, 9, 8)).tolist() == [[[0], [1], [3], [2]]]
+    assert choices.experts_of((5, 8)).tolist() == [[[0], [UNKNOWN]]]
+    assert choices.experts_of((6,), tree).tolist() == [[[UNKNOWN]] * 4]
     choices.add((5, 7), Tree((0,), (9,)), np.array([[[UNKNOWN], [6], [7]]]))
-    assert choices.of((5, 7, 9)).tolist() == [[[0], [6], [7]]]
+    assert choices.experts_of((5, 7, 9)).tolist() == [[[0], [6], [7]]]
 
 
 def others_of(family: str) -> tuple[Seeded, Array]:
@@ -80,7 +80,7 @@ def others_of(family: str) -> tuple[Seeded, Array]:
     for layer, scores in enumerate(found.routers):
         if scores is not None:
             # The last experts by their scores, of groups that are no wall here.
-            chosen[layer] = np.argsort(scores.scores, axis=-1)[:, : scores.taken]
+            chosen[layer] = np.argsort(scores.scores, axis=-1)[:, : scores.experts_per_row]
     return model, chosen
 
 
@@ -88,7 +88,7 @@ def others_of(family: str) -> tuple[Seeded, Array]:
 def test_both_evaluators_follow_choices_and_differ_from_their_own(family: str) -> None:
     model, chosen = others_of(family)
     plain = load(model, "float64")
-    told = choosing(plain, CONTEXT, TREE, chosen)
+    told = with_choices(plain, CONTEXT, TREE, chosen)
     mine, theirs = SharedPrefix(told), PathByPath(told)
     for one, other in (
         (mine.nodes(CONTEXT, TREE).logits, theirs.nodes(CONTEXT, TREE).logits),
@@ -99,7 +99,7 @@ def test_both_evaluators_follow_choices_and_differ_from_their_own(family: str) -
     # Its own choices, told to it, change nothing.
     own = routing(SharedPrefix(plain), CONTEXT, TREE)
     assert own is not None
-    same = SharedPrefix(choosing(plain, CONTEXT, TREE, own.chosen)).nodes(CONTEXT, TREE).logits
+    same = SharedPrefix(with_choices(plain, CONTEXT, TREE, own.chosen)).nodes(CONTEXT, TREE).logits
     np.testing.assert_allclose(same, SharedPrefix(plain).nodes(CONTEXT, TREE).logits, rtol=0, atol=1e-12)
 
 

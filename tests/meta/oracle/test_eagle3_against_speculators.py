@@ -14,7 +14,7 @@ from reference.draft.eagle3 import Eagle3
 from reference.draft.hidden import HiddenStates
 from reference.draft.layer_head import HeadLayer
 from reference.draft_files import open_head
-from reference.oracle.decoder import Oracle, picked
+from reference.oracle.decoder import Oracle, select_states
 from reference.sampling import Stops
 from reference.trace import Array
 from reference.tree import RankTree
@@ -104,7 +104,7 @@ def test_the_oracle_equals_their_module(tmp_path: Path, flag: str) -> None:
     model = theirs(tmp_path / "head", head, flag)
     opened = open_head(tmp_path / "head", TARGET).words
     oracle, worst, compared = Oracle(), 0.0, 0
-    states = picked(oracle.model(TARGET, "float32").states(TOKENS[:-1]), head.reads)
+    states = select_states(oracle.model(TARGET, "float32").states(TOKENS[:-1]), head.reads)
     scored = scores_of_theirs(model, states)
     for root in range(1, len(TOKENS) - DEPTH):
         chain = RankTree((0, *range(DEPTH)), (0,) * (DEPTH + 1))

@@ -23,7 +23,7 @@ from reference.files.fields import UnreadableCheckpoint
 from reference.layout import KINDS, KvLayout
 from reference.malformed import Malformed
 from reference.oracle.checkpoint import identify
-from reference.oracle.configuration import configured
+from reference.oracle.configuration import read_architecture
 from reference.oracle.decoder import Oracle
 from reference.oracle.parameters import load
 from reference.sampling import Stops
@@ -62,7 +62,7 @@ def reading(folder: Path, **changed: Any) -> Architecture:
     """The architecture of PUBLISHED with some fields changed; those changed to Ellipsis are left out."""
     fields = {name: value for name, value in {**PUBLISHED, **changed}.items() if value is not ...}
     (folder / "config.json").write_text(json.dumps(fields))
-    return configured(folder / "config.json")
+    return read_architecture(folder / "config.json")
 
 
 def test_it_lies_in_three_product_files() -> None:

@@ -70,12 +70,12 @@ def test_a_text_ends_is_refused_or_closed() -> None:
     assert allowed(grammar, spelled("ab")) == {END}
     assert legal_after(grammar, (END,), spelled("b")).refused
     over = legal_after(grammar, (END,), (*spelled("a"), END))
-    assert over.closed
+    assert over.is_closed
     assert not over.refused
     assert legal_after(grammar, (END,), (END,)).refused
     assert legal_after(grammar, (END,), (*spelled("a"), END, *spelled("b"))).refused
     # Without an end token nothing may follow a text that is complete.
-    assert legal_after(grammar, (), spelled("ab")).closed
+    assert legal_after(grammar, (), spelled("ab")).is_closed
 
 
 def test_a_character_may_be_spread_over_tokens() -> None:

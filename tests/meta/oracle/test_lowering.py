@@ -2,7 +2,7 @@
 
 import random
 
-from reference.oracle.lowering import sees, visibility
+from reference.oracle.lowering import is_visible, visibility
 from reference.tree import Tree
 
 REACHES = ((0, 0), (1, 0), (2, 0), (5, 0), (0, 1), (0, 3), (0, 4), (100, 0), (0, 100))
@@ -24,7 +24,9 @@ def test_visibility_is_what_each_row_sees_cell_by_cell() -> None:
             tree = drawn(chance, nodes)
             for reach in REACHES:
                 seen = visibility(tree, context, reach)
-                told = [[sees(tree, row, at, context, reach) for at in range(context + nodes)] for row in range(nodes)]
+                told = [
+                    [is_visible(tree, row, at, context, reach) for at in range(context + nodes)] for row in range(nodes)
+                ]
                 assert seen.tolist() == told, (tree, context, reach)
 
 
@@ -33,7 +35,7 @@ def test_a_row_sees_its_path_and_what_window_and_chunk_leave_of_it() -> None:
     tree = Tree((0, 0, 0, 2), (0, 1, 2, 3))
 
     def columns(row: int, window: int = 0, chunk: int = 0) -> list[int]:
-        return [at for at in range(7) if sees(tree, row, at, 3, (window, chunk))]
+        return [at for at in range(7) if is_visible(tree, row, at, 3, (window, chunk))]
 
     assert columns(3) == [0, 1, 2, 3, 5, 6]
     assert columns(1) == [0, 1, 2, 3, 4]

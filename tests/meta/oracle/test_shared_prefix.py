@@ -12,7 +12,7 @@ from reference.malformed import Malformed
 from reference.oracle import shared_prefix
 from reference.oracle.model import PathByPath
 from reference.oracle.parameters import load
-from reference.oracle.shared_prefix import REMEMBERED, SharedPrefix
+from reference.oracle.shared_prefix import MOST_CONTEXTS, SharedPrefix
 from reference.trace import Array
 from reference.tree import Tree
 
@@ -101,8 +101,8 @@ def test_remembers_few_contexts_and_not_the_empty_one() -> None:
     for token in range(VOCABULARY):
         shared.kv((token, 1, 2))
         shared.kv(())
-    assert len(shared._recent) == REMEMBERED
-    assert [int(held.tokens[0]) for held in shared._recent] == [1, 2, 3, 4]
+    assert len(shared._recent_contexts) == MOST_CONTEXTS
+    assert [int(held.tokens[0]) for held in shared._recent_contexts] == [1, 2, 3, 4]
 
 
 def test_a_context_of_several_blocks_equals_the_naive_oracle(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,7 +137,7 @@ def test_the_order_of_use_decides_who_is_forgotten() -> None:
     shared = SharedPrefix(load(Seeded(plain(), 0), "float64"))
     for token in (0, 1, 2, 3, 2, 4):
         shared.kv((token, 0))
-    assert [int(held.tokens[0]) for held in shared._recent] == [1, 3, 2, 4]
+    assert [int(held.tokens[0]) for held in shared._recent_contexts] == [1, 3, 2, 4]
 
 
 def test_what_was_handed_out_stays_as_it_was_and_cannot_be_written() -> None:

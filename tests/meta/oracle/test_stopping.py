@@ -27,7 +27,7 @@ from reference.case_json import case_from_json, case_to_json
 from reference.draft import LanguageModel, Scripted
 from reference.malformed import Malformed
 from reference.oracle.decoder import Oracle
-from reference.oracle.stopping import clipped, completes, ending
+from reference.oracle.stopping import clip, completes, finish_reason
 from reference.sampling import Sampling, Stops
 from reference.trace import Stage, Trace
 from reference.tree import RankTree, Tree
@@ -83,7 +83,7 @@ def by_hand(text: Block, stops: Stops, prompt: int, least: int) -> tuple[Block, 
 def in_blocks(blocks: tuple[Block, ...], stops: Stops, prompt: int, least: int) -> tuple[Block, str | None]:
     output: Block = ()
     for block in blocks:
-        kept, why = clipped(block, output, stops, prompt, least)
+        kept, why = clip(block, output, stops, prompt, least)
         output += kept
         if why is not None:
             return output, why
@@ -120,7 +120,7 @@ def test_the_engine_ends_where_the_oracle_does() -> None:
         output: Block = ()
         while why is None:
             block = tuple(rng.choices(range(vocab), k=rng.randint(1, 6)))
-            wanted = clipped(block, output, stops, prompt, least)
+            wanted = clip(block, output, stops, prompt, least)
             kept, why = engine.clip(list(block), written, limits)
             assert (tuple(kept), why) == wanted
             if why == "stop" and output and kept[-1] not in stops.stop_tokens:
@@ -159,17 +159,17 @@ def test_stop_strings(strings: tuple[str, ...], text: Block, kept: int | None) -
 
 def test_min_tokens_passes_over_what_completes_before_it() -> None:
     stops = Stops(9, stop_strings=("ab",), pieces=PIECES)
-    assert clipped((3, 1, 1, 2, 1), (), stops, 1, 2) == ((3, 1, 1, 2), "stop")
-    assert clipped((1, 2, 1), (), stops, 1, 1) == ((1, 2), "stop")  # begun before it, completed after it
-    assert clipped((1, 2, 1), (), stops, 1, 2) == ((1, 2, 1), None)
-    assert ending((2,), Stops(1, eos=(2,)), 1, 1) == "length"
-    assert ending((0, 2), Stops(9, eos=(2,), stop_tokens=(2,)), 1, 1) == "eos"
+    assert clip((3, 1, 1, 2, 1), (), stops, 1, 2) == ((3, 1, 1, 2), "stop")
+    assert clip((1, 2, 1), (), stops, 1, 1) == ((1, 2), "stop")  # begun before it, completed after it
+    assert clip((1, 2, 1), (), stops, 1, 2) == ((1, 2, 1), None)
+    assert finish_reason((2,), Stops(1, eos=(2,)), 1, 1) == "length"
+    assert finish_reason((0, 2), Stops(9, eos=(2,), stop_tokens=(2,)), 1, 1) == "eos"
 
 
 def test_length_is_the_shorter_of_both_limits() -> None:
-    assert clipped((0, 0, 0), (0,), Stops(9, max_length=6), 3) == ((0, 0), "length")
-    assert clipped((0, 0, 0), (0,), Stops(2, max_length=6), 3) == ((0,), "length")
-    assert clipped((0, 5, 0), (0,), Stops(9, eos=(5,), max_length=6), 3) == ((0, 5), "eos")
+    assert clip((0, 0, 0), (0,), Stops(9, max_length=6), 3) == ((0, 0), "length")
+    assert clip((0, 0, 0), (0,), Stops(2, max_length=6), 3) == ((0,), "length")
+    assert clip((0, 5, 0), (0,), Stops(9, eos=(5,), max_length=6), 3) == ((0, 5), "eos")
 
 
 def run(case: Case) -> Trace:

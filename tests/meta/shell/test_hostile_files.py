@@ -18,7 +18,7 @@ from reference import case_json
 from reference.architecture import Seeded
 from reference.case import Case
 from reference.case_json import case_to_json
-from reference.oracle.checkpoint import UnreadableCheckpoint, identify, read
+from reference.oracle.checkpoint import UnreadableCheckpoint, identify, read_checkpoint
 from reference.sampling import Stops
 from reference.weights import shapes
 from reports import bundle
@@ -83,7 +83,7 @@ def sharded(root: Path) -> Path:
 def refused(root: Path) -> str:
     """The one line with which a checkpoint is refused, the same for every way of opening it that refuses it."""
     lines = set()
-    for use in (read, identify):
+    for use in (read_checkpoint, identify):
         with pytest.raises(UnreadableCheckpoint) as caught:
             use(root)
         lines.add(str(caught.value))

@@ -7,7 +7,7 @@ import pytest
 
 from reference.family import FAMILIES
 from reference.files.fields import UnreadableCheckpoint
-from reference.oracle.configuration import configured
+from reference.oracle.configuration import read_architecture
 from reference.oracle.family.unread import UNREAD
 from specverify.cli import main
 from specverify.commands.families import families
@@ -29,7 +29,7 @@ def test_every_family_says_what_it_reads_and_where_it_runs() -> None:
 def test_a_type_that_is_not_read_is_refused_with_its_reason(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "cohere2"}))
     with pytest.raises(UnreadableCheckpoint, match=r"'cohere2', since its norms subtract the mean .* side by side"):
-        configured(tmp_path / "config.json")
+        read_architecture(tmp_path / "config.json")
 
 
 @pytest.mark.parametrize("words", [["list", "families"], ["list", "families", "--json"]])

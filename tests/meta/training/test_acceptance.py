@@ -9,8 +9,8 @@ from reference.draft import Ngram
 from reference.draft.eagle3 import Eagle3
 from reference.draft_trees import Expansion
 from reference.oracle.draft.eagle3 import Eagle3Formulas
-from reference.oracle.draft.head import proposed_by
-from reference.oracle.draft.ngram import proposed
+from reference.oracle.draft.head import propose_by_head
+from reference.oracle.draft.ngram import propose
 from reference.oracle.draft.question import Question
 from reference.tree import RankTree, Tree
 from specverify.training.acceptance import Acceptance, HeldOutText, grow_paths, head_acceptance, ngram_acceptance
@@ -64,12 +64,12 @@ def test_trees_of_a_head_are_the_trees_of_the_oracle() -> None:
     ours = grow_paths(opened, head.names(), roots, GROWN)
     for text, root, found in zip(texts, roots.tolist(), ours, strict=True):
         asked = question(tuple(text.tokens[: root + 1].tolist()), text.states[:root].numpy())
-        assert found == paths(proposed_by(Eagle3Formulas(DRAFT, asked), asked).tree)
+        assert found == paths(propose_by_head(Eagle3Formulas(DRAFT, asked), asked).tree)
 
 
 def test_the_acceptance_of_a_head_is_the_walk_over_the_trees_of_the_oracle() -> None:
     head, texts = module(DRAFT), held_out()
-    wanted = [steps(text, lambda asked: proposed_by(Eagle3Formulas(DRAFT, asked), asked)) for text in texts]
+    wanted = [steps(text, lambda asked: propose_by_head(Eagle3Formulas(DRAFT, asked), asked)) for text in texts]
     found = head_acceptance(head, texts, GROWN)
     assert sorted(found.steps) == sorted(wanted[0] + wanted[1])
     assert 0 < found.mean < GROWN.depth
@@ -77,7 +77,7 @@ def test_the_acceptance_of_a_head_is_the_walk_over_the_trees_of_the_oracle() -> 
 
 def test_the_acceptance_of_a_lookup_is_the_walk_over_the_trees_of_the_oracle() -> None:
     draft = Ngram(RankTree((0, 0, 1, 0, 3), (0, 0, 0, 1, 0)), 3)
-    wanted = [steps(text, lambda asked: proposed(draft, asked)) for text in held_out()]
+    wanted = [steps(text, lambda asked: propose(draft, asked)) for text in held_out()]
     found = ngram_acceptance(draft, held_out())
     assert found.steps == wanted[0] + wanted[1]
     assert found.mean > 0

@@ -103,12 +103,12 @@ def test_rows_of_the_training_time_test_are_the_rows_of_a_tree(draft: Any, first
                 continue
             number = int(rows[lane, row])
             tokens = tuple(given.tokens[lane].tolist())
-            held = formulas.of_target(given.states[lane, : number + 1].numpy())
-            past = formulas.below(formulas.none(), tokens[1 : number + 2], held)
+            held = formulas.target_states(given.states[lane, : number + 1].numpy())
+            past = formulas.extend(formulas.empty_past(), tokens[1 : number + 2], held)
             for deeper in range(step):
                 ahead = tokens[number + 2 + deeper : number + 3 + deeper]
-                past = formulas.below(past, ahead, formulas.fed_back(past.output)[None])
-            wanted = formulas.scored(past.output)
+                past = formulas.extend(past, ahead, formulas.feed_back(past.output)[None])
+            wanted = formulas.score(past.output)
             assert np.abs(scores[lane, row].detach().numpy() - wanted).max() < CLOSE * max(1, np.abs(wanted).max())
             compared += 1
     assert compared == sum(
@@ -141,10 +141,10 @@ def oracle(draft: Any, tokens: list[int], states: Any, path: list[int]) -> Any:
     if isinstance(draft, Medusa):
         return guess(draft, asked(draft), states[-1], len(path))
     formulas = (Eagle3Formulas if isinstance(draft, Eagle3) else Eagle1Formulas)(draft, asked(draft))
-    past = formulas.below(formulas.none(), tuple(tokens[1:]), formulas.of_target(states))
+    past = formulas.extend(formulas.empty_past(), tuple(tokens[1:]), formulas.target_states(states))
     for token in path:
-        past = formulas.below(past, (token,), formulas.fed_back(past.output)[None])
-    return formulas.scored(past.output)
+        past = formulas.extend(past, (token,), formulas.feed_back(past.output)[None])
+    return formulas.score(past.output)
 
 
 def test_a_row_that_sees_a_token_too_many_is_told_apart() -> None:

@@ -28,8 +28,8 @@ from reference.files.json_parts import rank_tree_from_json
 from reference.layout import KINDS as LAYOUTS
 from reference.layout import KvLayout
 from reference.malformed import Malformed
-from reference.oracle.decoder import Oracle, picked
-from reference.oracle.draft import MEANINGS, Question
+from reference.oracle.decoder import Oracle, select_states
+from reference.oracle.draft import PROPOSALS, Question
 from reference.sampling import Stops
 from reference.session import Action, Mate, Session
 from reference.trace import Drafted
@@ -126,7 +126,7 @@ def opened(opening: Opening) -> EchoDraft:
 @pytest.fixture(autouse=True)
 def echo(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(KINDS, Echo.TAG, Echo)
-    monkeypatch.setitem(MEANINGS, Echo.TAG, meaning)
+    monkeypatch.setitem(PROPOSALS, Echo.TAG, meaning)
     monkeypatch.setitem(OPENERS, Echo.TAG, opened)
 
 
@@ -183,8 +183,10 @@ def test_each_place_is_what_transformers_calls_it(reads: HiddenStates, monkeypat
     monkeypatch.setattr(EchoDraft, "reads", reads)
     case = replace(CASE, draft=Echo(SHAPE, reads))
     assert judged(case) == []
-    plain = picked(ByTransformers(LLAMA, "float64").states(CASE.prompt), reads)
-    np.testing.assert_allclose(picked(ORACLE.model(LLAMA, "float64").states(CASE.prompt), reads), plain, atol=1e-10)
+    plain = select_states(ByTransformers(LLAMA, "float64").states(CASE.prompt), reads)
+    np.testing.assert_allclose(
+        select_states(ORACLE.model(LLAMA, "float64").states(CASE.prompt), reads), plain, atol=1e-10
+    )
     scored = open_backend("cpu-eager").run(case).steps[0].scored
     assert scored is not None
     assert scored.hidden is not None

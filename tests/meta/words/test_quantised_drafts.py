@@ -17,7 +17,7 @@ from reference.case import Case
 from reference.case_json import case_from_json, case_to_json
 from reference.draft import LanguageModel
 from reference.malformed import Malformed
-from reference.oracle.formulas.quantised import dequantised, nearest_e4m3
+from reference.oracle.formulas.quantised import nearest_e4m3, quantised_weights
 from reference.oracle.parameters import load, load_head
 from reference.quantisation.rows import QUANTISED
 from reference.sampling import Stops
@@ -41,7 +41,7 @@ def test_engine_and_oracle_round_to_the_same_numbers(kind: str) -> None:
     numbers, scale = quantise(torch.tensor(WEIGHTS), kind)
     assert numbers.element_size() == 1
     mine = dequantise(numbers, scale).numpy()
-    np.testing.assert_array_equal(mine, dequantised(WEIGHTS.astype(np.float64), kind))
+    np.testing.assert_array_equal(mine, quantised_weights(WEIGHTS.astype(np.float64), kind))
     # No weight is further from its number than half a step: the largest step lies at the largest number.
     step = 1.0 if kind == "int8" else 32.0
     assert (np.abs(mine - WEIGHTS) <= step * scale.numpy() / 2 * 1.0001).all()

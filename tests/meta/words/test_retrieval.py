@@ -22,7 +22,7 @@ from reference.draft.merged import Merged
 from reference.draft.trie import Trie
 from reference.malformed import Malformed
 from reference.oracle.draft.automaton import continuation
-from reference.oracle.draft.trie import entries, held
+from reference.oracle.draft.trie import entries, trie_grams
 from reference.sampling import Sampling, Stops
 from reference.session import Action, Mate, Session
 from reference.tree import RankTree
@@ -84,7 +84,7 @@ def test_a_trie_holds_the_n_grams_of_its_definition_in_the_order_of_their_use() 
             trie = NgramTrie(order, capacity)
             for at in range(len(text)):
                 trie.learn(list(text), at)
-            wanted = held(entries(text), order, capacity)
+            wanted = trie_grams(entries(text), order, capacity)
             found: dict[tuple[int, ...], int] = {}
             for node in trie.recency:
                 up, gram = node, [node.token]

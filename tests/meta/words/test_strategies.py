@@ -18,7 +18,7 @@ from reference.draft import LanguageModel, Scripted
 from reference.family import FAMILIES
 from reference.layout import COMMITS, KvLayout
 from reference.oracle.decoder import Oracle
-from reference.oracle.stopping import ending
+from reference.oracle.stopping import finish_reason
 from reference.sampling import Stops
 from reference.session import Session
 from reference.trace import Trace
@@ -334,7 +334,7 @@ def stop_kinds(case: Case) -> Iterator[str]:
         path, block = step.accepted.path, step.emitted.tokens
         for at in range(len(block)):
             written = (*before, *block[: at + 1])
-            passed = ending(written, stops, len(case.prompt)) in ("eos", "stop")
+            passed = finish_reason(written, stops, len(case.prompt)) in ("eos", "stop")
             banned = int(step.scored.logits[path[at]].argmax()) in ended
             if len(path) > 1 and len(written) <= least and (passed or banned):
                 yield from place_kinds("min_tokens", at, len(path))

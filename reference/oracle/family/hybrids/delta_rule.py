@@ -11,9 +11,9 @@ import numpy as np
 from reference.architecture import Architecture
 from reference.files.fields import Fields, quote_value
 from reference.oracle.family.base import OracleFamily, Place, partial_rotary, settings_of
-from reference.oracle.family.experts import EXPERTS, experts_named
+from reference.oracle.family.experts import EXPERTS, num_experts
 from reference.oracle.formulas.layer import Formulas, State, linear, rms_norm, sigmoid, silu
-from reference.oracle.formulas.recurrence import Held, Recurrence, convolved
+from reference.oracle.formulas.recurrence import LayerState, Recurrence, convolve
 from reference.trace import Array
 
 LEAST = 1e-6
@@ -22,16 +22,16 @@ LEAST = 1e-6
 
 def _sizes(arch: Architecture) -> tuple[int, int, int, int]:
     """Key heads, value heads, and the widths of a key and of a value."""
-    keys, values, wide, width = (
+    keys, values, key_width, value_width = (
         int(arch.setting(name)) for name in ("key_heads", "value_heads", "key_width", "value_width")
     )
-    return keys, values, wide, width
+    return keys, values, key_width, value_width
 
 
-def _begin(arch: Architecture) -> Held:
-    keys, values, wide, width = _sizes(arch)
-    channels = 2 * keys * wide + values * width
-    return np.zeros((int(arch.setting("conv_width")) - 1, channels)), np.zeros((values, wide, width))
+def _initial_state(arch: Architecture) -> LayerState:
+    keys, values, key_width, value_width = _sizes(arch)
+    channels = 2 * keys * key_width + values * value_width
+    return np.zeros((int(arch.setting("conv_width")) - 1, channels)), np.zeros((values, key_width, value_width))
 
 
 def delta_rule(memory: Array, query: Array, key: Array, value: Array, decay: Array, rate: Array) -> tuple[Array, Array]:
@@ -45,81 +45,83 @@ def delta_rule(memory: Array, query: Array, key: Array, value: Array, decay: Arr
         decay: The logarithm of the share of the memory that stays, [heads].
         rate: The share of the error that is corrected, [heads].
     """
-    kept = memory * np.exp(decay)[:, None, None]
-    error = value - np.einsum("hkv,hk->hv", kept, key)
-    kept = kept + key[:, :, None] * (rate[:, None] * error)[:, None, :]
-    return kept, np.einsum("hkv,hk->hv", kept, query)
+    memory_after = memory * np.exp(decay)[:, None, None]
+    error = value - np.einsum("hkv,hk->hv", memory_after, key)
+    memory_after = memory_after + key[:, :, None] * (rate[:, None] * error)[:, None, :]
+    return memory_after, np.einsum("hkv,hk->hv", memory_after, query)
 
 
-def _normed(x: Array) -> Array:
+def _normalise(x: Array) -> Array:
     length: Array = np.sqrt((x * x).sum(axis=-1, keepdims=True) + LEAST)
     return x / length
 
 
-def _step(arch: Architecture, state: State, layer: int, held: Held, row: Array) -> tuple[Held, Array]:
-    at, (keys, values, wide, width) = f"model.layers.{layer}.linear_attn", _sizes(arch)
+def _step(arch: Architecture, state: State, layer: int, before: LayerState, row: Array) -> tuple[LayerState, Array]:
+    prefix, (keys, values, key_width, value_width) = f"model.layers.{layer}.linear_attn", _sizes(arch)
     group = values // keys
     # The projection puts the parts of one key head side by side: its query, its key, its values, their gates.
-    parts = linear(row, state, f"{at}.in_proj_qkvz").reshape(keys, -1)
-    query, key, value, gate = np.split(parts, np.cumsum([wide, wide, group * width]), axis=1)
-    rate, rise = np.split(linear(row, state, f"{at}.in_proj_ba").reshape(keys, -1), 2, axis=1)
+    parts = linear(row, state, f"{prefix}.in_proj_qkvz").reshape(keys, -1)
+    query, key, value, gate = np.split(parts, np.cumsum([key_width, key_width, group * value_width]), axis=1)
+    rate, rise = np.split(linear(row, state, f"{prefix}.in_proj_ba").reshape(keys, -1), 2, axis=1)
     entering = np.concatenate([query.ravel(), key.ravel(), value.ravel()])
-    mixed, window = convolved(held[0], entering, state[f"{at}.conv1d.weight"][:, 0])
-    query, key, value = np.split(silu(mixed), np.cumsum([keys * wide, keys * wide]))
-    query, key = (np.repeat(_normed(one.reshape(keys, wide)), group, axis=0) for one in (query, key))
-    decay = -np.exp(state[f"{at}.A_log"]) * np.logaddexp(0.0, rise.ravel() + state[f"{at}.dt_bias"])
-    scaled = query / np.sqrt(wide)
-    memory, read = delta_rule(held[1], scaled, key, value.reshape(values, width), decay, sigmoid(rate.ravel()))
-    out = rms_norm(read, state[f"{at}.gain"], arch.norm_eps) * silu(gate.reshape(values, width))
-    return (window, memory), linear(out.ravel(), state, f"{at}.out_proj")
+    mixed, window = convolve(before[0], entering, state[f"{prefix}.conv1d.weight"][:, 0])
+    query, key, value = np.split(silu(mixed), np.cumsum([keys * key_width, keys * key_width]))
+    query, key = (np.repeat(_normalise(rows.reshape(keys, key_width)), group, axis=0) for rows in (query, key))
+    decay = -np.exp(state[f"{prefix}.A_log"]) * np.logaddexp(0.0, rise.ravel() + state[f"{prefix}.dt_bias"])
+    scaled_query = query / np.sqrt(key_width)
+    memory, read = delta_rule(
+        before[1], scaled_query, key, value.reshape(values, value_width), decay, sigmoid(rate.ravel())
+    )
+    out = rms_norm(read, state[f"{prefix}.gain"], arch.norm_eps) * silu(gate.reshape(values, value_width))
+    return (window, memory), linear(out.ravel(), state, f"{prefix}.out_proj")
 
 
-def _by_head(arch: Architecture, state: State, layer: int, x: Array) -> Array:
+def _queries_and_gates(arch: Architecture, state: State, layer: int, x: Array) -> Array:
     """The doubled projection of queries, [T, heads, 2 * head_dim]: of each head its query, then its gate."""
     doubled: Array = linear(x, state, f"model.layers.{layer}.self_attn.q_proj").reshape(len(x), arch.heads, -1)
     return doubled
 
 
-def _projected(arch: Architecture, state: State, layer: int, name: str, x: Array) -> Array:
-    at = f"model.layers.{layer}.self_attn.{name}"
+def _project(arch: Architecture, state: State, layer: int, name: str, x: Array) -> Array:
+    prefix = f"model.layers.{layer}.self_attn.{name}"
     if name == "q":
-        rows = _by_head(arch, state, layer, x)[..., : arch.head_dim]
+        rows = _queries_and_gates(arch, state, layer, x)[..., : arch.head_dim]
     else:
-        rows = linear(x, state, f"{at}_proj").reshape(len(x), -1, arch.head_dim)
-    gain = state.get(f"{at}_norm.weight")
+        rows = linear(x, state, f"{prefix}_proj").reshape(len(x), -1, arch.head_dim)
+    gain = state.get(f"{prefix}_norm.weight")
     return rows if gain is None else rms_norm(rows, 1 + gain, arch.norm_eps)
 
 
 def _gate(arch: Architecture, state: State, layer: int, x: Array) -> Array:
-    gate: Array = sigmoid(_by_head(arch, state, layer, x)[..., arch.head_dim :]).reshape(len(x), -1)
+    gate: Array = sigmoid(_queries_and_gates(arch, state, layer, x)[..., arch.head_dim :]).reshape(len(x), -1)
     return gate
 
 
 FORMULAS = Formulas(
     gain=lambda weight: 1 + weight,
-    projected=_projected,
+    project=_project,
     output_gate=_gate,
-    recurrence=Recurrence(_begin, _step),
+    recurrence=Recurrence(_initial_state, _step),
     experts=EXPERTS,
 )
 
 KINDS = ("linear_attention", "full_attention")
 
 
-def _every(fields: Fields, layers: int) -> int:
+def _attention_interval(fields: Fields, layers: int) -> int:
     """The setting `attention_every` that says which layers have attention."""
-    given = fields.get("layer_types")
-    if given is None:
+    stated_types = fields.get("layer_types")
+    if stated_types is None:
         every = fields.integer("full_attention_interval", 4)
         if every < 1:
             raise fields.refuse(f"full_attention_interval is {every}; correct it")
         return every
     # One more than the number of layers stands for no layer with attention, which is refused below.
     for every in range(1, layers + 1):
-        if given == [KINDS[(layer + 1) % every == 0] for layer in range(layers)]:
+        if stated_types == [KINDS[(layer + 1) % every == 0] for layer in range(layers)]:
             return every
     raise fields.refuse(
-        f"layer_types is {quote_value(given)}; the oracle computes attention in each so many layers the last; "
+        f"layer_types is {quote_value(stated_types)}; the oracle computes attention in each so many layers the last; "
         "compare --against a backend"
     )
 
@@ -131,15 +133,15 @@ def _no_slides(fields: Fields, layers: int, family: str) -> list[bool]:
 def _fields(fields: Fields) -> dict[str, Any]:
     if fields.get("mlp_only_layers"):
         raise fields.refuse("mlp_only_layers names layers; the oracle computes decoder_sparse_step alone")
-    own = {
-        "attention_every": _every(fields, fields.integer("num_hidden_layers")),
+    settings = {
+        "attention_every": _attention_interval(fields, fields.integer("num_hidden_layers")),
         "key_heads": fields.integer("linear_num_key_heads", 16),
         "value_heads": fields.integer("linear_num_value_heads", 32),
         "key_width": fields.integer("linear_key_head_dim", 128),
         "value_width": fields.integer("linear_value_head_dim", 128),
         "conv_width": fields.integer("linear_conv_kernel_dim", 4),
         "rotary_dim": partial_rotary(fields, 0.25),
-        "experts": experts_named(fields, "num_experts", "num_local_experts", 512),
+        "experts": num_experts(fields, "num_experts", "num_local_experts", 512),
         "experts_per_token": fields.integer("num_experts_per_tok", 10),
         "expert_size": fields.integer("moe_intermediate_size", 512),
         "shared_size": fields.integer("shared_expert_intermediate_size", 512),
@@ -151,7 +153,7 @@ def _fields(fields: Fields) -> dict[str, Any]:
         "qkv_bias": biased,
         "output_bias": biased,
         "qk_norm": True,
-        "settings": settings_of("qwen3_next", own),
+        "settings": settings_of("qwen3_next", settings),
     }
 
 

@@ -8,19 +8,19 @@ from reference.architecture import Architecture
 from reference.files.fields import Fields, quote_value
 from reference.oracle.family.base import OracleFamily, Place, settings_of
 from reference.oracle.formulas.layer import Formulas, State, linear
-from reference.oracle.formulas.recurrence import Held, Recurrence, convolved
+from reference.oracle.formulas.recurrence import LayerState, Recurrence, convolve
 from reference.trace import Array
 
 
-def _begin(arch: Architecture) -> Held:
+def _initial_state(arch: Architecture) -> LayerState:
     return np.zeros((int(arch.setting("conv_width")) - 1, arch.hidden_size)), np.zeros((0, 0, 0))
 
 
-def _step(arch: Architecture, state: State, layer: int, held: Held, row: Array) -> tuple[Held, Array]:
-    at = f"model.layers.{layer}.conv"
-    entering, leaving, value = np.split(linear(row, state, f"{at}.in_proj"), 3)
-    mixed, window = convolved(held[0], entering * value, state[f"{at}.conv.weight"][:, 0])
-    return (window, held[1]), linear(leaving * mixed, state, f"{at}.out_proj")
+def _step(arch: Architecture, state: State, layer: int, before: LayerState, row: Array) -> tuple[LayerState, Array]:
+    prefix = f"model.layers.{layer}.conv"
+    entering, leaving, value = np.split(linear(row, state, f"{prefix}.in_proj"), 3)
+    mixed, window = convolve(before[0], entering * value, state[f"{prefix}.conv.weight"][:, 0])
+    return (window, before[1]), linear(leaving * mixed, state, f"{prefix}.out_proj")
 
 
 KINDS = ("conv", "full_attention")
@@ -28,18 +28,20 @@ KINDS = ("conv", "full_attention")
 
 def _attention_layers(fields: Fields, layers: int) -> int:
     """The setting `attention_layers` of `layer_types`, or of `full_attn_idxs`."""
-    types, named = fields.get("layer_types"), fields.get("full_attn_idxs")
+    types, attention_layers = fields.get("layer_types"), fields.get("full_attn_idxs")
     if types is None:
-        named = list(range(layers)) if named is None else named
-        if not isinstance(named, list) or any(not isinstance(one, int) or not 0 <= one < layers for one in named):
-            raise fields.refuse(f"full_attn_idxs is {quote_value(named)}, no list of layers; correct it")
-        types = [KINDS[layer in named] for layer in range(layers)]
+        attention_layers = list(range(layers)) if attention_layers is None else attention_layers
+        if not isinstance(attention_layers, list) or any(
+            not isinstance(layer, int) or not 0 <= layer < layers for layer in attention_layers
+        ):
+            raise fields.refuse(f"full_attn_idxs is {quote_value(attention_layers)}, no list of layers; correct it")
+        types = [KINDS[layer in attention_layers] for layer in range(layers)]
     if not isinstance(types, list) or len(types) != layers or any(kind not in KINDS for kind in types):
         raise fields.refuse(f"layer_types must say {' or '.join(KINDS)} for each of {layers} layers")
     return sum(1 << layer for layer, kind in enumerate(types) if kind == KINDS[1])
 
 
-def _inner(fields: Fields) -> int:
+def _inner_width(fields: Fields) -> int:
     """The inner width of a gated block, which transformers derives from `intermediate_size` where the file asks."""
     inner = fields.integer("block_ff_dim", fields.integer("intermediate_size", 12288))
     if not fields.flag("block_auto_adjust_ff_dim", True):
@@ -54,15 +56,15 @@ def _inner(fields: Fields) -> int:
 def _fields(fields: Fields) -> dict[str, Any]:
     if fields.flag("conv_bias"):
         raise fields.refuse("conv_bias is true; the oracle computes convolutions without biases")
-    own = {
+    settings = {
         "attention_layers": _attention_layers(fields, fields.integer("num_hidden_layers")),
         "conv_width": fields.integer("conv_L_cache", 3),
     }
     return {
-        "intermediate_size": _inner(fields),
+        "intermediate_size": _inner_width(fields),
         "norm_eps": float(fields.number("norm_eps", 1e-5)),
         "qk_norm": True,
-        "settings": settings_of("lfm2", own),
+        "settings": settings_of("lfm2", settings),
     }
 
 
@@ -79,9 +81,9 @@ NAMES = (
 
 def stored_name(name: str) -> str:
     """The name of a tensor of `reference.weights` in a checkpoint of LFM2."""
-    for ours, theirs in NAMES:
-        if ours != "_norm.weight" or ".self_attn." in name:
-            name = name.replace(ours, theirs)
+    for our_part, their_part in NAMES:
+        if our_part != "_norm.weight" or ".self_attn." in name:
+            name = name.replace(our_part, their_part)
     return name
 
 
@@ -91,7 +93,7 @@ def _no_slides(fields: Fields, layers: int, family: str) -> list[bool]:
 
 LFM2 = OracleFamily(
     "lfm2",
-    Formulas(recurrence=Recurrence(_begin, _step)),
+    Formulas(recurrence=Recurrence(_initial_state, _step)),
     model_types=("lfm2",),
     defaults={
         "max_position_embeddings": 128000,

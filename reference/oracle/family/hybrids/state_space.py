@@ -13,13 +13,13 @@ from reference.family.hybrids.state_space import INTEGER_SETTINGS, PARTS
 from reference.files.fields import Fields, quote_value
 from reference.oracle.family.base import OracleFamily, Place, settings_of
 from reference.oracle.formulas.layer import Formulas, State, linear, rms_norm, silu
-from reference.oracle.formulas.recurrence import Held, Recurrence, convolved
+from reference.oracle.formulas.recurrence import LayerState, Recurrence, convolve
 from reference.trace import Array
 
 
-def _begin(arch: Architecture) -> Held:
-    heads, width, groups, wide, taps = (int(arch.setting(name)) for name in INTEGER_SETTINGS)
-    return np.zeros((taps - 1, heads * width + 2 * groups * wide)), np.zeros((heads, width, wide))
+def _initial_state(arch: Architecture) -> LayerState:
+    heads, width, groups, state_width, taps = (int(arch.setting(name)) for name in INTEGER_SETTINGS)
+    return np.zeros((taps - 1, heads * width + 2 * groups * state_width)), np.zeros((heads, width, state_width))
 
 
 def state_space(memory: Array, value: Array, key: Array, query: Array, rate: Array, time: Array) -> tuple[Array, Array]:
@@ -33,30 +33,34 @@ def state_space(memory: Array, value: Array, key: Array, query: Array, rate: Arr
         rate: How fast a head forgets, a positive number, [heads].
         time: The length of the step, [heads].
     """
-    kept = memory * np.exp(-rate * time)[:, None, None]
-    kept = kept + np.einsum("h,hv,hk->hvk", time, value, key)
-    return kept, np.einsum("hvk,hk->hv", kept, query)
+    memory_after = memory * np.exp(-rate * time)[:, None, None]
+    memory_after = memory_after + np.einsum("h,hv,hk->hvk", time, value, key)
+    return memory_after, np.einsum("hvk,hk->hv", memory_after, query)
 
 
-def _step(arch: Architecture, state: State, layer: int, held: Held, row: Array) -> tuple[Held, Array]:
-    at = f"model.layers.{layer}.mamba"
-    heads, width, groups, wide, _ = (int(arch.setting(name)) for name in INTEGER_SETTINGS)
-    inner, shared = heads * width, groups * wide
+def _step(arch: Architecture, state: State, layer: int, before: LayerState, row: Array) -> tuple[LayerState, Array]:
+    prefix = f"model.layers.{layer}.mamba"
+    heads, width, groups, state_width, _ = (int(arch.setting(name)) for name in INTEGER_SETTINGS)
+    inner, shared = heads * width, groups * state_width
     # The parts of the projection: gate, value, key, query, and the length of the step.
     factors = np.repeat([arch.setting(name) for name in PARTS], [inner, inner, shared, shared, heads])
-    parts = linear(row * arch.setting("mixer_in_multiplier"), state, f"{at}.in_proj") * factors
+    parts = linear(row * arch.setting("mixer_in_multiplier"), state, f"{prefix}.in_proj") * factors
     gate, entering, rise = np.split(parts, [inner, 2 * (inner + shared)])
-    mixed, window = convolved(held[0], entering, state[f"{at}.conv1d.weight"][:, 0])
-    mixed = silu(mixed + state.get(f"{at}.conv1d.bias", 0.0))
+    mixed, window = convolve(before[0], entering, state[f"{prefix}.conv1d.weight"][:, 0])
+    mixed = silu(mixed + state.get(f"{prefix}.conv1d.bias", 0.0))
     value = mixed[:inner].reshape(heads, width)
-    key, query = (np.repeat(one.reshape(groups, wide), heads // groups, axis=0) for one in np.split(mixed[inner:], 2))
-    time = np.logaddexp(0.0, rise + state[f"{at}.dt_bias"])
-    memory, read = state_space(held[1], value, key, query, np.exp(state[f"{at}.A_log"]), time)
-    out = _gated(arch, state, f"{at}.norm.weight", (read + state[f"{at}.D"][:, None] * value).ravel(), gate)
-    return (window, memory), linear(out, state, f"{at}.out_proj") * arch.setting("mixer_out_multiplier")
+    key, query = (
+        np.repeat(rows.reshape(groups, state_width), heads // groups, axis=0) for rows in np.split(mixed[inner:], 2)
+    )
+    time = np.logaddexp(0.0, rise + state[f"{prefix}.dt_bias"])
+    memory, output = state_space(before[1], value, key, query, np.exp(state[f"{prefix}.A_log"]), time)
+    out = _gate_and_norm(
+        arch, state, f"{prefix}.norm.weight", (output + state[f"{prefix}.D"][:, None] * value).ravel(), gate
+    )
+    return (window, memory), linear(out, state, f"{prefix}.out_proj") * arch.setting("mixer_out_multiplier")
 
 
-def _gated(arch: Architecture, state: State, gain: str, read: Array, gate: Array) -> Array:
+def _gate_and_norm(arch: Architecture, state: State, gain: str, read: Array, gate: Array) -> Array:
     """What the mixer read [heads * width], times silu of `gate`, and normed by group where the model has that norm."""
     if gain not in state:
         return read * silu(gate)
@@ -66,7 +70,7 @@ def _gated(arch: Architecture, state: State, gain: str, read: Array, gate: Array
     return normed * silu(gate) if first else normed
 
 
-def _projected(arch: Architecture, state: State, layer: int, name: str, x: Array) -> Array:
+def _project(arch: Architecture, state: State, layer: int, name: str, x: Array) -> Array:
     y = linear(x * arch.setting("attention_in_multiplier"), state, f"model.layers.{layer}.self_attn.{name}_proj")
     by_head: Array = y.reshape(len(x), -1, arch.head_dim)
     return by_head * arch.setting("key_multiplier") if name == "k" else by_head
@@ -80,12 +84,13 @@ def _feed_forward(arch: Architecture, state: State, layer: int, x: Array) -> Arr
 
 def _factors(fields: Fields, name: str, count: int) -> list[float]:
     """The numbers of the list `name`; ones where the file has no such list."""
-    given = fields.get(name)
-    if given is None:
+    numbers = fields.get(name)
+    if numbers is None:
         return [1.0] * count
-    if not isinstance(given, list) or len(given) != count or any(type(one) not in (int, float) for one in given):
-        raise fields.refuse(f"{name} is {quote_value(given)}, no list of {count} numbers; correct it")
-    return [float(one) for one in given]
+    is_list = isinstance(numbers, list) and len(numbers) == count
+    if not is_list or any(type(number) not in (int, float) for number in numbers):
+        raise fields.refuse(f"{name} is {quote_value(numbers)}, no list of {count} numbers; correct it")
+    return [float(number) for number in numbers]
 
 
 def _fields(fields: Fields) -> dict[str, Any]:
@@ -100,7 +105,7 @@ def _fields(fields: Fields) -> dict[str, Any]:
     width = fields.get("mamba_d_head")
     if heads < 1 or inner % heads or width not in (None, "auto", inner // heads):
         raise fields.refuse(f"mamba_d_ssm of {inner} does not fit mamba_n_heads and mamba_d_head; correct it")
-    own: dict[str, float] = {
+    settings: dict[str, float] = {
         "mixer_heads": heads,
         "mixer_width": inner // heads,
         "mixer_groups": fields.integer("mamba_n_groups", 1),
@@ -121,14 +126,14 @@ def _fields(fields: Fields) -> dict[str, Any]:
         **dict(zip(("gate_multiplier", "down_multiplier"), _factors(fields, "mlp_multipliers", 2), strict=True)),
         **dict(zip(PARTS, _factors(fields, "ssm_multipliers", 5), strict=True)),
     }
-    if not own["gated_norm"]:
-        own["norm_before_gate"] = 1.0  # says nothing without the norm
+    if not settings["gated_norm"]:
+        settings["norm_before_gate"] = 1.0  # says nothing without the norm
     biased = fields.flag("attention_bias")
     return {
         "qkv_bias": biased,
         "output_bias": biased,
         "mlp_bias": fields.flag("mlp_bias"),
-        "settings": settings_of("falcon_h1", own),
+        "settings": settings_of("falcon_h1", settings),
     }
 
 
@@ -144,9 +149,9 @@ def _no_slides(fields: Fields, layers: int, family: str) -> list[bool]:
 FALCON_H1 = OracleFamily(
     "falcon_h1",
     Formulas(
-        projected=_projected,
+        project=_project,
         feed_forward=_feed_forward,
-        recurrence=Recurrence(_begin, _step),
+        recurrence=Recurrence(_initial_state, _step),
         embedding_scale=lambda arch: arch.setting("embedding_multiplier"),
         embedding_rounded=False,  # a factor of Python, which torch multiplies by in float32 for 16 bits
         attention_scale=lambda arch: arch.setting("attention_out_multiplier"),
