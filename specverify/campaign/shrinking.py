@@ -57,14 +57,14 @@ class Shrinking:
 
     def __post_init__(self) -> None:
         self.smallest = self.first
-        self._located = _first_finding(self.first)
+        self._finding = _first_finding(self.first)
         # The limit of Hypothesis's part; `failure` moves it to the whole time.
         self._until = self.began + DRAWN_SHARE * self.plan.shrink_s
 
     @property
     def failed_stages(self) -> set[tuple[str, Stage]]:
         """Invariant and stage of the difference, as drawn and as shrunk (`blame` may have changed them)."""
-        return {(finding.invariant, finding.stage) for finding in (_first_finding(self.first), self._located)}
+        return {(finding.invariant, finding.stage) for finding in (_first_finding(self.first), self._finding)}
 
     def out_of_time(self) -> bool:
         """Whether the time for shrinking is over, or the work was halted."""
@@ -89,8 +89,9 @@ class Shrinking:
         judged = self._verdict_on(replace(case, dtype="float32"), invariants)
         finding = judged.first
         # Tuples compare step first: an earlier step outweighs an earlier stage.
-        if finding is not None and (finding.step, finding.stage) < (self._located.step, self._located.stage):
-            self.smallest, self._located = judged, finding
+        if finding is not None and (finding.step, finding.stage) < (self._finding.step, self._finding.stage):
+            self.smallest = judged
+            self._finding = finding
 
     def _blame_what_draft_and_target_share(self) -> None:
         """If a model draft computes wrong numbers, continue with a case without a draft on which the target is wrong.
@@ -109,7 +110,8 @@ class Shrinking:
             self._tried += 1
             judged = self._verdict_on(case, invariants)
             if judged.first is not None and of_target_alone(judged.first):
-                self.smallest, self._located = judged, judged.first
+                self.smallest = judged
+                self._finding = judged.first
                 return
 
     def fails_alike(self, case: Case) -> Verdict | None:
@@ -117,7 +119,7 @@ class Shrinking:
 
         The smallest such case becomes `smallest`.
         """
-        located = self._located
+        located = self._finding
         self._tried += 1
         verdict = self._verdict_on(case, self._invariant_of(located))
         finding = verdict.first
