@@ -143,7 +143,8 @@ class Selection:
         reasons: dict[str, str | None] = {}
         # One item may belong to several tiers; the last match is counted.
         tiers: Counter[str] = Counter()
-        selected, deselected = [], []
+        selected = []
+        deselected = []
         for item in items:
             slow, emulated = self.mark("slow"), self.mark("emulated")
             if item.get_closest_marker(self.mark("npu")) and item.get_closest_marker(emulated):

@@ -135,6 +135,6 @@ def measurements_of(record: Record) -> Measurements:
 
 def add_record(measured: Measurements, record: Record) -> None:
     """Add the finished prompts of a record."""
-    measured.turns += [turn_of(line) for line in record.finished]
+    measured.turns += [turn_of(line) for line in record.finished_turns]
     measured.agreements += [agreement for line in record.prompts.values() for agreement in agreements_of(line)]
     measured.resumed += len(record.prompts)

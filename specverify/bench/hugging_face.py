@@ -100,7 +100,8 @@ def continue_turn(way: str, case: Case, prompt: int, repeat: int, cache: Any = N
 
 def _weights(way: str, case: Case) -> tuple[int, int]:
     """Bytes of the weights of the target, and of the assistant or 0."""
-    target, drafting = weight_bytes(transformers_model(case.model, case.dtype)), 0
+    target = weight_bytes(transformers_model(case.model, case.dtype))
+    drafting = 0
     if way == ASSISTED and case.draft.model is not None:
         drafting = weight_bytes(transformers_model(case.draft.model, case.dtype, role="draft"))
     return target, drafting

@@ -104,7 +104,7 @@ class StageClock:
     def plant_in(self, seams: Seams) -> Seams:
         """`seams` on this clock; a request then reveals neither KV nor attention: such copies are no work of a step."""
 
-        def timed(stage: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def on_clock(stage: str, function: Callable[..., Any]) -> Callable[..., Any]:
             @wraps(function)
             def run(*arguments: Any) -> Any:
                 with self.stage(stage):
@@ -121,9 +121,9 @@ class StageClock:
             seams,
             request=_timed_request(seams.request, self),
             gather=gather,
-            lower_tree=timed("lower", seams.lower_tree),
-            walk=timed("accept", seams.walk),
-            commit=timed("commit", seams.commit),
+            lower_tree=on_clock("lower", seams.lower_tree),
+            walk=on_clock("accept", seams.walk),
+            commit=on_clock("commit", seams.commit),
         )
 
 

@@ -189,7 +189,7 @@ class _Neighbour(NumpyOracle):
             unchanged = self._unchanged_oracle.model(model, dtype)
             assert isinstance(unchanged, ByTransformers)
             self._evaluators.clear()
-            self._evaluators[key] = unchanged.changed(self._seed)
+            self._evaluators[key] = unchanged.with_changed_weights(self._seed)
         return self._evaluators[key]
 
 
@@ -213,7 +213,7 @@ class ByTransformers:
         self._kept_bytes = 0
         self._seed: int | None = None
 
-    def changed(self, seed: int) -> "ByTransformers":
+    def with_changed_weights(self, seed: int) -> "ByTransformers":
         """The evaluator of the same network with each weight changed by PERTURBED, by normal numbers of `seed`."""
         evaluator = copy(self)
         evaluator._runs = OrderedDict()

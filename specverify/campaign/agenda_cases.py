@@ -36,13 +36,13 @@ class AgendaCases:
         self.exhausted = False
 
     def __iter__(self) -> Iterator[JudgedCase]:
-        yield from self._saved()
-        yield from ((case, self._turns(case)) for case in self._drawn())
+        yield from self._saved_cases()
+        yield from ((case, self._turns(case)) for case in self._drawn_cases())
 
     def _turns(self, case: Case) -> tuple[Invariant, ...]:
         return taking_turns(case, self._invariants, self._subject.variant_interval)
 
-    def _saved(self) -> Iterator[JudgedCase]:
+    def _saved_cases(self) -> Iterator[JudgedCase]:
         for saved in self._agenda.own_saved():
             why = self._beyond(saved.case)
             if why is not None:
@@ -62,8 +62,8 @@ class AgendaCases:
         outside = within.outside(case) if within is not None else None
         return None if outside is None else f"the backend declines it: {outside}"
 
-    def _drawn(self) -> Iterator[Case]:
-        within = _narrowed(self._subject.abilities, self._agenda.layouts)
+    def _drawn_cases(self) -> Iterator[Case]:
+        within = _narrow_layouts(self._subject.abilities, self._agenda.layouts)
         running = [self._lane(lane, share, within) for lane, share in self._agenda.lanes(self._plan.cases)]
         while running:
             for lane in list(running):
@@ -95,7 +95,7 @@ def cases_of_part(cases: Iterator[JudgedCase], agenda: Agenda) -> Iterator[Judge
     return (case for index, case in enumerate(cases) if index % agenda.parts == agenda.part)
 
 
-def _narrowed(within: Abilities | None, layouts: tuple[str, ...]) -> Abilities | None:
+def _narrow_layouts(within: Abilities | None, layouts: tuple[str, ...]) -> Abilities | None:
     """`within`, with no KV layout beside `layouts`."""
     if within is None or not layouts:
         return within

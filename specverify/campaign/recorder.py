@@ -101,20 +101,20 @@ def _run_and_report(
     show(tally, out, verbose)
     unwritten = []
     if junit_file is not None:
-        unwritten += _unwritten(junit_file, junit.junit(tally))
+        unwritten += _write_or_reason(junit_file, junit.junit(tally))
     if json_file is not None:
-        unwritten += _unwritten(json_file, writing.as_json(record.summary(tally), indent=1).encode())
+        unwritten += _write_or_reason(json_file, writing.as_json(record.summary(tally), indent=1).encode())
     if html_file is not None:
         from reports.html.pages import diff_page  # Jinja is imported only for a page
 
-        unwritten += _unwritten(html_file, diff_page(tally, __version__))
+        unwritten += _write_or_reason(html_file, diff_page(tally, __version__))
     for line in unwritten:
         print(f"specverify: {line}", file=sys.stderr)  # noqa: T201
     # A difference (1) is more certain than a failed write, and is kept.
     return 3 if unwritten and tally.exit_code == 0 else tally.exit_code
 
 
-def _unwritten(file: str, content: bytes) -> list[str]:
+def _write_or_reason(file: str, content: bytes) -> list[str]:
     try:
         writing.write_whole(file, content)
     except writing.Unwritable as why:

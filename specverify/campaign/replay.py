@@ -133,7 +133,7 @@ def _result(verdict: Verdict, saved: bundle.Bundle, finding: Finding | None, fai
     if verdict.unsupported is not None and finding is None:
         return ReplayResult("UNJUDGED", None, f"the case is declined: {verdict.unsupported}")
     if finding is None and verdict.internal:
-        return _unanswered(verdict, saved)
+        return _unanswered_result(verdict, saved)
     if saved.invariant is None:
         return ReplayResult("DIFFER" if finding else "AGREE", failure, "the file holds a case and no finding")
     if saved.invariant == JUDGE and finding is None:
@@ -149,7 +149,7 @@ def _result(verdict: Verdict, saved: bundle.Bundle, finding: Finding | None, fai
     return ReplayResult("CHANGED", failure, f"{saved.invariant} holds at the saved stage, {finding.invariant} does not")
 
 
-def _unanswered(verdict: Verdict, saved: bundle.Bundle) -> ReplayResult:
+def _unanswered_result(verdict: Verdict, saved: bundle.Bundle) -> ReplayResult:
     """The result where the judge raised and nothing differs."""
     first = next((error for error in verdict.internal if error.invariant == saved.invariant), verdict.internal[0])
     again = " again" if first.invariant == saved.invariant and saved.stage is None else ""

@@ -221,11 +221,11 @@ class Search:
 
     def _begin_shrinking(self, verdict: Verdict) -> None:
         """Report the first difference as drawn, then begin to shrink it."""
-        self._shrinking = Shrinking(self.plan, self.invariants, self.oracle, self.subject, self._halted, verdict)
+        self._shrinking = Shrinking(self.plan, self.invariants, self.oracle, self.subject, self._is_halted, verdict)
         self.on_failure(self._shrinking.as_drawn())
         self._shrinking.blame()
 
-    def _halted(self) -> bool:
+    def _is_halted(self) -> bool:
         return (self.stopped if self.halted is None else self.halted)()
 
 

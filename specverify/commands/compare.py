@@ -26,7 +26,7 @@ def compare(before: Path, after: Path, json_file: str | None, markdown: str | No
     try:
         comparison = compare_results(first, second)
     except (ValueError, LookupError, TypeError, AttributeError) as why:
-        file = after if _sound(first) else before
+        file = after if _is_result(first) else before
         raise UnusableInput(f"{file}: {why if isinstance(why, ValueError) else 'not a whole result'}") from None
     to_stderr = json_file == "-"
     for name, lines in comparison.sections():
@@ -43,7 +43,7 @@ def compare(before: Path, after: Path, json_file: str | None, markdown: str | No
     return comparison.exit_code
 
 
-def _sound(result: dict[str, Any]) -> bool:
+def _is_result(result: dict[str, Any]) -> bool:
     from reports.gate.comparison import compare_results
 
     try:

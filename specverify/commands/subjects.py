@@ -140,7 +140,8 @@ def catalogue() -> list[dict[str, Any]]:
     """Every report of the catalogue, with the faults planted for it, or the reason why no fault can be planted."""
     from backends.faults.unplanted import REASONS_UNPLANTED, reports
 
-    faults, rows = plantable_faults(), []
+    faults = plantable_faults()
+    rows = []
     for report in reports():
         # Several faults may reproduce one report.
         planted = [fault["name"] for fault in faults if fault["id"] == report.id]

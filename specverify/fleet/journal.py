@@ -157,7 +157,8 @@ def read(place: Path) -> Journal:
         first = json.loads(lines[0])
         if not isinstance(first, dict) or first.pop("journal", None) != VERSION:
             raise UnusableInput(f"{path}: no journal of version {VERSION}, the one known here")
-        head, runs = from_json(Head, first), dict[str, RunMessages]()
+        head = from_json(Head, first)
+        runs = dict[str, RunMessages]()
         for line in lines[1:]:
             number += 1
             _take(runs, json.loads(line))
@@ -166,7 +167,7 @@ def read(place: Path) -> Journal:
     return Journal(path, head, runs)
 
 
-def unfinished(folder: Path) -> Journal | None:
+def killed_journal(folder: Path) -> Journal | None:
     """The journal of a gate in `folder` that was killed, or None."""
     try:
         journal = read(folder)

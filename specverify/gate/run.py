@@ -22,7 +22,7 @@ from specverify.campaign import campaign
 from specverify.campaign.messages import Ended
 from specverify.fleet.cluster import Cluster, retell
 from specverify.fleet.facts import to_json
-from specverify.fleet.journal import GATE, Head, Journal, Writer, unfinished
+from specverify.fleet.journal import GATE, Head, Journal, Writer, killed_journal
 from specverify.fleet.shards import missing, one_head, one_run
 from specverify.gate.changes import changed_since, matching
 from specverify.gate.floors import below_floors
@@ -68,7 +68,7 @@ class Gate:
 
     def __init__(self, profile: Profile, wishes: Wishes, folder: Path) -> None:
         first_wishes = wishes
-        before = None if wishes.ray is None else unfinished(folder)
+        before = None if wishes.ray is None else killed_journal(folder)
         if before is not None and wishes.seed is None:
             wishes = replace(wishes, seed=before.head.fresh)  # the killed gate's new seed, with which it goes on
         self._profile = profile

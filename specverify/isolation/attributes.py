@@ -43,9 +43,10 @@ class Owner:
 
     def remember(self) -> None:
         """Take the attributes as they are now."""
-        self.names, self.values = list(self.table), list(self.table.values())
+        self.names = list(self.table)
+        self.values = list(self.table.values())
 
-    def replaced(self) -> list[str]:
+    def replacements(self) -> list[str]:
         """The names whose values have been replaced since `remember`; each is told once."""
         if len(self.table) == len(self.values) and all(map(is_, self.table.values(), self.values)):
             return []
@@ -75,9 +76,9 @@ class Attributes:
 
     def __init__(self) -> None:
         self._owners: dict[str, Owner] = {}
-        self.replaced()
+        self.replacements()
 
-    def replaced(self) -> list[str]:
+    def replacements(self) -> list[str]:
         """One phrase for each attribute that has been replaced since the last call: `torch.softmax was replaced`."""
         phrases = []
         for name, table, bases in _tables():
@@ -85,7 +86,7 @@ class Attributes:
             if owner is None:
                 self._owners[name] = Owner(name, table, bases)
             else:
-                phrases += [f"{attribute} was replaced" for attribute in owner.replaced()]
+                phrases += [f"{attribute} was replaced" for attribute in owner.replacements()]
         return phrases
 
 

@@ -29,7 +29,7 @@ from reference.trace import Trace
 from specverify.isolation.attributes import Attributes
 from specverify.isolation.leftovers import changed_phrases, leftovers
 from specverify.isolation.lifeline import die_with
-from specverify.isolation.residue import changed, state
+from specverify.isolation.residue import changes, state
 from specverify.isolation.wire import Closed, Garbled, Wire
 from specverify.setup.subjects import manifest, open_planted, outcome_of, subject_of
 
@@ -188,7 +188,7 @@ class Served:
             os._exit(0)
         before, self._state = self._state, state()
         kept_pids = self._backend.processes if isinstance(self._backend, Keeping) else ()
-        residue = [*changed(before, self._state), *self._attributes.replaced(), *self._copies.phrases(kept_pids)]
+        residue = [*changes(before, self._state), *self._attributes.replacements(), *self._copies.phrases(kept_pids)]
         phrases = self._new_leftovers()
         if residue and answer[0] == "told":
             answer = ("absent", Crash(None, f"the run left its process changed: {'; '.join(residue)}"))
@@ -247,7 +247,7 @@ class Copies:
         """Note that a fork returned from a run as if it were the engine; called in the fork."""
         self._shared[self.BACK] = 1
 
-    def _noted(self) -> list[int]:
+    def _noted_pids(self) -> list[int]:
         return [int(pid) for pid in self._shared[self.FIRST :] if pid]
 
     def phrases(self, kept_pids: tuple[int, ...] = ()) -> list[str]:
@@ -260,9 +260,9 @@ class Copies:
             return []
         until = time.monotonic() + NOTED_S
         # A copy notes itself when it first runs, which may be after the run has returned.
-        while len(self._noted()) < self._shared[self.FORKS] and time.monotonic() < until:
+        while len(self._noted_pids()) < self._shared[self.FORKS] and time.monotonic() < until:
             time.sleep(0.001)
-        going = [pid for pid in self._noted() if pid not in kept_pids and _same_program(pid)]
+        going = [pid for pid in self._noted_pids() if pid not in kept_pids and _same_program(pid)]
         back = self._shared[self.BACK]
         for cell in range(self.CELLS):
             self._shared[cell] = 0

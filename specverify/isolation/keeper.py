@@ -100,7 +100,8 @@ class Keeper:
         try:
             raw, handed, _, _ = socket.recv_fds(self._control, CHUNK, 2)
         except OSError:
-            raw, handed = b"", []
+            raw = b""
+            handed = []
         if not raw:
             return False
         self._unread += raw

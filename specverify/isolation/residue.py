@@ -112,6 +112,6 @@ def state() -> dict[str, Any]:
     return {name: read() for name, read in readers.items()}
 
 
-def changed(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+def changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """The differences between two states, one phrase each: `torch's default dtype is torch.float64, was ...`."""
     return [f"{name} is {now[name]}, was {was}" for name, was in before.items() if now[name] != was]

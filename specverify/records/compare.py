@@ -34,7 +34,7 @@ class Comparison:
 
 def compare_records(first: Record, second: Record) -> Comparison:
     """Compare the finished turns of two records by their keys."""
-    first_turns, second_turns = _keyed(first), _keyed(second)
+    first_turns, second_turns = _turns_by_key(first), _turns_by_key(second)
     comparison = Comparison(
         only=(len(first_turns.keys() - second_turns.keys()), len(second_turns.keys() - first_turns.keys()))
     )
@@ -56,5 +56,5 @@ def compare_records(first: Record, second: Record) -> Comparison:
     return comparison
 
 
-def _keyed(record: Record) -> dict[Key, Fact]:
-    return {key_of(turn): turn for turn in record.finished}
+def _turns_by_key(record: Record) -> dict[Key, Fact]:
+    return {key_of(turn): turn for turn in record.finished_turns}

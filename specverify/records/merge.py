@@ -65,13 +65,13 @@ def _merge_shards(records: list[Record]) -> Record:
     for rank in range(world):
         if rank not in record_of_rank:
             missing.append(f"shard {rank} of {world} is missing: it wrote no record")
-        elif record_of_rank[rank].unfinished:
-            num_unfinished = len(record_of_rank[rank].unfinished)
+        elif record_of_rank[rank].unfinished_prompts:
+            num_unfinished = len(record_of_rank[rank].unfinished_prompts)
             missing.append(f"shard {rank} of {world} is missing: {num_unfinished} of its prompts are not finished")
         else:
             whole_shards.append(record_of_rank[rank])
     order = {way["name"]: place for place, way in enumerate(first.manifest.get("ways", ()))}
-    keyed = {key_of(turn): turn for shard in whole_shards for turn in shard.finished}
+    keyed = {key_of(turn): turn for shard in whole_shards for turn in shard.finished_turns}
     keys = sorted(keyed, key=lambda key: (key[0], key[1], key[3], order.get(key[2], len(order))))
     prompts = {number: line for shard in whole_shards for number, line in shard.prompts.items()}
     manifest: Fact = {**first.manifest, "missing": missing}

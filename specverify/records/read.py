@@ -51,7 +51,7 @@ class Record:
     torn: int = 0
 
     @property
-    def finished(self) -> list[Fact]:
+    def finished_turns(self) -> list[Fact]:
         """The turns of finished prompts, in order; for diff all turns."""
         if self.manifest["kind"] == DIFF:
             return list(self.turns.values())
@@ -64,7 +64,7 @@ class Record:
         return rank, world
 
     @property
-    def unfinished(self) -> list[int]:
+    def unfinished_prompts(self) -> list[int]:
         """Numbers of the prompts that this shard still has to run."""
         rank, world = self.shard
         return [

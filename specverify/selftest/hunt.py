@@ -147,13 +147,13 @@ def hunt(task: HuntPlan) -> HuntResult:
         shrink_s=task.shrink_s,
     )
 
-    def stopped() -> bool:
+    def is_over() -> bool:
         return time.time() > task.until or any(event.is_set() for event in _stops)
 
     subject = subject_of(backend)
     tables = asks_tables(task, backend)
     invariants = tuple(invariant for invariant in ALL if tables or invariant.name not in TABLES_ALONE)
-    search = Search(plan, invariants, _oracle(), subject, note_verdict, stopped)
+    search = Search(plan, invariants, _oracle(), subject, note_verdict, is_over)
     search.run_given(_cases_to_judge(task, dtypes, subject, tables))
     seconds = (met_at or time.perf_counter()) - began
     if search.differs and subject.variant_interval > 1:

@@ -208,24 +208,24 @@ class Guarded:
     def verify(self, given: GivenTree, tape: Array) -> Blocks:
         """As `ExactLaw.verify`; raises NoTrace."""
         size = len(tape), given.tree, given.target.shape[1], tape.shape[1]
-        return self._guarded(lambda: admit_blocks(self._tables.verify(given, tape), *size))
+        return self._ask_guarded(lambda: admit_blocks(self._tables.verify(given, tape), *size))
 
     def rounds(self, world: World, tape: Array) -> Blocks:
         """As `ExactLaw.rounds`; raises NoTrace."""
         size = len(tape), world.shape, world.vocab, tape.shape[1]
-        return self._guarded(lambda: admit_blocks(self._tables.rounds(world, tape), *size))
+        return self._ask_guarded(lambda: admit_blocks(self._tables.rounds(world, tape), *size))
 
     def samples(self, world: World, seeds: Array) -> Blocks:
         """As `ExactLaw.samples`; raises NoTrace."""
         # No tape is given here, so that its width follows from the tree.
         size = len(seeds), world.shape, world.vocab, stride(len(world.shape))
-        return self._guarded(lambda: admit_blocks(self._tables.samples(world, seeds), *size))
+        return self._ask_guarded(lambda: admit_blocks(self._tables.samples(world, seeds), *size))
 
     def batches(self, world: World, seeds: Sequence[Array]) -> tuple[Blocks, ...]:
         """As `Tables.batches`; raises NoTrace."""
         return tuple(self.samples(world, each) for each in seeds)
 
-    def _guarded(self, ask: Callable[[], Blocks]) -> Blocks:
+    def _ask_guarded(self, ask: Callable[[], Blocks]) -> Blocks:
         try:
             return ask()
         except Unsupported as why:

@@ -92,19 +92,19 @@ def show(folder: Path, json_file: str | None, html_file: str | None) -> int:
     shards = [] if is_single else [shard for shard in shards_in([folder]) if shard != folder]
     record = merge_records(shards) if shards else read(folder)
     failures = sorted(str(file) for place in (folder, *shards) for file in (place / FAILURES).glob("*.json"))
-    page = record_head(str(folder), record.manifest, len(record.finished), record.torn, failures)
-    figures = {"manifest": record.manifest, "turns": record.finished, "failures": failures, "torn": record.torn}
+    page = record_head(str(folder), record.manifest, len(record.finished_turns), record.torn, failures)
+    figures = {"manifest": record.manifest, "turns": record.finished_turns, "failures": failures, "torn": record.torn}
     code = 3 if record.manifest.get("missing") else 0
     if record.manifest["kind"] == BENCH:
         from specverify.bench.decode_figures import report_decode
         from specverify.bench.decode_record import measurements_of
 
-        if record.finished:
+        if record.finished_turns:
             content, bench_page, _ = report_decode(measurements_of(record))
             figures |= content
             page += "\n" + bench_page
     else:
-        page += diff_turns(record.finished)
+        page += diff_turns(record.finished_turns)
     click.echo(page.rstrip("\n"), err="-" in (json_file, html_file))
     if json_file is not None:
         writing.write_json(json_file, figures)
@@ -129,7 +129,7 @@ def merge(folders: tuple[Path, ...], out: Path) -> int:
     record = merge_records(shards_in(folders))
     write(record, out)
     missing = record.manifest.get("missing", [])
-    click.echo("\n".join([f"{out}: {len(record.finished)} turns", *missing]))
+    click.echo("\n".join([f"{out}: {len(record.finished_turns)} turns", *missing]))
     return 3 if missing else 0
 
 

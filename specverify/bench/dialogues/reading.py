@@ -42,10 +42,10 @@ def _texts(source: str) -> list[tuple[str, list[str]]]:
     lines = [(f"{source}:{number}", line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     if not lines:
         raise UnusableInput(f"--dialogues {source}: holds no dialogue")
-    return [(where, _turns(_decoded(line, where), where)) for where, line in lines]
+    return [(where, _turns(_read_json(line, where), where)) for where, line in lines]
 
 
-def _decoded(line: str, where: str) -> Any:
+def _read_json(line: str, where: str) -> Any:
     try:
         return json.loads(line)
     except (ValueError, RecursionError) as why:

@@ -71,10 +71,10 @@ def draft_window(backend: EngineBackend, case: Case, window: int | None) -> Iter
         raise UnusableInput("bench decode --draft-window: the draft is the target itself, which must see everything")
     forward = model.forward
 
-    def narrowed(batch: list[Rows], *arguments: Any, **named: Any) -> list[Tensor]:
+    def narrow_forward(batch: list[Rows], *arguments: Any, **named: Any) -> list[Tensor]:
         return forward([replace(rows, visible=_narrow(rows, window)) for rows in batch], *arguments, **named)
 
-    vars(model)["forward"] = narrowed
+    vars(model)["forward"] = narrow_forward
     try:
         yield
     finally:

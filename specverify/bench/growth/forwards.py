@@ -72,7 +72,7 @@ def measure(name: str, model: str, dtype: str, sizes: Sizes, steps: int = STEPS)
             f"bench growth: {model} holds {checkpoint.max_positions} positions, and {longest} are needed"
         )
 
-    def timed(nodes: int, prefix: int, batch: int) -> dict[str, Any]:
+    def time_cell(nodes: int, prefix: int, batch: int) -> dict[str, Any]:
         try:
             seconds = forward_seconds(
                 backend, checkpoint, batch=batch, nodes=nodes, prefix=prefix, steps=steps, dtype=dtype
@@ -90,7 +90,7 @@ def measure(name: str, model: str, dtype: str, sizes: Sizes, steps: int = STEPS)
         for grid, cells in (("trees_by_batch", trees), ("batches_by_prefix", contexts)):
             grids[grid] = []
             for cell in cells:
-                grids[grid].append(timed(*cell))
+                grids[grid].append(time_cell(*cell))
                 progress.advance()
     lines = [
         {"of": grid, "by": axis, "at": f"{fixed_axis} {fixed_size}"}

@@ -20,7 +20,7 @@ import pytest
 from specverify.campaign import worker
 from specverify.fleet import cluster, ray_crew
 from specverify.fleet.facts import to_json
-from specverify.fleet.journal import GATE, read, unfinished
+from specverify.fleet.journal import GATE, killed_journal, read
 from specverify.fleet.ray_campaign import FALLS
 from tests.inprocess import Silent
 from tests.meta.gate.conftest import Sample
@@ -163,7 +163,7 @@ def test_a_killed_driver_loses_no_verdict_and_its_rerun_goes_on(sample: Sample, 
     assert f"went on behind {kept} cases of a gate that was killed" in " ".join(sample.out.split())
     assert verdicts(cut) == verdicts(whole)
     assert counts(cut) == counts(whole)
-    assert unfinished(cut) is None
+    assert killed_journal(cut) is None
     assert read(cut).runs[GATE].ended is not None
     # A gate that ended is not gone on with, nor is one of another profile.
     assert sample(*WORDS, "--ray", "here", "--report", "cut") == 0
