@@ -1,4 +1,4 @@
-"""The command `bench`: ratios of times that are measured side by side in one run, a subcommand for each bench."""
+"""The command `bench`: ratios of times that are measured side by side, a subcommand for each bench."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

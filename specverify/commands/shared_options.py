@@ -1,4 +1,4 @@
-"""Options that several commands have, each declared once; a command words the help for its own purpose."""
+"""Options that several commands have, each declared once; each command words its own help."""
 
 from collections.abc import Callable
 from typing import Any

@@ -39,7 +39,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 def quote(text: str) -> str:
     r"""`text` as a basic string of TOML.
 
-    >>> print(quoted('a "b"\n'))
+    >>> print(quote('a "b"\n'))
     "a \"b\"\u000a"
     """
     plain = text.replace("\\", "\\\\").replace('"', '\\"')
