@@ -145,7 +145,7 @@ def logits_beyond(name: str, number: int, step: Step, true: Array, error: Noise)
 def compare_rows(
     name: str, base: Step, variant_step: Step, rows: list[int], variant_rows: list[int], error: Noise, variant: str
 ) -> Iterator[Finding | Comparisons]:
-    """Findings where node `others[i]` of the variant differs from node `rows[i]` of the base.
+    """Findings where node `variant_rows[i]` of the variant differs from node `rows[i]` of the base.
 
     Two runs of one backend each have an error, so the bound is the noise of a pair of runs.
 
