@@ -70,6 +70,6 @@ def present_requests(accounts: tuple[Account, ...], action: int) -> set[int]:
     return set(accounts[action - 1].committed) if 0 < action <= len(accounts) else set()
 
 
-def in_session(case: Case) -> bool:
+def has_session(case: Case) -> bool:
     """Whether the case serves several requests."""
     return case.session is not None
