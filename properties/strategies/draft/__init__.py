@@ -67,8 +67,8 @@ def any_draft(
     kind = draw(st.sampled_from(kinds))
     if kind in further:
         # Tries show that they are kept apart only in some sessions, and heads what an interruption leaves behind.
-        again = (Trie.TAG, admitted_values((Trie.TAG, *HEADS) if learning else (Trie.TAG,)
-        kind = draw(st.sampled_from(further + among(again, within, "drafts")))
+        again = (Trie.TAG, Trie.TAG, *HEADS) if learning else (Trie.TAG,)
+        kind = draw(st.sampled_from(further + admitted_values(again, within, "drafts")))
     fills = within is None or within.draft_trees
     trees = admitted_values(TREE_KINDS, within, "tree_kinds")
     quantises = within is None or within.quantised
