@@ -126,11 +126,16 @@ def compose(row: Row) -> EngineBackend:
         raise Unavailable(f"{row.name} needs {row.package}: {missing_package}") from missing_package
     except Unavailable as absent:
         raise Unavailable(f"{row.name} needs {DEVICE_WORDS[row.device]}: {absent}") from absent
-    recorder = (CudaRecorder() if row.device == "cuda" else OperatorRecorder()) if row.graphs else None
-    if recorder is not None:
+    recorder = None
+    if row.graphs:
+        recorder = CudaRecorder() if row.device == "cuda" else OperatorRecorder()
         seams = replace(seams, sampling=replace(seams.sampling, batched=RecordedVerify(recorder=recorder)))
-    make = HandedOverBackend if row.handed_over else RankedBackend if row.processes else EngineBackend
-    return make(
+    backend_class = EngineBackend
+    if row.handed_over:
+        backend_class = HandedOverBackend
+    elif row.processes:
+        backend_class = RankedBackend
+    return backend_class(
         row.name,
         row.device,
         seams,

@@ -7,7 +7,7 @@ from properties.laws.sampled.gate import stream_bar
 from properties.laws.sampled.partners import PARTNERS, PARTS
 from properties.pair_generations import TOKENS
 from properties.resolution import Resolution, ResolutionSums
-from properties.strategies.cases import GREEDY, plays, temperatures
+from properties.strategies.cases import GREEDY, can_play_sessions, temperatures
 from properties.streams import ExpectedDraws
 from reference.abilities import Abilities
 
@@ -39,7 +39,7 @@ def expected_draws(
     effort = SMALL_EFFORT if tables else FULL_EFFORT
     draws = TOKENS if tokens_alone else min(effort.tokens, USUAL * effort.runs)
     cases_per_turn = EVERY if tokens_alone else distribution.EVERY
-    alone_share = ALONE_SHARE if plays(within) else 1.0
+    alone_share = ALONE_SHARE if can_play_sessions(within) else 1.0
     share = (
         1.0 if focused else alone_share * num_temperatures / (GREEDY + num_temperatures) / (cases_per_turn * interval)
     )
@@ -47,10 +47,10 @@ def expected_draws(
     bar = stream_bar(
         PARTS if tokens_alone else len(GenerationEvidence().parts), num_temperatures + 1 if num_temperatures > 1 else 1
     )
-    return ExpectedDraws(draws * share, _usual(tokens_alone), bar)
+    return ExpectedDraws(draws * share, _usual_bet(tokens_alone), bar)
 
 
-def _usual(tokens_alone: bool) -> Resolution:
+def _usual_bet(tokens_alone: bool) -> Resolution:
     """One bet on a token that has half of the mass."""
     bet = ResolutionSums()
     if tokens_alone:

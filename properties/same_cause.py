@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from properties.shrinking.cases import size
 from properties.tally import Failure, SameDefect
-from properties.verdict.finding import FINISHED, of_draft_numbers, of_target_alone
+from properties.verdict.finding import FINISHED, is_about_draft_numbers, is_about_target_alone
 
 
 def by_cause(failures: list[Failure]) -> list[Failure]:
@@ -42,9 +42,9 @@ def _failing_invariants(failure: Failure) -> set[str]:
 
 
 def _merge(group: list[Failure]) -> Failure:
-    target_alone = any(of_target_alone(failure.finding) for failure in group)
+    target_alone = any(is_about_target_alone(failure.finding) for failure in group)
     first, *further_failures = sorted(
-        group, key=lambda failure: (target_alone and of_draft_numbers(failure.finding), *_rank(failure))
+        group, key=lambda failure: (target_alone and is_about_draft_numbers(failure.finding), *_rank(failure))
     )
     also = tuple(
         SameDefect(failure.finding.invariant, failure.finding.stage, failure.verdict.case.id)

@@ -28,13 +28,19 @@ def shortfalls(tally: Tally) -> list[str]:
     if not tally.opened:
         return []
     untested_speculation = tally.speculation.why_untested() if by_own_count(tally.declared) else None
-    reasons = (*_missing(tally), *_declined(tally), *_cut_short(tally), *_without_turn(tally), *_never_revealed(tally))
+    reasons = (
+        *_missing_cases(tally),
+        *_declined_cases(tally),
+        *_cut_short(tally),
+        *_without_turn(tally),
+        *_never_revealed(tally),
+    )
     reasons += () if untested_speculation is None else (untested_speculation,)
     reasons += tuple(_excused_alone(tally))
     return list(reasons)
 
 
-def _missing(tally: Tally) -> Iterator[str]:
+def _missing_cases(tally: Tally) -> Iterator[str]:
     # A run that was stopped gives its own reason in `stopped`.
     if tally.stopped is not None or tally.cases >= tally.wanted:
         return
@@ -48,7 +54,7 @@ def _missing(tally: Tally) -> Iterator[str]:
     yield f"{tally.wanted - tally.cases} of {tally.wanted} cases were not judged{why}"
 
 
-def _declined(tally: Tally) -> Iterator[str]:
+def _declined_cases(tally: Tally) -> Iterator[str]:
     declined = sum(tally.unsupported.values())
     if declined > DECLINED_FLOOR * tally.cases:
         reason = f"(most often: {_most_often(tally)}): what is left is no run"

@@ -305,7 +305,7 @@ class Tally:
         self.internal.append(InternalFailure(error, replace(verdict, trace=None)))
 
     @property
-    def had_turn(self) -> int:
+    def num_asked(self) -> int:
         """Number of invariants that were asked in a case."""
         return sum(counts.turns > 0 for counts in self.invariants.values())
 

@@ -52,7 +52,7 @@ def excess_expert_choices(tally: Tally) -> str | None:
     return None
 
 
-def vacuous(tally: Tally) -> str | None:
+def undecided_comparison(tally: Tally) -> str | None:
     """Why the greedy comparison of a whole run decided too little, or None."""
     judged, near = tally.positions.judged, tally.positions.near
     if judged and near > VACUOUS * judged:

@@ -286,7 +286,7 @@ def summary(tally: Tally) -> dict[str, Any]:
             "wanted": tally.wanted,
             "open_ended": tally.open_ended,
             "judged": tally.judged,
-            "had_turn": tally.had_turn,
+            "had_turn": tally.num_asked,
             "declined": tally.unsupported,
             "replaced_workers": tally.replaced,
             "seconds": tally.seconds,

@@ -175,9 +175,9 @@ class AscendFused:
             operands = self.columns(columns)
         else:
             operands = self._place(columns, BLOCK)
-        return self._by_heads(query, operands, scaling)[..., :values]
+        return self._attend_by_heads(query, operands, scaling)[..., :values]
 
-    def _by_heads(self, query: Tensor, operands: Operands, scaling: float) -> Tensor:
+    def _attend_by_heads(self, query: Tensor, operands: Operands, scaling: float) -> Tensor:
         """Attention over keys and values of one width, by the operator for the query's dtype."""
         if query.dtype == torch.float32:
             return fusion(self.ask(query, operands, self.encode(operands.visible), scaling))

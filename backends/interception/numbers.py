@@ -115,7 +115,7 @@ class Numbers:
                 self._by_word.setdefault((place.stream, word), []).append(self._number_by_key[key])
         return self._number_by_key[key]
 
-    def _at_words_of(self, number: Number) -> list[Number]:
+    def _numbers_of_its_words(self, number: Number) -> list[Number]:
         """Other numbers that are made of a word of this one."""
         if number.place is None:
             return []
@@ -248,7 +248,7 @@ class Numbers:
         return self.fork.branch(law(), decision)
 
     def _shares_used_words(self, number: Number) -> bool:
-        return any(shared_number.uses for shared_number in self._at_words_of(number))
+        return any(shared_number.uses for shared_number in self._numbers_of_its_words(number))
 
     def _use(self, number: Number, use: Use) -> None:
         """Note a decision, and whether a decision of another draw or race was made with these words before."""
@@ -267,7 +267,7 @@ class Numbers:
         self.shared_by_text.setdefault(str(shared_number), shared_number)
 
     def _meet_others(self, number: Number, use: Use) -> None:
-        for shared_number in self._at_words_of(number):
+        for shared_number in self._numbers_of_its_words(number):
             if not shared_number.uses:
                 continue
             kinds = {number.kind, shared_number.kind}

@@ -271,8 +271,9 @@ class Draws(TorchFunctionMode):
         return torch.tensor(picks, dtype=result.dtype, device=result.device).reshape(result.shape)
 
     def _bernoulli(self, name: str, args: Any, kwargs: Any, result: torch.Tensor, draw: Draw | None) -> torch.Tensor:
-        arguments = kwargs.get("p", args[1] if len(args) > 1 else (args[0] if name == "bernoulli" else 0.5))
-        odds = np.broadcast_to(self._read_elements(arguments), tuple(result.shape))
+        default_odds = args[0] if name == "bernoulli" else 0.5
+        given_odds = kwargs.get("p", args[1] if len(args) > 1 else default_odds)
+        odds = np.broadcast_to(self._read_elements(given_odds), tuple(result.shape))
         device = result.device.type
         values = self.values(draw, tuple(result.shape), torch.float32, device, False)
         hits = [
@@ -370,7 +371,8 @@ class Draws(TorchFunctionMode):
         """The order of each row: the number of its first, or of its first few."""
         count = kwargs.get("k", args[0] if args and name == "topk" else 1)
         other_args = list(args[1:] if name == "topk" else args)
-        dim = kwargs.get("dim", other_args[0] if other_args else (-1 if name in ("topk", "argsort") else None))
+        default_dim = -1 if name in ("topk", "argsort") else None
+        dim = kwargs.get("dim", other_args[0] if other_args else default_dim)
         keepdim = kwargs.get("keepdim", other_args[1] if len(other_args) > 1 and name != "argsort" else False)
         if isinstance(dim, torch.Tensor):
             refuse(f"torch's {name} of two tensors of random numbers")

@@ -35,48 +35,48 @@ class Positions:
             TypeError: The generator has no state.
         """
         if isinstance(generator, torch.Generator):
-            return self._of_torch(generator, before)
+            return self._position_of_torch(generator, before)
         if isinstance(generator, random.Random):
             if isinstance(generator, random.SystemRandom):
                 raise TypeError("a SystemRandom has no state")
             state = generator.getstate()[1]
-            return self._of_block(np.array(state[:-1], dtype=np.uint32), state[-1], before)
+            return self._position_of_block(np.array(state[:-1], dtype=np.uint32), state[-1], before)
         if isinstance(generator, np.random.Generator):
             generator = generator.bit_generator
         if isinstance(generator, np.random.RandomState):
-            return self._of_numpy(generator.get_state(legacy=False), before)
-        return self._of_numpy(generator.state, before)
+            return self._position_of_numpy(generator.get_state(legacy=False), before)
+        return self._position_of_numpy(generator.state, before)
 
     def place(self, before: "StreamPosition", generator: Any) -> Place:
         """The place of the draw that `generator` has made since it stood at `before`."""
         return place_between(before.position, self.position(generator, before).position)
 
-    def _of_block(self, block: Block, words_read: int, before: "StreamPosition | None") -> "StreamPosition":
+    def _position_of_block(self, block: Block, words_read: int, before: "StreamPosition | None") -> "StreamPosition":
         last = None if before is None else before.block
         most = MOST_BLOCKS if before is None else before.most_blocks
         return StreamPosition(self._blocks.position(block, words_read, last, most), block)
 
-    def _of_torch(self, generator: torch.Generator, before: "StreamPosition | None") -> "StreamPosition":
+    def _position_of_torch(self, generator: torch.Generator, before: "StreamPosition | None") -> "StreamPosition":
         if generator.device.type != "cpu":
-            return self._of_device(generator, before)
+            return self._position_of_device(generator, before)
         # The layout of THGeneratorState: seed, left, seeded, next, 624 words of 8 bytes, then cached normal numbers.
         state = generator.get_state().numpy()
         words_left = int(state[8:12].view(np.int32)[0])
         block = state[24 : 24 + 8 * 624].view(np.uint64).astype(np.uint32)
-        return self._of_block(block, 625 - words_left, before)
+        return self._position_of_block(block, 625 - words_left, before)
 
-    def _of_device(self, generator: torch.Generator, before: "StreamPosition | None") -> "StreamPosition":
+    def _position_of_device(self, generator: torch.Generator, before: "StreamPosition | None") -> "StreamPosition":
         kind = generator.device
         if hasattr(generator, "get_offset") and kind.type in ("cuda", "npu", "xpu"):
             return StreamPosition(Position(f"philox {kind.type} {generator.initial_seed()}", generator.get_offset()))
         return self._opaque(bytes(generator.get_state().cpu().numpy().tobytes()), 0, before)
 
-    def _of_numpy(self, state: dict[str, Any], before: "StreamPosition | None") -> "StreamPosition":
+    def _position_of_numpy(self, state: dict[str, Any], before: "StreamPosition | None") -> "StreamPosition":
         kind, inner = state["bit_generator"], state["state"]
         # A half of the last word may wait for the next draw of 32 bits.
         waiting = state.get("has_uint32", 0)
         if kind == "MT19937":
-            return self._of_block(inner["key"], inner["pos"], before)
+            return self._position_of_block(inner["key"], inner["pos"], before)
         if kind in _MULTIPLIERS:
             steps = _steps_to(inner["state"], inner["inc"], _MULTIPLIERS[kind])
             return StreamPosition(Position(f"{kind.lower()} {inner['inc']:x}", 2 * steps - waiting))

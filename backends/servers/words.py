@@ -86,7 +86,7 @@ def ids_of_text(text: str, after: Sequence[int], checkpoint: str, counts: Sequen
 def ids_of_pieces(pieces: Sequence[str], checkpoint: str) -> tuple[int, ...] | None:
     """The token ids whose texts the server lists, or None where a text does not stand for one token."""
     words = tokenizer(checkpoint)
-    ids_by_text = _by_text(checkpoint)
+    ids_by_text = _token_ids_by_text(checkpoint)
     token_ids = []
     for piece in pieces:
         number = piece.removeprefix("token_id:")
@@ -101,7 +101,7 @@ def ids_of_pieces(pieces: Sequence[str], checkpoint: str) -> tuple[int, ...] | N
 
 
 @lru_cache(maxsize=CACHED_TOKENIZERS)
-def _by_text(checkpoint: str) -> dict[str, list[int]]:
+def _token_ids_by_text(checkpoint: str) -> dict[str, list[int]]:
     """For each text, the token ids that alone decode to it."""
     words = tokenizer(checkpoint)
     ids_by_text: dict[str, list[int]] = {}

@@ -8,7 +8,7 @@ from reference.case import Case
 from reference.trace import Trace
 
 
-def greedy_only(case: Case) -> bool:
+def is_greedy(case: Case) -> bool:
     """Whether the case decodes greedily; sampled cases have invariants on coins and laws instead."""
     return case.sampling.greedy
 

@@ -21,7 +21,7 @@ EDGE = {"float64": 1e-11, "float32": 1e-4, "bfloat16": 1e-4, "float16": 1e-4}
 """Relative distance to keeping another set of tokens, below which a row is not compared."""
 
 
-def close(case: Case) -> float:
+def law_tolerance(case: Case) -> float:
     """Largest error of a probability in `case`: CLOSE, plus the rounding of a sum over the vocabulary.
 
     The relative error of torch's float32 softmax over 49,152 tokens was measured as 3e-5.

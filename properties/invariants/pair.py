@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from properties.generations import RUN_TESTS
-from properties.invariants.applies import greedy_only, is_sampled
+from properties.invariants.applies import is_greedy, is_sampled
 from properties.laws.sampled.gate import log_bar
 from properties.pair_generations import counts_from_prompt, pair_evidence
 from properties.streams import stream_of
@@ -95,11 +95,11 @@ def greedy_match(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]
     if divergence is None:
         return
     if any(
-        peer.again(case, time).output[: divergence + 1] != reference_trace.output[: divergence + 1]
+        peer.run_again(case, time).output[: divergence + 1] != reference_trace.output[: divergence + 1]
         for time in REPETITIONS
     ):
         peer.waver(case)
-    outputs = [subject.again(case, time).output for time in REPETITIONS]
+    outputs = [subject.run_again(case, time).output for time in REPETITIONS]
     repeated_output = next(
         (output for output in outputs if output[: divergence + 1] != engine_trace.output[: divergence + 1]), None
     )
@@ -192,7 +192,7 @@ INVARIANTS = (
         "Greedy outputs are those of the reference up to a near tie, and so are log-probabilities, where both are.",
         needing(Stage.EMITTED),
         greedy_match,
-        greedy_only,
+        is_greedy,
     ),
     Invariant(
         "pair.same-law",

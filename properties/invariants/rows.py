@@ -75,8 +75,8 @@ def attended_beyond(name: str, number: int, step: Step, true: Array, error: Nois
                 Stage.ATTENDED,
                 number,
                 where,
-                brief(true[layer, head, node]),
-                brief(observed[layer, head, node]),
+                first_numbers(true[layer, head, node]),
+                first_numbers(observed[layer, head, node]),
                 measure,
                 reads=_attended_reads(error, step, (layer, head, node), limit),
             )
@@ -145,7 +145,7 @@ def logits_beyond(name: str, number: int, step: Step, true: Array, error: Noise)
 def compare_rows(
     name: str, base: Step, variant_step: Step, rows: list[int], variant_rows: list[int], error: Noise, variant: str
 ) -> Iterator[Finding | Comparisons]:
-    """Findings where node `others[i]` of the variant differs from node `rows[i]` of the base.
+    """Findings where node `variant_rows[i]` of the variant differs from node `rows[i]` of the base.
 
     Two runs of one backend each have an error, so the bound is the noise of a pair of runs.
 
@@ -168,7 +168,7 @@ def compare_rows(
                 if error.amplification.excuses_attended(base, (layer, head, rows[index]), measure, measure * limit / 2):
                     continue
                 place: dict[str, int | str] = {"layer": layer, "head": head, "node": rows[index], **where}
-                values = brief(true[head, index]), brief(observed[head, index])
+                values = first_numbers(true[head, index]), first_numbers(observed[head, index])
                 reads = _attended_reads(error, base, (layer, head, rows[index]), limit)
                 yield Finding(name, Stage.ATTENDED, 0, place, *values, measure, reads=reads)
                 has_finding = True
@@ -309,8 +309,8 @@ def compare_kv(
                     continue
                 place: dict[str, int | str] = {"layer": layer, "head": head, "slot": slot, "kind": kind[:-1], **where}
                 values = (
-                    brief(getattr(true, kind)[layer, head, slot]),
-                    brief(getattr(observed, kind)[layer, head, slot]),
+                    first_numbers(getattr(true, kind)[layer, head, slot]),
+                    first_numbers(getattr(observed, kind)[layer, head, slot]),
                 )
                 read = None if reads is None else reads(kind, (layer, head, slot), limit)
                 yield Finding(name, Stage.COMMITTED, step, place, *values, measure, reads=read)
@@ -352,6 +352,6 @@ def common_columns(first: Kv, second: Kv) -> int:
     return sum(max(0, min(first.length, second.length) - max(pair)) for pair in zip(*begins, strict=True))
 
 
-def brief(vector: Array) -> list[float]:
+def first_numbers(vector: Array) -> list[float]:
     """The first numbers of a row, enough to tell it from another."""
     return [float(value) for value in vector[:4]]

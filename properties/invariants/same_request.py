@@ -66,10 +66,10 @@ def largest_block(case: Case) -> int:
 
 
 def present_requests(accounts: tuple[Account, ...], action: int) -> set[int]:
-    """Requests that could take a step when action `action` began, read from the account after action `at - 1`."""
+    """Requests that could take a step when action `action` began, read from the account after the action before it."""
     return set(accounts[action - 1].committed) if 0 < action <= len(accounts) else set()
 
 
-def in_session(case: Case) -> bool:
+def has_session(case: Case) -> bool:
     """Whether the case serves several requests."""
     return case.session is not None

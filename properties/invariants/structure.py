@@ -51,7 +51,7 @@ class _LoweredStep:
     def finding(self, expected: object, observed: object, **where: int | str) -> Finding:
         return Finding(self.name, Stage.LOWERED, self.step, where, expected, observed)
 
-    def unequal(self, field: str) -> Iterator[Finding | Comparisons]:
+    def compare_field(self, field: str) -> Iterator[Finding | Comparisons]:
         """Findings for each row of the tree whose entry in `field`, if it is shown, differs from the oracle's."""
         if getattr(self.lowered, field) is None:
             return
@@ -97,14 +97,14 @@ def parent_range(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]
     """Every parent index names a row; the root is its own parent; every row has its node's parent and token."""
     for look in _steps("structure.parent-range", case, oracle, subject):
         yield from look.out_of_range("parent", look.lowered.parent)
-        yield from look.unequal("parent")
-        yield from look.unequal("token")
+        yield from look.compare_field("parent")
+        yield from look.compare_field("token")
 
 
 def depth_consistent(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """Depth is the number of edges to the root."""
     for look in _steps("structure.depth-consistent", case, oracle, subject):
-        yield from look.unequal("depth")
+        yield from look.compare_field("depth")
 
 
 def validity_closed(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
@@ -178,7 +178,7 @@ def _column(column: int, context: int, nodes: int) -> dict[str, int | str]:
 def positions_are_depth(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """A row's position is the context's length plus its depth; its KV slot is its own and past the context."""
     for look in _steps("structure.positions-are-depth", case, oracle, subject):
-        yield from look.unequal("position")
+        yield from look.compare_field("position")
         slots = [] if look.lowered.slot is None else look.lowered.slot.tolist()
         for row, slot in enumerate(slots):
             if slot < look.context:
@@ -192,9 +192,9 @@ def positions_are_depth(case: Case, oracle: Oracle, subject: Subject) -> Iterato
 def links_walk_the_tree(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """next_token and next_sibling list each node's children in row order; retrieve_index gives each node's row."""
     for look in _steps("structure.links-walk-the-tree", case, oracle, subject):
-        yield from look.unequal("next_token")
-        yield from look.unequal("next_sibling")
-        yield from look.unequal("retrieve_index")
+        yield from look.compare_field("next_token")
+        yield from look.compare_field("next_sibling")
+        yield from look.compare_field("retrieve_index")
 
 
 INVARIANTS = (

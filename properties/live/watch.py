@@ -139,7 +139,7 @@ class Watch:
         self._follow(action, trace)
         self._count(action, living_before)
         self._look_at_pages(trace)
-        advanced = [number for number in sorted(self._entered(trace)) if self._advanced(number, trace)]
+        advanced = [number for number in sorted(self._entered_requests(trace)) if self._has_advanced(number, trace)]
         self._stats.steps += bool(advanced)
         self._stats.advances += len(advanced)
         for number in advanced:
@@ -175,14 +175,14 @@ class Watch:
 
     # The state of each request after an action.
 
-    def _entered(self, trace: Trace) -> set[int]:
+    def _entered_requests(self, trace: Trace) -> set[int]:
         assert trace.shared is not None
         return {number for number, request in enumerate(trace.shared.requests) if request is not None}
 
     def _follow(self, action: Action, trace: Trace) -> None:
         """Update the sets of new, living and evicted requests, from the last account, or from `action` without one."""
         assert trace.shared is not None
-        entered = self._entered(trace)
+        entered = self._entered_requests(trace)
         self.new -= entered
         finished = {number for number in entered if getattr(trace.shared.requests[number], "finish", None) is not None}
         if action.kind == "cancel":
@@ -207,7 +207,7 @@ class Watch:
         if set(action.requests) & (before | self.living):
             self._stats.actions[action.kind] += 1
 
-    def _advanced(self, number: int, trace: Trace) -> bool:
+    def _has_advanced(self, number: int, trace: Trace) -> bool:
         assert trace.shared is not None
         request = trace.shared.requests[number]
         assert request is not None

@@ -33,7 +33,7 @@ from properties.strategies.serving.shared_pages import can_have_fork, can_repeat
 from properties.strategies.serving.turns import takes_next_turn, with_next_turn
 from properties.strategies.sessions import with_session
 from properties.strategies.stops import places, stops_for
-from properties.strategies.within import SPARE, among, fit_draft, fit_prompt, ignored_settings
+from properties.strategies.within import SPARE, admitted_values, fit_draft, fit_prompt, ignored_settings
 from reference.abilities import Abilities
 from reference.architecture import Seeded
 from reference.case import Case
@@ -151,15 +151,15 @@ def cases(
         case = draw(single_cases(dtypes, processors, layout, within=within, sampled=True))
     elif max_prompt and draw(st.integers(0, FAR - 1)) == FAR - 1:
         case = draw(far_cases(dtypes, processors, layout, max_prompt, within))
-    elif plays(within) and draw(st.integers(0, 4)) >= 3:
+    elif can_play_sessions(within) and draw(st.integers(0, 4)) >= 3:
         case = draw(session_cases(dtypes, processors, layout, within))
     else:
         case = draw(single_cases(dtypes, processors, layout, within=within))
     interval = _rank_interval(case)
     if draw(st.integers(0, interval - 1)) == interval - 1 or (within is not None and 1 not in within.ranks):
-        case = draw(over_ranks(case, within))
-    elif case.session is not None and _spreads(case, within) and draw(st.integers(0, SPREAD - 1)) == SPREAD - 1:
-        rank_counts = [ranks for ranks in among(RANKS, within, "ranks") if ranks > 1]
+        case = draw(with_ranks(case, within))
+    elif case.session is not None and _can_spread(case, within) and draw(st.integers(0, SPREAD - 1)) == SPREAD - 1:
+        rank_counts = [ranks for ranks in admitted_values(RANKS, within, "ranks") if ranks > 1]
         case = replace(case, ranks=draw(st.sampled_from(rank_counts)), spread=True)
     if takes_adapters(case, within) and draw(st.integers(0, adapter_interval(case) - 1)) == adapter_interval(case) - 1:
         case = draw(with_adapters(case))
@@ -184,7 +184,7 @@ def cases(
 
 
 @st.composite
-def over_ranks(draw: st.DrawFn, case: Case, within: Abilities | None) -> Case:
+def with_ranks(draw: st.DrawFn, case: Case, within: Abilities | None) -> Case:
     """`case` with its target sharded, if its heads can be shared out; long prompts stay on one rank.
 
     Of the sessions that can be, half have their requests spread over ranks instead, and all whose target stays whole.
@@ -192,9 +192,9 @@ def over_ranks(draw: st.DrawFn, case: Case, within: Abilities | None) -> Case:
     assert isinstance(case.model, Seeded)
     if len(case.prompt) > MARKS[0] // 2:
         return case
-    rank_counts = [ranks for ranks in among(RANKS, within, "ranks") if ranks > 1]
+    rank_counts = [ranks for ranks in admitted_values(RANKS, within, "ranks") if ranks > 1]
     shardable_counts = [ranks for ranks in rank_counts if sharding_refusal(case.model.architecture, ranks) is None]
-    if case.session is not None and _spreads(case, within):
+    if case.session is not None and _can_spread(case, within):
         ranks = draw(st.sampled_from(rank_counts))
         if ranks not in shardable_counts or draw(st.booleans()):
             return replace(case, ranks=ranks, spread=True)
@@ -209,9 +209,9 @@ def _rank_interval(case: Case) -> int:
     return RANKED if case.sampling.greedy else RANKED // 3
 
 
-def _spreads(case: Case, within: Abilities | None) -> bool:
+def _can_spread(case: Case, within: Abilities | None) -> bool:
     """Whether the requests of the session can be spread over ranks, each of which then has pages enough."""
-    has_ranks = (within is None or within.spread) and max(among(RANKS, within, "ranks")) > 1
+    has_ranks = (within is None or within.spread) and max(admitted_values(RANKS, within, "ranks")) > 1
     if not has_ranks or case.layout.pages or case.layout.traits.keeps_prefixes or len(case.prompt) > MARKS[0] // 2:
         return False
     try:
@@ -221,7 +221,7 @@ def _spreads(case: Case, within: Abilities | None) -> bool:
     return True
 
 
-def plays(within: Abilities | None) -> bool:
+def can_play_sessions(within: Abilities | None) -> bool:
     """Whether the engine plays sessions of at least two requests."""
     return within is None or (within.sessions and within.most_requests != 1)
 
@@ -260,7 +260,7 @@ def far_cases(
 
     In a layout of rings, which prefill in blocks of a tree's size, prompts have about 128 tokens.
     """
-    company = plays(within) and draw(st.integers(0, 2)) > 0
+    company = can_play_sessions(within) and draw(st.integers(0, 2)) > 0
     most = min(most, MARKS[0]) if layout is not None and KINDS[layout].ring else most
     case = draw(single_cases(dtypes, processors, layout, company=company, far=most, within=within))
     return draw(with_mates(case, layout, within)) if company else case

@@ -6,7 +6,7 @@ It draws every kind, page sizes and orders, over-allocation (`overhang`), poison
 from hypothesis import strategies as st
 
 from properties.strategies.prompts import LONGEST
-from properties.strategies.within import among, ignored_settings
+from properties.strategies.within import admitted_values, ignored_settings
 from reference.abilities import Abilities
 from reference.layout import KINDS, LARGEST_PAGE, POISONS, KvLayout
 
@@ -43,9 +43,11 @@ def layouts(
     ) * (2 * bounded)
     far = prompt > LONGEST
     # A ring takes a prefill in blocks of a tree's size: hundreds of forwards of a long prompt.
-    kinds = among((name for name in (*frequent_kinds, *KINDS) if not (far and KINDS[name].ring)), within, "layouts")
-    chosen_kind = kind or draw(st.sampled_from(kinds or among(KINDS, within, "layouts")))
-    commits = among(KINDS[chosen_kind].commits, within, "commits") or KINDS[chosen_kind].commits
+    kinds = admitted_values(
+        (name for name in (*frequent_kinds, *KINDS) if not (far and KINDS[name].ring)), within, "layouts"
+    )
+    chosen_kind = kind or draw(st.sampled_from(kinds or admitted_values(KINDS, within, "layouts")))
+    commits = admitted_values(KINDS[chosen_kind].commits, within, "commits") or KINDS[chosen_kind].commits
     pieces = (0, 0, prompt // 2, 256) if far else (0, 0, 1 if prompt < 16 else 7, 5, 16)
     padded = draw(st.sampled_from((0, 0, nodes, nodes + 3)))
     fields: dict[str, object] = {

@@ -190,7 +190,7 @@ def targets(within: Abilities | None = None, dtype: str = "float32") -> st.Searc
     if within is not None and within.head_multiple > 2:
         return st.builds(Seeded, st.sampled_from(_narrow(wide(within), dtype)), st.integers(0, SEEDS - 1))
     indices = (*(*range(QUICK), *CHUNKED, *CAPPED, *range(FIRST_RARE)) * 4, *RARE)
-    architectures = _narrow([GALLERY[index] for index in indices if _loads(within, GALLERY[index])], dtype)
+    architectures = _narrow([GALLERY[index] for index in indices if _can_load(within, GALLERY[index])], dtype)
     return st.builds(Seeded, st.sampled_from(architectures), st.integers(0, SEEDS - 1))
 
 
@@ -204,7 +204,7 @@ def _narrow(architectures: Sequence[Architecture], dtype: str) -> Sequence[Archi
 
 def wide(within: Abilities) -> tuple[Architecture, ...]:
     """The architectures of WIDE and of GALLERY that an engine loads."""
-    return tuple(architecture for architecture in (*WIDE, *GALLERY) if _loads(within, architecture))
+    return tuple(architecture for architecture in (*WIDE, *GALLERY) if _can_load(within, architecture))
 
 
 @cache
@@ -215,10 +215,10 @@ def far_targets(within: Abilities | None = None) -> st.SearchStrategy[Seeded]:
 
 def far_architectures(within: Abilities | None) -> tuple[Architecture, ...]:
     """The architectures of FAR that an engine loads; none for an engine of other families."""
-    return tuple(architecture for architecture in FAR if _loads(within, architecture))
+    return tuple(architecture for architecture in FAR if _can_load(within, architecture))
 
 
-def _loads(within: Abilities | None, architecture: Architecture) -> bool:
+def _can_load(within: Abilities | None, architecture: Architecture) -> bool:
     return within is None or within.not_loaded(architecture) is None
 
 

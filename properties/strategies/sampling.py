@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from properties.strategies.within import among, fit_sampling
+from properties.strategies.within import admitted_values, fit_sampling
 from reference.abilities import Abilities
 from reference.architecture import Seeded
 from reference.draft import Draft
@@ -27,7 +27,7 @@ def rules(draw: st.DrawFn, chains: bool, within: Abilities | None = None) -> Rul
     # Most engines have multi-round, so it is frequent; rules for chains alone are too, since few cases are chains.
     special = [name for name, promise in RULES.items() if promise.chains_only]
     names = [*RULES, *special * 5] if chains else [name for name in RULES if name not in special]
-    frequent_names = among(("multi-round", "multi-round", *names), within, "rules")
+    frequent_names = admitted_values(("multi-round", "multi-round", *names), within, "rules")
     if not frequent_names:
         return Rule()
     name = draw(st.sampled_from(frequent_names))
@@ -119,7 +119,7 @@ def samplings(
         if takes_tape and not draw(st.integers(0, 5))
         else ()
     )
-    draws = among((*DRAWS, "without-replacement"), within, "draws") or (Sampling().draws,)
+    draws = admitted_values((*DRAWS, "without-replacement"), within, "draws") or (Sampling().draws,)
     # The tokens of a dynamic tree are not drawn.
     draws = tuple(way for way in draws if draft.refuses_draws(way) is None) or ("top-k",)
     fields |= {

@@ -17,7 +17,7 @@ from properties.strategies.serving.ahead import (
     with_launches,
 )
 from properties.strategies.serving.turns import PREFIX, prefers_pages
-from properties.strategies.trees import as_many
+from properties.strategies.trees import parents_of_size
 from properties.strategies.within import fit_prompt
 from reference.abilities import Abilities
 from reference.architecture import Seeded
@@ -79,7 +79,7 @@ def same_size_trees(draw: st.DrawFn, case: Case) -> Draft:
     """
     nodes = min(largest_tree_size(case.draft), 12)
     token = draw(st.lists(st.integers(0, case.model.vocab_size - 1), min_size=nodes, max_size=nodes))
-    return Scripted((Tree(draw(as_many(nodes)), tuple(token)),))
+    return Scripted((Tree(draw(parents_of_size(nodes)), tuple(token)),))
 
 
 @st.composite

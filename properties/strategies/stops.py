@@ -95,10 +95,11 @@ def stops_for(
 def texts(
     draw: st.DrawFn, ahead: tuple[int, ...], position: int, vocab: int, short: bool = False
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Stop strings, and the text piece of each token id; the first string is completed by the token `ahead[at]`.
+    """Stop strings, and the text piece of each token id; the first string is completed by the token `ahead[position]`.
 
-    A piece has no letter, one or several. If the piece of `ahead[at]` has none, the string is drawn at random. A string
-    may begin several pieces before, in the middle of one. With `short` it is one string of as few letters as possible.
+    A piece has no letter, one or several. If the piece of `ahead[position]` has none, the string is drawn at random. A
+    string may begin several pieces before, in the middle of one. With `short` it is one string of as few letters as
+    possible.
     """
     distinct_pieces = draw(st.lists(st.text(LETTERS, max_size=3), min_size=2, max_size=5))
     pieces = tuple(distinct_pieces[token % len(distinct_pieces)] for token in range(vocab))

@@ -30,7 +30,7 @@ def _comb(nodes: int) -> Parents:
     return (0, *(node - 1 if node % 2 else max(node - 2, 0) for node in range(1, nodes)))
 
 
-def _spined(choices: bytes) -> Parents:
+def _spine(choices: bytes) -> Parents:
     """A spine of five nodes, with other nodes anywhere below, so that long blocks can be accepted."""
     return (0, 0, 1, 2, 3, *(choice % node for node, choice in enumerate(choices, 5)))
 
@@ -58,7 +58,7 @@ def side_by_side(width: int, height: int) -> Parents:
 
 
 @cache
-def as_many(nodes: int) -> st.SearchStrategy[Parents]:
+def parents_of_size(nodes: int) -> st.SearchStrategy[Parents]:
     """Parents of trees of exactly `nodes` nodes: a chain, a star, or any."""
     count = max(nodes - 1, 0)
     return st.one_of(
@@ -68,7 +68,7 @@ def as_many(nodes: int) -> st.SearchStrategy[Parents]:
 
 def deep_parents() -> st.SearchStrategy[Parents]:
     """Parents of trees of 5 to 8 nodes, at least 4 deep, the root first."""
-    return st.binary(max_size=3).map(_spined)
+    return st.binary(max_size=3).map(_spine)
 
 
 @cache  # Hypothesis validates a strategy once, which takes longer than to draw from it

@@ -18,7 +18,7 @@ SPARE = 20
 """Tokens that a bounded length leaves free behind a prompt: for the output, and for a tree below its last token."""
 
 
-def among(values: Iterable[Value], within: Abilities | None, field: str) -> tuple[Value, ...]:
+def admitted_values(values: Iterable[Value], within: Abilities | None, field: str) -> tuple[Value, ...]:
     """The values that the abilities name in `field`; all `values` without abilities."""
     return tuple(value for value in values if within is None or value in getattr(within, field))
 

@@ -115,12 +115,12 @@ TARGET_ALONE = frozenset(
 """Invariants that judge the target's forward and cache on the tree as it was drafted: no draft can make them fail."""
 
 
-def of_draft_numbers(finding: Finding) -> bool:
+def is_about_draft_numbers(finding: Finding) -> bool:
     """Whether the finding says that a draft model computes other numbers than the same model from scratch."""
     return finding.invariant in DRAFT_NUMBERS and finding.measure is not None
 
 
-def of_target_alone(finding: Finding) -> bool:
+def is_about_target_alone(finding: Finding) -> bool:
     """Whether the finding shows the target's own forward or cache wrong, whatever the draft proposed."""
     # Some of these invariants also look at the control or at the draft's cache.
     in_target = finding.where.get("side") != CONTROL and finding.where.get("cache") != "draft"
@@ -381,8 +381,8 @@ class Verdict:
             key=lambda finding: (finding.where.get("side") == CONTROL, finding.step, finding.stage),
             default=None,
         )
-        if nearest is None or not of_draft_numbers(nearest):
+        if nearest is None or not is_about_draft_numbers(nearest):
             return nearest
         # The draft's numbers are wrong: prefer a finding that the draft cannot have caused.
-        shared = (finding for finding in self.findings if of_target_alone(finding))
+        shared = (finding for finding in self.findings if is_about_target_alone(finding))
         return min(shared, key=lambda finding: (finding.step, finding.stage), default=nearest)

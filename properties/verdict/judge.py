@@ -297,7 +297,7 @@ class _Answer:
 
     @property
     def outcome(self) -> Outcome:
-        """One of RANKED."""
+        """One of OUTCOMES."""
         if self.errors and not self.findings:
             return "internal"
         if self.findings:
@@ -355,7 +355,7 @@ def _saw_no_clear_row(excused: list[Reads], exchanges: Exchanges, trace: Trace |
     if any(reads.before is not None for reads in excused):
         return False
     steps = () if trace is None else trace.steps
-    return not any(exchanges.clear(step, excused[0]) for step in steps)
+    return not any(exchanges.has_clear_row(step, excused[0]) for step in steps)
 
 
 def crash_finding(invariant: str, outcome: Crash, step: int = 0) -> Finding:

@@ -39,9 +39,9 @@ class Peer:
             raise NoReference(self._refusals[case])
         return self._trace(lambda: self._backend(self._plain(case)))
 
-    def again(self, case: Case, time: int = 1) -> Trace:
+    def run_again(self, case: Case, time: int = 1) -> Trace:
         """The trace of another run of the same request, remembered under the number `time`."""
-        return self._trace(lambda: self._backend.again(self._plain(case), time))
+        return self._trace(lambda: self._backend.run_again(self._plain(case), time))
 
     def waver(self, case: Case) -> None:
         """Record that the reference gave two outputs for one request, and refuse to answer for it.
@@ -65,7 +65,7 @@ class Peer:
             sampling = replace(case.sampling, tape=(), seed=seed)
         short = replace(self._plain(case), prompt=case.prompt + tokens, sampling=sampling, stops=Stops(1))
         # Asked anew each time: requests differ in seed and text, and memory of them would be of no use.
-        outcome = self._backend.fresh(short)
+        outcome = self._backend.run_fresh(short)
         if not isinstance(outcome, Trace):
             raise self._no_answer(outcome.why, isinstance(outcome, Refusal))
         if len(outcome.output) != 1:

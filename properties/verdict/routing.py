@@ -100,7 +100,7 @@ class Exchanges:
             if unknown[layer, row] and margins[layer, row] <= limits[layer, row]
         )
 
-    def clear(self, step: Step, reads: Reads) -> bool:
+    def has_clear_row(self, step: Step, reads: Reads) -> bool:
         """Whether some node of `step` has no tie in its rows, in any layer; `reads` names the case and its oracle."""
         if step.drafted is None:
             return False

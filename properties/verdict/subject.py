@@ -43,7 +43,7 @@ class Crash:
 Run = Callable[[Case], "Trace | Refusal | Crash"]
 
 WATCHED = -1
-"""The `time` of a run whose random draws are recorded; see `Subject.again`."""
+"""The `time` of a run whose random draws are recorded; see `Subject.run_again`."""
 
 
 class NoTrace(Exception):
@@ -155,7 +155,7 @@ class Subject:
         self.notes: OrderedDict[object, object] = OrderedDict()
         self._run = run
         self._keep = keep
-        # The number tells repeated runs of one case apart; see `again`.
+        # The number tells repeated runs of one case apart; see `run_again`.
         self._memo: OrderedDict[tuple[Case, int], Trace | Refusal | Crash] = OrderedDict()
         self._asked_cases: dict[Case, None] | None = None
 
@@ -171,7 +171,7 @@ class Subject:
         """Take `trace` as the answer to `case`; the subject that ran the case has counted its seconds and commits."""
         self._memo[case, 0] = trace
 
-    def again(self, case: Case, time: int = 1) -> Trace:
+    def run_again(self, case: Case, time: int = 1) -> Trace:
         """The trace of a further run of `case` (`time` 1 for the second run, 2 for the third), remembered apart."""
         return self._answer(case, time)
 
@@ -182,7 +182,7 @@ class Subject:
         """
         return self._answer(case, WATCHED)
 
-    def fresh(self, case: Case) -> "Trace | Refusal | Crash":
+    def run_fresh(self, case: Case) -> "Trace | Refusal | Crash":
         """The outcome of one new run of `case`, neither remembered nor counted."""
         return self._run(case)
 

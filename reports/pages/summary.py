@@ -86,7 +86,7 @@ def _judged_words(tally: Tally) -> str:
 
 def _breadth_words(tally: Tally) -> str:
     """How many invariants had a turn, and how much ran in the backend's own attention."""
-    words = f", {tally.had_turn} of {plural(len(tally.invariants), 'invariant')} had a turn"
+    words = f", {tally.num_asked} of {plural(len(tally.invariants), 'invariant')} had a turn"
     if tally.native_share is not None:
         words += f", {100 * tally.native_share:.3g} % of attention calls were native"
     return words

@@ -17,7 +17,7 @@ from properties.same_cause import by_cause
 from properties.shortfall import shortfalls
 from properties.streams import ExpectedDraws
 from properties.tally import Counts, Failure, Tally, excess_evidence, nothing_fused
-from properties.tie_count import excess_expert_choices, excess_ties, vacuous
+from properties.tie_count import excess_expert_choices, excess_ties, undecided_comparison
 from properties.verdict.finding import Verdict
 from reference.case import Case
 from specverify.campaign.crew import AnyCrew, Crew, Place
@@ -316,7 +316,7 @@ class Campaign:
             tally.stopped = f"time budget of {self.plan.time_budget_s:g} s used up"
         elif ended.exhausted and tally.cases < tally.wanted:
             tally.stopped = "there are no more cases to draw"
-        spoken = [vacuous(tally), nothing_fused(tally)]
+        spoken = [undecided_comparison(tally), nothing_fused(tally)]
         # Gaps count only in a run that would otherwise pass.
         if not tally.failures and self.code is None and interrupted is None:
             spoken += shortfalls(tally)

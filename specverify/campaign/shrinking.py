@@ -13,7 +13,7 @@ from properties.known import without_known_findings
 from properties.shrinking.cases import STEPS, Steps, attempts, distance, nearer, size
 from properties.shrinking.without_draft import without_draft
 from properties.tally import Failure
-from properties.verdict.finding import TARGET_ALONE, Finding, Verdict, of_draft_numbers, of_target_alone
+from properties.verdict.finding import TARGET_ALONE, Finding, Verdict, is_about_draft_numbers, is_about_target_alone
 from properties.verdict.invariant import Invariant, Oracle
 from properties.verdict.judge import judge
 from properties.verdict.subject import Subject
@@ -99,7 +99,7 @@ class Shrinking:
         Draft and target share attention, KV caches and masks. First the target verifies the trees that the draft
         proposed, then the draft's own model does so as the target. If one of them fails, the shared code is at fault.
         """
-        drifted = next((finding for finding in self.first.findings if of_draft_numbers(finding)), None)
+        drifted = next((finding for finding in self.first.findings if is_about_draft_numbers(finding)), None)
         if drifted is None or self.first.trace is None:
             return
         invariants = tuple(invariant for invariant in self.invariants if invariant.name in TARGET_ALONE)
@@ -109,7 +109,7 @@ class Shrinking:
                 return
             self._tried += 1
             judged = self._verdict_on(case, invariants)
-            if judged.first is not None and of_target_alone(judged.first):
+            if judged.first is not None and is_about_target_alone(judged.first):
                 self.smallest = judged
                 self._finding = judged.first
                 return

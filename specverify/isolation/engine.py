@@ -148,7 +148,7 @@ class Served:
         self._subject: Subject = subject_of(backend, keep=0)
         self._lives: dict[int, Live] = {}
         self._words: dict[str, Callable[..., Any]] = {
-            "run": self._subject.fresh,
+            "run": self._subject.run_fresh,
             "watch": self._watch,
             "tables": self._ask_tables,
             "serve": self._open_live,

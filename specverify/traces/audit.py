@@ -14,7 +14,7 @@ from backends.admission.stages import admit_step
 from backends.base import Declaration
 from properties.shortfall import DECLINED_FLOOR
 from properties.tally import Tally
-from properties.tie_count import excess_expert_choices, excess_ties, vacuous
+from properties.tie_count import excess_expert_choices, excess_ties, undecided_comparison
 from properties.verdict.finding import Finding
 from properties.verdict.invariant import Invariant, Oracle
 from properties.verdict.judge import judge
@@ -138,7 +138,7 @@ def _note_doubts(result: Audit, runs: int, prefix: bool) -> None:
         result.doubts.append(f"nothing could be judged in {silent} of {runs} runs")
     if not prefix:
         result.doubts += result.cut_off
-    tally.errors += [*result.doubts, *filter(None, [vacuous(tally)])]
+    tally.errors += [*result.doubts, *filter(None, [undecided_comparison(tally)])]
     result.doubts = tally.errors + [
         f"{error.line} (last lines: {'; '.join(error.error.said)})" for error in tally.internal
     ]

@@ -50,7 +50,7 @@ class RecordedRun(Subject):
     def again(self, case: Case, time: int = 1) -> Trace:
         """NoTrace, whatever the case: nobody runs it again."""
         self.asked_again = True
-        return super().again(case, time)
+        return super().run_again(case, time)
 
     def _decline(self, case: Case) -> Refusal:
         return Refusal("a recorded trace is one run: this other run was not recorded")

@@ -7,7 +7,7 @@ import numpy as np
 from scipy.stats import kstest
 
 from properties.laws.sampled.evalue import log_evalue
-from properties.laws.sampled.gate import ALPHA_RUN, culprits, red
+from properties.laws.sampled.gate import ALPHA_RUN, culprits, is_red
 from properties.laws.sampled.power import Plan, plan
 from properties.laws.sampled.screen import Betting, g_test, play
 from reference.trace import Array
@@ -84,7 +84,7 @@ def calibrate(tests: int = 10_000, seed: int = 0, tv: float = TV, bias: float = 
         "flagged": flagged,
         "suspect": verdicts["suspect"],
         "failed": verdicts["fail"],
-        "red": red(log_es),
+        "red": is_red(log_es),
         "culprits": len(culprits(log_es)),
         "samples": samples,
         "seconds": time.perf_counter() - began,

@@ -86,7 +86,7 @@ class Sampler:
         if self._float32:
             target, proposal = target.float(), proposal.float()
         if self.exact:
-            answers = self._by_law(trees, target, proposal, dice)
+            answers = self._answers_by_law(trees, target, proposal, dice)
         else:
             answers = [self._call(trees, target, proposal, dice, request) for request in range(len(target))]
         device = target.device
@@ -126,7 +126,7 @@ class Sampler:
         path, bonus = self._component.walk(answer, len(present_rows), target.shape[-1])
         return tuple(int(present_rows[row]) for row in path), bonus
 
-    def _by_law(self, trees: Forest, target: Tensor, proposal: Tensor, dice: Coins) -> list[Answer]:
+    def _answers_by_law(self, trees: Forest, target: Tensor, proposal: Tensor, dice: Coins) -> list[Answer]:
         """The answers that the bonus coins choose from the exact laws of the requests' trees."""
         laws = [self._law(trees, target, proposal, request) for request in range(len(target))]
         widest = max(map(len, laws))

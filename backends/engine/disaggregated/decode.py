@@ -89,7 +89,7 @@ class Prefiller:
 
         Raises:
             Exception: One of FAILURES, as the other side told it.
-            Lost: The other side is gone, or gives no sign.
+            PeerLost: The other side is gone, or gives no sign.
         """
         side = SIDES.index(OTHER_SIDE)
         beats = self._terms.beats[side]

@@ -47,7 +47,7 @@ class Terms:
         """The end of `side`; `life` is a wire that is closed by the other side's death alone.
 
         Raises:
-            Lost: The other side does not join.
+            PeerLost: The other side does not join.
         """
         if self.by != "shared-memory":
             return GlooMailbox(self.folder, side, 3 * self.patience, self.by, DEVICES[self.by])

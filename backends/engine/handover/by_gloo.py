@@ -19,10 +19,10 @@ SIDES = ("prefill", "decode")
 
 
 class GlooMailbox:
-    """The end of the side `mine`; the limit of a wait is the group's.
+    """The end of the side `side`; the limit of a wait is the group's.
 
     Raises:
-        Lost: The other side does not join.
+        PeerLost: The other side does not join.
     """
 
     def __init__(self, folder: Path, side: str, seconds: float, transport: str = "gloo", device: str = "cpu") -> None:

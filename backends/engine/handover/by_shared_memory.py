@@ -25,11 +25,11 @@ class SharedMemoryMailbox:
 
     Args:
         folder: The folder of both sides.
-        mine: The name of this side.
-        other: The name of the other side.
-        here: Counts the letters that wait for this side.
-        there: Counts those that wait for the other one.
-        gone: Whether the other side is dead.
+        side: The name of this side.
+        other_side: The name of the other side.
+        own_letters: Counts the letters that wait for this side.
+        peer_letters: Counts the letters that wait for the other side.
+        is_gone: Whether the other side is dead.
     """
 
     def __init__(

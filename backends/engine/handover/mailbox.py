@@ -20,7 +20,7 @@ class Mailbox(Protocol):
         """Send a letter.
 
         Raises:
-            Lost: The other side is gone.
+            PeerLost: The other side is gone.
         """
         ...
 
@@ -28,7 +28,7 @@ class Mailbox(Protocol):
         """The next letter.
 
         Raises:
-            Lost: The other side is gone, or no letter came within so many seconds.
+            PeerLost: The other side is gone, or no letter came within so many seconds.
         """
         ...
 
@@ -58,7 +58,7 @@ def receive_packet(
 
     Raises:
         BadHandOver: An item does not fit, or the sender has told of fewer letters than items.
-        Lost: Items are missing.
+        PeerLost: Items are missing.
     """
     gathering = Gathering(*key)
     until = time.monotonic() + seconds

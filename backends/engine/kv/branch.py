@@ -16,13 +16,13 @@ from reference.layout import FAST_SWITCH, NO_PREFIX, NOT_IN_ORDER
 class Branch:
     """Committed tensors and, while rows are open, a branch whose rows share no storage with them.
 
-    `how` is the way of the commit. `path` gathers the prefix and the accepted rows from the branch. `fast` leaves the
-    committed prefix in place and appends the accepted rows alone; it falls back to `path` on any boundary or shape
-    inconsistency. `length` crops the branch, which is correct only if the accepted rows are the first rows of the
-    block; otherwise it falls back to `path`.
+    The argument `way` names the way of the commit. `path` gathers the prefix and the accepted rows from the branch.
+    `fast` leaves the committed prefix in place and appends the accepted rows alone; it falls back to `path` on any
+    boundary or shape inconsistency. `length` crops the branch, which is correct only if the accepted rows are the first
+    rows of the block; otherwise it falls back to `path`.
 
     Attributes:
-        kept: Keys and values of the committed columns, by layer. They are views of the beginning of buffers with room
+        committed_pairs: Keys and values of the committed columns, by layer: views of the beginning of buffers with room
             for `capacity` columns, so that `fast` writes only the accepted rows, however long the prefix is.
         branch: The replica with the open rows, by layer; the committed columns themselves in a layer whose rows are not
             written yet; empty while no row is open.

@@ -58,7 +58,7 @@ class ShardedEmbedding(nn.Module):
 
 
 class ShardedOutput(nn.Module):
-    """A projection of which this rank holds the outputs; where `whole` is a size, they are gathered to so many."""
+    """A projection of which this rank holds the outputs; if `gathered_size` is not 0, they are gathered to so many."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, gathered_size: int = 0) -> None:
         super().__init__()

@@ -48,7 +48,7 @@ class Coins:
 
     With `record`, `low` and `high`, float64 [B, coins], hold for each coin the interval around it in which every
     decision made with it comes out the same; they begin at 0 and 1. `spent` lists the places that were read, decision
-    by decision. In every method `asked` [B] names the requests for which the decision counts; the answer for any other
+    by decision. In every method `active` [B] marks the requests for which the decision counts; the answer for any other
     request must not be used.
     """
 

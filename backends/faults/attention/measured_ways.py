@@ -20,7 +20,7 @@ MEASURED_BACKEND = "cpu-measured"
 
 
 def with_parts(seams: Seams, **parts: Any) -> Seams:
-    """`seams` with other `parts` of attention that chooses its way, by the names of `Measured`.
+    """`seams` with other `parts` of attention that chooses its way, by the names of `MeasuredAttention`.
 
     Raises:
         Unsupported: if attention has one way.

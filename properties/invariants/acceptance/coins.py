@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from properties.invariants.applies import is_drawn, is_sampled
-from properties.invariants.own_laws import EDGE, close, near_edge, output_before
+from properties.invariants.own_laws import EDGE, law_tolerance, near_edge, output_before
 from properties.verdict.finding import Comparisons, Finding
 from properties.verdict.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
 from properties.verdict.subject import Subject
@@ -122,10 +122,10 @@ def proposal_consistent(case: Case, oracle: Oracle, subject: Subject) -> Iterato
             distances = np.abs(expected_laws[node] - proposal[node])
             token = int(np.where(np.isnan(distances), np.inf, distances).argmax())
             # `not <=`, since a NaN in the proposal must fail the comparison.
-            if not edges[node] and not distances[token] <= close(case):
+            if not edges[node] and not distances[token] <= law_tolerance(case):
                 where: dict[str, int | str] = {"node": node, "token": token}
                 expected, observed = float(expected_laws[node, token]), float(proposal[node, token])
-                measure = float(distances[token] / close(case))
+                measure = float(distances[token] / law_tolerance(case))
                 yield Finding(name, Stage.DRAFTED, number, where, expected, observed, measure)
                 return
         if is_drawn(case) and subject.takes_tape:

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from properties.invariants.applies import greedy_only
+from properties.invariants.applies import is_greedy
 from properties.invariants.own_laws import laws
 from properties.invariants.rows import compare_rows
 from properties.tolerance.closeness import Noise, chain, noise
@@ -106,19 +106,19 @@ def support(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
                 break
             node = step.accepted.path[position]
             yield Comparisons()
-            if not 0 <= token < rows.shape[1] or not _likely(case, rows[node], token):
+            if not 0 <= token < rows.shape[1] or not _is_possible(case, rows[node], token):
                 best = int(rows[node].argmax())
                 # The stage tells apart a wrong choice of the walk and a wrong token in the emission.
-                stage = Stage.ACCEPTED if _from_walk(step, position, token) else Stage.EMITTED
+                stage = Stage.ACCEPTED if _is_from_walk(step, position, token) else Stage.EMITTED
                 yield Finding("acceptance.support", stage, number, {"node": node, "position": position}, best, token)
 
 
-def _likely(case: Case, row: Array, token: int) -> bool:
+def _is_possible(case: Case, row: Array, token: int) -> bool:
     """Whether `token` may follow: in a greedy case an arg-max of `row`, in a sampled one a token with mass in `row`."""
     return bool(row[token] == row.max() if case.sampling.greedy else row[token] > 0)
 
 
-def _from_walk(step: Step, position: int, token: int) -> bool:
+def _is_from_walk(step: Step, position: int, token: int) -> bool:
     """Whether the accepted block already holds `token` at place `position`, so that emission only passed it on."""
     assert step.accepted is not None
     assert step.drafted is not None
@@ -286,7 +286,7 @@ INVARIANTS = (
         "The accepted path and bonus are what greedy acceptance gives on the backend's own logits.",
         needing(Stage.SCORED, Stage.ACCEPTED),
         greedy,
-        greedy_only,
+        is_greedy,
     ),
     Invariant(
         "acceptance.support",
@@ -299,7 +299,7 @@ INVARIANTS = (
         "A tree with more nodes accepts at least what the smaller one did.",
         NEEDS,
         superset_accepts_no_less,
-        greedy_only,
+        is_greedy,
         every=TURNS,
     ),
     Invariant(
@@ -307,7 +307,7 @@ INVARIANTS = (
         "A tree of branching 1 does what a chain does: same tokens, committed by length.",
         NEEDS,
         chain_degenerate,
-        greedy_only,
+        is_greedy,
         every=TURNS,
     ),
     Invariant(

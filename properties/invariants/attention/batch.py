@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from properties.invariants.same_request import compare_request, in_session
+from properties.invariants.same_request import compare_request, has_session
 from properties.verdict.invariant import Fact, Invariant, Oracle, needing
 from properties.verdict.session_members import members
 from properties.verdict.subject import Subject
@@ -23,7 +23,7 @@ INVARIANTS = (
         "A request's numbers and tokens are those that it has alone.",
         needing(Stage.SCORED),
         mate_independent,
-        in_session,
+        has_session,
         every=2,
         speaks_of="session",
     ),

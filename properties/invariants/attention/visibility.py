@@ -95,7 +95,7 @@ def no_leakage(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     mixing = case.model.mixes_rows
     step_case = focus(case, subject)
     base = run_first_step(step_case, subject)
-    control = first_step(subject.again(step_case))
+    control = first_step(subject.run_again(step_case))
     if base.scored is None or control.scored is None:
         raise Unobserved("the backend does not reveal the logits of every run")
     if not _same_bits(base, control, range(len(tree_of(step_case)))):
@@ -175,7 +175,7 @@ def _same_bits(base: Step, repeated: Step, nodes: range) -> bool:
     return next(_changed_bits(base, repeated, list(nodes)), None) is None
 
 
-def _built_in(case: Case) -> bool:
+def _is_built_in(case: Case) -> bool:
     return isinstance(case.model, Seeded)
 
 
@@ -185,7 +185,7 @@ INVARIANTS = (
         "In every layer and head each node sees exactly its context and its own path, read off transparent weights.",
         NEEDS,
         visibility_exact,
-        _built_in,
+        _is_built_in,
         every=TURNS,
     ),
     Invariant(

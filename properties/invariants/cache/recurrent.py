@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 
 from properties.invariants.cache.commits import commits
-from properties.invariants.rows import brief
+from properties.invariants.rows import first_numbers
 from properties.tolerance.amplification import MAX_AMPLIFICATION, excuses_row
 from properties.tolerance.bounds import INNER, UNIT
 from properties.tolerance.closeness import EXACT, PRIOR, chain, kv_case
@@ -87,7 +87,7 @@ def _compare_state(
                     .max(1)
                     .argmax()
                 )
-                values = brief(expected_rows[row].ravel()), brief(observed_rows[row].ravel())
+                values = first_numbers(expected_rows[row].ravel()), first_numbers(observed_rows[row].ravel())
                 place = {"layer": layer_number, "kind": kind, **where}
                 limit = bound(case.dtype, len(true.windows), expected_rows)
                 ask = partial(_state_row, case, tokens, field, layer)

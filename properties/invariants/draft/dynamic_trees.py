@@ -100,7 +100,7 @@ def compare_dynamic_trees(
             yield tree_finding(name, number, line(true.tree), line(drafted.tree))
         return
     levels = _levels(case, len(step.context))
-    yield PredictedTies(tie_prediction.of_paths(case, plan, drafted.tree, ids, scores, levels, sigma))
+    yield PredictedTies(tie_prediction.path_ties(case, plan, drafted.tree, ids, scores, levels, sigma))
     if drafted.logits is not None:
         yield from compare_score_rows(name, case, oracle, number, step.context, drafted)
     if drafted.tree == true.tree:

@@ -10,7 +10,7 @@ from functools import partial
 
 import numpy as np
 
-from properties.invariants.rows import brief
+from properties.invariants.rows import first_numbers
 from properties.tolerance.amplification import MAX_AMPLIFICATION, excuses_row
 from properties.tolerance.bounds import UNIT
 from properties.tolerance.closeness import EXACT, chain, rows_beyond
@@ -34,7 +34,7 @@ models of 1 to 3 layers). 360 units of bfloat16 are 1.4 times the states themsel
 """
 
 
-def from_scratch(case: Case, oracle: Oracle, context: tuple[int, ...], tree: Tree) -> Step | None:
+def step_from_scratch(case: Case, oracle: Oracle, context: tuple[int, ...], tree: Tree) -> Step | None:
     """The oracle's step on `tree` after `context`, with the tree scored by the draft of `case` from scratch.
 
     None for a draft that can score no tree but its own.
@@ -58,7 +58,7 @@ def descriptor(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
             continue
         pending = pending_root(case, subject, number)
         # Of a root that is not the pending one draft.fidelity tells; here the true one stands above the same tree.
-        true = from_scratch(case, oracle, step.context, step.drafted.tree.with_root(pending))
+        true = step_from_scratch(case, oracle, step.context, step.drafted.tree.with_root(pending))
         if true is None:
             raise NotApplicable("the draft of this kind can score no tree but its own")
         assert true.drafted is not None
@@ -79,7 +79,7 @@ def descriptor(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
             rows = partial(_states_by, case, step, pending, "scored")
             for (node,), measure in _states_beyond(case, oracle, scored.hidden, states, rows):
                 where: dict[str, int | str] = {"node": node, "side": "scored"}
-                values = brief(states[node]), brief(scored.hidden[node])
+                values = first_numbers(states[node]), first_numbers(scored.hidden[node])
                 tree = step.drafted.tree
                 limit = _limit(case, states)
                 reads = Reads(case, step.context, tree, node, None, limit, partial(_row, rows, node))
@@ -92,7 +92,7 @@ def descriptor(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
 def _states_by(case: Case, step: Step, pending: int, where: str, oracle: Oracle) -> Array | None:
     """The hidden states of `step` by `oracle`: those `given` to the head, or those of the `scored` nodes."""
     assert step.drafted is not None
-    true = from_scratch(case, oracle, step.context, step.drafted.tree.with_root(pending))
+    true = step_from_scratch(case, oracle, step.context, step.drafted.tree.with_root(pending))
     if true is None or true.drafted is None or true.scored is None:
         return None
     if where == "scored":
@@ -149,7 +149,10 @@ def _compare_inputs(
         limit = _limit(case, states)
         ask_row = partial(_row, rows_by, rows_held.start + row)
         reads = Reads(case, (), chain(text), place, None, limit, ask_row)
-        yield replace(_finding(number, where, brief(states[row]), brief(head_input.hidden[row]), measure), reads=reads)
+        yield replace(
+            _finding(number, where, first_numbers(states[row]), first_numbers(head_input.hidden[row]), measure),
+            reads=reads,
+        )
 
 
 def _row(rows: Callable[[Oracle], Array | None], row: int, oracle: Oracle) -> Array | None:

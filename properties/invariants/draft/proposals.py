@@ -162,7 +162,7 @@ def _compare_drafted(
     models' conditioning explains them.
     """
     yield Comparisons(len(true.tree))
-    yield PredictedTies(tie_prediction.of_ranks(case, true, sigma))
+    yield PredictedTies(tie_prediction.rank_ties(case, true, sigma))
     if drafted.tree.parent != true.tree.parent:
         yield tree_finding(name, number, line(true.tree), line(drafted.tree))
         return

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from properties.invariants.draft.hidden_states import from_scratch
+from properties.invariants.draft.hidden_states import step_from_scratch
 from properties.tolerance.amplification import MAX_AMPLIFICATION, excuses_row
 from properties.tolerance.bounds import UNIT
 from properties.tolerance.closeness import rms
@@ -40,7 +40,7 @@ def scores_of(case: Case, oracle: Oracle, context: tuple[int, ...], tree: Tree) 
     A head scores nodes with children alone; the rows of others are NaN.
     """
     if case.draft.model is None:
-        step = from_scratch(case, oracle, context, tree)
+        step = step_from_scratch(case, oracle, context, tree)
         assert step is not None
         assert step.drafted is not None
         return step.drafted.logits

@@ -45,7 +45,7 @@ def _measure(case: Case, oracle: Oracle, subject: Subject) -> float | None:
     return float(np.clip(rms(step.drafted.logits[0] - true.logits[0]), least, draft_sigma(case, true.logits)))
 
 
-def of_ranks(case: Case, true: Drafted, sigma: float | None) -> float:
+def rank_ties(case: Case, true: Drafted, sigma: float | None) -> float:
     """The ties predicted for a tree whose nodes are children by rank: pairs of scores that noise would exchange."""
     if true.logits is None or true.draft_ids is None:
         return 0.0
@@ -70,7 +70,7 @@ def _expected_exchanges(row: Array, tokens: list[int], sigma: float) -> float:
     return float(ndtr(-np.abs(best[:, None] - best[None, :])[pairs] / (np.sqrt(2) * sigma)).sum())
 
 
-def of_paths(
+def path_ties(
     case: Case, plan: Expansion, tree: Tree, ids: tuple[int, ...], logits: Array, levels: int, sigma: float | None
 ) -> float:
     """The ties predicted for a dynamic tree: pairs of path scores that noise would exchange.

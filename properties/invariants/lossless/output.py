@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from properties.invariants.applies import check_seeded, comparable_trace, greedy_only
+from properties.invariants.applies import check_seeded, comparable_trace, is_greedy
 from properties.tolerance.closeness import chain, forced_logits, noise
 from properties.tolerance.ties import TIE_SIGMA, gaps, judge_tokens
 from properties.verdict.finding import Comparisons, Finding, Reads
@@ -189,8 +189,8 @@ def state_isolated(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fac
     first_trace, other_request = subject(case), _other_request(case)
     if other_request == case:
         raise NotApplicable("the other request is the case itself")
-    subject.again(other_request)  # a run of its own, remembered apart from the first
-    after = subject.again(case, 2)
+    subject.run_again(other_request)  # a run of its own, remembered apart from the first
+    after = subject.run_again(case, 2)
     yield from _same_run(
         "lossless.state-isolated", comparable_trace(first_trace, subject), comparable_trace(after, subject)
     )
@@ -210,7 +210,7 @@ def deterministic(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact
     """The same case twice gives bit-identical traces."""
     check_seeded(case, subject)
     first = comparable_trace(subject(case), subject)
-    second = comparable_trace(subject.again(case), subject)
+    second = comparable_trace(subject.run_again(case), subject)
     yield from _same_run("lossless.deterministic", first, second)
 
 
@@ -324,14 +324,14 @@ INVARIANTS = (
         "Every output token is the oracle's greedy choice given the tokens before it (rule T).",
         needing(Stage.EMITTED),
         greedy_match,
-        greedy_only,
+        is_greedy,
     ),
     Invariant(
         "lossless.draft-independent",
         "The output is that of plain decoding, whatever was drafted.",
         needing(Stage.EMITTED),
         draft_independent,
-        greedy_only,
+        is_greedy,
     ),
     Invariant(
         "lossless.stops",

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from properties.invariants.applies import greedy_only, is_sampled
-from properties.invariants.own_laws import close, laws, near_edge, output_before
+from properties.invariants.applies import is_greedy, is_sampled
+from properties.invariants.own_laws import law_tolerance, laws, near_edge, output_before
 from properties.laws.draw_by_draw import logit_bound, points
 from properties.laws.worlds import is_promised
 from properties.tolerance.bounds import UNIT
@@ -57,14 +57,14 @@ def processors_per_node(case: Case, oracle: Oracle, subject: Subject) -> Iterato
         for node, (true, used) in enumerate(zip(expected_laws, step.scored.law, strict=True)):
             away = np.abs(true - used)
             token = int(np.where(np.isnan(away), np.inf, away).argmax())
-            is_close = away[token] <= close(case)
+            is_close = away[token] <= law_tolerance(case)
             edge = not is_close and near_edge(case, step.scored.logits[node], tree.tokens_to(node)[1:], output)
             # Near an edge rounding may keep another set of tokens, so that a different law proves nothing.
             yield Comparisons(0 if edge else 1)
             if is_close or edge:
                 continue
             where: dict[str, int | str] = {"node": node, "token": token}
-            measure = float(away[token] / close(case))
+            measure = float(away[token] / law_tolerance(case))
             name = "lossless.processors-per-node"
             yield Finding(name, Stage.SCORED, number, where, float(true[token]), float(used[token]), measure)
             return
@@ -78,7 +78,7 @@ def logprobs(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     The law is the one that the engine declares (`Abilities.logprobs`): of raw logits, within LOGPROB limits of rule N;
     or after processing, within the band of every law that logits within rule N can give.
     """
-    yield from _of_prompt(case, oracle, subject)
+    yield from _prompt_logprobs(case, oracle, subject)
     trace = subject(case)
     name = "lossless.logprobs"
     if not trace.output or all(step.emitted is None or step.emitted.logprobs is None for step in trace.steps):
@@ -87,7 +87,7 @@ def logprobs(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     if any(not 0 <= token < vocab for token in trace.output):
         raise NotApplicable("a token outside the vocabulary has no log-probability")
     is_processed = subject.abilities is not None and subject.abilities.logprobs == "processed"
-    allowed = (_after_processing if is_processed else _raw)(case, oracle, subject)
+    allowed = (_processed_logprobs if is_processed else _raw_logprobs)(case, oracle, subject)
     error = noise(case, oracle, subject)
     rows = chain_step(case.prefix, (case.prompt[-1], *trace.output[:-1]))
     position = 0
@@ -113,7 +113,7 @@ def logprobs(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
             position += 1
 
 
-def _of_prompt(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
+def _prompt_logprobs(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """Where the request asks for them, the same of each token of its prompt but the first, by the raw logits."""
     reported = subject(case).prompt_logprobs
     able = subject.abilities is not None and subject.abilities.prompt_logprobs
@@ -155,7 +155,7 @@ def _logprob_reads(
     return Reads(case, context, tree, node, None, limit, row)
 
 
-def _raw(case: Case, oracle: Oracle, subject: Subject) -> list[tuple[float, float, float]]:
+def _raw_logprobs(case: Case, oracle: Oracle, subject: Subject) -> list[tuple[float, float, float]]:
     """The log-probability of each output token by the raw logits, with its least and its greatest value."""
     output = subject(case).output
     limit = LOGPROB * noise(case, oracle, subject).logits_limit()
@@ -166,7 +166,7 @@ def _raw(case: Case, oracle: Oracle, subject: Subject) -> list[tuple[float, floa
     return [(true, true - width, true + width) for true, width in bands]
 
 
-def _after_processing(case: Case, oracle: Oracle, subject: Subject) -> list[tuple[float, float, float]]:
+def _processed_logprobs(case: Case, oracle: Oracle, subject: Subject) -> list[tuple[float, float, float]]:
     """The same after penalties, temperature and truncation; at temperature 0 scores are taken at temperature 1."""
     tempered = replace(case, sampling=replace(case.sampling, temperature=case.sampling.temperature or 1.0))
     trace = subject(case)
@@ -281,7 +281,7 @@ INVARIANTS = (
         "Reported log-probabilities are those of the same request without a draft.",
         needing(Stage.EMITTED),
         logprobs_without_draft,
-        greedy_only,
+        is_greedy,
     ),
     Invariant(
         "lossless.support",

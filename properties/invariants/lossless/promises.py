@@ -19,7 +19,7 @@ FURTHER = 24
 """Further seeds among which a second divergence is looked for."""
 
 CLOSED = 3
-"""The number of the run (`Subject.again`) that is interrupted, and of the one after it; others have 1 and 2."""
+"""The number of the run (`Subject.run_again`) that is interrupted, and of the one after it; others have 1 and 2."""
 
 
 def same_seed(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
@@ -72,8 +72,8 @@ def interruption(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]
     if len(full_run.steps) < 2:
         raise NotApplicable("a run of one step has no middle")
     steps = int(dice(case, "interrupted").integers(1, len(full_run.steps)))
-    part = subject.again(replace(case, steps=steps), CLOSED)
-    after = subject.again(case, CLOSED)
+    part = subject.run_again(replace(case, steps=steps), CLOSED)
+    after = subject.run_again(case, CLOSED)
     yield Comparisons(len(part.output) + len(after.output))
     if len(part.steps) != steps:
         yield Finding(name, Stage.EMITTED, 0, {"side": "steps"}, f"{steps} steps", f"{len(part.steps)} steps")

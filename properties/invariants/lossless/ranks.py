@@ -16,7 +16,7 @@ from reference.trace import Stage
 NAME = "lossless.ranks-agree"
 
 
-def over_ranks(case: Case) -> bool:
+def is_sharded(case: Case) -> bool:
     """Whether the target is sharded."""
     return case.ranks > 1
 
@@ -70,6 +70,6 @@ INVARIANTS = (
         # Ranks that part in their first step leave a run without any stage; their own records tell it.
         needing(),
         ranks_agree,
-        over_ranks,
+        is_sharded,
     ),
 )

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from properties.invariants.same_request import accounts_of, compare_request, in_session, present_requests
+from properties.invariants.same_request import accounts_of, compare_request, has_session, present_requests
 from properties.verdict.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, needing
 from properties.verdict.session_members import members
 from properties.verdict.subject import Subject
@@ -73,7 +73,7 @@ INVARIANTS = (
         "The order of the requests in a batch changes nothing.",
         SCORED,
         schedule_independent,
-        in_session,
+        has_session,
         every=TURNS,
         speaks_of="session",
     ),
@@ -82,7 +82,7 @@ INVARIANTS = (
         "A request that is cancelled, evicted or thrown back leaves every other one's output unchanged.",
         SCORED,
         interruption_isolated,
-        in_session,
+        has_session,
         every=TURNS,
         speaks_of="session",
     ),

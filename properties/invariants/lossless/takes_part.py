@@ -51,7 +51,8 @@ def takes_part(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
         elif action.kind == "fork":
             source, twin = action.requests
             own_prompt = case.session.mates[twin - 1].prompt
-            # The twin enters unless the source has ended, or the two do not fit: then the trace shows `own` or nothing.
+            # The twin enters unless the source has ended, or the two do not fit: then the trace shows `own_prompt`, or
+            # nothing.
             enters = source in living and not _has_ended(trace, source, steps[source])
             if enters and twin not in steps and trace.shared.prompts[twin] not in ((), own_prompt):
                 living.add(twin)

@@ -16,7 +16,7 @@ from reference.trace import Stage
 NAME = "serving.hand-over"
 
 
-def hands_over(case: Case) -> bool:
+def has_hand_over(case: Case) -> bool:
     """Whether a request of the case is handed over."""
     return case.session is not None and any(action.kind == "hand-over" for action in case.session.actions)
 
@@ -64,7 +64,7 @@ INVARIANTS = (
         "A request that is handed over to another server goes on with the numbers and tokens that it would have had.",
         needing(Stage.SCORED),
         stays,
-        hands_over,
+        has_hand_over,
         every=TURNS,
         speaks_of="session",
     ),

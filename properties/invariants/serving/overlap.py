@@ -164,7 +164,7 @@ def steps_after_finish(case: Case, oracle: Oracle, subject: Subject) -> Iterator
     yield Comparisons(len(ended_requests))
 
 
-def _overlapped(case: Case) -> bool:
+def _has_overlap(case: Case) -> bool:
     return case.session is not None and case.session.overlapped
 
 
@@ -174,7 +174,7 @@ INVARIANTS = (
         "The results of a launched step count once, for the request and the epoch that it was launched for.",
         needing(Stage.EMITTED),
         frames_in_epoch,
-        _overlapped,
+        _has_overlap,
         speaks_of="session",
     ),
     Invariant(
@@ -182,7 +182,7 @@ INVARIANTS = (
         "A launched step writes to pages that its request owned when it was launched.",
         needing(),
         writes_in_owned_pages,
-        lambda case: _overlapped(case) and case.layout.traits.pages,
+        lambda case: _has_overlap(case) and case.layout.traits.pages,
         speaks_of="session",
     ),
     Invariant(
@@ -190,7 +190,7 @@ INVARIANTS = (
         "No placeholder for an unknown token reaches a draft or the target.",
         needing(),
         no_placeholder,
-        _overlapped,
+        _has_overlap,
         speaks_of="session",
     ),
     Invariant(
@@ -198,7 +198,7 @@ INVARIANTS = (
         "A request that has ended runs at most once more, and only if the host did not know of its end.",
         needing(Stage.EMITTED),
         steps_after_finish,
-        _overlapped,
+        _has_overlap,
         speaks_of="session",
     ),
 )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from properties.laws.sampled.cells import Block, Partition, counts_of, partitions, tally
-from properties.laws.sampled.gate import ALPHA_RUN, red
+from properties.laws.sampled.gate import ALPHA_RUN, is_red
 from properties.laws.sampled.power import plan
 from properties.laws.sampled.screen import Betting, Outcome, play
 from reference.trace import Array
@@ -58,4 +58,4 @@ def judge_blocks(
 
 def run_is_red(law_tests: Sequence[LawTest], alpha_run: float = ALPHA_RUN, tests: int | None = None) -> bool:
     """Whether the tests of a run, of any number of laws, are red together."""
-    return red(np.array([law_test.outcome.log_e for law_test in law_tests]), alpha_run, tests)
+    return is_red(np.array([law_test.outcome.log_e for law_test in law_tests]), alpha_run, tests)

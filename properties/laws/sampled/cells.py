@@ -35,7 +35,7 @@ class Partition:
         name: The subject of the test, in words.
         length: Number of emitted tokens that a block must have to count; 0 counts all blocks.
         cell_of: The cell of every possible block that counts.
-        labels: What the blocks of each cell share: tokens, REST or IMPOSSIBLE (always the last cell).
+        labels: What the blocks of each cell share: tokens, MERGED or IMPOSSIBLE (always the last cell).
         p: Probability of each cell given that a block counts, float64 [cells].
         share: Probability that a block counts.
     """
@@ -108,7 +108,7 @@ def _partition(
     share = sum(weights.values())
     label: dict[Block, Block] = {block: key(block) for block in weights}
     # Rare cells are first merged by first token and length, so that a bias of one token does not cancel in the rest;
-    # cells that are still rare go to REST.
+    # cells that are still rare go to MERGED.
     coarser: Callable[[Block], Block]
     for coarser in (lambda block: (*key(block)[:1], -2 - len(block)), lambda block: MERGED):
         mass = _mass(label, weights)

@@ -70,7 +70,9 @@ def log_evidence(log_es: Array, tests: int | None = None, streams: Sequence[floa
     return float(logsumexp(shares + np.array([mean, wealth, streamed])))
 
 
-def red(log_es: Array, alpha_run: float = ALPHA_RUN, tests: int | None = None, streams: Sequence[float] = ()) -> bool:
+def is_red(
+    log_es: Array, alpha_run: float = ALPHA_RUN, tests: int | None = None, streams: Sequence[float] = ()
+) -> bool:
     """Whether the run's evidence is 1 / alpha_run or more; arguments and errors are those of `log_evidence`."""
     return log_evidence(log_es, tests, streams) >= -float(np.log(alpha_run))
 

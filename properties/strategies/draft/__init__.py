@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from properties.strategies.draft.drawing import DRAWN, DraftSetting
 from properties.strategies.draft.side_branch import side_branches
-from properties.strategies.within import among
+from properties.strategies.within import admitted_values
 from reference.abilities import Abilities
 from reference.architecture import Seeded
 from reference.draft import Draft, Scripted
@@ -59,18 +59,18 @@ def any_draft(
     if model.architecture.recurrent and branches and model.vocab_size > 1 and draw(st.booleans()):
         return draw(side_branches(prompt[-1], ahead, model.vocab_size))
     # Heads are dear, and each fault of a further kind shows in most of its cases: one draft in five is enough for all.
-    further = among(sorted(set(DRAWN) - set(PLAIN)), within, "drafts")
+    further = admitted_values(sorted(set(DRAWN) - set(PLAIN)), within, "drafts")
     times = FURTHER_LEARNING if learning else FURTHER
-    kinds = among((LEARNING if learning else PLAIN) * 2, within, "drafts") + (further[:1] * times)
+    kinds = admitted_values((LEARNING if learning else PLAIN) * 2, within, "drafts") + (further[:1] * times)
     if not kinds:
         return Scripted()
     kind = draw(st.sampled_from(kinds))
     if kind in further:
         # Tries show that they are kept apart only in some sessions, and heads what an interruption leaves behind.
         again = (Trie.TAG, Trie.TAG, *HEADS) if learning else (Trie.TAG,)
-        kind = draw(st.sampled_from(further + among(again, within, "drafts")))
+        kind = draw(st.sampled_from(further + admitted_values(again, within, "drafts")))
     fills = within is None or within.draft_trees
-    trees = among(TREE_KINDS, within, "tree_kinds")
+    trees = admitted_values(TREE_KINDS, within, "tree_kinds")
     quantises = within is None or within.quantised
     setting = DraftSetting(model, prompt, ahead, fills, "dynamic" in trees, "dispatched" in trees, quantises)
     draft: Draft = draw(DRAWN[kind](setting))

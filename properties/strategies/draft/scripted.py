@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from properties.strategies.acceptance import steered_trees
 from properties.strategies.draft.drawing import DraftSetting, draws
-from properties.strategies.trees import MAX_NODES, as_many, deep_parents, parents
+from properties.strategies.trees import MAX_NODES, deep_parents, parents, parents_of_size
 from reference.draft import Scripted
 from reference.tree import Tree
 
@@ -20,7 +20,7 @@ def scripts(draw: st.DrawFn, setting: DraftSetting) -> Scripted:
         through = step == 0 and draw(st.integers(0, 4)) > 2
         shapes = deep_parents() if through else parents(MAX_NODES if step == 0 else 8)
         if step > 0 and len(trees[-1]) <= 8 and draw(st.booleans()):
-            shapes = as_many(len(trees[-1]))  # catches engines that cache masks by the number of rows alone
+            shapes = parents_of_size(len(trees[-1]))  # catches engines that cache masks by the number of rows alone
         steered = draw(steered_trees(root, ahead, setting.model.vocab_size, shapes, through))
         trees.append(steered.tree)
         # The greedy tokens that were computed ahead are used up.

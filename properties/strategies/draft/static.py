@@ -4,7 +4,7 @@ from functools import cache
 
 from hypothesis import strategies as st
 
-from properties.strategies.trees import as_many, parents, side_by_side
+from properties.strategies.trees import parents, parents_of_size, side_by_side
 from reference.draft_trees import named_tree
 from reference.tree import RankTree, Shape
 
@@ -31,7 +31,7 @@ def static_trees(named: int) -> st.SearchStrategy[RankTree]:
 @st.composite
 def rank_trees(draw: st.DrawFn, named: int) -> RankTree:
     """Static trees whose nodes have at most `named` children (and at most four), with rotated ranks."""
-    some = st.integers(3, 6).flatmap(as_many)
+    some = st.integers(3, 6).flatmap(parents_of_size)
     chains = st.builds(side_by_side, st.integers(2, 3), st.integers(2, 3))
     parent = list(draw(st.one_of(parents(STATIC_NODES, shuffle=False), some, chains)))
     for node in range(1, len(parent)):

@@ -33,7 +33,7 @@ SIZES = ((1, 1, 2), (1, 2, 2), (1, 2, 1), (2, 1, 1), (1, 1, 3), (1, 2, 3), (1, 3
 
 def image_targets(case: Case, within: Abilities | None) -> list[Architecture]:
     """Architectures with three axes that may take the place of the target's; none for a case that stays as it is."""
-    if (within is not None and not within.images) or _stays(case):
+    if (within is not None and not within.images) or _keeps_target(case):
         return []
     assert isinstance(case.model, Seeded)
     arch = case.model.architecture
@@ -47,7 +47,7 @@ def image_targets(case: Case, within: Abilities | None) -> list[Architecture]:
     return [architecture for architecture in architectures if within is None or within.not_loaded(architecture) is None]
 
 
-def _stays(case: Case) -> bool:
+def _keeps_target(case: Case) -> bool:
     """Whether `case` needs the target that it has."""
     model = case.model
     session = case.session or Session()

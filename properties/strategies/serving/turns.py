@@ -31,10 +31,10 @@ def prefers_pages(case: Case, within: Abilities | None) -> bool:
     """Whether a session of `case` is to be drawn over a prefix cache, so that it may have a next turn."""
     # No page holds the hidden states that a draft reads.
     can_act = within is None or (PREFIX in within.layouts and {"add", "cancel", "step"} <= {*within.actions})
-    return can_act and _hybrid(case) and case.draft.reads is None
+    return can_act and _is_hybrid(case) and case.draft.reads is None
 
 
-def _hybrid(case: Case) -> bool:
+def _is_hybrid(case: Case) -> bool:
     return isinstance(case.model, Seeded) and bool(case.model.architecture.recurrent)
 
 

@@ -129,7 +129,7 @@ def test_a_line_beside_the_protocol_ends_the_run(diff: Diff, monkeypatch: pytest
 def test_a_hang_is_a_finding_and_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GREEDY_LLAMA_FAULT", "hang")
     with Isolated(BackendSpec(NODE), Patience(user_limit_s=1.0)) as apart:
-        verdict = apart.subject(0).fresh(CASE)
+        verdict = apart.subject(0).run_fresh(CASE)
         assert "gave no answer within 1 s" in getattr(verdict, "why", "")
 
 

@@ -326,7 +326,7 @@ def test_a_server_that_goes_is_no_finding_in_a_process_of_its_own_either(tiny: P
         assert len(subject(case).output) == 4
         served.fault = answers(500, {})
         with pytest.raises(Unavailable, match="answers 500"):
-            subject.again(case)
+            subject.run_again(case)
 
 
 def texts(folder: Path) -> str:

@@ -14,7 +14,7 @@ from properties.invariants import ALL
 from properties.strategies.acceptance import continuation
 from properties.strategies.models import GALLERY, small_draft
 from properties.tally import Tally
-from properties.tie_count import INFLATION, excess_ties, vacuous
+from properties.tie_count import INFLATION, excess_ties, undecided_comparison
 from properties.tolerance.closeness import Noise, noise, rms, rows_beyond
 from properties.tolerance.ties import TIE_SIGMA, gaps, is_decided, judge_tokens, near_and_predicted
 from properties.verdict.finding import Finding, Positions, Tie
@@ -374,9 +374,9 @@ def test_ties_of_drafted_nodes_are_counted_by_their_own_control() -> None:
 
 
 def test_a_run_of_near_ties_decides_nothing() -> None:
-    assert vacuous(tally(0, 0, 0.0, 0)) is None
-    assert vacuous(tally(100, 25, 0.0, 0)) is None
-    assert "26 of 100" in str(vacuous(tally(100, 26, 0.0, 0)))
+    assert undecided_comparison(tally(0, 0, 0.0, 0)) is None
+    assert undecided_comparison(tally(100, 25, 0.0, 0)) is None
+    assert "26 of 100" in str(undecided_comparison(tally(100, 26, 0.0, 0)))
 
 
 # Rule N.

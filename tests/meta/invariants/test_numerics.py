@@ -23,7 +23,7 @@ from properties.invariants.draft.scores import DRAFT_SIGMA
 from properties.strategies import cases
 from properties.strategies.models import GALLERY
 from properties.tally import Tally
-from properties.tie_count import INFLATION, excess_ties, vacuous
+from properties.tie_count import INFLATION, excess_ties, undecided_comparison
 from properties.tolerance.bounds import INNER, LOGITS, PAIR, UNIT
 from properties.tolerance.closeness import rms, rows_beyond
 from properties.tolerance.ties import near_and_predicted
@@ -104,12 +104,12 @@ def test_ties_come_at_the_rate_the_noise_predicts_and_more_are_called_out() -> N
     tie = Tie("lossless.greedy-match", 0, 1.0)
     tally.ties = [tie] * flips
     assert excess_ties(tally) is None
-    assert vacuous(tally) is None
+    assert undecided_comparison(tally) is None
     tally.ties = [tie] * round(2 * predicted)
     assert excess_ties(tally) is not None
     _, louder = near_and_predicted(true, 10 * sigma)
     tally.positions = replace(tally.positions, near=near_and_predicted(true, 10 * sigma)[0], predicted=louder)
-    assert "inconclusive" in str(vacuous(tally))
+    assert "inconclusive" in str(undecided_comparison(tally))
 
 
 FAMILIES = ("structure", "attention", "acceptance", "cache", "draft", "lossless", "serving")

@@ -12,7 +12,7 @@ from scipy.stats import chi2, power_divergence
 from properties.laws.sampled.blackbox import judge_blocks, run_is_red
 from properties.laws.sampled.cells import IMPOSSIBLE, MERGED, Block, counts_of, partitions, tally
 from properties.laws.sampled.evalue import CONCENTRATIONS, log_evalue
-from properties.laws.sampled.gate import culprits, log_bar, red
+from properties.laws.sampled.gate import culprits, is_red, log_bar
 from properties.laws.sampled.power import noncentrality, plan, samples_for, smallest_tv
 from properties.laws.sampled.screen import Betting, g_test, play, screen_then_bet
 from reference.trace import Array
@@ -256,19 +256,19 @@ def test_one_test_alone_makes_a_run_red_whatever_the_others_say() -> None:
     assert bar == pytest.approx(math.log(1e8 / 0.9))
     # Tests without any evidence ruin the player who stakes on all of them, so that the mean alone decides.
     ruinous = np.full(99, -np.inf)
-    assert red(np.append(ruinous, bar + 1e-9), 1e-6)
-    assert not red(np.append(ruinous, bar - 0.01), 1e-6)
-    assert red(np.append(ruinous, np.inf))
-    assert not red(np.zeros(100), 1e-6)
-    assert not red(np.array([]))
-    assert not red(np.full(3, -np.inf))
+    assert is_red(np.append(ruinous, bar + 1e-9), 1e-6)
+    assert not is_red(np.append(ruinous, bar - 0.01), 1e-6)
+    assert is_red(np.append(ruinous, np.inf))
+    assert not is_red(np.zeros(100), 1e-6)
+    assert not is_red(np.array([]))
+    assert not is_red(np.full(3, -np.inf))
 
 
 def test_little_evidence_in_every_test_makes_a_run_red() -> None:
     small = np.full(40, math.log(2.0))
-    assert red(small), "a player who stakes on each doubles the money nearly forty times"
-    assert not red(small[:20])
-    assert not red(np.concatenate([small, np.full(40, math.log(0.4))])), "half of them say the reverse"
+    assert is_red(small), "a player who stakes on each doubles the money nearly forty times"
+    assert not is_red(small[:20])
+    assert not is_red(np.concatenate([small, np.full(40, math.log(0.4))])), "half of them say the reverse"
 
 
 def test_a_run_over_a_correct_backend_is_red_as_seldom_as_it_promises() -> None:
@@ -276,14 +276,14 @@ def test_a_run_over_a_correct_backend_is_red_as_seldom_as_it_promises() -> None:
     # Log-normal e-values of mean 1: some tests have power and some have little.
     spread = rng.choice([0.3, 1.0, 2.0], size=(20_000, 25))
     log_es = rng.normal(-(spread**2) / 2, spread)
-    assert np.mean([red(one, 0.01) for one in log_es]) <= 0.01
+    assert np.mean([is_red(one, 0.01) for one in log_es]) <= 0.01
 
 
 def test_the_gate_refuses_what_is_no_evidence() -> None:
     with pytest.raises(ValueError, match="NaN"):
-        red(np.array([0.0, np.nan]))
+        is_red(np.array([0.0, np.nan]))
     with pytest.raises(ValueError, match="planned"):
-        red(np.zeros(3), tests=2)
+        is_red(np.zeros(3), tests=2)
     with pytest.raises(ValueError, match="no bar"):
         log_bar(0)
 

@@ -60,7 +60,7 @@ def test_a_forked_keeper_serves_engines_and_ends_with_its_worker(forebear: Ances
     before = children()
     taken(forebear)
     with Isolated(CLEAN) as backend:
-        assert isinstance(backend.subject(0).fresh(case_of(1)), Trace)
+        assert isinstance(backend.subject(0).run_fresh(case_of(1)), Trace)
         engine = backend._engine
         assert engine is not None
         keeper = parent_of(engine.pid)
@@ -78,7 +78,7 @@ def test_an_engine_that_dies_is_replaced_by_a_forked_keeper(forebear: Ancestor) 
         assert engine is not None
         os.kill(engine.pid, signal.SIGKILL)
         keeping.keeping().listen(5.0)
-        assert isinstance(backend.subject(0).fresh(case_of(2)), Trace)
+        assert isinstance(backend.subject(0).run_fresh(case_of(2)), Trace)
         assert backend._engine is not None
         assert parent_of(parent_of(backend._engine.pid)) == forebear._process.pid
 
@@ -105,7 +105,7 @@ def test_keepers_go_on_when_their_ancestor_ends_and_none_is_forked_after() -> No
     with Isolated(CLEAN) as backend:
         own.end()
         assert own.keeper() is None
-        assert isinstance(backend.subject(0).fresh(case_of(3)), Trace)
+        assert isinstance(backend.subject(0).run_fresh(case_of(3)), Trace)
 
 
 def test_an_ancestor_that_is_ended_during_its_imports_leaves_nobody() -> None:

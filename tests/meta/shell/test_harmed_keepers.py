@@ -72,11 +72,11 @@ def test_harm_to_the_keeper_is_a_finding_of_the_case_that_ran(
     monkeypatch.setattr(keeping_module, "ENDED_S", 3.0)
     with Isolated(BackendSpec(f"tests.strangers.hostile:{deed.replace('-', '_')}"), Patience(60.0)) as backend:
         subject = backend.subject(0)
-        assert isinstance(subject.fresh(case_of(1)), Trace)
-        outcome = subject.fresh(case_of(0))
+        assert isinstance(subject.run_fresh(case_of(1)), Trace)
+        outcome = subject.run_fresh(case_of(0))
         assert isinstance(outcome, Crash)
         assert outcome.why == HARM[deed]
-        assert isinstance(subject.fresh(case_of(2)), Trace), "another process has taken its place"
+        assert isinstance(subject.run_fresh(case_of(2)), Trace), "another process has taken its place"
         assert backend.complaints == []
         engine = backend._engine
         assert engine is not None
@@ -90,11 +90,11 @@ def test_an_ancestor_is_missed_only_when_a_keeper_is_wanted(deed: str) -> None:
     with Isolated(BackendSpec(f"tests.strangers.hostile:{deed.replace('-', '_')}"), Patience(60.0)) as backend:
         subject = backend.subject(0)
         for number in (0, 1):
-            assert isinstance(subject.fresh(case_of(number)), Trace)
+            assert isinstance(subject.run_fresh(case_of(number)), Trace)
         assert backend._engine is not None
         os.kill(keeper(), 9)
-        assert isinstance(subject.fresh(case_of(1)), Crash)
-        assert isinstance(subject.fresh(case_of(2)), Trace)
+        assert isinstance(subject.run_fresh(case_of(1)), Crash)
+        assert isinstance(subject.run_fresh(case_of(2)), Trace)
 
 
 def test_nobody_outlives_the_worker(mark: Path) -> None:

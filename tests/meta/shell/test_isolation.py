@@ -112,7 +112,7 @@ def test_fifty_hostile_engines_beside_forty_clean_cases(name: str, tmp_path: Pat
 
 def test_what_a_process_said_last_is_told_with_the_finding() -> None:
     with Isolated(BackendSpec("tests.strangers.hostile:null_pointer"), Patience(TIMEOUT_S)) as backend:
-        outcome = backend.subject(0).fresh(case_of(0))
+        outcome = backend.subject(0).run_fresh(case_of(0))
     assert isinstance(outcome, Crash)
     assert outcome.why == "the backend's process was ended by SIGSEGV"
     assert any("Segmentation fault" in line for line in outcome.said)
@@ -122,7 +122,7 @@ def test_what_a_process_said_last_is_told_with_the_finding() -> None:
 
 def test_a_hang_is_told_with_the_place_where_it_hangs() -> None:
     with Isolated(BackendSpec("tests.strangers.hostile:deadlock"), Patience(1.0)) as backend:
-        outcome = backend.subject(0).fresh(case_of(0))
+        outcome = backend.subject(0).run_fresh(case_of(0))
     assert isinstance(outcome, Crash)
     assert outcome.why == "the backend's process gave no answer within 1 s"
     assert any("in deadlocks" in line for line in outcome.said)
@@ -130,7 +130,7 @@ def test_a_hang_is_told_with_the_place_where_it_hangs() -> None:
 
 def test_memory_beyond_the_limit_ends_the_process_with_its_case() -> None:
     with Isolated(BackendSpec("tests.strangers.hostile:take_at_once"), Patience(60.0), MEMORY) as backend:
-        outcome = backend.subject(0).fresh(case_of(0))
+        outcome = backend.subject(0).run_fresh(case_of(0))
     assert isinstance(outcome, Crash)
     assert "of memory, more than the 1 GiB allowed (--memory-limit)" in outcome.why
 
@@ -138,12 +138,12 @@ def test_memory_beyond_the_limit_ends_the_process_with_its_case() -> None:
 def test_a_process_that_ends_between_two_cases_is_replaced_and_told() -> None:
     with Isolated(BackendSpec("tests.strangers.hostile:clean")) as backend:
         subject = backend.subject(0)
-        first = subject.fresh(case_of(1))
+        first = subject.run_fresh(case_of(1))
         engine = backend._engine
         assert engine is not None
         os.kill(engine.pid, 9)
         keeping().listen(5.0)
-        assert not isinstance(subject.fresh(case_of(2)), Crash)
+        assert not isinstance(subject.run_fresh(case_of(2)), Crash)
         assert not isinstance(first, Crash)
         (line,) = backend.complaints
     assert line.startswith("the backend's process was ended by SIGKILL")
@@ -159,14 +159,14 @@ def test_where_forking_is_not_known_to_be_safe_an_engine_is_a_fresh_interpreter(
     end_keeping()
     with Isolated(BackendSpec("tests.strangers.hostile:leave_7"), Patience(TIMEOUT_S)) as backend:
         subject = backend.subject(0)
-        assert isinstance(subject.fresh(case_of(1)), Trace)
+        assert isinstance(subject.run_fresh(case_of(1)), Trace)
         assert backend._engine is not None
         words = Path(f"/proc/{backend._engine.pid}/cmdline").read_bytes()
         assert b"specverify.isolation.engine" in words
-        outcome = subject.fresh(case_of(0))
+        outcome = subject.run_fresh(case_of(0))
         assert isinstance(outcome, Crash)
         assert outcome.why == "the backend's process exited with code 7"
-        assert isinstance(subject.fresh(case_of(2)), Trace)
+        assert isinstance(subject.run_fresh(case_of(2)), Trace)
     end_keeping()
 
 

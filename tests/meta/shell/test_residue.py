@@ -73,11 +73,11 @@ def engine(deed: str) -> BackendSpec:
 def test_what_can_change_later_answers_is_a_finding_of_the_case_that_ran(deed: str) -> None:
     with Isolated(engine(deed), Patience(20.0)) as backend:
         subject = backend.subject(0)
-        assert isinstance(subject.fresh(case_of(1)), Trace)
-        outcome = subject.fresh(case_of(0))
+        assert isinstance(subject.run_fresh(case_of(1)), Trace)
+        outcome = subject.run_fresh(case_of(0))
         assert isinstance(outcome, Crash)
         assert outcome.why.startswith(f"the run left its process changed: {CHANGED[deed]}")
-        assert isinstance(subject.fresh(case_of(2)), Trace), "a clean process has taken its place"
+        assert isinstance(subject.run_fresh(case_of(2)), Trace), "a clean process has taken its place"
 
 
 @pytest.mark.parametrize("deed", LEFT)
@@ -85,7 +85,7 @@ def test_what_changes_no_answer_is_told_once_with_the_first_case(deed: str) -> N
     with Isolated(engine(deed), Patience(20.0)) as backend:
         subject = backend.subject(0)
         for number in (1, 2, 0, 3, 0):
-            assert isinstance(subject.fresh(case_of(number)), Trace)
+            assert isinstance(subject.run_fresh(case_of(number)), Trace)
         (residue,) = backend.residue.values()
         # A program that has just been started may still have the name of the process that starts it.
         what = re.sub("running: (python|sh)$", "running: sleep", residue.what)
@@ -108,7 +108,7 @@ def test_what_grows_run_by_run_is_told_with_the_case_in_which_it_began(name: str
     with Isolated(engine(name), Patience(20.0)) as backend:
         subject = backend.subject(0)
         for number in range(1, RISES + 4):
-            assert isinstance(subject.fresh(case_of(number)), Trace)
+            assert isinstance(subject.run_fresh(case_of(number)), Trace)
         kind, words = LEAKED[name]
         residue = backend.residue[kind]
         assert residue.what.startswith(words)
@@ -121,7 +121,7 @@ def test_a_pool_of_threads_is_no_leak_and_a_clean_engine_leaves_nothing() -> Non
         with Isolated(engine(name), Patience(20.0)) as backend:
             subject = backend.subject(0)
             for number in range(1, 40):
-                assert isinstance(subject.fresh(case_of(number % 9 + 1)), Trace)
+                assert isinstance(subject.run_fresh(case_of(number % 9 + 1)), Trace)
             assert backend.residue == {}
 
 
@@ -169,7 +169,7 @@ def test_a_session_of_pytest_tells_what_runs_left() -> None:
 
 def test_a_value_of_the_environment_is_never_told() -> None:
     with Isolated(engine("environment")) as backend:
-        backend.subject(0).fresh(case_of(0))
+        backend.subject(0).run_fresh(case_of(0))
         assert "was-here" not in str(backend.residue)
 
 
@@ -188,7 +188,7 @@ def test_the_first_use_of_a_library_is_no_finding(tmp_path: Path, monkeypatch: p
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     with Isolated(BackendSpec("late:open_"), Patience(60.0)) as backend:
-        outcome = backend.subject(0).fresh(case_of(0))
+        outcome = backend.subject(0).run_fresh(case_of(0))
         assert isinstance(outcome, Trace), outcome
 
 

@@ -80,7 +80,7 @@ def test_long_prompts_and_their_prefixes_end_below_at_and_above_every_mark(most:
 def test_a_search_draws_long_prompts_and_shorter_ones_for_a_slow_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     drawing = import_module("properties.strategies.cases")
     monkeypatch.setattr(drawing, "FAR", 1)  # all cases, where it is one in twenty
-    monkeypatch.setattr(drawing, "accompanied", lambda case, layout, within: st.just(case))
+    monkeypatch.setattr(drawing, "with_mates", lambda case, layout, within: st.just(case))
     longest = {}
     for variant_interval in (1, 4):
         lengths: list[int] = []

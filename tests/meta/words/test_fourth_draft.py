@@ -65,7 +65,7 @@ class Echo(Static):
         reads = content["reads"]
         return cls(rank_tree_from_json(content["shape"]), HiddenStates(tuple(reads["layers"]), reads["place"]))
 
-    def renamed(self, renamed: Callable[[tuple[int, ...]], tuple[int, ...]], relabel: int) -> None:
+    def with_renamed_tokens(self, rename: Callable[[tuple[int, ...]], tuple[int, ...]], relabel: int) -> None:
         return None
 
 
