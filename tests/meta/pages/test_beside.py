@@ -101,7 +101,7 @@ def test_diff_plants_a_fault_where_it_belongs(tmp_path: Path, monkeypatch: pytes
     assert next(row["on"] for row in subjects.plantable_faults() if row["name"] == FAULT) == "cpu-fused"
     plans: list[Plan] = []
 
-    def noted(plan: Plan, *_: object) -> int:
+    def noted(plan: Plan, *_: object, **__: object) -> int:
         plans.append(plan)
         return 0
 
