@@ -47,7 +47,7 @@ class RecordedRun(Subject):
             self.asked_again = True
             raise
 
-    def again(self, case: Case, time: int = 1) -> Trace:
+    def run_again(self, case: Case, time: int = 1) -> Trace:
         """NoTrace, whatever the case: nobody runs it again."""
         self.asked_again = True
         return super().run_again(case, time)
