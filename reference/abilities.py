@@ -223,13 +223,13 @@ class Abilities:
             yield "trees that branch"
         if self.trees != "any" and any(not shape.ordered for shape in case.draft.shapes):
             yield "trees with a parent behind its child"
-        if isinstance(case.model, Seeded) and (what := self.not_loaded(case.model.architecture)) is not None:
-            yield what
+        if isinstance(case.model, Seeded) and (excess := self.not_loaded(case.model.architecture)) is not None:
+            yield excess
         draft = case.draft.model
         if case.draft.in_bits and not self.quantised:
             yield f"draft of {case.draft.in_bits} weights"
-        if isinstance(draft, Seeded) and (what := self.not_loaded(draft.architecture)) is not None:
-            yield f"draft model with {what}"
+        if isinstance(draft, Seeded) and (excess := self.not_loaded(draft.architecture)) is not None:
+            yield f"draft model with {excess}"
         if self.longest and case.longest > self.longest:
             yield f"length of {case.longest} tokens"
         if len(case.prompt) < self.least_prompt:

@@ -108,8 +108,10 @@ class Architecture:
             if getattr(self, name) < 1:
                 raise Malformed(name, f"{getattr(self, name)} is not a size")
         if not self.windows or min(self.windows) < 0:
-            why = "a window is a number of tokens, or 0 for none" if self.windows else "a model has at least one layer"
-            raise Malformed("windows", why)
+            reason = (
+                "a window is a number of tokens, or 0 for none" if self.windows else "a model has at least one layer"
+            )
+            raise Malformed("windows", reason)
         check_irope(self.windows, self.chunks, self.unrotated, self.floor_scale, self.attn_scale)
         self._check_settings()
         if not 0 <= self.score_cap <= 1e6:

@@ -73,10 +73,10 @@ class Case:
         if not self.prompt:
             raise Malformed("prompt", "empty; the pending root is its last token")
         vocab = self.model.vocab_size
-        for where, tokens in self._token_fields():
+        for field_path, tokens in self._token_fields():
             for i, token in enumerate(tokens):
                 if not 0 <= token < vocab:
-                    raise Malformed(f"{where}[{i}]", f"{token} is not in the vocabulary of {vocab}")
+                    raise Malformed(f"{field_path}[{i}]", f"{token} is not in the vocabulary of {vocab}")
         if self.session is None:
             with under("model"):
                 check_inside(self.model.images, self.prompt)
@@ -229,7 +229,7 @@ class Case:
     def _token_fields(self) -> list[tuple[str, tuple[int, ...]]]:
         fields = [("prompt", self.prompt), ("stops.eos", self.stops.eos), ("stops.stop_tokens", self.stops.stop_tokens)]
         fields += [(f"sampling.bad_words[{k}]", word) for k, word in enumerate(self.sampling.bad_words)]
-        fields += [(f"draft.{where}", tokens) for where, tokens in self.draft.token_fields()]
+        fields += [(f"draft.{field_path}", tokens) for field_path, tokens in self.draft.token_fields()]
         return fields
 
     @property

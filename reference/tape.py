@@ -35,18 +35,18 @@ def place(kind: str, node: int, nodes: int) -> int:
 
 def coins(sampling: Sampling, step: int, nodes: int) -> Array:
     """The uniforms of step `step`, float64 [stride(nodes)]: those that the tape holds, then those of the seed."""
-    start, wide = step * stride(nodes), stride(nodes)
-    drawn: Array = _seeded(sampling.seed, start, wide).copy()
-    num_taped = np.array(sampling.tape[start : start + wide])
-    drawn[: len(num_taped)] = num_taped
-    return drawn
+    start, count = step * stride(nodes), stride(nodes)
+    uniforms: Array = _seeded(sampling.seed, start, count).copy()
+    num_taped = np.array(sampling.tape[start : start + count])
+    uniforms[: len(num_taped)] = num_taped
+    return uniforms
 
 
 @lru_cache(maxsize=1024)  # the variants of a case ask for the same coins
-def _seeded(seed: int, start: int, wide: int) -> Array:
+def _seeded(seed: int, start: int, count: int) -> Array:
     """The uniforms `start` to `start + wide` of `seed`."""
     seeded = np.random.Generator(np.random.Philox(key=seed))
     seeded.bit_generator.advance(start // 4)  # type: ignore[attr-defined]  # Philox makes four at a time
     # Rounded down, so that no coin becomes 1.
-    drawn: Array = np.floor(seeded.random(start % 4 + wide)[start % 4 :] / RESOLUTION) * RESOLUTION
-    return drawn
+    uniforms: Array = np.floor(seeded.random(start % 4 + count)[start % 4 :] / RESOLUTION) * RESOLUTION
+    return uniforms

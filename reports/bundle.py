@@ -48,9 +48,9 @@ class Unreadable(ValueError):
         why: The reason and, where there is one, the remedy, on one line.
     """
 
-    def __init__(self, path: str | Path, why: str) -> None:
+    def __init__(self, path: str | Path, reason: str) -> None:
         self.path = str(path)
-        self.why = cut(why, 400)
+        self.why = cut(reason, 400)
         super().__init__(f"cannot read {clean(self.path)}: {self.why}")
 
 

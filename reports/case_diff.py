@@ -87,12 +87,12 @@ def _model_words(model: Model) -> str:
     return f"{model.architecture.family} of {plural(model.architecture.layers, 'layer')}"
 
 
-def differences(near: Case, case: Case) -> list[str]:
-    """The differences of `near` from `case`, one phrase per field with both values."""
+def differences(near_case: Case, case: Case) -> list[str]:
+    """The differences of `near_case` from `case`, one phrase per field with both values."""
     phrases = []
-    near_fields, case_fields = plain(near), plain(case)
-    if near.draft.trees is not None and case.draft.trees is not None:
-        phrases += _tree_differences(near.draft.trees, case.draft.trees)
+    near_fields, case_fields = plain(near_case), plain(case)
+    if near_case.draft.trees is not None and case.draft.trees is not None:
+        phrases += _tree_differences(near_case.draft.trees, case.draft.trees)
         # Scripted trees are compared node by node, not as lists.
         del near_fields["draft"], case_fields["draft"]
     near_leaves, case_leaves = _flatten(near_fields), _flatten(case_fields)
@@ -103,14 +103,14 @@ def differences(near: Case, case: Case) -> list[str]:
     return phrases
 
 
-def differing_fields(near: Case, case: Case) -> list[tuple[str, Any, Any]]:
-    """The fields in which two cases differ, each with the value of `near` and that of `case`; None where one has none.
+def differing_fields(near_case: Case, case: Case) -> list[tuple[str, Any, Any]]:
+    """The fields in which two cases differ, each with the values of `near_case` and of `case`; None where one has none.
 
     Scripted trees are told by their parents and tokens, step by step.
     """
-    near_leaves, case_leaves = _flatten(plain(near)), _flatten(plain(case))
-    for leaves, owner in ((near_leaves, near), (case_leaves, case)):
-        if near.draft.trees is not None and case.draft.trees is not None:
+    near_leaves, case_leaves = _flatten(plain(near_case)), _flatten(plain(case))
+    for leaves, owner in ((near_leaves, near_case), (case_leaves, case)):
+        if near_case.draft.trees is not None and case.draft.trees is not None:
             for name in [name for name in leaves if name.startswith("draft.")]:
                 del leaves[name]
             for step, tree in enumerate(owner.draft.trees or ()):
@@ -145,13 +145,13 @@ def _phrase(name: str, near_value: Any, case_value: Any) -> str:
     return f"{name} {show(near_value)} (not {show(case_value)})"
 
 
-def _tree_differences(near: tuple[Tree, ...], case: tuple[Tree, ...]) -> list[str]:
+def _tree_differences(near_trees: tuple[Tree, ...], case_trees: tuple[Tree, ...]) -> list[str]:
     """The differences of scripted trees, step by step: size, parents, tokens."""
     phrases = []
-    if len(near) != len(case):
-        phrases.append(f"{plural(len(near), 'tree')} (not {len(case)})")
-    several = max(len(near), len(case)) > 1
-    for step, (near_tree, case_tree) in enumerate(zip_longest(near, case)):
+    if len(near_trees) != len(case_trees):
+        phrases.append(f"{plural(len(near_trees), 'tree')} (not {len(case_trees)})")
+    several = max(len(near_trees), len(case_trees)) > 1
+    for step, (near_tree, case_tree) in enumerate(zip_longest(near_trees, case_trees)):
         if near_tree is None or case_tree is None or near_tree == case_tree:
             continue
         name = f"tree of step {step}" if several else "a tree"
@@ -166,8 +166,8 @@ def _tree_differences(near: tuple[Tree, ...], case: tuple[Tree, ...]) -> list[st
         renamed_nodes = [node for node in range(len(near_tree)) if near_tree.token[node] != case_tree.token[node]]
         if renamed_nodes:
             node = renamed_nodes[0]
-            more = f", and {len(renamed_nodes) - 1} more" if len(renamed_nodes) > 1 else ""
+            suffix = f", and {len(renamed_nodes) - 1} more" if len(renamed_nodes) > 1 else ""
             phrases.append(
-                f"{name} with token {near_tree.token[node]} at node {node} (not {case_tree.token[node]}){more}"
+                f"{name} with token {near_tree.token[node]} at node {node} (not {case_tree.token[node]}){suffix}"
             )
     return phrases

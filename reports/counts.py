@@ -70,8 +70,8 @@ def judged_rows(tally: Tally, verbose: bool) -> list[tuple[str, str]]:
     if verbose or not tally.invariants:
         return _partial_rows(tally, len(judged))
     thin_names = [f"{clean(name)} {counts.checked}" for name, counts in judged.items() if counts.checked < THIN]
-    each = f", each in fewer than {THIN} cases" if thin_names and len(thin_names) == len(judged) else ""
-    facts = [("invariants", f"{len(judged)} of {len(tally.invariants)} compared something{each}")]
+    qualifier = f", each in fewer than {THIN} cases" if thin_names and len(thin_names) == len(judged) else ""
+    facts = [("invariants", f"{len(judged)} of {len(tally.invariants)} compared something{qualifier}")]
     failed_names = [
         f"{clean(name)} in {counts.failed} of {plural(counts.checked, 'case')}"
         for name, counts in judged.items()
@@ -79,7 +79,7 @@ def judged_rows(tally: Tally, verbose: bool) -> list[tuple[str, str]]:
     ]
     if failed_names:
         facts.append(("failed", _first_names(failed_names)))
-    if thin_names and not each:
+    if thin_names and not qualifier:
         facts.append(("thin", f"{len(thin_names)} in fewer than {THIN} cases{_name_suffix(tally, thin_names)}"))
     return facts + _partial_rows(tally, MOST_NAMES)
 
@@ -124,33 +124,33 @@ def _name_suffix(tally: Tally, names: list[str]) -> str:
 
 def _first_names(names: list[str], most: int = MOST_NAMES) -> str:
     """The first `most` names, and the number of the others."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+    suffix = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + suffix
 
 
 def fallback_counts(fallbacks: Mapping[str, int]) -> list[tuple[str, int]]:
     """The reasons for which attention took a slower path, the most frequent first."""
-    reasons = {why: count for why, count in fallbacks.items() if not why.startswith(CHOSEN)}
+    reasons = {reason: count for reason, count in fallbacks.items() if not reason.startswith(CHOSEN)}
     return sorted(reasons.items(), key=lambda item: (-item[1], item[0]))
 
 
 def way_rows(fallbacks: Mapping[str, int]) -> list[tuple[str, str]]:
     """A row with the ways that attention chose, the most frequent first; none where attention chooses no way."""
-    ways = Counter({why[len(CHOSEN) :]: count for why, count in fallbacks.items() if why.startswith(CHOSEN)})
-    each = ", ".join(f"{clean(way)} {count}" for way, count in ways.most_common())
-    return [("ways", f"chosen by measured times, with the calls of each: {each}")] if ways else []
+    ways = Counter({way[len(CHOSEN) :]: count for way, count in fallbacks.items() if way.startswith(CHOSEN)})
+    counts_of_ways = ", ".join(f"{clean(way)} {count}" for way, count in ways.most_common())
+    return [("ways", f"chosen by measured times, with the calls of each: {counts_of_ways}")] if ways else []
 
 
 def commit_rows(tally: Tally) -> list[tuple[str, str]]:
     """A row for each reason for which commits took another way than the layout asks for."""
     facts = []
     for way, num_asked in tally.commits.items():
-        fallbacks = {why: count for why, count in tally.commit_fallbacks.items() if why.startswith(f"{way}: ")}
+        fallbacks = {reason: count for reason, count in tally.commit_fallbacks.items() if reason.startswith(f"{way}: ")}
         # If every commit fell back, the way that the layout asks for was never tested.
         suffix = "; none was committed so" if sum(fallbacks.values()) >= num_asked else ""
         facts += [
-            ("fell back", f"{count} of {num_asked} commits by {clean(why)}{suffix if i == 0 else ''}")
-            for i, (why, count) in enumerate(fallback_counts(fallbacks))
+            ("fell back", f"{count} of {num_asked} commits by {clean(reason)}{suffix if i == 0 else ''}")
+            for i, (reason, count) in enumerate(fallback_counts(fallbacks))
         ]
     return facts
 

@@ -221,9 +221,9 @@ def failure_fact(failure: Failure) -> dict[str, Any]:
     }
 
 
-def _nearest_fact(near: Case, case: Case) -> dict[str, Any]:
+def _nearest_fact(near_case: Case, case: Case) -> dict[str, Any]:
     """The nearest case that agrees, and its differences."""
-    return {"case": case_to_json(near), "differences": differences(near, case)}
+    return {"case": case_to_json(near_case), "differences": differences(near_case, case)}
 
 
 def _beside_fact(twin: EagerOutcome) -> dict[str, Any]:

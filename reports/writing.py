@@ -28,9 +28,9 @@ class Unwritable(OSError):
         why: The reason and what to do, on one line.
     """
 
-    def __init__(self, path: str | Path, why: str) -> None:
+    def __init__(self, path: str | Path, reason: str) -> None:
         self.path = str(path)
-        self.why = clean(why)
+        self.why = clean(reason)
         super().__init__(f"cannot write {clean(self.path)}: {self.why}")
 
     @classmethod

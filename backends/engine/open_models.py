@@ -25,7 +25,7 @@ class OpenModels:
     def __init__(self, cached: ModelCache) -> None:
         self._cached = cached
         # Models outlive servers, so their counters are noted when they are opened, and subtracted later.
-        self._before: dict[CausalLm | HeadModel, tuple[float, Counter[str], int]] = {}
+        self._counters_before: dict[CausalLm | HeadModel, tuple[float, Counter[str], int]] = {}
 
     def target(self, case: Case, seams: Seams) -> CausalLm:
         """The target of `case`.
@@ -58,14 +58,16 @@ class OpenModels:
     def with_counters(self, trace: Trace) -> Trace:
         """`trace` with the seconds, the layers and the fallbacks of this server's forwards."""
         fallbacks: Counter[str] = Counter()
-        for model, (_, fallbacks_before, _) in self._before.items():
+        for model, (_, fallbacks_before, _) in self._counters_before.items():
             fallbacks.update(model.fallbacks - fallbacks_before)
         return replace(
             trace,
-            forward_s=sum(model.forward_s - seconds_before for model, (seconds_before, *_) in self._before.items()),
+            forward_s=sum(
+                model.forward_s - seconds_before for model, (seconds_before, *_) in self._counters_before.items()
+            ),
             fallbacks=dict(fallbacks),
             attention_calls=sum(
-                model.attention_calls - calls_before for model, (*_, calls_before) in self._before.items()
+                model.attention_calls - calls_before for model, (*_, calls_before) in self._counters_before.items()
             ),
         )
 
@@ -80,4 +82,4 @@ class OpenModels:
     def _note(self, model: CausalLm | HeadModel, case: Case, attend: Attend, lanes: type[BatchCache]) -> None:
         if case.layout.traits.in_place:
             require_update_first(model, attend, lanes)
-        self._before.setdefault(model, (model.forward_s, model.fallbacks.copy(), model.attention_calls))
+        self._counters_before.setdefault(model, (model.forward_s, model.fallbacks.copy(), model.attention_calls))

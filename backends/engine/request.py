@@ -211,7 +211,7 @@ class Request(Prefilling):
         return Emission(emitted, self.finish, tuple(logprobs))
 
     def commit(self, verdict: Verification, rows: list[int]) -> Committed:
-        """Keep the rows `rows` of the verified tree in the target's cache, and in the draft's those that it was fed."""
+        """Keep `rows` of the verified tree in the target's cache, and in the draft's those that it was fed."""
         self.stage = Stage.COMMITTED
         block = verdict.block
         length = self.lease.target.length

@@ -48,7 +48,7 @@ class Server:
         self._seams = seams
         self._models = OpenModels(shelf)
         self._evicted: set[int] = set()
-        self._over: set[int] = set()
+        self._ended: set[int] = set()
         self._batch_size = 1
         self._tries = SharedTries()
         self._target = self._models.target(case, seams)
@@ -103,7 +103,7 @@ class Server:
     @property
     def living(self) -> set[int]:
         """Requests that can take a step."""
-        return set(self.requests) - self._over - self._evicted
+        return set(self.requests) - self._ended - self._evicted
 
     def _apply_to(self, action: Action, number: int) -> None:
         if action.kind == "add":
@@ -284,7 +284,7 @@ class Server:
 
     def _end(self, number: int) -> None:
         request = self.requests[number]
-        self._over.add(number)
+        self._ended.add(number)
         if number in self._evicted:  # its caches went back when it was evicted
             self._evicted.discard(number)
         else:

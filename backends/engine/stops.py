@@ -53,7 +53,7 @@ def limits(case: Case) -> Limits:
 
 
 def follow(written: OutputTail, tokens: list[int], ends: Limits) -> OutputTail:
-    """The output after the tokens `tokens`; of its text only the tail stays, in which a stop string may have begun."""
+    """The output after `tokens` more; of its text only the tail stays, in which a stop string may have begun."""
     if not ends.strings:
         return OutputTail(written.tokens + len(tokens))
     text = written.tail + "".join(ends.pieces[token] for token in tokens)

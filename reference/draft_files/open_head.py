@@ -85,8 +85,8 @@ def stored_head(head: Head, target: Model) -> dict[str, Array]:
 
 def _open(root: Path, target: TargetSizes) -> OpenedHead:
     if not root.is_dir():
-        what = "not a directory" if root.exists() else "no such directory"
-        raise UnreadableCheckpoint(f"{root}: {what}; give the directory of a draft head")
+        problem = "not a directory" if root.exists() else "no such directory"
+        raise UnreadableCheckpoint(f"{root}: {problem}; give the directory of a draft head")
     fields = _fields(root)
     stored, files = weight_files(root, {**FLOATS, **INTEGERS}, FILES, CONVERT)
     files_of_head = HeadFiles(str(root), digest([root / "config.json", *files]))
@@ -111,17 +111,17 @@ def _open(root: Path, target: TargetSizes) -> OpenedHead:
 
 def _fields(root: Path) -> Fields:
     """config.json, with the fields of its nested objects beside the outer ones, which win."""
-    where = root / "config.json"
-    content = read_json(where)
+    file = root / "config.json"
+    content = read_json(file)
     merged: dict[str, Any] = {}
     for name in NESTED:
         inner = content.get(name)
         if isinstance(inner, dict):
             for key, value in inner.items():
                 if key in content and key == eagle3.IDS and content[key] != value:
-                    raise UnreadableCheckpoint(f"{where}: {key} is stated twice, and differently; correct it")
+                    raise UnreadableCheckpoint(f"{file}: {key} is stated twice, and differently; correct it")
                 merged[key] = value
-    return Fields(where, content, merged)
+    return Fields(file, content, merged)
 
 
 def _read_parts(

@@ -41,33 +41,33 @@ class HeadTensors:
         """The names of the tensors that are left."""
         return tuple(self._stored)
 
-    def take(self, name: str, shape: tuple[int, ...], why: str = "") -> Array:
+    def take(self, name: str, shape: tuple[int, ...], reason: str = "") -> Array:
         """The values of a weight, float64 of `shape`.
 
         Args:
             name: The weight.
             shape: Its shape; -1 for any length of an axis.
-            why: Why the head must have it, for the message.
+            reason: Why the head must have it, for the message.
 
         Raises:
             UnreadableCheckpoint: it is missing, has another shape, or holds NaN, infinity or whole numbers.
         """
-        return self._take(name, shape, why, integers=False)
+        return self._take(name, shape, reason, integers=False)
 
     def take_whole(self, name: str, shape: tuple[int, ...]) -> Array:
         """The values of a map of the vocabulary, int64 of `shape`; raises as `take`, for fractions."""
         return self._take(name, shape, "", integers=True)
 
-    def _take(self, name: str, shape: tuple[int, ...], why: str, integers: bool) -> Array:
+    def _take(self, name: str, shape: tuple[int, ...], reason: str, integers: bool) -> Array:
         if name not in self._stored:
-            raise UnreadableCheckpoint(f"{self.root}: tensor {name} is missing{f' ({why})' if why else ''}")
+            raise UnreadableCheckpoint(f"{self.root}: tensor {name} is missing{f' ({reason})' if reason else ''}")
         original, tensor = self._stored.pop(name)
         if not _fits(tensor.shape, shape):
             shape_words = ", ".join("any" if size < 0 else str(size) for size in shape)
             raise UnreadableCheckpoint(
                 f"{tensor.file}: tensor {cut(original)} has shape {list(tensor.shape)}, where config.json and the "
-                f"target ask for [{shape_words}]{f' ({why})' if why else ''}: the head of another target, or another "
-                "layout"
+                f"target ask for [{shape_words}]{f' ({reason})' if reason else ''}: the head of another target, or "
+                "another layout"
             )
         if (tensor.dtype in INTEGERS) != integers:
             kind = "whole numbers" if integers else "fractions"

@@ -194,6 +194,6 @@ def members(package: str, path: Iterable[str], kind: type[T]) -> list[T]:
         path: Its `__path__`.
         kind: The class.
     """
-    modules = sorted(iter_modules(path), key=lambda each: each.name)
+    modules = sorted(iter_modules(path), key=lambda module: module.name)
     namespaces = [vars(import_module(f"{package}.{module.name}")) for module in modules]
     return [value for namespace in namespaces for value in namespace.values() if isinstance(value, kind)]

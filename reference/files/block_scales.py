@@ -28,11 +28,11 @@ UNREAD = {
 """Other values of `quant_method`, each with what such weights are stored as."""
 
 
-def block_size(where: Path, content: dict[str, Any]) -> tuple[int, int] | None:
+def block_size(file: Path, content: dict[str, Any]) -> tuple[int, int] | None:
     """The rows and columns of a block, from a config.json; None for a checkpoint that is not quantised.
 
     Args:
-        where: The file.
+        file: The file.
         content: What it holds.
 
     Raises:
@@ -41,9 +41,9 @@ def block_size(where: Path, content: dict[str, Any]) -> tuple[int, int] | None:
     quantisation = content.get("quantization_config")
     if quantisation is None:
         return None
-    fields = Fields(where, quantisation if isinstance(quantisation, dict) else {}, {})
+    fields = Fields(file, quantisation if isinstance(quantisation, dict) else {}, {})
     method = fields.get("quant_method")
-    complaint = f"{where}: quantization_config asks for quantized weights"
+    complaint = f"{file}: quantization_config asks for quantized weights"
     if method != "fp8":
         unread_format = UNREAD.get(method) if isinstance(method, str) else None
         format_words = f" ({unread_format})" if unread_format else ""

@@ -17,10 +17,10 @@ def end_tokens(checkpoint: str | Path) -> tuple[int, ...]:
         UnreadableCheckpoint: One of FILES is no JSON object, or its field eos_token_id holds neither one whole number
             nor a list of them.
     """
-    for where in (Path(checkpoint) / name for name in FILES):
-        if not where.is_file():
+    for file in (Path(checkpoint) / name for name in FILES):
+        if not file.is_file():
             continue
-        fields = Fields(where, read_json(where), {})
+        fields = Fields(file, read_json(file), {})
         stated = fields.get("eos_token_id")
         if stated is None:
             continue

@@ -47,9 +47,9 @@ class Fields:
         self.where = where
         self.content = {**defaults, **content}
 
-    def refuse(self, why: str) -> UnreadableCheckpoint:
-        """The complaint `why` about the file `where`."""
-        return UnreadableCheckpoint(f"{self.where}: {why}")
+    def refuse(self, reason: str) -> UnreadableCheckpoint:
+        """The complaint `reason` about the file."""
+        return UnreadableCheckpoint(f"{self.where}: {reason}")
 
     def get(self, name: str) -> Any:
         """The value of the field `name`, unchecked; None where the file has none."""
@@ -127,30 +127,30 @@ def _is_moderate(value: float) -> bool:
     return abs(value) < LARGEST_NUMBER if isinstance(value, int) else math.isfinite(value)
 
 
-def read_json(where: Path, most: int = LARGEST_CONFIG) -> dict[str, Any]:
-    """The JSON object in the regular file `where`, of at most `most` bytes.
+def read_json(file: Path, most: int = LARGEST_CONFIG) -> dict[str, Any]:
+    """The JSON object in the regular file `file`, of at most `most` bytes.
 
     Raises:
         UnreadableCheckpoint: the file is missing, irregular, too large, or holds something else.
     """
     try:
-        content = json.loads(read_whole(where, most).decode("utf-8"))
+        content = json.loads(read_whole(file, most).decode("utf-8"))
     except FileNotFoundError:
         raise UnreadableCheckpoint(
-            f"{where.parent}: {where.name} is missing; point to a Hugging Face checkpoint directory"
+            f"{file.parent}: {file.name} is missing; point to a Hugging Face checkpoint directory"
         ) from None
     except OSError as error:
-        raise unreadable(where, error) from None
+        raise unreadable(file, error) from None
     except (ValueError, RecursionError):
-        raise UnreadableCheckpoint(f"{where}: not JSON; download the file again") from None
+        raise UnreadableCheckpoint(f"{file}: not JSON; download the file again") from None
     except MemoryError:
-        raise UnreadableCheckpoint(f"{where}: too large for the memory of this machine") from None
+        raise UnreadableCheckpoint(f"{file}: too large for the memory of this machine") from None
     if not isinstance(content, dict):
-        raise UnreadableCheckpoint(f"{where}: holds no JSON object; download the file again")
+        raise UnreadableCheckpoint(f"{file}: holds no JSON object; download the file again")
     return content
 
 
-def unreadable(where: Path, error: OSError) -> UnreadableCheckpoint:
-    """The complaint that the file `where` cannot be read: by the system, or refused by `reference.files.regular`."""
+def unreadable(file: Path, error: OSError) -> UnreadableCheckpoint:
+    """The complaint that `file` cannot be read: by the system, or refused by `reference.files.regular`."""
     todo = "check its permissions" if isinstance(error, PermissionError) else "download the file again"
-    return UnreadableCheckpoint(f"{where}: cannot be read ({error.strerror or error}); {todo}")
+    return UnreadableCheckpoint(f"{file}: cannot be read ({error.strerror or error}); {todo}")

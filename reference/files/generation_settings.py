@@ -34,8 +34,8 @@ def generation_settings(checkpoint: str | Path) -> GenerationSettings:
     Raises:
         UnreadableCheckpoint: The file is missing or damaged, or asks for what no case can hold.
     """
-    where = Path(checkpoint) / FILE
-    fields = Fields(where, read_json(where), {})
+    file = Path(checkpoint) / FILE
+    fields = Fields(file, read_json(file), {})
     for name, neutral in NEUTRAL_VALUES.items():
         if fields.number(name, neutral) != neutral:
             raise fields.refuse(f"{name} is {fields.number(name)}, which no case can hold; remove it")

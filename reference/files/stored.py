@@ -140,15 +140,15 @@ def read_header(file: Path, dtypes: Collection[str] = FLOATS) -> dict[str, Store
 
 def _entry(file: Path, name: str, entry: Any, dtypes: Collection[str]) -> tuple[str, tuple[int, ...], int, int]:
     """One header entry, checked: dtype, shape, begin and end of its bytes."""
-    broken = damaged(file, f"its header entry for {cut(name)} is broken")
+    refusal = damaged(file, f"its header entry for {cut(name)} is broken")
     try:
         dtype, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
     except (TypeError, KeyError, ValueError):
-        raise broken from None
+        raise refusal from None
     counts = (*shape, begin, end)
     # `type(...) is not int` refuses JSON's true and false, which Python counts as ints.
     if len(shape) > MOST_AXES or any(type(count) is not int or not 0 <= count < 2**63 for count in counts):
-        raise broken
+        raise refusal
     if not isinstance(dtype, str) or dtype not in dtypes:
         raise UnreadableCheckpoint(
             f"{file}: tensor {cut(name)} has dtype {cut(dtype) if isinstance(dtype, str) else quote_value(dtype)}, "
@@ -165,6 +165,6 @@ def cut(name: str) -> str:
     return clean if len(name) <= MOST_LETTERS else f"{clean}…"
 
 
-def damaged(file: Path, how: str) -> UnreadableCheckpoint:
-    """The complaint that `file` is not what its publisher wrote; `how` says how this shows."""
-    return UnreadableCheckpoint(f"{file}: truncated or corrupt ({how}); download the file again")
+def damaged(file: Path, evidence: str) -> UnreadableCheckpoint:
+    """The complaint that `file` is not what its publisher wrote; `evidence` says how this shows."""
+    return UnreadableCheckpoint(f"{file}: truncated or corrupt ({evidence}); download the file again")

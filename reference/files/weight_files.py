@@ -26,7 +26,7 @@ def digest(files: Iterable[Path]) -> str:
         UnreadableCheckpoint: a file cannot be read.
     """
     sha256 = hashlib.sha256()
-    for file in sorted(files, key=lambda each: each.name):
+    for file in sorted(files, key=lambda path: path.name):
         _feed(sha256, file)
     return f"sha256:{sha256.hexdigest()}"
 

@@ -156,18 +156,18 @@ def multi_round(
 
     For siblings drawn without replacement, q is the proposal without the tokens already tried, normalised.
     """
-    removed = sampled and draws == "without-replacement"
+    without_earlier = sampled and draws == "without-replacement"
 
     def level(node: int) -> tuple[int | None, list[Number]]:
         p = list(target[node])
-        tried: set[int] = set()
+        tried_tokens: set[int] = set()
         for child in tree.children[node]:
             x = tree.token[child]
-            q = normalise(without_tokens(proposal[child], tried)) if removed else proposal[child]
+            q = normalise(without_tokens(proposal[child], tried_tokens)) if without_earlier else proposal[child]
             if chance.below("accept", child, _ratio(p[x], q[x])):
                 return child, []
             p = residual(p, q)
-            tried.add(x)
+            tried_tokens.add(x)
         return None, p
 
     return _walk(tree, target, level)
@@ -227,15 +227,15 @@ def eagle(
         if not candidates:
             return tuple(path), list(target[path[-1]])
         p = list(target[path[-1]])
-        tried: set[int] = set()
+        tried_tokens: set[int] = set()
         for child in candidates:
             x = tree.token[child]
-            if x in tried:
+            if x in tried_tokens:
                 continue
             if chance.below("accept", child, p[x]):
                 break
             p = normalise(without_tokens(p, {x}))
-            tried.add(x)
+            tried_tokens.add(x)
         else:
             return tuple(path), _law_or_target(p, target[path[-1]])
         twins = [twin for twin in candidates if tree.token[twin] == x]

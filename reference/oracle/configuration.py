@@ -34,23 +34,23 @@ MOST_LAYERS = 10_000
 __all__ = ["UnreadableCheckpoint", "read_architecture", "read_sizes"]
 
 
-def read_architecture(where: Path) -> Architecture:
-    """The architecture that the file `where`, a config.json, describes.
+def read_architecture(file: Path) -> Architecture:
+    """The architecture that `file`, a config.json, describes.
 
     Raises:
         UnreadableCheckpoint: The file is missing, is not JSON, or asks for a formula that the oracle does not compute.
     """
-    content = read_json(where)
+    content = read_json(file)
     kind = content.get("model_type")
     family = BY_TYPE.get(kind) if isinstance(kind, str) else None
     if family is None:
         known_types, reason = ", ".join(BY_TYPE), UNREAD.get(kind) if isinstance(kind, str) else None
         because = f", since {reason}" if reason else ""
         raise UnreadableCheckpoint(
-            f"{where}: the oracle does not compute model_type {quote_value(kind)}{because} (it knows {known_types}); "
+            f"{file}: the oracle does not compute model_type {quote_value(kind)}{because} (it knows {known_types}); "
             "compare with plain transformers instead: --against transformers"
         )
-    return _architecture(Fields(where, content, dict(family.defaults)), family)
+    return _architecture(Fields(file, content, dict(family.defaults)), family)
 
 
 PLAIN = {"rope_type": "default", "rope_theta": 10000.0, "original_max_position_embeddings": 64}
@@ -114,13 +114,13 @@ def _architecture(fields: Fields, family: OracleFamily) -> Architecture:
         raise fields.refuse(f"{complaint}; correct it") from None
 
 
-def read_sizes(where: Path) -> tuple[int, int]:
+def read_sizes(file: Path) -> tuple[int, int]:
     """Vocabulary size and longest sequence of any model whose config.json names them, known to the oracle or not.
 
     Raises:
         UnreadableCheckpoint: for a config that is missing, no JSON, or lacks one of the two.
     """
-    fields = Fields(where, read_json(where), {})
+    fields = Fields(file, read_json(file), {})
     return fields.size("vocab_size"), fields.size("max_position_embeddings")
 
 

@@ -105,37 +105,37 @@ class Oracle:
         """
         return score_movement(self.evaluator, self.model(case.model, case.dtype).parameters, context, tree)
 
-    def gaps_choosing(self, case: Case, context: tuple[int, ...], tree: Tree, chosen: Array) -> Array | None:
-        """`Routing.gaps` of the experts `chosen` [layers, rows, taken], which all rows take.
+    def gaps_choosing(self, case: Case, context: tuple[int, ...], tree: Tree, experts: Array) -> Array | None:
+        """`Routing.gaps` of `experts` [layers, rows, taken], which all rows take.
 
         Raises:
             Malformed: as the evaluator, where context and tree do not fit the model.
         """
-        scores = routing(self._choosing(case, context, tree, chosen), context, tree)
-        return None if scores is None else scores.gaps(chosen)
+        scores = routing(self._choosing(case, context, tree, experts), context, tree)
+        return None if scores is None else scores.gaps(experts)
 
-    def nodes_choosing(self, case: Case, context: tuple[int, ...], tree: Tree, chosen: Array) -> Nodes:
-        """The numbers of `tree` if its rows and those of `context` take the experts `chosen` [layers, rows, taken].
+    def nodes_choosing(self, case: Case, context: tuple[int, ...], tree: Tree, experts: Array) -> Nodes:
+        """The numbers of `tree` if its rows and those of `context` take `experts` [layers, rows, taken].
 
         Rows that are UNKNOWN there take those of their own scores.
 
         Raises:
             Malformed: as the evaluator, where context and tree do not fit the model.
         """
-        return self._choosing(case, context, tree, chosen).nodes(context, tree)
+        return self._choosing(case, context, tree, experts).nodes(context, tree)
 
-    def kv_choosing(self, case: Case, tokens: tuple[int, ...], chosen: Array) -> Kv | None:
-        """The columns of `tokens` if their rows take the experts `chosen` [layers, rows, taken].
+    def kv_choosing(self, case: Case, tokens: tuple[int, ...], experts: Array) -> Kv | None:
+        """The columns of `tokens` if their rows take `experts` [layers, rows, taken].
 
         Raises:
             Malformed: as the evaluator, where `tokens` do not fit the model.
         """
         chain = Tree((0, *range(len(tokens) - 1)), tokens)
-        return self._kv(case, self._choosing(case, (), chain, chosen), tokens)
+        return self._kv(case, self._choosing(case, (), chain, experts), tokens)
 
-    def _choosing(self, case: Case, context: tuple[int, ...], tree: Tree, chosen: Array) -> Evaluator:
+    def _choosing(self, case: Case, context: tuple[int, ...], tree: Tree, experts: Array) -> Evaluator:
         parameters = self.model(case.model, case.dtype).parameters
-        return self.evaluator(with_choices(parameters, context, tree, chosen))
+        return self.evaluator(with_choices(parameters, context, tree, experts))
 
     def follows(self, case: Case) -> bool:
         """Whether this oracle computes layers with experts, and can be told what their rows take."""

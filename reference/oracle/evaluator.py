@@ -183,10 +183,10 @@ def routing(evaluator: Evaluator, context: tuple[int, ...], tree: Tree) -> Routi
     return Routing(tuple(routers), chosen)
 
 
-def with_choices(parameters: Parameters, context: tuple[int, ...], tree: Tree, chosen: Array) -> Parameters:
-    """`parameters` of which the rows of `context` and `tree` take the experts `chosen` [layers, rows, taken]."""
-    choices = Choices(chosen.shape[0], chosen.shape[2])
-    choices.add(context, tree, chosen)
+def with_choices(parameters: Parameters, context: tuple[int, ...], tree: Tree, experts: Array) -> Parameters:
+    """`parameters` of which the rows of `context` and `tree` take `experts` [layers, rows, taken]."""
+    choices = Choices(experts.shape[0], experts.shape[2])
+    choices.add(context, tree, experts)
     return replace(parameters, choices=choices)
 
 

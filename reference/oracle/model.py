@@ -157,7 +157,7 @@ class PathByPath:
             y = np.swapaxes(parameters.rotate(layer, name, y.swapaxes(0, 1), cos, sin), 0, 1)
             return y * formulas.query_factors(arch, layer, positions)[:, None, None] if name == "q" else y
 
-        x, chosen = parameters.embed(np.array(tokens)), parameters.chosen_experts(tokens)
+        x, known_experts = parameters.embed(np.array(tokens)), parameters.chosen_experts(tokens)
         states = [x]
         all_keys, all_values, last_queries, last_attended = list[Array](), list[Array](), list[Array](), list[Array]()
         recurrent: list[LayerState] = []
@@ -166,7 +166,7 @@ class PathByPath:
                 layer_states, added = parameters.run_recurrence(layer, x, parameters.start(), range(-1, length - 1))
                 recurrent.append(layer_states[-1])
             if layer in arch.unattended:
-                x = parameters.finish_layer(layer, x + added, chosen)
+                x = parameters.finish_layer(layer, x + added, known_experts)
                 states.append(x)
                 for collection, shape in (
                     (all_keys, (arch.kv_heads, length, arch.head_dim)),
@@ -184,7 +184,7 @@ class PathByPath:
                 visible = slice(first_column, t + 1)
                 mixed[t] = attention(queries[t], keys[visible], values[visible], scale, arch.score_cap, sinks)
             residual = parameters.after_attention(layer, x, mixed.reshape(length, -1))
-            x = parameters.finish_layer(layer, residual + added if layer in arch.recurrent else residual, chosen)
+            x = parameters.finish_layer(layer, residual + added if layer in arch.recurrent else residual, known_experts)
             states.append(x)
             all_keys.append(keys.swapaxes(0, 1))
             all_values.append(values.swapaxes(0, 1))

@@ -110,13 +110,13 @@ class Parameters:
         """The experts that `choices` knows of the rows of `context` and of `tree` below it, [layers, rows, taken]."""
         return None if self.choices is None else self.choices.experts_of(context, tree)
 
-    def finish_layer(self, layer: int, x: Array, chosen: Array | None = None) -> Array:
+    def finish_layer(self, layer: int, x: Array, known_experts: Array | None = None) -> Array:
         """The residual stream after `layer`, from that between its attention and its feed-forward block.
 
-        `chosen` holds the experts [layers, T, taken] that the rows take, where they are known (`chosen_experts`).
+        `known_experts` are those that the rows take, [layers, T, taken], where they are known (`chosen_experts`).
         """
         norms = self.architecture.words.norms
-        output = self._feed_forward(layer, self._norm_if_any(norms.before_feed_forward, layer, x), chosen)
+        output = self._feed_forward(layer, self._norm_if_any(norms.before_feed_forward, layer, x), known_experts)
         return x + self.formulas.residual_scale(self.architecture) * self._norm_if_any(
             norms.after_feed_forward, layer, output
         )
@@ -160,12 +160,12 @@ class Parameters:
         factor = self.formulas.residual_scale(self.architecture) * self.formulas.attention_scale(self.architecture)
         return x + factor * added
 
-    def _feed_forward(self, layer: int, x: Array, chosen: Array | None) -> Array:
+    def _feed_forward(self, layer: int, x: Array, known_experts: Array | None) -> Array:
         """The feed-forward block of `layer`: [T, hidden] -> [T, hidden]."""
         formulas, arch = self.formulas, self.architecture
         router = None if formulas.experts is None else formulas.experts.router(arch, self.state, layer, x)
         if formulas.experts is not None and router is not None:
-            experts = router.follow(None if chosen is None else chosen[layer])
+            experts = router.follow(None if known_experts is None else known_experts[layer])
             return formulas.experts.mix(arch, self.state, layer, x, router, experts)
         if formulas.feed_forward is not None:
             return formulas.feed_forward(arch, self.state, layer, x)
@@ -305,11 +305,11 @@ def round_to(weight: Array, dtype: str, name: str = "weight") -> Array:
             bits = single.view(np.uint32)
             even = (bits >> np.uint32(16)) & np.uint32(1)
             nearest = (bits + np.uint32(0x7FFF) + even) & np.uint32(0xFFFF0000)
-            narrow = nearest.view(np.float32)
+            rounded = nearest.view(np.float32)
         else:
             # NumPy rounds to float16 and float32 to nearest, ties to even.
-            narrow = single.astype(dtype)
-    wide: Array = np.asarray(narrow.astype(np.float64))  # of an array without axes NumPy makes a number
-    if not np.isfinite(wide).all():
+            rounded = single.astype(dtype)
+    widened: Array = np.asarray(rounded.astype(np.float64))  # of an array without axes NumPy makes a number
+    if not np.isfinite(widened).all():
         raise Malformed("dtype", f"{name} holds {np.abs(weight).max():g}, too large for {dtype}")
-    return wide
+    return widened

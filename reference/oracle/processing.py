@@ -49,8 +49,8 @@ def scores(logits: Array, sampling: Sampling, stops: Stops, prompt: tuple[int, .
         row = user_processors.apply(name, context, row)
     if sampling.grammar is not None:
         legal = legal_after(sampling.grammar, stops.eos, output)
-        masked = np.where(legal.tokens, row, -math.inf)
-        row = row if np.isneginf(masked).all() else masked
+        legal_row = np.where(legal.tokens, row, -math.inf)
+        row = row if np.isneginf(legal_row).all() else legal_row
     return row
 
 

@@ -76,10 +76,10 @@ class SampledStep:
             A token for each of `children`, and proposals [len(children), vocabulary].
         """
         law = self.law(logits, path).tolist()
-        drawn = tree_growth.siblings(self.chance, self._case.sampling.draws, [law] * len(children), children)
-        used_tokens, tokens, proposals = set(drawn.values()), [], []
+        drawn_tokens = tree_growth.siblings(self.chance, self._case.sampling.draws, [law] * len(children), children)
+        used_tokens, tokens, proposals = set(drawn_tokens.values()), [], []
         for child in children:
-            token = drawn.get(child)
+            token = drawn_tokens.get(child)
             if token is None:
                 # The lowest id among equal logits.
                 token = min(
@@ -87,7 +87,7 @@ class SampledStep:
                 )[1]
                 used_tokens.add(token)
             tokens.append(token)
-            proposals.append(law if child in drawn else one_hot((token,), len(law))[0])
+            proposals.append(law if child in drawn_tokens else one_hot((token,), len(law))[0])
         return tokens, np.array(proposals).reshape(len(children), len(law))
 
     def accept(self, tree: Tree, law: Array, proposal: Array) -> Accepted:

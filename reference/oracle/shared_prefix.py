@@ -44,13 +44,13 @@ class _Context:
         differs = self.tokens[:common_length] != tokens[:common_length]
         return int(differs.argmax()) if differs.any() else common_length
 
-    def reserve(self, source: "_Context", num_kept: int, needed: int) -> None:
-        """Make room for `needed` tokens, the first `num_kept` of them copied from `source` (possibly itself)."""
+    def reserve(self, source: "_Context", num_kept: int, num_needed: int) -> None:
+        """Make room for `num_needed` tokens, the first `num_kept` of them copied from `source` (possibly itself)."""
         self.recurrent = {layer: states[: num_kept + 1] for layer, states in source.recurrent.items()}
-        if self is source and needed <= len(self.tokens):
+        if self is source and num_needed <= len(self.tokens):
             return
         # Half as much again, so that a context growing token by token is copied rarely.
-        room = max(64, needed + needed // 2)
+        room = max(64, num_needed + num_needed // 2)
         for name, axis in (("tokens", 0), ("keys", 2), ("values", 2)):
             old_buffer = getattr(source, name)
             new_buffer = np.empty((*old_buffer.shape[:axis], room, *old_buffer.shape[axis + 1 :]), old_buffer.dtype)
@@ -119,8 +119,8 @@ class SharedPrefix:
         depths = np.repeat(np.arange(len(levels)), [level.last - level.first for level in levels])
         positions = start + depths
         x = self.parameters.embed(np.array(tree.token)[order])
-        chosen = self.parameters.chosen_experts(context, tree)
-        chosen = None if chosen is None else chosen[:, start:][:, order]
+        known_experts = self.parameters.chosen_experts(context, tree)
+        known_experts = None if known_experts is None else known_experts[:, start:][:, order]
         attended = np.empty((arch.layers, arch.heads, len(order), arch.value_dim))
         layer_inputs: list[tuple[Array, ...]] = []
         states = [x]
@@ -129,7 +129,7 @@ class SharedPrefix:
             if layer in arch.recurrent:
                 _, added = self.parameters.run_recurrence(layer, x, context_kv.recurrent[layer][start], parents)
             if layer in arch.unattended:
-                attended[layer], x = 0.0, self.parameters.finish_layer(layer, x + added, chosen)
+                attended[layer], x = 0.0, self.parameters.finish_layer(layer, x + added, known_experts)
                 layer_inputs.append(self._no_attention(len(order)))
                 states.append(x)
                 continue
@@ -142,7 +142,9 @@ class SharedPrefix:
             )
             attended[layer] = mixed
             residual = self.parameters.after_attention(layer, x, by_row(mixed))
-            x = self.parameters.finish_layer(layer, residual + added if layer in arch.recurrent else residual, chosen)
+            x = self.parameters.finish_layer(
+                layer, residual + added if layer in arch.recurrent else residual, known_experts
+            )
             states.append(x)
         row = np.argsort(order)
         states = [state[row] for state in states]
@@ -222,8 +224,8 @@ class SharedPrefix:
         """Run `tokens` through the layers behind the tokens that `context` has, causally, and keep their KV."""
         arch = self.parameters.architecture
         start, end = context.length, context.length + len(tokens)
-        chosen = self.parameters.chosen_experts((*context.tokens[:start].tolist(), *tokens.tolist()))
-        chosen = None if chosen is None else chosen[:, start:]
+        known_experts = self.parameters.chosen_experts((*context.tokens[:start].tolist(), *tokens.tolist()))
+        known_experts = None if known_experts is None else known_experts[:, start:]
         x, positions = self.parameters.embed(tokens), np.arange(start, end)
         for layer, reach in enumerate(arch.reaches):
             if layer in arch.recurrent:
@@ -232,7 +234,7 @@ class SharedPrefix:
                 context.recurrent[layer] += new_states
             if layer in arch.unattended:
                 context.keys[layer, :, start:end] = context.values[layer, :, start:end] = 0.0
-                x = self.parameters.finish_layer(layer, x + added, chosen)
+                x = self.parameters.finish_layer(layer, x + added, known_experts)
                 continue
             queries, keys, values = self._project(layer, x, context.long, positions)
             context.keys[layer, :, start:end] = keys
@@ -243,7 +245,7 @@ class SharedPrefix:
                 mixed = block_attention(queries * self._scale, *columns, reach, arch.score_cap, sinks)
                 residual = self.parameters.after_attention(layer, x, by_row(mixed))
                 x = self.parameters.finish_layer(
-                    layer, residual + added if layer in arch.recurrent else residual, chosen
+                    layer, residual + added if layer in arch.recurrent else residual, known_experts
                 )
         context.tokens[start:end] = tokens
         context.length = end

@@ -55,7 +55,7 @@ def clip(
     emitted_part: Block = ()
     for token in block:
         emitted_part += (token,)
-        why = finish_reason(emitted + emitted_part, stops, prompt, min_tokens, grammar)
-        if why is not None:
-            return emitted_part, why
+        reason = finish_reason(emitted + emitted_part, stops, prompt, min_tokens, grammar)
+        if reason is not None:
+            return emitted_part, reason
     return emitted_part, None

@@ -49,22 +49,22 @@ def schema_of(hint: Any, definitions: dict[str, Any]) -> dict[str, Any]:
     """
     if hint in PLAIN:
         return {"type": PLAIN[hint]}
-    origin, inside = get_origin(hint), get_args(hint)
+    origin, arguments = get_origin(hint), get_args(hint)
     if origin is np.ndarray:
         definitions["Array"] = ARRAY
         return {"$ref": "#/$defs/Array"}
     if origin in (Union, types.UnionType):
-        member_schema = schema_of(next(member for member in inside if member is not type(None)), definitions)
+        member_schema = schema_of(next(member for member in arguments if member is not type(None)), definitions)
         # One keyword where it can be: a complaint about `anyOf` says less than one about a type.
         if isinstance(member_schema.get("type"), str):
             return {**member_schema, "type": [member_schema["type"], "null"]}
         return {"anyOf": [member_schema, {"type": "null"}]}
     if origin is tuple:
-        if inside[1:] != (...,):
+        if arguments[1:] != (...,):
             raise TypeError(f"{hint}: a tuple of equal entries is expected")
-        return {"type": "array", "items": schema_of(inside[0], definitions)}
+        return {"type": "array", "items": schema_of(arguments[0], definitions)}
     if origin is not None and issubclass(origin, Mapping):
-        return {"type": "object", "additionalProperties": schema_of(inside[1], definitions)}
+        return {"type": "object", "additionalProperties": schema_of(arguments[1], definitions)}
     if not (isinstance(hint, type) and is_dataclass(hint)):
         raise TypeError(f"{hint} has no JSON of its own")
     name = hint.__name__
@@ -95,17 +95,17 @@ def decode(hint: Any, content: Any) -> Any:
     Raises:
         Malformed: with the path of the field whose value its dataclass refuses.
     """
-    origin, inside = get_origin(hint), get_args(hint)
+    origin, arguments = get_origin(hint), get_args(hint)
     if origin is np.ndarray:
         return decode_numbers(content)
     if origin in (Union, types.UnionType):
         if content is None:
             return None
-        return decode(next(member for member in inside if member is not type(None)), content)
+        return decode(next(member for member in arguments if member is not type(None)), content)
     if origin is tuple:
-        return _decode_entries(inside[0], content)
+        return _decode_entries(arguments[0], content)
     if origin is not None and issubclass(origin, Mapping):
-        return {name: decode(inside[1], item) for name, item in content.items()}
+        return {name: decode(arguments[1], item) for name, item in content.items()}
     if is_dataclass(hint) and isinstance(hint, type):
         return build(hint, content)
     return float(content) if hint is float else content

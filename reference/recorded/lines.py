@@ -138,8 +138,8 @@ class FileRun:
         output = tuple(end["output"])
         unknown_token = next((token for token in output if not 0 <= token < case.model.vocab_size), None)
         if unknown_token is not None:
-            why = f"end.output: {unknown_token} is not in the vocabulary of {case.model.vocab_size}"
-            raise UnreadableLine(self.end_line or self.lines[-1], why)
+            reason = f"end.output: {unknown_token} is not in the vocabulary of {case.model.vocab_size}"
+            raise UnreadableLine(self.end_line or self.lines[-1], reason)
         if "finish" not in end:
             least, grammar = case.sampling.min_tokens, case.sampling.grammar
             end["finish"] = finish_reason(output, case.stops, len(case.prompt), least, grammar)
@@ -153,8 +153,8 @@ class FileRun:
         try:
             with under("end"):
                 trace: Trace = build(Trace, {**end, "output": output, "steps": []})
-        except Malformed as why:
-            raise UnreadableLine(self.end_line, str(why)) from None
+        except Malformed as complaint:
+            raise UnreadableLine(self.end_line, str(complaint)) from None
         return replace(trace, steps=tuple(steps))
 
     def _step(self, number: int, case: Case) -> Step:
@@ -163,8 +163,8 @@ class FileRun:
         if "context" not in content:
             earlier_emissions = [step.get("emitted") for step in self.steps[:number]]
             if None in earlier_emissions:
-                why = f"step.context: missing, and step {earlier_emissions.index(None)} does not say what it emitted"
-                raise UnreadableLine(self.lines[number], why)
+                reason = f"step.context: missing, and step {earlier_emissions.index(None)} does not say what it emitted"
+                raise UnreadableLine(self.lines[number], reason)
             tokens = (
                 *case.prompt,
                 *(token for emitted in earlier_emissions if emitted is not None for token in emitted["tokens"]),
@@ -173,8 +173,8 @@ class FileRun:
         try:
             with under("step"):
                 step: Step = build(Step, content)
-        except Malformed as why:
-            raise UnreadableLine(self.lines[number], str(why)) from None
+        except Malformed as complaint:
+            raise UnreadableLine(self.lines[number], str(complaint)) from None
         return step
 
 
@@ -211,8 +211,8 @@ def _parse_line(number: int, line: bytes | str) -> tuple[str, dict[str, Any]]:
         raise UnreadableLine(number, f"no JSON: {' '.join(str(why).split())[:120]}") from None
     if not isinstance(content, dict) or len(content) != 1 or next(iter(content)) not in KINDS:
         raise UnreadableLine(number, f"an object with one key is expected here: {', '.join(KINDS)}")
-    (kind, inside), *_ = content.items()
-    return kind, inside
+    (kind, line_content), *_ = content.items()
+    return kind, line_content
 
 
 def _validate(number: int, kind: str, content: Any, of_case: bool = False) -> None:

@@ -95,8 +95,13 @@ def schema() -> dict[str, Any]:
     """The schema of one line of a file, as `specverify trace schema` prints it; a copy that may be changed."""
     lines, definitions = _line_schemas()
 
-    def single_key_schema(kind: str, inside: dict[str, Any]) -> dict[str, Any]:
-        return {"type": "object", "properties": {kind: inside}, "required": [kind], "additionalProperties": False}
+    def single_key_schema(kind: str, schema_of_kind: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "type": "object",
+            "properties": {kind: schema_of_kind},
+            "required": [kind],
+            "additionalProperties": False,
+        }
 
     schema_of_line = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",

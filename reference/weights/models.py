@@ -44,13 +44,13 @@ def seeded_weights(model: Seeded) -> dict[str, Array]:
     """State dict of a built-in model: read-only float64 arrays, weight matrices as [out, in]."""
     state = _transparent_weights(model) if model.weights == "transparent" else _noisy_weights(model)
     if model.relabel:
-        renamed = permutation(model.relabel, model.vocab_size)
+        new_id = permutation(model.relabel, model.vocab_size)
         for name in ("model.embed_tokens.weight", "lm_head.weight"):
             if name in state:
-                moved = np.empty_like(state[name])
+                renamed_rows = np.empty_like(state[name])
                 # Row t of embedding and head becomes row `renamed[t]`; no other weight knows token ids.
-                moved[renamed] = state[name]
-                state[name] = moved
+                renamed_rows[new_id] = state[name]
+                state[name] = renamed_rows
     # The result is cached: a caller that wrote to it would change the model of later cases.
     for array in state.values():
         array.flags.writeable = False
@@ -59,7 +59,7 @@ def seeded_weights(model: Seeded) -> dict[str, Array]:
 
 def shapes(arch: Architecture) -> dict[str, tuple[int, ...]]:
     """The shape of every tensor of the architecture's state dict."""
-    wide, narrow = arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
+    all_query_width, kv_width = arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
     hidden = arch.hidden_size
     table: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (arch.vocab_size, hidden)}
     for layer in range(arch.layers):
@@ -74,12 +74,12 @@ def shapes(arch: Architecture) -> dict[str, tuple[int, ...]]:
         elif arch.words.projections is not None:
             table |= {f"{prefix}.{name}": shape for name, shape in arch.words.projections(arch, layer).items()}
         else:
-            query_width = wide * (2 if arch.words.gated_attention else 1)
-            for name, out in (("q", query_width), ("k", narrow), ("v", narrow)):
+            query_width = all_query_width * (2 if arch.words.gated_attention else 1)
+            for name, out in (("q", query_width), ("k", kv_width), ("v", kv_width)):
                 table[f"{prefix}.self_attn.{name}_proj.weight"] = (out, hidden)
                 if arch.qkv_bias:
                     table[f"{prefix}.self_attn.{name}_proj.bias"] = (out,)
-            table[f"{prefix}.self_attn.o_proj.weight"] = (hidden, wide)
+            table[f"{prefix}.self_attn.o_proj.weight"] = (hidden, all_query_width)
             if arch.output_bias:
                 table[f"{prefix}.self_attn.o_proj.bias"] = (hidden,)
         if arch.qk_norm and arch.words.query_key_gains and layer not in arch.unattended:
@@ -138,18 +138,18 @@ PROBE_CODES = 32
 
 def probe_architecture(arch: Architecture) -> Architecture:
     """`arch` resized so that its transparent weights can name PROBE_CODES rows; heads, windows and chunks stay."""
-    wide = PROBE_CODES
-    settings = arch.words.probed(dict(arch.settings), wide)
+    num_codes = PROBE_CODES
+    settings = arch.words.probed(dict(arch.settings), num_codes)
     return Architecture(
         family=arch.family,
-        vocab_size=arch.heads * wide + 1,
+        vocab_size=arch.heads * num_codes + 1,
         # One block for the codes, and one for each head; Llama's config wants a multiple of the number of heads.
-        hidden_size=-(-(1 + arch.heads) * wide // arch.heads) * arch.heads,
+        hidden_size=-(-(1 + arch.heads) * num_codes // arch.heads) * arch.heads,
         # The feed-forward weights are zero, so the width does not matter.
         intermediate_size=2,
         heads=arch.heads,
         kv_heads=arch.kv_heads,
-        head_dim=wide,
+        head_dim=num_codes,
         windows=arch.windows,
         norm_eps=arch.norm_eps,
         max_positions=arch.max_positions,
@@ -175,24 +175,24 @@ def _transparent_weights(model: Seeded) -> dict[str, Array]:
     nonzero exactly if head h of that layer sees a row holding token c.
     """
     arch = model.architecture
-    wide = arch.head_dim
-    blocks = (1 + arch.heads) * wide
+    num_codes = arch.head_dim
+    blocks = (1 + arch.heads) * num_codes
     if arch.hidden_size < blocks or arch.tied:
         raise ValueError("transparent weights need the architecture that probe_architecture makes")
     state = {name: np.zeros(shape) for name, shape in shapes(arch).items()}
     for name in state:
         if name.endswith("norm.weight"):
             state[name][:] = arch.words.resting_gain
-    state["model.embed_tokens.weight"][1 : wide + 1, :wide] = np.eye(wide)
+    state["model.embed_tokens.weight"][1 : num_codes + 1, :num_codes] = np.eye(num_codes)
     # All other layers have a zero output projection: the residual stream passes them unchanged.
     prefix = f"model.layers.{model.probed_layer}.self_attn"
     if arch.words.projections is not None:  # latent vectors hold the codes, and each head's values are their latents
-        state[f"{prefix}.kv_a_proj_with_mqa.weight"][:wide, :wide] = np.eye(wide)
-        by_head = state[f"{prefix}.kv_b_proj.weight"].reshape(arch.heads, -1, wide)
-        by_head[:, -wide:] = np.eye(wide)
+        state[f"{prefix}.kv_a_proj_with_mqa.weight"][:num_codes, :num_codes] = np.eye(num_codes)
+        by_head = state[f"{prefix}.kv_b_proj.weight"].reshape(arch.heads, -1, num_codes)
+        by_head[:, -num_codes:] = np.eye(num_codes)
     else:
         for head in range(arch.kv_heads):
-            state[f"{prefix}.v_proj.weight"][head * wide : (head + 1) * wide, :wide] = np.eye(wide)
-    state[f"{prefix}.o_proj.weight"][wide:blocks] = np.eye(arch.heads * wide)
-    state["lm_head.weight"][: arch.heads * wide, wide:blocks] = np.eye(arch.heads * wide)
+            state[f"{prefix}.v_proj.weight"][head * num_codes : (head + 1) * num_codes, :num_codes] = np.eye(num_codes)
+    state[f"{prefix}.o_proj.weight"][num_codes:blocks] = np.eye(arch.heads * num_codes)
+    state["lm_head.weight"][: arch.heads * num_codes, num_codes:blocks] = np.eye(arch.heads * num_codes)
     return state

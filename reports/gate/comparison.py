@@ -141,9 +141,9 @@ def _judged_less(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
 
 def _time_ratio(run: dict[str, Any]) -> float | None:
     """Times that the run took its backend's own time, shrinking left out; None for a run too short to say."""
-    inside = run.get("backend_seconds") or 0.0
+    backend_s = run.get("backend_seconds") or 0.0
     seconds: float = run.get("seconds", 0.0) - run.get("shrink_seconds", 0.0)
-    return seconds / inside if inside >= LEAST_S else None
+    return seconds / backend_s if backend_s >= LEAST_S else None
 
 
 def _draw_differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:

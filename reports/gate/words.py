@@ -32,8 +32,8 @@ def verdict(result: GateResult) -> str:
 def judged_words(run: GateRun) -> str:
     """How many cases of a run were judged, in a sentence that needs no glossary."""
     tally = run.tally
-    drawn = tally.cases - sum(tally.unsupported.values())
-    judged_words = f"{tally.judged} of {plural(drawn, 'case')} judged in {number(tally.seconds)} s"
+    num_drawn = tally.cases - sum(tally.unsupported.values())
+    judged_words = f"{tally.judged} of {plural(num_drawn, 'case')} judged in {number(tally.seconds)} s"
     differ_words = f", {tally.differed} of them differ" if tally.differed else ""
     num_known = sum(1 for _ in tally.known.elements())
     return f"{judged_words}{differ_words}" + (f"; known failures seen {plural(num_known, 'time')}" if num_known else "")

@@ -189,16 +189,16 @@ def _fact_rows(failure: Failure) -> list[tuple[str, str]]:
         )
     )
     if other_invariants:
-        more = f" and {len(other_invariants) - 12} more" if len(other_invariants) > 12 else ""
-        rows.append(("also failed", ", ".join(cut(name, 80) for name in other_invariants[:12]) + more))
+        suffix = f" and {len(other_invariants) - 12} more" if len(other_invariants) > 12 else ""
+        rows.append(("also failed", ", ".join(cut(name, 80) for name in other_invariants[:12]) + suffix))
     for sighting in failure.also[:6]:
         stage = sighting.stage.word
         sentence = f"by {cut(sighting.invariant, 80)} at stage {stage}, case {cut(sighting.case, 40)}: one cause"
         rows.append(("also seen", sentence))
     if verdict.trace is not None:
         rows += [
-            ("fell back", f"{number(count)} times: {cut(why)}")
-            for why, count in fallback_counts(verdict.trace.fallbacks)[:6]
+            ("fell back", f"{number(count)} times: {cut(reason)}")
+            for reason, count in fallback_counts(verdict.trace.fallbacks)[:6]
         ]
     if failure.beside is not None:
         rows.append(("other backend", _twin_words(failure.beside)))
@@ -242,5 +242,5 @@ def headline(failures: list[Failure]) -> str:
     if not failures:
         return ""
     first = failures[0]
-    more = f" ({plural(len(failures) - 1, 'further failure')} below)" if len(failures) > 1 else ""
-    return cut(clean(account(first.finding, scene_of(first.verdict, first.finding), complete=False)), 900) + more
+    suffix = f" ({plural(len(failures) - 1, 'further failure')} below)" if len(failures) > 1 else ""
+    return cut(clean(account(first.finding, scene_of(first.verdict, first.finding), complete=False)), 900) + suffix

@@ -77,12 +77,12 @@ def run_facts(
 
 def judged_words(tally: Tally) -> str:
     """How much was judged, in a sentence that needs no glossary."""
-    drawn = tally.cases - sum(tally.unsupported.values())
+    num_drawn = tally.cases - sum(tally.unsupported.values())
     declined = sum(tally.unsupported.values())
     reference = cut(reference_name(tally.against), 80)
     if reference == "the oracle":
         reference = "a slow, exact reference (the oracle)"
-    parts = [f"{tally.judged} of {plural(drawn, 'case')} judged in {number(tally.seconds)} seconds"]
+    parts = [f"{tally.judged} of {plural(num_drawn, 'case')} judged in {number(tally.seconds)} seconds"]
     parts += [f"{declined} more declined by the engine"] if declined else []
     num_checked = sum(1 for counts in tally.invariants.values() if counts.checked)
     num_compared = sum(counts.compared for counts in tally.invariants.values())
@@ -168,11 +168,13 @@ def _rows(tally: Tally) -> list[tuple[str, str]]:
     calls = tally.attention_calls
     facts += way_rows(tally.fallbacks)
     facts += [
-        ("fell back", f"{count} of {calls} attention calls: {cut(why)}")
-        for why, count in fallback_counts(tally.fallbacks)
+        ("fell back", f"{count} of {calls} attention calls: {cut(reason)}")
+        for reason, count in fallback_counts(tally.fallbacks)
     ]
     facts += commit_rows(tally)
-    facts += [("declined", f"{plural(count, 'case')}: {cut(why)}") for why, count in [*tally.unsupported.items()][:20]]
+    facts += [
+        ("declined", f"{plural(count, 'case')}: {cut(reason)}") for reason, count in [*tally.unsupported.items()][:20]
+    ]
     facts += residue_rows(tally.residue.values())
     if tally.ties:
         facts.append(("ties", f"{len(tally.ties)} tokens were as likely as the reference's: either is right"))
@@ -225,11 +227,11 @@ def _stream_bars(tally: Tally) -> Bars | None:
     streams = streams_of(tally.evidence).all
     if not streams:
         return None
-    red = stream_bar(1, max(1, len(streams)))
+    red_log_e = stream_bar(1, max(1, len(streams)))
     evidence_rows = [(f"{cut(stream.name, 100)} ({plural(stream.draws, 'draw')})", stream.log_e) for stream in streams]
     return evidence_bars(
         "Evidence that sampled tokens are not from the target's law",
         evidence_rows,
-        red,
-        f"A full bar is e^{number(red)}, which is red.",
+        red_log_e,
+        f"A full bar is e^{number(red_log_e)}, which is red.",
     )

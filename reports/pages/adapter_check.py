@@ -78,7 +78,7 @@ def examination_page(
         rows.append(("missing", f"declared, and no trace holds it: {words}; fill the stage, or do not declare it"))
     rows += [(f"+ {stage.word}", _gain(added)) for stage, added in gained]
     rows += [("never drawn", clean(line)) for line in never_drawn]
-    rows += [("declined", f"{plural(count, 'case')}: {clean(why)}") for why, count in tally.unsupported.items()]
+    rows += [("declined", f"{plural(count, 'case')}: {clean(reason)}") for reason, count in tally.unsupported.items()]
     step = next((words for outcome, words in STEPS.items() if dict(outcomes).get(outcome)), STEPS["not compared"])
     shown_name = f"'{name}'" if " " in name else name
     rows.append(("next", step.format(name=shown_name)))

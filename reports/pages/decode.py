@@ -168,12 +168,12 @@ def _budget_grid(grid: dict[str, Any]) -> str:
         cells = [cell_at.get((nodes, depth)) for nodes in grid["nodes"]]
         table.add_row(str(depth), *("-" if cell is None else _budget(cell) for cell in cells))
     best = grid["best"]
-    why = "it drafts nothing"
+    reason = "it drafts nothing"
     if best["accepted"] is not None:
-        why = f"it accepts {best['accepted']:.2f} per step and breaks even at {best['break_even']:.2f}"
+        reason = f"it accepts {best['accepted']:.2f} per step and breaks even at {best['break_even']:.2f}"
     line = (
         f"best budget: {plural(best['nodes'], 'node')} in {plural(best['depth'], 'level')}, "
-        f"{best['speed_up']:.2f} times the target alone;\n{why}\n"
+        f"{best['speed_up']:.2f} times the target alone;\n{reason}\n"
     )
     return plain_text(table) + line
 

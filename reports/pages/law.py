@@ -209,25 +209,25 @@ def tokens_to_show(bias: Bias) -> list[int]:
 
 
 def _omission(bias: Bias) -> str:
-    more = len(bias.law) - MOST_ROWS
-    return indent(f"{plural(more, 'token')} more, each less far off\n") if more > 0 else ""
+    num_left_out = len(bias.law) - MOST_ROWS
+    return indent(f"{plural(num_left_out, 'token')} more, each less far off\n") if num_left_out > 0 else ""
 
 
 def _probabilities(bias: Bias) -> str:
     """Target and law of the first token as decimals, and as fractions where all fractions are short."""
     tokens = tokens_to_show(bias)
     fractions = [[exact_text(row[token]) for token in tokens] for row in (bias.target, bias.law)]
-    short = all(text is not None and len(text) <= EXACT for texts in fractions for text in texts)
+    are_short = all(text is not None and len(text) <= EXACT for texts in fractions for text in texts)
     table = Table(box=None, padding=(0, 3, 0, 0), pad_edge=False)
     table.add_column("first token")
-    for name in ("target", "law", "law - target", *(["target =", "law ="] if short else [])):
+    for name in ("target", "law", "law - target", *(["target =", "law ="] if are_short else [])):
         table.add_column(name, justify="right")
     for i, token in enumerate(tokens):
         target_p, rule_p, shift = map(
             float, (bias.target[token], bias.law[token], bias.law[token] - bias.target[token])
         )
         row = [str(token), f"{target_p:.6g}", f"{rule_p:.6g}", f"{shift:+.3g}" if shift else "0"]
-        table.add_row(*row, *(str(texts[i]) for texts in fractions if short))
+        table.add_row(*row, *(str(texts[i]) for texts in fractions if are_short))
     return indent(plain_text(table, width=WIDTH - MARGIN)) + _omission(bias)
 
 

@@ -182,7 +182,7 @@ def _total_lines(report: SelfTest) -> list[str]:
     lines.append(f"clean runs between: {plural(num_judged, 'case')}, {plural(len(report.false_alarms), 'finding')}")
     lines += [f"  FALSE ALARM  {run.backend}  {run.by}  case {run.case}" for run in report.false_alarms]
     missing_backends = {hunt.missing: hunt.backend for hunt in report.faults if hunt.missing}
-    lines += [f"not run on {backend}: {why}" for why, backend in missing_backends.items()]
+    lines += [f"not run on {backend}: {reason}" for reason, backend in missing_backends.items()]
     if report.unhunted_faults:
         lines.append(f"not hunted for want of time: {plural(len(report.unhunted_faults), 'fault')}; give more --budget")
     if report.escaped_faults:

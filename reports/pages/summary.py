@@ -181,11 +181,11 @@ def _run_facts(tally: Tally, verbose: bool) -> list[tuple[str, str]]:
     facts += evidence_rows(tally)
     facts += way_rows(tally.fallbacks)
     facts += [
-        ("fell back", f"{count} of {tally.attention_calls} attention calls: {clean(why)}")
-        for why, count in fallback_counts(tally.fallbacks)
+        ("fell back", f"{count} of {tally.attention_calls} attention calls: {clean(reason)}")
+        for reason, count in fallback_counts(tally.fallbacks)
     ]
     facts += commit_rows(tally)
-    facts += [("declined", f"{plural(count, 'case')}: {clean(why)}") for why, count in tally.unsupported.items()]
+    facts += [("declined", f"{plural(count, 'case')}: {clean(reason)}") for reason, count in tally.unsupported.items()]
     facts += residue_rows(tally.residue.values())
     if tally.stopped is not None:
         facts.append(("stopped", f"early: {clean(tally.stopped)}"))
@@ -222,8 +222,8 @@ def _time(tally: Tally) -> str:
     if tally.backend_seconds <= 0:
         return f"no time was measured inside the backend's forwards{shrinking}"
     ratio = (tally.seconds - tally.shrink_seconds) / tally.backend_seconds
-    inside = f"{number(tally.backend_seconds)} s in the backend's forwards"
-    return f"{inside}; the run took {number(ratio)} times that{shrinking}"
+    backend_words = f"{number(tally.backend_seconds)} s in the backend's forwards"
+    return f"{backend_words}; the run took {number(ratio)} times that{shrinking}"
 
 
 def _exactness(tally: Tally, verbose: bool) -> list[tuple[str, str]]:

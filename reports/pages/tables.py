@@ -79,5 +79,5 @@ def attention_table(figures: dict[str, Any]) -> str:
             cells = [f"{line[name][field]:.2f}" for name in shown_names]
             table.add_row(*map(str, place), f"{line[base]['us']:.0f}", *cells)
         pages.append(plain_text(table).rstrip("\n"))
-    pages += [f"{name}: not measured\n  {clean(why)}" for name, why in figures["absent"].items()]
+    pages += [f"{name}: not measured\n  {clean(reason)}" for name, reason in figures["absent"].items()]
     return "\n".join([*pages, ""])

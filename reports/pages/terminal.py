@@ -98,8 +98,8 @@ def _facts(failure: Failure, revealed: frozenset[Stage], width: int) -> list[tup
     ]
     if verdict.trace is not None:
         facts += [
-            ("fell back", f"{number(count)} times: {clean(why)}")
-            for why, count in fallback_counts(verdict.trace.fallbacks)
+            ("fell back", f"{number(count)} times: {clean(reason)}")
+            for reason, count in fallback_counts(verdict.trace.fallbacks)
         ]
     if failure.nearest is not None:
         changes = "; ".join(differences(failure.nearest, verdict.case)) or "no difference that the case file shows"

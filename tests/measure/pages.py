@@ -31,7 +31,7 @@ def mutants_page(figures: dict[str, Any]) -> str:
     lines += [f"  caught by {name}: {count}" for name, count in list(figures["caught_by"].items())[:12]]
     for one in figures["survivors"]:
         lines.append(f"survived {one['id']} in {one['within'] or 'the module'} ({one['stage']}, {one['judged']} cases, "
-                     f"{one['differing']} differ)")  # fmt: skip
+                     f"{one['differing']} differ; marker {one['marker']})")  # fmt: skip
         lines += [f"  - {clean(one['before'])}", f"  + {clean(one['after'])}"]
     return "\n".join(lines)
 

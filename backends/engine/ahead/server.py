@@ -164,7 +164,7 @@ class OverlapServer(HandOverServer):
             request = self.requests[number]
             part.verdict = replace(part.verdict, accepted=self._overlap.results(part, self._last))
             self._futures.drop(part.place)
-            if self._overlap.is_counted(part, self._epochs[number], number in self._over):
+            if self._overlap.is_counted(part, self._epochs[number], number in self._ended):
                 with naming_stage(request):
                     self._record_results(number, request, part)
             else:
@@ -185,7 +185,7 @@ class OverlapServer(HandOverServer):
         self._tries.learn(number, request.case.draft, request.tokens)
         if request.finish is None:
             request.tokens += placeholders
-        elif number not in self._over:
+        elif number not in self._ended:
             self._end(number)
 
     def _account(self) -> Account:

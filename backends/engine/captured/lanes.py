@@ -25,7 +25,7 @@ class LaneRows:
         positions: int64 [R].
         visible: The columns that the rows see; C = columns of the cache, these R rows included.
         cache: The draft's cache of the request.
-        above: For each row the open row above it, as `Rows.parents`.
+        parents: For each row the open row above it, as `Rows.parents`.
         hidden_states: For a head, the states beside the tokens, [R, modules, hidden]; None for a causal model.
     """
 
@@ -33,7 +33,7 @@ class LaneRows:
     positions: Tensor
     visible: Visible
     cache: KvCache
-    above: list[int] | None = None
+    parents: list[int] | None = None
     hidden_states: Tensor | None = None
 
 
@@ -56,7 +56,7 @@ class LaneModel(Protocol):
         ...
 
 
-class Trash:
+class PaddingCache:
     """The cache of padded lanes: it has no columns, and forgets its rows after the forward that wrote them.
 
     Attributes:
@@ -72,22 +72,22 @@ class Trash:
         self.rows = 0
         self.latent = False
         self.written = 0
-        self._now: dict[int, Pair] = {}
+        self._open_pairs: dict[int, Pair] = {}
 
     def open(self, rows: int) -> None:
         """See `KvCache`; rows of an earlier forward are forgotten."""
         self.rows = rows
         self.latent = self.live()[0].latent  # all caches of a batch are of one layout
-        self._now = {}
+        self._open_pairs = {}
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """See `KvCache`; nothing of it outlives the forward."""
         self.written += keys.shape[1]
-        self._now[layer] = keys, values
+        self._open_pairs[layer] = keys, values
 
     def read(self, layer: int) -> Pair:
         """See `KvCache`; the rows of this forward alone."""
-        return self._now[layer]
+        return self._open_pairs[layer]
 
     def first(self, layer: int) -> int:
         """See `KvCache`."""
@@ -111,7 +111,7 @@ class Trash:
 
     def crop(self, length: int) -> None:
         """See `KvCache`."""
-        self._now = {}
+        self._open_pairs = {}
 
     def begin_as(self, source: KvCache) -> None:
         """See `KvCache`; no request goes on from a padded lane."""
@@ -126,11 +126,11 @@ class Trash:
 
     def release(self) -> None:
         """See `KvCache`."""
-        self._now = {}
+        self._open_pairs = {}
 
     def lane(self, rows: LaneRows) -> LaneRows:
         """`rows` over this cache: each row sees itself alone, since a softmax over no column would be NaN."""
         count = len(rows.tokens)
         diagonal = torch.eye(count, dtype=torch.bool)
-        above = None if rows.above is None else [-1] * count
-        return LaneRows(rows.tokens, rows.positions, [diagonal] * len(rows.visible), self, above, rows.hidden_states)
+        parents = None if rows.parents is None else [-1] * count
+        return LaneRows(rows.tokens, rows.positions, [diagonal] * len(rows.visible), self, parents, rows.hidden_states)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from backends.engine.captured.buffers import Buffers
-from backends.engine.captured.lanes import LaneModel, LaneRows, Trash
+from backends.engine.captured.lanes import LaneModel, LaneRows, PaddingCache
 from backends.engine.columns import Attend
 from backends.engine.kv.base import KvCache
 from backends.engine.kv.lanes import BatchCache
@@ -43,7 +43,7 @@ class CapturedDrafts:
     sizes: tuple[int, ...] = SIZES
     size: Callable[[int, tuple[int, ...]], int | None] = capture_size
     buffers: type[Buffers] = Buffers
-    padding_cache: type[Trash] = Trash
+    padding_cache: type[PaddingCache] = PaddingCache
     output_lane: Callable[[int, int], int] = lambda request, num_live: request
 
 
@@ -112,7 +112,7 @@ class LevelRunner:
         """The rows `read` over the cache of the request of `lane`, which ends at `length` columns and these rows."""
         columns = torch.arange(lane.visible[0].shape[1])
         visible = [visible_columns & (columns < length + len(read.tokens)) for visible_columns in lane.visible]
-        return replace(read, visible=visible, cache=lane.cache, above=lane.above)
+        return replace(read, visible=visible, cache=lane.cache, parents=lane.parents)
 
     def _write(self, buffers: Buffers, outputs: list[Tensor]) -> None:
         """Write the outputs of each lane to the buffer, which is allocated by the first forward."""

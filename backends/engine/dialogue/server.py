@@ -32,7 +32,7 @@ class DialogueServer(Server):
     def __init__(self, case: Case, shelf: ModelCache, seams: Seams) -> None:
         super().__init__(replace(case, session=None), shelf, seams)
         self._shelf = shelf
-        self._before: Request | None = None
+        self._last_turn: Request | None = None
         self.num_shared = 0
 
     def turn(self, case: Case) -> Trace:
@@ -48,7 +48,7 @@ class DialogueServer(Server):
         self._target = self._models.target(case, self._seams)
         lease = self._lease_turn(case)
         self.num_shared = lease.target.length
-        self._over.discard(0)
+        self._ended.discard(0)
         self._enter(0, case, lease)
         if 0 not in self.requests:
             raise OutOfPages(f"a dialogue of {len(case.prompt)} tokens before this turn")
@@ -59,12 +59,12 @@ class DialogueServer(Server):
     def _lease_turn(self, case: Case) -> CacheLease:
         """The caches with which the turn `case` begins; the request of the turn before is gone."""
         last_turn = self.requests.pop(0, None)
-        self._before = None
+        self._last_turn = None
         if last_turn is None:
             return self._lease(case, case.prefix)
         tokens = tuple(last_turn.resolved_tokens)
         if case.prompt[: len(tokens)] == tokens and len(case.prompt) > len(tokens):
-            self._before = last_turn
+            self._last_turn = last_turn
             return last_turn.lease
         self._arena.give_back(last_turn.lease, tokens)
         return self._lease(case, case.prefix)
@@ -72,10 +72,10 @@ class DialogueServer(Server):
     def _request_of(self, case: Case, lease: CacheLease) -> Request:
         """The next turn's request, which goes on with the hidden states of the turn before if it has its caches."""
         request = super()._request_of(case, lease)
-        if self._before is not None:
-            request.follow(self._before)
+        if self._last_turn is not None:
+            request.follow(self._last_turn)
         return request
 
     def _end(self, number: int) -> None:
         """Let the request `number` take no further step; its caches stay."""
-        self._over.add(number)
+        self._ended.add(number)

@@ -84,7 +84,7 @@ class Draft(Protocol):
         ...
 
     def settle(self, rows: list[int]) -> None:
-        """End the step: keep the tree rows `rows` (root first), and roll back all other speculated rows."""
+        """End the step: keep `rows` of the tree (root first), and roll back all other speculated rows."""
         ...
 
     def resume(self, cache: KvCache | None) -> None:

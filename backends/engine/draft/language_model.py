@@ -103,7 +103,7 @@ class ModelDraft(CachedTreeFilling):
         """See `TreeFilling`."""
         scored_level = Level(level, token, root)
         lane = self.lane(scored_level)
-        rows = Rows(lane.tokens, lane.positions, lane.visible, lane.cache, lane.above)
+        rows = Rows(lane.tokens, lane.positions, lane.visible, lane.cache, lane.parents)
         # A watched forward is recorded, where the backend records any.
         (logits,) = self.causal_lm.forward([rows], self.seams.draft_attend, lanes=self.seams.kv.single, watch=[])
         return self.level_scores(scored_level, logits)

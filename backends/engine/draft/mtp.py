@@ -67,11 +67,11 @@ class MtpDraft(HeadDraft):
 
     Attributes:
         modules: The number of modules.
-        before: The outputs of the last committed row, [modules, hidden]; None before a row was run.
+        last_outputs: The outputs of the last committed row, [modules, hidden]; None before a row was run.
     """
 
     head: MtpHead
-    before: Tensor | None = None
+    last_outputs: Tensor | None = None
 
     @property
     def modules(self) -> int:
@@ -80,7 +80,7 @@ class MtpDraft(HeadDraft):
 
     def catch_up(self, tokens: list[int], hidden: Tensor) -> Tensor:
         """See `HeadDraft`; a cache that another draft object filled lacks the outputs of its last row."""
-        if self.cache.length and self.before is None:
+        if self.cache.length and self.last_outputs is None:
             self.cache.crop(0)
         return super().catch_up(tokens, hidden)
 
@@ -90,7 +90,9 @@ class MtpDraft(HeadDraft):
         positions = torch.arange(rows.first, rows.first + len(rows.tokens))
         # The first row of all has no row before; its later modules are no rows, and are hidden.
         outputs_before = (
-            torch.zeros_like(rows.hidden[:1]).expand(self.modules, -1) if self.before is None else self.before
+            torch.zeros_like(rows.hidden[:1]).expand(self.modules, -1)
+            if self.last_outputs is None
+            else self.last_outputs
         )
 
         def states_beside(module: int, outputs_above: list[Tensor]) -> Tensor:
@@ -106,7 +108,7 @@ class MtpDraft(HeadDraft):
         ]
         outputs = torch.stack(self.through(torch.tensor(rows.tokens), states_beside, positions, visible), 1)
         self.cache.commit(list(range(count)))
-        self.before = outputs[-1]
+        self.last_outputs = outputs[-1]
         return outputs
 
     def module_mask(self, mask: Tensor, own_columns: Tensor, has_row: Tensor) -> Tensor:
@@ -168,12 +170,12 @@ class MtpDraft(HeadDraft):
     def follow(self, predecessor: HeadDraft) -> None:
         """See `HeadDraft`; a cache alone does not hold the outputs of its last row."""
         assert isinstance(predecessor, MtpDraft)
-        self.before = predecessor.before
+        self.last_outputs = predecessor.last_outputs
 
     def resume(self, cache: KvCache | None) -> None:
         """See `HeadDraft`."""
         super().resume(cache)
-        self.before = None
+        self.last_outputs = None
 
 
 @heads(Mtp.TAG)

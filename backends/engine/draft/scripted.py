@@ -14,7 +14,7 @@ from reference.tree import Tree
 
 
 class ScriptedDraft:
-    """Proposes `trees` in order, one per step, from the tree of step `step` on."""
+    """Proposes `trees` in order, one per step, from that of number `step` on."""
 
     cache: KvCache | None = None
     calls = 0

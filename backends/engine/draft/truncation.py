@@ -23,7 +23,7 @@ def inside_chunk(tree: Tree, position: int, reaches: list[Reach]) -> list[int]:
 
 
 def truncate_proposal(proposal: Proposal, rows: list[int]) -> Proposal:
-    """`proposal` restricted to the rows `rows`; the parent of each of these rows is among them."""
+    """`proposal` restricted to `rows`; the parent of each of these rows is among them."""
     tree = proposal.tree
     if len(rows) == len(tree):
         return proposal

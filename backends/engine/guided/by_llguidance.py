@@ -34,7 +34,7 @@ class LlguidanceMatcher(Matcher):
 
         self._size = len(grammar.words)
         self._words = _word_bytes(grammar.words)
-        self._before: list[Any] = []
+        self._matchers_before: list[Any] = []
         self._matcher = llguidance.LLMatcher(_vocabulary(grammar.words), _text(grammar))
         if self._matcher.is_error():
             error = " ".join(self._matcher.get_error().split())
@@ -65,16 +65,16 @@ class LlguidanceMatcher(Matcher):
         matcher_before = self._matcher.deep_copy()
         is_legal = bool(self._matcher.try_consume_tokens([token]) == 1)
         if is_legal:
-            self._before.append(matcher_before)
+            self._matchers_before.append(matcher_before)
         return is_legal
 
     def pop(self) -> None:
         """See `Matcher`."""
-        self._matcher = self._before.pop()
+        self._matcher = self._matchers_before.pop()
 
     def keep(self) -> None:
         """See `Matcher`."""
-        self._before.clear()
+        self._matchers_before.clear()
 
 
 def _agree(word: bytes, forced: bytes) -> bool:

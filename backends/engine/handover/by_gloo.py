@@ -19,7 +19,7 @@ SIDES = ("prefill", "decode")
 
 
 class GlooMailbox:
-    """The end of the side `side`; the limit of a wait is the group's.
+    """The end of `side`; the limit of a wait is the group's.
 
     Raises:
         PeerLost: The other side does not join.

@@ -44,8 +44,8 @@ class SharedMemoryMailbox:
         self._folder = folder
         self._side = side
         self._other_side = other_side
-        self._here = own_letters
-        self._there = peer_letters
+        self._own_letters = own_letters
+        self._peer_letters = peer_letters
         self._is_peer_gone = is_gone
         self._num_posted = self._num_taken = 0
 
@@ -61,12 +61,12 @@ class SharedMemoryMailbox:
                 memory[:] = letter
         os.rename(part, file_name)
         self._num_posted += 1
-        self._there.release()
+        self._peer_letters.release()
 
     def take(self, seconds: float) -> bytes:
         """See `Mailbox.take`."""
         until = time.monotonic() + seconds
-        while not self._here.acquire(timeout=min(LOOK, max(until - time.monotonic(), 0.001))):
+        while not self._own_letters.acquire(timeout=min(LOOK, max(until - time.monotonic(), 0.001))):
             if self._is_peer_gone():
                 raise PeerLost(f"the {self._other_side} side is gone")
             if time.monotonic() > until:

@@ -121,7 +121,7 @@ class Carrying:
         routed_columns_of(self.lease.target).write(0, experts, len(rows))
 
     def carry_on(self, state: RequestState, steps: list[Step], hand_over: HandOverSeams) -> None:
-        """Take over the state `state` of a request that another server has begun; this one was just made.
+        """Take over `state`, that of a request which another server has begun; this request was just made.
 
         Args:
             state: The state.

@@ -66,7 +66,7 @@ def digests(case: Case) -> dict[str, str]:
 
 
 def pack(state: RequestState, case: Case, room: int, hop: int) -> bytes:
-    """The packet of the request of `case` in the state `state`; `room` and `hop` as in `ExpectedRequest`."""
+    """The packet of the request of `case` in `state`; `room` and `hop` as in `ExpectedRequest`."""
     facts: dict[str, Any] = {"format": FORMAT, "room": room, "hop": hop, "case": digests(case)}
     facts |= {name: getattr(state, name) for name in (*NUMBERS, "tokens", "lengths", "matched", "logprob")}
     tensors: dict[str, Tensor] = {} if state.hidden is None else {"hidden": state.hidden}

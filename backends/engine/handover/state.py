@@ -86,7 +86,7 @@ def committed_columns_of(cache: KvCache, most: int) -> Columns:
 
 
 def fill(cache: KvCache, columns: Columns) -> None:
-    """Commit the columns `columns` in an empty cache, in blocks that the cache admits.
+    """Commit `columns` in an empty cache, in blocks that the cache admits.
 
     A layer with a window may have dropped its first columns. Zeros stand for them, which no later row can see.
     """

@@ -155,7 +155,7 @@ class Arena:
     def _with_known_states(
         self, pages: list[int], models: tuple[Model | None, ...], owner: object, tokens: tuple[int, ...]
     ) -> tuple[list[int], Border]:
-        """The first of the pages `pages` behind which the recurrent states are known too, and those states.
+        """The first of `pages` behind which the recurrent states are known too, and those states.
 
         All of `pages` for models without such states.
         """

@@ -115,7 +115,7 @@ class Branch:
         """
         old_buffer = self._buffers[layer]
         end = begin + pair[0].shape[-2]
-        if any(_unlike(cells, tensor) or cells.shape[-2] < end for cells, tensor in zip(old_buffer, pair, strict=True)):
+        if any(_differ(cells, tensor) or cells.shape[-2] < end for cells, tensor in zip(old_buffer, pair, strict=True)):
             columns = max(end, old_buffer[0].shape[-2])
             keys, values = (tensor.new_zeros((*tensor.shape[:-2], columns, tensor.shape[-1])) for tensor in pair)
             self._buffers[layer] = keys, values
@@ -181,7 +181,7 @@ def _columns(pair: Pair, begin: int, end: int) -> Pair:
     return pair[0][..., begin:end, :], pair[1][..., begin:end, :]
 
 
-def _unlike(tensor: Tensor, other_tensor: Tensor) -> bool:
+def _differ(tensor: Tensor, other_tensor: Tensor) -> bool:
     return tensor.shape[:-2] != other_tensor.shape[:-2] or tensor.dtype != other_tensor.dtype
 
 
@@ -194,7 +194,7 @@ def cannot_share(committed: list[Pair], branch: list[Pair], length: int) -> str 
     for index, (committed_pair, branch_pair) in enumerate(zip(committed, branch, strict=True)):
         if any(tensor.shape[-2] != length for tensor in committed_pair):
             return f"layer {index} holds {committed_pair[0].shape[-2]} columns, the cache {length}"
-        if _unlike(committed_pair[0], branch_pair[0]):
+        if _differ(committed_pair[0], branch_pair[0]):
             return f"layer {index} of the branch has another shape or dtype"
         if branch_pair[0].shape[-2] < length:
             return f"layer {index} of the branch is shorter than the prefix"

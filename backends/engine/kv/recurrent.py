@@ -114,7 +114,7 @@ class RecurrentStates:
         self.begin(length, dict(source.states_by_length[length]))
 
     def begin(self, length: int, states: LayerStates) -> None:
-        """Begin with the states `states` after `length` tokens."""
+        """Begin with `states` after `length` tokens."""
         self.length = length
         self.states_by_length = {0: {}, length: states}
         self.close()

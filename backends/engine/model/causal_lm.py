@@ -211,7 +211,7 @@ class CausalLm:
 
     def run_lanes(self, lanes: list[LaneRows], attend: Attend, batch: type[BatchCache]) -> list[Tensor]:
         """See `LaneModel`; the outputs are logits."""
-        rows = [Rows(lane.tokens, lane.positions, lane.visible, lane.cache, lane.above) for lane in lanes]
+        rows = [Rows(lane.tokens, lane.positions, lane.visible, lane.cache, lane.parents) for lane in lanes]
         return self.forward(rows, attend, lanes=batch)
 
     def _network(self, inputs: Inputs, lanes: BatchCache, attend: Attend, score: int = -1) -> Tensor:

@@ -47,7 +47,7 @@ def _step(steps: Sequence[Step], ranks: int, kv_heads: int) -> Step:
         return first
     outputs = [step.attended.output for step in steps if step.attended is not None]
     attended = first.attended
-    if attended is not None and len(outputs) == ranks and _alike(outputs):
+    if attended is not None and len(outputs) == ranks and _have_one_shape(outputs):
         attended = replace(attended, output=frozen(np.concatenate(outputs, 1)))
     committed = first.committed
     if committed is not None:
@@ -63,7 +63,7 @@ def _step(steps: Sequence[Step], ranks: int, kv_heads: int) -> Step:
 
 def _kv(parts: Sequence[Kv | None], kv_heads: int) -> Kv | None:
     present = [part for part in parts if part is not None]
-    if len(present) < len(parts) or not present or not _alike([part.keys for part in present]):
+    if len(present) < len(parts) or not present or not _have_one_shape([part.keys for part in present]):
         return None
     return replace(
         present[0],
@@ -82,5 +82,5 @@ def _heads(parts: Sequence[Array], kv_heads: int) -> Array:
     return frozen(np.stack([parts[rank][:, head - ranges[rank][0]] for head, rank in enumerate(owners)], 1))
 
 
-def _alike(arrays: Sequence[Array]) -> bool:
+def _have_one_shape(arrays: Sequence[Array]) -> bool:
     return all(array.shape[2:] == arrays[0].shape[2:] and array.dtype == arrays[0].dtype for array in arrays)

@@ -58,11 +58,11 @@ class RankedServers:
             Exception: That of the first rank whose own work failed, before any that failed for want of others.
         """
         outcomes = self._meeting.run(work)
-        errors = [outcome.raised for outcome in outcomes if outcome.raised is not None]
+        errors = [outcome.error for outcome in outcomes if outcome.error is not None]
         own_errors = [error for error in errors if not is_out_of_step(error)]
         if own_errors:
             raise own_errors[0]
-        return [outcome.value for outcome in outcomes if outcome.raised is None]
+        return [outcome.value for outcome in outcomes if outcome.error is None]
 
     def do(self, action: Action) -> None:
         """Apply `action` on all ranks; see `Server.do`."""

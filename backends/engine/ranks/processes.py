@@ -52,7 +52,7 @@ class ProcessGroup(Group):
 
     def _gather(self, call: str, tensor: Tensor) -> list[Tensor]:
         self._meet(call)
-        return self._every(tensor.contiguous())
+        return self._gather_all(tensor.contiguous())
 
     def _broadcast(self, call: str, tensor: Tensor) -> Tensor:
         self._meet(call)
@@ -60,7 +60,7 @@ class ProcessGroup(Group):
         dist.broadcast(received, 0)
         return received
 
-    def _every(self, tensor: Tensor) -> list[Tensor]:
+    def _gather_all(self, tensor: Tensor) -> list[Tensor]:
         tensors = [torch.empty_like(tensor) for _ in range(self.size)]
         dist.all_gather(tensors, tensor)
         return tensors
@@ -73,7 +73,7 @@ class ProcessGroup(Group):
         """
         self._entered[self.rank] += 1
         line = bytearray(call.encode()[:HEADER].ljust(HEADER))
-        lines = self._every(torch.frombuffer(line, dtype=torch.uint8).to(self._device))
+        lines = self._gather_all(torch.frombuffer(line, dtype=torch.uint8).to(self._device))
         self.parted = out_of_step_message([bytes(line.tolist()).decode().strip() for line in lines])
         if self.parted is not None:
             raise OutOfStep(self.parted)

@@ -89,14 +89,14 @@ def merge_spread(case: Case, traces: Sequence[Trace], calls: Sequence[tuple[str,
         requests=tuple(None if request is None else replace(request, ranks=runs) for request in requests),
         prompts=tuple(shared_traces[rank].prompts[number] for number, rank in enumerate(owner_ranks)),
         accounts=tuple(
-            _joined(accounts)
+            _join_accounts(accounts)
             for accounts in zip(*(shared_trace.accounts for shared_trace in shared_traces), strict=False)
         ),
     )
     return replace(first, shared=shared)
 
 
-def _joined(accounts: Sequence[Account]) -> Account:
+def _join_accounts(accounts: Sequence[Account]) -> Account:
     """The account of all ranks; the pages of each are numbered on from those of the rank before it."""
     total = 0
     free = list[int]()

@@ -17,7 +17,7 @@ def on_ranks(device: str, seams: SamplingSeams, ranks: int, ask: Callable[[Table
         return ask(Tables(device, lambda: sampling_in_step(seams, group)))
 
     outcomes = Meeting(ranks).run(answer)
-    error = next((outcome.raised for outcome in outcomes if outcome.raised is not None), None)
+    error = next((outcome.error for outcome in outcomes if outcome.error is not None), None)
     if error is not None:
         raise error
     return outcomes[0].value

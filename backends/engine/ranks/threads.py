@@ -65,7 +65,7 @@ class Meeting:
             try:
                 outcomes[number].value = work(self.groups[number])
             except BaseException as error:  # every exception belongs to the caller, which sees all ranks
-                outcomes[number].raised = error
+                outcomes[number].error = error
             self._end(number)
 
         threads = [threading.Thread(target=rank, args=(number,), daemon=True) for number in range(1, self._size)]
@@ -118,4 +118,4 @@ class Outcome(Generic[Result]):
     """The result of one rank, or the exception that it raised."""
 
     value: Result
-    raised: BaseException | None = None
+    error: BaseException | None = None

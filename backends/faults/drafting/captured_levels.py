@@ -8,7 +8,7 @@ from torch import Tensor
 
 from backends.base import Unsupported
 from backends.engine.captured.buffers import Buffers
-from backends.engine.captured.lanes import LaneRows, Trash
+from backends.engine.captured.lanes import LaneRows, PaddingCache
 from backends.engine.captured.runner import CapturedDrafts
 from backends.engine.kv.base import KvCache
 from backends.engine.seams import Seams
@@ -39,7 +39,7 @@ def with_parts(seams: Seams, **parts: Any) -> Seams:
 def padded_lanes_write(seams: Seams) -> Seams:
     """Padded lanes write their keys and values to the slots of the first live lane."""
 
-    class Live(Trash):
+    class Live(PaddingCache):
         def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
             super().write(layer, keys, values)
             first = self.live()[0]

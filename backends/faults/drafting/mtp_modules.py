@@ -70,8 +70,8 @@ def row_before_lost(seams: Seams) -> Seams:
 
     class LosesRowBefore(MtpDraft):
         def append(self, rows: HeadRows) -> Tensor:
-            if self.before is not None:
-                self.before = torch.zeros_like(self.before)
+            if self.last_outputs is not None:
+                self.last_outputs = torch.zeros_like(self.last_outputs)
             return super().append(rows)
 
     return with_draft_class(seams, LosesRowBefore)

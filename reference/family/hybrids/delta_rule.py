@@ -20,19 +20,19 @@ def is_recurrent(arch: ArchitectureFields, layer: int) -> bool:
 def _recurrent(arch: ArchitectureFields, layer: int) -> Shapes | None:
     if not is_recurrent(arch, layer):
         return None
-    keys, values, wide, width, taps = (
+    keys, values, key_width, value_width, taps = (
         int(arch.setting(name)) for name in ("key_heads", "value_heads", "key_width", "value_width", "conv_width")
     )
-    channels = 2 * keys * wide + values * width
+    channels = 2 * keys * key_width + values * value_width
     return {
-        "linear_attn.in_proj_qkvz.weight": (channels + values * width, arch.hidden_size),
+        "linear_attn.in_proj_qkvz.weight": (channels + values * value_width, arch.hidden_size),
         "linear_attn.in_proj_ba.weight": (2 * values, arch.hidden_size),
         "linear_attn.conv1d.weight": (channels, 1, taps),
         "linear_attn.dt_bias": (values,),
         "linear_attn.A_log": (values,),
         # Not `norm.weight`: this norm multiplies by its weight, the family's others by 1 plus theirs.
-        "linear_attn.gain": (width,),
-        "linear_attn.out_proj.weight": (arch.hidden_size, values * width),
+        "linear_attn.gain": (value_width,),
+        "linear_attn.out_proj.weight": (arch.hidden_size, values * value_width),
     }
 
 

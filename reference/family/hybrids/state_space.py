@@ -23,8 +23,8 @@ FLAGS = ("conv_bias", "mixer_bias", "mixer_output_bias", "gated_norm", "norm_bef
 
 
 def _recurrent(arch: ArchitectureFields, layer: int) -> Shapes:
-    heads, width, groups, wide, taps = (int(arch.setting(name)) for name in INTEGER_SETTINGS)
-    inner, channels = heads * width, heads * width + 2 * groups * wide
+    heads, width, groups, state_width, taps = (int(arch.setting(name)) for name in INTEGER_SETTINGS)
+    inner, channels = heads * width, heads * width + 2 * groups * state_width
     table: dict[str, tuple[int, ...]] = {
         "mamba.in_proj.weight": (inner + channels + heads, arch.hidden_size),
         "mamba.conv1d.weight": (channels, 1, taps),

@@ -32,7 +32,7 @@ def expand(expansion: Expansion, vocabulary: Array, question: Question, score: P
     worth: dict[Path, float] = {(): 0.0}
     all_paths: list[Path] = [()]
     level: list[Path] = [()]
-    chosen: list[Path] = []
+    chosen_paths: list[Path] = []
     for _ in range(expansion.depth):
         rows = score([tuple(int(vocabulary[draft_id]) for draft_id in path) for path in level])
         candidates: list[Path] = []
@@ -45,16 +45,16 @@ def expand(expansion: Expansion, vocabulary: Array, question: Question, score: P
         all_paths += candidates
         # Sorting is stable: of equal scores the lower number stays in front.
         level = best_paths(candidates, worth, expansion.top_k)
-        chosen += level
+        chosen_paths += level
     if expansion.rerank:
-        chosen = best_paths(all_paths[1:], worth, expansion.total - 1)
-    rows_of = [(), *chosen]
+        chosen_paths = best_paths(all_paths[1:], worth, expansion.total - 1)
+    rows_of = [(), *chosen_paths]
     tree = Tree(
         tuple(rows_of.index(path[:-1]) for path in rows_of),
-        (question.tokens[-1], *(int(vocabulary[path[-1]]) for path in chosen)),
+        (question.tokens[-1], *(int(vocabulary[path[-1]]) for path in chosen_paths)),
     )
     table = np.stack([logits.get(path, np.full(len(vocabulary), np.nan)) for path in rows_of])
-    return Drafted(tree, frozen(table), (0, *(path[-1] for path in chosen)))
+    return Drafted(tree, frozen(table), (0, *(path[-1] for path in chosen_paths)))
 
 
 def best_paths(paths: list[Path], worth: dict[Path, float], most: int) -> list[Path]:

@@ -45,9 +45,9 @@ def router(arch: Architecture, state: State, layer: int, x: Array) -> Router | N
     return Router(scores, weights, experts_per_row, int(arch.setting("groups")), int(arch.setting("top_groups")), best)
 
 
-def _expert_weights(arch: Architecture, router: Router, chosen: Array) -> Array:
+def _expert_weights(arch: Architecture, router: Router, experts: Array) -> Array:
     """The weights of the chosen experts, [T, experts per token]."""
-    weights: Array = np.take_along_axis(router.weights, chosen, axis=-1)
+    weights: Array = np.take_along_axis(router.weights, experts, axis=-1)
     settings = arch.words.settings
     # Mixtral always scales the weights to the sum of 1, DeepSeek-V2 never does; neither has the setting.
     if arch.setting("norm_topk") if "norm_topk" in settings else "groups" not in settings:
@@ -56,20 +56,22 @@ def _expert_weights(arch: Architecture, router: Router, chosen: Array) -> Array:
     return weights * (arch.setting("routed_scale") if "routed_scale" in settings else 1.0)
 
 
-def mix_experts(chosen: Array, weights: Array, x: Array, expert: Callable[[int, Array], Array]) -> Array:
+def mix_experts(experts: Array, weights: Array, x: Array, expert: Callable[[int, Array], Array]) -> Array:
     """The sum of the outputs of each row's experts, weighted: [T, hidden]; `expert` runs one expert on some rows."""
     mixed = np.zeros_like(x)
-    for number in np.unique(chosen):
-        row, place = np.nonzero(chosen == number)
+    for number in np.unique(experts):
+        row, place = np.nonzero(experts == number)
         mixed[row] += weights[row, place, None] * expert(int(number), x[row])
     return mixed
 
 
-def expert_block(arch: Architecture, state: State, layer: int, x: Array, router: Router, chosen: Array) -> Array:
+def expert_block(arch: Architecture, state: State, layer: int, x: Array, router: Router, experts: Array) -> Array:
     """See `Experts.mixed`."""
     prefix = f"model.layers.{layer}.mlp"
-    weights = _expert_weights(arch, router, chosen)
-    mixed = mix_experts(chosen, weights, x, lambda number, rows: gated_block(rows, state, f"{prefix}.experts.{number}"))
+    weights = _expert_weights(arch, router, experts)
+    mixed = mix_experts(
+        experts, weights, x, lambda number, rows: gated_block(rows, state, f"{prefix}.experts.{number}")
+    )
     gate = state.get(f"{prefix}.shared_expert_gate.weight")
     if gate is not None:
         mixed += sigmoid(x @ gate.T) * gated_block(x, state, f"{prefix}.shared_expert")

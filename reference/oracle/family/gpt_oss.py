@@ -29,13 +29,13 @@ def _router(arch: Architecture, state: State, layer: int, x: Array) -> Router:
     return Router(scores, scores, int(arch.setting("experts_per_token")))
 
 
-def _mix(arch: Architecture, state: State, layer: int, x: Array, router: Router, chosen: Array) -> Array:
+def _mix(arch: Architecture, state: State, layer: int, x: Array, router: Router, experts: Array) -> Array:
     prefix = f"model.layers.{layer}.mlp.experts"
-    chosen_scores = np.take_along_axis(router.scores, chosen, axis=-1)
+    chosen_scores = np.take_along_axis(router.scores, experts, axis=-1)
     weights = np.exp(chosen_scores - chosen_scores.max(axis=-1, keepdims=True))
     weights = weights / weights.sum(axis=-1, keepdims=True)
     return mix_experts(
-        chosen, weights, x, lambda number, rows: _clamped_expert(arch, state, f"{prefix}.{number}", rows)
+        experts, weights, x, lambda number, rows: _clamped_expert(arch, state, f"{prefix}.{number}", rows)
     )
 
 
@@ -68,14 +68,14 @@ def _place(arch: Architecture, name: str, shape: tuple[int, ...]) -> Place:
     if ".mlp.experts." not in name:
         return Place(name.replace(".mlp.gate.", ".mlp.router."), shape)
     prefix, number, part, kind = name.rsplit(".", 3)
-    expert, down = int(number), part == "down_proj"
+    expert, is_down = int(number), part == "down_proj"
     experts, inner, hidden = int(arch.setting("experts")), arch.intermediate_size, arch.hidden_size
-    width = hidden if down else 2 * inner
-    columns = slice(None) if down else slice(0 if part == "gate_proj" else 1, None, 2)
-    stored = f"{prefix}.{'down_proj' if down else 'gate_up_proj'}"
+    width = hidden if is_down else 2 * inner
+    columns = slice(None) if is_down else slice(0 if part == "gate_proj" else 1, None, 2)
+    stored = f"{prefix}.{'down_proj' if is_down else 'gate_up_proj'}"
     if kind == "bias":
         return Place(f"{stored}_bias", (experts, width), lambda values: values[expert, columns])
-    inputs = inner if down else hidden
+    inputs = inner if is_down else hidden
     return Place(stored, (experts, inputs, width), lambda values: values[expert, :, columns].T)
 
 

@@ -28,12 +28,12 @@ def _rotate(arch: Architecture, x: Array, cos: Array, sin: Array) -> Array:
 LLAMA4 = OracleFamily("llama4", Formulas(rotate=_rotate))
 
 
-def _mix(arch: Architecture, state: State, layer: int, x: Array, router: Router, chosen: Array) -> Array:
+def _mix(arch: Architecture, state: State, layer: int, x: Array, router: Router, experts: Array) -> Array:
     prefix = f"model.layers.{layer}.mlp"
-    factors = sigmoid(np.take_along_axis(router.scores, chosen, axis=-1))
+    factors = sigmoid(np.take_along_axis(router.scores, experts, axis=-1))
     mixed = gated_block(x, state, f"{prefix}.shared_expert")
-    for number in np.unique(chosen):
-        row, place = np.nonzero(chosen == number)
+    for number in np.unique(experts):
+        row, place = np.nonzero(experts == number)
         mixed[row] += gated_block(factors[row, place, None] * x[row], state, f"{prefix}.experts.{number}")
     return mixed
 

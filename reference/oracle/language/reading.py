@@ -42,8 +42,8 @@ class Reader:
             raise self._complaint(f"{self.text[self.position]!r} has nothing to close")
         return expression
 
-    def _complaint(self, why: str) -> Malformed:
-        return Malformed("text", f"{why}, at character {self.position} of {self.text[:60]!r}")
+    def _complaint(self, reason: str) -> Malformed:
+        return Malformed("text", f"{reason}, at character {self.position} of {self.text[:60]!r}")
 
     def _peek(self) -> str:
         while self._rules and self.text[self.position : self.position + 1].isspace():

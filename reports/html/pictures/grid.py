@@ -80,17 +80,17 @@ def shown_indices(count: int, centres: Iterable[int], most: int = SIDE) -> list[
     """
     if count <= most:
         return list(range(count))
-    chosen: set[int] = set()
+    shown: set[int] = set()
     for centre in [index for index in centres if 0 <= index < count]:
         neighbours = {index for index in (centre - 1, centre, centre + 1) if 0 <= index < count}
-        if len(chosen | neighbours) > most // 2 + 1:
+        if len(shown | neighbours) > most // 2 + 1:
             break
-        chosen |= neighbours
+        shown |= neighbours
     for index in reversed(range(count)):
-        if len(chosen) >= most:
+        if len(shown) >= most:
             break
-        chosen.add(index)
-    return sorted(chosen)
+        shown.add(index)
+    return sorted(shown)
 
 
 def omission(parts: Sequence[tuple[int, int, str]]) -> str:

@@ -109,12 +109,12 @@ def _logits_map(truth: StepTruth, observed: Array, expected: Array) -> HeatMap |
         return None
     where = truth.finding.where
     place = _named_place(where, "node", "token") if truth.finding.stage is Stage.SCORED else None
-    inside = place is not None and place[0] < observed.shape[0] and place[1] < observed.shape[1]
+    is_inside = place is not None and place[0] < observed.shape[0] and place[1] < observed.shape[1]
     with np.errstate(invalid="ignore"):
         distances = np.nan_to_num(np.abs(observed.astype(np.float64) - expected), nan=np.inf)
     names = [f"node {node}" for node in range(len(distances))]
     tokens = [f"token {token}" for token in range(distances.shape[1])]
-    named_cell = (place[0], place[1]) if inside and place is not None else None
+    named_cell = (place[0], place[1]) if is_inside and place is not None else None
     return _map(
         truth,
         Stage.SCORED,

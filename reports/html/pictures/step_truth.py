@@ -84,5 +84,5 @@ def step_truth(failure: Failure) -> StepTruth:
     return StepTruth(case, finding, scene, step, true, inputs, committed_kv)
 
 
-def _without_oracle(truth: StepTruth, why: str) -> StepTruth:
-    return StepTruth(truth.case, truth.finding, truth.scene, truth.step, why=why)
+def _without_oracle(truth: StepTruth, reason: str) -> StepTruth:
+    return StepTruth(truth.case, truth.finding, truth.scene, truth.step, why=reason)

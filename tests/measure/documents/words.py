@@ -18,7 +18,8 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _cell(text: str) -> str:
-    return " ".join(escaped(text).split()).replace("|", "\\|")
+    words = text if re.fullmatch(r"\[[^\]]*\]\([^)]*\)", text) else escaped(text)
+    return " ".join(words.split()).replace("|", "\\|")
 
 
 def escaped(text: str) -> str:

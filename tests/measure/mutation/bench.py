@@ -226,6 +226,7 @@ def _survivor(fate: Fate) -> dict[str, Any]:
     return {
         "id": mutant.id,
         "within": mutant.within,
+        "marker": mutant.marker,
         "before": mutant.before,
         "after": mutant.after,
         "stage": fate.stage,

@@ -8,6 +8,7 @@ import re
 import tokenize
 from functools import lru_cache
 
+TRAILING_COMMA = re.compile(r",(?=\s*[)\]}])")
 WORD = re.compile(r"""[A-Za-z_]\w*|"[^"]*"|'[^']*'|\S""")
 
 
@@ -15,14 +16,15 @@ WORD = re.compile(r"""[A-Za-z_]\w*|"[^"]*"|'[^']*'|\S""")
 def form(signature: str, before: str, after: str) -> tuple[str, ...]:
     """A change of a line in a function, with every name that is no word of Python replaced by its place in the text.
 
-    A function, class, parameter or module that gets another name leaves the form as it is. Parentheses are left out:
-    Python 3.10 writes some that later versions leave out when they turn a syntax tree into text.
+    A function, class, parameter or module that gets another name leaves the form as it is. Parentheses are left out,
+    and commas before a closing bracket: a formatter adds them to lines that it breaks, and Python 3.10 writes some that
+    later versions leave out when they turn a syntax tree into text.
 
     >>> form("def a(b):", "return b + 1", "return b - 1") == form("def c(d):", "return d + 1", "return d - 1")
     True
     """
     names: dict[str, str] = {}
-    words = WORD.findall(f"{signature} \0 {before} \0 {after}")
+    words = WORD.findall(TRAILING_COMMA.sub("", f"{signature} \0 {before} \0 {after}"))
     return tuple(
         names.setdefault(word, f"n{len(names)}") if word.isidentifier() and not keyword.iskeyword(word) else word
         for word in words
@@ -30,10 +32,9 @@ def form(signature: str, before: str, after: str) -> tuple[str, ...]:
     )
 
 
-@lru_cache(maxsize=1 << 14)
-def digest_of(text: str) -> str:
-    """Twelve hexadecimal digits that stand for the form of `text`."""
-    return hashlib.sha256("\0".join(form("", text, "")).encode()).hexdigest()[:12]
+def digest_of(words: tuple[str, ...]) -> str:
+    """Eight hexadecimal digits that stand for the words of a form."""
+    return hashlib.sha256("\0".join(words).encode()).hexdigest()[:8]
 
 
 def bare(source: str) -> bytes:

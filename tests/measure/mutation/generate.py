@@ -5,8 +5,9 @@ import copy
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
-from tests.measure.mutation.forms import bare, digest_of
+from tests.measure.mutation.forms import bare, digest_of, form
 from tests.measure.mutation.operators import (
     NAMES,
     PLAIN,
@@ -40,10 +41,11 @@ class Mutant:
         replacement: What stands there instead.
         within: Names of the classes and functions around it, dotted; empty at the top of the module.
         statement: Line of the innermost statement around it.
-        before: The lines that it changes, white space collapsed.
+        before: The innermost statement around it, white space collapsed; of a statement with a body, the head.
         after: The same, changed.
         signature: The `def` line of the innermost function around it, white space collapsed; empty outside functions.
-        around: Digest of the form of that function and of the place of the line in it (see `forms`).
+        function: That function, white space collapsed.
+        ordinal: The number of the statement in it, from 0.
     """
 
     module: str
@@ -59,7 +61,18 @@ class Mutant:
     before: str
     after: str
     signature: str = ""
-    around: str = ""
+    function: str = ""
+    ordinal: int = 0
+
+    @cached_property
+    def marker(self) -> str:
+        """Digest of the form of the change: no rename, no move and no reformatting of its lines changes it."""
+        return digest_of(form(self.signature, self.before, self.after))
+
+    @cached_property
+    def place(self) -> str:
+        """Digest of the form of the function and of the statement's number in it: tells changes of one form apart."""
+        return digest_of((*form("", self.function, ""), str(self.ordinal)))
 
     @property
     def id(self) -> str:
@@ -87,8 +100,10 @@ class Place:
     boolean: bool = False
     skipped: str | None = None
     signature: str = ""
-    begins: int = 0
-    ends: int = 0
+    function: str = ""
+    first: int = 0
+    ordinal: int = 0
+    head: tuple[int, int] = (0, 0)
 
 
 def mutants_of(module: str, source: str) -> tuple[list[Mutant], Counter[str]]:
@@ -116,15 +131,29 @@ class _Walk:
             self._starts.append(self._starts[-1] + len(line))
         self._seen: set[tuple[int, int, str]] = set()
         self._numbers: Counter[tuple[int, int, str]] = Counter()
+        self._walked = 0
 
     def body(self, statements: list[ast.stmt], place: Place) -> frozenset[str] | None:
         """Walk statements one after the other; returns the names known behind them."""
         known = place.known
         for statement in statements:
-            self._statement(statement, replace(place, statement=statement.lineno, known=known))
+            own = replace(place, statement=statement.lineno, known=known, ordinal=self._walked - place.first)
+            self._walked += 1
+            self._statement(statement, replace(own, head=self._head(statement)))
             if known is not None:
                 known |= stored(statement)
         return known
+
+    def _head(self, node: ast.stmt) -> tuple[int, int]:
+        """Offsets of the statement in bytes, without its body."""
+        begin = self._starts[node.lineno - 1] + node.col_offset
+        body: list[ast.stmt] = getattr(node, "body", [])
+        if body:
+            decorators = getattr(body[0], "decorator_list", [])
+            return begin, self._starts[min(one.lineno for one in (body[0], *decorators)) - 1]
+        assert node.end_lineno is not None
+        assert node.end_col_offset is not None
+        return begin, self._starts[node.end_lineno - 1] + node.end_col_offset
 
     def _statement(self, node: ast.stmt, place: Place) -> None:
         if isinstance(node, FUNCTIONS):
@@ -188,9 +217,9 @@ class _Walk:
         names = frozenset(one.arg for one in arguments)
         signature = collapsed(self._bare[self._starts[node.lineno - 1] : self._starts[node.body[0].lineno - 1]])
         within = (*place.within, node.name)
-        self.body(
-            node.body, Place(within, node.lineno, names, boolean, skipped, signature, node.lineno, node.end_lineno or 0)
-        )
+        assert node.end_lineno is not None
+        function = collapsed(self._bare[self._starts[node.lineno - 1] : self._starts[node.end_lineno]])
+        self.body(node.body, Place(within, node.lineno, names, boolean, skipped, signature, function, self._walked))
 
     def _skipping(self, nodes: Sequence[ast.AST], place: Place, why: str) -> None:
         hidden = replace(place, skipped=place.skipped or why)
@@ -299,17 +328,12 @@ class _Walk:
         if place.skipped is not None:
             self.skipped[place.skipped] += 1
             return
-        first, last = self._starts[node.lineno - 1], self._starts[node.end_lineno]
+        first, last = place.head
         before = self._bare[first:last]
         after = self._bare[first:begin] + replacement.encode() + self._bare[end:last]
         at = (node.lineno, node.col_offset, operator)
         number = self._numbers[at]
         self._numbers[at] += 1
         spot = (self._module, *at, number, begin, end, replacement, ".".join(place.within), place.statement)
-        around = ""
-        if place.signature:
-            begins, ends = self._starts[place.begins - 1], self._starts[place.ends]
-            number = len(collapsed(self._bare[begins:first]).split())
-            around = f"{collapsed(self._bare[begins:ends])} {number}"
-        told = (collapsed(before), collapsed(after), place.signature, digest_of(around))
+        told = (collapsed(before), collapsed(after), place.signature, place.function, place.ordinal)
         self.made.append(Mutant(*spot, *told))

@@ -7,7 +7,6 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-from tests.measure.mutation.forms import form
 from tests.measure.mutation.generate import Mutant
 
 FILE = Path(__file__).with_name("known.json")
@@ -15,39 +14,30 @@ FILE = Path(__file__).with_name("known.json")
 
 @dataclass(frozen=True)
 class Record:
-    """What is known of the mutants of one line, or of all of a module or function.
+    """What is known of the mutants of one form, or of all of a module or function.
 
-    A record of one line speaks of every line of the same `form`, whatever the names and the module are by now; module
-    and names within are there for the reader. A record without a line speaks of a module and names within, as globs.
+    A record with a marker speaks of every change of that form, whatever the names and the module are by now, and
+    however its lines are broken; module and names within are there for the reader. A record without one speaks of a
+    module and names within, as globs.
 
     Attributes:
         module: Dotted name.
-        within: Classes and functions around the line.
+        within: Classes and functions around the change.
         why: The reason.
-        before: The line, white space collapsed, or `*` for every line.
-        after: The line as it is changed, or `*` for any change of it.
-        signature: The `def` line of the function around it.
-        operator: Kind of change, or `*` for any.
-        around: Digest of the form of the function and the place in it, where another line has the same form.
+        marker: `Mutant.marker`, or `*` for every change; `MARKER@PLACE` where others of this form are meant otherwise.
     """
 
     module: str
     within: str
     why: str
-    before: str = "*"
-    after: str = "*"
-    signature: str = ""
-    operator: str = "*"
-    around: str = ""
+    marker: str = "*"
 
     def fits(self, mutant: Mutant) -> bool:
         """Whether it speaks of `mutant`."""
-        if self.operator not in ("*", mutant.operator) or self.around not in ("", mutant.around):
-            return False
-        if self.before == "*":
+        if self.marker == "*":
             return fnmatchcase(mutant.module, self.module) and fnmatchcase(mutant.within, self.within)
-        after = mutant.after if self.after != "*" else "*"
-        return form(self.signature, self.before, self.after) == form(mutant.signature, mutant.before, after)
+        marker, _, place = self.marker.partition("@")
+        return marker == mutant.marker and place in ("", mutant.place)
 
 
 @dataclass(frozen=True)
@@ -78,10 +68,10 @@ class Known:
         return next((one.why for one in self.not_run if one.fits(mutant)), None)
 
     def idle(self, mutants: list[Mutant]) -> list[str]:
-        """Entries that fit none of `mutants`: their line has changed, and somebody must think again."""
+        """Records that fit none of `mutants`: their line has changed, and somebody must think again."""
         records = [*self.equivalent, *self.not_run]
         unfit = [one for one in records if not any(one.fits(mutant) for mutant in mutants)]
-        return [f"{one.module} {one.within}: {one.before}" for one in unfit]
+        return [f"{one.module} {one.within}: {one.marker}" for one in unfit]
 
 
 @cache
@@ -96,6 +86,14 @@ def _there(module: str) -> bool:
 def known(file: Path = FILE) -> Known:
     """What the file beside this module holds."""
     content = json.loads(file.read_text(encoding="utf-8"))
-    return Known(
-        tuple(Record(**one) for one in content["equivalent"]), tuple(Record(**one) for one in content["not_run"])
+    return Known(_records(content["equivalent"]), _records(content["not_run"]))
+
+
+def _records(content: dict[str, dict[str, dict[str, str]]]) -> tuple[Record, ...]:
+    """The records of reasons by module, names within, and marker."""
+    return tuple(
+        Record(module, within, why, marker)
+        for module, functions in content.items()
+        for within, reasons in functions.items()
+        for marker, why in reasons.items()
     )

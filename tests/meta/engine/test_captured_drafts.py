@@ -11,7 +11,7 @@ import torch
 from backends import faults
 from backends.compositions import open_engine
 from backends.engine.captured.buffers import POISON, Buffers
-from backends.engine.captured.lanes import LaneRows, Trash
+from backends.engine.captured.lanes import LaneRows, PaddingCache
 from backends.engine.captured.runner import SIZES, CapturedDrafts, capture_size
 from backends.faults.drafting.captured_levels import FAULTS
 from properties.invariants import ALL
@@ -173,7 +173,7 @@ def test_a_mate_that_ends_leaves_the_batch_and_its_lane_is_poisoned() -> None:
 
 
 def test_lanes_read_no_poison_and_padded_lanes_keep_nothing() -> None:
-    like = LaneRows(torch.tensor([1, 2]), torch.tensor([0, 1]), [torch.eye(2, dtype=torch.bool)], Trash(list))
+    like = LaneRows(torch.tensor([1, 2]), torch.tensor([0, 1]), [torch.eye(2, dtype=torch.bool)], PaddingCache(list))
     buffers = Buffers(4, 3, like)
     buffers.fill([like], [1], 2)
     for lane in range(2):
@@ -186,7 +186,7 @@ def test_lanes_read_no_poison_and_padded_lanes_keep_nothing() -> None:
     with pytest.raises(ValueError, match="lane 1 of a draft's graph reads a stale token"):
         buffers.refuse_poison(1, 2)
     with pytest.raises(ValueError, match="committed"):
-        Trash(list).commit([0])
+        PaddingCache(list).commit([0])
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)

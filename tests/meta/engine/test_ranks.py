@@ -119,14 +119,14 @@ def test_ranks_that_enter_different_collectives_are_named() -> None:
         group.all_reduce(torch.zeros(2 + group.rank))
 
     made = meeting.run(work)
-    assert all(isinstance(one.raised, OutOfStep) for one in made)
+    assert all(isinstance(one.error, OutOfStep) for one in made)
     assert meeting.parted == "rank 1 is out of step: it enters all_reduce sum [3], and rank 0 enters all_reduce sum [2]"
 
 
 def test_a_rank_that_ends_leaves_no_other_waiting() -> None:
     made = Meeting(4).run(lambda group: group.rank == 2 or group.all_gather(torch.zeros(1)))
-    assert made[2].raised is None
-    assert str(made[0].raised).startswith("rank 2 is out of step: it enters nothing, since it has ended")
+    assert made[2].error is None
+    assert str(made[0].error).startswith("rank 2 is out of step: it enters nothing, since it has ended")
 
 
 def test_what_cannot_be_sharded_is_refused_by_name() -> None:

@@ -20,7 +20,7 @@ from tests.measure.mutation.pool import run
 CASES = Path(__file__).resolve().parents[2] / "corpus" / "cases"
 
 SHOWS = json.loads(Path(__file__).with_name("shown_errors.json").read_text())
-"""For each case one one-line error of the engine that it shows, known by its form (`tests.measure.mutation.forms`)."""
+"""For each case an error of the engine that it shows: where it is for the reader, and its marker, which is searched."""
 
 BEFORE = {"more-heads-again-in-a-static-buffer": "more-heads-than-the-operator-shares"}
 """What must run before in the same process: counts of one model add up."""
@@ -36,9 +36,11 @@ def every() -> tuple[Mutant, ...]:
 
 def mutant_of(name: str) -> Mutant:
     """The one mutant that SHOWS names."""
-    record = Record(**SHOWS[name], why="")
-    (found,) = [one for one in every() if record.fits(one)]
-    return found
+    place, marker = SHOWS[name].split()
+    module, _, within = place.partition(":")
+    record = Record(module, within, "", marker)
+    (mutant,) = [mutant for mutant in every() if record.fits(mutant)]
+    return mutant
 
 
 def outcome(name: str) -> dict[str, Any]:

@@ -201,30 +201,44 @@ def test_a_child_that_hangs_or_dies_is_said_to() -> None:
 
 
 def test_every_record_speaks_of_source_that_there_is(tmp_path: Path) -> None:
-    every = [one for made in EVERY.values() for one in made]
+    every = [mutant for made in EVERY.values() for mutant in made]
     assert known().idle(every) == []
     stale = tmp_path / "known.json"
     mutant = random.Random(0).choice(every)
-    record = dict(zip(("module", "within", "operator", "before", "after"), mutant.key, strict=True)) | {"why": "x"}
-    record |= {"signature": mutant.signature, "around": mutant.around}
-    stale.write_text(json.dumps({"not_run": [], "equivalent": [record, record | {"before": "gone = 1"}]}))
+    reasons = {f"{mutant.marker}@{mutant.place}": "x", "gone": "y"}
+    stale.write_text(json.dumps({"not_run": {}, "equivalent": {mutant.module: {mutant.within: reasons}}}))
     records = known(stale)
-    assert records.idle(every) == [f"{mutant.module} {mutant.within}: gone = 1"]
+    assert records.idle(every) == [f"{mutant.module} {mutant.within}: gone"]
     assert records.why_equivalent(mutant) == "x"
 
 
-def test_a_rename_and_a_move_leave_a_record_its_line() -> None:
+KEPT = "class Kept:\n  def begin(self, other, columns):\n    self.length = other.length\n    return columns\n"
+
+
+@pytest.mark.parametrize("place", [False, True])
+def test_a_rename_a_move_and_a_formatter_leave_a_record_its_line(place: bool) -> None:
     """The function, its parameters and the module get other names; a record made before still speaks of the line."""
-    source = "class Kept:\n  def begin(self, other, columns):\n    self.length = other.length\n    return columns\n"
-    first = next(one for one in mutants_of("backends.old", source)[0] if one.operator == "deletion")
-    record = Record(first.module, first.within, "x", first.before, first.after, first.signature, around=first.around)
-    renamed = source
+    first = next(mutant for mutant in mutants_of("backends.old", KEPT)[0] if mutant.operator == "deletion")
+    record = Record(first.module, first.within, "x", f"{first.marker}@{first.place}" if place else first.marker)
+    renamed = KEPT
     for old, new in (("Kept", "Cache"), ("begin", "start"), ("other", "twin"), ("length", "columns_held")):
         renamed = renamed.replace(old, new)
-    moved = mutants_of("backends.kv.new", renamed)[0]
-    assert [one.before for one in moved if record.fits(one)] == ["self.columns_held = twin.columns_held"]
-    changed = mutants_of("backends.old", source.replace("other.length", "other.length + 1"))[0]
-    assert not [one for one in changed if record.fits(one)]
+    broken = renamed.replace("(self, twin, columns)", "(\n    self,\n    twin,\n    columns,\n  )")
+    broken = broken.replace("= twin.columns_held", "= (\n      twin.columns_held\n    )")
+    for source in (renamed, broken):
+        moved = mutants_of("backends.kv.new", source)[0]
+        assert [mutant.operator for mutant in moved if record.fits(mutant)] == ["deletion"]
+    changed = mutants_of("backends.old", KEPT.replace("other.length", "other.length + 1"))[0]
+    assert not [mutant for mutant in changed if record.fits(mutant)]
+
+
+def test_a_place_tells_equal_lines_of_a_function_apart() -> None:
+    source = "def add(total, by):\n  total += by\n  total += by\n  return total\n"
+    first, second = (mutant for mutant in mutants_of("m", source)[0] if mutant.operator == "deletion")
+    assert first.marker == second.marker
+    assert first.place != second.place
+    assert Record("m", "add", "x", first.marker).fits(second)
+    assert not Record("m", "add", "x", f"{first.marker}@{first.place}").fits(second)
 
 
 def test_half_the_time_is_for_the_quickest_tests_and_half_for_files_in_turn() -> None:

@@ -34,7 +34,7 @@ def runs(block_language: str, name: str, slow: bool) -> bool:
 
 def parsed(command: click.Command, words: list[str]) -> None:
     """Parse the words as `command`, or as the command below it that they name."""
-    if isinstance(command, click.Group) and words[1:2] and words[1] in command.commands:
+    if isinstance(command, click.Group) and words[1:] and words[1] in command.commands:
         parsed(command.commands[words[1]], words[1:])
     else:
         command.make_context(words[0], words[1:])

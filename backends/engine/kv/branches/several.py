@@ -32,23 +32,23 @@ class Branches(Branch):
         self.paths: list[list[int]] = []
         self.cells: list[list[Cells]] = []
         self._first = 0
-        self._above: list[int] | None = None
+        self._parents: list[int] | None = None
 
     def open(self, rows: int) -> None:
         """Announce `rows` further rows, a chain unless `divide` says otherwise."""
         self._first = self.rows
         self.rows += rows
-        self._above = list(range(self._first - 1, self.rows - 1))
+        self._parents = list(range(self._first - 1, self.rows - 1))
 
     def divide(self, parents: list[int]) -> None:
         """Say which open row stands above each of the rows opened last; -1 for the committed columns."""
-        self._above = list(parents)
+        self._parents = list(parents)
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Write each of the rows opened last to every branch that holds it."""
-        if self._above is not None:
-            parents = self._above
-            self._above = None
+        if self._parents is not None:
+            parents = self._parents
+            self._parents = None
             self.assign(dict(zip(range(self._first, self.rows), parents, strict=True)))
         for branch, row in self.holders(self._first):
             i = row - self._first
