@@ -80,17 +80,17 @@ def shown_indices(count: int, centres: Iterable[int], most: int = SIDE) -> list[
     """
     if count <= most:
         return list(range(count))
-    shown: set[int] = set()
+    indices: set[int] = set()
     for centre in [index for index in centres if 0 <= index < count]:
         neighbours = {index for index in (centre - 1, centre, centre + 1) if 0 <= index < count}
-        if len(shown | neighbours) > most // 2 + 1:
+        if len(indices | neighbours) > most // 2 + 1:
             break
-        shown |= neighbours
+        indices |= neighbours
     for index in reversed(range(count)):
-        if len(shown) >= most:
+        if len(indices) >= most:
             break
-        shown.add(index)
-    return sorted(shown)
+        indices.add(index)
+    return sorted(indices)
 
 
 def omission(parts: Sequence[tuple[int, int, str]]) -> str:
