@@ -151,6 +151,6 @@ def read_json(where: Path, most: int = LARGEST_CONFIG) -> dict[str, Any]:
 
 
 def unreadable(where: Path, error: OSError) -> UnreadableCheckpoint:
-    """The complaint that the file `where` cannot be read: by the system, or refused by `reference.files.regular`."""
+    """The complaint that the system cannot read `where`, or that `reference.files.regular` refuses it."""
     todo = "check its permissions" if isinstance(error, PermissionError) else "download the file again"
     return UnreadableCheckpoint(f"{where}: cannot be read ({error.strerror or error}); {todo}")
