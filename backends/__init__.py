@@ -3,3 +3,6 @@
 A backend uses the data types of `reference` (cases, trees, traces). It never imports the oracle's answers
 (`reference.oracle`) and never writes the sentences of a report.
 """
+
+if __name__ != "specverify.backends":
+    raise ImportError(f"{__file__} is the package specverify.backends, which has no other import name")

@@ -10,7 +10,7 @@ import traceback
 from pathlib import Path
 from types import ModuleType
 
-BACKENDS_FOLDER = Path(__file__).resolve().parent
+BACKENDS_FOLDER = Path(__file__).parent
 """The folder of our backends, whose frames say nothing about a user's module."""
 
 LIBRARIES = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib"))

@@ -232,7 +232,7 @@ class PlainTransformers:
         return Sequence(logits.numpy(), *tensors)
 
     def states(self, tokens: tuple[int, ...]) -> Array:
-        """The residual stream, float64 [layers + 2, T, hidden size]; see `reference.oracle.evaluator.Evaluator`.
+        """The residual stream, float64 [layers + 2, T, hidden size], as `reference.oracle.evaluator` has it.
 
         transformers' `hidden_states` lacks one row, the output of the last layer. That output is the input of the last
         norm, where a hook reads it.

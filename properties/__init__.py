@@ -2,3 +2,6 @@
 
 Strategies draw cases, invariants state what must hold. Nothing here imports torch or writes prose.
 """
+
+if __name__ != "specverify.properties":
+    raise ImportError(f"{__file__} is the package specverify.properties, which has no other import name")

@@ -1,8 +1,11 @@
 """The shell of SpecVerify: differential tests for tree speculative decoding.
 
-This package holds commands, plan, campaign and pytest plugin. The work is done in `reference`, `backends`,
-`properties` and `reports`.
+This package holds commands, plan, campaign and pytest plugin. The work is done in the packages `reference`, `backends`,
+`properties` and `reports` below it. Their folders lie beside this one in a checkout, where symbolic links stand for
+them here, and inside it in a wheel.
 """
+
+from pathlib import Path
 
 from specverify.shadowing import guard
 
@@ -10,6 +13,10 @@ __version__ = "0.1.0"
 
 pytest_plugins = ("specverify.pytest_plugin",)
 """The plugin that `pytest -p specverify` loads; importing this package alone imports nothing of pytest."""
+
+# Git on Windows and some unpackers of archives make files of symbolic links: the folders are searched for beside ours.
+if not Path(__file__).with_name("backends").is_dir():
+    __path__.append(str(Path(__file__).resolve().parent.parent))
 
 # Before any other import of ours: a shadowing package would be imported in place of the right one.
 guard()

@@ -1,4 +1,4 @@
-"""Search for packages that shadow ours or our dependencies on Python's path.
+"""Search for packages that shadow our dependencies on Python's path.
 
 A shadowing package has the same name and lies before the right one on the path. This file imports the standard library
 only: it runs before any other import of ours, and any other module might be shadowed itself.
@@ -7,7 +7,6 @@ only: it runs before any other import of ours, and any other module might be sha
 import os
 import re
 import sys
-import sysconfig
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -15,12 +14,6 @@ from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
-
-ROOT = Path(__file__).resolve().parent.parent
-"""The folder that holds our packages: a checkout, or site-packages."""
-
-ROOMS = ("reference", "backends", "properties", "reports")
-"""Our packages beside `specverify`; other projects use these names too."""
 
 DEPENDENCIES = (
     "numpy",
@@ -46,27 +39,22 @@ class Shadow:
 
     Attributes:
         name: The name of the package.
-        found_file: The file that Python finds first, or None if it finds nothing.
-        entry: The entry of `sys.path` that holds `found_file`, or None.
+        found_file: The file that Python finds first.
+        entry: The entry of `sys.path` that holds `found_file`.
         meant: The folder or file of the right package.
     """
 
     name: str
-    found_file: Path | None
-    entry: Path | None
+    found_file: Path
+    entry: Path
     meant: Path
 
     @property
     def line(self) -> str:
         """One line that names the hidden package, the file that hides it, and the remedy."""
-        if self.found_file is None or self.entry is None:
-            return f"`{self.name}` is missing: {self.meant} is not on Python's path; install specverify again"
         return f"`{self.name}` is {self.found_file}, which hides {self.meant}: {self._remedy(self.entry)}"
 
     def _remedy(self, entry: Path) -> str:
-        # In site-packages another distribution has installed a package of our name.
-        if entry in map(Path, (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))):
-            return "uninstall the package that brought it, or install specverify into an environment of its own"
         entries = os.environ.get("PYTHONPATH", "").split(os.pathsep) if os.environ.get("PYTHONPATH") else []
         if entry in [Path(path_entry).resolve() for path_entry in entries]:
             return f"take {entry} out of PYTHONPATH, or rename it"
@@ -74,32 +62,20 @@ class Shadow:
 
 
 class ShadowedName(ImportError):
-    """One of our packages or dependencies would be imported from the wrong place."""
+    """One of our dependencies would be imported from the wrong place."""
 
 
 @cache
 def shadows() -> tuple[Shadow, ...]:
-    """The shadowed names of this process; searched once, so that `RightPlaces` does not change the answer later."""
-    return (*_rooms(), *_dependencies())
+    """Dependencies that Python finds in the current folder although another entry of the path holds them too.
 
-
-def _rooms() -> list[Shadow]:
-    shadowed = []
-    for name in ROOMS:
-        place = _place(name)
-        if place is None or not place[0].is_relative_to(ROOT / name):
-            file, entry = place or (None, None)
-            shadowed.append(Shadow(name, file, entry, ROOT / name))
-    return shadowed
-
-
-def _dependencies() -> list[Shadow]:
-    """Dependencies that Python finds in the current folder although another entry of the path holds them too."""
+    They are searched once, so that `RightPlaces` does not change the answer later.
+    """
     here = _here()
     # An empty entry of `sys.path` means the current folder.
     entries = [entry for entry in sys.path if Path(entry or ".").resolve() == here]
     if here is None or not entries:
-        return []
+        return ()
     other_entries = [entry for entry in sys.path if entry not in entries]
     shadowed = []
     for name in DEPENDENCIES:
@@ -108,7 +84,7 @@ def _dependencies() -> list[Shadow]:
             elsewhere = _place(name, other_entries)
             if elsewhere is not None and elsewhere[0] != first[0]:
                 shadowed.append(Shadow(name, *first, elsewhere[0]))
-    return shadowed
+    return tuple(shadowed)
 
 
 def _here() -> Path | None:

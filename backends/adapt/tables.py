@@ -121,7 +121,7 @@ class TableSampler:
         raise Unsupported(f"{self.declaration.name} drafts its own tokens: it verifies no given tree")
 
     def samples(self, world: World, seeds: Array) -> Blocks:
-        """See `backends.base.ExactLaw`; raises Unsupported, since the sampler's rounds have a tree of their own."""
+        """See `backends.base.ExactLaw`; raises Unsupported, since rounds have a tree of their own."""
         raise Unsupported(f"{self.declaration.name} drafts a tree of its own: its rounds have lengths of their own")
 
     def rounds(self, world: World, tape: Array) -> Blocks:

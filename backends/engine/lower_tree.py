@@ -30,7 +30,7 @@ STRUCTURE = (
 
 @dataclass(frozen=True)
 class TreeTensors:
-    """The lowered tree: tensors over R rows, padding included; `reference.trace.Lowered` describes the fields.
+    """The lowered tree: tensors over R rows, padding included; see `reference.trace.Lowered`.
 
     `lower_tree` makes CPU tensors and the dense masks `visible`. A lowering on a device (`lowering/device.py`) makes
     tensors there, and `words` for each layer in place of `visible`.

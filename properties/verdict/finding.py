@@ -144,7 +144,7 @@ class Tie:
 
 @dataclass(frozen=True)
 class RoutingTie:
-    """A difference that ties between experts may explain (`properties.verdict.routing`): counted, no finding.
+    """A difference that ties of experts may explain (`properties.verdict.routing`): counted, no finding.
 
     Attributes:
         invariant: The invariant that met the difference.

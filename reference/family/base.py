@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class ArchitectureFields(Protocol):
-    """The fields that a family reads of an architecture, which is a `reference.architecture.Architecture`."""
+    """The fields that a family reads of a `reference.architecture.Architecture`."""
 
     @property
     def words(self) -> "Family":

@@ -151,6 +151,6 @@ def read_json(file: Path, most: int = LARGEST_CONFIG) -> dict[str, Any]:
 
 
 def unreadable(file: Path, error: OSError) -> UnreadableCheckpoint:
-    """The complaint that `file` cannot be read: by the system, or refused by `reference.files.regular`."""
+    """The complaint that `file` cannot read `where`, or that `reference.files.regular` refuses it."""
     todo = "check its permissions" if isinstance(error, PermissionError) else "download the file again"
     return UnreadableCheckpoint(f"{file}: cannot be read ({error.strerror or error}); {todo}")

@@ -21,7 +21,7 @@ A = TypeVar("A")
 
 
 class Chance(Protocol):
-    """The source of a program's randomness: one uniform of [0, 1) for each (kind, node), of `reference.tape.KINDS`.
+    """A program's randomness: one uniform of [0, 1) for each node and each kind of `reference.tape.KINDS`.
 
     A coin keeps its value when a program asks for it again.
     """

@@ -48,7 +48,7 @@ def visibility(tree: Tree, context: int, reach: tuple[int, int]) -> Array:
 
 
 def lower(tree: Tree, context: int, architecture: Architecture) -> Lowered:
-    """The index arrays of `tree` over `context` committed tokens, without padding; see `reference.trace.Lowered`."""
+    """The unpadded index arrays of `tree` behind `context` tokens; see `reference.trace.Lowered`."""
     nodes = len(tree)
     ancestor = np.zeros((nodes, tree.height + 1), dtype=np.int64)
     first_child, next_sibling = np.zeros(nodes, dtype=np.int64), np.zeros(nodes, dtype=np.int64)

@@ -207,7 +207,7 @@ def load(model: Model, dtype: str) -> Parameters:
 
 @lru_cache(maxsize=64)
 def load_head(head: Head, target: Model, dtype: str) -> dict[str, Array]:
-    """The weights of a draft head, rounded to `dtype` and held in float64; see `reference.weights.head_weights`.
+    """A draft head's weights, rounded to `dtype` and held in float64; see `reference.weights.head_weights`.
 
     Args:
         head: The head, with the bare root as its tree (`Head.weights`), so that its trees share one entry of the cache.

@@ -1,14 +1,16 @@
 """The checks of `doctor`: packages, shadowed names, backends and the machine."""
 
 import sys
+from pathlib import Path
 from typing import Any
 
+import specverify
 from backends.adapters import SHIPPED_BACKENDS
 from backends.availability import why_absent
 from backends.registry import why_unavailable
 from specverify.checkpoints.opening import DEMO, DEMO_GEMMA
 from specverify.setup.environment import environment, package_version
-from specverify.shadowing import DEPENDENCIES, ROOMS, ROOT, shadows
+from specverify.shadowing import DEPENDENCIES, shadows
 
 # Packages without which some backend, test or demo is absent, each with the way to install it.
 OPTIONAL = {
@@ -31,9 +33,7 @@ def examine(opening: bool = False) -> list[dict[str, Any]]:
     """
     hidden = {shadow.name: shadow.line for shadow in shadows()}
     rows: list[dict[str, Any]] = []
-    for room in ("specverify", *ROOMS):
-        detail = hidden.get(room, str(ROOT / room))
-        rows.append({"name": room, "state": "shadowed" if room in hidden else "ok", "detail": detail})
+    rows.append({"name": "specverify", "state": "ok", "detail": str(Path(specverify.__file__).parent)})
     for name in DEPENDENCIES:
         installed = package_version(name)
         # A shadowed package may be installed too: what Python would import counts.

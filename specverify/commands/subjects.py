@@ -8,6 +8,7 @@ import hashlib
 import json
 from collections.abc import Callable
 from contextlib import suppress
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -104,7 +105,7 @@ def plantable_faults() -> list[dict[str, Any]]:
     Faults are patches of the engine, and to import them takes seconds. The rows are kept under the digest of the files
     that they come from, so that they are made once for each version of these.
     """
-    folder = Path(__file__).resolve().parents[2] / "backends" / "faults"
+    folder = Path(str(files("specverify.backends")), "faults")
     digest = hashlib.sha256()
     for file in sorted(folder.rglob("*.py")):
         digest.update(f"{file.relative_to(folder)}\0".encode() + file.read_bytes())

@@ -66,7 +66,7 @@ def own_rule(name: str) -> Program:
 
 
 def _answer(answer: Any, where: str, vocab: int) -> Answer:
-    """Path and weights of a rule's answer, as exact or float numbers; `reference.oracle.law` checks the path."""
+    """Path and weights of a rule's answer, as numbers; `reference.oracle.law` checks the path."""
     try:
         path, weights = answer
         nodes = tuple(operator.index(node) for node in path)

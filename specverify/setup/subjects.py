@@ -147,7 +147,7 @@ def in_words(why: BaseException) -> str:
 FRAMES = 6
 """Number of innermost frames that a crash keeps: the backend's own, not the frames of our code that called it."""
 
-OUR_FOLDER = Path(__file__).resolve().parent
+OUR_FOLDER = Path(__file__).parent
 """Our folder, whose frames say nothing about the backend."""
 
 SOURCE = 120

@@ -1,4 +1,4 @@
-"""The measure `control`: the law of plain decode's error, from which `properties.control_errors` takes its figures."""
+"""The law of plain decode's error, the measure `control`; `properties.control_errors` has its figures."""
 
 import time
 from collections import defaultdict

@@ -22,7 +22,7 @@ MATCHED_TOKENS, MOST_PROPOSED = 2, 3
 """Tokens that an n-gram must match, and most tokens that are proposed after it; the defaults suit long texts."""
 
 SAMPLERS = ("temperature", "top_k", "top_p", "min_p")
-"""The samplers of a request in the order of `reference.sampling`; llama.cpp's own order has the temperature last."""
+"""A request's samplers in the order of `reference.sampling`; llama.cpp itself has the temperature last."""
 
 KINDS = {
     "": llama.common_speculative_type.COMMON_SPECULATIVE_TYPE_NONE,

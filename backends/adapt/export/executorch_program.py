@@ -23,7 +23,7 @@ FAMILIES = {"llama", "mistral", "qwen2", "qwen3"}
 """The `model_type` values of config.json that can be written."""
 
 ROPES = ("default", "linear", "llama3", "yarn")
-"""Kinds of rotary embedding (`reference.architecture.ROPE_KINDS`) that can be written; their tables never change."""
+"""Kinds of `reference.architecture.ROPE_KINDS` that can be written; their tables never change."""
 
 
 class SlottedDecoder(nn.Module):

@@ -90,7 +90,7 @@ def _by_rounds(case: Case, subject: Subject) -> Iterator[Fact]:
 
 
 def _by_generations(case: Case, oracle: Oracle, subject: Subject, effort: Effort) -> Iterator[Fact]:
-    """Test the draws of several generations, and the independence of neighbours (`properties.generations`)."""
+    """Test draws of several generations, and the independence of neighbours (`properties.generations`)."""
     name = "lossless.distribution"
     evidence = generation_evidence(case, oracle, subject, effort)
     assert evidence.first is not None

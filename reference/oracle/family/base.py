@@ -119,7 +119,7 @@ def settings_of(family: str, settings: Mapping[str, float]) -> tuple[tuple[str, 
 
 
 def same_place(arch: Architecture, name: str, shape: tuple[int, ...]) -> "Place":
-    """The place of a tensor that checkpoints store under the name and shape of `reference.weights.shapes`."""
+    """The place of a tensor that checkpoints store with name and shape of `reference.weights.shapes`."""
     return Place(name, shape)
 
 

@@ -79,17 +79,17 @@ SILENCE_S = 40.0
 def modules() -> list[str]:
     """Every module whose mutants are the engine's."""
     engine = [
-        ".".join(file.relative_to(ROOT).with_suffix("").parts)
+        ".".join(("specverify", *file.relative_to(ROOT).with_suffix("").parts))
         for file in sorted((ROOT / "backends" / "engine").rglob("*.py"))
         if file.name != "__init__.py"
     ]
-    return [*engine, *(f"backends.ascend.{name}" for name in ADAPTERS)]
+    return [*engine, *(f"specverify.backends.ascend.{name}" for name in ADAPTERS)]
 
 
 def backends_of(module: str) -> tuple[str, ...]:
     """The backends that run a module."""
     split = (
-        ("cpu-split",) if module.startswith("backends.engine.kv.") else ()
+        ("cpu-split",) if module.startswith("specverify.backends.engine.kv.") else ()
     )  # it reads pages, and where prefixes begin
     return BESIDE.get(module, ("cpu-eager", *split))
 

@@ -12,8 +12,8 @@ from types import CodeType, ModuleType
 
 from tests.measure.mutation.generate import Mutant
 
-KEPT = ("backends", "backends.base", "backends.flags", "backends.registry")
-"""Modules under `backends` that know nothing of the engine, and that whoever judges it holds on to."""
+KEPT = tuple(f"specverify.backends{one}" for one in ("", ".base", ".flags", ".registry"))
+"""Modules under `specverify.backends` that know nothing of the engine, and that whoever judges it holds on to."""
 
 Reached = set[tuple[str, int]]
 """Statements that ran: the module, and the line."""
@@ -42,7 +42,7 @@ class Changed(MetaPathFinder, Loader):
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """A spec for a module whose code is another's; None leaves it to the other finders."""
-        if not fullname.startswith(("backends.", "reference.")) or self._code(fullname) is None:
+        if not fullname.startswith(("specverify.backends.", "specverify.reference.")) or self._code(fullname) is None:
             return None
         file, _ = source_of(fullname)
         package = [str(file.parent)] if file.name == "__init__.py" else None

@@ -17,7 +17,7 @@ from tests.measure.mutation.pool import Work, run
 
 ROOT = Path(__file__).resolve().parents[3]
 
-OURS = ("reference", "properties", "backends", "reports", "specverify", "tests")
+OURS = ("specverify", "tests")
 
 FILES = (
     "case_rules",
@@ -102,7 +102,8 @@ class Reference:
     def modules(self) -> list[str]:
         """Every module of the oracle."""
         files = sorted((ROOT / "reference").rglob("*.py"))
-        return [".".join(file.relative_to(ROOT).with_suffix("").parts) for file in files if file.stem != "__init__"]
+        parts = [file.relative_to(ROOT).with_suffix("").parts for file in files if file.stem != "__init__"]
+        return [".".join(("specverify", *one)) for one in parts]
 
     def work(self, mutant: Mutant, stage: Stage) -> Work:
         """What a child does with the mutant: the tests that reach it, until one fails."""

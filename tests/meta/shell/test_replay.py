@@ -212,7 +212,7 @@ def test_the_doctor_and_the_whole_list_speak_json(capfd: pytest.CaptureFixture[s
     report = json.loads(out)
     assert code == (0 if report["healthy"] else 3)
     assert all(set(row) == {"name", "state", "detail"} for row in report["checks"])
-    assert {row["name"] for row in report["checks"]} >= {"torch", "reference", "backend cpu-eager", "machine"}
+    assert {row["name"] for row in report["checks"]} >= {"torch", "specverify", "backend cpu-eager", "machine"}
 
 
 def children(parent: int) -> list[int]:

@@ -36,8 +36,8 @@ def younger(word: type) -> list[Field[Any]]:
 def words() -> Iterator[type]:
     """Every dataclass of `reference`."""
     for module in pkgutil.iter_modules(reference.__path__):
-        for one in vars(importlib.import_module(f"reference.{module.name}")).values():
-            if isinstance(one, type) and is_dataclass(one) and one.__module__ == f"reference.{module.name}":
+        for one in vars(importlib.import_module(f"specverify.reference.{module.name}")).values():
+            if isinstance(one, type) and is_dataclass(one) and one.__module__ == f"specverify.reference.{module.name}":
                 yield one
 
 
