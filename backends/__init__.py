@@ -1,7 +1,7 @@
 """The engines under test, and the registry that opens them.
 
 A backend uses the data types of `reference` (cases, trees, traces). It never imports the oracle's answers
-(`reference.oracle`) and never writes the sentences of a report.
+(`specverify.reference.oracle`) and never writes the sentences of a report.
 """
 
 if __name__ != "specverify.backends":

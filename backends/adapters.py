@@ -7,8 +7,8 @@ An adapter is described without importing its engine, so that lists need no engi
 from dataclasses import dataclass
 from importlib.util import find_spec
 
-from backends.row import Row
-from backends.shipped import ROWS
+from specverify.backends.row import Row
+from specverify.backends.shipped import ROWS
 
 LLAMA_CPP = ("xllamacpp", "gguf")
 """Modules that the adapters of llama.cpp import."""
@@ -22,7 +22,7 @@ OPENVINO = ("openvino_genai", "gguf")
 EXECUTORCH = ("executorch", "flatbuffers", "ruamel.yaml", "tabulate", "yaml")
 """Modules that the adapters of ExecuTorch and its exporter import."""
 
-FOLDER = "backends.adapt.engines"
+FOLDER = "specverify.backends.adapt.engines"
 """The folder of the adapters' files."""
 
 

@@ -6,17 +6,17 @@ there and whether a package is installed can mostly be told without an import, a
 
 from importlib.util import find_spec
 
-from backends.adapters import ADAPTERS
-from backends.devices import why_no_device
-from backends.registry import why_unavailable
-from backends.row import Row, deviceless
-from backends.shipped import ROWS
+from specverify.backends.adapters import ADAPTERS
+from specverify.backends.devices import why_no_device
+from specverify.backends.registry import why_unavailable
+from specverify.backends.row import Row, deviceless
+from specverify.backends.shipped import ROWS
 
 
 def why_absent(name: str) -> str | None:
     """Why the shipped backend `name` cannot be opened, as far as devices and packages tell; None if they are there.
 
-    `backends.registry.why_unavailable` gives the same reason. An installed package that breaks when it is
+    `specverify.backends.registry.why_unavailable` gives the same reason. An installed package that breaks when it is
     imported is found by that function alone.
     """
     row = {row.name: row for row in ROWS}.get(name)

@@ -8,12 +8,12 @@ processes that stay open between runs.
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from reference.abilities import Abilities
-from reference.case import Case
-from reference.gone import EngineGone
-from reference.probability_world import Blocks, GivenTree, World
-from reference.session import Action
-from reference.trace import Array, Stage, Trace
+from specverify.reference.abilities import Abilities
+from specverify.reference.case import Case
+from specverify.reference.gone import EngineGone
+from specverify.reference.probability_world import Blocks, GivenTree, World
+from specverify.reference.session import Action
+from specverify.reference.trace import Array, Stage, Trace
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,9 +58,10 @@ class Backend(Protocol):
     def run(self, case: Case) -> Trace:
         """Run `case` and return the trace of the run.
 
-        Types and shapes are those of `reference.trace`; `backends.admission` checks them before any invariant reads
-        the trace. Where `reference.trace` names an array or a tuple, a backend may return a list, a NumPy array of any
-        width or a torch tensor on any device, of the same shape. Anything else is a finding of lossless.completes
+        Types and shapes are those of `specverify.reference.trace`; `specverify.backends.admission` checks them before
+        any invariant reads the trace. Where `specverify.reference.trace` names an array or a tuple, a backend may
+        return a list, a NumPy array of any width or a torch tensor on any device, of the same shape. Anything else is a
+        finding of lossless.completes
         that names the step, the field, the value found and the value expected. Arrays have no batch axis: logits are
         [nodes, vocabulary], attention outputs [layers, heads, nodes, head_dim], keys and values [layers, kv_heads,
         length, head_dim]. All nodes are in the row order of the tree.
@@ -115,8 +116,8 @@ class Live(Protocol):
 class Serving(Protocol):
     """A backend whose sessions can be played action by action, so that each action may depend on the earlier ones.
 
-    The protocol is optional. The session machine of `properties.live.machine` drives every backend that declares
-    sessions and implements it.
+    The protocol is optional. The session machine of `specverify.properties.live.machine` drives every backend that
+    declares sessions and implements it.
     """
 
     def serve(self, case: Case) -> Live:

@@ -8,39 +8,39 @@ turns such a row into a backend. A new attention is a line of COMPOSITIONS here 
 from collections.abc import Callable
 from dataclasses import replace
 
-from backends.ascend.atb import AscendAtb
-from backends.ascend.device import without_nnal
-from backends.ascend.eager import ascend_eager
-from backends.ascend.fused import AscendFused
-from backends.ascend.operators.install import install
-from backends.ascend.writes import AtbPaged, CheckedPaged, ScatterPaged
-from backends.base import Unavailable
-from backends.devices import why_no_device
-from backends.engine.attention.flashinfer import installed_kernel
-from backends.engine.attention.flex import Flex
-from backends.engine.attention.measured.choosing import measured_attention
-from backends.engine.attention.sdpa import Sdpa
-from backends.engine.attention.split import Split
-from backends.engine.attention.triton_launch import compiled_kernel, interpreted_kernel
-from backends.engine.backend import EngineBackend
-from backends.engine.captured.runner import CapturedDrafts
-from backends.engine.columns import Attend
-from backends.engine.composition import SEAMS
-from backends.engine.kv.lanes import PagedLanes
-from backends.engine.kv.paged import Paged
-from backends.engine.kv.seams import KvSeams
-from backends.engine.lowering.device import DeviceLowering
-from backends.engine.lowering.lanes import lanes_within
-from backends.engine.model.graphs import CudaRecorder
-from backends.engine.model.recording.operators import OperatorRecorder
-from backends.engine.sampling.batched import BatchedVerify
-from backends.engine.sampling.recorded import RecordedVerify
-from backends.engine.seams import Seams
-from backends.flags import attention_table, dense_mask_bytes
-from backends.handed_over import HandedOverBackend
-from backends.ranked import RankedBackend
-from backends.row import DEVICE_WORDS, Row, deviceless
-from backends.shipped import ROWS
+from specverify.backends.ascend.atb import AscendAtb
+from specverify.backends.ascend.device import without_nnal
+from specverify.backends.ascend.eager import ascend_eager
+from specverify.backends.ascend.fused import AscendFused
+from specverify.backends.ascend.operators.install import install
+from specverify.backends.ascend.writes import AtbPaged, CheckedPaged, ScatterPaged
+from specverify.backends.base import Unavailable
+from specverify.backends.devices import why_no_device
+from specverify.backends.engine.attention.flashinfer import installed_kernel
+from specverify.backends.engine.attention.flex import Flex
+from specverify.backends.engine.attention.measured.choosing import measured_attention
+from specverify.backends.engine.attention.sdpa import Sdpa
+from specverify.backends.engine.attention.split import Split
+from specverify.backends.engine.attention.triton_launch import compiled_kernel, interpreted_kernel
+from specverify.backends.engine.backend import EngineBackend
+from specverify.backends.engine.captured.runner import CapturedDrafts
+from specverify.backends.engine.columns import Attend
+from specverify.backends.engine.composition import SEAMS
+from specverify.backends.engine.kv.lanes import PagedLanes
+from specverify.backends.engine.kv.paged import Paged
+from specverify.backends.engine.kv.seams import KvSeams
+from specverify.backends.engine.lowering.device import DeviceLowering
+from specverify.backends.engine.lowering.lanes import lanes_within
+from specverify.backends.engine.model.graphs import CudaRecorder
+from specverify.backends.engine.model.recording.operators import OperatorRecorder
+from specverify.backends.engine.sampling.batched import BatchedVerify
+from specverify.backends.engine.sampling.recorded import RecordedVerify
+from specverify.backends.engine.seams import Seams
+from specverify.backends.flags import attention_table, dense_mask_bytes
+from specverify.backends.handed_over import HandedOverBackend
+from specverify.backends.ranked import RankedBackend
+from specverify.backends.row import DEVICE_WORDS, Row, deviceless
+from specverify.backends.shipped import ROWS
 
 
 def everywhere(attend: Attend) -> Seams:

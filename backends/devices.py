@@ -25,7 +25,7 @@ def why_no_device(device: str) -> str | None:
             return None
         return "no CUDA device is visible" if build.get("cuda") else f"torch {torch.__version__} is built without CUDA"
     if device == "npu":
-        from backends.ascend.device import why_no_npu
+        from specverify.backends.ascend.device import why_no_npu
 
         return why_no_npu()
     return None

@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from backends.base import WrongFlag
+from specverify.backends.base import WrongFlag
 
 MODES = ("reference", "performance")
 

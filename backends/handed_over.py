@@ -3,16 +3,16 @@
 from dataclasses import replace
 from typing import Any
 
-from backends.base import ProgramFailure, Unavailable
-from backends.devices import why_no_device
-from backends.engine.backend import EngineBackend
-from backends.engine.disaggregated.pair import Pair, SideLost
-from backends.engine.disaggregated.terms import DEVICES, FAILURES
-from backends.engine.seams import Seams
-from backends.engine.two_modes import in_mode
-from backends.flags import hand_over_by
-from reference.case import Case
-from reference.trace import Trace
+from specverify.backends.base import ProgramFailure, Unavailable
+from specverify.backends.devices import why_no_device
+from specverify.backends.engine.backend import EngineBackend
+from specverify.backends.engine.disaggregated.pair import Pair, SideLost
+from specverify.backends.engine.disaggregated.terms import DEVICES, FAILURES
+from specverify.backends.engine.seams import Seams
+from specverify.backends.engine.two_modes import in_mode
+from specverify.backends.flags import hand_over_by
+from specverify.reference.case import Case
+from specverify.reference.trace import Trace
 
 TRIES = 3
 """How often a case is begun before the death of a side ends it."""
@@ -33,7 +33,7 @@ class HandedOverBackend(EngineBackend):
         self._pair: tuple[Seams, Pair] | None = None
 
     def run(self, case: Case) -> Trace:
-        """See `backends.base.Backend.run`.
+        """See `specverify.backends.base.Backend.run`.
 
         Raises:
             Unavailable: The processes cannot be started.
@@ -71,7 +71,7 @@ class HandedOverBackend(EngineBackend):
 
     @property
     def processes(self) -> tuple[int, ...]:
-        """See `backends.base.Keeping`."""
+        """See `specverify.backends.base.Keeping`."""
         return () if self._pair is None else tuple(self._pair[1].processes.values())
 
     def close(self) -> None:

@@ -4,17 +4,17 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from backends.base import StageFailure, Unavailable, Unsupported
-from backends.engine.backend import EngineBackend
-from backends.engine.ranks.crew import Crew
-from backends.engine.ranks.merged import merge_traces
-from backends.engine.ranks.spread import merge_spread
-from backends.engine.seams import Seams
-from backends.engine.two_modes import in_mode
-from reference.case import Case
-from reference.parallel.ranks import SHARDED
-from reference.probability_world import Blocks, GivenTree, World
-from reference.trace import Array, Trace
+from specverify.backends.base import StageFailure, Unavailable, Unsupported
+from specverify.backends.engine.backend import EngineBackend
+from specverify.backends.engine.ranks.crew import Crew
+from specverify.backends.engine.ranks.merged import merge_traces
+from specverify.backends.engine.ranks.spread import merge_spread
+from specverify.backends.engine.seams import Seams
+from specverify.backends.engine.two_modes import in_mode
+from specverify.reference.case import Case
+from specverify.reference.parallel.ranks import SHARDED
+from specverify.reference.probability_world import Blocks, GivenTree, World
+from specverify.reference.trace import Array, Trace
 
 FAILURES: dict[str, Callable[[Any], Exception]] = {
     "unsupported": Unsupported,
@@ -34,7 +34,7 @@ class RankedBackend(EngineBackend):
         self._crews: dict[int, tuple[Seams, Crew]] = {}
 
     def run(self, case: Case) -> Trace:
-        """See `backends.base.Backend.run`.
+        """See `specverify.backends.base.Backend.run`.
 
         Raises:
             Unavailable: A rank died, lags, or differs from rank 0.
@@ -48,15 +48,15 @@ class RankedBackend(EngineBackend):
         return merge_traces([trace for trace, _, _ in answers], [calls for _, calls, _ in answers], answers[0][2])
 
     def verify(self, given: GivenTree, tape: Array) -> Blocks:
-        """See `backends.base.ExactLaw`."""
+        """See `specverify.backends.base.ExactLaw`."""
         return self._blocks("verify", given, tape)
 
     def rounds(self, world: World, tape: Array) -> Blocks:
-        """See `backends.base.ExactLaw`."""
+        """See `specverify.backends.base.ExactLaw`."""
         return self._blocks("rounds", world, tape)
 
     def samples(self, world: World, seeds: Array) -> Blocks:
-        """See `backends.base.ExactLaw`."""
+        """See `specverify.backends.base.ExactLaw`."""
         return self._blocks("samples", world, seeds)
 
     def _blocks(self, word: str, tables: GivenTree | World, coins: Array) -> Blocks:
@@ -97,7 +97,7 @@ class RankedBackend(EngineBackend):
 
     @property
     def processes(self) -> tuple[int, ...]:
-        """See `backends.base.Keeping`."""
+        """See `specverify.backends.base.Keeping`."""
         return tuple(process_id for _, crew in self._crews.values() for process_id in crew.processes)
 
     def close(self) -> None:

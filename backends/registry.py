@@ -11,18 +11,18 @@ import os
 import sys
 from types import ModuleType
 
-from backends.adapters import ADAPTERS, SHIPPED_BACKENDS, Adapter
-from backends.admission import Misshapen, check_declaration
-from backends.base import Backend, Declaration, Unavailable, WrongFlag
-from backends.places import definition_place, error_place
-from backends.servers import address
-from backends.shipped import ROWS
+from specverify.backends.adapters import ADAPTERS, SHIPPED_BACKENDS, Adapter
+from specverify.backends.admission import Misshapen, check_declaration
+from specverify.backends.base import Backend, Declaration, Unavailable, WrongFlag
+from specverify.backends.places import definition_place, error_place
+from specverify.backends.servers import address
+from specverify.backends.shipped import ROWS
 
 FACTORY = "a function without arguments that returns a backend, such as open_ = blackbox(generate)"
 """The attribute that a user's module must have under the name behind the colon, in words."""
 
 PROGRAM = "command:"
-"""The beginning of the names of programs; `backends.programs.command` opens them."""
+"""The beginning of the names of programs; `specverify.backends.programs.command` opens them."""
 
 FORMS = (
     ("openai:URL", "elsewhere", "A server with OpenAI's completions: vLLM, SGLang, llama.cpp, and others alike."),
@@ -62,7 +62,7 @@ def open_backend(name: str) -> Backend:
     rows = {row.name: row for row in ROWS}
     if name in rows:
         try:
-            from backends.compositions import compose  # imports torch, which listing names does not need
+            from specverify.backends.compositions import compose  # imports torch, which listing names does not need
         except ImportError as why:
             raise Unavailable(f"{name} cannot be imported: {why}") from why
         return compose(rows[name])
@@ -111,10 +111,10 @@ def _open_remote(name: str) -> Backend:
     """Open a server or a program."""
     check_address(name)
     if name.startswith(address.PREFIX):
-        from backends.servers.opening import open_server
+        from specverify.backends.servers.opening import open_server
 
         return open_server(name)
-    from backends.programs.command import WrongProgram, open_program
+    from specverify.backends.programs.command import WrongProgram, open_program
 
     try:
         backend = open_program(name)

@@ -6,7 +6,7 @@ A row describes a backend without opening it, so that lists and searches need ne
 from dataclasses import dataclass, field
 from functools import partial
 
-from reference.layout import KINDS
+from specverify.reference.layout import KINDS
 
 ALL_DTYPES = ("float32", "float64", "bfloat16", "float16")
 MATRIX_DTYPES, HALF_DTYPES = ("float32", "bfloat16", "float16"), ("bfloat16", "float16")
@@ -23,7 +23,7 @@ class Row:
 
     Attributes:
         name: The name as users type it.
-        composition: The key of its entry in `backends.compositions.COMPOSITIONS`.
+        composition: The key of its entry in `specverify.backends.compositions.COMPOSITIONS`.
         device: The device that it needs: cpu, cuda, npu.
         sentence: Its description.
         slow: Whether its conformance tests run only with -m slow, or if the backend is named.
@@ -31,11 +31,11 @@ class Row:
         dtypes: Working dtypes that it declares, listed here for the same reason.
         emulated: Whether it stands in for an absent device; its runs never count as runs of that device.
         cases: The default number of cases that a search draws on a backend with slow forwards; None for the usual.
-        variant_interval: See `backends.base.Declaration`.
+        variant_interval: See `specverify.backends.base.Declaration`.
         twin: The backend that runs the same attention where the device is missing.
         package: The package that its attention needs beside torch, and how to install it.
         imports: Names of the modules of that package.
-        soft_caps: Models with a soft cap that its attention computes (`reference.abilities.Abilities`).
+        soft_caps: Models with a soft cap that its attention computes (`specverify.reference.abilities.Abilities`).
         sinks: Whether its attention computes sinks.
         unequal_widths: Whether its attention computes values of another width than keys.
         graphs: Whether acceptance, levels of drafts and verify forwards are recorded and replayed, on the CPU emulated.

@@ -1,4 +1,4 @@
-"""The random numbers that a run reads, as its trace holds them (`reference.draws`).
+"""The random numbers that a run reads, as its trace holds them (`specverify.reference.draws`).
 
 Draws that decide no token are left out: weights of a model that is made, normal numbers, what the standard library
 draws for itself, and coins of a case's tape, whose places the trace shows already.
@@ -13,13 +13,13 @@ from pathlib import Path
 from types import FrameType
 from typing import TypeVar
 
-from backends.randomness.hooks import Call
-from backends.randomness.places import Draw as DrawInProcess
-from backends.randomness.places import Site
-from backends.randomness.recorder import Recorder
-from reference import tape
-from reference.case import Case
-from reference.draws import Draw
+from specverify.backends.randomness.hooks import Call
+from specverify.backends.randomness.places import Draw as DrawInProcess
+from specverify.backends.randomness.places import Site
+from specverify.backends.randomness.recorder import Recorder
+from specverify.reference import tape
+from specverify.reference.case import Case
+from specverify.reference.draws import Draw
 
 T = TypeVar("T")
 

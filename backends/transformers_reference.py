@@ -19,15 +19,15 @@ from transformers import AttentionInterface, AttentionMaskInterface, DynamicCach
 from transformers.masking_utils import eager_mask
 from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward as eager_with_cap
 
-from backends.base import Unsupported
-from backends.engine.model.axes import axes_of, whole_inputs
-from backends.engine.model.built_in import DTYPES, built_in
-from backends.engine.model.hidden import last_norm
-from backends.engine.model.models import from_disk
-from backends.engine.reach import HYBRID, RECURRENT
-from reference.architecture import Model, Seeded
-from reference.family.recurrent import RecurrentState
-from reference.trace import Array
+from specverify.backends.base import Unsupported
+from specverify.backends.engine.model.axes import axes_of, whole_inputs
+from specverify.backends.engine.model.built_in import DTYPES, built_in
+from specverify.backends.engine.model.hidden import last_norm
+from specverify.backends.engine.model.models import from_disk
+from specverify.backends.engine.reach import HYBRID, RECURRENT
+from specverify.reference.architecture import Model, Seeded
+from specverify.reference.family.recurrent import RecurrentState
+from specverify.reference.trace import Array
 
 INTERFACE = "specverify-plain"
 """Name under which `record_attention`, which records calls of eager attention, is registered with transformers."""
@@ -232,7 +232,7 @@ class PlainTransformers:
         return Sequence(logits.numpy(), *tensors)
 
     def states(self, tokens: tuple[int, ...]) -> Array:
-        """The residual stream, float64 [layers + 2, T, hidden size], as `reference.oracle.evaluator` has it.
+        """The residual stream, float64 [layers + 2, T, hidden size], as `specverify.reference.oracle.evaluator` has it.
 
         transformers' `hidden_states` lacks one row, the output of the last layer. That output is the input of the last
         norm, where a hook reads it.

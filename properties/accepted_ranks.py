@@ -4,9 +4,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from reference.draft import Draft
-from reference.trace import Step
-from reference.tree import RankTree, Tree
+from specverify.reference.draft import Draft
+from specverify.reference.trace import Step
+from specverify.reference.tree import RankTree, Tree
 
 Place = tuple[int, int]
 """Depth, 1 for children of the root, and rank among siblings, 0 for the best."""

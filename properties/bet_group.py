@@ -1,13 +1,13 @@
 """Groups of bets on the same draws, each bet with the evidence that its fault would have given.
 
-The groups that know the engine's draft are those of `properties.laws.sampled.draft_faults`.
+The groups that know the engine's draft are those of `specverify.properties.laws.sampled.draft_faults`.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from reference.trace import Array
+from specverify.reference.trace import Array
 
 Z = 2.3264
 """Standard deviations below its mean at which a normal evidence lies with probability .01."""

@@ -6,9 +6,9 @@ Both are read from the trace.
 import os
 from collections import Counter
 
-from reference.case import Case
-from reference.layout import FAST_SWITCH, NO_PREFIX, NOT_IN_ORDER
-from reference.trace import Step, Trace
+from specverify.reference.case import Case
+from specverify.reference.layout import FAST_SWITCH, NO_PREFIX, NOT_IN_ORDER
+from specverify.reference.trace import Step, Trace
 
 FASTER = ("fast", "length")
 """Values of `KvLayout.commit` from which an engine may fall back to `path`."""
@@ -50,7 +50,8 @@ def admits(way: str, step: Step) -> bool:
 def false_reason(way: str, step: Step) -> str | None:
     """The reason that `step` gives for a commit by another way than `way`, if it is false; None otherwise.
 
-    Only the reasons of `reference.layout` can be checked from outside; a reason in an engine's own words cannot.
+    Only the reasons of `specverify.reference.layout` can be checked from outside; a reason in an engine's own words
+    cannot.
     """
     assert step.committed is not None
     reason = step.committed.fallback

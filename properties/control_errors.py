@@ -1,11 +1,11 @@
 """Exactness of a whole run: whether plain decode is less exact than its working dtype.
 
 Plain decode is the unit of rule N, so that an error which it shares with trees widens its own tolerance: the cap of
-`properties.tolerance.closeness` leaves a factor of three. What no single prompt shows, a run does. The error of plain
-decode over the movement of its rows (`ControlError.ratio`) has a known law: its logarithm has the mean MEAN and the
-deviation DEVIATION over models and prompts. The statistic of a run is the mean over architectures of their own means,
-in deviations of such a mean. Architectures count, not prompts, because a model may be rounded worse than others at
-every prompt.
+`specverify.properties.tolerance.closeness` leaves a factor of three. What no single prompt shows, a run does. The error
+of plain decode over the movement of its rows (`ControlError.ratio`) has a known law: its logarithm has the mean MEAN
+and the deviation DEVIATION over models and prompts. The statistic of a run is the mean over architectures of their own
+means, in deviations of such a mean. Architectures count, not prompts, because a model may be rounded worse than others
+at every prompt.
 
 `python -m tests.measure control` measured the law with torch 2.13 on x86-64, on `cpu-eager`; it says how large the
 statistic of clean runs becomes.
@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import exp, inf, log, sqrt
 
-from properties.verdict.finding import ControlError
+from specverify.properties.verdict.finding import ControlError
 
 MEAN = {"float32": 0.0, "bfloat16": -0.7, "float16": -0.7}
 """Mean logarithm of the ratio."""

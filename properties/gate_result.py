@@ -3,8 +3,8 @@
 from collections import Counter
 from dataclasses import dataclass, field
 
-from properties.known import KnownFailure
-from properties.tally import Tally
+from specverify.properties.known import KnownFailure
+from specverify.properties.tally import Tally
 
 SEEN, STALE, EXPIRED, UNJUDGED, ELSEWHERE = "seen", "stale", "expired", "could not judge", "not in this run"
 """States of a known failure. STALE: its bundle agrees now. EXPIRED: its last day has passed."""

@@ -8,24 +8,24 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from properties.laws.draw_by_draw import draft_bets, logit_bound, points, trials, upper_bounds
-from properties.laws.sampled.accept_bets import ACCEPT, FAULTS
-from properties.laws.sampled.draft_faults import GROUPS
-from properties.laws.sampled.gate import log_bar
-from properties.laws.sampled.links import Links
-from properties.laws.sampled.neighbours import Neighbours
-from properties.laws.worlds import is_promised, prune_tree
-from properties.tolerance.closeness import noise
-from properties.verdict.invariant import NotApplicable, Oracle, Unobserved
-from properties.verdict.subject import NoTrace, Refusal, Subject
-from properties.verdict.variants import dice
-from reference.architecture import Checkpoint, Seeded
-from reference.case import Case
-from reference.draft import Draft
-from reference.malformed import Malformed
-from reference.session import Action, Mate, Session
-from reference.trace import Shared, Trace
-from reference.tree import Shape
+from specverify.properties.laws.draw_by_draw import draft_bets, logit_bound, points, trials, upper_bounds
+from specverify.properties.laws.sampled.accept_bets import ACCEPT, FAULTS
+from specverify.properties.laws.sampled.draft_faults import GROUPS
+from specverify.properties.laws.sampled.gate import log_bar
+from specverify.properties.laws.sampled.links import Links
+from specverify.properties.laws.sampled.neighbours import Neighbours
+from specverify.properties.laws.worlds import is_promised, prune_tree
+from specverify.properties.tolerance.closeness import noise
+from specverify.properties.verdict.invariant import NotApplicable, Oracle, Unobserved
+from specverify.properties.verdict.subject import NoTrace, Refusal, Subject
+from specverify.properties.verdict.variants import dice
+from specverify.reference.architecture import Checkpoint, Seeded
+from specverify.reference.case import Case
+from specverify.reference.draft import Draft
+from specverify.reference.malformed import Malformed
+from specverify.reference.session import Action, Mate, Session
+from specverify.reference.trace import Shared, Trace
+from specverify.reference.tree import Shape
 
 RUN_TESTS = 10_000
 """Tests that one run may hold: a single law is a finding of its own if its evidence alone would condemn such a run."""
@@ -116,7 +116,7 @@ class GenerationEvidence:
 
     @property
     def worst(self) -> str:
-        """The test with the most evidence: `neighbour`, or a link of `properties.laws.sampled.links`."""
+        """The test with the most evidence: `neighbour`, or a link of `specverify.properties.laws.sampled.links`."""
         log_es = dict(self.links.log_es)
         if self.neighbours is not None:
             log_es["neighbour"] = self.neighbours.log_e
@@ -126,10 +126,10 @@ class GenerationEvidence:
 def generation_evidence(case: Case, oracle: Oracle, subject: Subject, effort: Effort) -> GenerationEvidence:
     """One e-process over the draws of several generations, each draw given all draws before it.
 
-    `properties.laws.draw_by_draw` makes the trials. A case on a small model runs with fresh seeds, two requests in one
-    batch where the backend plays sessions, until `effort` is spent or the evidence is enough. A case on a checkpoint
-    runs as it is, unless a tape holds its coins, since somebody chose those. A backend that takes no seed runs again
-    unchanged.
+    `specverify.properties.laws.draw_by_draw` makes the trials. A case on a small model runs with fresh seeds, two
+    requests in one batch where the backend plays sessions, until `effort` is spent or the evidence is enough. A case on
+    a checkpoint runs as it is, unless a tape holds its coins, since somebody chose those. A backend that takes no seed
+    runs again unchanged.
 
     Raises:
         NotApplicable: The rule does not promise the target's law, or the engine's law has no bound.

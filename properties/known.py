@@ -8,8 +8,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from properties.verdict.finding import FINISHED, Finding, Verdict
-from reference.case import Case
+from specverify.properties.verdict.finding import FINISHED, Finding, Verdict
+from specverify.reference.case import Case
 
 KINDS = ("side", "cache", "kind", "variant")
 """The coordinates of `Finding.where` that a signature keeps, with their numbers replaced."""

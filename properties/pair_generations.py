@@ -1,21 +1,21 @@
 """Generations of an engine beside a reference that shows tokens alone.
 
 The engine runs whole requests on fresh seeds. After each of its texts the reference decodes single tokens, and the two
-sides' tokens are compared as draws from one law (`properties.laws.sampled.partners`).
+sides' tokens are compared as draws from one law (`specverify.properties.laws.sampled.partners`).
 """
 
 from dataclasses import dataclass, field, replace
 
-from properties.generations import DOUBT, LONGER, RUN_TESTS
-from properties.laws.sampled.gate import log_bar
-from properties.laws.sampled.partners import PARTNERS, Partners
-from properties.laws.worlds import is_promised
-from properties.verdict.invariant import NotApplicable
-from properties.verdict.peer import Peer
-from properties.verdict.subject import Subject
-from properties.verdict.variants import dice
-from reference.case import Case
-from reference.sampling import Sampling
+from specverify.properties.generations import DOUBT, LONGER, RUN_TESTS
+from specverify.properties.laws.sampled.gate import log_bar
+from specverify.properties.laws.sampled.partners import PARTNERS, Partners
+from specverify.properties.laws.worlds import is_promised
+from specverify.properties.verdict.invariant import NotApplicable
+from specverify.properties.verdict.peer import Peer
+from specverify.properties.verdict.subject import Subject
+from specverify.properties.verdict.variants import dice
+from specverify.reference.case import Case
+from specverify.reference.sampling import Sampling
 
 TOKENS = 40
 """Tokens of the engine's generations after which no other generation of a case begins."""

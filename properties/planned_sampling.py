@@ -1,15 +1,15 @@
 """Planned sampling: what the sampled cases of a run can show, before they run."""
 
-from properties.generations import FULL_EFFORT, SMALL_EFFORT, GenerationEvidence
-from properties.invariants.lossless import distribution
-from properties.invariants.pair import EVERY
-from properties.laws.sampled.gate import stream_bar
-from properties.laws.sampled.partners import PARTNERS, PARTS
-from properties.pair_generations import TOKENS
-from properties.resolution import Resolution, ResolutionSums
-from properties.strategies.cases import GREEDY, can_play_sessions, temperatures
-from properties.streams import ExpectedDraws
-from reference.abilities import Abilities
+from specverify.properties.generations import FULL_EFFORT, SMALL_EFFORT, GenerationEvidence
+from specverify.properties.invariants.lossless import distribution
+from specverify.properties.invariants.pair import EVERY
+from specverify.properties.laws.sampled.gate import stream_bar
+from specverify.properties.laws.sampled.partners import PARTNERS, PARTS
+from specverify.properties.pair_generations import TOKENS
+from specverify.properties.resolution import Resolution, ResolutionSums
+from specverify.properties.strategies.cases import GREEDY, can_play_sessions, temperatures
+from specverify.properties.streams import ExpectedDraws
+from specverify.reference.abilities import Abilities
 
 FOCUSED = frozenset({"lossless.distribution", "pair.same-law"})
 """The invariants that `--focus distribution` asks on every case."""

@@ -9,8 +9,8 @@ from functools import cache
 
 import numpy as np
 
-from properties.bet_group import Z
-from reference.trace import Array
+from specverify.properties.bet_group import Z
+from specverify.reference.trace import Array
 
 GRID = np.concatenate([sign * 0.02 * 1.3 ** np.arange(24) for sign in (1.0, -1.0)])
 """Tilts for which a stream keeps its growth: 24 upwards from .02 to 8.3, then 24 downwards."""

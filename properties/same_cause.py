@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from properties.shrinking.cases import size
-from properties.tally import Failure, SameDefect
-from properties.verdict.finding import FINISHED, is_about_draft_numbers, is_about_target_alone
+from specverify.properties.shrinking.cases import size
+from specverify.properties.tally import Failure, SameDefect
+from specverify.properties.verdict.finding import FINISHED, is_about_draft_numbers, is_about_target_alone
 
 
 def by_cause(failures: list[Failure]) -> list[Failure]:

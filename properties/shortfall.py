@@ -5,9 +5,9 @@ Too little of what the run was asked for was compared.
 
 from collections.abc import Iterator
 
-from properties.speculation import by_own_count
-from properties.tally import Tally
-from reference.trace import Stage
+from specverify.properties.speculation import by_own_count
+from specverify.properties.tally import Tally
+from specverify.reference.trace import Stage
 
 DECLINED_FLOOR = 0.5
 """Largest share of the cases that a backend may decline."""

@@ -5,8 +5,8 @@ An engine that accepts none decodes plainly, and a run that agrees says nothing 
 
 from dataclasses import dataclass
 
-from properties.verdict.finding import Verdict
-from reference.trace import Stage
+from specverify.properties.verdict.finding import Verdict
+from specverify.reference.trace import Stage
 
 
 @dataclass

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 import numpy as np
 from scipy.special import logsumexp
 
-from properties.bet_group import BetGroup
-from properties.laws.sampled.gate import log_evidence, stream_bar
-from properties.laws.sampled.sights import Sight, sights
-from properties.resolution import Resolution
-from properties.verdict.finding import Evidence
-from reference.case import Case
+from specverify.properties.bet_group import BetGroup
+from specverify.properties.laws.sampled.gate import log_evidence, stream_bar
+from specverify.properties.laws.sampled.sights import Sight, sights
+from specverify.properties.resolution import Resolution
+from specverify.properties.verdict.finding import Evidence
+from specverify.reference.case import Case
 
 
 def stream_of(invariant: str, case: Case) -> str:

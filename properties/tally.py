@@ -5,11 +5,11 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from properties.laws.sampled.gate import ALPHA_RUN, culprits
-from properties.residue import Residue
-from properties.speculation import Speculation
-from properties.streams import SamplingPlan, run_evidence, streams_of
-from properties.verdict.finding import (
+from specverify.properties.laws.sampled.gate import ALPHA_RUN, culprits
+from specverify.properties.residue import Residue
+from specverify.properties.speculation import Speculation
+from specverify.properties.streams import SamplingPlan, run_evidence, streams_of
+from specverify.properties.verdict.finding import (
     ControlError,
     Evidence,
     Finding,
@@ -19,10 +19,10 @@ from properties.verdict.finding import (
     Tie,
     Verdict,
 )
-from properties.verdict.internal import ANSWER, InternalError
-from properties.verdict.run_log import RunLog
-from reference.case import Case
-from reference.trace import CHOSEN, Stage
+from specverify.properties.verdict.internal import ANSWER, InternalError
+from specverify.properties.verdict.run_log import RunLog
+from specverify.reference.case import Case
+from specverify.reference.trace import CHOSEN, Stage
 
 
 @dataclass
@@ -34,7 +34,7 @@ class Counts:
         failed: Those of them in which something differed.
         unobserved: Cases whose traces do not hold the invariant's evidence.
         not_applicable: Cases about which the invariant has nothing to say.
-        compared: Comparisons over all cases (`properties.verdict.finding.Comparisons`).
+        compared: Comparisons over all cases (`specverify.properties.verdict.finding.Comparisons`).
         internal: Cases on which the invariant raised an exception, so that it has no answer.
     """
 

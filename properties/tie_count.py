@@ -7,7 +7,7 @@ from collections import Counter
 
 from scipy.special import pdtrc
 
-from properties.tally import Tally
+from specverify.properties.tally import Tally
 
 INFLATION = 1.3
 """Ratio of measured to predicted ties in clean runs."""

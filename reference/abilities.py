@@ -1,21 +1,22 @@
 """Abilities: the cases that an engine takes.
 
 Cases are drawn within the abilities of the engine under test, and a case outside them is declined with a reason in one
-line. The declaration of a backend (`backends.base.Declaration`) is its abilities and a few facts on the backend itself.
+line. The declaration of a backend (`specverify.backends.base.Declaration`) is its abilities and a few facts on the
+backend itself.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 
-from reference.architecture import Architecture, Seeded
-from reference.case import Case
-from reference.draft_trees import TREE_KINDS
-from reference.family import FAMILIES
-from reference.layout import KvLayout
-from reference.parallel.ranks import sharding_refusal
-from reference.rules import DRAWS
-from reference.sampling import Sampling
-from reference.session import ACTIONS, EARLY
+from specverify.reference.architecture import Architecture, Seeded
+from specverify.reference.case import Case
+from specverify.reference.draft_trees import TREE_KINDS
+from specverify.reference.family import FAMILIES
+from specverify.reference.layout import KvLayout
+from specverify.reference.parallel.ranks import sharding_refusal
+from specverify.reference.rules import DRAWS
+from specverify.reference.sampling import Sampling
+from specverify.reference.session import ACTIONS, EARLY
 
 PROCESSING = (
     "repetition_penalty", "presence_penalty", "frequency_penalty", "bad_words", "min_tokens", "processors", "grammar",
@@ -51,13 +52,13 @@ class Abilities:
     Attributes:
         dtypes: Working dtypes, the default first.
         spread: Whether requests are shared out among ranks that hold the whole target.
-        ranks: Numbers of ranks over which the engine shards a target (`reference.parallel.ranks.RANKS`).
+        ranks: Numbers of ranks over which the engine shards a target (`specverify.reference.parallel.ranks.RANKS`).
         drafts: Kinds of draft that the engine runs (scripted, ngram, model, ...); empty if the engine brings its own
             draft, or has none. Its cases then propose no tree.
         draft_trees: Whether the engine fills the tree of a draft model, from the part of the vocabulary that the draft
             names. False for one that takes the model alone and proposes in its own way: such drafts are near the
             target, so that many of their tokens are accepted.
-        tree_kinds: Kinds of tree that the engine's drafts fill, of `reference.draft_trees.TREE_KINDS`.
+        tree_kinds: Kinds of tree that the engine's drafts fill, of `specverify.reference.draft_trees.TREE_KINDS`.
         trees: Trees that the engine verifies: `any`; `ordered`, where each parent comes before its children; or
             `chains`, which are ordered and have no siblings.
         commits: KvLayout.commit values that the engine implements.
@@ -67,7 +68,8 @@ class Abilities:
         sessions: Whether the engine runs several requests at once and plays a case's session.
         actions: Kinds of action that its sessions know; add and step are always among them.
         most_requests: Most requests of a session; 0 for any number.
-        takes_tape: Whether every uniform comes from the case's tape, at the places that `reference.tape` gives.
+        takes_tape: Whether every uniform comes from the case's tape, at the places that `specverify.reference.tape`
+            gives.
         greedy: Whether greedy cases are drawn; False where sampling alone is under test. Variants of a case may be
             greedy all the same, and none is declined for it.
         max_temperature: The highest temperature; 0.0 for an engine that decodes greedily only.
@@ -88,8 +90,8 @@ class Abilities:
             (latent attention).
         least_window: The narrowest sliding window, in tokens, of the models that the engine runs; 0 if it runs no model
             with a window or with chunks.
-        ropes: Kinds of rotary embedding (`reference.architecture.ROPE_KINDS`) of the built-in models that the engine
-            runs; None for all.
+        ropes: Kinds of rotary embedding (`specverify.reference.architecture.ROPE_KINDS`) of the built-in models that
+            the engine runs; None for all.
         head_multiple: What the width of a head of the built-in models that the engine runs is a multiple of; above 2,
             models with wider heads are drawn.
         longest: Most tokens of prompt, output and a tree below the last token; 0 for what the model admits.

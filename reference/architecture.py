@@ -7,13 +7,13 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import ClassVar
 
-from reference.adapters.low_rank import ADAPTED, Adapter
-from reference.family import FAMILIES, Family
-from reference.family.llama4 import check_irope
-from reference.images.spans import Images, check_images
-from reference.malformed import Malformed
-from reference.quantisation.rows import QUANTISED, check_quantised
-from reference.rules import OMIT_DEFAULT
+from specverify.reference.adapters.low_rank import ADAPTED, Adapter
+from specverify.reference.family import FAMILIES, Family
+from specverify.reference.family.llama4 import check_irope
+from specverify.reference.images.spans import Images, check_images
+from specverify.reference.malformed import Malformed
+from specverify.reference.quantisation.rows import QUANTISED, check_quantised
+from specverify.reference.rules import OMIT_DEFAULT
 
 LARGEST = 2**22
 """Most weights of a built-in model: a case file is small."""
@@ -62,10 +62,10 @@ class Rope:
 class Architecture:
     """A decoder-only transformer: RMS norm, rotary attention with grouped queries, a gated feed-forward block.
 
-    `reference.family` says which weights the layers of a family have, `reference.oracle.family` its formulas.
-    `windows[l]` is layer l's sliding window in tokens, the row's own token included (the row at position p sees p -
-    window < j <= p), or 0 for none. In family `llama4`, Llama 4's text model with dense layers, `qk_norm` is a root
-    mean square norm without gain, of rotated queries and keys, in rotated layers alone.
+    `specverify.reference.family` says which weights the layers of a family have, `specverify.reference.oracle.family`
+    its formulas. `windows[l]` is layer l's sliding window in tokens, the row's own token included (the row at position
+    p sees p - window < j <= p), or 0 for none. In family `llama4`, Llama 4's text model with dense layers, `qk_norm` is
+    a root mean square norm without gain, of rotated queries and keys, in rotated layers alone.
 
     Attributes:
         chunks: Layer l's chunk in tokens (the row at position p sees j <= p with j // chunk == p // chunk), or 0 for
@@ -163,7 +163,7 @@ class Architecture:
 
     @property
     def words(self) -> Family:
-        """The family's entry in `reference.family`: norms, settings and architectures to draw."""
+        """The family's entry in `specverify.reference.family`: norms, settings and architectures to draw."""
         return FAMILIES[self.family]
 
     @property

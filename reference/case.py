@@ -8,19 +8,19 @@ import json
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from reference.architecture import Checkpoint, Model, Seeded
-from reference.draft import Draft, Scripted, largest_tree_size
-from reference.draft.head import Head
-from reference.files.json_words import plain
-from reference.images.spans import check_inside
-from reference.layout import KvLayout
-from reference.malformed import Malformed, under
-from reference.parallel.ranks import RANKS
-from reference.requests.models import model_of_request
-from reference.rules import OMIT_DEFAULT
-from reference.sampling import Sampling, Stops
-from reference.session import Session
-from reference.tree import Tree
+from specverify.reference.architecture import Checkpoint, Model, Seeded
+from specverify.reference.draft import Draft, Scripted, largest_tree_size
+from specverify.reference.draft.head import Head
+from specverify.reference.files.json_words import plain
+from specverify.reference.images.spans import check_inside
+from specverify.reference.layout import KvLayout
+from specverify.reference.malformed import Malformed, under
+from specverify.reference.parallel.ranks import RANKS
+from specverify.reference.requests.models import model_of_request
+from specverify.reference.rules import OMIT_DEFAULT
+from specverify.reference.sampling import Sampling, Stops
+from specverify.reference.session import Session
+from specverify.reference.tree import Tree
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 SCHEMA = 1
@@ -137,8 +137,8 @@ class Case:
         for i, action in enumerate(session.actions):
             if action.draft is not None:
                 request = self.alone(action.requests[0])
-                # The draft's tree size sets the stride of the tape (`reference.tape`): another draft would move every
-                # later coin.
+                # The draft's tree size sets the stride of the tape (`specverify.reference.tape`): another draft would
+                # move every later coin.
                 if not request.sampling.greedy:
                     raise Malformed(f"session.actions[{i}]", "a request that samples keeps its draft: its coins do")
                 if action.draft.shared:

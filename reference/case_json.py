@@ -13,22 +13,22 @@ from typing import Any, TypeVar
 
 import jsonschema
 
-from reference import draft, layout
-from reference.adapters.low_rank import Adapter
-from reference.architecture import Architecture, Rope, Seeded
-from reference.case import SCHEMA, Case
-from reference.draft import Draft, Scripted
-from reference.draft.layer_head import HeadLayer
-from reference.family import FAMILIES
-from reference.files.json_parts import adapter_from_json, model_from_json
-from reference.files.json_words import is_younger, plain
-from reference.grammar import Grammar
-from reference.images.spans import images_from_json
-from reference.layout import KvLayout
-from reference.malformed import Malformed, under
-from reference.rules import Rule
-from reference.sampling import Sampling, Stops
-from reference.session import Action, Mate, Session
+from specverify.reference import draft, layout
+from specverify.reference.adapters.low_rank import Adapter
+from specverify.reference.architecture import Architecture, Rope, Seeded
+from specverify.reference.case import SCHEMA, Case
+from specverify.reference.draft import Draft, Scripted
+from specverify.reference.draft.layer_head import HeadLayer
+from specverify.reference.family import FAMILIES
+from specverify.reference.files.json_parts import adapter_from_json, model_from_json
+from specverify.reference.files.json_words import is_younger, plain
+from specverify.reference.grammar import Grammar
+from specverify.reference.images.spans import images_from_json
+from specverify.reference.layout import KvLayout
+from specverify.reference.malformed import Malformed, under
+from specverify.reference.rules import Rule
+from specverify.reference.sampling import Sampling, Stops
+from specverify.reference.session import Action, Mate, Session
 
 T = TypeVar("T")
 
@@ -97,7 +97,7 @@ def short_json(case: Case) -> dict[str, Any]:
 
 @cache
 def _shipped_schema() -> dict[str, Any]:
-    content: dict[str, Any] = json.loads((files("reference") / "case.schema.json").read_text())
+    content: dict[str, Any] = json.loads((files("specverify.reference") / "case.schema.json").read_text())
     return content
 
 

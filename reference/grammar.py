@@ -7,8 +7,8 @@ llguidance differ is refused, and CONVENTIONS keeps an example of each differenc
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from reference.malformed import Malformed
-from reference.rules import OMIT_DEFAULT
+from specverify.reference.malformed import Malformed
+from specverify.reference.rules import OMIT_DEFAULT
 
 KINDS = ("regex", "json_schema", "ebnf")
 """How a grammar is written."""

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field, replace
 
-from reference.malformed import Malformed
-from reference.rules import OMIT_DEFAULT
+from specverify.reference.malformed import Malformed
+from specverify.reference.rules import OMIT_DEFAULT
 
 COMMITS = ("path", "fast", "length")
 
@@ -68,7 +68,7 @@ KINDS: dict[str, LayoutKind] = {
         simpler="paged",
     ),
 }
-"""Every layout by name. `backends.engine.kv.layouts` makes the cache of each."""
+"""Every layout by name. `specverify.backends.engine.kv.layouts` makes the cache of each."""
 
 PLAIN = "branch"
 """The layout with which every other layout is compared."""

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from reference.malformed import Malformed
-from reference.sampling import Sampling, Stops
-from reference.trace import Array
-from reference.tree import Shape, Tree
+from specverify.reference.malformed import Malformed
+from specverify.reference.sampling import Sampling, Stops
+from specverify.reference.trace import Array
+from specverify.reference.tree import Shape, Tree
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,7 +6,7 @@ Each rule declares a `Promise`: whether its output follows the target's law, and
 from dataclasses import dataclass, field
 from typing import Any
 
-from reference.malformed import Malformed
+from specverify.reference.malformed import Malformed
 
 OMIT_DEFAULT: dict[str, Any] = {"omit_default": True}
 """Metadata of a field that files and ids leave out at its default, so that a field added later changes neither."""

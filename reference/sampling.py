@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, field
 
-from reference.grammar import Grammar
-from reference.malformed import Malformed
-from reference.rules import DRAWS, OMIT_DEFAULT, Rule
+from specverify.reference.grammar import Grammar
+from specverify.reference.malformed import Malformed
+from specverify.reference.rules import DRAWS, OMIT_DEFAULT, Rule
 
 
 @dataclass(frozen=True)
@@ -13,12 +13,12 @@ class Sampling:
 
     Processing at a node sees prompt, output and the path from the root to that node. The order is that of transformers:
     penalties, bad words, min_tokens, custom processors and the grammar change logits; then temperature, top-k, top-p
-    and min-p make the law. `reference.oracle.processing` defines each of them.
+    and min-p make the law. `specverify.reference.oracle.processing` defines each of them.
 
     Attributes:
         temperature: 0 is greedy: the arg-max of the processed logits, the lowest id among equals.
-        tape: Uniforms in [0, 1), in the places that `reference.tape` assigns; beyond the end of the tape, uniforms come
-            from `seed`.
+        tape: Uniforms in [0, 1), in the places that `specverify.reference.tape` assigns; beyond the end of the tape,
+            uniforms come from `seed`.
         repetition_penalty: Divides positive and multiplies negative logits of tokens in prompt, output or path.
         presence_penalty: Subtracted from logits of tokens in output or path.
         frequency_penalty: Subtracted once for each time that a token is in output or path.

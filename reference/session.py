@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass, field
 
-from reference.adapters.low_rank import Adapter
-from reference.draft import Draft, Scripted
-from reference.images.spans import Images
-from reference.malformed import Malformed
-from reference.rules import OMIT_DEFAULT
-from reference.sampling import Sampling, Stops
+from specverify.reference.adapters.low_rank import Adapter
+from specverify.reference.draft import Draft, Scripted
+from specverify.reference.images.spans import Images
+from specverify.reference.malformed import Malformed
+from specverify.reference.rules import OMIT_DEFAULT
+from specverify.reference.sampling import Sampling, Stops
 
 ACTIONS = {
     "add": "the request enters and is prefilled",

@@ -8,8 +8,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from reference.sampling import Sampling
-from reference.trace import Array
+from specverify.reference.sampling import Sampling
+from specverify.reference.trace import Array
 
 KINDS = ("draft", "order", "accept", "bonus")
 """The decisions that coins make: drawing a token, ordering siblings, accepting, choosing the token after the path."""

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from reference.draft.hidden import HeadInput
-from reference.draws import Draw
-from reference.family.recurrent import RecurrentState
-from reference.parallel.ranks import RankRun
-from reference.session import Account, Event
-from reference.tree import Tree
+from specverify.reference.draft.hidden import HeadInput
+from specverify.reference.draws import Draw
+from specverify.reference.family.recurrent import RecurrentState
+from specverify.reference.parallel.ranks import RankRun
+from specverify.reference.session import Account, Event
+from specverify.reference.tree import Tree
 
 Array = npt.NDArray[Any]
 CHOSEN = "chosen: "
@@ -139,7 +139,8 @@ class Scored:
 class Accepted:
     """The accepted nodes from the root downwards, root included, and the token chosen after the last of them.
 
-    `coins` lists the places (`reference.tape`) of the coins that decided the step, in order, draft coins included.
+    `coins` lists the places (`specverify.reference.tape`) of the coins that decided the step, in order, draft coins
+    included.
     """
 
     path: tuple[int, ...]
@@ -188,7 +189,8 @@ class Committed:
         after: Target cache after the commit.
         draft: The draft model's own cache after the step.
         fallback: Why a faster commit was not used, or None.
-        way: The way that the commit took (`reference.layout.COMMITS`); None if untold, or if its layout has one.
+        way: The way that the commit took (`specverify.reference.layout.COMMITS`); None if untold, or if its layout has
+            one.
         matched: Number of output tokens that the matcher of the grammar has read after the step.
         recurrent_before: The target's recurrent state at the start of the step; None for a model without any.
         recurrent: The same after the commit.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import TypeVar
 
-from reference.malformed import Malformed
+from specverify.reference.malformed import Malformed
 
 ShapeT = TypeVar("ShapeT", bound="Shape")
 

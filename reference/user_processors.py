@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from reference.malformed import Malformed
-from reference.trace import Array
+from specverify.reference.malformed import Malformed
+from specverify.reference.trace import Array
 
 Processor = Callable[[tuple[int, ...], Array], Array]
 """Function from the tokens so far and their logits float64 [V] to new logits [V]."""

@@ -11,16 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from properties.tally import Failure
-from properties.verdict.internal import ANSWER
-from reference.architecture import Checkpoint
-from reference.case import Case
-from reference.case_json import case_from_json, case_to_json, short_json
-from reference.files.regular import read_whole
-from reference.malformed import Malformed
-from reference.trace import Stage
-from reports.format import clean, cut, escape
-from reports.writing import Unwritable, flat_json, jsonable, write_whole
+from specverify.properties.tally import Failure
+from specverify.properties.verdict.internal import ANSWER
+from specverify.reference.architecture import Checkpoint
+from specverify.reference.case import Case
+from specverify.reference.case_json import case_from_json, case_to_json, short_json
+from specverify.reference.files.regular import read_whole
+from specverify.reference.malformed import Malformed
+from specverify.reference.trace import Stage
+from specverify.reports.format import clean, cut, escape
+from specverify.reports.writing import Unwritable, flat_json, jsonable, write_whole
 
 VERSION = 1
 """Version of the bundle format; a reader refuses later ones."""

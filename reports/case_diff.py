@@ -3,13 +3,13 @@
 from itertools import zip_longest
 from typing import Any
 
-from reference.architecture import Checkpoint, Model
-from reference.case import Case
-from reference.files.json_words import plain
-from reference.layout import KvLayout
-from reference.sampling import Sampling
-from reference.tree import Tree
-from reports.format import plural, show
+from specverify.reference.architecture import Checkpoint, Model
+from specverify.reference.case import Case
+from specverify.reference.files.json_words import plain
+from specverify.reference.layout import KvLayout
+from specverify.reference.sampling import Sampling
+from specverify.reference.tree import Tree
+from specverify.reports.format import plural, show
 
 NAMES = {
     "layout.commit": "commit by",

@@ -9,12 +9,12 @@ from collections.abc import Iterable, Mapping
 from rich.table import Table
 from rich.text import Text
 
-from properties.residue import Residue
-from properties.tally import Counts, Tally
-from reference.trace import CHOSEN
-from reports.format import clean, cut, plural
-from reports.layout80 import MARGIN, WIDTH, plain_text
-from reports.unrevealed import hidden_invariants
+from specverify.properties.residue import Residue
+from specverify.properties.tally import Counts, Tally
+from specverify.reference.trace import CHOSEN
+from specverify.reports.format import clean, cut, plural
+from specverify.reports.layout80 import MARGIN, WIDTH, plain_text
+from specverify.reports.unrevealed import hidden_invariants
 
 THIN = 3
 """The cases below which an invariant that compared something is called thin."""
@@ -32,7 +32,7 @@ def invariant_table(tally: Tally, width: int = WIDTH) -> str:
         rows.add_column(Text(name), justify="right")
     unrevealed = hidden_invariants(tally)
     for name, counts in tally.invariants.items():
-        # Rows of nothing but unobserved cases stand together in one row (`reports.unrevealed`).
+        # Rows of nothing but unobserved cases stand together in one row (`specverify.reports.unrevealed`).
         if name in unrevealed:
             continue
         cells = [counts.checked, counts.compared, counts.failed, counts.unobserved, counts.not_applicable]

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Sequence
 from rich.text import Text
 from rich.tree import Tree as Branches
 
-from reference.tree import Tree
-from reports.format import plural
-from reports.layout80 import plain_text
+from specverify.reference.tree import Tree
+from specverify.reports.format import plural
+from specverify.reports.layout80 import plain_text
 
 MARK = "◀"
 """The mark of the node at which the difference lies."""

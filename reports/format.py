@@ -6,8 +6,8 @@ Numbers have three digits, long lists are shortened, and coordinates carry their
 import math
 from typing import Any
 
-from properties.verdict.finding import STAGE_UNKNOWN, Finding
-from reference.trace import Stage
+from specverify.properties.verdict.finding import STAGE_UNKNOWN, Finding
+from specverify.reference.trace import Stage
 
 SHOWN_ITEMS = 6
 """The number of printed items of a longer list."""

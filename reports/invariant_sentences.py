@@ -210,5 +210,6 @@ PLAIN: dict[str, str] = {
 }
 """The sentence of each invariant.
 
-`{node}`, `{expected}` and other names in braces are facts of the finding, which `reports.vocabulary` fills in.
+`{node}`, `{expected}` and other names in braces are facts of the finding, which `specverify.reports.vocabulary` fills
+in.
 """

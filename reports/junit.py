@@ -9,16 +9,16 @@ from types import MappingProxyType
 from junitparser import Error, JUnitXml, Skipped, TestCase, TestSuite
 from junitparser import Failure as JUnitFailure
 
-from properties.tally import Counts, Failure, InternalFailure, Tally
-from reference.trace import Stage
-from reports.bundle import replay_command
-from reports.counts import unjudged_reason
-from reports.format import clean, cut, plural
-from reports.pages.summary import summary_page
-from reports.pages.terminal import failure_page
-from reports.record import ORACLE
-from reports.tree_scene import scene_of
-from reports.vocabulary import account
+from specverify.properties.tally import Counts, Failure, InternalFailure, Tally
+from specverify.reference.trace import Stage
+from specverify.reports.bundle import replay_command
+from specverify.reports.counts import unjudged_reason
+from specverify.reports.format import clean, cut, plural
+from specverify.reports.pages.summary import summary_page
+from specverify.reports.pages.terminal import failure_page
+from specverify.reports.record import ORACLE
+from specverify.reports.tree_scene import scene_of
+from specverify.reports.vocabulary import account
 
 RUN = "run"
 """The name of the test case of the run itself, which appears where the run could not judge."""

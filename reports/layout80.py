@@ -11,7 +11,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from reports.format import cut
+from specverify.reports.format import cut
 
 WIDTH = 80
 """The columns of a page that is told no other width; a wide character counts as two."""

@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as Bar
 
-from reports.format import cut, number, plural
-from reports.pages.screen import in_ci
+from specverify.reports.format import cut, number, plural
+from specverify.reports.pages.screen import in_ci
 
 FEWEST = 3
 """The cases after the first ones that a speed and a time left are measured on."""

@@ -13,18 +13,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from properties.accepted_ranks import RankCounts
-from properties.control_errors import exactness
-from properties.laws.sampled.gate import ALPHA_RUN
-from properties.streams import run_evidence, streams_of
-from properties.tally import EagerOutcome, Failure, InternalFailure, Tally
-from properties.verdict.finding import Finding, Verdict
-from properties.verdict.internal import InternalError
-from reference.case import Case
-from reference.case_json import case_to_json
-from reports.bundle import replay_command
-from reports.case_diff import differences
-from reports.writing import Unwritable, as_json, jsonable
+from specverify.properties.accepted_ranks import RankCounts
+from specverify.properties.control_errors import exactness
+from specverify.properties.laws.sampled.gate import ALPHA_RUN
+from specverify.properties.streams import run_evidence, streams_of
+from specverify.properties.tally import EagerOutcome, Failure, InternalFailure, Tally
+from specverify.properties.verdict.finding import Finding, Verdict
+from specverify.properties.verdict.internal import InternalError
+from specverify.reference.case import Case
+from specverify.reference.case_json import case_to_json
+from specverify.reports.bundle import replay_command
+from specverify.reports.case_diff import differences
+from specverify.reports.writing import Unwritable, as_json, jsonable
 
 ORACLE = "oracle"
 """The name of the reference in JSON and JUnit without `--against`; with `--against`, its argument stands there."""

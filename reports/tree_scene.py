@@ -7,10 +7,10 @@ import operator
 from dataclasses import dataclass
 from typing import Any
 
-from properties.verdict.finding import Finding, Verdict
-from reference.case import Case
-from reference.trace import Stage, Step
-from reference.tree import Tree
+from specverify.properties.verdict.finding import Finding, Verdict
+from specverify.reference.case import Case
+from specverify.reference.trace import Stage, Step
+from specverify.reference.tree import Tree
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,11 @@
 They also say what revealing more would buy, by the stages that invariants declare to need.
 """
 
-from properties.invariants import ALL
-from properties.speculation import by_own_count
-from properties.tally import Tally
-from reference.trace import Stage
-from reports.format import clean, plural
+from specverify.properties.invariants import ALL
+from specverify.properties.speculation import by_own_count
+from specverify.properties.tally import Tally
+from specverify.reference.trace import Stage
+from specverify.reports.format import clean, plural
 
 NEEDS = {invariant.name: invariant.needs for invariant in ALL}
 """The stages that each invariant of this project needs."""

@@ -3,12 +3,12 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from properties.tolerance.mask_column import EXTRA, MISSING
-from properties.verdict.finding import FINISHED, STAGE_UNKNOWN, Finding
-from reference.trace import Stage
-from reports.format import address, clean, coordinate, coordinate_words, excess, expected_and_observed, show
-from reports.invariant_sentences import PLAIN
-from reports.tree_scene import Scene
+from specverify.properties.tolerance.mask_column import EXTRA, MISSING
+from specverify.properties.verdict.finding import FINISHED, STAGE_UNKNOWN, Finding
+from specverify.reference.trace import Stage
+from specverify.reports.format import address, clean, coordinate, coordinate_words, excess, expected_and_observed, show
+from specverify.reports.invariant_sentences import PLAIN
+from specverify.reports.tree_scene import Scene
 
 Sentence = str | Callable[["SentenceNames"], str]
 """A sentence with names in braces, or a function that chooses the sentence for a finding."""

@@ -12,9 +12,9 @@ import uuid
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from reference.files.json_words import plain
-from reference.trace import Stage
-from reports.format import clean, show
+from specverify.reference.files.json_words import plain
+from specverify.reference.trace import Stage
+from specverify.reports.format import clean, show
 
 LARGEST_ARRAY = 4096
 """The largest array, in entries, that JSON holds in full; a larger array is described."""

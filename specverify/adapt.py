@@ -11,14 +11,15 @@
 
 `specverify diff --backend my_module:open_` then judges it. `component` takes one function of an engine, such as its
 attention kernel, in place of ours; `tables` a sampler of rounds on given laws; `stepper` a generator of steps that show
-some of their stages. `backends.adapt` holds the code, which the adapters that we ship use as well. An engine that shows
+some of their stages. `specverify.backends.adapt` holds the code, which the adapters that we ship use as well. An engine
+that shows
 every stage implements `Backend` itself: `run(case) -> Trace`.
 
 `save_gguf(checkpoint, file)` writes the `checkpoint` that a function is given in the form that its engine eats, and
 `exported(save_gguf, checkpoint)` does so once for each checkpoint.
 """
 
-from backends.adapt import (
+from specverify.backends.adapt import (
     CONTRACTS,
     PARTS,
     Generated,
@@ -36,11 +37,11 @@ from backends.adapt import (
     transformers_model,
     words_tokenizer,
 )
-from backends.base import Backend, Declaration, StageFailure, Unavailable, Unsupported
-from reference.case import Case
-from reference.recorded.lines import trace_lines
-from reference.trace import Accepted, Drafted, Emitted, Scored, Stage, Step, Trace
-from reference.tree import Tree
+from specverify.backends.base import Backend, Declaration, StageFailure, Unavailable, Unsupported
+from specverify.reference.case import Case
+from specverify.reference.recorded.lines import trace_lines
+from specverify.reference.trace import Accepted, Drafted, Emitted, Scored, Stage, Step, Trace
+from specverify.reference.tree import Tree
 
 __all__ = [
     "CONTRACTS",

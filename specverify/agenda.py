@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from properties.known import KnownFailure
-from reference.case import Case
+from specverify.properties.known import KnownFailure
+from specverify.reference.case import Case
 
 LANES = 24
 """Lanes of a run; a run has at most as many shards."""

@@ -62,10 +62,10 @@ for _command in (
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; every expected error becomes one line on standard error and an exit code."""
-    from backends.base import Unavailable, WrongFlag
-    from backends.registry import UnknownBackend
-    from reports.bundle import Unreadable
-    from reports.writing import Unwritable
+    from specverify.backends.base import Unavailable, WrongFlag
+    from specverify.backends.registry import UnknownBackend
+    from specverify.reports.bundle import Unreadable
+    from specverify.reports.writing import Unwritable
     from specverify.setup.errors import MissingInput, UnusableInput
     from specverify.setup.selection import Unknown
 

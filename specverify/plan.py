@@ -3,13 +3,13 @@
 import os
 from dataclasses import dataclass, replace
 
-from backends.adapters import SHIPPED_BACKENDS
-from backends.shipped import ROWS
-from properties.known import KnownFailure
-from reference.sampling import Sampling
 from specverify.agenda import Agenda
+from specverify.backends.adapters import SHIPPED_BACKENDS
+from specverify.backends.shipped import ROWS
 from specverify.isolation.backend_spec import BackendSpec
 from specverify.isolation.limits import BUILT_IN_S, CHECKPOINT_S, Patience
+from specverify.properties.known import KnownFailure
+from specverify.reference.sampling import Sampling
 from specverify.setup.given_grammar import GivenGrammar
 
 DEFAULT_CASES = 500
@@ -59,7 +59,7 @@ class Plan:
         draft_weights: Kind of 8-bit weights of `draft`, one of QUANTISED; empty for the weights as they are stored.
         draft_trees: File with the table of trees by batch size that `draft` fills; None for one tree.
         batch: Prompts that run side by side, in sessions with evictions and a fork; 0 runs each alone.
-        layout: KV layout of every case, one of `reference.layout.KINDS`; None mixes them, or
+        layout: KV layout of every case, one of `specverify.reference.layout.KINDS`; None mixes them, or
             takes `branch` for a checkpoint.
         ranks: Ranks over which every case's target is sharded; 0 mixes the numbers that the backend declares, or
             takes one for a checkpoint.

@@ -21,7 +21,7 @@ CONFORMANCE = "specverify.conformance"
 
 
 RESIDUE = pytest.StashKey[list[str]]()
-"""Lines on what runs left in the processes of backends; see `properties.residue`."""
+"""Lines on what runs left in the processes of backends; see `specverify.properties.residue`."""
 
 HANDED = "specverify residue"
 """The key under which a worker of pytest-xdist hands its lines over."""
@@ -104,10 +104,10 @@ class BackendUnderTest:
 
     def __init__(self, name: str) -> None:
         # Imported here, so that a project's pytest run pays for our imports only if a test uses the fixture.
-        from reference.oracle.decoder import Oracle
         from specverify.isolation import door
         from specverify.isolation.backend_spec import BackendSpec
         from specverify.plan import drawn_dtypes
+        from specverify.reference.oracle.decoder import Oracle
 
         self._door = door.open_backend(BackendSpec(name))
         self.name = name
@@ -124,23 +124,23 @@ class BackendUnderTest:
     @property
     def left_behind(self) -> list[str]:
         """A line for each thing that runs left in the backend's process and that changes no answer."""
-        from reports.counts import residue_rows
+        from specverify.reports.counts import residue_rows
 
         return [f"{self.name} left behind: {what}" for _, what in residue_rows(self._door.residue.values())]
 
     def judge(self, case: Any, *globs: str) -> Any:
         """The verdict on `case` by the invariants that `globs` match; by all invariants without globs."""
-        from properties.verdict.judge import judge
+        from specverify.properties.verdict.judge import judge
         from specverify.setup.selection import invariants_matching
 
         return judge(case, invariants_matching(globs), self._oracle, self.subject)
 
     def check(self, case: Any, *globs: str) -> Any:
         """Judge `case`, and fail the test with the failure page if anything differs or the judge raises."""
-        from properties.tally import Failure
-        from reference.case_json import case_to_json
-        from reports.pages.terminal import failure_page, internal_lines
-        from reports.writing import as_json
+        from specverify.properties.tally import Failure
+        from specverify.reference.case_json import case_to_json
+        from specverify.reports.pages.terminal import failure_page, internal_lines
+        from specverify.reports.writing import as_json
 
         verdict = self.judge(case, *globs)
         if verdict.first is not None:
@@ -155,7 +155,7 @@ class BackendUnderTest:
 
 def yield_backend(request: pytest.FixtureRequest) -> Iterator[BackendUnderTest]:
     """The backend named by `request.param`; if it is unavailable, the test is skipped with the reason."""
-    from backends.base import Unavailable
+    from specverify.backends.base import Unavailable
 
     try:
         backend = BackendUnderTest(request.param)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from backends.devices import why_no_device
+from specverify.backends.devices import why_no_device
 
 MARKERS = {
     "cpu": "runs on any machine",
@@ -122,7 +122,7 @@ class Selection:
         """Run a test with the fixture on every backend, each marked with its device or as emulated."""
         if self.fixture not in metafunc.fixturenames:
             return
-        from backends.shipped import ROWS
+        from specverify.backends.shipped import ROWS
 
         named = self.named_backends(metafunc.config)
         kinds = {row.name: "emulated" if row.emulated else row.device for row in ROWS}

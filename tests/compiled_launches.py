@@ -15,7 +15,7 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 
-from backends.engine.attention.triton_launch import Plan, compiled_kernel
+from specverify.backends.engine.attention.triton_launch import Plan, compiled_kernel
 from tests.treeattention import scene
 
 SHARED_MEMORY = 232_448

@@ -5,15 +5,15 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from backends import faults
-from backends.compositions import open_cpu
-from properties.invariants import ALL
-from properties.verdict.finding import Finding
-from properties.verdict.judge import judge
-from properties.verdict.subject import Crash, Refusal, Subject
-from reference.case import Case
-from reference.oracle.decoder import Oracle
-from reference.trace import Array, Trace
+from specverify.backends import faults
+from specverify.backends.compositions import open_cpu
+from specverify.properties.invariants import ALL
+from specverify.properties.verdict.finding import Finding
+from specverify.properties.verdict.judge import judge
+from specverify.properties.verdict.subject import Crash, Refusal, Subject
+from specverify.reference.case import Case
+from specverify.reference.oracle.decoder import Oracle
+from specverify.reference.trace import Array, Trace
 from specverify.setup.subjects import subject_of
 
 BY_NAME = {one.name: one for one in ALL}

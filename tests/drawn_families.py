@@ -3,10 +3,10 @@
 import random
 from dataclasses import replace
 
-from properties.strategies.models import GALLERY, ROPES
-from reference.architecture import Architecture
-from reference.family import FAMILIES
-from reference.family.hybrids.state_space import FLAGS
+from specverify.properties.strategies.models import GALLERY, ROPES
+from specverify.reference.architecture import Architecture
+from specverify.reference.family import FAMILIES
+from specverify.reference.family.hybrids.state_space import FLAGS
 
 RARE = tuple(name for name, family in FAMILIES.items() if family.rare)
 """The families that this file draws."""

@@ -9,15 +9,15 @@ import numpy as np
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from reference.architecture import Architecture, Seeded
-from reference.draft.eagle1 import Eagle1
-from reference.draft.eagle3 import Eagle3
-from reference.draft.head import Head
-from reference.draft.layer_head import LayerHead
-from reference.draft.medusa import Medusa
-from reference.draft.mtp import Mtp
-from reference.trace import Array
-from reference.weights import seeded_head, seeded_weights
+from specverify.reference.architecture import Architecture, Seeded
+from specverify.reference.draft.eagle1 import Eagle1
+from specverify.reference.draft.eagle3 import Eagle3
+from specverify.reference.draft.head import Head
+from specverify.reference.draft.layer_head import LayerHead
+from specverify.reference.draft.medusa import Medusa
+from specverify.reference.draft.mtp import Mtp
+from specverify.reference.trace import Array
+from specverify.reference.weights import seeded_head, seeded_weights
 
 TARGET = Seeded(Architecture("llama", 24, 8, 12, 2, 1, 4, (0,) * 8), 3)
 """A target of eight layers: the fewest of which 2, N // 2 and N - 3 are three in ascending order."""

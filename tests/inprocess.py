@@ -6,15 +6,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from backends.base import Declaration
-from properties.residue import Residue
-from properties.verdict.subject import Subject
+from specverify.backends.base import Declaration
 from specverify.campaign import campaign, worker
 from specverify.campaign.messages import Broken
 from specverify.isolation import door
 from specverify.isolation.backend_spec import BackendSpec
 from specverify.isolation.limits import Patience
 from specverify.plan import Plan
+from specverify.properties.residue import Residue
+from specverify.properties.verdict.subject import Subject
 from specverify.setup import processors
 from specverify.setup.subjects import manifest, open_planted, subject_of
 

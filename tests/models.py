@@ -1,7 +1,7 @@
 """Small built-in models that many tests judge, and architectures of checkpoints that they write."""
 
-from properties.strategies.models import GALLERY
-from reference.architecture import Architecture, Seeded
+from specverify.properties.strategies.models import GALLERY
+from specverify.reference.architecture import Architecture, Seeded
 
 TINY_LLAMA = Seeded(GALLERY[0], 0)
 """One layer, one head, 5 tokens."""

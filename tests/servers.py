@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from backends.adapt import save_checkpoint
-from properties.strategies.models import GALLERY
-from reference.architecture import Seeded
+from specverify.backends.adapt import save_checkpoint
+from specverify.properties.strategies.models import GALLERY
+from specverify.reference.architecture import Seeded
 
 MODEL = Seeded(GALLERY[1], 0)
 """The model that the servers have."""

@@ -3,13 +3,13 @@
 `specverify.adapt` shows the same names to users; the adapters that we ship use them too.
 """
 
-from backends.adapt.blackbox import BlackBox, blackbox
-from backends.adapt.component import CONTRACTS, ComponentBackend, component
-from backends.adapt.export import exported, save_executorch, save_gguf, save_onnx, save_openvino
-from backends.adapt.generated import Generated
-from backends.adapt.models import checkpoint_of, save_checkpoint, transformers_model, words_tokenizer
-from backends.adapt.stepper import PARTS, Stepper, stepper
-from backends.adapt.tables import TableSampler, tables
+from specverify.backends.adapt.blackbox import BlackBox, blackbox
+from specverify.backends.adapt.component import CONTRACTS, ComponentBackend, component
+from specverify.backends.adapt.export import exported, save_executorch, save_gguf, save_onnx, save_openvino
+from specverify.backends.adapt.generated import Generated
+from specverify.backends.adapt.models import checkpoint_of, save_checkpoint, transformers_model, words_tokenizer
+from specverify.backends.adapt.stepper import PARTS, Stepper, stepper
+from specverify.backends.adapt.tables import TableSampler, tables
 
 __all__ = [
     "CONTRACTS",

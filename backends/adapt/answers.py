@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from backends.adapt.blackbox import blackbox
-from backends.base import Declaration
-from reference.case import Case
-from reference.trace import Emitted, Speculated, Step, Trace
+from specverify.backends.adapt.blackbox import blackbox
+from specverify.backends.base import Declaration
+from specverify.reference.case import Case
+from specverify.reference.trace import Emitted, Speculated, Step, Trace
 
 
 @dataclass(frozen=True)
@@ -40,10 +40,10 @@ class AnsweringBackend:
 
     Args:
         ask: Called with `parameters` by name; returns the answer.
-        parameters: Names of `backends.adapt.blackbox.PARAMETERS`.
+        parameters: Names of `specverify.backends.adapt.blackbox.PARAMETERS`.
         seeded: Whether the engine's draws follow the seed of the request.
         same_bits: Whether the same request again gives the same bits of every log-probability.
-        facts: Further arguments of `backends.adapt.blackbox.blackbox`, such as the name.
+        facts: Further arguments of `specverify.backends.adapt.blackbox.blackbox`, such as the name.
     """
 
     def __init__(

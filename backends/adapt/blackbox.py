@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from backends.adapt.generated import blocks_of, steps_of, total
-from backends.adapt.models import checkpoint_of, transformers_model
-from backends.base import Declaration
-from backends.places import function_at
-from reference.case import Case
-from reference.family import FAMILIES
-from reference.trace import Stage, Trace
+from specverify.backends.adapt.generated import blocks_of, steps_of, total
+from specverify.backends.adapt.models import checkpoint_of, transformers_model
+from specverify.backends.base import Declaration
+from specverify.backends.places import function_at
+from specverify.reference.case import Case
+from specverify.reference.family import FAMILIES
+from specverify.reference.trace import Stage, Trace
 
 NEEDED_PARAMETERS = ("prompt_ids", "max_new_tokens")
 """The parameters that every function takes: token ids of the prompt, and the most tokens to return."""
@@ -70,10 +70,12 @@ def blackbox(
         name: The backend's name; by default the function's.
         device: The device on which the function computes: cpu, cuda, npu.
         dtypes: Working dtypes of the models that the function is given.
-        families: Families of models that it loads (`reference.family.FAMILIES` has their names); None for all
+        families: Families of models that it loads (`specverify.reference.family.FAMILIES` has their names); None for
+            all
             but hybrids: cropping keys and values leaves a recurrent state behind, and `generate` refuses to draft.
         least_window: The narrowest sliding window of the models that it runs, in tokens; 0 if it runs no such models.
-        ropes: Kinds of rotary embedding of the models that it runs (`reference.architecture.ROPE_KINDS`); None for all.
+        ropes: Kinds of rotary embedding of the models that it runs (`specverify.reference.architecture.ROPE_KINDS`);
+            None for all.
         head_multiple: What the width of a head is a multiple of in the models that it runs, such as 16.
         longest: Most tokens of prompt and output together; 0 for what the model admits.
         least_prompt: Fewest tokens of a prompt.

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from backends.adapt.models import transformers_model
-from backends.base import Unsupported
-from backends.engine.composition import SEAMS
-from backends.engine.draft import Opening, open_draft
-from reference.case import Case
-from reference.tree import RankTree, Tree
+from specverify.backends.adapt.models import transformers_model
+from specverify.backends.base import Unsupported
+from specverify.backends.engine.composition import SEAMS
+from specverify.backends.engine.draft import Opening, open_draft
+from specverify.reference.case import Case
+from specverify.reference.tree import RankTree, Tree
 
 DRAFTS = ("scripted", "ngram", "model")
 """The kinds of draft that `TreeDraft` proposes."""

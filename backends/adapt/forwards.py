@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from backends.adapt.generated import Generated
+from specverify.backends.adapt.generated import Generated
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from reference.trace import Emitted, Speculated, Step
+from specverify.reference.trace import Emitted, Speculated, Step
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,13 @@ from typing import Protocol
 
 from torch import Tensor
 
-from backends.adapt.drafting import TreeDraft
-from backends.adapt.models import checkpoint_of
-from backends.adapt.rounds import Round, trace_of_rounds
-from backends.base import Declaration
-from reference.case import Case
-from reference.trace import Trace
-from reference.tree import Tree
+from specverify.backends.adapt.drafting import TreeDraft
+from specverify.backends.adapt.models import checkpoint_of
+from specverify.backends.adapt.rounds import Round, trace_of_rounds
+from specverify.backends.base import Declaration
+from specverify.reference.case import Case
+from specverify.reference.trace import Trace
+from specverify.reference.tree import Tree
 
 
 class TreeForwards(Protocol):

@@ -11,9 +11,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from backends.engine.model.built_in import built_in
-from backends.engine.model.models import from_disk
-from reference.architecture import Checkpoint, Model, Seeded
+from specverify.backends.engine.model.built_in import built_in
+from specverify.backends.engine.model.models import from_disk
+from specverify.reference.architecture import Checkpoint, Model, Seeded
 
 OPEN_MODELS = 256
 """Models that stay open; drawn cases name about as many."""

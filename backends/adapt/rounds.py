@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from backends.adapt.blackbox import finish_of
-from backends.adapt.drafting import Proposal
-from reference.case import Case
-from reference.trace import Accepted, Array, Committed, Drafted, Emitted, Kv, Scored, Step, Trace, frozen
-from reference.tree import Tree
+from specverify.backends.adapt.blackbox import finish_of
+from specverify.backends.adapt.drafting import Proposal
+from specverify.reference.case import Case
+from specverify.reference.trace import Accepted, Array, Committed, Drafted, Emitted, Kv, Scored, Step, Trace, frozen
+from specverify.reference.tree import Tree
 
 
 def by_depth(tree: Tree) -> tuple[int, ...]:

@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from backends.adapt.blackbox import BlackBox, blackbox
-from backends.adapt.generated import tokens_of
-from backends.admission.arrays import read_array
-from backends.base import Declaration
-from reference.architecture import Seeded
-from reference.case import Case
-from reference.trace import (
+from specverify.backends.adapt.blackbox import BlackBox, blackbox
+from specverify.backends.adapt.generated import tokens_of
+from specverify.backends.admission.arrays import read_array
+from specverify.backends.base import Declaration
+from specverify.reference.architecture import Seeded
+from specverify.reference.case import Case
+from specverify.reference.trace import (
     Accepted,
     Attended,
     Committed,
@@ -30,7 +30,7 @@ from reference.trace import (
     Step,
     Trace,
 )
-from reference.tree import Tree
+from specverify.reference.tree import Tree
 
 PARTS = {
     "tokens": (Stage.EMITTED, "the tokens that the step emits; every step has them"),
@@ -70,7 +70,7 @@ TOGETHER = {"law": "logits", "routed": "logits", "draft_logits": "tree", "propos
 """Parts that mean nothing without another part."""
 
 LOWERED_PARTS = tuple(name for name, (stage, _) in PARTS.items() if stage is Stage.LOWERED and name != "mask")
-"""The parts that are arrays of `reference.trace.Lowered` by name."""
+"""The parts that are arrays of `specverify.reference.trace.Lowered` by name."""
 
 
 def stepper(
@@ -88,7 +88,7 @@ def stepper(
             proposes the bare root when they run out; otherwise it drafts in its own way.
         shows: The names of PARTS that its dicts hold; `tokens` need not be named. The invariants of a stage are asked
             where one of its parts is shown, and what needs an absent part is unobserved.
-        trees: The case's trees that it can verify, one of `reference.abilities.TREES`.
+        trees: The case's trees that it can verify, one of `specverify.reference.abilities.TREES`.
         options: Those of `blackbox`.
 
     Raises:

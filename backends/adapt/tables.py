@@ -12,14 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from backends.adapt.blackbox import seed_all
-from backends.adapt.generated import tokens_of
-from backends.adapt.models import transformers_model
-from backends.base import Declaration, Unsupported
-from backends.interception.intercept import DecidesTooOften, NotInterceptable, TooManyRuns, exact_law
-from reference.case import Case
-from reference.probability_world import Blocks, GivenTree, World
-from reference.trace import Array, Emitted, Stage, Step, Trace
+from specverify.backends.adapt.blackbox import seed_all
+from specverify.backends.adapt.generated import tokens_of
+from specverify.backends.adapt.models import transformers_model
+from specverify.backends.base import Declaration, Unsupported
+from specverify.backends.interception.intercept import DecidesTooOften, NotInterceptable, TooManyRuns, exact_law
+from specverify.reference.case import Case
+from specverify.reference.probability_world import Blocks, GivenTree, World
+from specverify.reference.trace import Array, Emitted, Stage, Step, Trace
 
 MOST_COURSES = 20_000
 """Most courses of a sampler's draws in one world."""
@@ -117,11 +117,11 @@ class TableSampler:
         return tokens
 
     def verify(self, given: GivenTree, tape: Array) -> Blocks:
-        """See `backends.base.ExactLaw`; raises Unsupported, since the sampler drafts its own tokens."""
+        """See `specverify.backends.base.ExactLaw`; raises Unsupported, since the sampler drafts its own tokens."""
         raise Unsupported(f"{self.declaration.name} drafts its own tokens: it verifies no given tree")
 
     def samples(self, world: World, seeds: Array) -> Blocks:
-        """See `backends.base.ExactLaw`; raises Unsupported, since rounds have a tree of their own."""
+        """See `specverify.backends.base.ExactLaw`; raises Unsupported, since rounds have a tree of their own."""
         raise Unsupported(f"{self.declaration.name} drafts a tree of its own: its rounds have lengths of their own")
 
     def rounds(self, world: World, tape: Array) -> Blocks:

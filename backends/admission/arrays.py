@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from backends.admission.misshapen import describe, describe_shape, refusal
-from reference.trace import Array
+from specverify.backends.admission.misshapen import describe, describe_shape, refusal
+from specverify.reference.trace import Array
 
 Axis = tuple[str, int | None]
 """The name of an axis and its expected length; None admits any length."""

@@ -1,14 +1,15 @@
 """Admission of blocks: the answer of a backend that samples on tables.
 
-`backends.base.ExactLaw` returns the accepted path and the emitted tokens of each request of a batch as `Blocks`.
+`specverify.backends.base.ExactLaw` returns the accepted path and the emitted tokens of each request of a batch as
+`Blocks`.
 """
 
-from backends.admission.arrays import Axis, admit_array
-from backends.admission.misshapen import Misshapen, refusal
-from backends.admission.stages import require_type
-from reference.probability_world import Blocks
-from reference.trace import Array, Stage
-from reference.tree import Shape
+from specverify.backends.admission.arrays import Axis, admit_array
+from specverify.backends.admission.misshapen import Misshapen, refusal
+from specverify.backends.admission.stages import require_type
+from specverify.reference.probability_world import Blocks
+from specverify.reference.trace import Array, Stage
+from specverify.reference.tree import Shape
 
 
 def admit_blocks(blocks: object, requests: int, shape: Shape, vocabulary: int, coins: int) -> Blocks:

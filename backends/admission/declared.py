@@ -6,21 +6,21 @@ Every field must have its type, and every word in it must be one that this proje
 import dataclasses
 from typing import Any
 
-from backends.admission.misshapen import describe, refusal
-from backends.admission.numbers import admit_flag, admit_float, admit_int, admit_ints
-from backends.base import Declaration
-from reference import draft
-from reference.abilities import LAYOUT_SETTINGS, LOGPROBS, PROCESSING, SOFT_CAPS, TREES
-from reference.architecture import ROPE_KINDS
-from reference.case import DTYPES
-from reference.draft_trees import TREE_KINDS
-from reference.family import FAMILIES
-from reference.layout import COMMITS, KINDS
-from reference.parallel.ranks import RANKS
-from reference.rules import DRAWS, RULES
-from reference.sampling import Stops
-from reference.session import ACTIONS
-from reference.trace import Stage
+from specverify.backends.admission.misshapen import describe, refusal
+from specverify.backends.admission.numbers import admit_flag, admit_float, admit_int, admit_ints
+from specverify.backends.base import Declaration
+from specverify.reference import draft
+from specverify.reference.abilities import LAYOUT_SETTINGS, LOGPROBS, PROCESSING, SOFT_CAPS, TREES
+from specverify.reference.architecture import ROPE_KINDS
+from specverify.reference.case import DTYPES
+from specverify.reference.draft_trees import TREE_KINDS
+from specverify.reference.family import FAMILIES
+from specverify.reference.layout import COMMITS, KINDS
+from specverify.reference.parallel.ranks import RANKS
+from specverify.reference.rules import DRAWS, RULES
+from specverify.reference.sampling import Stops
+from specverify.reference.session import ACTIONS
+from specverify.reference.trace import Stage
 
 
 def words() -> dict[str, tuple[str, ...]]:
@@ -123,7 +123,7 @@ def check_declaration(declaration: Declaration) -> None:
 
 def _check_reveals(value: Any) -> None:
     """Raise Misshapen unless `value` is a set of stages."""
-    expected = "a frozenset of reference.trace.Stage, such as frozenset({Stage.EMITTED})"
+    expected = "a frozenset of specverify.reference.trace.Stage, such as frozenset({Stage.EMITTED})"
     if not isinstance(value, (frozenset, set)):
         raise refusal("declaration.reveals", value, expected)
     stranger = next((entry for entry in value if not isinstance(entry, Stage)), None)

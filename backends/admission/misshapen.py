@@ -5,7 +5,7 @@ The refusal is one line for the author of the adapter.
 
 import numpy as np
 
-from reference.trace import Stage
+from specverify.reference.trace import Stage
 
 LONGEST = 60
 """The most characters of a refused value that the refusal quotes."""

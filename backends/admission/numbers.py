@@ -9,9 +9,9 @@ from typing import SupportsFloat, TypeVar
 
 import numpy as np
 
-from backends.admission.arrays import is_array_like, read_array
-from backends.admission.misshapen import refusal
-from reference.trace import Array
+from specverify.backends.admission.arrays import is_array_like, read_array
+from specverify.backends.admission.misshapen import refusal
+from specverify.reference.trace import Array
 
 Number = TypeVar("Number", int, float)
 

@@ -1,9 +1,9 @@
 """Admission of the runs of ranks, which a trace shows where the target is sharded."""
 
-from backends.admission.misshapen import refusal
-from backends.admission.numbers import TOKEN, admit_ints, admit_word
-from backends.admission.stages import require_type
-from reference.parallel.ranks import RankRun
+from specverify.backends.admission.misshapen import refusal
+from specverify.backends.admission.numbers import TOKEN, admit_ints, admit_word
+from specverify.backends.admission.stages import require_type
+from specverify.reference.parallel.ranks import RankRun
 
 
 def admit_rank_runs(value: object, ranks: int) -> tuple[RankRun, ...] | None:

@@ -6,12 +6,12 @@ A prompt is the one with which a request entered the session; an account of page
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from backends.admission.misshapen import refusal
-from backends.admission.numbers import INT_TYPES, TOKEN, admit_int, admit_ints
-from reference.case import Case
-from reference.malformed import Malformed
-from reference.session import Account, Event
-from reference.trace import Trace
+from specverify.backends.admission.misshapen import refusal
+from specverify.backends.admission.numbers import INT_TYPES, TOKEN, admit_int, admit_ints
+from specverify.reference.case import Case
+from specverify.reference.malformed import Malformed
+from specverify.reference.session import Account, Event
+from specverify.reference.trace import Trace
 
 Entry = TypeVar("Entry")
 
@@ -60,7 +60,7 @@ def admit_accounts(value: object, requests: int) -> tuple[Account, ...]:
         Misshapen: naming the action whose account cannot be read.
     """
     if not isinstance(value, (tuple, list)):
-        raise refusal("shared.accounts", value, "a tuple of reference.session.Account")
+        raise refusal("shared.accounts", value, "a tuple of specverify.reference.session.Account")
     return tuple(_admit_account(f"shared.accounts[{index}]", account, requests) for index, account in enumerate(value))
 
 
@@ -70,7 +70,7 @@ def _admit_account(field: str, value: object, requests: int) -> Account:
     Every request with a block table must also have its numbers of committed and of allocated columns.
     """
     if not isinstance(value, Account):
-        raise refusal(field, value, "reference.session.Account")
+        raise refusal(field, value, "specverify.reference.session.Account")
     account = Account(
         free=admit_ints(f"{field}.free", value.free),
         total=admit_int(f"{field}.total", value.total, 0, MOST_PAGES),
@@ -103,7 +103,7 @@ def admit_events(value: object, case: Case) -> tuple[Event, ...]:
     """
     assert case.session is not None
     if not isinstance(value, (tuple, list)):
-        raise refusal("shared.events", value, "a tuple of reference.session.Event")
+        raise refusal("shared.events", value, "a tuple of specverify.reference.session.Event")
     mates = len(case.session.mates)
     return tuple(_admit_event(f"shared.events[{index}]", event, mates) for index, event in enumerate(value))
 
@@ -111,7 +111,7 @@ def admit_events(value: object, case: Case) -> tuple[Event, ...]:
 def _admit_event(field: str, value: object, mates: int) -> Event:
     """An event; its action may lie behind the actions of the case, since a live session goes on."""
     if not isinstance(value, Event):
-        raise refusal(field, value, "reference.session.Event")
+        raise refusal(field, value, "specverify.reference.session.Event")
     if value.kind not in EVENTS:
         raise refusal(f"{field}.kind", value.kind, f"one of {', '.join(EVENTS)}")
     return Event(

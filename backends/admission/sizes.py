@@ -7,11 +7,11 @@ layers, is None, and any length is admitted there.
 from dataclasses import dataclass
 from functools import cached_property
 
-from backends.admission.arrays import Axis
-from reference.architecture import Architecture, Model, Seeded
-from reference.case import Case
-from reference.draft import Draft
-from reference.tape import stride
+from specverify.backends.admission.arrays import Axis
+from specverify.reference.architecture import Architecture, Model, Seeded
+from specverify.reference.case import Case
+from specverify.reference.draft import Draft
+from specverify.reference.tape import stride
 
 
 @dataclass(frozen=True)

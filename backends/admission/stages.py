@@ -9,14 +9,14 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from backends.admission.arrays import Axis, admit_array, expected_array, is_array_like, read_array
-from backends.admission.misshapen import Misshapen, refusal
-from backends.admission.numbers import TOKEN, admit_floats, admit_int, admit_ints, admit_word
-from backends.admission.sizes import Cache, Sizes
-from reference.draft.hidden import HeadInput, HiddenStates
-from reference.family.recurrent import RecurrentState
-from reference.malformed import Malformed
-from reference.trace import (
+from specverify.backends.admission.arrays import Axis, admit_array, expected_array, is_array_like, read_array
+from specverify.backends.admission.misshapen import Misshapen, refusal
+from specverify.backends.admission.numbers import TOKEN, admit_floats, admit_int, admit_ints, admit_word
+from specverify.backends.admission.sizes import Cache, Sizes
+from specverify.reference.draft.hidden import HeadInput, HiddenStates
+from specverify.reference.family.recurrent import RecurrentState
+from specverify.reference.malformed import Malformed
+from specverify.reference.trace import (
     Accepted,
     Array,
     Attended,
@@ -29,7 +29,7 @@ from reference.trace import (
     Stage,
     Step,
 )
-from reference.tree import Tree
+from specverify.reference.tree import Tree
 
 Part = TypeVar("Part")
 

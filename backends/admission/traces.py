@@ -6,16 +6,16 @@ A refusal names the request, the step and the field.
 from collections.abc import Mapping
 from dataclasses import replace
 
-from backends.admission.misshapen import Misshapen, refusal
-from backends.admission.numbers import TOKEN, admit_float, admit_floats, admit_int, admit_ints, admit_word
-from backends.admission.ranks import admit_rank_runs
-from backends.admission.sessions import admit_accounts, admit_events, admit_prompts
-from backends.admission.sizes import Sizes, sizes_of
-from backends.admission.stages import admit_step, finish_word, require_type
-from backends.base import Declaration
-from reference.case import Case
-from reference.session import Action
-from reference.trace import Accounting, Shared, Speculated, Stage, Step, Trace
+from specverify.backends.admission.misshapen import Misshapen, refusal
+from specverify.backends.admission.numbers import TOKEN, admit_float, admit_floats, admit_int, admit_ints, admit_word
+from specverify.backends.admission.ranks import admit_rank_runs
+from specverify.backends.admission.sessions import admit_accounts, admit_events, admit_prompts
+from specverify.backends.admission.sizes import Sizes, sizes_of
+from specverify.backends.admission.stages import admit_step, finish_word, require_type
+from specverify.backends.base import Declaration
+from specverify.reference.case import Case
+from specverify.reference.session import Action
+from specverify.reference.trace import Accounting, Shared, Speculated, Stage, Step, Trace
 
 
 def admit_trace(trace: object, case: Case, declaration: Declaration) -> Trace:
@@ -88,7 +88,7 @@ class LiveAdmission:
     def _admit_steps(self, value: object, number: int, sizes: Sizes) -> tuple[Step, ...]:
         """Every step of a request, in order."""
         if not isinstance(value, (tuple, list)):
-            raise refusal("steps", value, "a tuple of reference.trace.Step")
+            raise refusal("steps", value, "a tuple of specverify.reference.trace.Step")
         return tuple(self._admit_step(step, index, number, sizes) for index, step in enumerate(value))
 
     def _admit_step(self, value: object, index: int, number: int, sizes: Sizes) -> Step:

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from backends.ascend.eager import ascend_eager
-from backends.ascend.encodings import additive
-from backends.ascend.operands import BLOCK, Operands, gather_columns, operands_in_pages, pack_into_pages
-from backends.engine.columns import Attend, AttentionInputs
+from specverify.backends.ascend.eager import ascend_eager
+from specverify.backends.ascend.encodings import additive
+from specverify.backends.ascend.operands import BLOCK, Operands, gather_columns, operands_in_pages, pack_into_pages
+from specverify.backends.engine.columns import Attend, AttentionInputs
 
 ROOM = 128 * 128
 """The most elements (block size times head dimension) that a block may hold for one head."""

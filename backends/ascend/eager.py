@@ -6,8 +6,8 @@ It is the reference mode of the fused Ascend backends.
 import torch
 from torch import Tensor
 
-from backends.ascend.encodings import require_sight
-from backends.engine.columns import AttentionInputs
+from specverify.backends.ascend.encodings import require_sight
+from specverify.backends.engine.columns import AttentionInputs
 
 
 def ascend_eager(query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:

@@ -6,7 +6,7 @@ The device checks neither block tables nor slots, so the checks here stand in fo
 import torch
 from torch import Tensor
 
-from backends.ascend.operators.masked import COMPRESSED_SIZE
+from specverify.backends.ascend.operators.masked import COMPRESSED_SIZE
 
 
 def boolean(visible: Tensor) -> Tensor:

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from backends.ascend.eager import ascend_eager
-from backends.ascend.encodings import boolean
-from backends.ascend.latent import LatentCall, ask_latent, can_take, infer_latent, tree_visibility
-from backends.ascend.operands import (
+from specverify.backends.ascend.eager import ascend_eager
+from specverify.backends.ascend.encodings import boolean
+from specverify.backends.ascend.latent import LatentCall, ask_latent, can_take, infer_latent, tree_visibility
+from specverify.backends.ascend.operands import (
     BLOCK,
     LARGEST_BLOCK,
     Operands,
@@ -20,8 +20,8 @@ from backends.ascend.operands import (
     operands_in_pages,
     with_equal_widths,
 )
-from backends.ascend.operators.masked import WIDE_OPEN
-from backends.engine.columns import Attend, AttentionInputs
+from specverify.backends.ascend.operators.masked import WIDE_OPEN
+from specverify.backends.engine.columns import Attend, AttentionInputs
 
 ALIGNMENT = 16
 """The multiple of which fused-infer attention takes head dimensions."""

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from backends.ascend.operands import Operands
-from backends.ascend.operators.fused_infer.latent import HEADS, LATENT_DIM, MOST_ROWS, ROPE_DIM, TREE
+from specverify.backends.ascend.operands import Operands
+from specverify.backends.ascend.operators.fused_infer.latent import HEADS, LATENT_DIM, MOST_ROWS, ROPE_DIM, TREE
 
 
 @dataclass(frozen=True)

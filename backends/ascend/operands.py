@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from backends.ascend.encodings import key_lengths, require_pages, require_sight
-from backends.engine.columns import AttentionInputs, Paging
+from specverify.backends.ascend.encodings import key_lengths, require_pages, require_sight
+from specverify.backends.engine.columns import AttentionInputs, Paging
 
 BLOCK = 128
 """A block size that every path of fused-infer attention takes; several query rows need a multiple of it."""

@@ -2,9 +2,9 @@
 
 import torch
 
-from backends.ascend.encodings import require_slots
-from backends.engine.kv.base import Pair
-from backends.engine.kv.paged import Paged
+from specverify.backends.ascend.encodings import require_slots
+from specverify.backends.engine.kv.base import Pair
+from specverify.backends.engine.kv.paged import Paged
 
 
 class CheckedPaged(Paged):

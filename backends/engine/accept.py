@@ -7,7 +7,7 @@ ends where no child has that token; the arg-max of the last node is the bonus to
 import torch
 from torch import Tensor
 
-from backends.engine.lower_tree import TreeTensors
+from specverify.backends.engine.lower_tree import TreeTensors
 
 
 def greedy_walk(tensors: TreeTensors, logits: Tensor) -> tuple[list[int], int]:

@@ -5,29 +5,29 @@ from dataclasses import replace
 
 import torch
 
-from backends.base import Declaration, Live, Unsupported
-from backends.engine.attention.eager import eager
-from backends.engine.composition import SEAMS
-from backends.engine.draft import OPENERS
-from backends.engine.kv.lanes import BatchCache
-from backends.engine.model.built_in import DTYPES
-from backends.engine.model.graphs import Recorder
-from backends.engine.model.models import ModelCache
-from backends.engine.play import play, serve
-from backends.engine.ranks.play import play_ranks, serve_ranks
-from backends.engine.ranks.tables import on_ranks
-from backends.engine.sampling.rounds import Tables
-from backends.engine.seams import Seams
-from backends.engine.two_modes import in_mode
-from backends.flags import Mode, mode_of
-from reference.abilities import LAYOUT_SETTINGS
-from reference.case import Case
-from reference.draft_trees import TREE_KINDS
-from reference.layout import COMMITS, KINDS
-from reference.probability_world import Blocks, GivenTree, World
-from reference.rules import RULES
-from reference.session import ACTIONS
-from reference.trace import Array, Stage, Trace
+from specverify.backends.base import Declaration, Live, Unsupported
+from specverify.backends.engine.attention.eager import eager
+from specverify.backends.engine.composition import SEAMS
+from specverify.backends.engine.draft import OPENERS
+from specverify.backends.engine.kv.lanes import BatchCache
+from specverify.backends.engine.model.built_in import DTYPES
+from specverify.backends.engine.model.graphs import Recorder
+from specverify.backends.engine.model.models import ModelCache
+from specverify.backends.engine.play import play, serve
+from specverify.backends.engine.ranks.play import play_ranks, serve_ranks
+from specverify.backends.engine.ranks.tables import on_ranks
+from specverify.backends.engine.sampling.rounds import Tables
+from specverify.backends.engine.seams import Seams
+from specverify.backends.engine.two_modes import in_mode
+from specverify.backends.flags import Mode, mode_of
+from specverify.reference.abilities import LAYOUT_SETTINGS
+from specverify.reference.case import Case
+from specverify.reference.draft_trees import TREE_KINDS
+from specverify.reference.layout import COMMITS, KINDS
+from specverify.reference.probability_world import Blocks, GivenTree, World
+from specverify.reference.rules import RULES
+from specverify.reference.session import ACTIONS
+from specverify.reference.trace import Array, Stage, Trace
 
 
 class EngineBackend:
@@ -120,27 +120,27 @@ class EngineBackend:
         return self._model_cache
 
     def run(self, case: Case) -> Trace:
-        """Run the generation that `case` describes; see `backends.base.Backend.run`."""
+        """Run the generation that `case` describes; see `specverify.backends.base.Backend.run`."""
         self._refuse_dtype(case)
         play_case = play if case.ranks == 1 else play_ranks
         return play_case(case, self._model_cache, in_mode(self.seams, self.mode))
 
     def serve(self, case: Case) -> Live:
-        """Play the case's session and return it open for further actions; see `backends.base.Serving`."""
+        """Play the case's session and return it open for further actions; see `specverify.backends.base.Serving`."""
         self._refuse_dtype(case)
         serve_case = serve if case.ranks == 1 else serve_ranks
         return serve_case(case, self._model_cache, in_mode(self.seams, self.mode))
 
     def verify(self, verification: GivenTree, tape: Array) -> Blocks:
-        """See `backends.base.ExactLaw`."""
+        """See `specverify.backends.base.ExactLaw`."""
         return self._on_ranks(verification.ranks, lambda tables: tables.verify(verification, tape))
 
     def rounds(self, world: World, tape: Array) -> Blocks:
-        """See `backends.base.ExactLaw`."""
+        """See `specverify.backends.base.ExactLaw`."""
         return self._on_ranks(world.ranks, lambda tables: tables.rounds(world, tape))
 
     def samples(self, world: World, seeds: Array) -> Blocks:
-        """See `backends.base.ExactLaw`."""
+        """See `specverify.backends.base.ExactLaw`."""
         return self._on_ranks(world.ranks, lambda tables: tables.samples(world, seeds))
 
     def _on_ranks(self, ranks: int, ask: Callable[[Tables], Blocks]) -> Blocks:

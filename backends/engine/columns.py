@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from backends.base import Unsupported
+from specverify.backends.base import Unsupported
 
 WORD = 32
 """Bits of a word; bit 31 is the sign of an int32."""

@@ -1,21 +1,21 @@
 """The fault-free composition of the engine: one function or class for every seam."""
 
-from backends.engine import accept, stops
-from backends.engine.attention.eager import eager
-from backends.engine.batch.gathering import gather
-from backends.engine.draft import filling
-from backends.engine.draft.truncation import inside_chunk
-from backends.engine.kv.arena import Arena
-from backends.engine.kv.base import KvCache
-from backends.engine.kv.recurrent import commit_states
-from backends.engine.kv.seams import KvSeams
-from backends.engine.lower_tree import lower_tree
-from backends.engine.model.hidden import HiddenTap
-from backends.engine.model.quantised import dequantise
-from backends.engine.request import Request
-from backends.engine.sampling.seams import SamplingSeams
-from backends.engine.seams import Seams
-from backends.engine.trees.growth import GrowthSeams
+from specverify.backends.engine import accept, stops
+from specverify.backends.engine.attention.eager import eager
+from specverify.backends.engine.batch.gathering import gather
+from specverify.backends.engine.draft import filling
+from specverify.backends.engine.draft.truncation import inside_chunk
+from specverify.backends.engine.kv.arena import Arena
+from specverify.backends.engine.kv.base import KvCache
+from specverify.backends.engine.kv.recurrent import commit_states
+from specverify.backends.engine.kv.seams import KvSeams
+from specverify.backends.engine.lower_tree import lower_tree
+from specverify.backends.engine.model.hidden import HiddenTap
+from specverify.backends.engine.model.quantised import dequantise
+from specverify.backends.engine.request import Request
+from specverify.backends.engine.sampling.seams import SamplingSeams
+from specverify.backends.engine.seams import Seams
+from specverify.backends.engine.trees.growth import GrowthSeams
 
 
 def commit(cache: KvCache, path: list[int]) -> str | None:

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from backends.base import StageFailure
-from backends.engine.columns import RowWords
-from backends.engine.reach import Reach
-from reference.trace import Stage
-from reference.tree import Tree
+from specverify.backends.base import StageFailure
+from specverify.backends.engine.columns import RowWords
+from specverify.backends.engine.reach import Reach
+from specverify.reference.trace import Stage
+from specverify.reference.tree import Tree
 
 STRUCTURE = (
     "parent outside the tree",
@@ -30,7 +30,7 @@ STRUCTURE = (
 
 @dataclass(frozen=True)
 class TreeTensors:
-    """The lowered tree: tensors over R rows, padding included; see `reference.trace.Lowered`.
+    """The lowered tree: tensors over R rows, padding included; see `specverify.reference.trace.Lowered`.
 
     `lower_tree` makes CPU tensors and the dense masks `visible`. A lowering on a device (`lowering/device.py`) makes
     tensors there, and `words` for each layer in place of `visible`.

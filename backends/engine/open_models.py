@@ -6,17 +6,17 @@ A target is a causal model. A draft runs another causal model, or a head that is
 from collections import Counter
 from dataclasses import replace
 
-from backends.engine.columns import Attend
-from backends.engine.draft import HEADS
-from backends.engine.kv.lanes import BatchCache
-from backends.engine.model.causal_lm import CausalLm
-from backends.engine.model.head import HeadModel
-from backends.engine.model.models import ModelCache, refuse_long
-from backends.engine.model.quantised import Dequantise, dequantise
-from backends.engine.model.update_order_check import require_update_first
-from backends.engine.seams import Seams
-from reference.case import Case
-from reference.trace import Trace
+from specverify.backends.engine.columns import Attend
+from specverify.backends.engine.draft import HEADS
+from specverify.backends.engine.kv.lanes import BatchCache
+from specverify.backends.engine.model.causal_lm import CausalLm
+from specverify.backends.engine.model.head import HeadModel
+from specverify.backends.engine.model.models import ModelCache, refuse_long
+from specverify.backends.engine.model.quantised import Dequantise, dequantise
+from specverify.backends.engine.model.update_order_check import require_update_first
+from specverify.backends.engine.seams import Seams
+from specverify.reference.case import Case
+from specverify.reference.trace import Trace
 
 
 class OpenModels:

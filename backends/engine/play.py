@@ -3,13 +3,13 @@
 from dataclasses import replace
 from typing import Protocol
 
-from backends.engine.ahead.server import OverlapServer
-from backends.engine.model.models import ModelCache
-from backends.engine.seams import Seams
-from backends.engine.server import Server
-from reference.case import Case
-from reference.session import Action, Session
-from reference.trace import Trace
+from specverify.backends.engine.ahead.server import OverlapServer
+from specverify.backends.engine.model.models import ModelCache
+from specverify.backends.engine.seams import Seams
+from specverify.backends.engine.server import Server
+from specverify.reference.case import Case
+from specverify.reference.session import Action, Session
+from specverify.reference.trace import Trace
 
 
 class Plays(Protocol):

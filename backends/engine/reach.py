@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from backends.base import Unsupported
+from specverify.backends.base import Unsupported
 
 RECURRENT = ("linear_attention", "conv")
 """The kinds of layers that have a recurrent state in place of attention, under transformers' names."""

@@ -11,25 +11,25 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from backends.engine import stops
-from backends.engine.draft.base import Draft, Proposal
-from backends.engine.draft.truncation import truncate_proposal
-from backends.engine.guided.guide import open_guide
-from backends.engine.kv.arena import CacheLease
-from backends.engine.kv.branch import Branch
-from backends.engine.kv.routed import routed_columns_of
-from backends.engine.lower_tree import TreeTensors, broken_rules, refuse_broken
-from backends.engine.model.axes import axes_of
-from backends.engine.model.causal_lm import CausalLm, Rows
-from backends.engine.model.low_rank import low_rank_of
-from backends.engine.sampling.step import StepSampling
-from backends.engine.step.prefilling import Prefilling
-from backends.engine.step.state import Block, Counters, Emission, Verification
-from backends.engine.step_seams import StepSeams
-from backends.engine.tracing import Revealer
-from reference.case import Case
-from reference.trace import Accepted, Accounting, Committed, Emitted, Kv, Stage, Step, Trace
-from reference.tree import Tree
+from specverify.backends.engine import stops
+from specverify.backends.engine.draft.base import Draft, Proposal
+from specverify.backends.engine.draft.truncation import truncate_proposal
+from specverify.backends.engine.guided.guide import open_guide
+from specverify.backends.engine.kv.arena import CacheLease
+from specverify.backends.engine.kv.branch import Branch
+from specverify.backends.engine.kv.routed import routed_columns_of
+from specverify.backends.engine.lower_tree import TreeTensors, broken_rules, refuse_broken
+from specverify.backends.engine.model.axes import axes_of
+from specverify.backends.engine.model.causal_lm import CausalLm, Rows
+from specverify.backends.engine.model.low_rank import low_rank_of
+from specverify.backends.engine.sampling.step import StepSampling
+from specverify.backends.engine.step.prefilling import Prefilling
+from specverify.backends.engine.step.state import Block, Counters, Emission, Verification
+from specverify.backends.engine.step_seams import StepSeams
+from specverify.backends.engine.tracing import Revealer
+from specverify.reference.case import Case
+from specverify.reference.trace import Accepted, Accounting, Committed, Emitted, Kv, Stage, Step, Trace
+from specverify.reference.tree import Tree
 
 
 class Request(Prefilling):

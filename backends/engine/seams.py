@@ -6,18 +6,18 @@ Each seam has a name and a contract, so that a composition or a planted fault ca
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from backends.engine.captured.runner import CapturedDrafts
-from backends.engine.handover.seams import HandOverSeams
-from backends.engine.kv.arena import Arena
-from backends.engine.model.causal_lm import Rows
-from backends.engine.overlap.seams import OverlapSeams
-from backends.engine.request import Request
-from backends.engine.step_seams import StepSeams
+from specverify.backends.engine.captured.runner import CapturedDrafts
+from specverify.backends.engine.handover.seams import HandOverSeams
+from specverify.backends.engine.kv.arena import Arena
+from specverify.backends.engine.model.causal_lm import Rows
+from specverify.backends.engine.overlap.seams import OverlapSeams
+from specverify.backends.engine.request import Request
+from specverify.backends.engine.step_seams import StepSeams
 
 
 @dataclass(frozen=True, kw_only=True)
 class Seams(StepSeams):
-    """The whole engine; the default one is `backends.engine.composition.SEAMS`.
+    """The whole engine; the default one is `specverify.backends.engine.composition.SEAMS`.
 
     Attributes:
         gather: From the requests of a batch, each with its tree, to their rows in the verify forward.

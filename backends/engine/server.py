@@ -8,26 +8,26 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from backends.base import StageFailure, Unsupported
-from backends.engine.batch.acceptance import decide_together
-from backends.engine.batch.drafting import draft_together
-from backends.engine.captured.runner import LevelRunner
-from backends.engine.draft import Draft, Opening, open_draft
-from backends.engine.kv.arena import CacheLease, refuse_small_pool
-from backends.engine.kv.base import OutOfPages
-from backends.engine.model.models import ModelCache
-from backends.engine.open_models import OpenModels
-from backends.engine.request import Request
-from backends.engine.retrieval.shared import SharedTries
-from backends.engine.seams import Seams
-from backends.engine.step.accounts import account_of
-from backends.engine.step.naming import naming_stage
-from reference.case import Case
-from reference.draft import most_rows
-from reference.malformed import Malformed
-from reference.requests.models import marks
-from reference.session import Account, Action, Session
-from reference.trace import Shared, Stage, Trace
+from specverify.backends.base import StageFailure, Unsupported
+from specverify.backends.engine.batch.acceptance import decide_together
+from specverify.backends.engine.batch.drafting import draft_together
+from specverify.backends.engine.captured.runner import LevelRunner
+from specverify.backends.engine.draft import Draft, Opening, open_draft
+from specverify.backends.engine.kv.arena import CacheLease, refuse_small_pool
+from specverify.backends.engine.kv.base import OutOfPages
+from specverify.backends.engine.model.models import ModelCache
+from specverify.backends.engine.open_models import OpenModels
+from specverify.backends.engine.request import Request
+from specverify.backends.engine.retrieval.shared import SharedTries
+from specverify.backends.engine.seams import Seams
+from specverify.backends.engine.step.accounts import account_of
+from specverify.backends.engine.step.naming import naming_stage
+from specverify.reference.case import Case
+from specverify.reference.draft import most_rows
+from specverify.reference.malformed import Malformed
+from specverify.reference.requests.models import marks
+from specverify.reference.session import Account, Action, Session
+from specverify.reference.trace import Shared, Stage, Trace
 
 
 class Server:

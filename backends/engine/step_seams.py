@@ -8,18 +8,18 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from backends.engine.columns import Attend
-from backends.engine.kv.base import KvCache
-from backends.engine.kv.seams import KvSeams
-from backends.engine.lower_tree import TreeTensors
-from backends.engine.model.causal_lm import CausalLm
-from backends.engine.model.hidden import HiddenTap
-from backends.engine.model.quantised import Dequantise
-from backends.engine.reach import Reach
-from backends.engine.sampling.seams import SamplingSeams
-from backends.engine.stops import Limits, OutputTail
-from backends.engine.trees.growth import GrowthSeams
-from reference.tree import Shape, Tree
+from specverify.backends.engine.columns import Attend
+from specverify.backends.engine.kv.base import KvCache
+from specverify.backends.engine.kv.seams import KvSeams
+from specverify.backends.engine.lower_tree import TreeTensors
+from specverify.backends.engine.model.causal_lm import CausalLm
+from specverify.backends.engine.model.hidden import HiddenTap
+from specverify.backends.engine.model.quantised import Dequantise
+from specverify.backends.engine.reach import Reach
+from specverify.backends.engine.sampling.seams import SamplingSeams
+from specverify.backends.engine.stops import Limits, OutputTail
+from specverify.backends.engine.trees.growth import GrowthSeams
+from specverify.reference.tree import Shape, Tree
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ Only so much of the output's text is held as a stop string can span across two b
 
 from dataclasses import dataclass
 
-from reference.case import Case
+from specverify.reference.case import Case
 
 
 @dataclass(frozen=True)

@@ -5,14 +5,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from backends.engine.draft.base import Proposal
-from backends.engine.guided.guide import Masks
-from backends.engine.kv.base import KvCache
-from backends.engine.kv.recurrent import states_of
-from backends.engine.lower_tree import TreeTensors
-from reference.draft.hidden import HeadInput, HiddenStates
-from reference.family.recurrent import RecurrentState
-from reference.trace import Array, Attended, Drafted, Kv, Lowered, Scored, frozen
+from specverify.backends.engine.draft.base import Proposal
+from specverify.backends.engine.guided.guide import Masks
+from specverify.backends.engine.kv.base import KvCache
+from specverify.backends.engine.kv.recurrent import states_of
+from specverify.backends.engine.lower_tree import TreeTensors
+from specverify.reference.draft.hidden import HeadInput, HiddenStates
+from specverify.reference.family.recurrent import RecurrentState
+from specverify.reference.trace import Array, Attended, Drafted, Kv, Lowered, Scored, frozen
 
 BUDGET_BYTES = 256 * 2**20
 """Bytes of KV and attention outputs that one trace may hold; once they are spent, later steps reveal neither."""

@@ -7,10 +7,10 @@ from dataclasses import dataclass, is_dataclass, replace
 
 from torch import Tensor
 
-from backends.engine.attention.eager import eager
-from backends.engine.columns import Attend, AttentionInputs
-from backends.engine.seams import Seams
-from backends.flags import Mode
+from specverify.backends.engine.attention.eager import eager
+from specverify.backends.engine.columns import Attend, AttentionInputs
+from specverify.backends.engine.seams import Seams
+from specverify.backends.flags import Mode
 
 
 def in_mode(seams: Seams, mode: Mode) -> Seams:

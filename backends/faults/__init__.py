@@ -11,8 +11,8 @@ from pkgutil import walk_packages
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from backends.base import Backend
-    from backends.faults.fault import Fault
+    from specverify.backends.base import Backend
+    from specverify.backends.faults.fault import Fault
 
     ALL: tuple[Fault, ...]
     """Every fault, in the order of the stages at which they strike, then by file."""
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @cache
 def _every() -> "tuple[Fault, ...]":
-    from reference.trace import Stage
+    from specverify.reference.trace import Stage
 
     faults = (
         fault
@@ -55,8 +55,8 @@ def plant(backend: "Backend", fault: "Fault") -> None:
     Raises:
         Unsupported: for a backend without seams.
     """
-    from backends.base import Unsupported
-    from backends.engine.seams import Seams
+    from specverify.backends.base import Unsupported
+    from specverify.backends.engine.seams import Seams
 
     seams = getattr(backend, "seams", None)
     if not isinstance(seams, Seams):

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from backends.engine.seams import Seams
-from reference.trace import Stage
+from specverify.backends.engine.seams import Seams
+from specverify.reference.trace import Stage
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,8 @@ class Fault:
         source: The public report of the defect.
         trigger: The property of a case that makes the defect visible.
         plant: A function from the right seams to seams with the defect in one of them.
-        harmless: Kinds of draft (`reference.rules.DRAWS`) under which the defect changes no law, each with the proof.
+        harmless: Kinds of draft (`specverify.reference.rules.DRAWS`) under which the defect changes no law, each with
+            the proof.
         on: The backend in which the defect is planted when the user names none.
     """
 

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import torch
 
-from backends.interception.errors import TooManyRuns, refuse
+from specverify.backends.interception.errors import TooManyRuns, refuse
 
 T = TypeVar("T", bound=Hashable)
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Generic
 
-from backends.interception.errors import DecidesTooOften, NotInterceptable, TooManyRuns
-from backends.interception.forking import Fork, T, courses
-from backends.interception.ledger import Ledger
-from backends.interception.python_draws import PythonDraws
-from backends.interception.torch_draws import Draws
-from backends.randomness.hooks import Call, hooks
-from backends.randomness.positions import Positions
+from specverify.backends.interception.errors import DecidesTooOften, NotInterceptable, TooManyRuns
+from specverify.backends.interception.forking import Fork, T, courses
+from specverify.backends.interception.ledger import Ledger
+from specverify.backends.interception.python_draws import PythonDraws
+from specverify.backends.interception.torch_draws import Draws
+from specverify.backends.randomness.hooks import Call, hooks
+from specverify.backends.randomness.positions import Positions
 
 __all__ = ["DecidesTooOften", "Enumeration", "NotInterceptable", "TooManyRuns", "enumerate_law", "exact_law"]
 
@@ -40,8 +40,9 @@ def exact_law(fn: Callable[[], T], *, most_runs: int = 1_000_000, most_draws: in
 def enumerate_law(fn: Callable[[], T], *, most_runs: int = 1_000_000, most_draws: int = 10_000) -> Enumeration[T]:
     """The exact law of the value that `fn` returns, from one run of `fn` for every course of its draws.
 
-    Every draw has a place: the stream that its generator reads, and its offset there (`backends.randomness`). Draws of
-    one place are one number. Streams of unequal seeds are independent, and so are all words of a stream.
+    Every draw has a place: the stream that its generator reads, and its offset there
+    (`specverify.backends.randomness`). Draws of one place are one number. Streams of unequal seeds are independent, and
+    so are all words of a stream.
 
     Known draws: those of `random` and of any `random.Random`; numpy.random's random, uniform, exponential, gumbel,
     choice and integers, also of any generator that is made in the run; torch.rand, rand_like, uniform_, exponential_,

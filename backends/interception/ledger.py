@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from backends.interception.errors import refuse
-from backends.interception.forking import Fork
-from backends.interception.numbers import Numbers, Use
-from backends.randomness.places import LIBRARIES, Draw, Position, stack_here
-from backends.randomness.positions import Positions, StreamPosition, default_generator, generator_in_words
+from specverify.backends.interception.errors import refuse
+from specverify.backends.interception.forking import Fork
+from specverify.backends.interception.numbers import Numbers, Use
+from specverify.backends.randomness.places import LIBRARIES, Draw, Position, stack_here
+from specverify.backends.randomness.positions import Positions, StreamPosition, default_generator, generator_in_words
 
 NEAR = 4
 """How many blocks of MT19937 an unwatched draw is looked for in."""

@@ -1,7 +1,7 @@
 """Numbers: what the decisions of a run tell about each random number, and which numbers are one.
 
-A uniform number has a place (`backends.randomness`). Draws that read one place get one number, so that a second
-decision is made under what the first has told.
+A uniform number has a place (`specverify.backends.randomness`). Draws that read one place get one number, so that a
+second decision is made under what the first has told.
 """
 
 import math
@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from backends.interception.errors import DecidesTooOften
-from backends.interception.forking import Fork
-from backends.interception.races import Bound, Race, probability
-from backends.randomness.places import Draw, Place, Site, stack_here
+from specverify.backends.interception.errors import DecidesTooOften
+from specverify.backends.interception.forking import Fork
+from specverify.backends.interception.races import Bound, Race, probability
+from specverify.backends.randomness.places import Draw, Place, Site, stack_here
 
 SINGLE = "24 bits of a word"
 """How torch on a CPU makes a float32: of the low 24 bits of a word."""

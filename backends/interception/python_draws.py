@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from backends.interception.errors import refuse
-from backends.interception.ledger import Ledger
-from backends.interception.values import EXPONENTIAL, LOGARITHM, PLAIN, Value, ranking
-from backends.randomness.hooks import Call
-from backends.randomness.places import Draw
+from specverify.backends.interception.errors import refuse
+from specverify.backends.interception.ledger import Ledger
+from specverify.backends.interception.values import EXPONENTIAL, LOGARITHM, PLAIN, Value, ranking
+from specverify.backends.randomness.hooks import Call
+from specverify.backends.randomness.places import Draw
 
 MOST_BITS = 10
 """The most bits of one `getrandbits` that are enumerated."""

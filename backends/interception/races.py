@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.interception.errors import DecidesTooOften
+from specverify.backends.interception.errors import DecidesTooOften
 
 Race = tuple[tuple[tuple[int, Fraction], ...], int]
 """((runner, weight), ...) with positive weights, and the winner."""

@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from backends.interception.errors import refuse
-from backends.interception.forking import GRIDS
-from backends.interception.ledger import Ledger
-from backends.interception.numbers import DOUBLE, SINGLE
-from backends.interception.values import EXPONENTIAL, Value, ranking
-from backends.randomness.hooks import TORCH_DRAWS, TRAINING, draws_in_training, generator_of_call
-from backends.randomness.places import Draw, Place
+from specverify.backends.interception.errors import refuse
+from specverify.backends.interception.forking import GRIDS
+from specverify.backends.interception.ledger import Ledger
+from specverify.backends.interception.numbers import DOUBLE, SINGLE
+from specverify.backends.interception.values import EXPONENTIAL, Value, ranking
+from specverify.backends.randomness.hooks import TORCH_DRAWS, TRAINING, draws_in_training, generator_of_call
+from specverify.backends.randomness.places import Draw, Place
 
 COMPARISONS = {
     **{name: name for name in ("lt", "le", "gt", "ge")},

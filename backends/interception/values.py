@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from scipy.integrate import quad
 
-from backends.interception.errors import refuse
-from backends.interception.forking import DOUBLE, places_below
-from backends.interception.numbers import Number, Numbers
-from backends.randomness.places import Draw
+from specverify.backends.interception.errors import refuse
+from specverify.backends.interception.forking import DOUBLE, places_below
+from specverify.backends.interception.numbers import Number, Numbers
+from specverify.backends.randomness.places import Draw
 
 NUMPY_DTYPES = {np.float32: torch.float32, np.float16: torch.float16}
 """The NumPy scalar types to which NumPy rounds a Python float before it compares the two (NEP 50)."""

@@ -15,10 +15,10 @@ from typing import Any
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import best_match
 
-from backends.adapt.answers import Answer, AnsweringBackend
-from backends.base import ProgramFailure, Unavailable, Unsupported
-from backends.programs.lines import Child, Endless, Over, Silent
-from reference.trace import Speculated
+from specverify.backends.adapt.answers import Answer, AnsweringBackend
+from specverify.backends.base import ProgramFailure, Unavailable, Unsupported
+from specverify.backends.programs.lines import Child, Endless, Over, Silent
+from specverify.reference.trace import Speculated
 
 PREFIX = "command:"
 """The beginning of the names of programs."""

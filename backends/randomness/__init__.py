@@ -1,7 +1,7 @@
 """Places of random draws: the stream that a draw reads, its offset there, its size, its line of code.
 
 Two users share this notion of a place: the interception, in which draws of one place are one coin
-(`backends.interception`), and a passive recorder around an engine that draws real numbers (`Recorder`).
+(`specverify.backends.interception`), and a passive recorder around an engine that draws real numbers (`Recorder`).
 
     places.py     Position, Place, Site and Draw: the words, and what overlaps
     positions.py  position(generator): where any generator stands now; in_default(library): where a default one does

@@ -21,7 +21,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from backends.randomness.positions import default_generator
+from specverify.backends.randomness.positions import default_generator
 
 # fmt: off
 TORCH_DRAWS = frozenset((

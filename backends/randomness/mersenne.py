@@ -10,7 +10,7 @@ import hashlib
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.randomness.places import Position
+from specverify.backends.randomness.places import Position
 
 Block = NDArray[np.uint32]
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from backends.randomness.mersenne import MOST_BLOCKS, Block, Blocks
-from backends.randomness.places import Place, Position, place_between
+from specverify.backends.randomness.mersenne import MOST_BLOCKS, Block, Blocks
+from specverify.backends.randomness.places import Place, Position, place_between
 
 _WORD = 1 << 128
 _MULTIPLIERS = {"PCG64": 0x2360ED051FC65DA44385DF649FCCF645, "PCG64DXSM": 0xDA942042E4DD58B5}

@@ -6,9 +6,9 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
 
-from backends.randomness.hooks import Call, TorchHooks, hooks
-from backends.randomness.places import Draw, Place, stack_here
-from backends.randomness.positions import Positions, generator_in_words
+from specverify.backends.randomness.hooks import Call, TorchHooks, hooks
+from specverify.backends.randomness.places import Draw, Place, stack_here
+from specverify.backends.randomness.positions import Positions, generator_in_words
 
 
 class Recorder:

@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass, replace
 from urllib.parse import urlsplit
 
-from backends.base import Unavailable
+from specverify.backends.base import Unavailable
 
 PREFIX = "openai:"
 """The beginning of the names of servers."""
@@ -16,7 +16,7 @@ FORM = "openai:http://HOST:PORT, with options behind a #, such as #dialect=vllm,
 """The form of a server's name, for messages."""
 
 DIALECTS = ("openai", "vllm", "llama.cpp", "sglang")
-"""The ways in which servers are asked; `backends.servers.dialects` holds them."""
+"""The ways in which servers are asked; `specverify.backends.servers.dialects` holds them."""
 
 
 class WrongAddress(ValueError):

@@ -6,8 +6,8 @@ them says nothing of speculation: llama.cpp leaves them out where it drafted not
 
 from typing import Any
 
-from backends.servers.web import WrongAnswer
-from reference.trace import Speculated
+from specverify.backends.servers.web import WrongAnswer
+from specverify.reference.trace import Speculated
 
 
 def counts_of(content: Any) -> Speculated | None:

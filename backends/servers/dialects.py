@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from backends.adapt.answers import Answer
-from backends.servers.web import WrongAnswer
-from backends.servers.words import ids_of_pieces, ids_of_text, text_of
+from specverify.backends.adapt.answers import Answer
+from specverify.backends.servers.web import WrongAnswer
+from specverify.backends.servers.words import ids_of_pieces, ids_of_text, text_of
 
 LARGEST_SEED = 2**31 - 1
 """Seeds are sent modulo this number: servers hold them in 32 bits, or as floating-point numbers."""
@@ -19,7 +19,7 @@ LARGEST_SEED = 2**31 - 1
 
 @dataclass(frozen=True)
 class Question:
-    """One request, in the words of a black box (`backends.adapt.blackbox.PARAMETERS`)."""
+    """One request, in the words of a black box (`specverify.backends.adapt.blackbox.PARAMETERS`)."""
 
     prompt_ids: Sequence[int]
     max_new_tokens: int
@@ -228,7 +228,7 @@ class SGLang(Dialect):
 
 
 BY_NAME: dict[str, type[Dialect]] = {dialect.NAME: dialect for dialect in (OpenAI, Vllm, LlamaCpp, SGLang)}
-"""Every dialect by its name, as `backends.servers.address.DIALECTS` lists them."""
+"""Every dialect by its name, as `specverify.backends.servers.address.DIALECTS` lists them."""
 
 
 def _in(content: Any, name: str, kind: type | tuple[type, ...]) -> Any:

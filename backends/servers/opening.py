@@ -6,14 +6,14 @@ The server is asked for its models, then for a few tokens in each way that it ma
 from dataclasses import dataclass, replace
 from typing import Any
 
-from backends.adapt.answers import Answer, AnsweringBackend
-from backends.base import Unavailable, Unsupported
-from backends.servers.address import Address, address_of
-from backends.servers.counts import counts_of
-from backends.servers.dialects import BY_NAME, Dialect, OpenAI, Question
-from backends.servers.web import RefusedRequest, Web, WrongAnswer
-from reference.files.end_tokens import end_tokens
-from reference.files.fields import UnreadableCheckpoint
+from specverify.backends.adapt.answers import Answer, AnsweringBackend
+from specverify.backends.base import Unavailable, Unsupported
+from specverify.backends.servers.address import Address, address_of
+from specverify.backends.servers.counts import counts_of
+from specverify.backends.servers.dialects import BY_NAME, Dialect, OpenAI, Question
+from specverify.backends.servers.web import RefusedRequest, Web, WrongAnswer
+from specverify.reference.files.end_tokens import end_tokens
+from specverify.reference.files.fields import UnreadableCheckpoint
 
 OWNERS = {"vllm": "vllm", "llamacpp": "llama.cpp", "sglang": "sglang"}
 """The dialect of a server by the `owned_by` of its models."""

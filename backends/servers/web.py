@@ -15,8 +15,8 @@ from time import monotonic, sleep
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from backends.base import Unavailable
-from backends.servers.address import KEY, Address, key
+from specverify.backends.base import Unavailable
+from specverify.backends.servers.address import KEY, Address, key
 
 Content = TypeVar("Content")
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from backends.base import Unavailable, Unsupported
-from backends.servers.web import WrongAnswer
+from specverify.backends.base import Unavailable, Unsupported
+from specverify.backends.servers.web import WrongAnswer
 
 CACHED_TOKENIZERS = 4
 """Checkpoints whose tokenizers stay open."""

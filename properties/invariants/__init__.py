@@ -3,8 +3,8 @@
 The name of a file or folder here is the prefix of its invariants: `cache/` holds `cache.isolation`.
 """
 
-from properties.invariants import acceptance, attention, cache, draft, lossless, pair, serving, structure
-from properties.verdict.invariant import Invariant
+from specverify.properties.invariants import acceptance, attention, cache, draft, lossless, pair, serving, structure
+from specverify.properties.verdict.invariant import Invariant
 
 ALL: tuple[Invariant, ...] = (
     *structure.INVARIANTS,
@@ -39,7 +39,7 @@ BESIDE_TOKENS: tuple[Invariant, ...] = (
     *pair.INVARIANTS,
     *(invariant for invariant in ALL if invariant.name in WITHOUT_ORACLE),
 )
-"""The invariants of a run whose reference shows tokens alone (`properties.verdict.peer`).
+"""The invariants of a run whose reference shows tokens alone (`specverify.properties.verdict.peer`).
 
 Those of the pair come first: they know a divergence from nondeterminism, and the first finding locates a failure.
 """

@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from properties.verdict.invariant import NotApplicable
-from properties.verdict.subject import Subject
-from reference.case import Case
-from reference.trace import Trace
+from specverify.properties.verdict.invariant import NotApplicable
+from specverify.properties.verdict.subject import Subject
+from specverify.reference.case import Case
+from specverify.reference.trace import Trace
 
 
 def is_greedy(case: Case) -> bool:

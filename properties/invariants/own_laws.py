@@ -6,10 +6,10 @@ rounding may change the set of tokens that top-k, top-p or min-p keeps.
 
 import numpy as np
 
-from properties.tolerance.bounds import UNIT
-from reference.case import Case
-from reference.oracle import processing
-from reference.trace import Array, Step
+from specverify.properties.tolerance.bounds import UNIT
+from specverify.reference.case import Case
+from specverify.reference.oracle import processing
+from specverify.reference.trace import Array, Step
 
 CLOSE = {"float64": 1e-9, "float32": 2e-5, "bfloat16": 2e-5, "float16": 2e-5}
 """Largest error of a probability on the same logits, by working dtype; engines process in float32 or better."""

@@ -7,21 +7,21 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from properties.generations import RUN_TESTS
-from properties.invariants.applies import is_greedy, is_sampled
-from properties.laws.sampled.gate import log_bar
-from properties.pair_generations import counts_from_prompt, pair_evidence
-from properties.streams import stream_of
-from properties.tolerance.bounds import UNIT
-from properties.tolerance.closeness import PRIOR, SANITY
-from properties.tolerance.ties import TIE_SIGMA
-from properties.verdict.finding import Comparisons, Evidence, Finding, Tie
-from properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle, needing
-from properties.verdict.peer import Peer
-from properties.verdict.subject import Subject
-from reference.architecture import Seeded
-from reference.case import Case
-from reference.trace import Array, Stage, Trace
+from specverify.properties.generations import RUN_TESTS
+from specverify.properties.invariants.applies import is_greedy, is_sampled
+from specverify.properties.laws.sampled.gate import log_bar
+from specverify.properties.pair_generations import counts_from_prompt, pair_evidence
+from specverify.properties.streams import stream_of
+from specverify.properties.tolerance.bounds import UNIT
+from specverify.properties.tolerance.closeness import PRIOR, SANITY
+from specverify.properties.tolerance.ties import TIE_SIGMA
+from specverify.properties.verdict.finding import Comparisons, Evidence, Finding, Tie
+from specverify.properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle, needing
+from specverify.properties.verdict.peer import Peer
+from specverify.properties.verdict.subject import Subject
+from specverify.reference.architecture import Seeded
+from specverify.reference.case import Case
+from specverify.reference.trace import Array, Stage, Trace
 
 REPETITIONS = (3, 4, 5)
 """The numbers under which repetitions are remembered; other invariants use 1 and 2.
@@ -163,7 +163,7 @@ def _step(trace: Trace, position: int) -> int:
 
 
 def same_law(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
-    """Sampled tokens of both sides come from one law, whatever it is (`properties.pair_generations`)."""
+    """Sampled tokens of both sides come from one law, whatever it is (`specverify.properties.pair_generations`)."""
     name = "pair.same-law"
     peer = peer_of(oracle)
     evidence = pair_evidence(case, peer, subject)

@@ -8,13 +8,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from properties.tolerance.amplification import MAX_AMPLIFICATION, ROWS, excuses_row
-from properties.tolerance.closeness import Noise, chain, kv_case, rows_beyond
-from properties.tolerance.entries import entries_beyond, largest
-from properties.verdict.finding import Comparisons, Finding, Reads
-from properties.verdict.invariant import Fact, Oracle, Unobserved
-from reference.case import Case
-from reference.trace import Array, Kv, Stage, Step
+from specverify.properties.tolerance.amplification import MAX_AMPLIFICATION, ROWS, excuses_row
+from specverify.properties.tolerance.closeness import Noise, chain, kv_case, rows_beyond
+from specverify.properties.tolerance.entries import entries_beyond, largest
+from specverify.properties.verdict.finding import Comparisons, Finding, Reads
+from specverify.properties.verdict.invariant import Fact, Oracle, Unobserved
+from specverify.reference.case import Case
+from specverify.reference.trace import Array, Kv, Stage, Step
 
 
 def with_place(fact: Fact, step: int | None = None, **where: int | str) -> Fact:

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from properties.invariants.rows import rows_of
-from properties.verdict.finding import Comparisons, Finding
-from properties.verdict.subject import Subject
-from reference.case import Case
-from reference.layout import KvLayout
-from reference.trace import Array, Stage, Step, Trace
+from specverify.properties.invariants.rows import rows_of
+from specverify.properties.verdict.finding import Comparisons, Finding
+from specverify.properties.verdict.subject import Subject
+from specverify.reference.case import Case
+from specverify.reference.layout import KvLayout
+from specverify.reference.trace import Array, Stage, Step, Trace
 
 
 def requests(trace: Trace) -> list[tuple[dict[str, int | str], Trace]]:

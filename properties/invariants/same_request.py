@@ -6,17 +6,17 @@ accounts.
 
 from collections.abc import Iterator
 
-from properties.invariants.rows import compare_rows, with_place
-from properties.tolerance.closeness import noise
-from properties.tolerance.ties import TIE_SIGMA
-from properties.verdict.finding import Comparisons, Finding
-from properties.verdict.invariant import Fact, Oracle
-from properties.verdict.session_members import Member
-from properties.verdict.subject import Subject
-from reference.case import Case
-from reference.draft import most_rows
-from reference.session import Account
-from reference.trace import Stage, Trace
+from specverify.properties.invariants.rows import compare_rows, with_place
+from specverify.properties.tolerance.closeness import noise
+from specverify.properties.tolerance.ties import TIE_SIGMA
+from specverify.properties.verdict.finding import Comparisons, Finding
+from specverify.properties.verdict.invariant import Fact, Oracle
+from specverify.properties.verdict.session_members import Member
+from specverify.properties.verdict.subject import Subject
+from specverify.reference.case import Case
+from specverify.reference.draft import most_rows
+from specverify.reference.session import Account
+from specverify.reference.trace import Stage, Trace
 
 
 def compare_request(

@@ -9,14 +9,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from properties.tolerance.closeness import true_step
-from properties.verdict.finding import Comparisons, Finding
-from properties.verdict.invariant import Fact, Invariant, Oracle, Unobserved, needing
-from properties.verdict.shown_tree import shown_tree, step_showing
-from properties.verdict.subject import Subject
-from reference.case import Case
-from reference.trace import Array, Lowered, Stage
-from reference.tree import Tree
+from specverify.properties.tolerance.closeness import true_step
+from specverify.properties.verdict.finding import Comparisons, Finding
+from specverify.properties.verdict.invariant import Fact, Invariant, Oracle, Unobserved, needing
+from specverify.properties.verdict.shown_tree import shown_tree, step_showing
+from specverify.properties.verdict.subject import Subject
+from specverify.reference.case import Case
+from specverify.reference.trace import Array, Lowered, Stage
+from specverify.reference.tree import Tree
 
 NEEDS = needing(Stage.LOWERED)
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from reference.probability_world import Blocks
-from reference.trace import Array
+from specverify.reference.probability_world import Blocks
+from specverify.reference.trace import Array
 
 Evaluate = Callable[[Array], Blocks]
 """Function from tapes float64 [B, coins], one row for each request of a batch, to the requests' blocks."""

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from properties.laws.black_box import BlackBox
-from reference.trace import Array
+from specverify.properties.laws.black_box import BlackBox
+from specverify.reference.trace import Array
 
 WITNESSES = 16
 """Tapes on which the two ends of an axis must give what the point between them gives, if a backend reports no cell."""

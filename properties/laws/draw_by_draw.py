@@ -8,19 +8,19 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from properties.laws.sampled.draft_faults import payments
-from properties.laws.sampled.links import Trial, residual_band
-from properties.laws.sampled.truncated import band
-from properties.laws.worlds import is_deterministic
-from properties.tolerance.bounds import UNIT
-from properties.tolerance.closeness import Noise, forced_logits
-from properties.verdict.invariant import NotApplicable, Oracle
-from reference.case import Case
-from reference.draft import Scripted
-from reference.oracle import processing
-from reference.oracle.acceptance import without_tokens
-from reference.trace import Array, Step, Trace
-from reference.tree import Tree
+from specverify.properties.laws.sampled.draft_faults import payments
+from specverify.properties.laws.sampled.links import Trial, residual_band
+from specverify.properties.laws.sampled.truncated import band
+from specverify.properties.laws.worlds import is_deterministic
+from specverify.properties.tolerance.bounds import UNIT
+from specverify.properties.tolerance.closeness import Noise, forced_logits
+from specverify.properties.verdict.invariant import NotApplicable, Oracle
+from specverify.reference.case import Case
+from specverify.reference.draft import Scripted
+from specverify.reference.oracle import processing
+from specverify.reference.oracle.acceptance import without_tokens
+from specverify.reference.trace import Array, Step, Trace
+from specverify.reference.tree import Tree
 
 TRIED_IN_TURN = ("chain", "multi-round", "eagle")
 """Rules that try siblings one after the other, each with its own coin, against the residual of p."""
@@ -106,7 +106,7 @@ def upper_bounds(law_points: list[Point]) -> list[Array]:
 def draft_bets(
     case: Case, oracle: Oracle, output: tuple[int, ...], law_points: list[Point]
 ) -> list[Mapping[str, Array]]:
-    """The payments of `properties.laws.sampled.draft_faults` at each place of the output.
+    """The payments of `specverify.properties.laws.sampled.draft_faults` at each place of the output.
 
     The draft's law q is the oracle's, of the draft as a target under the case's own settings.
     """

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from properties.laws.black_box import BlackBox, Evaluate, Signature, Stray
-from properties.laws.cell import bisect_intervals, probes, prove_cells
-from reference.tape import place
-from reference.trace import Array
-from reference.tree import Shape
+from specverify.properties.laws.black_box import BlackBox, Evaluate, Signature, Stray
+from specverify.properties.laws.cell import bisect_intervals, probes, prove_cells
+from specverify.reference.tape import place
+from specverify.reference.trace import Array
+from specverify.reference.tree import Shape
 
 __all__ = ["MOST_CELLS", "Law", "MassLost", "Stray", "TooManyCells", "decisions", "law", "used_coins"]
 

@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from properties.verdict.variants import dice
-from reference.case import Case
-from reference.grammar import Grammar
-from reference.probability_world import World
-from reference.rules import DRAWS
-from reference.sampling import Sampling, Stops
-from reference.trace import Array
-from reference.tree import Shape
+from specverify.properties.verdict.variants import dice
+from specverify.reference.case import Case
+from specverify.reference.grammar import Grammar
+from specverify.reference.probability_world import World
+from specverify.reference.rules import DRAWS
+from specverify.reference.sampling import Sampling, Stops
+from specverify.reference.trace import Array
+from specverify.reference.tree import Shape
 
 HEAVY = (
     np.array([0.08, 0.253, 0.121, 0.029, 0.382, 0.135]),

@@ -12,18 +12,18 @@ from hypothesis import reject
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from properties.live.openings import MOST_MATES, Declines
-from properties.live.watch import Difference, SessionStats, Watch, locate
-from properties.shrinking.cases import size
-from properties.strategies.serving.ahead import takes_ahead
-from properties.strategies.sessions import BRANCHES
-from properties.verdict.finding import Verdict
-from properties.verdict.invariant import Oracle
-from properties.verdict.subject import NoTrace, Subject
-from reference.case import Case
-from reference.draft import Draft, Scripted, most_rows
-from reference.malformed import Malformed
-from reference.session import Action
+from specverify.properties.live.openings import MOST_MATES, Declines
+from specverify.properties.live.watch import Difference, SessionStats, Watch, locate
+from specverify.properties.shrinking.cases import size
+from specverify.properties.strategies.serving.ahead import takes_ahead
+from specverify.properties.strategies.sessions import BRANCHES
+from specverify.properties.verdict.finding import Verdict
+from specverify.properties.verdict.invariant import Oracle
+from specverify.properties.verdict.subject import NoTrace, Subject
+from specverify.reference.case import Case
+from specverify.reference.draft import Draft, Scripted, most_rows
+from specverify.reference.malformed import Malformed
+from specverify.reference.session import Action
 
 GO_ON = st.booleans()
 """Whether all living requests take a step right after an action."""

@@ -9,18 +9,18 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from properties.strategies.cases import single_cases
-from properties.strategies.layouts import layouts
-from properties.strategies.serving.branch_caches import with_branch_caches
-from properties.strategies.serving.second_tier import with_tiers
-from properties.strategies.sessions import mates
-from reference.architecture import Seeded
-from reference.case import Case
-from reference.draft import Scripted, most_rows
-from reference.layout import KvLayout
-from reference.malformed import Malformed
-from reference.sampling import Sampling, Stops
-from reference.session import Mate, Session
+from specverify.properties.strategies.cases import single_cases
+from specverify.properties.strategies.layouts import layouts
+from specverify.properties.strategies.serving.branch_caches import with_branch_caches
+from specverify.properties.strategies.serving.second_tier import with_tiers
+from specverify.properties.strategies.sessions import mates
+from specverify.reference.architecture import Seeded
+from specverify.reference.case import Case
+from specverify.reference.draft import Scripted, most_rows
+from specverify.reference.layout import KvLayout
+from specverify.reference.malformed import Malformed
+from specverify.reference.sampling import Sampling, Stops
+from specverify.reference.session import Mate, Session
 
 MOST_MATES = 7
 MOST_TOKENS = 24

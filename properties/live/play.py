@@ -6,17 +6,17 @@ from hypothesis import seed
 from hypothesis.errors import Flaky
 from hypothesis.stateful import run_state_machine_as_test
 
-from properties.invariants import ALL
-from properties.live.machine import SHRINK_S, ShrinkTimeout, machine
-from properties.live.openings import openings
-from properties.live.watch import Difference, SessionStats, locate
-from properties.shrinking.cases import nearer, size
-from properties.strategies.settings import SEARCHING, drawing_settings, without_local_constants
-from properties.tally import Failure
-from properties.verdict.finding import Verdict
-from properties.verdict.invariant import Oracle
-from properties.verdict.judge import judge
-from properties.verdict.subject import Subject
+from specverify.properties.invariants import ALL
+from specverify.properties.live.machine import SHRINK_S, ShrinkTimeout, machine
+from specverify.properties.live.openings import openings
+from specverify.properties.live.watch import Difference, SessionStats, locate
+from specverify.properties.shrinking.cases import nearer, size
+from specverify.properties.strategies.settings import SEARCHING, drawing_settings, without_local_constants
+from specverify.properties.tally import Failure
+from specverify.properties.verdict.finding import Verdict
+from specverify.properties.verdict.invariant import Oracle
+from specverify.properties.verdict.judge import judge
+from specverify.properties.verdict.subject import Subject
 
 ROUND = 25
 """Sessions that Hypothesis draws from one seed; few, since it remembers all of them while it draws."""

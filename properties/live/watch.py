@@ -4,16 +4,16 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
-from properties.invariants import ALL
-from properties.invariants.cache.pages import allocator_conserves
-from properties.verdict.finding import Finding, Verdict
-from properties.verdict.invariant import Oracle
-from properties.verdict.judge import judge
-from properties.verdict.subject import Crash, NoTrace, Refusal, Subject
-from reference.case import Case
-from reference.malformed import Malformed
-from reference.session import Action, Session
-from reference.trace import Stage, Trace
+from specverify.properties.invariants import ALL
+from specverify.properties.invariants.cache.pages import allocator_conserves
+from specverify.properties.verdict.finding import Finding, Verdict
+from specverify.properties.verdict.invariant import Oracle
+from specverify.properties.verdict.judge import judge
+from specverify.properties.verdict.subject import Crash, NoTrace, Refusal, Subject
+from specverify.reference.case import Case
+from specverify.reference.malformed import Malformed
+from specverify.reference.session import Action, Session
+from specverify.reference.trace import Stage, Trace
 
 INTERRUPTIONS = ("preempt", "evict", "cancel")
 

@@ -10,8 +10,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from properties.shrinking.images import plainer_models, weight_of
-from properties.shrinking.sessions import (
+from specverify.properties.shrinking.images import plainer_models, weight_of
+from specverify.properties.shrinking.sessions import (
     Attempt,
     cuts,
     fewer_actions,
@@ -25,16 +25,16 @@ from properties.shrinking.sessions import (
     single_requests,
     without_subtrees,
 )
-from properties.strategies.acceptance import ORACLE, continuation, steer_again
-from properties.strategies.models import GALLERY
-from reference.architecture import Seeded
-from reference.case import Case
-from reference.draft import Draft, Scripted
-from reference.files.json_words import plain
-from reference.malformed import Malformed
-from reference.parallel.ranks import RANKS
-from reference.sampling import Sampling, Stops
-from reference.tree import Tree
+from specverify.properties.strategies.acceptance import ORACLE, continuation, steer_again
+from specverify.properties.strategies.models import GALLERY
+from specverify.reference.architecture import Seeded
+from specverify.reference.case import Case
+from specverify.reference.draft import Draft, Scripted
+from specverify.reference.files.json_words import plain
+from specverify.reference.malformed import Malformed
+from specverify.reference.parallel.ranks import RANKS
+from specverify.reference.sampling import Sampling, Stops
+from specverify.reference.tree import Tree
 
 
 def size(case: Case) -> tuple[float, ...]:

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from reference.architecture import Model, Seeded
-from reference.images.spans import Images
+from specverify.reference.architecture import Model, Seeded
+from specverify.reference.images.spans import Images
 
 SIDES = ("frames", "height", "width")
 """The sizes of a block."""

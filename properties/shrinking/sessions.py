@@ -5,13 +5,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from properties.shrinking.images import fewer_images, weight_of
-from reference.case import Case
-from reference.draft import Draft, Scripted, largest_tree_size
-from reference.layout import PLAIN, KvLayout
-from reference.sampling import Sampling, Stops
-from reference.session import BATCHES, Action, Mate, Session
-from reference.tree import Shape
+from specverify.properties.shrinking.images import fewer_images, weight_of
+from specverify.reference.case import Case
+from specverify.reference.draft import Draft, Scripted, largest_tree_size
+from specverify.reference.layout import PLAIN, KvLayout
+from specverify.reference.sampling import Sampling, Stops
+from specverify.reference.session import BATCHES, Action, Mate, Session
+from specverify.reference.tree import Shape
 
 Attempt = Callable[[], Case]
 """Makes a smaller case, or raises Malformed if the smaller case is not valid."""

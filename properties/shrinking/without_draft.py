@@ -8,16 +8,16 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from properties.shrinking.sessions import Attempt
-from properties.tolerance.closeness import chain
-from properties.verdict.session_members import Member, members
-from reference.architecture import Model
-from reference.case import Case
-from reference.draft import Draft, Scripted
-from reference.malformed import Malformed
-from reference.sampling import Sampling
-from reference.trace import Trace
-from reference.tree import Tree
+from specverify.properties.shrinking.sessions import Attempt
+from specverify.properties.tolerance.closeness import chain
+from specverify.properties.verdict.session_members import Member, members
+from specverify.reference.architecture import Model
+from specverify.reference.case import Case
+from specverify.reference.draft import Draft, Scripted
+from specverify.reference.malformed import Malformed
+from specverify.reference.sampling import Sampling
+from specverify.reference.trace import Trace
+from specverify.reference.tree import Tree
 
 CHAIN_NODES = 64
 """Length of the chain made of a context's last tokens; kernels change their algorithm at 16 and at 32 rows."""

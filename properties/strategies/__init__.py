@@ -1,5 +1,5 @@
 """Hypothesis strategies for models, trees, prompts and whole cases."""
 
-from properties.strategies.cases import cases, session_cases
+from specverify.properties.strategies.cases import cases, session_cases
 
 __all__ = ["cases", "session_cases"]

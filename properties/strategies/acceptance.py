@@ -9,13 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 from hypothesis import strategies as st
 
-from properties.strategies.prompts import tokens
-from properties.strategies.trees import Parents
-from reference.architecture import Seeded
-from reference.case import Case
-from reference.oracle.decoder import Oracle
-from reference.sampling import Sampling, Stops
-from reference.tree import Tree
+from specverify.properties.strategies.prompts import tokens
+from specverify.properties.strategies.trees import Parents
+from specverify.reference.architecture import Seeded
+from specverify.reference.case import Case
+from specverify.reference.oracle.decoder import Oracle
+from specverify.reference.sampling import Sampling, Stops
+from specverify.reference.tree import Tree
 
 LOOKAHEAD = 8
 """Number of greedy tokens that are computed after the prompt; nodes deeper than this are not steered."""

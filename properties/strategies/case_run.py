@@ -4,13 +4,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from properties.strategies.acceptance import ORACLE
-from reference.architecture import Seeded
-from reference.case import Case
-from reference.draft import Draft
-from reference.session import Action
-from reference.trace import Step
-from reference.tree import Tree
+from specverify.properties.strategies.acceptance import ORACLE
+from specverify.reference.architecture import Seeded
+from specverify.reference.case import Case
+from specverify.reference.draft import Draft
+from specverify.reference.session import Action
+from specverify.reference.trace import Step
+from specverify.reference.tree import Tree
 
 
 class CaseRun:

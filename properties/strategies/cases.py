@@ -8,41 +8,46 @@ from dataclasses import replace
 from hypothesis import assume
 from hypothesis import strategies as st
 
-from properties.strategies.acceptance import (
+from specverify.properties.strategies.acceptance import (
     continuation,
     first_law,
     output_under_min_tokens,
     steer_again,
     with_rejected_row,
 )
-from properties.strategies.draft import any_draft
-from properties.strategies.dtypes import working_dtypes
-from properties.strategies.grammars import output_under_grammar, with_grammar
-from properties.strategies.layouts import layouts
-from properties.strategies.models import far_architectures, far_targets, targets
-from properties.strategies.prompts import MARKS, far_prompts, prompts
-from properties.strategies.sampling import TEMPERATURES, samplings, with_min_tokens
-from properties.strategies.serving.adapters import adapter_interval, takes_adapters, with_adapters
-from properties.strategies.serving.branch_caches import with_branch_caches
-from properties.strategies.serving.images import image_interval, image_targets, with_images
-from properties.strategies.serving.left_padding import with_left_padding
-from properties.strategies.serving.moved import takes_hand_over, with_hand_overs
-from properties.strategies.serving.prompt_scores import score_interval, takes_scores, with_scores
-from properties.strategies.serving.second_tier import can_part_prompts, with_parted_prompt, with_tiers
-from properties.strategies.serving.shared_pages import can_have_fork, can_repeat_page, with_fork, with_repeated_page
-from properties.strategies.serving.turns import takes_next_turn, with_next_turn
-from properties.strategies.sessions import with_session
-from properties.strategies.stops import places, stops_for
-from properties.strategies.within import SPARE, admitted_values, fit_draft, fit_prompt, ignored_settings
-from reference.abilities import Abilities
-from reference.architecture import Seeded
-from reference.case import Case
-from reference.draft import Scripted, most_rows
-from reference.layout import KINDS, KvLayout
-from reference.malformed import Malformed
-from reference.parallel.ranks import RANKS, sharding_refusal
-from reference.rules import RULES
-from reference.sampling import Stops
+from specverify.properties.strategies.draft import any_draft
+from specverify.properties.strategies.dtypes import working_dtypes
+from specverify.properties.strategies.grammars import output_under_grammar, with_grammar
+from specverify.properties.strategies.layouts import layouts
+from specverify.properties.strategies.models import far_architectures, far_targets, targets
+from specverify.properties.strategies.prompts import MARKS, far_prompts, prompts
+from specverify.properties.strategies.sampling import TEMPERATURES, samplings, with_min_tokens
+from specverify.properties.strategies.serving.adapters import adapter_interval, takes_adapters, with_adapters
+from specverify.properties.strategies.serving.branch_caches import with_branch_caches
+from specverify.properties.strategies.serving.images import image_interval, image_targets, with_images
+from specverify.properties.strategies.serving.left_padding import with_left_padding
+from specverify.properties.strategies.serving.moved import takes_hand_over, with_hand_overs
+from specverify.properties.strategies.serving.prompt_scores import score_interval, takes_scores, with_scores
+from specverify.properties.strategies.serving.second_tier import can_part_prompts, with_parted_prompt, with_tiers
+from specverify.properties.strategies.serving.shared_pages import (
+    can_have_fork,
+    can_repeat_page,
+    with_fork,
+    with_repeated_page,
+)
+from specverify.properties.strategies.serving.turns import takes_next_turn, with_next_turn
+from specverify.properties.strategies.sessions import with_session
+from specverify.properties.strategies.stops import places, stops_for
+from specverify.properties.strategies.within import SPARE, admitted_values, fit_draft, fit_prompt, ignored_settings
+from specverify.reference.abilities import Abilities
+from specverify.reference.architecture import Seeded
+from specverify.reference.case import Case
+from specverify.reference.draft import Scripted, most_rows
+from specverify.reference.layout import KINDS, KvLayout
+from specverify.reference.malformed import Malformed
+from specverify.reference.parallel.ranks import RANKS, sharding_refusal
+from specverify.reference.rules import RULES
+from specverify.reference.sampling import Stops
 
 LASTING_STOPS = Stops(12)
 """Stops that let a request live long enough to be interrupted."""
@@ -143,8 +148,8 @@ def cases(
 
     Half of the sampled cases use `processors`; all have KV layout `layout`, if it is given. One case in FAR has a
     prompt longer than attention kernels process in one piece, and two in three of those have a session. On a slow
-    backend the longest prompt is divided by `variant_interval` (see `backends.base.Declaration`). With `sampled` every
-    case is one request that samples, with a prompt of the usual length.
+    backend the longest prompt is divided by `variant_interval` (see `specverify.backends.base.Declaration`). With
+    `sampled` every case is one request that samples, with a prompt of the usual length.
     """
     max_prompt = longest_far_prompt(MARKS[-1] // variant_interval, within)
     if sampled:

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Iterator
 
-from properties.strategies.case_run import CaseRun, Condition
-from properties.strategies.far_conditions import FAR
-from reference.architecture import Seeded
-from reference.case import Case
-from reference.draft import largest_tree_size
-from reference.tree import Shape
+from specverify.properties.strategies.case_run import CaseRun, Condition
+from specverify.properties.strategies.far_conditions import FAR
+from specverify.reference.architecture import Seeded
+from specverify.reference.case import Case
+from specverify.reference.draft import largest_tree_size
+from specverify.reference.tree import Shape
 
 
 def _page_size(run: CaseRun) -> int:

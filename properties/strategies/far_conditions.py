@@ -6,8 +6,8 @@ draft models may share pages of the target, but not pages of their drafts.
 
 from collections.abc import Iterator
 
-from properties.strategies.case_run import CaseRun, Condition
-from reference.session import Action
+from specverify.properties.strategies.case_run import CaseRun, Condition
+from specverify.reference.session import Action
 
 SPLIT = {"float32": 512, "float64": 512, "bfloat16": 1024, "float16": 1024}
 """Least columns of a prefix that our kernel splits on a GPU, by working dtype (`triton_launch.plan_for_gpu`).

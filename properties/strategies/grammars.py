@@ -5,11 +5,11 @@ from random import Random
 
 from hypothesis import strategies as st
 
-from properties.strategies.acceptance import LOOKAHEAD, ORACLE, continuation
-from reference.architecture import Seeded
-from reference.case import Case
-from reference.grammar import Grammar
-from reference.sampling import Sampling, Stops
+from specverify.properties.strategies.acceptance import LOOKAHEAD, ORACLE, continuation
+from specverify.reference.architecture import Seeded
+from specverify.reference.case import Case
+from specverify.reference.grammar import Grammar
+from specverify.reference.sampling import Sampling, Stops
 
 LANGUAGES = (
     ("regex", "(ab|b)*c?", ("a", "b", "c", "ab", "bb", "bc")),

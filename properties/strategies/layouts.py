@@ -5,10 +5,10 @@ It draws every kind, page sizes and orders, over-allocation (`overhang`), poison
 
 from hypothesis import strategies as st
 
-from properties.strategies.prompts import LONGEST
-from properties.strategies.within import admitted_values, ignored_settings
-from reference.abilities import Abilities
-from reference.layout import KINDS, LARGEST_PAGE, POISONS, KvLayout
+from specverify.properties.strategies.prompts import LONGEST
+from specverify.properties.strategies.within import admitted_values, ignored_settings
+from specverify.reference.abilities import Abilities
+from specverify.reference.layout import KINDS, LARGEST_PAGE, POISONS, KvLayout
 
 SIZES = (1, 2, 3, 4, 7, 16, LARGEST_PAGE)
 """Page sizes that are drawn most often."""

@@ -9,15 +9,15 @@ from functools import cache
 
 from hypothesis import strategies as st
 
-from reference.abilities import Abilities
-from reference.architecture import Architecture, Rope, Seeded
-from reference.family import FAMILIES
+from specverify.reference.abilities import Abilities
+from specverify.reference.architecture import Architecture, Rope, Seeded
+from specverify.reference.family import FAMILIES
 
 MAX_POSITIONS = 1024
 """Positions of the models of the gallery."""
 
 FAR_POSITIONS = 4096
-"""Positions of the models for long prompts; `reference.architecture` admits no more."""
+"""Positions of the models for long prompts; `specverify.reference.architecture` admits no more."""
 
 SEEDS = 2
 """Weight seeds per architecture; few, so that engines find most models already loaded."""

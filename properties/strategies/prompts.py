@@ -8,14 +8,15 @@ from functools import cache
 import numpy as np
 from hypothesis import strategies as st
 
-from reference.architecture import Seeded
+from specverify.reference.architecture import Seeded
 
 LONGEST = 300
 """Most tokens of an ordinary prompt."""
 
 MARKS = (128, 512, 256, 512, 1024, 1024, 2048)
 """Columns around which long prompts end. Kernels split a prefix of 512 columns in float32 and of 1024 in 16 bits
-(`backends.engine.attention.triton_launch.plan_for_gpu`), and one of 128 under the interpreter (`plan_for_cpu`)."""
+(`specverify.backends.engine.attention.triton_launch.plan_for_gpu`), and one of 128 under the interpreter
+(`plan_for_cpu`)."""
 
 
 def tokens(vocab: int) -> st.SearchStrategy[int]:

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from properties.strategies.within import admitted_values, fit_sampling
-from reference.abilities import Abilities
-from reference.architecture import Seeded
-from reference.draft import Draft
-from reference.rules import DRAWS, RULES, Rule
-from reference.sampling import Sampling, Stops
+from specverify.properties.strategies.within import admitted_values, fit_sampling
+from specverify.reference.abilities import Abilities
+from specverify.reference.architecture import Seeded
+from specverify.reference.draft import Draft
+from specverify.reference.rules import DRAWS, RULES, Rule
+from specverify.reference.sampling import Sampling, Stops
 
 TEMPERATURES = (1.0, 0.4, 2.5, 8.0)
 """Temperatures of sampled cases; high ones, since the laws of built-in models are sharply peaked."""

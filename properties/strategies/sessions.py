@@ -5,29 +5,29 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from properties.strategies.acceptance import continuation, steer_again
-from properties.strategies.layouts import layouts
-from properties.strategies.models import other_drafts
-from properties.strategies.prompts import LONGEST
-from properties.strategies.serving.ahead import (
+from specverify.properties.strategies.acceptance import continuation, steer_again
+from specverify.properties.strategies.layouts import layouts
+from specverify.properties.strategies.models import other_drafts
+from specverify.properties.strategies.prompts import LONGEST
+from specverify.properties.strategies.serving.ahead import (
     AHEAD_INTERVAL,
     takes_ahead,
     with_early_firsts,
     with_grammar_ahead,
     with_launches,
 )
-from properties.strategies.serving.turns import PREFIX, prefers_pages
-from properties.strategies.trees import parents_of_size
-from properties.strategies.within import fit_prompt
-from reference.abilities import Abilities
-from reference.architecture import Seeded
-from reference.case import Case
-from reference.draft import Draft, Ngram, Scripted, largest_tree_size, most_rows
-from reference.layout import KvLayout
-from reference.malformed import Malformed
-from reference.sampling import Sampling, Stops
-from reference.session import Action, Mate, Session
-from reference.tree import RankTree, Tree
+from specverify.properties.strategies.serving.turns import PREFIX, prefers_pages
+from specverify.properties.strategies.trees import parents_of_size
+from specverify.properties.strategies.within import fit_prompt
+from specverify.reference.abilities import Abilities
+from specverify.reference.architecture import Seeded
+from specverify.reference.case import Case
+from specverify.reference.draft import Draft, Ngram, Scripted, largest_tree_size, most_rows
+from specverify.reference.layout import KvLayout
+from specverify.reference.malformed import Malformed
+from specverify.reference.sampling import Sampling, Stops
+from specverify.reference.session import Action, Mate, Session
+from specverify.reference.tree import RankTree, Tree
 
 MATES = (1, 2, 3, 3)
 """Numbers of mates; three is drawn most often."""

@@ -5,12 +5,12 @@ Stops are token budgets, end tokens, stop strings and min_tokens.
 
 from hypothesis import strategies as st
 
-from properties.strategies.acceptance import LOOKAHEAD, accepted_path, continuation
-from properties.strategies.prompts import tokens
-from reference.abilities import ENDS, Abilities
-from reference.architecture import Seeded
-from reference.draft import Draft
-from reference.sampling import Stops
+from specverify.properties.strategies.acceptance import LOOKAHEAD, accepted_path, continuation
+from specverify.properties.strategies.prompts import tokens
+from specverify.reference.abilities import ENDS, Abilities
+from specverify.reference.architecture import Seeded
+from specverify.reference.draft import Draft
+from specverify.reference.sampling import Stops
 
 KINDS = ("none", "none", "none", "eos", "stop", "string", "max_length", "string", "eos", "stop", "max_length", "all")
 """The kinds of ends beside the budget; `none` first, where shrinking ends."""

@@ -7,10 +7,10 @@ everything, the same values are drawn.
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
-from reference.abilities import LAYOUT_SETTINGS, PROCESSING, Abilities
-from reference.draft import Draft
-from reference.sampling import Sampling
-from reference.tree import Shape
+from specverify.reference.abilities import LAYOUT_SETTINGS, PROCESSING, Abilities
+from specverify.reference.draft import Draft
+from specverify.reference.sampling import Sampling
+from specverify.reference.tree import Shape
 
 Value = TypeVar("Value")
 

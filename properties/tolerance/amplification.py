@@ -4,8 +4,8 @@ Rule N takes the backend's error in plain decode as its unit, an average over a 
 worse conditioned than those. In a model whose norms stand behind blocks (EXAONE 4, OLMo 2) a block's sum may nearly
 vanish at one node: the norm then enlarges what rounding left of it. The oracle says by how much. It changes all weights
 by one part in 2**24 and looks how far each row of logits and of attention outputs moves
-(`reference.oracle.evaluator.amplification`). Queries and keys that are normed behind such a sum move with it, and the
-attention outputs of that layer with them.
+(`specverify.reference.oracle.evaluator.amplification`). Queries and keys that are normed behind such a sum move with
+it, and the attention outputs of that layer with them.
 
 A row that moves r times as far as the rows of plain decode move may lie r times as far off. So may a row of logits that
 moves r sigmas for a change of weights by the unit roundoff: plain decode may have ill-conditioned rows of its own that
@@ -25,16 +25,16 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from properties.tolerance.bounds import UNIT
-from properties.tolerance.entries import largest
-from properties.verdict.finding import ControlError
-from properties.verdict.invariant import Oracle
-from reference.architecture import Seeded
-from reference.case import Case
-from reference.malformed import Malformed
-from reference.oracle.evaluator import PERTURBED
-from reference.trace import Array, Step
-from reference.tree import Tree
+from specverify.properties.tolerance.bounds import UNIT
+from specverify.properties.tolerance.entries import largest
+from specverify.properties.verdict.finding import ControlError
+from specverify.properties.verdict.invariant import Oracle
+from specverify.reference.architecture import Seeded
+from specverify.reference.case import Case
+from specverify.reference.malformed import Malformed
+from specverify.reference.oracle.evaluator import PERTURBED
+from specverify.reference.trace import Array, Step
+from specverify.reference.tree import Tree
 
 MAX_AMPLIFICATION = 64.0
 """A row beyond its limit by more than this factor is a finding, however ill-conditioned it may be.
@@ -47,7 +47,8 @@ CONTROL = {"float32": (8.0, 2.89), "bfloat16": (4.0, 1.43), "float16": (4.0, 1.5
 most that clean models were off: built-in ones, and checkpoints of published configs (`python -m tests.measure
 checkpoints`). The usual ratio is 1 in float32 and .5 in 16 bits, 1.6 and .6 on checkpoints; the factor lies six of its
 deviations above it. An earlier factor of 1.5 in 16 bits, measured on built-in models alone, called a right Qwen3-Next
-wrong. That plain decode is less exact than its dtype throughout is told by the whole run (`properties.control_errors`).
+wrong. That plain decode is less exact than its dtype throughout is told by the whole run
+(`specverify.properties.control_errors`).
 """
 
 ROWS = 6.0
@@ -94,7 +95,7 @@ class HasNeighbours(Protocol):
     """An oracle that knows others whose weights differ a little; plain transformers in its place does not."""
 
     def neighbours(self) -> tuple[Oracle, ...]:
-        """See `reference.oracle.decoder.Oracle.neighbours`."""
+        """See `specverify.reference.oracle.decoder.Oracle.neighbours`."""
         ...
 
 

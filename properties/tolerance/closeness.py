@@ -8,18 +8,18 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from properties.tolerance.amplification import Amplification
-from properties.tolerance.bounds import INNER, LOGITS, PAIR, UNIT
-from properties.tolerance.ties import is_decided
-from properties.verdict.finding import ControlError
-from properties.verdict.followed import follow, follow_step, kv_shift, shift
-from properties.verdict.invariant import Oracle, Unobserved
-from properties.verdict.subject import NoTrace, Subject
-from reference.case import Case
-from reference.draft import Scripted
-from reference.sampling import Sampling
-from reference.trace import Array, Drafted, Kv, Step, Trace
-from reference.tree import Tree
+from specverify.properties.tolerance.amplification import Amplification
+from specverify.properties.tolerance.bounds import INNER, LOGITS, PAIR, UNIT
+from specverify.properties.tolerance.ties import is_decided
+from specverify.properties.verdict.finding import ControlError
+from specverify.properties.verdict.followed import follow, follow_step, kv_shift, shift
+from specverify.properties.verdict.invariant import Oracle, Unobserved
+from specverify.properties.verdict.subject import NoTrace, Subject
+from specverify.reference.case import Case
+from specverify.reference.draft import Scripted
+from specverify.reference.sampling import Sampling
+from specverify.reference.trace import Array, Drafted, Kv, Step, Trace
+from specverify.reference.tree import Tree
 
 EXACT = 1e-9
 """The bound of float64 runs, relative to the larger of 1 and the rms of the quantity."""

@@ -15,7 +15,7 @@ from functools import cache
 import numpy as np
 from scipy.special import stdtrit
 
-from reference.trace import Array
+from specverify.reference.trace import Array
 
 ALPHA = 1e-9
 """Probability that one clean row has an entry beyond its bound, for normal errors."""

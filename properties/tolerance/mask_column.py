@@ -7,14 +7,14 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from properties.tolerance.closeness import EXACT, rms
-from properties.verdict.invariant import Oracle
-from reference.architecture import Seeded
-from reference.case import Case
-from reference.malformed import Malformed
-from reference.oracle.model import Inputs, attention
-from reference.trace import Array, Step
-from reference.tree import Tree
+from specverify.properties.tolerance.closeness import EXACT, rms
+from specverify.properties.verdict.invariant import Oracle
+from specverify.reference.architecture import Seeded
+from specverify.reference.case import Case
+from specverify.reference.malformed import Malformed
+from specverify.reference.oracle.model import Inputs, attention
+from specverify.reference.trace import Array, Step
+from specverify.reference.tree import Tree
 
 EXPLAINED = 0.9
 """Share of the squared difference for which a column must account."""

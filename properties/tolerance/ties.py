@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import numpy as np
 from scipy.special import ndtr
 
-from properties.verdict.finding import Finding, Positions, Tie
-from reference.trace import Array, Stage
+from specverify.properties.verdict.finding import Finding, Positions, Tie
+from specverify.reference.trace import Array, Stage
 
 TIE_SIGMA = 8.0
 """Largest gap of a tie, in sigmas of the control (worst of 501 clean bfloat16 mismatches: 5.7)."""

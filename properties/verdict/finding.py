@@ -4,14 +4,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from properties.accepted_ranks import RankCounts
-from properties.bet_group import BetGroup
-from properties.resolution import Resolution
-from properties.verdict.internal import InternalError
-from properties.verdict.run_facts import RunFacts
-from reference.case import Case
-from reference.trace import Array, Speculated, Stage, Trace
-from reference.tree import Tree
+from specverify.properties.accepted_ranks import RankCounts
+from specverify.properties.bet_group import BetGroup
+from specverify.properties.resolution import Resolution
+from specverify.properties.verdict.internal import InternalError
+from specverify.properties.verdict.run_facts import RunFacts
+from specverify.reference.case import Case
+from specverify.reference.trace import Array, Speculated, Stage, Trace
+from specverify.reference.tree import Tree
 
 FINISHED = "a finished run"
 """The expected value of a finding where a run broke off."""
@@ -144,14 +144,14 @@ class Tie:
 
 @dataclass(frozen=True)
 class RoutingTie:
-    """A difference that ties of experts may explain (`properties.verdict.routing`): counted, no finding.
+    """A difference that ties of experts may explain (`specverify.properties.verdict.routing`): counted, no finding.
 
     Attributes:
         invariant: The invariant that met the difference.
         step: Index of the speculative step.
         layer: The layer of the nearest tie.
         row: The row of that tie, counted over the context and then the nodes of the tree that the difference reads.
-        gap_sigma: Distance of the two scores, in the unit of `properties.verdict.followed.sigma`.
+        gap_sigma: Distance of the two scores, in the unit of `specverify.properties.verdict.followed.sigma`.
         needed: By how much the row lies beyond its limit.
         granted: By how much the oracle's row moves when tied experts are exchanged: at least `needed`.
     """
@@ -261,7 +261,7 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Comparisons:
-    """Comparisons that an invariant made: without one, a case is not `checked` (`properties.verdict.judge`).
+    """Comparisons that an invariant made: without one, a case is not `checked` (`specverify.properties.verdict.judge`).
 
     Attributes:
         count: Number of rows of arrays, tokens, numbers or laws that were compared with what they must be. What they
@@ -317,7 +317,8 @@ class Verdict:
         attention_calls: Calls of attention for this case and its variants, one for each layer of each forward; 0 where
             they are not counted.
         fallbacks: Each reason why attention took a slower path than the backend's own, with the number of calls.
-        commits: Commits of this case and its variants that asked for a faster way (`properties.commits`), by the way.
+        commits: Commits of this case and its variants that asked for a faster way (`specverify.properties.commits`), by
+            the way.
         commit_fallbacks: Reasons why such commits took another way, `fast: the reason`, with the number of commits.
         accept_lengths: Accepted drafted tokens of each step.
         ranks: For each kind of draft, its nodes below accepted parents and its accepted nodes, by depth and rank.

@@ -2,7 +2,8 @@
 
 A row whose scores of experts are nearly equal may go through either expert, and its numbers with it. So a run is judged
 as every other stage is: on the choice that the backend made. Where its traces show the experts of its rows
-(`reference.trace.Scored.routed`), the oracle takes the same ones; `attention.experts-best` judges the choice itself.
+(`specverify.reference.trace.Scored.routed`), the oracle takes the same ones; `attention.experts-best` judges the choice
+itself.
 """
 
 from collections.abc import Iterable
@@ -10,15 +11,15 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from properties.verdict.invariant import Oracle
-from reference.architecture import Model
-from reference.case import Case
-from reference.malformed import Malformed
-from reference.oracle.choices import Choices, choices_of
-from reference.oracle.evaluator import Routing
-from reference.oracle.model import Nodes
-from reference.trace import Array, Kv, Step
-from reference.tree import Tree
+from specverify.properties.verdict.invariant import Oracle
+from specverify.reference.architecture import Model
+from specverify.reference.case import Case
+from specverify.reference.malformed import Malformed
+from specverify.reference.oracle.choices import Choices, choices_of
+from specverify.reference.oracle.evaluator import Routing
+from specverify.reference.oracle.model import Nodes
+from specverify.reference.trace import Array, Kv, Step
+from specverify.reference.tree import Tree
 
 NOISE = {"float64": 5 * 2.0**-53, "float32": 5 * 2.0**-24, "bfloat16": 1.65 * 2.0**-8, "float16": 1.65 * 2.0**-11}
 """The least error of scores, relative to their rms, for one layer: that of logits (`tolerance.closeness.PRIOR`)."""

@@ -7,7 +7,7 @@ Case -> Trace: the oracle and the subject.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from properties.verdict.finding import (
+from specverify.properties.verdict.finding import (
     Comparisons,
     ControlError,
     Evidence,
@@ -17,9 +17,9 @@ from properties.verdict.finding import (
     RoutingCounts,
     Tie,
 )
-from properties.verdict.subject import Subject
-from reference.case import Case
-from reference.trace import Stage, Trace
+from specverify.properties.verdict.subject import Subject
+from specverify.reference.case import Case
+from specverify.reference.trace import Stage, Trace
 
 Oracle = Callable[[Case], Trace]
 Fact = Finding | Tie | Positions | PredictedTies | RoutingCounts | Evidence | ControlError | Comparisons

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from properties.accepted_ranks import RankCounts, counts_by_draft, sum_counts
-from properties.verdict.finding import (
+from specverify.properties.accepted_ranks import RankCounts, counts_by_draft, sum_counts
+from specverify.properties.verdict.finding import (
     FINISHED,
     STAGE_UNKNOWN,
     Comparisons,
@@ -25,17 +25,17 @@ from properties.verdict.finding import (
     Tie,
     Verdict,
 )
-from properties.verdict.followed import follow
-from properties.verdict.internal import JUDGE, InternalError, internal_error
-from properties.verdict.invariant import Fact, Invariant, NoReference, NotApplicable, Oracle, Unobserved
-from properties.verdict.routing import Exchanges
-from properties.verdict.session_members import before_a_switch, members, view
-from properties.verdict.subject import Crash, NoTrace, Refusal, Subject
-from reference.case import Case
-from reference.gone import EngineGone
-from reference.malformed import Malformed
-from reference.trace import Stage, Trace
-from reference.user_processors import Inadmissible
+from specverify.properties.verdict.followed import follow
+from specverify.properties.verdict.internal import JUDGE, InternalError, internal_error
+from specverify.properties.verdict.invariant import Fact, Invariant, NoReference, NotApplicable, Oracle, Unobserved
+from specverify.properties.verdict.routing import Exchanges
+from specverify.properties.verdict.session_members import before_a_switch, members, view
+from specverify.properties.verdict.subject import Crash, NoTrace, Refusal, Subject
+from specverify.reference.case import Case
+from specverify.reference.gone import EngineGone
+from specverify.reference.malformed import Malformed
+from specverify.reference.trace import Stage, Trace
+from specverify.reference.user_processors import Inadmissible
 
 FINDINGS_PER_INVARIANT = 3
 """Most findings of one invariant: further differences in a broken tensor explain nothing more."""

@@ -6,13 +6,13 @@ No oracle runs. The reference decodes the requests of the cases by itself, witho
 from collections.abc import Callable
 from dataclasses import replace
 
-from properties.verdict.invariant import NoReference
-from properties.verdict.subject import NoTrace, Refusal, Subject
-from reference.abilities import SOFT_CAPS, Abilities
-from reference.case import Case
-from reference.layout import KvLayout
-from reference.sampling import Stops
-from reference.trace import Trace
+from specverify.properties.verdict.invariant import NoReference
+from specverify.properties.verdict.subject import NoTrace, Refusal, Subject
+from specverify.reference.abilities import SOFT_CAPS, Abilities
+from specverify.reference.case import Case
+from specverify.reference.layout import KvLayout
+from specverify.reference.sampling import Stops
+from specverify.reference.trace import Trace
 
 
 class Peer:

@@ -1,6 +1,7 @@
 """Rule T for experts that are not shown: a tied row may have gone through either expert.
 
-Where a backend shows the experts of its rows, the oracle takes the same ones (`properties.verdict.followed`), and no
+Where a backend shows the experts of its rows, the oracle takes the same ones
+(`specverify.properties.verdict.followed`), and no
 tie excuses anything. Where it does not, a difference is excused up to the move that tied experts make: the oracle
 exchanges the experts of each tied row that the difference reads, in the layers that it reads, and looks how far its own
 row moves. An exchange changes the scores below it, and may leave other ties there: these are exchanged behind it. Each
@@ -15,14 +16,14 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from properties.verdict.finding import Finding, Reads, RoutingTie
-from properties.verdict.followed import Follows, can_follow, sigma, tie_limits, tie_units
-from properties.verdict.invariant import Oracle
-from reference.malformed import Malformed
-from reference.oracle.choices import Choices
-from reference.oracle.evaluator import Routing
-from reference.oracle.formulas.routers import UNKNOWN
-from reference.trace import Array, Step
+from specverify.properties.verdict.finding import Finding, Reads, RoutingTie
+from specverify.properties.verdict.followed import Follows, can_follow, sigma, tie_limits, tie_units
+from specverify.properties.verdict.invariant import Oracle
+from specverify.reference.malformed import Malformed
+from specverify.reference.oracle.choices import Choices
+from specverify.reference.oracle.evaluator import Routing
+from specverify.reference.oracle.formulas.routers import UNKNOWN
+from specverify.reference.trace import Array, Step
 
 MOST_SITES = 32
 """Most ties of one difference whose experts are exchanged, the nearest first, and as many again behind exchanges.

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from reference.trace import Trace
+from specverify.reference.trace import Trace
 
 
 @dataclass(frozen=True)

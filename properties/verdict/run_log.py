@@ -4,8 +4,8 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
-from reference.architecture import Seeded
-from reference.case import Case
+from specverify.reference.architecture import Seeded
+from specverify.reference.case import Case
 
 OPENED, JUDGED, DIFFERED, UNJUDGED, FOUND, LOCATED, DIED, ENDED = (
     "opened", "judged", "differed", "not judged", "found", "made smaller", "died", "ended",

@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from properties.verdict.subject import Crash, NoTrace, Refusal, Subject
-from properties.verdict.taken_steps import TakenStep, taken_steps
-from reference.case import Case
-from reference.draft import Draft, Scripted
-from reference.trace import Trace
-from reference.tree import Tree
+from specverify.properties.verdict.subject import Crash, NoTrace, Refusal, Subject
+from specverify.properties.verdict.taken_steps import TakenStep, taken_steps
+from specverify.reference.case import Case
+from specverify.reference.draft import Draft, Scripted
+from specverify.reference.trace import Trace
+from specverify.reference.tree import Tree
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from reference.malformed import Malformed
-from reference.trace import Drafted, Lowered, Step
-from reference.tree import Tree
+from specverify.reference.malformed import Malformed
+from specverify.reference.trace import Drafted, Lowered, Step
+from specverify.reference.tree import Tree
 
 
 def shown_tree(step: Step) -> Tree | None:

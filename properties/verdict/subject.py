@@ -9,12 +9,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from properties.commits import count_commits
-from reference.abilities import Abilities
-from reference.case import Case
-from reference.probability_world import Blocks, GivenTree, World
-from reference.session import Action
-from reference.trace import Array, Stage, Trace
+from specverify.properties.commits import count_commits
+from specverify.reference.abilities import Abilities
+from specverify.reference.case import Case
+from specverify.reference.probability_world import Blocks, GivenTree, World
+from specverify.reference.session import Action
+from specverify.reference.trace import Array, Stage, Trace
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class NoTrace(Exception):
 class Tables(Protocol):
     """A backend's own drafting and acceptance on tables in place of models; raises NoTrace where it cannot run them.
 
-    `backends.base.ExactLaw` describes each method.
+    `specverify.backends.base.ExactLaw` describes each method.
     """
 
     def verify(self, given: GivenTree, tape: Array) -> Blocks:
@@ -78,7 +78,7 @@ class Tables(Protocol):
 
 
 class Live(Protocol):
-    """A session in progress; `do` raises NoTrace where the session breaks. See `backends.base.Live`."""
+    """A session in progress; `do` raises NoTrace where the session breaks. See `specverify.backends.base.Live`."""
 
     def do(self, action: Action) -> None:
         """Carry out one action."""
@@ -107,8 +107,8 @@ class Subject:
         abilities: The cases that the backend takes, within which cases are drawn; None for cases of any kind.
         declines: Function from a case to the reason why the declaration does not admit it, or None.
         tables_dtype: The dtype in which the backend's sampling computes on given tables.
-        retold: Whether the case's script was made of the trees of its own run (`properties.verdict.session_members`);
-            comparing the two would then say nothing.
+        retold: Whether the case's script was made of the trees of its own run
+            (`specverify.properties.verdict.session_members`); comparing the two would then say nothing.
         roots_alone: Whether nobody could know the drafts of such a case, so that its roots are all there is to compare.
         unknown: Whether the trace does not tell what the drafts of such a case had to propose, and nothing judges them.
         bare: The steps of the case in which its draft was not asked: a session's `first`.

@@ -7,9 +7,9 @@ from collections import Counter
 from dataclasses import dataclass
 from itertools import pairwise
 
-from reference.case import Case
-from reference.session import Account, Action, Event
-from reference.trace import Shared
+from specverify.reference.case import Case
+from specverify.reference.session import Account, Action, Event
+from specverify.reference.trace import Shared
 
 FIRST_ACCOUNT = Account((), 0, {}, (), {}, {})
 """The account before the first action."""

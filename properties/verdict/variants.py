@@ -8,15 +8,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from properties.verdict.invariant import NotApplicable, Unobserved
-from properties.verdict.subject import Crash, NoTrace, Subject
-from reference.architecture import Seeded
-from reference.case import Case
-from reference.draft import Scripted
-from reference.sampling import Stops
-from reference.trace import Step, Trace
-from reference.tree import Tree
-from reference.weights import permutation, probe_architecture
+from specverify.properties.verdict.invariant import NotApplicable, Unobserved
+from specverify.properties.verdict.subject import Crash, NoTrace, Subject
+from specverify.reference.architecture import Seeded
+from specverify.reference.case import Case
+from specverify.reference.draft import Scripted
+from specverify.reference.sampling import Stops
+from specverify.reference.trace import Step, Trace
+from specverify.reference.tree import Tree
+from specverify.reference.weights import permutation, probe_architecture
 
 
 def focus(case: Case, subject: Subject) -> Case:

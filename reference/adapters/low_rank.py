@@ -1,13 +1,13 @@
 """A low-rank adapter (LoRA, arXiv 2106.09685): its words.
 
 A server holds the weights of one model, and each request may name an adapter. A projection W [out, in] that the adapter
-names computes W x + (alpha / rank) B A x, with A [rank, in] and B [out, rank]. `reference.weights.adapters` makes A and
-B from the seed.
+names computes W x + (alpha / rank) B A x, with A [rank, in] and B [out, rank]. `specverify.reference.weights.adapters`
+makes A and B from the seed.
 """
 
 from dataclasses import dataclass
 
-from reference.malformed import Malformed
+from specverify.reference.malformed import Malformed
 
 PROJECTIONS = ("q", "k", "v", "o", "gate", "up", "down")
 """The projections that an adapter may name: `q` is `q_proj`, and so on."""

@@ -4,10 +4,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from reference.draft.static import Static
-from reference.files.json_parts import rank_tree_from_json
-from reference.malformed import Malformed, under
-from reference.tree import RankTree
+from specverify.reference.draft.static import Static
+from specverify.reference.files.json_parts import rank_tree_from_json
+from specverify.reference.malformed import Malformed, under
+from specverify.reference.tree import RankTree
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
 """Draft: the interface of every kind of draft that a case file may name.
 
 A draft proposes the trees of a case. A kind is a frozen dataclass whose fields are those of its object in a case file.
-Code that reads a draft calls this interface and never tests the class. `reference.oracle.draft` defines what the draft
-proposes, `backends.engine.draft` runs it in the engine, and `properties.strategies.draft` draws it for cases; each has
-a file for each kind.
+Code that reads a draft calls this interface and never tests the class. `specverify.reference.oracle.draft` defines what
+the draft proposes, `specverify.backends.engine.draft` runs it in the engine, and
+`specverify.properties.strategies.draft` draws it for cases; each has a file for each kind.
 """
 
 from abc import ABC, abstractmethod
@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar, TypeVar
 
-from reference.architecture import Model
-from reference.draft.hidden import HiddenStates
-from reference.draft_trees import Dispatch, Expansion
-from reference.malformed import Malformed
-from reference.tree import Shape, Tree
+from specverify.reference.architecture import Model
+from specverify.reference.draft.hidden import HiddenStates
+from specverify.reference.draft_trees import Dispatch, Expansion
+from specverify.reference.malformed import Malformed
+from specverify.reference.tree import Shape, Tree
 
 Tokens = tuple[int, ...]
 DraftT = TypeVar("DraftT", bound="Draft")
@@ -139,7 +139,7 @@ class Draft(ABC):
 
     @property
     def tree_kind(self) -> str:
-        """The kind of tree that the draft fills, one of `reference.draft_trees.plan.TREE_KINDS`."""
+        """The kind of tree that the draft fills, one of `specverify.reference.draft_trees.plan.TREE_KINDS`."""
         return "static"
 
     @property

@@ -7,9 +7,9 @@ head are the target's matrices, without the scale or the soft cap that its famil
 
 from dataclasses import dataclass
 
-from reference.architecture import Architecture, Model
-from reference.draft.layer_head import LayerHead, decoder_layer, layer_head_schema
-from reference.malformed import Malformed
+from specverify.reference.architecture import Architecture, Model
+from specverify.reference.draft.layer_head import LayerHead, decoder_layer, layer_head_schema
+from specverify.reference.malformed import Malformed
 
 LAYER_PREFIX = "layers.0"
 """The prefix of the decoder layer in published checkpoints."""

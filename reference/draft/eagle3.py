@@ -9,12 +9,12 @@ layers are plain Llama layers on the output of the first (speculators, vLLM); th
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
-from reference.architecture import Architecture
-from reference.draft.base import Tokens
-from reference.draft.head import TOKENS_SCHEMA
-from reference.draft.layer_head import LayerHead, decoder_layer, layer_head_schema
-from reference.malformed import Malformed
-from reference.rules import OMIT_DEFAULT
+from specverify.reference.architecture import Architecture
+from specverify.reference.draft.base import Tokens
+from specverify.reference.draft.head import TOKENS_SCHEMA
+from specverify.reference.draft.layer_head import LayerHead, decoder_layer, layer_head_schema
+from specverify.reference.malformed import Malformed
+from specverify.reference.rules import OMIT_DEFAULT
 
 LAYER_PREFIX = "midlayer"
 """The prefix of the decoder layer in published checkpoints."""

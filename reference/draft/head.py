@@ -9,16 +9,16 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, TypeVar
 
-from reference.architecture import Architecture, Model, Seeded
-from reference.draft.base import Tokens
-from reference.draft.hidden import HiddenStates
-from reference.draft.static import Static
-from reference.draft_trees import DraftTree, draft_tree_from_json
-from reference.files.head_files import FILES_SCHEMA, HeadFiles
-from reference.malformed import Malformed, under
-from reference.quantisation.rows import QUANTISED, check_quantised
-from reference.rules import OMIT_DEFAULT
-from reference.tree import RankTree, Shape, Tree
+from specverify.reference.architecture import Architecture, Model, Seeded
+from specverify.reference.draft.base import Tokens
+from specverify.reference.draft.hidden import HiddenStates
+from specverify.reference.draft.static import Static
+from specverify.reference.draft_trees import DraftTree, draft_tree_from_json
+from specverify.reference.files.head_files import FILES_SCHEMA, HeadFiles
+from specverify.reference.malformed import Malformed, under
+from specverify.reference.quantisation.rows import QUANTISED, check_quantised
+from specverify.reference.rules import OMIT_DEFAULT
+from specverify.reference.tree import RankTree, Shape, Tree
 
 HeadT = TypeVar("HeadT", bound="Head")
 

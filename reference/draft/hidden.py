@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy.typing as npt
 
-from reference.malformed import Malformed
-from reference.rules import OMIT_DEFAULT
+from specverify.reference.malformed import Malformed
+from specverify.reference.rules import OMIT_DEFAULT
 
 PLACES = ("residual", "normed")
 """Where a hidden state is taken: the residual stream after a layer, or the output of the norm after the last layer."""

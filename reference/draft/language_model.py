@@ -4,12 +4,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from reference.architecture import Model, Seeded
-from reference.draft.base import Tokens
-from reference.draft.static import Static
-from reference.draft_trees import DraftTree, draft_tree_from_json
-from reference.files.json_parts import model_from_json
-from reference.malformed import Malformed, under
+from specverify.reference.architecture import Model, Seeded
+from specverify.reference.draft.base import Tokens
+from specverify.reference.draft.static import Static
+from specverify.reference.draft_trees import DraftTree, draft_tree_from_json
+from specverify.reference.files.json_parts import model_from_json
+from specverify.reference.malformed import Malformed, under
 
 
 @dataclass(frozen=True)

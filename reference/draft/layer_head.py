@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
-from reference.architecture import Rope
-from reference.draft.head import NOTHING, Head, head_schema
-from reference.files.json_parts import rope_from_json
-from reference.malformed import Malformed, under
-from reference.rules import OMIT_DEFAULT
+from specverify.reference.architecture import Rope
+from specverify.reference.draft.head import NOTHING, Head, head_schema
+from specverify.reference.files.json_parts import rope_from_json
+from specverify.reference.malformed import Malformed, under
+from specverify.reference.rules import OMIT_DEFAULT
 
 LayerHeadT = TypeVar("LayerHeadT", bound="LayerHead")
 

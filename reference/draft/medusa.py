@@ -15,11 +15,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from reference.architecture import Architecture, Model
-from reference.draft.head import Head, head_schema
-from reference.malformed import Malformed
-from reference.rules import OMIT_DEFAULT
-from reference.tree import RankTree, Tree
+from specverify.reference.architecture import Architecture, Model
+from specverify.reference.draft.head import Head, head_schema
+from specverify.reference.malformed import Malformed
+from specverify.reference.rules import OMIT_DEFAULT
+from specverify.reference.tree import RankTree, Tree
 
 HEADS_PREFIX = "medusa_head"
 """The prefix of the heads in published checkpoints."""

@@ -4,10 +4,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from reference.draft.base import KINDS, Draft
-from reference.draft.static import Static
-from reference.malformed import Malformed, under
-from reference.tree import RankTree, Shape
+from specverify.reference.draft.base import KINDS, Draft
+from specverify.reference.draft.static import Static
+from specverify.reference.malformed import Malformed, under
+from specverify.reference.tree import RankTree, Shape
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,9 @@ it anew: every static tree is sampled without loss, with that law as the proposa
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from reference.architecture import Architecture, Model
-from reference.draft.layer_head import LayerHead, decoder_layer, layer_head_schema
-from reference.malformed import Malformed
+from specverify.reference.architecture import Architecture, Model
+from specverify.reference.draft.layer_head import LayerHead, decoder_layer, layer_head_schema
+from specverify.reference.malformed import Malformed
 
 NORMS = ("enorm", "hnorm", "input_layernorm", "post_attention_layernorm", "shared_head.norm")
 """The norms of a module: of the embedding, of the state, around attention, and of the output."""

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from reference.draft.static import Static
-from reference.draft_trees import static_tree_from_json
-from reference.malformed import Malformed, under
-from reference.tree import RankTree
+from specverify.reference.draft.static import Static
+from specverify.reference.draft_trees import static_tree_from_json
+from specverify.reference.malformed import Malformed, under
+from specverify.reference.tree import RankTree
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from reference.draft.base import Draft, Tokens
-from reference.files.json_parts import tree_from_json
-from reference.malformed import Malformed, under
-from reference.tree import Shape, Tree
+from specverify.reference.draft.base import Draft, Tokens
+from specverify.reference.files.json_parts import tree_from_json
+from specverify.reference.malformed import Malformed, under
+from specverify.reference.tree import Shape, Tree
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import ClassVar, TypeVar
 
-from reference.draft.base import Draft, Tokens, single_shape
-from reference.draft.hidden import HiddenStates
-from reference.draft_trees import (
+from specverify.reference.draft.base import Draft, Tokens, single_shape
+from specverify.reference.draft.hidden import HiddenStates
+from specverify.reference.draft_trees import (
     Dispatch,
     DraftTree,
     Expansion,
@@ -16,8 +16,8 @@ from reference.draft_trees import (
     tree_description,
     tree_kind,
 )
-from reference.malformed import Malformed
-from reference.tree import RankTree, Shape
+from specverify.reference.malformed import Malformed
+from specverify.reference.tree import RankTree, Shape
 
 StaticT = TypeVar("StaticT", bound="Static")
 

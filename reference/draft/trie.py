@@ -4,9 +4,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from reference.draft.ngram import Ngram
-from reference.files.json_parts import rank_tree_from_json
-from reference.malformed import Malformed, under
+from specverify.reference.draft.ngram import Ngram
+from specverify.reference.files.json_parts import rank_tree_from_json
+from specverify.reference.malformed import Malformed, under
 
 
 @dataclass(frozen=True)

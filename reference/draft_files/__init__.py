@@ -5,7 +5,7 @@ Medusa and DeepSeek's MTP modules inside a target's checkpoint. Implementations 
 they would run in different ways, and whose files do not say which is meant, is refused. Pickle is never opened.
 """
 
-from reference.draft_files.open_head import OpenedHead, open_head, stored_head
-from reference.draft_files.target_sizes import TargetSizes, target_sizes
+from specverify.reference.draft_files.open_head import OpenedHead, open_head, stored_head
+from specverify.reference.draft_files.target_sizes import TargetSizes, target_sizes
 
 __all__ = ["OpenedHead", "TargetSizes", "open_head", "stored_head", "target_sizes"]

@@ -2,13 +2,13 @@
 
 from typing import Any
 
-from reference.draft.eagle1 import LAYER_PREFIX, Eagle1
-from reference.draft.hidden import HiddenStates
-from reference.draft_files.layer_fields import check_one_layer, head_layer, layer_weights, own_embedding
-from reference.draft_files.target_sizes import TargetSizes
-from reference.draft_files.tensors import HeadTensors
-from reference.files.fields import Fields, UnreadableCheckpoint
-from reference.trace import Array
+from specverify.reference.draft.eagle1 import LAYER_PREFIX, Eagle1
+from specverify.reference.draft.hidden import HiddenStates
+from specverify.reference.draft_files.layer_fields import check_one_layer, head_layer, layer_weights, own_embedding
+from specverify.reference.draft_files.target_sizes import TargetSizes
+from specverify.reference.draft_files.tensors import HeadTensors
+from specverify.reference.files.fields import Fields, UnreadableCheckpoint
+from specverify.reference.trace import Array
 
 FROM_SPECULATORS = {"fusion_fc.": "fc.", "transformer.": f"{LAYER_PREFIX}."}
 """Prefixes of speculators, each with the prefix of SafeAILab."""

@@ -7,14 +7,14 @@ in SGLang.
 
 from typing import Any
 
-from reference.draft.eagle3 import LAYER_PREFIX, MOST_LAYERS, Eagle3, layer_prefix
-from reference.draft.hidden import HiddenStates
-from reference.draft_files.layer_fields import check_one_layer, head_layer, layer_weights, own_embedding
-from reference.draft_files.target_sizes import TargetSizes
-from reference.draft_files.tensors import HeadTensors
-from reference.draft_files.vocabulary import vocabulary
-from reference.files.fields import Fields, UnreadableCheckpoint, quote_value
-from reference.trace import Array
+from specverify.reference.draft.eagle3 import LAYER_PREFIX, MOST_LAYERS, Eagle3, layer_prefix
+from specverify.reference.draft.hidden import HiddenStates
+from specverify.reference.draft_files.layer_fields import check_one_layer, head_layer, layer_weights, own_embedding
+from specverify.reference.draft_files.target_sizes import TargetSizes
+from specverify.reference.draft_files.tensors import HeadTensors
+from specverify.reference.draft_files.vocabulary import vocabulary
+from specverify.reference.files.fields import Fields, UnreadableCheckpoint, quote_value
+from specverify.reference.trace import Array
 
 VLLM_PREFIX = "layers.0."
 """The prefix of the decoder layer in vLLM and speculators."""

@@ -1,12 +1,12 @@
 """The decoder layer of a head: its sizes in config.json and its tensors."""
 
-from reference.architecture import Rope
-from reference.draft.layer_head import ROPES, HeadLayer
-from reference.draft_files.target_sizes import TargetSizes
-from reference.draft_files.tensors import HeadTensors
-from reference.files.fields import Fields, quote_value
-from reference.malformed import Malformed
-from reference.trace import Array
+from specverify.reference.architecture import Rope
+from specverify.reference.draft.layer_head import ROPES, HeadLayer
+from specverify.reference.draft_files.target_sizes import TargetSizes
+from specverify.reference.draft_files.tensors import HeadTensors
+from specverify.reference.files.fields import Fields, quote_value
+from specverify.reference.malformed import Malformed
+from specverify.reference.trace import Array
 
 PLAIN_ROPE = (None, "default")
 """The ways in which config.json says that the rotary embedding is the plain one."""

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from reference.draft.hidden import HiddenStates
-from reference.draft.medusa import HEADS_PREFIX
-from reference.draft_files.layer_fields import check_plain
-from reference.draft_files.target_sizes import TargetSizes
-from reference.draft_files.tensors import HeadTensors
-from reference.files.fields import Fields
-from reference.trace import Array
+from specverify.reference.draft.hidden import HiddenStates
+from specverify.reference.draft.medusa import HEADS_PREFIX
+from specverify.reference.draft_files.layer_fields import check_plain
+from specverify.reference.draft_files.target_sizes import TargetSizes
+from specverify.reference.draft_files.tensors import HeadTensors
+from specverify.reference.files.fields import Fields
+from specverify.reference.trace import Array
 
 BLOCK = re.compile(r"blocks\.(\d+)\.layers\.(\d+)\.(weight|bias)")
 """A residual block in vLLM."""

@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from reference.draft.hidden import HiddenStates
-from reference.draft.mtp import NORMS, Mtp, module_prefix
-from reference.draft_files.layer_fields import head_layer, layer_weights
-from reference.draft_files.target_sizes import TargetSizes
-from reference.draft_files.tensors import HeadTensors
-from reference.files.fields import Fields, UnreadableCheckpoint
-from reference.files.stored import StoredTensor
-from reference.trace import Array
+from specverify.reference.draft.hidden import HiddenStates
+from specverify.reference.draft.mtp import NORMS, Mtp, module_prefix
+from specverify.reference.draft_files.layer_fields import head_layer, layer_weights
+from specverify.reference.draft_files.target_sizes import TargetSizes
+from specverify.reference.draft_files.tensors import HeadTensors
+from specverify.reference.files.fields import Fields, UnreadableCheckpoint
+from specverify.reference.files.stored import StoredTensor
+from specverify.reference.trace import Array
 
 COUNT = "num_nextn_predict_layers"
 

@@ -8,22 +8,22 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from reference.architecture import Model
-from reference.draft.eagle1 import Eagle1
-from reference.draft.eagle3 import LAYER_PREFIX, Eagle3
-from reference.draft.head import Head
-from reference.draft.medusa import Medusa
-from reference.draft.mtp import Mtp
-from reference.draft_files import eagle1, eagle3, medusa, mtp
-from reference.draft_files.target_sizes import TargetSizes, target_sizes
-from reference.draft_files.tensors import HeadTensors
-from reference.files.fields import Fields, UnreadableCheckpoint, quote_value, read_json
-from reference.files.head_files import HeadFiles
-from reference.files.stored import FLOATS, INTEGERS, StoredTensor
-from reference.files.weight_files import digest, weight_files
-from reference.malformed import Malformed
-from reference.trace import Array
-from reference.tree import RankTree
+from specverify.reference.architecture import Model
+from specverify.reference.draft.eagle1 import Eagle1
+from specverify.reference.draft.eagle3 import LAYER_PREFIX, Eagle3
+from specverify.reference.draft.head import Head
+from specverify.reference.draft.medusa import Medusa
+from specverify.reference.draft.mtp import Mtp
+from specverify.reference.draft_files import eagle1, eagle3, medusa, mtp
+from specverify.reference.draft_files.target_sizes import TargetSizes, target_sizes
+from specverify.reference.draft_files.tensors import HeadTensors
+from specverify.reference.files.fields import Fields, UnreadableCheckpoint, quote_value, read_json
+from specverify.reference.files.head_files import HeadFiles
+from specverify.reference.files.stored import FLOATS, INTEGERS, StoredTensor
+from specverify.reference.files.weight_files import digest, weight_files
+from specverify.reference.malformed import Malformed
+from specverify.reference.trace import Array
+from specverify.reference.tree import RankTree
 
 Parts: TypeAlias = tuple[type[Head], dict[str, Any], dict[str, Array], HeadTensors]
 
@@ -46,7 +46,7 @@ class OpenedHead:
 
     Attributes:
         words: The head with the bare root as its tree.
-        weights: float64, read-only, under the names of `reference.draft`; d2t int64 and t2d bool if reduced.
+        weights: float64, read-only, under the names of `specverify.reference.draft`; d2t int64 and t2d bool if reduced.
     """
 
     words: Head

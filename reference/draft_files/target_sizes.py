@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from reference.architecture import Model, Seeded
-from reference.files.fields import Fields, UnreadableCheckpoint, read_json
+from specverify.reference.architecture import Model, Seeded
+from specverify.reference.files.fields import Fields, UnreadableCheckpoint, read_json
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from reference.files.fields import UnreadableCheckpoint
-from reference.files.stored import INTEGERS, StoredTensor, cut
-from reference.trace import Array
+from specverify.reference.files.fields import UnreadableCheckpoint
+from specverify.reference.files.stored import INTEGERS, StoredTensor, cut
+from specverify.reference.trace import Array
 
 
 class HeadTensors:

@@ -5,10 +5,10 @@
 
 import numpy as np
 
-from reference.draft_files.target_sizes import TargetSizes
-from reference.draft_files.tensors import HeadTensors
-from reference.files.fields import Fields, UnreadableCheckpoint
-from reference.trace import Array
+from specverify.reference.draft_files.target_sizes import TargetSizes
+from specverify.reference.draft_files.tensors import HeadTensors
+from specverify.reference.files.fields import Fields, UnreadableCheckpoint
+from specverify.reference.trace import Array
 
 
 def vocabulary(tensors: HeadTensors, fields: Fields, target: TargetSizes) -> tuple[int, ...]:

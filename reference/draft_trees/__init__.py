@@ -1,9 +1,9 @@
 """The trees that a draft may fill: static, dynamic, or by batch size."""
 
-from reference.draft_trees.dispatch import Dispatch
-from reference.draft_trees.expansion import Expansion
-from reference.draft_trees.names import CHOICES, name_of, named_tree, tree_description, tree_of_paths
-from reference.draft_trees.plan import (
+from specverify.reference.draft_trees.dispatch import Dispatch
+from specverify.reference.draft_trees.expansion import Expansion
+from specverify.reference.draft_trees.names import CHOICES, name_of, named_tree, tree_description, tree_of_paths
+from specverify.reference.draft_trees.plan import (
     TREE_KINDS,
     DraftTree,
     dispatch_from_json,

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from reference.draft_trees.names import tree_description
-from reference.malformed import Malformed
-from reference.rules import OMIT_DEFAULT
-from reference.tree import RankTree
+from specverify.reference.draft_trees.names import tree_description
+from specverify.reference.malformed import Malformed
+from specverify.reference.rules import OMIT_DEFAULT
+from specverify.reference.tree import RankTree
 
 
 @dataclass(frozen=True)

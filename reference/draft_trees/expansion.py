@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from reference.malformed import Malformed
-from reference.rules import OMIT_DEFAULT
-from reference.tree import RankTree
+from specverify.reference.malformed import Malformed
+from specverify.reference.rules import OMIT_DEFAULT
+from specverify.reference.tree import RankTree
 
 MOST_NODES = 4096
 """Most nodes of a dynamic tree, the root included."""

@@ -6,9 +6,9 @@ from difflib import get_close_matches
 from functools import lru_cache
 from heapq import heappop, heappush
 
-from reference.draft_trees.expansion import MOST_NODES
-from reference.malformed import Malformed
-from reference.tree import RankTree
+from specverify.reference.draft_trees.expansion import MOST_NODES
+from specverify.reference.malformed import Malformed
+from specverify.reference.tree import RankTree
 
 Ranks = tuple[int, ...]
 """The ranks along a path below the root."""

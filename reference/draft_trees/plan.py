@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-from reference.draft_trees.dispatch import Dispatch
-from reference.draft_trees.expansion import Expansion
-from reference.draft_trees.names import named_tree
-from reference.files.json_parts import rank_tree_from_json
-from reference.malformed import under
-from reference.tree import RankTree
+from specverify.reference.draft_trees.dispatch import Dispatch
+from specverify.reference.draft_trees.expansion import Expansion
+from specverify.reference.draft_trees.names import named_tree
+from specverify.reference.files.json_parts import rank_tree_from_json
+from specverify.reference.malformed import under
+from specverify.reference.tree import RankTree
 
 DraftTree: TypeAlias = RankTree | Expansion | Dispatch
 """A static tree of ranks, a dynamic tree, or a table of static trees by batch size."""

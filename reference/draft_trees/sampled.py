@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from reference.rules import DRAWS
+from specverify.reference.rules import DRAWS
 
 
 @dataclass(frozen=True)

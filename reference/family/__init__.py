@@ -4,7 +4,7 @@ Every module of this folder is imported and its `Family` objects are entered und
 new file here and no other line.
 """
 
-from reference.family.base import Family, LayerNorms, members
+from specverify.reference.family.base import Family, LayerNorms, members
 
 FAMILIES: dict[str, Family] = {family.name: family for family in members(__name__, __path__, Family)}
 """Each family by its name."""

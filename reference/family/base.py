@@ -1,7 +1,8 @@
 """Family: the facts about a model family that a case needs.
 
-Its norms, its settings and the architectures to draw; nothing here computes. `reference.oracle.family` has a family's
-formulas, and `backends.engine.model.family` opens its model in the engine; each has a file for each family.
+Its norms, its settings and the architectures to draw; nothing here computes. `specverify.reference.oracle.family` has a
+family's formulas, and `specverify.backends.engine.model.family` opens its model in the engine; each has a file for each
+family.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -14,7 +15,7 @@ T = TypeVar("T")
 
 
 class ArchitectureFields(Protocol):
-    """The fields that a family reads of a `reference.architecture.Architecture`."""
+    """The fields that a family reads of a `specverify.reference.architecture.Architecture`."""
 
     @property
     def words(self) -> "Family":
@@ -142,7 +143,7 @@ class Family:
         gated_attention: Whether the projection of queries is twice as wide, for a gate on the output of attention.
         probed: Function from settings and a number of codes to the settings of a transparent probe of such a model.
         mixes_rows: Whether the low bits of a row may depend on the other rows of a forward; see
-            `reference.architecture.Checkpoint.mixes_rows`.
+            `specverify.reference.architecture.Checkpoint.mixes_rows`.
         sinks: Whether each head of attention has a sink, a score without a column.
         check: Raises Malformed for an architecture that the family cannot have.
         fixed: The ends of the names of seeded weights that are no random numbers, each with the value.
@@ -150,8 +151,9 @@ class Family:
             model's values that differ.
         soft_caps: Whether the family's own attention has a soft cap.
         drawn: Architectures that generated cases run, as fields of `Architecture` without `family`, the simplest
-            first. Families with an empty list are drawn from `properties.strategies.models.GALLERY`.
-        rare: Whether its architectures are drawn less often than others (`properties.strategies.models.RARE`).
+            first. Families with an empty list are drawn from `specverify.properties.strategies.models.GALLERY`.
+        rare: Whether its architectures are drawn less often than others
+            (`specverify.properties.strategies.models.RARE`).
     """
 
     name: str

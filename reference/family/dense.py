@@ -3,7 +3,7 @@
 Their layers have two norms with gains around 1, and `Architecture` has a field for nearly all of their settings.
 """
 
-from reference.family.base import Family
+from specverify.reference.family.base import Family
 
 SIZES = {"vocab_size": 27, "hidden_size": 16, "intermediate_size": 24, "heads": 2, "kv_heads": 1, "head_dim": 4}
 

@@ -7,9 +7,9 @@ made of the scores. Qwen 2 MoE and GLM-4 MoE have a shared expert beside them, t
 have the names of Qwen 2 MoE.
 """
 
-from reference.family.base import ArchitectureFields, Family, Shapes, gated_block
-from reference.family.rotary_width import check_width
-from reference.malformed import Malformed
+from specverify.reference.family.base import ArchitectureFields, Family, Shapes, gated_block
+from specverify.reference.family.rotary_width import check_width
+from specverify.reference.malformed import Malformed
 
 
 def has_experts(arch: ArchitectureFields, layer: int) -> bool:

@@ -5,8 +5,8 @@ projection; seeded weights name each of them. GLM-4 norms what a block adds to t
 neighbouring dimensions together.
 """
 
-from reference.family.base import Family, LayerNorms
-from reference.family.rotary_width import check_width
+from specverify.reference.family.base import Family, LayerNorms
+from specverify.reference.family.rotary_width import check_width
 
 SIZES = {"vocab_size": 27, "hidden_size": 16, "intermediate_size": 24, "heads": 2, "kv_heads": 1, "head_dim": 8}
 

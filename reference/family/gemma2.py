@@ -5,7 +5,7 @@ hidden size; the feed-forward block is GeGLU. Attention's scores and the logits 
 has a sliding window.
 """
 
-from reference.family.base import Family, LayerNorms
+from specverify.reference.family.base import Family, LayerNorms
 
 GEMMA2 = Family(
     "gemma2",

@@ -4,9 +4,9 @@ Gemma 2 without soft caps and with norms of queries and keys. Five layers of six
 embedding to a base of their own.
 """
 
-from reference.family.base import ArchitectureFields, Family
-from reference.family.gemma2 import GEMMA2
-from reference.malformed import Malformed
+from specverify.reference.family.base import ArchitectureFields, Family
+from specverify.reference.family.gemma2 import GEMMA2
+from specverify.reference.malformed import Malformed
 
 
 def _check(arch: ArchitectureFields) -> None:

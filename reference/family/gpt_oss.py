@@ -5,8 +5,8 @@ sliding window. All blocks are mixtures of experts with biases and a clamped gat
 Qwen 2 MoE's, each expert its own.
 """
 
-from reference.family.base import ArchitectureFields, Family, Shapes, gated_block
-from reference.malformed import Malformed
+from specverify.reference.family.base import ArchitectureFields, Family, Shapes, gated_block
+from specverify.reference.malformed import Malformed
 
 
 def _blocks(arch: ArchitectureFields, layer: int) -> Shapes:

@@ -3,8 +3,8 @@
 They multiply embeddings, the scores of attention and what a block adds to the residual stream, and divide logits.
 """
 
-from reference.family.base import ArchitectureFields, Family
-from reference.malformed import Malformed
+from specverify.reference.family.base import ArchitectureFields, Family
+from specverify.reference.malformed import Malformed
 
 
 def _check(arch: ArchitectureFields) -> None:

@@ -3,13 +3,14 @@
 After transformers' `models/deepseek_v2` and `models/deepseek_v3`. Keys and values of a row come from one latent vector,
 compressed from its hidden state, and from one rotated part of keys that all heads share. A head of queries and keys is
 its unrotated dimensions, then the rotated ones; a head of values has a width of its own. Queries may be compressed too.
-Blocks after the first few layers are mixtures of experts with shared experts (`reference.family.experts`). DeepSeek-V3
-scores experts as GLM-4 MoE does; DeepSeek-V2 takes the softmax over all experts and scores a group by its best one.
+Blocks after the first few layers are mixtures of experts with shared experts (`specverify.reference.family.experts`).
+DeepSeek-V3 scores experts as GLM-4 MoE does; DeepSeek-V2 takes the softmax over all experts and scores a group by its
+best one.
 """
 
-from reference.family.base import ArchitectureFields, Family, Shapes
-from reference.family.experts import check_experts, mixture
-from reference.malformed import Malformed
+from specverify.reference.family.base import ArchitectureFields, Family, Shapes
+from specverify.reference.family.experts import check_experts, mixture
+from specverify.reference.malformed import Malformed
 
 
 def _projections(arch: ArchitectureFields, layer: int) -> Shapes:

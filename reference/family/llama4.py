@@ -7,8 +7,8 @@ with the highest scores and through a shared expert. Tensors have the names of Q
 
 from collections.abc import Sequence
 
-from reference.family.base import ArchitectureFields, Family, Shapes, gated_block
-from reference.malformed import Malformed
+from specverify.reference.family.base import ArchitectureFields, Family, Shapes, gated_block
+from specverify.reference.malformed import Malformed
 
 LLAMA4 = Family("llama4", query_key_gains=False)
 
@@ -67,7 +67,7 @@ def check_irope(
 ) -> None:
     """Raise Malformed where chunks, unrotated layers and temperature make no sense together.
 
-    The arguments are fields of `reference.architecture.Architecture`.
+    The arguments are fields of `specverify.reference.architecture.Architecture`.
     """
     layers = len(windows)
     if len(chunks) not in (0, layers):

@@ -5,7 +5,7 @@ keys run over all heads of a row together in OLMo. In OLMo 3 layers with a windo
 the variant of the others. In EXAONE 4 layers without a window have none where others have one.
 """
 
-from reference.family.base import Family, LayerNorms
+from specverify.reference.family.base import Family, LayerNorms
 
 NORMS_AFTER = LayerNorms(
     before_attention=None,

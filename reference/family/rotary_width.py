@@ -1,7 +1,7 @@
 """The check of partial rotary embedding, which turns a part of each head."""
 
-from reference.family.base import ArchitectureFields
-from reference.malformed import Malformed
+from specverify.reference.family.base import ArchitectureFields
+from specverify.reference.malformed import Malformed
 
 
 def check_width(arch: ArchitectureFields) -> None:

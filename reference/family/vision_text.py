@@ -5,8 +5,8 @@ turn by the position on that axis; `mrope_section` of config.json holds their nu
 and is Qwen 2's.
 """
 
-from reference.family.base import ArchitectureFields, Family
-from reference.malformed import Malformed
+from specverify.reference.family.base import ArchitectureFields, Family
+from specverify.reference.malformed import Malformed
 
 SECTIONS = ("time_pairs", "height_pairs", "width_pairs")
 """The settings that say how many rotary pairs turn by each axis, the pairs of the highest frequencies first."""

@@ -10,7 +10,7 @@ working dtype: engines that round them to 8 bits (`activation_scheme` dynamic) c
 from pathlib import Path
 from typing import Any
 
-from reference.files.fields import Fields, UnreadableCheckpoint, quote_value
+from specverify.reference.files.fields import Fields, UnreadableCheckpoint, quote_value
 
 NUMBERS = "F8_E4M3"
 """The dtype of such matrices in safetensors files."""

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from reference.files.fields import Fields, quote_value, read_json
+from specverify.reference.files.fields import Fields, quote_value, read_json
 
 FILES = ("generation_config.json", "config.json")
 """The files that may name end tokens; the first that does so counts, as in transformers' `generate`."""

@@ -5,7 +5,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from reference.files.regular import read_whole
+from specverify.reference.files.regular import read_whole
 
 LARGEST_CONFIG = 16 * 2**20
 """Largest config.json that is read, in bytes; published ones hold a few kilobytes."""
@@ -151,6 +151,6 @@ def read_json(file: Path, most: int = LARGEST_CONFIG) -> dict[str, Any]:
 
 
 def unreadable(file: Path, error: OSError) -> UnreadableCheckpoint:
-    """The complaint that `file` cannot read `where`, or that `reference.files.regular` refuses it."""
+    """The complaint that the system cannot read `file`, or that `specverify.reference.files.regular` refuses it."""
     todo = "check its permissions" if isinstance(error, PermissionError) else "download the file again"
     return UnreadableCheckpoint(f"{file}: cannot be read ({error.strerror or error}); {todo}")

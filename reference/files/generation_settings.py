@@ -6,7 +6,7 @@ A field that the file leaves out is neutral here, as in vLLM; transformers has d
 from dataclasses import dataclass
 from pathlib import Path
 
-from reference.files.fields import Fields, read_json
+from specverify.reference.files.fields import Fields, read_json
 
 FILE = "generation_config.json"
 

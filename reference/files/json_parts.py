@@ -5,11 +5,11 @@ Several objects of a case file hold such parts.
 
 from typing import Any
 
-from reference.adapters.low_rank import Adapter
-from reference.architecture import Architecture, Checkpoint, Model, Rope, Seeded
-from reference.images.spans import images_from_json
-from reference.malformed import under
-from reference.tree import RankTree, Tree
+from specverify.reference.adapters.low_rank import Adapter
+from specverify.reference.architecture import Architecture, Checkpoint, Model, Rope, Seeded
+from specverify.reference.images.spans import images_from_json
+from specverify.reference.malformed import under
+from specverify.reference.tree import RankTree, Tree
 
 
 def tree_from_json(content: dict[str, Any]) -> Tree:

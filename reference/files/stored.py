@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from reference.files.fields import MOST_LETTERS, UnreadableCheckpoint, quote_value, unreadable
-from reference.files.regular import open_regular
+from specverify.reference.files.fields import MOST_LETTERS, UnreadableCheckpoint, quote_value, unreadable
+from specverify.reference.files.regular import open_regular
 
 FLOATS = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8}
 """Bytes of one number, for each dtype that weights may have."""

@@ -8,9 +8,9 @@ import os
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
-from reference.files.fields import LARGEST_INDEX, UnreadableCheckpoint, quote_value, read_json, unreadable
-from reference.files.regular import open_regular
-from reference.files.stored import FLOATS, MOST_TENSORS, StoredTensor, cut, read_header
+from specverify.reference.files.fields import LARGEST_INDEX, UnreadableCheckpoint, quote_value, read_json, unreadable
+from specverify.reference.files.regular import open_regular
+from specverify.reference.files.stored import FLOATS, MOST_TENSORS, StoredTensor, cut, read_header
 
 MOST_SHARDS = 10_000
 """Most weight files that an index may name; the largest published checkpoints have some hundreds."""

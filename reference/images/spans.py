@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from reference.malformed import Malformed, under
+from specverify.reference.malformed import Malformed, under
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from collections.abc import Callable, Collection, Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
-from reference.oracle.coin_source import Chance, Number
-from reference.rules import Rule
-from reference.trace import Accepted, Array
-from reference.tree import Tree
+from specverify.reference.oracle.coin_source import Chance, Number
+from specverify.reference.rules import Rule
+from specverify.reference.trace import Accepted, Array
+from specverify.reference.tree import Tree
 
 Row = Sequence[Number]
 Answer = tuple[tuple[int, ...], list[Number]]
@@ -292,4 +292,4 @@ RULES: dict[str, Program] = {
     "typical": typical,
     "block": block,
 }
-"""The program of each rule of `reference.rules`."""
+"""The program of each rule of `specverify.reference.rules`."""

@@ -9,19 +9,19 @@ from pathlib import Path
 
 import numpy as np
 
-from reference.architecture import Architecture, Checkpoint
-from reference.draft_files import mtp
-from reference.files.block_scales import FACTORS, NUMBERS, block_size
-from reference.files.fields import Fields, UnreadableCheckpoint, read_json, unreadable
-from reference.files.regular import irregular
-from reference.files.stored import EIGHT_BITS, FLOATS, StoredTensor, cut
-from reference.files.weight_files import digest, weight_files
-from reference.oracle.configuration import read_architecture, read_sizes
-from reference.oracle.family import FAMILIES
-from reference.oracle.family.base import Place
-from reference.oracle.formulas.block_scales import apply_scales, factors_shape
-from reference.trace import Array
-from reference.weights import shapes
+from specverify.reference.architecture import Architecture, Checkpoint
+from specverify.reference.draft_files import mtp
+from specverify.reference.files.block_scales import FACTORS, NUMBERS, block_size
+from specverify.reference.files.fields import Fields, UnreadableCheckpoint, read_json, unreadable
+from specverify.reference.files.regular import irregular
+from specverify.reference.files.stored import EIGHT_BITS, FLOATS, StoredTensor, cut
+from specverify.reference.files.weight_files import digest, weight_files
+from specverify.reference.oracle.configuration import read_architecture, read_sizes
+from specverify.reference.oracle.family import FAMILIES
+from specverify.reference.oracle.family.base import Place
+from specverify.reference.oracle.formulas.block_scales import apply_scales, factors_shape
+from specverify.reference.trace import Array
+from specverify.reference.weights import shapes
 
 __all__ = ["UnreadableCheckpoint", "identify", "read_checkpoint"]
 

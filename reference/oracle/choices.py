@@ -7,9 +7,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from reference.oracle.formulas.routers import UNKNOWN
-from reference.trace import Array, Step
-from reference.tree import Tree
+from specverify.reference.oracle.formulas.routers import UNKNOWN
+from specverify.reference.trace import Array, Step
+from specverify.reference.tree import Tree
 
 
 class Choices:

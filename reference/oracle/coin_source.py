@@ -10,8 +10,8 @@ from fractions import Fraction
 from itertools import accumulate
 from typing import Protocol, TypeVar
 
-from reference import tape
-from reference.trace import Array
+from specverify.reference import tape
+from specverify.reference.trace import Array
 
 Number = Fraction | float
 """A probability: exact in the reference's own laws, a float64 where tables are too large for that."""
@@ -21,7 +21,7 @@ A = TypeVar("A")
 
 
 class Chance(Protocol):
-    """A program's randomness: one uniform of [0, 1) for each node and each kind of `reference.tape.KINDS`.
+    """A program's randomness: one uniform of [0, 1) for each node and each kind of `specverify.reference.tape.KINDS`.
 
     A coin keeps its value when a program asks for it again.
     """
@@ -53,7 +53,7 @@ def _edges(weights: Sequence[Number]) -> list[Number]:
 
 
 class TapeChance(Chance):
-    """Real coins, in the places that `reference.tape` gives them.
+    """Real coins, in the places that `specverify.reference.tape` gives them.
 
     Attributes:
         used_coins: The coins consumed, (kind, node), in the order of their first use.

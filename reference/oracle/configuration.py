@@ -1,19 +1,19 @@
 """Reading the config.json of a Hugging Face checkpoint as an Architecture.
 
 A setting that the oracle does not compute is refused by name. Defaults and precedence follow transformers 5.23
-(`models/*/configuration_*.py`, `modeling_rope_utils.py`); `reference.oracle.family` has the fields of one family alone.
-Code that a checkpoint brings along (`auto_map`) is never run.
+(`models/*/configuration_*.py`, `modeling_rope_utils.py`); `specverify.reference.oracle.family` has the fields of one
+family alone. Code that a checkpoint brings along (`auto_map`) is never run.
 """
 
 from pathlib import Path
 from typing import Any
 
-from reference.architecture import Architecture, Rope
-from reference.files.block_scales import block_size
-from reference.files.fields import MOST_LETTERS, Fields, UnreadableCheckpoint, quote_value, read_json
-from reference.malformed import Malformed
-from reference.oracle.family import FAMILIES, OracleFamily
-from reference.oracle.family.unread import UNREAD
+from specverify.reference.architecture import Architecture, Rope
+from specverify.reference.files.block_scales import block_size
+from specverify.reference.files.fields import MOST_LETTERS, Fields, UnreadableCheckpoint, quote_value, read_json
+from specverify.reference.malformed import Malformed
+from specverify.reference.oracle.family import FAMILIES, OracleFamily
+from specverify.reference.oracle.family.unread import UNREAD
 
 BY_TYPE = {kind: family for family in FAMILIES.values() for kind in family.model_types}
 """The family of each `model_type`."""

@@ -9,14 +9,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from reference.architecture import Model
-from reference.case import Case
-from reference.draft.hidden import HiddenStates
-from reference.oracle import acceptance, lowering, processing, sampled_step, stopping
-from reference.oracle.choices import Choices
-from reference.oracle.draft import Question, propose
-from reference.oracle.draft.chunk import cut_to_chunk
-from reference.oracle.evaluator import (
+from specverify.reference.architecture import Model
+from specverify.reference.case import Case
+from specverify.reference.draft.hidden import HiddenStates
+from specverify.reference.oracle import acceptance, lowering, processing, sampled_step, stopping
+from specverify.reference.oracle.choices import Choices
+from specverify.reference.oracle.draft import Question, propose
+from specverify.reference.oracle.draft.chunk import cut_to_chunk
+from specverify.reference.oracle.evaluator import (
     PERTURBATIONS,
     Evaluator,
     Routing,
@@ -29,13 +29,13 @@ from reference.oracle.evaluator import (
     score_movement,
     with_choices,
 )
-from reference.oracle.formulas import rotary
-from reference.oracle.model import Inputs, Nodes
-from reference.oracle.parameters import Parameters, load
-from reference.oracle.sampled_step import SampledStep, one_hot_proposal
-from reference.oracle.shared_prefix import SharedPrefix
-from reference.trace import Accounting, Array, Attended, Committed, Emitted, Kv, Scored, Step, Trace, frozen
-from reference.tree import Tree
+from specverify.reference.oracle.formulas import rotary
+from specverify.reference.oracle.model import Inputs, Nodes
+from specverify.reference.oracle.parameters import Parameters, load
+from specverify.reference.oracle.sampled_step import SampledStep, one_hot_proposal
+from specverify.reference.oracle.shared_prefix import SharedPrefix
+from specverify.reference.trace import Accounting, Array, Attended, Committed, Emitted, Kv, Scored, Step, Trace, frozen
+from specverify.reference.tree import Tree
 
 KV_STEPS = 4
 """Number of first steps whose context KV the trace holds; for a later state, ask for a case that begins there."""
@@ -90,7 +90,7 @@ class Oracle:
         return self.model(case.model, case.dtype).inputs(context, tree)
 
     def routing(self, case: Case, context: tuple[int, ...], tree: Tree) -> Routing | None:
-        """See `reference.oracle.evaluator.routing`; on the target of `case`.
+        """See `specverify.reference.oracle.evaluator.routing`; on the target of `case`.
 
         Raises:
             Malformed: as the evaluator, where context and tree do not fit the model.
@@ -98,7 +98,7 @@ class Oracle:
         return routing(self.model(case.model, case.dtype), context, tree)
 
     def score_movement(self, case: Case, context: tuple[int, ...], tree: Tree) -> Array | None:
-        """See `reference.oracle.evaluator.score_movement`; on the target of `case`.
+        """See `specverify.reference.oracle.evaluator.score_movement`; on the target of `case`.
 
         Raises:
             Malformed: as the evaluator, where context and tree do not fit the model.
@@ -147,7 +147,7 @@ class Oracle:
         return _FollowingOracle(self, model, choices)
 
     def amplification(self, case: Case, context: tuple[int, ...], tree: Tree) -> RowMovements | None:
-        """See `reference.oracle.evaluator.amplification`; on the target of `case`.
+        """See `specverify.reference.oracle.evaluator.amplification`; on the target of `case`.
 
         Raises:
             Malformed: as the evaluator, where context and tree do not fit the model.

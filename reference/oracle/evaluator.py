@@ -12,14 +12,14 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from reference.family.recurrent import RecurrentState
-from reference.oracle.choices import Choices
-from reference.oracle.formulas.levels import levels_of
-from reference.oracle.formulas.routers import UNKNOWN, Router
-from reference.oracle.model import Inputs, Nodes
-from reference.oracle.parameters import Parameters
-from reference.trace import Array, Kv
-from reference.tree import Tree
+from specverify.reference.family.recurrent import RecurrentState
+from specverify.reference.oracle.choices import Choices
+from specverify.reference.oracle.formulas.levels import levels_of
+from specverify.reference.oracle.formulas.routers import UNKNOWN, Router
+from specverify.reference.oracle.model import Inputs, Nodes
+from specverify.reference.oracle.parameters import Parameters
+from specverify.reference.trace import Array, Kv
+from specverify.reference.tree import Tree
 
 PERTURBED = 2.0**-24
 """Relative size of the changes of weights by which `amplification` probes a model, small enough for linear answers."""

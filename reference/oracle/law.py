@@ -10,14 +10,14 @@ from fractions import Fraction
 from numbers import Rational
 from typing import cast
 
-from reference.malformed import Malformed
-from reference.oracle import acceptance, processing
-from reference.oracle.acceptance import Answer, Program, ProgramArguments, Row, normalise
-from reference.oracle.coin_source import Chance, Number, enumerate_law
-from reference.oracle.tree_growth import Growth, LazyTable, Path, UnfinishedTree
-from reference.probability_world import GivenTree, World
-from reference.rules import Rule
-from reference.tree import Shape, Tree
+from specverify.reference.malformed import Malformed
+from specverify.reference.oracle import acceptance, processing
+from specverify.reference.oracle.acceptance import Answer, Program, ProgramArguments, Row, normalise
+from specverify.reference.oracle.coin_source import Chance, Number, enumerate_law
+from specverify.reference.oracle.tree_growth import Growth, LazyTable, Path, UnfinishedTree
+from specverify.reference.probability_world import GivenTree, World
+from specverify.reference.rules import Rule
+from specverify.reference.tree import Shape, Tree
 
 Law = dict[Path, Number]
 """Probability of each emitted block: the tokens below the root, and the token after the path."""
@@ -50,8 +50,8 @@ def given_tree_law(verification: GivenTree, sampled: bool, exact: bool = False, 
 def world_law(world: World, exact: bool = False, program: Program | None = None, whole_tree_first: bool = True) -> Law:
     """The law of the block that one round emits: drafting, verification, and the token after the path.
 
-    `reference.oracle.processing` processes the rows, with the path as output; `exact` then turns them into fractions
-    and normalises them. The other arguments are those of `round_law`.
+    `specverify.reference.oracle.processing` processes the rows, with the path as output; `exact` then turns them into
+    fractions and normalises them. The other arguments are those of `round_law`.
     """
     target, draft = target_rows(world, exact), draft_rows(world, exact)
     rule, draws = world.sampling.rule, world.sampling.draws

@@ -7,9 +7,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from reference.architecture import Architecture
-from reference.trace import Array, Lowered, frozen
-from reference.tree import Tree
+from specverify.reference.architecture import Architecture
+from specverify.reference.trace import Array, Lowered, frozen
+from specverify.reference.tree import Tree
 
 
 def is_visible(tree: Tree, row: int, column: int, context: int, reach: tuple[int, int]) -> bool:
@@ -48,7 +48,7 @@ def visibility(tree: Tree, context: int, reach: tuple[int, int]) -> Array:
 
 
 def lower(tree: Tree, context: int, architecture: Architecture) -> Lowered:
-    """The unpadded index arrays of `tree` behind `context` tokens; see `reference.trace.Lowered`."""
+    """The unpadded index arrays of `tree` behind `context` tokens; see `specverify.reference.trace.Lowered`."""
     nodes = len(tree)
     ancestor = np.zeros((nodes, tree.height + 1), dtype=np.int64)
     first_child, next_sibling = np.zeros(nodes, dtype=np.int64), np.zeros(nodes, dtype=np.int64)

@@ -1,21 +1,21 @@
 """The target by definition: each path run as a plain sequence from scratch.
 
-Positions are computed one by one, with no cache and no mask. `reference.oracle.parameters` has the steps of a layer,
-`reference.oracle.formulas` the formulas in them.
+Positions are computed one by one, with no cache and no mask. `specverify.reference.oracle.parameters` has the steps of
+a layer, `specverify.reference.oracle.formulas` the formulas in them.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from reference.family.recurrent import RecurrentState
-from reference.oracle.formulas import rotary
-from reference.oracle.formulas.layer import soft_cap
-from reference.oracle.formulas.reach import first_visible
-from reference.oracle.formulas.recurrence import LayerState
-from reference.oracle.parameters import Parameters
-from reference.trace import Array, Kv
-from reference.tree import Tree
+from specverify.reference.family.recurrent import RecurrentState
+from specverify.reference.oracle.formulas import rotary
+from specverify.reference.oracle.formulas.layer import soft_cap
+from specverify.reference.oracle.formulas.reach import first_visible
+from specverify.reference.oracle.formulas.recurrence import LayerState
+from specverify.reference.oracle.parameters import Parameters
+from specverify.reference.trace import Array, Kv
+from specverify.reference.tree import Tree
 
 
 @dataclass(frozen=True)

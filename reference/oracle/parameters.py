@@ -9,22 +9,22 @@ from functools import lru_cache
 
 import numpy as np
 
-from reference.architecture import Architecture, Checkpoint, Model, Seeded
-from reference.draft.head import Head
-from reference.images.spans import Images
-from reference.malformed import Malformed
-from reference.oracle.checkpoint import UnreadableCheckpoint, identify, read_checkpoint
-from reference.oracle.choices import Choices
-from reference.oracle.family import FAMILIES
-from reference.oracle.formulas import axes, rotary
-from reference.oracle.formulas.layer import Formulas, gated_block, linear, rms_norm
-from reference.oracle.formulas.quantised import QUANTISED_NAMES, quantised_weights
-from reference.oracle.formulas.recurrence import LayerState
-from reference.oracle.formulas.routers import Router
-from reference.trace import Array
-from reference.tree import Tree
-from reference.weights import head_weights, seeded_weights
-from reference.weights.adapters import low_rank
+from specverify.reference.architecture import Architecture, Checkpoint, Model, Seeded
+from specverify.reference.draft.head import Head
+from specverify.reference.images.spans import Images
+from specverify.reference.malformed import Malformed
+from specverify.reference.oracle.checkpoint import UnreadableCheckpoint, identify, read_checkpoint
+from specverify.reference.oracle.choices import Choices
+from specverify.reference.oracle.family import FAMILIES
+from specverify.reference.oracle.formulas import axes, rotary
+from specverify.reference.oracle.formulas.layer import Formulas, gated_block, linear, rms_norm
+from specverify.reference.oracle.formulas.quantised import QUANTISED_NAMES, quantised_weights
+from specverify.reference.oracle.formulas.recurrence import LayerState
+from specverify.reference.oracle.formulas.routers import Router
+from specverify.reference.trace import Array
+from specverify.reference.tree import Tree
+from specverify.reference.weights import head_weights, seeded_weights
+from specverify.reference.weights.adapters import low_rank
 
 
 @dataclass(frozen=True, eq=False)
@@ -207,7 +207,7 @@ def load(model: Model, dtype: str) -> Parameters:
 
 @lru_cache(maxsize=64)
 def load_head(head: Head, target: Model, dtype: str) -> dict[str, Array]:
-    """A draft head's weights, rounded to `dtype` and held in float64; see `reference.weights.head_weights`.
+    """A draft head's weights, rounded to `dtype` and held in float64; see `specverify.reference.weights.head_weights`.
 
     Args:
         head: The head, with the bare root as its tree (`Head.weights`), so that its trees share one entry of the cache.

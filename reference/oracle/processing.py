@@ -7,11 +7,11 @@ import math
 
 import numpy as np
 
-from reference import user_processors
-from reference.malformed import Malformed
-from reference.oracle.language import legal_after
-from reference.sampling import Sampling, Stops
-from reference.trace import Array
+from specverify.reference import user_processors
+from specverify.reference.malformed import Malformed
+from specverify.reference.oracle.language import legal_after
+from specverify.reference.sampling import Sampling, Stops
+from specverify.reference.trace import Array
 
 
 def scores(logits: Array, sampling: Sampling, stops: Stops, prompt: tuple[int, ...], output: tuple[int, ...]) -> Array:

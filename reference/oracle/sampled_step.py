@@ -5,14 +5,14 @@ Greedy steps with processed logits use its scores.
 
 import numpy as np
 
-from reference import tape
-from reference.case import Case
-from reference.malformed import Malformed, under
-from reference.oracle import acceptance, processing, tree_growth
-from reference.oracle.coin_source import TapeChance
-from reference.oracle.language import legal_after
-from reference.trace import Accepted, Array, frozen
-from reference.tree import Tree
+from specverify.reference import tape
+from specverify.reference.case import Case
+from specverify.reference.malformed import Malformed, under
+from specverify.reference.oracle import acceptance, processing, tree_growth
+from specverify.reference.oracle.coin_source import TapeChance
+from specverify.reference.oracle.language import legal_after
+from specverify.reference.trace import Accepted, Array, frozen
+from specverify.reference.tree import Tree
 
 
 class SampledStep:

@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from reference.architecture import Rope
-from reference.family.recurrent import RecurrentState
-from reference.oracle.formulas import rotary
-from reference.oracle.formulas.grouped_rows import block_attention, by_row, tree_attention
-from reference.oracle.formulas.levels import levels_of
-from reference.oracle.formulas.recurrence import LayerState
-from reference.oracle.model import Inputs, Nodes, PathByPath
-from reference.oracle.parameters import Parameters
-from reference.trace import Array, Kv
-from reference.tree import Tree
+from specverify.reference.architecture import Rope
+from specverify.reference.family.recurrent import RecurrentState
+from specverify.reference.oracle.formulas import rotary
+from specverify.reference.oracle.formulas.grouped_rows import block_attention, by_row, tree_attention
+from specverify.reference.oracle.formulas.levels import levels_of
+from specverify.reference.oracle.formulas.recurrence import LayerState
+from specverify.reference.oracle.model import Inputs, Nodes, PathByPath
+from specverify.reference.oracle.parameters import Parameters
+from specverify.reference.trace import Array, Kv
+from specverify.reference.tree import Tree
 
 BLOCK = 128
 """Context tokens that run through the layers at a time; this bounds the memory of a long prompt."""

@@ -1,8 +1,8 @@
 """Stopping: the first token that ends the output, also inside an accepted block."""
 
-from reference.grammar import Grammar
-from reference.oracle.language import is_closed
-from reference.sampling import Stops
+from specverify.reference.grammar import Grammar
+from specverify.reference.oracle.language import is_closed
+from specverify.reference.sampling import Stops
 
 Block = tuple[int, ...]
 

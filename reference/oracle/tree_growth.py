@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from reference.oracle.acceptance import Row, without_tokens
-from reference.oracle.coin_source import Chance, Number
-from reference.tree import Shape, Tree
+from specverify.reference.oracle.acceptance import Row, without_tokens
+from specverify.reference.oracle.coin_source import Chance, Number
+from specverify.reference.tree import Shape, Tree
 
 Path = tuple[int, ...]
 """Tokens below the root."""

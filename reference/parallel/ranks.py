@@ -6,7 +6,7 @@ ranks hold the same KV head (as vLLM's and SGLang's QKV projections do).
 
 from dataclasses import dataclass
 
-from reference.architecture import Architecture
+from specverify.reference.architecture import Architecture
 
 RANKS = (1, 2, 4)
 """Numbers of ranks that a case may ask for."""

@@ -4,7 +4,7 @@ Every rank holds the whole target. Requests are shared out by their numbers, and
 pages it shares.
 """
 
-from reference.session import Session
+from specverify.reference.session import Session
 
 
 def owners(session: Session | None, ranks: int) -> tuple[int, ...]:

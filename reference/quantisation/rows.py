@@ -4,7 +4,7 @@ A draft may run on weights of fewer bits than its target. Oracle and engine roun
 its own.
 """
 
-from reference.malformed import Malformed
+from specverify.reference.malformed import Malformed
 
 QUANTISED = {"int8": 127.0, "fp8": 448.0}
 """Kinds of quantised weights, each with its largest number M: integers, and the 8-bit floats e4m3 (no infinity).

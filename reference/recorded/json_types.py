@@ -1,7 +1,7 @@
 """JSON of any dataclass of the reference, from its annotations alone.
 
 The schema, the reading and the writing of a type follow from the fields that the type has, so that a field which is
-added to a stage of `reference.trace` is in the format of recorded traces too.
+added to a stage of `specverify.reference.trace` is in the format of recorded traces too.
 """
 
 import inspect
@@ -13,7 +13,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-from reference.malformed import Malformed, under
+from specverify.reference.malformed import Malformed, under
 
 ARRAY = {
     "description": "Nested lists of numbers or of true and false. null stands for a number that is not there (NaN).",

@@ -1,7 +1,7 @@
 """Reading and writing of recorded traces, line by line.
 
 A complaint names the line, and the field on it. Values of stages are read as they stand: their types and shapes are
-those that `backends.admission` asks of a backend's answer.
+those that `specverify.backends.admission` asks of a backend's answer.
 """
 
 import json
@@ -11,15 +11,15 @@ from typing import Any
 
 import jsonschema
 
-from reference.architecture import Checkpoint, Seeded
-from reference.case import Case
-from reference.case_json import Validator, case_from_json, case_to_json, dotted_path, shorten
-from reference.layout import KvLayout
-from reference.malformed import Malformed, under
-from reference.oracle.stopping import finish_reason
-from reference.recorded.json_types import build, encode
-from reference.recorded.schema import ENDING, KINDS, Request, line_schema
-from reference.trace import Emitted, Step, Trace
+from specverify.reference.architecture import Checkpoint, Seeded
+from specverify.reference.case import Case
+from specverify.reference.case_json import Validator, case_from_json, case_to_json, dotted_path, shorten
+from specverify.reference.layout import KvLayout
+from specverify.reference.malformed import Malformed, under
+from specverify.reference.oracle.stopping import finish_reason
+from specverify.reference.recorded.json_types import build, encode
+from specverify.reference.recorded.schema import ENDING, KINDS, Request, line_schema
+from specverify.reference.trace import Emitted, Step, Trace
 
 UNNAMED = "unnamed"
 """The digest of the model of a run whose checkpoint nobody names."""

@@ -1,7 +1,7 @@
 """The JSON Schema of a recorded trace: one object on each line of the file.
 
 A run is a line `run`, then a line `step` for each speculative step, then a line `end`. A file holds one run after
-another. The stages of a step are the dataclasses of `reference.trace`, and the schema is made from them.
+another. The stages of a step are the dataclasses of `specverify.reference.trace`, and the schema is made from them.
 """
 
 from copy import deepcopy
@@ -9,12 +9,12 @@ from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any
 
-from reference.recorded.json_types import object_schema
-from reference.sampling import Sampling, Stops
-from reference.trace import Step, Trace
+from specverify.reference.recorded.json_types import object_schema
+from specverify.reference.sampling import Sampling, Stops
+from specverify.reference.trace import Step, Trace
 
 ENDING = ("output", "finish", "accounting", "fallbacks", "attention_calls", "prompt_logprobs")
-"""The fields of `reference.trace.Trace` that a line `end` may hold."""
+"""The fields of `specverify.reference.trace.Trace` that a line `end` may hold."""
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from reference.adapters.low_rank import Adapter
-from reference.architecture import Model, Seeded
-from reference.images.spans import Images
-from reference.malformed import Malformed
+from specverify.reference.adapters.low_rank import Adapter
+from specverify.reference.architecture import Model, Seeded
+from specverify.reference.images.spans import Images
+from specverify.reference.malformed import Malformed
 
 
 def model_of_request(model: Model, adapter: Adapter | None, images: Images, text: tuple[int, ...]) -> Model:

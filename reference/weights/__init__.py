@@ -3,8 +3,15 @@
 The oracle and the engines share these tensors. Seeded ones are exact in every working dtype.
 """
 
-from reference.weights.heads import head_weights, seeded_head
-from reference.weights.models import PROBE_CODES, permutation, probe_architecture, representable, seeded_weights, shapes
+from specverify.reference.weights.heads import head_weights, seeded_head
+from specverify.reference.weights.models import (
+    PROBE_CODES,
+    permutation,
+    probe_architecture,
+    representable,
+    seeded_weights,
+    shapes,
+)
 
 __all__ = [
     "PROBE_CODES",

@@ -4,9 +4,9 @@ from functools import lru_cache
 
 import numpy as np
 
-from reference.architecture import Seeded
-from reference.trace import Array
-from reference.weights.models import representable, shapes
+from specverify.reference.architecture import Seeded
+from specverify.reference.trace import Array
+from specverify.reference.weights.models import representable, shapes
 
 ADAPTER_GAIN = 0.5
 """Standard deviation of the entries of B A beside those of W; alpha / rank multiplies it."""

@@ -7,11 +7,11 @@ from functools import lru_cache
 
 import numpy as np
 
-from reference.architecture import Model, Seeded
-from reference.draft.head import Head
-from reference.draft_files import stored_head
-from reference.trace import Array
-from reference.weights.models import HEAD_GAIN, permutation, representable
+from specverify.reference.architecture import Model, Seeded
+from specverify.reference.draft.head import Head
+from specverify.reference.draft_files import stored_head
+from specverify.reference.trace import Array
+from specverify.reference.weights.models import HEAD_GAIN, permutation, representable
 
 
 @lru_cache(maxsize=128)

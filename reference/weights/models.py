@@ -4,8 +4,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from reference.architecture import Architecture, Seeded
-from reference.trace import Array
+from specverify.reference.architecture import Architecture, Seeded
+from specverify.reference.trace import Array
 
 ROUTER_GAIN = 3.0
 """Standard deviation of the scores of experts: few rows lie near the border between two choices."""

@@ -3,10 +3,10 @@
 import secrets
 from pathlib import Path
 
-from properties.gate_result import RED, GateResult
-from reports.format import cut, escape
-from reports.gate import words
-from reports.gate.places import place_of
+from specverify.properties.gate_result import RED, GateResult
+from specverify.reports.format import cut, escape
+from specverify.reports.gate import words
+from specverify.reports.gate.places import place_of
 
 MOST = 10
 """Annotations of one kind that GitHub shows for a step."""

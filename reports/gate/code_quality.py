@@ -4,10 +4,10 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from properties.gate_result import GateResult
-from properties.known import signature
-from reports.gate import words
-from reports.gate.places import place_of
+from specverify.properties.gate_result import GateResult
+from specverify.properties.known import signature
+from specverify.reports.gate import words
+from specverify.reports.gate.places import place_of
 
 MOST = 100
 """Most entries of the report."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from reports.format import cut, number, plural
+from specverify.reports.format import cut, number, plural
 
 SLOWER = 1.25
 """The factor beyond which a run counts as slower, in the ratio of its time to that inside the backend's forwards."""

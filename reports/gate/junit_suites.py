@@ -3,10 +3,10 @@
 from junitparser import Error, TestCase, TestSuite
 from junitparser import Failure as JUnitFailure
 
-from properties.gate_result import RED, UNJUDGED, GateResult
-from reports.format import cut
-from reports.gate import words
-from reports.junit import LONGEST_MESSAGE, LONGEST_NAME, document_of, suite_of
+from specverify.properties.gate_result import RED, UNJUDGED, GateResult
+from specverify.reports.format import cut
+from specverify.reports.gate import words
+from specverify.reports.junit import LONGEST_MESSAGE, LONGEST_NAME, document_of, suite_of
 
 GATE = "specverify gate"
 """The name of the suite of the ledger and of the gate itself."""

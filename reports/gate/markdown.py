@@ -5,15 +5,15 @@ Foreign words stand in code, escaped: no name, prompt or message can make markup
 
 import re
 
-from properties.gate_result import ELSEWHERE, GateResult, GateRun
-from properties.tally import Failure
-from reports.bundle import replay_command
-from reports.case_diff import case_summary
-from reports.drawing import draw
-from reports.format import address, cut, escape, excess, expected_and_observed, number
-from reports.gate import words
-from reports.gate.comparison import Comparison
-from reports.tree_scene import scene_of
+from specverify.properties.gate_result import ELSEWHERE, GateResult, GateRun
+from specverify.properties.tally import Failure
+from specverify.reports.bundle import replay_command
+from specverify.reports.case_diff import case_summary
+from specverify.reports.drawing import draw
+from specverify.reports.format import address, cut, escape, excess, expected_and_observed, number
+from specverify.reports.gate import words
+from specverify.reports.gate.comparison import Comparison
+from specverify.reports.tree_scene import scene_of
 
 LARGEST = 60_000
 """Most characters of the summary: a comment on GitHub takes 65,536, a step summary a megabyte."""

@@ -3,13 +3,13 @@
 from rich.table import Table
 from rich.text import Text
 
-from properties.gate_result import ELSEWHERE, GateResult, GateRun
-from reports.bundle import replay_command
-from reports.format import clean, cut, number, plural
-from reports.gate import words
-from reports.layout80 import MARGIN, WIDTH, indent, label_rows, plain_text, wrapping_text
-from reports.pages.summary import opening, summary_page
-from reports.pages.terminal import failure_page, labelled_lines, wrapped_command
+from specverify.properties.gate_result import ELSEWHERE, GateResult, GateRun
+from specverify.reports.bundle import replay_command
+from specverify.reports.format import clean, cut, number, plural
+from specverify.reports.gate import words
+from specverify.reports.layout80 import MARGIN, WIDTH, indent, label_rows, plain_text, wrapping_text
+from specverify.reports.pages.summary import opening, summary_page
+from specverify.reports.pages.terminal import failure_page, labelled_lines, wrapped_command
 
 MOST_FAILURES = 10
 """Most failures of a run that the page shows whole."""

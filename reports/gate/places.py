@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from properties.tally import Failure
+from specverify.properties.tally import Failure
 
 FRAME = re.compile(r"(?P<file>[^:*?\"<>|\n]{1,400}):(?P<line>\d{1,7}) in ")
 """A frame of a traceback, as a finding's `said` holds it: the last two parts of the path, and the line."""

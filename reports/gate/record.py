@@ -5,11 +5,11 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from properties.gate_result import GateResult
-from properties.known import signature
-from reports.gate import words
-from reports.record import summary
-from reports.writing import jsonable
+from specverify.properties.gate_result import GateResult
+from specverify.properties.known import signature
+from specverify.reports.gate import words
+from specverify.reports.record import summary
+from specverify.reports.writing import jsonable
 
 VERSION = 1
 """The version of the schema: a field may be added without a new one, none is taken away or changed."""
@@ -22,7 +22,7 @@ LONGEST = 10_000
 @cache
 def schema() -> dict[str, Any]:
     """The JSON Schema of a gate's result."""
-    content: dict[str, Any] = json.loads((files("reports.gate") / "result.schema.json").read_text("utf-8"))
+    content: dict[str, Any] = json.loads((files("specverify.reports.gate") / "result.schema.json").read_text("utf-8"))
     return content
 
 

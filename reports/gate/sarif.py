@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from properties.gate_result import GateResult
-from properties.known import signature
-from reports.format import cut
-from reports.gate import words
-from reports.gate.places import place_of
+from specverify.properties.gate_result import GateResult
+from specverify.properties.known import signature
+from specverify.reports.format import cut
+from specverify.reports.gate import words
+from specverify.reports.gate.places import place_of
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 """The address of the format's JSON Schema."""

@@ -1,10 +1,10 @@
 """The sentences of a gate's result, for all of its reports."""
 
-from properties.gate_result import RED, UNJUDGED, GateResult, GateRun, KnownState
-from properties.tally import Failure
-from reports.format import clean, cut, number, plural
-from reports.tree_scene import scene_of
-from reports.vocabulary import account
+from specverify.properties.gate_result import RED, UNJUDGED, GateResult, GateRun, KnownState
+from specverify.properties.tally import Failure
+from specverify.reports.format import clean, cut, number, plural
+from specverify.reports.tree_scene import scene_of
+from specverify.reports.vocabulary import account
 
 HEADLINE = {"agree": "AGREE", "differ": "DIFFER", "unjudged": "COULD NOT JUDGE"}
 """The headline of each outcome."""

@@ -13,8 +13,8 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from reports.format import escape, number, plural
-from reports.writing import as_json
+from specverify.reports.format import escape, number, plural
+from specverify.reports.writing import as_json
 
 LARGEST = 1_000_000
 """Most bytes of a page of an ordinary run."""
@@ -44,7 +44,7 @@ def bounded_text(value: Any) -> Any:
 @cache
 def _environment() -> Environment:
     environment = Environment(
-        loader=PackageLoader("reports.html"),
+        loader=PackageLoader("specverify.reports.html"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

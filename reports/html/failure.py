@@ -3,26 +3,26 @@
 from collections.abc import Mapping
 from typing import Any
 
-from properties.invariants import EVERY_INVARIANT
-from properties.tally import EagerOutcome, Failure
-from properties.verdict.finding import STAGE_UNKNOWN
-from reference.case import Case
-from reference.trace import Stage
-from reports.bundle import bundle_content, replay_command
-from reports.case_diff import case_summary, differing_fields
-from reports.counts import fallback_counts
-from reports.format import address, clean, cut, excess, expected_and_observed, number, plural, show
-from reports.html.document import Downloads
-from reports.html.pictures.bars import Bar, Bars
-from reports.html.pictures.heat import heat_maps
-from reports.html.pictures.mask import mask_picture
-from reports.html.pictures.slots import slots_picture
-from reports.html.pictures.step_truth import StepTruth, step_truth
-from reports.html.pictures.tokens import TokensPicture, tokens_picture
-from reports.html.pictures.tree import MOST_WHOLE, tree_picture
-from reports.html.plain_words import STAGES, steps_of
-from reports.tree_scene import Scene, revealed_stages, scene_of
-from reports.vocabulary import account, reference_name
+from specverify.properties.invariants import EVERY_INVARIANT
+from specverify.properties.tally import EagerOutcome, Failure
+from specverify.properties.verdict.finding import STAGE_UNKNOWN
+from specverify.reference.case import Case
+from specverify.reference.trace import Stage
+from specverify.reports.bundle import bundle_content, replay_command
+from specverify.reports.case_diff import case_summary, differing_fields
+from specverify.reports.counts import fallback_counts
+from specverify.reports.format import address, clean, cut, excess, expected_and_observed, number, plural, show
+from specverify.reports.html.document import Downloads
+from specverify.reports.html.pictures.bars import Bar, Bars
+from specverify.reports.html.pictures.heat import heat_maps
+from specverify.reports.html.pictures.mask import mask_picture
+from specverify.reports.html.pictures.slots import slots_picture
+from specverify.reports.html.pictures.step_truth import StepTruth, step_truth
+from specverify.reports.html.pictures.tokens import TokensPicture, tokens_picture
+from specverify.reports.html.pictures.tree import MOST_WHOLE, tree_picture
+from specverify.reports.html.plain_words import STAGES, steps_of
+from specverify.reports.tree_scene import Scene, revealed_stages, scene_of
+from specverify.reports.vocabulary import account, reference_name
 
 STATEMENTS = {invariant.name: invariant.statement for invariant in EVERY_INVARIANT}
 """The sentence that each invariant holds."""

@@ -3,11 +3,19 @@
 from collections.abc import Sequence
 from typing import Any
 
-from reference.oracle.law import Bias
-from reports.format import cut, number, plural
-from reports.html.document import render_page
-from reports.html.pictures.bars import Bars, comparison_bars
-from reports.pages.law import ADVICE, LawFacts, UnknownLaw, path_words, result_rows, tokens_to_show, verdict_reason
+from specverify.reference.oracle.law import Bias
+from specverify.reports.format import cut, number, plural
+from specverify.reports.html.document import render_page
+from specverify.reports.html.pictures.bars import Bars, comparison_bars
+from specverify.reports.pages.law import (
+    ADVICE,
+    LawFacts,
+    UnknownLaw,
+    path_words,
+    result_rows,
+    tokens_to_show,
+    verdict_reason,
+)
 
 WHAT = (
     "An acceptance rule decides which drafted tokens become output. A lossless rule emits each token with exactly the "

@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping
 
-from properties.gate_result import ELSEWHERE, RED, GateResult
-from properties.tally import Failure, Tally
-from reports.format import cut, number, plural
-from reports.gate import words
-from reports.html.document import Downloads, render_page
-from reports.html.failure import failure_facts
-from reports.html.plain_words import WHAT
-from reports.html.run import CONDITIONS_S, MOST_FAILURES, run_facts
+from specverify.properties.gate_result import ELSEWHERE, RED, GateResult
+from specverify.properties.tally import Failure, Tally
+from specverify.reports.format import cut, number, plural
+from specverify.reports.gate import words
+from specverify.reports.html.document import Downloads, render_page
+from specverify.reports.html.failure import failure_facts
+from specverify.reports.html.plain_words import WHAT
+from specverify.reports.html.run import CONDITIONS_S, MOST_FAILURES, run_facts
 
 REPLAYED = {
     "FAILED": "The saved difference is still there.",

@@ -1,6 +1,6 @@
 """Plain words for strangers: stages, groups of invariants, what to do next."""
 
-from reference.trace import Stage
+from specverify.reference.trace import Stage
 
 STAGES: dict[Stage, tuple[str, str]] = {
     Stage.DRAFTED: (

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from reports.html.bench import bench_page
-from reports.html.selftest import figures_page
+from specverify.reports.html.bench import bench_page
+from specverify.reports.html.selftest import figures_page
 
 COLUMNS = ("prompt", "place", "repeat", "way", "tokens", "seconds", "accepted", "outcome")
 """The fields of a turn that the page shows; lists as their lengths and sums."""

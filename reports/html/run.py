@@ -5,24 +5,24 @@ from collections import Counter
 from itertools import groupby
 from typing import Any
 
-from properties.laws.sampled.gate import stream_bar
-from properties.strategies.conditions import CONDITIONS
-from properties.streams import streams_of
-from properties.tally import InternalFailure, Tally
-from properties.verdict.run_log import RunLog
-from reference.architecture import Seeded
-from reports.bundle import replay_command
-from reports.counts import commit_rows, fallback_counts, residue_rows, short_count, unjudged_reason, way_rows
-from reports.format import cut, number, plural
-from reports.html.document import Downloads
-from reports.html.failure import STATEMENTS, failure_facts, headline
-from reports.html.pictures.bars import Bars, evidence_bars, share_bars
-from reports.html.pictures.timeline import timeline
-from reports.html.plain_words import GROUPS, VERDICTS, WHAT
-from reports.pages import sampling
-from reports.record import mean_accepted
-from reports.unrevealed import speculation_rows, unrevealed_rows
-from reports.vocabulary import reference_name
+from specverify.properties.laws.sampled.gate import stream_bar
+from specverify.properties.strategies.conditions import CONDITIONS
+from specverify.properties.streams import streams_of
+from specverify.properties.tally import InternalFailure, Tally
+from specverify.properties.verdict.run_log import RunLog
+from specverify.reference.architecture import Seeded
+from specverify.reports.bundle import replay_command
+from specverify.reports.counts import commit_rows, fallback_counts, residue_rows, short_count, unjudged_reason, way_rows
+from specverify.reports.format import cut, number, plural
+from specverify.reports.html.document import Downloads
+from specverify.reports.html.failure import STATEMENTS, failure_facts, headline
+from specverify.reports.html.pictures.bars import Bars, evidence_bars, share_bars
+from specverify.reports.html.pictures.timeline import timeline
+from specverify.reports.html.plain_words import GROUPS, VERDICTS, WHAT
+from specverify.reports.pages import sampling
+from specverify.reports.record import mean_accepted
+from specverify.reports.unrevealed import speculation_rows, unrevealed_rows
+from specverify.reports.vocabulary import reference_name
 
 MOST_FAILURES = 10
 """Most failures that are shown whole."""

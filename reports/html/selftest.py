@@ -4,10 +4,10 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from reports.format import cut, number, plural
-from reports.html.document import render_page
-from reports.html.pictures.bars import Bars, share_bars
-from reports.pages.selftest import FaultHunt, SelfTest
+from specverify.reports.format import cut, number, plural
+from specverify.reports.html.document import render_page
+from specverify.reports.html.pictures.bars import Bars, share_bars
+from specverify.reports.pages.selftest import FaultHunt, SelfTest
 
 WHAT = (
     "Defects that were reported in public are planted in an engine, one at a time, and the checks must find each. "

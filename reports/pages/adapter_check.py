@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 
-from properties.tally import Tally
-from properties.verdict.finding import Verdict
-from reference.trace import Stage
-from reports.case_diff import case_summary
-from reports.counts import short_count
-from reports.format import address, clean, excess, plural, show
-from reports.layout80 import label_rows
+from specverify.properties.tally import Tally
+from specverify.properties.verdict.finding import Verdict
+from specverify.reference.trace import Stage
+from specverify.reports.case_diff import case_summary
+from specverify.reports.counts import short_count
+from specverify.reports.format import address, clean, excess, plural, show
+from specverify.reports.layout80 import label_rows
 
 STEPS = {
     "raised": "mend the first traceback above; then run this command again",

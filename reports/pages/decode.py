@@ -5,9 +5,9 @@ from typing import Any
 
 from rich.table import Table
 
-from reports.counts import way_rows
-from reports.format import clean, number, plural
-from reports.layout80 import plain_text
+from specverify.reports.counts import way_rows
+from specverify.reports.format import clean, number, plural
+from specverify.reports.layout80 import plain_text
 
 TIMES = ("tpot_ms", "ttft_ms", "prefill_ms")
 """The times of a way, in the order of the columns."""

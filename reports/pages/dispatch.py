@@ -2,10 +2,10 @@
 
 from rich.table import Table
 
-from reference.draft_trees import tree_description
-from reference.tree import RankTree
-from reports.format import clean, number, plural
-from reports.layout80 import plain_text
+from specverify.reference.draft_trees import tree_description
+from specverify.reference.tree import RankTree
+from specverify.reports.format import clean, number, plural
+from specverify.reports.layout80 import plain_text
 
 
 def learned_page(draft: str, steps: int, rows: list[tuple[int, RankTree, float, float]]) -> str:

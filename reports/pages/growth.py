@@ -4,8 +4,8 @@ from typing import Any
 
 from rich.table import Table
 
-from reports.format import clean, plural
-from reports.layout80 import plain_text
+from specverify.reports.format import clean, plural
+from specverify.reports.layout80 import plain_text
 
 
 def growth_page(figures: dict[str, Any]) -> str:

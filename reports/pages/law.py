@@ -10,12 +10,12 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from reference.oracle.acceptance import Row
-from reference.oracle.coin_source import Number
-from reference.oracle.law import Bias
-from reference.oracle.tree_growth import Path
-from reports.format import clean, number, plural
-from reports.layout80 import MARGIN, WIDTH, indent, label_rows, plain_text, wrapping_text
+from specverify.reference.oracle.acceptance import Row
+from specverify.reference.oracle.coin_source import Number
+from specverify.reference.oracle.law import Bias
+from specverify.reference.oracle.tree_growth import Path
+from specverify.reports.format import clean, number, plural
+from specverify.reports.layout80 import MARGIN, WIDTH, indent, label_rows, plain_text, wrapping_text
 
 MOST_ROWS = 12
 """The most tokens of a law that are printed: the most different probabilities first, then the likeliest."""

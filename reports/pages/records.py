@@ -6,8 +6,8 @@ from typing import Any
 
 from rich.table import Table
 
-from reports.format import clean, cut, number, plural
-from reports.layout80 import plain_text
+from specverify.reports.format import clean, cut, number, plural
+from specverify.reports.layout80 import plain_text
 
 MOST_TURNS = 10
 """Most turns that are named."""

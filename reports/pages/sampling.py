@@ -5,12 +5,12 @@ The shift is told as it was planned before the run, and as it is after it.
 
 from collections.abc import Iterable
 
-from properties.laws.sampled.sights import Sight
-from properties.resolution import ACCEPTANCE, LIKELIEST
-from properties.streams import SamplingPlan, Stream, Streams, streams_of
-from properties.tally import Tally
-from reports.format import clean, number, plural
-from reports.record import sampling_tests
+from specverify.properties.laws.sampled.sights import Sight
+from specverify.properties.resolution import ACCEPTANCE, LIKELIEST
+from specverify.properties.streams import SamplingPlan, Stream, Streams, streams_of
+from specverify.properties.tally import Tally
+from specverify.reports.format import clean, number, plural
+from specverify.reports.record import sampling_tests
 
 GROSS = 0.2
 """A shift above which a sample is called too small: it shows gross faults alone."""

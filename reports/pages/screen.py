@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TextIO
 
-from reports.drawing import MARK
-from reports.layout80 import LABEL, MARGIN, WIDTH
+from specverify.reports.drawing import MARK
+from specverify.reports.layout80 import LABEL, MARGIN, WIDTH
 
 WIDEST = 160
 """The most columns of a page: longer lines are hard to read."""

@@ -9,9 +9,9 @@ from typing import Any
 
 from rich.table import Table
 
-from reference.rules import DRAWS
-from reports.format import clean, number, plural
-from reports.layout80 import plain_text
+from specverify.reference.rules import DRAWS
+from specverify.reports.format import clean, number, plural
+from specverify.reports.layout80 import plain_text
 
 
 @dataclass

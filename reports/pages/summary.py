@@ -2,12 +2,12 @@
 
 from collections import Counter
 
-from properties.control_errors import exactness
-from properties.tally import Failure, InternalFailure, Tally
-from properties.verdict.finding import FINISHED, STAGE_UNKNOWN, Finding
-from reference.trace import Stage
-from reports.bundle import replay_command
-from reports.counts import (
+from specverify.properties.control_errors import exactness
+from specverify.properties.tally import Failure, InternalFailure, Tally
+from specverify.properties.verdict.finding import FINISHED, STAGE_UNKNOWN, Finding
+from specverify.reference.trace import Stage
+from specverify.reports.bundle import replay_command
+from specverify.reports.counts import (
     commit_rows,
     fallback_counts,
     invariant_table,
@@ -16,13 +16,13 @@ from reports.counts import (
     unjudged_rows,
     way_rows,
 )
-from reports.format import clean, cut, number, plural
-from reports.layout80 import MARGIN, WIDTH, indent, label_rows, last_lines, plain_text, wrapping_text
-from reports.pages.sampling import evidence_rows
-from reports.pages.terminal import labelled_lines, wrapped_command
-from reports.record import mean_accepted
-from reports.unrevealed import speculation_rows, unrevealed_rows
-from reports.vocabulary import reference_name
+from specverify.reports.format import clean, cut, number, plural
+from specverify.reports.layout80 import MARGIN, WIDTH, indent, label_rows, last_lines, plain_text, wrapping_text
+from specverify.reports.pages.sampling import evidence_rows
+from specverify.reports.pages.terminal import labelled_lines, wrapped_command
+from specverify.reports.record import mean_accepted
+from specverify.reports.unrevealed import speculation_rows, unrevealed_rows
+from specverify.reports.vocabulary import reference_name
 
 OUTCOMES = {"agree": "AGREE", "differ": "DIFFER", "unjudged": "COULD NOT JUDGE"}
 """The headline of each outcome."""

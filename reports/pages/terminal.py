@@ -4,16 +4,16 @@ import shlex
 
 from rich.cells import cell_len
 
-from properties.tally import EagerOutcome, Failure
-from properties.verdict.finding import STAGE_UNKNOWN
-from properties.verdict.internal import InternalError
-from reference.trace import Stage
-from reports.bundle import replay_command
-from reports.case_diff import case_summary, differences
-from reports.counts import fallback_counts
-from reports.drawing import draw
-from reports.format import address, clean, cut, escape, excess, expected_and_observed, number, plural
-from reports.layout80 import (
+from specverify.properties.tally import EagerOutcome, Failure
+from specverify.properties.verdict.finding import STAGE_UNKNOWN
+from specverify.properties.verdict.internal import InternalError
+from specverify.reference.trace import Stage
+from specverify.reports.bundle import replay_command
+from specverify.reports.case_diff import case_summary, differences
+from specverify.reports.counts import fallback_counts
+from specverify.reports.drawing import draw
+from specverify.reports.format import address, clean, cut, escape, excess, expected_and_observed, number, plural
+from specverify.reports.layout80 import (
     INDENT,
     MARGIN,
     WIDTH,
@@ -24,8 +24,8 @@ from reports.layout80 import (
     side_by_side,
     wrapping_text,
 )
-from reports.tree_scene import revealed_stages, scene_of
-from reports.vocabulary import account, reference_name
+from specverify.reports.tree_scene import revealed_stages, scene_of
+from specverify.reports.vocabulary import account, reference_name
 
 TREE_INDENT = 6
 """The columns by which a failure's tree is indented."""

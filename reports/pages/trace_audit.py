@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 
-from properties.tally import Tally
-from properties.verdict.finding import Finding
-from reference.trace import (
+from specverify.properties.tally import Tally
+from specverify.properties.verdict.finding import Finding
+from specverify.reference.trace import (
     Accepted,
     Accounting,
     Attended,
@@ -20,9 +20,9 @@ from reference.trace import (
     Scored,
     Stage,
 )
-from reports.counts import short_count
-from reports.format import clean, coordinate_words, excess, expected_and_observed, plural
-from reports.layout80 import label_rows
+from specverify.reports.counts import short_count
+from specverify.reports.format import clean, coordinate_words, excess, expected_and_observed, plural
+from specverify.reports.layout80 import label_rows
 
 PARTS = {
     Stage.DRAFTED: Drafted,

@@ -17,10 +17,10 @@ def check_adapter(backend: str, cases: int, seed: int) -> int:
     It tells which stages and invariants are reached, what cases never ask, what was declined and why, and what to do
     next. Exit codes: 0 agree, 1 differ, 2 cannot be opened, 3 too little was compared.
     """
-    from backends.base import Declaration
-    from backends.registry import UnknownBackend
-    from reports.pages.adapter_check import STEPS, case_lines, examination_page
     from specverify.adapters.examine import examine
+    from specverify.backends.base import Declaration
+    from specverify.backends.registry import UnknownBackend
+    from specverify.reports.pages.adapter_check import STEPS, case_lines, examination_page
 
     # A crash of native code ends this process: its stacks are the last that is seen.
     if not faulthandler.is_enabled() and sys.stderr is sys.__stderr__:

@@ -8,21 +8,21 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from backends.base import Backend, Declaration, Unsupported
-from backends.registry import open_backend
-from properties.invariants import ALL
-from properties.strategies import cases
-from properties.strategies.settings import explore
-from properties.tally import Tally
-from properties.verdict.finding import Verdict
-from properties.verdict.judge import judge
-from reference.abilities import ENDS, PROCESSING
-from reference.case import DTYPES, Case
-from reference.family import FAMILIES
-from reference.layout import KINDS
-from reference.oracle.decoder import Oracle
-from reference.trace import Stage
+from specverify.backends.base import Backend, Declaration, Unsupported
+from specverify.backends.registry import open_backend
 from specverify.plan import drawn_dtypes
+from specverify.properties.invariants import ALL
+from specverify.properties.strategies import cases
+from specverify.properties.strategies.settings import explore
+from specverify.properties.tally import Tally
+from specverify.properties.verdict.finding import Verdict
+from specverify.properties.verdict.judge import judge
+from specverify.reference.abilities import ENDS, PROCESSING
+from specverify.reference.case import DTYPES, Case
+from specverify.reference.family import FAMILIES
+from specverify.reference.layout import KINDS
+from specverify.reference.oracle.decoder import Oracle
+from specverify.reference.trace import Stage
 from specverify.setup.subjects import subject_of
 
 TRIVIAL = ("lossless.completes", "lossless.takes-part")

@@ -63,7 +63,7 @@ def _write(file: Path, content: str) -> None:
     Raises:
         Unwritable: The system refuses, or the file came into being meanwhile.
     """
-    from reports.writing import Unwritable
+    from specverify.reports.writing import Unwritable
 
     try:
         with file.open("x") as opened:

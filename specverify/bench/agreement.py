@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from properties.tolerance.ties import TIE_SIGMA
-from reference.trace import Array, Trace
 from specverify.bench.turn import Turn
+from specverify.properties.tolerance.ties import TIE_SIGMA
+from specverify.reference.trace import Array, Trace
 
 
 @dataclass(frozen=True)

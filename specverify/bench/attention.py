@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from backends.devices import why_no_device
-from backends.engine.attention.measured.device import device_name
-from backends.engine.attention.measured.ways import TRITON, ways_on
-from backends.engine.columns import Attend, AttentionInputs
+from specverify.backends.devices import why_no_device
+from specverify.backends.engine.attention.measured.device import device_name
+from specverify.backends.engine.attention.measured.ways import TRITON, ways_on
+from specverify.backends.engine.columns import Attend, AttentionInputs
 from specverify.setup.errors import MissingInput
 
 REPETITIONS = 7

@@ -6,14 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from reference.draft import Draft, Ngram
-from reference.draft_trees import Expansion
-from reference.malformed import Malformed
-from reference.tree import RankTree
 from specverify.bench.growth.contexts import check_window
 from specverify.bench.turn import Way
 from specverify.checkpoints.cases import LOOKUP_ORDER, branches
 from specverify.checkpoints.given_draft import TOP_K
+from specverify.reference.draft import Draft, Ngram
+from specverify.reference.draft_trees import Expansion
+from specverify.reference.malformed import Malformed
+from specverify.reference.tree import RankTree
 from specverify.setup.errors import UnusableInput
 
 NGRAM_DEPTH = 4

@@ -11,11 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from backends.engine.backend import EngineBackend
-from reference.case import Case
-from reference.draft import Draft, Ngram
-from reference.malformed import Malformed
-from reports.progress import Progress
+from specverify.backends.engine.backend import EngineBackend
 from specverify.bench.budgets import ways_of, windows_of
 from specverify.bench.decode_record import Measurements, add_record, manifest_for, measurements_of, stray_of
 from specverify.bench.decode_run import Run
@@ -33,6 +29,10 @@ from specverify.plan import Plan
 from specverify.records import merge
 from specverify.records.ranks import Ranks
 from specverify.records.write import Writer
+from specverify.reference.case import Case
+from specverify.reference.draft import Draft, Ngram
+from specverify.reference.malformed import Malformed
+from specverify.reports.progress import Progress
 from specverify.setup.errors import UnusableInput
 from specverify.setup.subjects import manifest, open_planted
 

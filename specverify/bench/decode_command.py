@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from backends.base import Unsupported
+from specverify.backends.base import Unsupported
 from specverify.bench.decode import DecodeOrder, measure
 from specverify.bench.decode_figures import report_decode
 from specverify.records.ranks import Ranks

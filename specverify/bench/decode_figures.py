@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from reports.pages.decode import decode_page
 from specverify.bench.budgets import grids
 from specverify.bench.decode_record import Measurements
 from specverify.bench.turn import TARGET, Turn
+from specverify.reports.pages.decode import decode_page
 
 PERCENTILES = (50, 90, 99)
 

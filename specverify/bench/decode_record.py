@@ -4,15 +4,15 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
-from reference.case import Case
-from reference.case_json import case_to_json
-from reference.draft import Draft
-from reference.trace import Step
 from specverify.bench.agreement import Agreement
 from specverify.bench.turn import Turn, Way
 from specverify.records.dump import step_fact
 from specverify.records.read import BENCH, Fact, Record
 from specverify.records.write import digest_of, manifest_of
+from specverify.reference.case import Case
+from specverify.reference.case_json import case_to_json
+from specverify.reference.draft import Draft
+from specverify.reference.trace import Step
 
 
 @dataclass

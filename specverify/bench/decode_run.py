@@ -6,16 +6,16 @@ from typing import Any
 
 import torch
 
-from backends.engine.backend import EngineBackend
-from reference.case import Case
-from reference.draft import Draft
-from reference.trace import Array, Step, Trace
+from specverify.backends.engine.backend import EngineBackend
 from specverify.bench.agreement import Agreement, compare_turn, first_difference, logit_rows, noise_between
 from specverify.bench.growth.contexts import draft_window
 from specverify.bench.hugging_face import ASSISTED, LOOKUP, PLAIN, generate_turn
 from specverify.bench.memory import MB, Peak
 from specverify.bench.stage_clock import StageClock
 from specverify.bench.turn import TARGET, Turn, Way
+from specverify.reference.case import Case
+from specverify.reference.draft import Draft
+from specverify.reference.trace import Array, Step, Trace
 
 WARM_TOKENS = 8
 """Tokens of the untimed generation that comes first in each way."""

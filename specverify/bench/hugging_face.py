@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from backends.adapt.models import transformers_model
-from reference.case import Case
+from specverify.backends.adapt.models import transformers_model
 from specverify.bench.memory import MB, Peak, weight_bytes
 from specverify.bench.turn import Turn
+from specverify.reference.case import Case
 
 PLAIN, LOOKUP, ASSISTED = "transformers", "transformers-lookup", "transformers-assisted"
 """The ways: target alone, prompt lookup, and the same draft model as ours."""

@@ -12,15 +12,15 @@ from concurrent.futures import ProcessPoolExecutor
 from itertools import islice
 from typing import Any
 
-from properties.invariants import ALL
-from properties.verdict.invariant import taking_turns
-from properties.verdict.judge import judge
-from reference.oracle.decoder import Oracle
 from specverify.campaign.case_stream import Stream
 from specverify.campaign.threads import ForWorkers
 from specverify.isolation.backend_spec import BackendSpec
 from specverify.isolation.isolated import Isolated
 from specverify.plan import default_jobs, drawn_dtypes
+from specverify.properties.invariants import ALL
+from specverify.properties.verdict.invariant import taking_turns
+from specverify.properties.verdict.judge import judge
+from specverify.reference.oracle.decoder import Oracle
 from specverify.setup.subjects import open_planted, subject_of
 
 SPENT = ("drawing_s", "here_s", "isolated_s", "here_cpu_s", "isolated_cpu_s")

@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-from backends.engine.kv.arena import Arena
-from backends.engine.kv.base import CacheSpec, KvCache
-from backends.engine.reach import Reach
-from reference.layout import KINDS, KvLayout
+from specverify.backends.engine.kv.arena import Arena
+from specverify.backends.engine.kv.base import CacheSpec, KvCache
+from specverify.backends.engine.reach import Reach
+from specverify.reference.layout import KINDS, KvLayout
 
 PREFIXES = (128, 512, 2048, 8192)
 """Committed columns."""

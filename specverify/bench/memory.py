@@ -51,7 +51,7 @@ def _tensors(value: Any, visited: set[int]) -> Iterator[Tensor]:
     elif isinstance(value, (list, tuple)):
         for item in value:
             yield from _tensors(item, visited)
-    elif type(value).__module__.startswith("backends.engine.kv"):
+    elif type(value).__module__.startswith("specverify.backends.engine.kv"):
         yield from _tensors(list(vars(value).values()), visited)
 
 

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from backends.engine.request import Request
-from backends.engine.seams import Seams
-from backends.engine.tracing import Revealer
+from specverify.backends.engine.request import Request
+from specverify.backends.engine.seams import Seams
+from specverify.backends.engine.tracing import Revealer
 from specverify.bench.memory import cache_bytes, drafting_bytes, weight_bytes
 
 STAGES = ("prefill", "draft", "lower", "verify", "accept", "commit", "host")

@@ -6,16 +6,16 @@ The overhead is the wall time over the time in the backend's own forwards.
 import time
 from typing import Any
 
-from properties.invariants import ALL
-from properties.strategies import cases
-from properties.strategies.settings import explore
-from properties.tally import Tally
-from properties.verdict.finding import Verdict
-from properties.verdict.invariant import taking_turns
-from properties.verdict.judge import judge
-from reference.case import Case
-from reference.oracle.decoder import Oracle
 from specverify.plan import drawn_dtypes
+from specverify.properties.invariants import ALL
+from specverify.properties.strategies import cases
+from specverify.properties.strategies.settings import explore
+from specverify.properties.tally import Tally
+from specverify.properties.verdict.finding import Verdict
+from specverify.properties.verdict.invariant import taking_turns
+from specverify.properties.verdict.judge import judge
+from specverify.reference.case import Case
+from specverify.reference.oracle.decoder import Oracle
 from specverify.setup.subjects import open_planted, subject_of
 
 

@@ -13,29 +13,29 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from backends.base import Unsupported
-from properties.verdict.invariant import NoReference, Oracle
-from properties.verdict.peer import Peer
-from properties.verdict.subject import NoTrace, Refusal, Subject
-from reference.architecture import Architecture, Model, Rope, Seeded
-from reference.case import Case
-from reference.family.recurrent import RecurrentState
-from reference.oracle.checkpoint import UnreadableCheckpoint
-from reference.oracle.decoder import Oracle as NumpyOracle
-from reference.oracle.evaluator import PERTURBATIONS, PERTURBED, Evaluator, RowMovements, movement
-from reference.oracle.formulas import rotary
-from reference.oracle.model import Inputs, Nodes
-from reference.oracle.parameters import Parameters
-from reference.sampling import Stops
-from reference.trace import Array, Kv, Stage, Trace
-from reference.tree import Tree
+from specverify.backends.base import Unsupported
 from specverify.isolation import door
 from specverify.isolation.backend_spec import BackendSpec
 from specverify.plan import TRANSFORMERS
+from specverify.properties.verdict.invariant import NoReference, Oracle
+from specverify.properties.verdict.peer import Peer
+from specverify.properties.verdict.subject import NoTrace, Refusal, Subject
+from specverify.reference.architecture import Architecture, Model, Rope, Seeded
+from specverify.reference.case import Case
+from specverify.reference.family.recurrent import RecurrentState
+from specverify.reference.oracle.checkpoint import UnreadableCheckpoint
+from specverify.reference.oracle.decoder import Oracle as NumpyOracle
+from specverify.reference.oracle.evaluator import PERTURBATIONS, PERTURBED, Evaluator, RowMovements, movement
+from specverify.reference.oracle.formulas import rotary
+from specverify.reference.oracle.model import Inputs, Nodes
+from specverify.reference.oracle.parameters import Parameters
+from specverify.reference.sampling import Stops
+from specverify.reference.trace import Array, Kv, Stage, Trace
+from specverify.reference.tree import Tree
 from specverify.setup.selection import Unknown, check_declared
 
 if TYPE_CHECKING:
-    from backends.transformers_reference import PlainTransformers, Sequence
+    from specverify.backends.transformers_reference import PlainTransformers, Sequence
 
 REMEMBERED = 2**28
 """Most bytes of runs of sequences that one evaluator keeps."""
@@ -64,7 +64,7 @@ def open_reference(
     Raises:
         Unsupported: The reference cannot run `checkpoint`.
         Unknown: A backend does not declare `layout`, or reveals no tokens.
-        UnknownBackend, Unavailable, WrongFlag: as `backends.registry.open_backend`.
+        UnknownBackend, Unavailable, WrongFlag: as `specverify.backends.registry.open_backend`.
     """
     if against is None:
         return NumpyOracle()
@@ -205,7 +205,7 @@ class ByTransformers:
     """
 
     def __init__(self, model: Model, dtype: str) -> None:
-        from backends.transformers_reference import PlainTransformers  # brings torch
+        from specverify.backends.transformers_reference import PlainTransformers  # brings torch
 
         self._plain = PlainTransformers(model, dtype)
         self.parameters = Parameters(_architecture(model, self._plain), {})

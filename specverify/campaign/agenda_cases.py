@@ -3,16 +3,16 @@
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from properties.verdict.invariant import Invariant, taking_turns
-from properties.verdict.subject import Subject
-from reference.abilities import Abilities
-from reference.architecture import Checkpoint
-from reference.case import Case
 from specverify.agenda import Agenda
 from specverify.campaign.case_stream import Stream
 from specverify.campaign.messages import Passed
 from specverify.checkpoints.cases import JudgedCase
 from specverify.plan import Plan, drawing_seed
+from specverify.properties.verdict.invariant import Invariant, taking_turns
+from specverify.properties.verdict.subject import Subject
+from specverify.reference.abilities import Abilities
+from specverify.reference.architecture import Checkpoint
+from specverify.reference.case import Case
 
 
 class AgendaCases:

@@ -9,17 +9,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, Protocol
 
-from backends.flags import Mode
-from backends.shipped import ROWS
-from properties.control_errors import excess_error
-from properties.residue import Residue
-from properties.same_cause import by_cause
-from properties.shortfall import shortfalls
-from properties.streams import ExpectedDraws
-from properties.tally import Counts, Failure, Tally, excess_evidence, nothing_fused
-from properties.tie_count import excess_expert_choices, excess_ties, undecided_comparison
-from properties.verdict.finding import Verdict
-from reference.case import Case
+from specverify.backends.flags import Mode
+from specverify.backends.shipped import ROWS
 from specverify.campaign.crew import AnyCrew, Crew, Place
 from specverify.campaign.messages import (
     ENOUGH,
@@ -39,6 +30,15 @@ from specverify.campaign.messages import (
 )
 from specverify.interrupts import Interrupts
 from specverify.plan import Plan
+from specverify.properties.control_errors import excess_error
+from specverify.properties.residue import Residue
+from specverify.properties.same_cause import by_cause
+from specverify.properties.shortfall import shortfalls
+from specverify.properties.streams import ExpectedDraws
+from specverify.properties.tally import Counts, Failure, Tally, excess_evidence, nothing_fused
+from specverify.properties.tie_count import excess_expert_choices, excess_ties, undecided_comparison
+from specverify.properties.verdict.finding import Verdict
+from specverify.reference.case import Case
 from specverify.setup.environment import environment
 
 GRACE_S = 15.0

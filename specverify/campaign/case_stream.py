@@ -3,19 +3,19 @@
 from collections.abc import Iterator
 from functools import cache
 
-from properties.strategies import cases
-from properties.strategies.settings import explore
-from reference.abilities import Abilities
-from reference.case import Case
 from specverify.campaign.search import BARREN, ROUND, round_seed
+from specverify.properties.strategies import cases
+from specverify.properties.strategies.settings import explore
+from specverify.reference.abilities import Abilities
+from specverify.reference.case import Case
 
 
 class Stream:
     """Cases of one seed without repetition, in the order in which `Search.run` judges them while nothing differs.
 
-    `variant_interval` is that of the backend (`backends.base.Declaration`): slow backends get shorter prompts. Cases
-    lie `within` its abilities, or are of any kind if None, may name the `processors`, and have the KV layout `layout`,
-    if it is given.
+    `variant_interval` is that of the backend (`specverify.backends.base.Declaration`): slow backends get shorter
+    prompts. Cases lie `within` its abilities, or are of any kind if None, may name the `processors`, and have the KV
+    layout `layout`, if it is given.
     """
 
     def __init__(

@@ -14,8 +14,6 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol
 
-from properties.tally import Failure
-from reference.case import Case
 from specverify.campaign.messages import STOP, Died
 from specverify.campaign.threads import ForWorkers
 from specverify.campaign.worker_entry import begin, pack_order
@@ -23,6 +21,8 @@ from specverify.isolation import ancestor
 from specverify.isolation.handle import Handle
 from specverify.isolation.proc import STOPPED
 from specverify.plan import Plan
+from specverify.properties.tally import Failure
+from specverify.reference.case import Case
 
 JOIN_S = 2.0
 """Seconds in which a worker must end after its last message; then it is killed."""

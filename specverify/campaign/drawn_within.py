@@ -3,14 +3,14 @@
 What the two sides of a comparison must share is checked here, before any case.
 """
 
-from backends.base import Declaration
-from properties.planned_sampling import FOCUSED, expected_draws
-from properties.streams import ExpectedDraws
-from properties.verdict.invariant import Oracle
-from properties.verdict.peer import Peer, shared_abilities
-from reference.abilities import Abilities
-from reference.trace import Stage
+from specverify.backends.base import Declaration
 from specverify.plan import Plan
+from specverify.properties.planned_sampling import FOCUSED, expected_draws
+from specverify.properties.streams import ExpectedDraws
+from specverify.properties.verdict.invariant import Oracle
+from specverify.properties.verdict.peer import Peer, shared_abilities
+from specverify.reference.abilities import Abilities
+from specverify.reference.trace import Stage
 from specverify.setup.selection import Unknown, over_ranks
 
 

@@ -5,14 +5,14 @@ If the eager backend agrees, the fault lies in the fused attention of the failin
 
 from dataclasses import replace
 
-from backends.base import Unavailable
-from backends.registry import eager_beside
-from properties.invariants import EVERY_INVARIANT
-from properties.tally import EagerOutcome, Failure
-from properties.verdict.invariant import Oracle
-from properties.verdict.judge import judge
+from specverify.backends.base import Unavailable
+from specverify.backends.registry import eager_beside
 from specverify.isolation import door
 from specverify.isolation.backend_spec import BackendSpec
+from specverify.properties.invariants import EVERY_INVARIANT
+from specverify.properties.tally import EagerOutcome, Failure
+from specverify.properties.verdict.invariant import Oracle
+from specverify.properties.verdict.judge import judge
 
 
 def with_eager(failure: Failure, oracle: Oracle) -> Failure:

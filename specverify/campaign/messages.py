@@ -1,17 +1,17 @@
 """Messages between the campaign and its workers.
 
-Verdicts (`properties.verdict.finding.Verdict`) are sent as they are, without their traces, and so is what runs left
-behind (`properties.residue.Residue`).
+Verdicts (`specverify.properties.verdict.finding.Verdict`) are sent as they are, without their traces, and so is what
+runs left behind (`specverify.properties.residue.Residue`).
 """
 
 from dataclasses import dataclass
 
-from properties.streams import ExpectedDraws
-from properties.tally import Failure
-from properties.verdict import run_log
-from properties.verdict.finding import Verdict
-from reference.case import Case
-from reference.trace import Stage
+from specverify.properties.streams import ExpectedDraws
+from specverify.properties.tally import Failure
+from specverify.properties.verdict import run_log
+from specverify.properties.verdict.finding import Verdict
+from specverify.reference.case import Case
+from specverify.reference.trace import Stage
 
 STOP, ENOUGH = "stop", "enough"
 """The campaign's orders to a worker: end at once; or draw no more cases, but finish shrinking a failure."""

@@ -7,23 +7,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
 
-from properties.streams import Stream, Streams
-from properties.tally import Failure, Tally
-from properties.verdict.finding import Verdict
-from reference.case import Case
-from reference.case_json import case_to_json
-from reference.trace import Stage
-from reports import bundle, junit, record, writing
-from reports.pages import sampling, summary, terminal
-from reports.pages.screen import screen_of
-from reports.progress import Progress
 from specverify import __version__
 from specverify.campaign import campaign
 from specverify.campaign.messages import Opened
 from specverify.interrupts import Interrupts
 from specverify.plan import Plan
+from specverify.properties.streams import Stream, Streams
+from specverify.properties.tally import Failure, Tally
+from specverify.properties.verdict.finding import Verdict
 from specverify.records import of_diff
 from specverify.records.write import Writer
+from specverify.reference.case import Case
+from specverify.reference.case_json import case_to_json
+from specverify.reference.trace import Stage
+from specverify.reports import bundle, junit, record, writing
+from specverify.reports.pages import sampling, summary, terminal
+from specverify.reports.pages.screen import screen_of
+from specverify.reports.progress import Progress
 from specverify.setup.environment import environment
 from specverify.setup.report_files import check_apart
 
@@ -105,7 +105,7 @@ def _run_and_report(
     if json_file is not None:
         unwritten += _write_or_reason(json_file, writing.as_json(record.summary(tally), indent=1).encode())
     if html_file is not None:
-        from reports.html.pages import diff_page  # Jinja is imported only for a page
+        from specverify.reports.html.pages import diff_page  # Jinja is imported only for a page
 
         unwritten += _write_or_reason(html_file, diff_page(tally, __version__))
     for line in unwritten:

@@ -4,23 +4,23 @@ import shlex
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
-from backends.base import Unsupported
-from properties.residue import Residue
-from properties.tally import Failure
-from properties.verdict.finding import Finding, Verdict
-from properties.verdict.internal import JUDGE, InternalError
-from properties.verdict.judge import judge
-from properties.verdict.peer import Peer
-from reference.architecture import Checkpoint
-from reference.user_processors import Inadmissible
-from reports import bundle
-from reports.format import cut
+from specverify.backends.base import Unsupported
 from specverify.campaign.against import open_reference
 from specverify.campaign.eager_twin import with_eager
 from specverify.checkpoints.placing import place_checkpoints
 from specverify.isolation import door
 from specverify.isolation.backend_spec import BackendSpec
 from specverify.isolation.limits import BUILT_IN_S, CHECKPOINT_S, Patience
+from specverify.properties.residue import Residue
+from specverify.properties.tally import Failure
+from specverify.properties.verdict.finding import Finding, Verdict
+from specverify.properties.verdict.internal import JUDGE, InternalError
+from specverify.properties.verdict.judge import judge
+from specverify.properties.verdict.peer import Peer
+from specverify.reference.architecture import Checkpoint
+from specverify.reference.user_processors import Inadmissible
+from specverify.reports import bundle
+from specverify.reports.format import cut
 from specverify.setup import processors
 from specverify.setup.errors import MissingInput, UnusableInput
 from specverify.setup.grammars import check_grammars

@@ -8,20 +8,20 @@ from dataclasses import dataclass, field, replace
 
 from hypothesis.errors import Flaky
 
-from properties.known import without_known_findings
-from properties.planned_sampling import FOCUSED
-from properties.strategies import cases
-from properties.strategies.settings import SEARCHING, explore
-from properties.tally import Failure
-from properties.verdict.finding import Verdict
-from properties.verdict.invariant import Invariant, Oracle, taking_turns
-from properties.verdict.judge import judge
-from properties.verdict.run_facts import run_facts
-from properties.verdict.subject import Subject
-from reference.case import Case
-from reference.trace import Stage
 from specverify.campaign.shrinking import Shrinking
 from specverify.plan import Plan
+from specverify.properties.known import without_known_findings
+from specverify.properties.planned_sampling import FOCUSED
+from specverify.properties.strategies import cases
+from specverify.properties.strategies.settings import SEARCHING, explore
+from specverify.properties.tally import Failure
+from specverify.properties.verdict.finding import Verdict
+from specverify.properties.verdict.invariant import Invariant, Oracle, taking_turns
+from specverify.properties.verdict.judge import judge
+from specverify.properties.verdict.run_facts import run_facts
+from specverify.properties.verdict.subject import Subject
+from specverify.reference.case import Case
+from specverify.reference.trace import Stage
 
 Emit = Callable[[Verdict], None]
 

@@ -9,17 +9,23 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from properties.known import without_known_findings
-from properties.shrinking.cases import STEPS, Steps, attempts, distance, nearer, size
-from properties.shrinking.without_draft import without_draft
-from properties.tally import Failure
-from properties.verdict.finding import TARGET_ALONE, Finding, Verdict, is_about_draft_numbers, is_about_target_alone
-from properties.verdict.invariant import Invariant, Oracle
-from properties.verdict.judge import judge
-from properties.verdict.subject import Subject
-from reference.case import Case
-from reference.trace import Stage
 from specverify.plan import Plan
+from specverify.properties.known import without_known_findings
+from specverify.properties.shrinking.cases import STEPS, Steps, attempts, distance, nearer, size
+from specverify.properties.shrinking.without_draft import without_draft
+from specverify.properties.tally import Failure
+from specverify.properties.verdict.finding import (
+    TARGET_ALONE,
+    Finding,
+    Verdict,
+    is_about_draft_numbers,
+    is_about_target_alone,
+)
+from specverify.properties.verdict.invariant import Invariant, Oracle
+from specverify.properties.verdict.judge import judge
+from specverify.properties.verdict.subject import Subject
+from specverify.reference.case import Case
+from specverify.reference.trace import Stage
 
 DRAWN_SHARE = 0.6
 """Hypothesis's share of a plan's shrinking time; the greedy steps get the rest."""
@@ -78,8 +84,9 @@ class Shrinking:
     def _locate_in_float32(self) -> None:
         """If a 16-bit case differs, continue with the same case in float32, provided it differs at an earlier stage.
 
-        Rule N allows attention outputs and KV rows tens of 16-bit roundings (`properties.tolerance.bounds`), and logits
-        fewer. So wrong attention may show in the logits alone. In float32 the bounds are a thousand times tighter.
+        Rule N allows attention outputs and KV rows tens of 16-bit roundings (`specverify.properties.tolerance.bounds`),
+        and logits fewer. So wrong attention may show in the logits alone. In float32 the bounds are a thousand times
+        tighter.
         """
         case = self.smallest.case
         if case.dtype not in ("bfloat16", "float16") or "float32" not in self.plan.dtypes or self.out_of_time():

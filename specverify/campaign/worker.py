@@ -9,13 +9,8 @@ from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from backends.base import Unavailable, Unsupported, WrongFlag
-from backends.registry import UnknownBackend
-from properties.verdict.finding import Verdict
-from properties.verdict.invariant import Oracle
-from properties.verdict.peer import Peer
-from reference.trace import Stage
-from reference.user_processors import Inadmissible
+from specverify.backends.base import Unavailable, Unsupported, WrongFlag
+from specverify.backends.registry import UnknownBackend
 from specverify.campaign.against import open_reference
 from specverify.campaign.agenda_cases import AgendaCases, cases_of_part
 from specverify.campaign.drawn_within import drawn_within, dtypes_of, sampling_of
@@ -27,6 +22,11 @@ from specverify.checkpoints.estimate import estimate
 from specverify.checkpoints.opening import open_checkpoint
 from specverify.isolation import door
 from specverify.plan import Plan, drawn_dtypes
+from specverify.properties.verdict.finding import Verdict
+from specverify.properties.verdict.invariant import Oracle
+from specverify.properties.verdict.peer import Peer
+from specverify.reference.trace import Stage
+from specverify.reference.user_processors import Inadmissible
 from specverify.setup import processors
 from specverify.setup.errors import MissingInput, UnusableInput
 from specverify.setup.selection import Unknown, check_declared, check_dtypes, check_latent, invariants_matching

@@ -8,18 +8,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from properties.verdict.invariant import Invariant, Oracle
-from properties.verdict.subject import NoTrace, Subject
-from reference.abilities import Abilities
-from reference.architecture import Checkpoint
-from reference.case import Case
-from reference.draft import Draft, LanguageModel, Ngram, Scripted
-from reference.files.end_tokens import end_tokens
-from reference.files.fields import UnreadableCheckpoint
-from reference.layout import KvLayout
-from reference.malformed import Malformed
-from reference.sampling import Sampling, Stops
-from reference.tree import RankTree
 from specverify.checkpoints.given_draft import given_draft, with_static_tree
 from specverify.checkpoints.guided import check_guides, guide
 from specverify.checkpoints.opening import open_checkpoint
@@ -27,6 +15,18 @@ from specverify.checkpoints.prompts import prompts_of
 from specverify.checkpoints.scripts import own_top_tokens
 from specverify.checkpoints.sessions import SESSION_LEVEL, check_admitted, layout_of, side_by_side
 from specverify.plan import Plan
+from specverify.properties.verdict.invariant import Invariant, Oracle
+from specverify.properties.verdict.subject import NoTrace, Subject
+from specverify.reference.abilities import Abilities
+from specverify.reference.architecture import Checkpoint
+from specverify.reference.case import Case
+from specverify.reference.draft import Draft, LanguageModel, Ngram, Scripted
+from specverify.reference.files.end_tokens import end_tokens
+from specverify.reference.files.fields import UnreadableCheckpoint
+from specverify.reference.layout import KvLayout
+from specverify.reference.malformed import Malformed
+from specverify.reference.sampling import Sampling, Stops
+from specverify.reference.tree import RankTree
 from specverify.setup import processors
 from specverify.setup.errors import UnusableInput
 

@@ -3,9 +3,9 @@
 import time
 from dataclasses import replace
 
-from properties.verdict.invariant import Oracle
-from properties.verdict.subject import NoTrace, Subject
-from reference.case import Case
+from specverify.properties.verdict.invariant import Oracle
+from specverify.properties.verdict.subject import NoTrace, Subject
+from specverify.reference.case import Case
 
 FEW, MORE = 2, 3
 """Steps of the two runs that are timed, after a first step has read the weights and the prompt."""

@@ -7,18 +7,18 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from reference.abilities import Abilities
-from reference.architecture import Checkpoint
-from reference.draft import Draft, LanguageModel, Ngram, Scripted
-from reference.draft.head import Head
-from reference.draft_files import open_head
-from reference.draft_trees import Expansion
-from reference.files.fields import UnreadableCheckpoint
-from reference.malformed import Malformed
-from reference.tree import RankTree
 from specverify.checkpoints.opening import directory_of, open_checkpoint
 from specverify.checkpoints.prompts import tokenizer_of
 from specverify.checkpoints.tree_table import table_in
+from specverify.reference.abilities import Abilities
+from specverify.reference.architecture import Checkpoint
+from specverify.reference.draft import Draft, LanguageModel, Ngram, Scripted
+from specverify.reference.draft.head import Head
+from specverify.reference.draft_files import open_head
+from specverify.reference.draft_trees import Expansion
+from specverify.reference.files.fields import UnreadableCheckpoint
+from specverify.reference.malformed import Malformed
+from specverify.reference.tree import RankTree
 from specverify.setup.errors import UnusableInput
 
 BUILT_IN = "builtin:"

@@ -2,12 +2,12 @@
 
 from dataclasses import replace
 
-from reference.abilities import Abilities
-from reference.architecture import Checkpoint
-from reference.malformed import Malformed
-from reference.sampling import Sampling
 from specverify.checkpoints.prompts import tokenizer_of
 from specverify.checkpoints.words import words_of
+from specverify.reference.abilities import Abilities
+from specverify.reference.architecture import Checkpoint
+from specverify.reference.malformed import Malformed
+from specverify.reference.sampling import Sampling
 from specverify.setup.errors import UnusableInput
 from specverify.setup.given_grammar import GivenGrammar
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from reference.architecture import Checkpoint
-from reference.oracle.checkpoint import UnreadableCheckpoint, identify
+from specverify.reference.architecture import Checkpoint
+from specverify.reference.oracle.checkpoint import UnreadableCheckpoint, identify
 from specverify.setup.errors import MissingInput, UnusableInput
 
 MODELS = Path(".specverify") / "models"

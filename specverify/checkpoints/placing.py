@@ -6,17 +6,17 @@ A name in a file alone opens nothing.
 import shlex
 from dataclasses import replace
 
-from reference.architecture import Checkpoint, Model
-from reference.case import Case
-from reference.draft import Draft
-from reference.draft.head import Head
-from reference.draft_files import open_head, stored_head
-from reference.files.fields import UnreadableCheckpoint
-from reference.files.head_files import HeadFiles
-from reference.malformed import Malformed
-from reports.bundle import Bundle
-from reports.format import clean, cut
 from specverify.checkpoints.opening import directory_of, open_checkpoint
+from specverify.reference.architecture import Checkpoint, Model
+from specverify.reference.case import Case
+from specverify.reference.draft import Draft
+from specverify.reference.draft.head import Head
+from specverify.reference.draft_files import open_head, stored_head
+from specverify.reference.files.fields import UnreadableCheckpoint
+from specverify.reference.files.head_files import HeadFiles
+from specverify.reference.malformed import Malformed
+from specverify.reports.bundle import Bundle
+from specverify.reports.format import clean, cut
 from specverify.setup.errors import UnusableInput
 
 BUILT_IN = "builtin:"

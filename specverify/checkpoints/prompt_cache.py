@@ -10,9 +10,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from reference.files.regular import read_whole
-from reference.malformed import Malformed
-from reports.writing import Unwritable, write_whole
+from specverify.reference.files.regular import read_whole
+from specverify.reference.malformed import Malformed
+from specverify.reports.writing import Unwritable, write_whole
 from specverify.setup.environment import package_version
 
 FOLDER = Path(".specverify") / "prompts"

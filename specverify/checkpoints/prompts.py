@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from reference.architecture import Checkpoint
-from reference.files.regular import read_whole
 from specverify.checkpoints import prompt_cache
 from specverify.checkpoints.opening import DEMO, directory_of
 from specverify.plan import Plan
+from specverify.reference.architecture import Checkpoint
+from specverify.reference.files.regular import read_whole
 from specverify.setup.errors import MissingInput, UnusableInput
 
 LARGEST_PROMPTS = 256 * 2**20

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from properties.strategies.acceptance import accepted_path
-from reference.draft import Scripted
-from reference.trace import Array, Trace
-from reference.tree import Tree
+from specverify.properties.strategies.acceptance import accepted_path
+from specverify.reference.draft import Scripted
+from specverify.reference.trace import Array, Trace
+from specverify.reference.tree import Tree
 
 
 def own_top_tokens(plain: Trace, root: int, seed: int) -> Scripted:

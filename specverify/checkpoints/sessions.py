@@ -7,15 +7,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from reference.abilities import Abilities
-from reference.architecture import Checkpoint
-from reference.case import Case
-from reference.family import FAMILIES
-from reference.files.fields import quote_value, read_json
-from reference.layout import KINDS, PLAIN, KvLayout
-from reference.malformed import Malformed
-from reference.oracle.configuration import BY_TYPE
-from reference.session import Action, Mate, Session
+from specverify.reference.abilities import Abilities
+from specverify.reference.architecture import Checkpoint
+from specverify.reference.case import Case
+from specverify.reference.family import FAMILIES
+from specverify.reference.files.fields import quote_value, read_json
+from specverify.reference.layout import KINDS, PLAIN, KvLayout
+from specverify.reference.malformed import Malformed
+from specverify.reference.oracle.configuration import BY_TYPE
+from specverify.reference.session import Action, Mate, Session
 from specverify.setup.errors import UnusableInput
 from specverify.setup.selection import kind_of
 

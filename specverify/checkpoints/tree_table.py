@@ -5,9 +5,9 @@
 
 from pathlib import Path
 
-from reference.case_json import Validator, dotted_path, schema, shorten
-from reference.draft_trees import Dispatch, dispatch_from_json
-from reference.malformed import Malformed
+from specverify.reference.case_json import Validator, dotted_path, schema, shorten
+from specverify.reference.draft_trees import Dispatch, dispatch_from_json
+from specverify.reference.malformed import Malformed
 from specverify.setup.errors import UnusableInput
 from specverify.setup.json_files import json_in
 

@@ -5,7 +5,7 @@ It tells which rules hold on the Ascend device of this machine.
 
 from typing import Any
 
-from backends.base import Unavailable
+from specverify.backends.base import Unavailable
 
 
 def probe_rows() -> list[dict[str, Any]]:
@@ -14,21 +14,21 @@ def probe_rows() -> list[dict[str, Any]]:
     Raises:
         Unavailable: torch_npu or a device is missing; the emulation is never probed in its place.
     """
-    from backends.ascend.device import why_no_npu
+    from specverify.backends.ascend.device import why_no_npu
 
     why = why_no_npu()
     if why is not None:
         raise Unavailable(f"--probe ascend needs an Ascend device: {why}; nothing emulated is probed in its place")
     import torch
 
-    from backends.ascend.probe.probe import ProbeSite
+    from specverify.backends.ascend.probe.probe import ProbeSite
 
     return rows_of(ProbeSite(torch.ops, "npu", emulated=False, settle=torch.accelerator.synchronize))
 
 
 def rows_of(site: Any) -> list[dict[str, Any]]:
     """The rows of a probe on `site`; if it is an emulation, every row says so."""
-    from backends.ascend.probe.probe import probe
+    from specverify.backends.ascend.probe.probe import probe
 
     words = {"holds": "ok", "struck": "struck", "not run": "absent"}
     label = "EMULATED: " if site.emulated else ""

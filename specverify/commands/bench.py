@@ -7,9 +7,9 @@ from typing import Any
 
 import click
 
-from reference.case import DTYPES
 from specverify.commands import shared_options
 from specverify.plan import Plan
+from specverify.reference.case import DTYPES
 
 DEFAULT = "throughput"
 """The bench that runs where none is named."""
@@ -68,7 +68,7 @@ class Outputs:
     table: str | None = None
 
     def __post_init__(self) -> None:
-        from reports.writing import check_writable
+        from specverify.reports.writing import check_writable
         from specverify.setup.report_files import check_apart
 
         check_apart({"--json": self.json_file, "--html": self.html_file, "--table": self.table})
@@ -77,7 +77,7 @@ class Outputs:
 
     def write(self, figures: dict[str, Any], page: str, html_page: Callable[[], bytes]) -> None:
         """Print the page, and write the figures and the HTML page where they are asked for."""
-        from reports.writing import write_json, write_whole
+        from specverify.reports.writing import write_json, write_whole
 
         click.echo(page, err="-" in (self.json_file, self.html_file))
         if self.json_file is not None:
@@ -96,8 +96,8 @@ def _plots(kind: str, figures: dict[str, Any]) -> Callable[[], bytes]:
     """The maker of the HTML page of a bench whose figures are plotted."""
 
     def page() -> bytes:
-        from reports.html.bench import bench_page  # Jinja is imported only for a page
         from specverify import __version__
+        from specverify.reports.html.bench import bench_page  # Jinja is imported only for a page
 
         return bench_page(kind, figures, __version__)
 
@@ -108,8 +108,8 @@ def _figures(kind: str, figures: dict[str, Any]) -> Callable[[], bytes]:
     """The maker of the HTML page of a bench whose figures are listed."""
 
     def page() -> bytes:
-        from reports.html.selftest import figures_page
         from specverify import __version__
+        from specverify.reports.html.selftest import figures_page
 
         sentence = "What checking costs. Times are ratios of what was measured side by side in this run."
         return figures_page(f"Bench: {kind}", sentence, figures, __version__)
@@ -141,8 +141,8 @@ def bench() -> None:
 def throughput(*, backend: str, cases: int, seed: int, json_file: str | None, html_file: str | None) -> int:
     """Time cases per second, and wall time over time in the backend's forwards."""
     # Imports stand in the function, so that other commands and `--help` do not pay for them.
-    from reports.pages.tables import figures_table
     from specverify.bench.throughput import throughput as measure
+    from specverify.reports.pages.tables import figures_table
 
     outputs = Outputs(json_file, html_file)
     figures = measure(backend, cases, seed)
@@ -158,8 +158,8 @@ def kv(*, layout: str | None, json_file: str | None, html_file: str | None) -> i
 
     Verify is one block written and read; no model runs.
     """
-    from reports.pages.tables import kv_table
     from specverify.bench.kv import REPETITIONS, measure
+    from specverify.reports.pages.tables import kv_table
     from specverify.setup.selection import check_layout
 
     outputs = Outputs(json_file, html_file)
@@ -189,8 +189,8 @@ def attention(
 
     The others are SDPA under a dense mask, FlexAttention, written-out attention and one reading of KV.
     """
-    from reports.pages.tables import attention_table
     from specverify.bench.ways import table as ways
+    from specverify.reports.pages.tables import attention_table
 
     outputs = Outputs(json_file, html_file, table)
     figures_of_shapes = ways.measure_settings(device, ways.settings(device, model, dtype))
@@ -218,8 +218,8 @@ def isolation(*, backend: str, cases: int, seed: int, json_file: str | None, htm
 
     As many workers as `diff` has judge each case both ways, in turn.
     """
-    from reports.pages.tables import figures_table
     from specverify.bench.isolation import measure
+    from specverify.reports.pages.tables import figures_table
 
     outputs = Outputs(json_file, html_file)
     figures = measure(backend, cases, seed)
@@ -351,9 +351,9 @@ def growth(
     html_file: str | None,
 ) -> int:
     """Time the target's verify forward by nodes, batch and prefix, and its head by vocabulary and scored rows."""
-    from reports.pages.growth import growth_page
     from specverify.bench.growth import forwards
     from specverify.campaign.threads import for_checkpoint
+    from specverify.reports.pages.growth import growth_page
 
     outputs = Outputs(json_file, html_file)
     click.get_current_context().with_resource(for_checkpoint(threads or 0))
@@ -372,9 +372,9 @@ def oracle(*, model: str | None, nodes: tuple[int, ...], json_file: str | None, 
 
     Exit 1 if the two give different numbers.
     """
-    from reports.pages.growth import oracle_page
     from specverify.bench.growth.oracle import NODES as ORACLE_NODES
     from specverify.bench.growth.oracle import measure
+    from specverify.reports.pages.growth import oracle_page
 
     outputs = Outputs(json_file, html_file)
     figures = measure(model, nodes or ORACLE_NODES)

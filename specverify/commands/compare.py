@@ -17,9 +17,9 @@ LARGEST = 256 * 2**20
 @click.option("--markdown", metavar="FILE", help="Write them as Markdown, for a merge request.")
 def compare(before: Path, after: Path, json_file: str | None, markdown: str | None) -> int:
     """Compare two results of `gate` or `diff --json`: exit code 1 if AFTER fails where BEFORE did not."""
-    from reports.gate.comparison import compare_results
-    from reports.gate.markdown import comparison_summary
-    from reports.writing import write_json, write_whole
+    from specverify.reports.gate.comparison import compare_results
+    from specverify.reports.gate.markdown import comparison_summary
+    from specverify.reports.writing import write_json, write_whole
     from specverify.setup.errors import UnusableInput
 
     first, second = read(before), read(after)
@@ -44,7 +44,7 @@ def compare(before: Path, after: Path, json_file: str | None, markdown: str | No
 
 
 def _is_result(result: dict[str, Any]) -> bool:
-    from reports.gate.comparison import compare_results
+    from specverify.reports.gate.comparison import compare_results
 
     try:
         compare_results(result, result)

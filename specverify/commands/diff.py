@@ -5,12 +5,12 @@ from typing import Any
 
 import click
 
-from backends.servers.address import PREFIX as SERVER
-from reference.case import DTYPES
-from reference.parallel.ranks import RANKS
-from reference.quantisation.rows import QUANTISED
+from specverify.backends.servers.address import PREFIX as SERVER
 from specverify.commands import guard_options, sampling_options, shared_options
 from specverify.plan import DEFAULT_CASES, FOCI, TRANSFORMERS, Plan, default_cases, default_dtypes, default_jobs
+from specverify.reference.case import DTYPES
+from specverify.reference.parallel.ranks import RANKS
+from specverify.reference.quantisation.rows import QUANTISED
 
 DEVICES = {"cpu": "cpu-eager", "cuda": "cuda-eager", "npu": "ascend-eager"}
 """The backend that `--device` means when `--backend` is not given."""
@@ -201,10 +201,10 @@ def _check_names(
     backend: str, device: str | None, against: str | None, invariants: tuple[str, ...], fault: str | None
 ) -> None:
     """Refuse unknown names before any worker starts; the workers look for the device itself."""
-    from backends.adapters import SHIPPED_BACKENDS
-    from backends.base import Unavailable
-    from backends.registry import UnknownBackend, check_address, shipped_names, unknown
-    from backends.shipped import ROWS
+    from specverify.backends.adapters import SHIPPED_BACKENDS
+    from specverify.backends.base import Unavailable
+    from specverify.backends.registry import UnknownBackend, check_address, shipped_names, unknown
+    from specverify.backends.shipped import ROWS
     from specverify.setup.selection import check_globs
 
     if device is not None and device not in [row.device for row in ROWS]:

@@ -12,9 +12,9 @@ def doctor(probe: str | None, opening: bool, as_json: bool) -> int:
 
     With --probe, say which documented rules of the device's operators hold on it: exit 1 if one does not.
     """
-    from reports.pages.tables import rows_table
-    from reports.writing import write_json
     from specverify.commands.doctor_checks import examine, healthy
+    from specverify.reports.pages.tables import rows_table
+    from specverify.reports.writing import write_json
 
     if probe is not None:
         from specverify.commands.ascend_probe import probe_rows

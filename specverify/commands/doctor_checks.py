@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import specverify
-from backends.adapters import SHIPPED_BACKENDS
-from backends.availability import why_absent
-from backends.registry import why_unavailable
+from specverify.backends.adapters import SHIPPED_BACKENDS
+from specverify.backends.availability import why_absent
+from specverify.backends.registry import why_unavailable
 from specverify.checkpoints.opening import DEMO, DEMO_GEMMA
 from specverify.setup.environment import environment, package_version
 from specverify.shadowing import DEPENDENCIES, shadows

@@ -2,16 +2,16 @@
 
 from typing import Any
 
-from backends.shipped import ROWS
-from properties.strategies.models import GALLERY
-from reference.architecture import Architecture
-from reference.family import FAMILIES
-from reference.layout import KINDS
-from reference.oracle.configuration import fields_read
-from reference.oracle.family import FAMILIES as READ
-from reference.oracle.family import OracleFamily
-from reference.oracle.family.base import no_window
-from reference.oracle.family.unread import UNREAD
+from specverify.backends.shipped import ROWS
+from specverify.properties.strategies.models import GALLERY
+from specverify.reference.architecture import Architecture
+from specverify.reference.family import FAMILIES
+from specverify.reference.layout import KINDS
+from specverify.reference.oracle.configuration import fields_read
+from specverify.reference.oracle.family import FAMILIES as READ
+from specverify.reference.oracle.family import OracleFamily
+from specverify.reference.oracle.family.base import no_window
+from specverify.reference.oracle.family.unread import UNREAD
 
 TRIED = {"llama": "builtin:smollm2", "gemma3": "builtin:gemma3-270m"}
 """Families of which a published checkpoint was run, with its name; the others ran seeded weights alone."""

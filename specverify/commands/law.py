@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from reference.rules import DRAWS, RULES
+from specverify.reference.rules import DRAWS, RULES
 
 
 @click.command()

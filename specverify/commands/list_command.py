@@ -16,9 +16,9 @@ import click
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def list_(subject: str | None, as_json: bool) -> int:
     """List backends, KV layouts, invariants, faults, reports, models, families, rules, kinds of tree."""
-    from reports.pages.tables import rows_table
-    from reports.writing import write_json
     from specverify.commands.subjects import SUBJECTS, rows_of
+    from specverify.reports.pages.tables import rows_table
+    from specverify.reports.writing import write_json
 
     chosen = [subject] if subject else list(SUBJECTS)
     content: Any = {name: rows_of(name) for name in chosen}

@@ -49,12 +49,12 @@ def replay(
     html_file: str | None,
 ) -> int:
     """Run one saved case again: FAILED (same finding), CHANGED (another), FIXED (none)."""
-    from reports import record, writing
-    from reports.counts import residue_rows
-    from reports.layout80 import label_rows
-    from reports.pages import terminal
-    from reports.pages.screen import screen_of
     from specverify.campaign.replay import replay as run
+    from specverify.reports import record, writing
+    from specverify.reports.counts import residue_rows
+    from specverify.reports.layout80 import label_rows
+    from specverify.reports.pages import terminal
+    from specverify.reports.pages.screen import screen_of
     from specverify.setup.report_files import check_apart
 
     check_apart({"the saved case": file, "--json": json_file, "--html": html_file})
@@ -91,8 +91,8 @@ def replay(
         facts |= {"saved_fault": result.saved_fault, "residue": writing.jsonable([*result.residue])}
         writing.write_json(json_file, facts)
     if html_file is not None:
-        from reports.html.pages import replay_page
         from specverify import __version__
+        from specverify.reports.html.pages import replay_page
         from specverify.setup.environment import environment
 
         page = replay_page(result.word, result.why, result.failure, result.emulated, environment(), __version__)

@@ -9,12 +9,12 @@ from typing import Any
 
 import click
 
-from reference.files.fields import UnreadableCheckpoint
-from reference.files.generation_settings import generation_settings
-from reference.grammar import LIBRARIES
-from reference.malformed import Malformed
-from reference.rules import DRAWS, RULES, Rule
-from reference.sampling import Sampling
+from specverify.reference.files.fields import UnreadableCheckpoint
+from specverify.reference.files.generation_settings import generation_settings
+from specverify.reference.grammar import LIBRARIES
+from specverify.reference.malformed import Malformed
+from specverify.reference.rules import DRAWS, RULES, Rule
+from specverify.reference.sampling import Sampling
 from specverify.setup.errors import UnusableInput
 from specverify.setup.given_grammar import GivenGrammar, read_grammar
 

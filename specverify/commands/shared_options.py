@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from backends.flags import MODES
+from specverify.backends.flags import MODES
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 

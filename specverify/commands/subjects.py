@@ -12,10 +12,10 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from reports.writing import write_whole
+from specverify.reports.writing import write_whole
 
 if TYPE_CHECKING:
-    from reference.architecture import Architecture
+    from specverify.reference.architecture import Architecture
 
 LISTS = Path(".specverify") / "lists"
 """The folder of lists that take seconds to make."""
@@ -45,10 +45,10 @@ def backends() -> list[dict[str, Any]]:
 
     The last rows are forms of names for engines of the user, which cannot be opened without more words.
     """
-    from backends.adapters import SHIPPED_BACKENDS
-    from backends.availability import why_absent
-    from backends.registry import FORMS
-    from backends.shipped import ROWS
+    from specverify.backends.adapters import SHIPPED_BACKENDS
+    from specverify.backends.availability import why_absent
+    from specverify.backends.registry import FORMS
+    from specverify.backends.shipped import ROWS
 
     emulated = {row.name for row in ROWS if row.emulated}
     forms = [
@@ -70,8 +70,8 @@ def backends() -> list[dict[str, Any]]:
 
 def layouts() -> list[dict[str, Any]]:
     """Every KV layout, and the backends that declare it, including those that cannot be opened on this machine."""
-    from backends.shipped import ROWS
-    from reference.layout import KINDS
+    from specverify.backends.shipped import ROWS
+    from specverify.reference.layout import KINDS
 
     return [
         {"name": kind, "sentence": traits.sentence, "backends": [row.name for row in ROWS if kind in row.layouts]}
@@ -81,7 +81,7 @@ def layouts() -> list[dict[str, Any]]:
 
 def invariants() -> list[dict[str, Any]]:
     """Every invariant with the stages it needs."""
-    from properties.invariants import EVERY_INVARIANT
+    from specverify.properties.invariants import EVERY_INVARIANT
 
     return [
         {
@@ -121,7 +121,7 @@ def plantable_faults() -> list[dict[str, Any]]:
 
 
 def _fault_rows() -> list[dict[str, Any]]:
-    from backends import faults
+    from specverify.backends import faults
 
     return [
         {
@@ -139,7 +139,7 @@ def _fault_rows() -> list[dict[str, Any]]:
 
 def catalogue() -> list[dict[str, Any]]:
     """Every report of the catalogue, with the faults planted for it, or the reason why no fault can be planted."""
-    from backends.faults.unplanted import REASONS_UNPLANTED, reports
+    from specverify.backends.faults.unplanted import REASONS_UNPLANTED, reports
 
     faults = plantable_faults()
     rows = []
@@ -161,8 +161,8 @@ def catalogue() -> list[dict[str, Any]]:
 
 def models() -> list[dict[str, Any]]:
     """The checkpoints that packages ship, and the gallery of seeded models from which cases are drawn."""
-    from properties.strategies.models import GALLERY
     from specverify.checkpoints.opening import BUILT_IN
+    from specverify.properties.strategies.models import GALLERY
 
     drawn = [{"name": f"gallery:{number}", "sentence": _describe(arch)} for number, arch in enumerate(GALLERY)]
     shipped = [
@@ -183,7 +183,7 @@ def _describe(arch: "Architecture") -> str:
 
 def rules() -> list[dict[str, Any]]:
     """Every acceptance rule, and the ways to name siblings for which it keeps the target's law."""
-    from reference.rules import DRAWS, RULES, Rule
+    from specverify.reference.rules import DRAWS, RULES, Rule
 
     rows = []
     for name, promise in RULES.items():
@@ -208,8 +208,8 @@ def rules() -> list[dict[str, Any]]:
 
 def trees() -> list[dict[str, Any]]:
     """Every kind of drafted tree, and the ways to name its siblings for which a rule can be told their law."""
-    from reference.draft_trees.sampled import TREE_LAWS
-    from reference.rules import DRAWS
+    from specverify.reference.draft_trees.sampled import TREE_LAWS
+    from specverify.reference.rules import DRAWS
 
     return [
         {

@@ -51,7 +51,7 @@ def train(
     """
     import os
 
-    from reports.writing import check_writable, write_json
+    from specverify.reports.writing import check_writable, write_json
     from specverify.setup.errors import UnusableInput
     from specverify.training.plan import TrainingPlan
 
@@ -98,7 +98,7 @@ def vocabulary(model: str, texts: tuple[str, ...], size: int, json_file: str | N
     Writes a file with the offsets `d2t` (target id less draft id) and the mask `t2d`, for `train --vocabulary-file`;
     the file bears the digest of what it follows from, and is not made twice.
     """
-    from reports.writing import check_writable, write_json
+    from specverify.reports.writing import check_writable, write_json
     from specverify.training.vocabulary_file import make_vocabulary
 
     if json_file is not None:

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from properties.strategies.settings import without_local_constants
 from specverify.conformance.opened import open_or_exit
+from specverify.properties.strategies.settings import without_local_constants
 from specverify.pytest_plugin import SELECTION, BackendUnderTest
 
 

@@ -11,16 +11,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis.strategies import SearchStrategy
 
-from properties.invariants import ALL
-from properties.strategies import cases, session_cases
-from properties.strategies.cases import single_cases
-from properties.strategies.models import GALLERY, RECURRENT
-from properties.strategies.settings import explore
-from properties.verdict.finding import Verdict
-from properties.verdict.invariant import Invariant
-from reference.abilities import Abilities
-from reference.case import Case
+from specverify.properties.invariants import ALL
+from specverify.properties.strategies import cases, session_cases
+from specverify.properties.strategies.cases import single_cases
+from specverify.properties.strategies.models import GALLERY, RECURRENT
+from specverify.properties.strategies.settings import explore
+from specverify.properties.verdict.finding import Verdict
+from specverify.properties.verdict.invariant import Invariant
 from specverify.pytest_plugin import BackendUnderTest
+from specverify.reference.abilities import Abilities
+from specverify.reference.case import Case
 
 EXAMPLES = settings(
     max_examples=8, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck)

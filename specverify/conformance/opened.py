@@ -5,8 +5,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from backends.base import Unavailable, WrongFlag
-from backends.registry import UnknownBackend
+from specverify.backends.base import Unavailable, WrongFlag
+from specverify.backends.registry import UnknownBackend
 from specverify.pytest_plugin import BackendUnderTest
 from specverify.setup.errors import MissingInput, UnusableInput
 from specverify.setup.selection import Unknown

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from properties.live.play import play
-from properties.live.watch import SessionStats
-from properties.tally import Failure
-from reference.oracle.decoder import Oracle
-from reports import bundle
-from reports.pages.terminal import failure_page
+from specverify.properties.live.play import play
+from specverify.properties.live.watch import SessionStats
+from specverify.properties.tally import Failure
 from specverify.pytest_plugin import BackendUnderTest
+from specverify.reference.oracle.decoder import Oracle
+from specverify.reports import bundle
+from specverify.reports.pages.terminal import failure_page
 from specverify.setup.environment import environment
 
 

@@ -6,8 +6,8 @@ to say of its cases. The first test is never skipped: every case that it draws m
 
 import pytest
 
-from properties.invariants import ALL
 from specverify.conformance.drawn import ROUNDS, hold_in, invariant_named, judge_all, outcomes_of
+from specverify.properties.invariants import ALL
 from specverify.pytest_plugin import BackendUnderTest
 
 CASES = 20

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from reference.layout import KINDS
 from specverify.conformance.sessions import no_request_notices, require_live
 from specverify.pytest_plugin import BackendUnderTest
+from specverify.reference.layout import KINDS
 
 
 @pytest.mark.parametrize("kind", KINDS)

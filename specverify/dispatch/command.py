@@ -25,12 +25,12 @@ def learn(results: tuple[Path, ...], costs: Path, kind: str | None, out: str) ->
 
     For each batch size of --costs the tree that is expected to emit most tokens in the time of its step.
     """
-    from properties.accepted_ranks import RankCounts
-    from reports import writing
-    from reports.pages.dispatch import learned_page
     from specverify.dispatch.files import costs_in, counts_in
     from specverify.dispatch.lengths import rates_of
     from specverify.dispatch.table import rows, table, table_json
+    from specverify.properties.accepted_ranks import RankCounts
+    from specverify.reports import writing
+    from specverify.reports.pages.dispatch import learned_page
     from specverify.setup.errors import MissingInput
 
     writing.check_writable(out)
@@ -83,12 +83,12 @@ def costs(
 
     The forwards of a draft, and what lies between forwards, are not in these times: add them where they matter.
     """
-    from backends.base import Serving
-    from reports import writing
+    from specverify.backends.base import Serving
     from specverify.campaign.threads import for_checkpoint
     from specverify.checkpoints.opening import open_checkpoint
     from specverify.dispatch.measure import forward_seconds
     from specverify.plan import default_dtypes
+    from specverify.reports import writing
     from specverify.setup.subjects import open_planted
 
     writing.check_writable(out)

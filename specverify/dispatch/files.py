@@ -3,11 +3,11 @@
 import json
 from pathlib import Path
 
-from properties.accepted_ranks import RankCounts, counts_of
-from reference.malformed import Malformed
-from reference.recorded.lines import UnreadableLine, read_runs
-from reference.tree import Tree
 from specverify.dispatch.table import Costs
+from specverify.properties.accepted_ranks import RankCounts, counts_of
+from specverify.reference.malformed import Malformed
+from specverify.reference.recorded.lines import UnreadableLine, read_runs
+from specverify.reference.tree import Tree
 from specverify.setup.errors import UnusableInput
 from specverify.setup.json_files import json_in, text_in
 

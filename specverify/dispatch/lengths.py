@@ -13,9 +13,9 @@ many nodes has a larger sum.
 from collections.abc import Mapping
 from heapq import heappop, heappush
 
-from properties.accepted_ranks import Place, RankCounts
-from reference.draft_trees import tree_of_paths
-from reference.tree import RankTree
+from specverify.properties.accepted_ranks import Place, RankCounts
+from specverify.reference.draft_trees import tree_of_paths
+from specverify.reference.tree import RankTree
 
 Rates = Mapping[Place, float]
 """The probability of acceptance by depth and rank, given that the parent was accepted."""

@@ -2,14 +2,14 @@
 
 from statistics import median
 
-from backends.base import Serving
-from reference.architecture import Model
-from reference.case import Case
-from reference.draft import Scripted
-from reference.draft_trees import named_tree
-from reference.sampling import Stops
-from reference.session import Action, Mate, Session
-from reference.tree import Tree
+from specverify.backends.base import Serving
+from specverify.reference.architecture import Model
+from specverify.reference.case import Case
+from specverify.reference.draft import Scripted
+from specverify.reference.draft_trees import named_tree
+from specverify.reference.sampling import Stops
+from specverify.reference.session import Action, Mate, Session
+from specverify.reference.tree import Tree
 
 
 def tree_of(nodes: int) -> Tree:

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from reference.draft_trees import Dispatch, name_of
-from reference.tree import RankTree
 from specverify.dispatch.lengths import Rates, best_tree, expected_accepted
+from specverify.reference.draft_trees import Dispatch, name_of
+from specverify.reference.tree import RankTree
 
 Costs = Mapping[int, Mapping[int, float]]
 """For each batch size and each number of nodes, the root included, the time of a step of the whole batch."""

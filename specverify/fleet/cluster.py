@@ -5,15 +5,15 @@ from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 
-from backends.shipped import ROWS
-from properties.tally import Tally
 from specverify.agenda import lanes_of
+from specverify.backends.shipped import ROWS
 from specverify.campaign.campaign import Campaign, Listener
 from specverify.campaign.messages import Broken
 from specverify.fleet.journal import RunMessages
 from specverify.fleet.ray_campaign import FleetCampaign
 from specverify.fleet.ray_crew import connect, room
 from specverify.plan import Plan
+from specverify.properties.tally import Tally
 
 
 class Cluster:

@@ -1,7 +1,7 @@
 """Dataclasses as JSON values, and back by their annotations.
 
-Cases go by their own format (`reference.case_json`). Numbers that JSON does not know, arrays and values without an
-annotation carry their kind with them.
+Cases go by their own format (`specverify.reference.case_json`). Numbers that JSON does not know, arrays and values
+without an annotation carry their kind with them.
 """
 
 import math
@@ -14,8 +14,8 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-from reference.case import Case
-from reference.case_json import case_from_json, case_to_json
+from specverify.reference.case import Case
+from specverify.reference.case_json import case_from_json, case_to_json
 
 T = TypeVar("T")
 

@@ -12,16 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from properties.residue import Residue
-from properties.tally import Failure
-from properties.verdict.finding import Verdict
-from reference.files.regular import read_whole
-from reference.malformed import Malformed
-from reference.trace import Step, Trace
-from reports.format import cut
-from reports.record import Lines
 from specverify.campaign.messages import Broken, Done, Ended, Found, Located, Opened, Passed, Trouble
 from specverify.fleet.facts import from_json, to_json
+from specverify.properties.residue import Residue
+from specverify.properties.tally import Failure
+from specverify.properties.verdict.finding import Verdict
+from specverify.reference.files.regular import read_whole
+from specverify.reference.malformed import Malformed
+from specverify.reference.trace import Step, Trace
+from specverify.reports.format import cut
+from specverify.reports.record import Lines
 from specverify.setup.errors import UnusableInput
 
 FILE = "journal.jsonl"

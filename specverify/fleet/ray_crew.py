@@ -15,10 +15,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from reports.format import cut
 from specverify.campaign.crew import Crew
 from specverify.campaign.messages import Broken, Died, Done
 from specverify.plan import Plan
+from specverify.reports.format import cut
 from specverify.setup.errors import MissingInput
 
 SHARES: dict[str, dict[str, Any]] = {

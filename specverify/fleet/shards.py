@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from reports.format import cut
 from specverify.campaign.messages import Ended
 from specverify.fleet.journal import Head, Journal, RunMessages
+from specverify.reports.format import cut
 from specverify.setup.errors import UnusableInput
 
 

@@ -3,11 +3,11 @@
 from pathlib import Path
 from typing import Any
 
-from properties.known import KnownFailure, signature, without_known_findings
-from reports import bundle
-from reports.writing import Unwritable, write_whole
 from specverify.campaign.replay import ReplayResult, replay
 from specverify.gate.ledger import NARROW, Entry
+from specverify.properties.known import KnownFailure, signature, without_known_findings
+from specverify.reports import bundle
+from specverify.reports.writing import Unwritable, write_whole
 from specverify.setup.errors import MissingInput, UnusableInput
 
 FIXED, FAILS, UNJUDGED = "fixed", "fails", "could not judge"

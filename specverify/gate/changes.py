@@ -4,7 +4,7 @@ import subprocess
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from reports.format import cut
+from specverify.reports.format import cut
 from specverify.setup.errors import MissingInput, UnusableInput
 
 GIT_S = 60

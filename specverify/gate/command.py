@@ -67,15 +67,15 @@ def gate(
 
     With --merge, FOLDERS are the report folders of all shards of a gate; the reports are those of the whole run.
     """
-    from reports.writing import as_json, check_writable
     from specverify.fleet.journal import read
     from specverify.gate import profile as profiles
     from specverify.gate.profile import Wishes
     from specverify.gate.starting import start
+    from specverify.reports.writing import as_json, check_writable
     from specverify.setup.report_files import check_apart
 
     if schema is not None:
-        from reports.gate import record
+        from specverify.reports.gate import record
 
         click.echo(as_json(profiles.schema() if schema == "profile" else record.schema(), indent=1), nl=False)
         return 0
@@ -123,7 +123,7 @@ def check_names(profile: "Profile", fault: str | None) -> None:
     Raises:
         Unknown, UnknownBackend: An invariant, a layout or a backend is unknown.
     """
-    from backends.registry import UnknownBackend, check_address, shipped_names, unknown
+    from specverify.backends.registry import UnknownBackend, check_address, shipped_names, unknown
     from specverify.plan import TRANSFORMERS
     from specverify.setup.processors import admit
     from specverify.setup.selection import check_globs, check_layout

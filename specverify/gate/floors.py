@@ -2,8 +2,8 @@
 
 from fnmatch import fnmatchcase
 
-from properties.tally import Tally
 from specverify.gate.profile import Floors
+from specverify.properties.tally import Tally
 
 
 def below_floors(tally: Tally, floors: Floors) -> list[str]:

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from properties.gate_result import ELSEWHERE, EXPIRED, SEEN, STALE, UNJUDGED, GateResult, KnownState
-from properties.verdict.finding import Verdict
 from specverify.gate.ledger import Entry
 from specverify.gate.saved_cases import SavedCases
+from specverify.properties.gate_result import ELSEWHERE, EXPIRED, SEEN, STALE, UNJUDGED, GateResult, KnownState
+from specverify.properties.verdict.finding import Verdict
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """The ledger of known failures: a reviewed TOML file.
 
-An entry, a table `[[known]]`, holds the signature of a finding (`properties.known`), why the failure is accepted, until
-when, and the bundle that shows it. A later run recognises the failure by its signature, and tries the bundle to see
-whether it still fails.
+An entry, a table `[[known]]`, holds the signature of a finding (`specverify.properties.known`), why the failure is
+accepted, until when, and the bundle that shows it. A later run recognises the failure by its signature, and tries the
+bundle to see whether it still fails.
 """
 
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ from datetime import date, datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from properties.known import KINDS, KnownFailure, Signature
-from reference.trace import Stage
-from reports.format import cut
-from reports.writing import write_whole
 from specverify.gate.profile import nearest
 from specverify.gate.toml_file import quote, read_toml
+from specverify.properties.known import KINDS, KnownFailure, Signature
+from specverify.reference.trace import Stage
+from specverify.reports.format import cut
+from specverify.reports.writing import write_whole
 from specverify.setup.errors import UnusableInput
 
 HEAD = """\

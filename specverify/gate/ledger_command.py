@@ -125,7 +125,7 @@ def _places(file: Path | None) -> "tuple[Profile | None, Path]":
 
 
 def _line(entry: "Entry") -> str:
-    from reports.format import cut
+    from specverify.reports.format import cut
 
     until = f", until {entry.until}" if entry.until else ""
     issue = f", {cut(entry.issue, 120)}" if entry.issue else ""

@@ -3,15 +3,15 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from properties.tally import Failure
-from properties.verdict.finding import Verdict
-from reports import record
-from reports.progress import Progress
-from reports.writing import Unwritable
 from specverify.campaign.messages import Opened
 from specverify.campaign.recorder import Recorder
 from specverify.gate.memory import RememberedBundles
 from specverify.plan import Plan
+from specverify.properties.tally import Failure
+from specverify.properties.verdict.finding import Verdict
+from specverify.reports import record
+from specverify.reports.progress import Progress
+from specverify.reports.writing import Unwritable
 
 
 class Listener(Recorder):

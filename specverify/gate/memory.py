@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-from reports import bundle
-from reports.format import cut
-from reports.writing import Unwritable, write_whole
+from specverify.reports import bundle
+from specverify.reports.format import cut
+from specverify.reports.writing import Unwritable, write_whole
 from specverify.setup.errors import UnusableInput
 
 NAME = re.compile(r"[0-9a-f]{12}\.json")

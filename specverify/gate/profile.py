@@ -15,9 +15,9 @@ from typing import Any
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import ValidationError
 
-from reports.format import cut
 from specverify.checkpoints.given_draft import check_options
 from specverify.gate.toml_file import read_toml
+from specverify.reports.format import cut
 from specverify.setup.errors import UnusableInput
 from specverify.setup.selection import check_layout
 

@@ -6,17 +6,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
 
-from properties.gate_result import GateResult
-from reports import writing
-from reports.gate import annotations, code_quality, junit_suites, markdown, page, record, sarif
-from reports.html.pages import gate_page
-from reports.pages.screen import screen_of
 from specverify import __version__
 from specverify.fleet.journal import Journal
 from specverify.fleet.shards import one_head
 from specverify.gate.profile import Profile, Wishes
 from specverify.gate.run import Gate
 from specverify.interrupts import Interrupts
+from specverify.properties.gate_result import GateResult
+from specverify.reports import writing
+from specverify.reports.gate import annotations, code_quality, junit_suites, markdown, page, record, sarif
+from specverify.reports.html.pages import gate_page
+from specverify.reports.pages.screen import screen_of
 
 FILES = ("gate.json", "summary.md", "junit.xml", "code-quality.json", "specverify.sarif", "gate.html")
 """The files of a report folder, beside results.jsonl and the bundles."""

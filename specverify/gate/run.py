@@ -8,16 +8,9 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from backends.shipped import ROWS
-from properties.gate_result import GateResult, GateRun
-from properties.tally import Tally
-from properties.verdict.finding import Verdict
-from reference.sampling import Sampling
-from reports import record
-from reports.progress import Progress
-from reports.writing import Unwritable, as_json
 from specverify import __version__
 from specverify.agenda import Agenda, lanes_of
+from specverify.backends.shipped import ROWS
 from specverify.campaign import campaign
 from specverify.campaign.messages import Ended
 from specverify.fleet.cluster import Cluster, retell
@@ -34,6 +27,13 @@ from specverify.gate.memory import ReadOnly, RememberedBundles, open_memory
 from specverify.gate.profile import Floors, OnModel, Profile, Wishes, check_models, chosen_backends
 from specverify.gate.saved_cases import SavedCases, saved_cases
 from specverify.plan import Plan, default_cases, default_dtypes, default_jobs
+from specverify.properties.gate_result import GateResult, GateRun
+from specverify.properties.tally import Tally
+from specverify.properties.verdict.finding import Verdict
+from specverify.reference.sampling import Sampling
+from specverify.reports import record
+from specverify.reports.progress import Progress
+from specverify.reports.writing import Unwritable, as_json
 from specverify.setup.errors import MissingInput, UnusableInput
 
 EVERY = 10**9

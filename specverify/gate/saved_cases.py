@@ -3,12 +3,12 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from reference.architecture import Checkpoint
-from reports import bundle
 from specverify.agenda import Saved
 from specverify.gate.ledger import Entry, bundle_file
 from specverify.gate.memory import RememberedBundles
 from specverify.gate.profile import Profile
+from specverify.reference.architecture import Checkpoint
+from specverify.reports import bundle
 from specverify.setup.errors import UnusableInput
 
 

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from reports.writing import write_whole
 from specverify.gate.profile import OWN_FILE, PROJECT_FILE, find, load
+from specverify.reports.writing import write_whole
 from specverify.setup.errors import UnusableInput
 
 PROFILE = """\

@@ -5,12 +5,12 @@ Tests of other parts put a backend of this process behind the same interface.
 
 from typing import Protocol
 
-from backends.base import Declaration
-from properties.residue import Residue
-from properties.verdict.subject import Subject
+from specverify.backends.base import Declaration
 from specverify.isolation.backend_spec import BackendSpec
 from specverify.isolation.isolated import Isolated
 from specverify.isolation.limits import Patience, default_memory
+from specverify.properties.residue import Residue
+from specverify.properties.verdict.subject import Subject
 
 
 class Door(Protocol):

@@ -22,15 +22,15 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from backends.base import Keeping, Unavailable
-from properties.verdict.subject import Crash, Live, NoTrace, Refusal, Subject
-from reference.case import Case
-from reference.trace import Trace
+from specverify.backends.base import Keeping, Unavailable
 from specverify.isolation.attributes import Attributes
 from specverify.isolation.leftovers import changed_phrases, leftovers
 from specverify.isolation.lifeline import die_with
 from specverify.isolation.residue import changes, state
 from specverify.isolation.wire import Closed, Garbled, Wire
+from specverify.properties.verdict.subject import Crash, Live, NoTrace, Refusal, Subject
+from specverify.reference.case import Case
+from specverify.reference.trace import Trace
 from specverify.setup.subjects import manifest, open_planted, outcome_of, subject_of
 
 COMPLAINTS = ("Unknown", "UnknownBackend", "UnusableInput", "WrongFlag", "Unavailable", "MissingInput")
@@ -254,7 +254,7 @@ class Copies:
         """One phrase about a copy that returned or still runs, or none; then all notes are cleared.
 
         Args:
-            kept_pids: Processes that the backend keeps open (`backends.base.Keeping`).
+            kept_pids: Processes that the backend keeps open (`specverify.backends.base.Keeping`).
         """
         if not self._shared[self.FORKS]:
             return []

@@ -7,7 +7,7 @@ more arena, or a peak inside a run shows no such series.
 
 from dataclasses import dataclass
 
-from reference.case import Case
+from specverify.reference.case import Case
 
 RISES = 8
 """Rises in a row that make a trend."""

@@ -9,18 +9,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from backends.base import Declaration, Unavailable, WrongFlag
-from backends.registry import UnknownBackend
-from properties.residue import Residue
-from properties.verdict.subject import Crash, Live, NoTrace, Refusal, Subject
-from reference.case import Case
-from reference.probability_world import Blocks, GivenTree, World
-from reference.session import Action
-from reference.trace import Array, Stage, Trace
+from specverify.backends.base import Declaration, Unavailable, WrongFlag
+from specverify.backends.registry import UnknownBackend
 from specverify.isolation.backend_spec import BackendSpec
 from specverify.isolation.keeping import Lost
 from specverify.isolation.limits import Patience, processor_s
 from specverify.isolation.process import EngineProcess, Limits
+from specverify.properties.residue import Residue
+from specverify.properties.verdict.subject import Crash, Live, NoTrace, Refusal, Subject
+from specverify.reference.case import Case
+from specverify.reference.probability_world import Blocks, GivenTree, World
+from specverify.reference.session import Action
+from specverify.reference.trace import Array, Stage, Trace
 from specverify.setup.errors import MissingInput, UnusableInput
 from specverify.setup.selection import Unknown
 
@@ -198,7 +198,7 @@ class Isolated:
 
 
 class RemoteTables:
-    """The tables of a backend in another process; see `properties.verdict.subject.Tables`."""
+    """The tables of a backend in another process; see `specverify.properties.verdict.subject.Tables`."""
 
     def __init__(self, backend: Isolated) -> None:
         self._backend = backend
@@ -247,12 +247,12 @@ class RemoteLive:
         self._generation = backend.generation
 
     def do(self, action: Action) -> None:
-        """As `backends.base.Live.do`; raises NoTrace."""
+        """As `specverify.backends.base.Live.do`; raises NoTrace."""
         self._ask("do", action)
 
     @property
     def trace(self) -> Trace:
-        """As `backends.base.Live.trace`; raises NoTrace."""
+        """As `specverify.backends.base.Live.trace`; raises NoTrace."""
         trace: Trace = self._ask("trace")
         return trace
 

@@ -1,9 +1,9 @@
 """Residue: global state of a process that a run changed and did not restore.
 
 Changed state could make the next run differ from the same run alone. A backend may keep weights between runs, and
-nothing else that a later run could notice (`backends.base.Backend`). The state below is torch's, NumPy's and the
-process's own; each entry is read in microseconds after every run. What a run leaves that changes no answer by itself is
-no part of it (`specverify.isolation.leftovers`).
+nothing else that a later run could notice (`specverify.backends.base.Backend`). The state below is torch's, NumPy's and
+the process's own; each entry is read in microseconds after every run. What a run leaves that changes no answer by
+itself is no part of it (`specverify.isolation.leftovers`).
 """
 
 import os

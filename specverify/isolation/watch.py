@@ -9,10 +9,10 @@ import os
 import signal
 from collections.abc import Callable
 
-from reference.case import Case
 from specverify.isolation.growth import Growth, Trend
 from specverify.isolation.limits import size_words
 from specverify.isolation.proc import ProcFile, command_of, name_of, numbers_of
+from specverify.reference.case import Case
 
 MEMORY_STEP = 8 * 2**20
 """Bytes by which memory must rise from stretch to stretch to be a trend; a count must rise by 1."""

@@ -9,21 +9,8 @@ from typing import cast
 
 import click
 
-from backends.interception.errors import DecidesTooOften
-from reference.malformed import Malformed
-from reference.rules import RULES, Rule
-from reference.tree import Shape
-from reports import writing
-from reports.pages.law import (
-    LawFacts,
-    UnknownLaw,
-    law_page,
-    law_records,
-    law_table,
-    page_without_law,
-    record_without_law,
-)
 from specverify import __version__
+from specverify.backends.interception.errors import DecidesTooOften
 from specverify.law.enumeration import LawQuery, enumerate_law
 from specverify.law.world_file import THRESHOLDS, WrittenWorld, read
 from specverify.law.world_options import (
@@ -34,6 +21,19 @@ from specverify.law.world_options import (
     parse_law,
     parse_numbers,
     shape_of,
+)
+from specverify.reference.malformed import Malformed
+from specverify.reference.rules import RULES, Rule
+from specverify.reference.tree import Shape
+from specverify.reports import writing
+from specverify.reports.pages.law import (
+    LawFacts,
+    UnknownLaw,
+    law_page,
+    law_records,
+    law_table,
+    page_without_law,
+    record_without_law,
 )
 from specverify.setup.errors import UnusableInput
 from specverify.setup.report_files import check_apart
@@ -95,7 +95,7 @@ def law(options: Options) -> int:
     if options.json_file is not None:
         writing.write_json(options.json_file, law_records(laws))
     if options.html_file is not None:
-        from reports.html import law as html
+        from specverify.reports.html import law as html
 
         writing.write_whole(options.html_file, html.law_page(laws, __version__))
     return 1 if any(facts.is_broken for facts in laws) else 0
@@ -107,7 +107,7 @@ def _without_law(options: Options, facts: UnknownLaw) -> int:
     if options.json_file is not None:
         writing.write_json(options.json_file, record_without_law(facts))
     if options.html_file is not None:
-        from reports.html import law as html
+        from specverify.reports.html import law as html
 
         writing.write_whole(options.html_file, html.page_without_law(facts, __version__))
     return 1

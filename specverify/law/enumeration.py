@@ -6,15 +6,15 @@ The facts (`LawFacts`) also hold the rule's own declaration: whether it promises
 from dataclasses import dataclass
 from typing import Any
 
-from reference.malformed import Malformed
-from reference.oracle import acceptance
-from reference.oracle.acceptance import Answer, Program, ProgramArguments
-from reference.oracle.law import Law, expected_length, round_law, sorted_biases, total_variation
-from reference.rules import Rule
-from reports.format import cut
-from reports.pages.law import LawFacts
 from specverify.law.user_rule import own_rule
 from specverify.law.world_options import MOST_TOKENS, Tables
+from specverify.reference.malformed import Malformed
+from specverify.reference.oracle import acceptance
+from specverify.reference.oracle.acceptance import Answer, Program, ProgramArguments
+from specverify.reference.oracle.law import Law, expected_length, round_law, sorted_biases, total_variation
+from specverify.reference.rules import Rule
+from specverify.reports.format import cut
+from specverify.reports.pages.law import LawFacts
 from specverify.setup.errors import UnusableInput
 
 MOST_RUNS = 20_000

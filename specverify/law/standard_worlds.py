@@ -10,14 +10,14 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import cast
 
-from properties.laws.worlds import HEAVY
-from reference.oracle.acceptance import Row
-from reference.oracle.tree_growth import Path
-from reference.rules import DRAWS, RULES, Rule
-from reference.tree import Shape
-from reports.pages.law import LawFacts
 from specverify.law.enumeration import LawQuery, enumerate_law
 from specverify.law.world_options import Tables
+from specverify.properties.laws.worlds import HEAVY
+from specverify.reference.oracle.acceptance import Row
+from specverify.reference.oracle.tree_growth import Path
+from specverify.reference.rules import DRAWS, RULES, Rule
+from specverify.reference.tree import Shape
+from specverify.reports.pages.law import LawFacts
 
 HEAVY_EXACT: tuple[Row, Row] = (
     [Fraction(repr(float(value))) for value in HEAVY[0]],

@@ -3,8 +3,8 @@
 Each random draw of the sampler is intercepted and forked, and every possible course is run. The sampler is a function
 of two tables, `sampler(target, draft)`. The sampler calls a table with the tokens emitted or drafted so far in the
 round, and gets the log-probabilities of the next token: float64 [vocabulary]. It returns the tokens of one speculative
-round. It may draw with `random`, NumPy and torch as engines do (`backends.interception`), from generators of its own:
-those of one seed read the same numbers, and those of unequal seeds are independent.
+round. It may draw with `random`, NumPy and torch as engines do (`specverify.backends.interception`), from generators of
+its own: those of one seed read the same numbers, and those of unequal seeds are independent.
 """
 
 import operator
@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from backends.interception.intercept import DecidesTooOften, NotInterceptable, TooManyRuns, enumerate_law
-from backends.randomness.hooks import hooked_names, names_replaced
-from reference.oracle.law import expected_length, sorted_biases, total_variation
-from reports.pages.law import LawFacts
+from specverify.backends.interception.intercept import DecidesTooOften, NotInterceptable, TooManyRuns, enumerate_law
+from specverify.backends.randomness.hooks import hooked_names, names_replaced
 from specverify.law.user_rule import brief, function_named
 from specverify.law.world_options import Tables
+from specverify.reference.oracle.law import expected_length, sorted_biases, total_variation
+from specverify.reports.pages.law import LawFacts
 from specverify.setup.errors import UnusableInput
 
 NOISE = 1e-6

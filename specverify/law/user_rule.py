@@ -7,13 +7,13 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
-from backends.registry import search_current_folder
-from reference.oracle.acceptance import Answer, Program, ProgramArguments
-from reference.oracle.coin_source import Number
+from specverify.backends.registry import search_current_folder
+from specverify.reference.oracle.acceptance import Answer, Program, ProgramArguments
+from specverify.reference.oracle.coin_source import Number
 from specverify.setup.errors import UnusableInput
 
 SIGNATURE = f"({', '.join(ProgramArguments._fields)})"
-"""The arguments of a rule, those of `reference.oracle.acceptance.verify`.
+"""The arguments of a rule, those of `specverify.reference.oracle.acceptance.verify`.
 
 A rule returns (path, weights of the next token).
 """
@@ -66,7 +66,7 @@ def own_rule(name: str) -> Program:
 
 
 def _answer(answer: Any, where: str, vocab: int) -> Answer:
-    """Path and weights of a rule's answer, as numbers; `reference.oracle.law` checks the path."""
+    """Path and weights of a rule's answer, as numbers; `specverify.reference.oracle.law` checks the path."""
     try:
         path, weights = answer
         nodes = tuple(operator.index(node) for node in path)

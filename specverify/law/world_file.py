@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from reference.files.regular import TooLarge, read_whole
-from reference.oracle.acceptance import Row
-from reference.oracle.tree_growth import Path
-from reference.rules import DRAWS
-from reference.tree import Shape
 from specverify.law.world_options import LONGEST, Tables, exact_number, fitting_tokens, probabilities, shape_of
+from specverify.reference.files.regular import TooLarge, read_whole
+from specverify.reference.oracle.acceptance import Row
+from specverify.reference.oracle.tree_growth import Path
+from specverify.reference.rules import DRAWS
+from specverify.reference.tree import Shape
 from specverify.setup.errors import UnusableInput
 
 MOST_BYTES = 4_000_000

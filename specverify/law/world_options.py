@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from reference.malformed import Malformed
-from reference.oracle.acceptance import Row, normalise
-from reference.oracle.tree_growth import Path
-from reference.tree import Shape, Tree
+from specverify.reference.malformed import Malformed
+from specverify.reference.oracle.acceptance import Row, normalise
+from specverify.reference.oracle.tree_growth import Path
+from specverify.reference.tree import Shape, Tree
 from specverify.setup.errors import UnusableInput
 
 MOST_NODES = 32

@@ -1,14 +1,14 @@
 """The dump of a step that went wrong: its tree, drafted and lowered."""
 
-from reference.trace import Lowered, Step
 from specverify.records.read import Fact
+from specverify.reference.trace import Lowered, Step
 
 
 def step_fact(step: Step) -> Fact:
     """The drafted tree, the lowered tree and the accepted path of a step; None where the step does not show them.
 
     Layers with one reach share a mask: `visible` holds each mask once. Arrays of more than
-    `reports.writing.LARGEST_ARRAY` entries are described when they are written.
+    `specverify.reports.writing.LARGEST_ARRAY` entries are described when they are written.
     """
     drafted, lowered, accepted = step.drafted, step.lowered, step.accepted
     return {

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from reports import writing
 from specverify.records.read import DIFF, MANIFEST, PROMPTS, TURNS, Fact, Record, key_of, read
+from specverify.reports import writing
 from specverify.setup.errors import UnusableInput
 
 

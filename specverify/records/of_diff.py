@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping
 
-from properties.tally import Failure
-from properties.verdict.finding import Verdict
-from reports.record import finding_fact, verdict_line
 from specverify.plan import Plan
+from specverify.properties.tally import Failure
+from specverify.properties.verdict.finding import Verdict
 from specverify.records.dump import step_fact
 from specverify.records.read import DIFF, Fact
 from specverify.records.write import manifest_of
+from specverify.reports.record import finding_fact, verdict_line
 
 
 def manifest_for(plan: Plan) -> Fact:

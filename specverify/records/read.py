@@ -9,9 +9,9 @@ from typing import Any
 
 import jsonschema
 
-from reference.case_json import Validator, dotted_path, shorten
-from reference.files.regular import read_whole
-from reference.malformed import Malformed
+from specverify.reference.case_json import Validator, dotted_path, shorten
+from specverify.reference.files.regular import read_whole
+from specverify.reference.malformed import Malformed
 from specverify.setup.errors import UnusableInput
 
 MANIFEST, TURNS, PROMPTS, FAILURES = "manifest.json", "turns.jsonl", "prompts.jsonl", "failures"

@@ -10,9 +10,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from reports import writing
-from reports.record import Lines
 from specverify.records.read import FAILURES, MANIFEST, PROMPTS, TURNS, VERSION, Fact, Record, check, read
+from specverify.reports import writing
+from specverify.reports.record import Lines
 from specverify.setup.environment import environment
 from specverify.setup.errors import UnusableInput
 

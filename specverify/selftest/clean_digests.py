@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from backends.base import Backend
-from backends.engine.seams import Seams
-from properties.invariants.acceptance import law
-from properties.invariants.lossless import distribution
-from properties.verdict.invariant import Invariant
-from properties.verdict.subject import NoTrace, Subject
-from reference.case import Case
+from specverify.backends.base import Backend
+from specverify.backends.engine.seams import Seams
+from specverify.properties.invariants.acceptance import law
+from specverify.properties.invariants.lossless import distribution
+from specverify.properties.verdict.invariant import Invariant
+from specverify.properties.verdict.subject import NoTrace, Subject
+from specverify.reference.case import Case
 from specverify.setup.subjects import open_planted, subject_of
 
 MOST_DIGESTS = 4096

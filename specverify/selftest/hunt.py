@@ -11,19 +11,19 @@ from functools import cache
 from itertools import islice
 from multiprocessing.synchronize import Event
 
-from backends import faults
-from backends.base import Backend, Unavailable
-from properties.invariants import ALL
-from properties.shrinking.sessions import session_size
-from properties.verdict.finding import Verdict
-from properties.verdict.invariant import Invariant, taking_turns
-from properties.verdict.subject import Subject
-from reference.case import Case
-from reference.draft import largest_tree_size
-from reference.oracle.decoder import Oracle
+from specverify.backends import faults
+from specverify.backends.base import Backend, Unavailable
 from specverify.campaign.case_stream import stream
 from specverify.campaign.search import Search
 from specverify.plan import Plan, drawn_dtypes
+from specverify.properties.invariants import ALL
+from specverify.properties.shrinking.sessions import session_size
+from specverify.properties.verdict.finding import Verdict
+from specverify.properties.verdict.invariant import Invariant, taking_turns
+from specverify.properties.verdict.subject import Subject
+from specverify.reference.case import Case
+from specverify.reference.draft import largest_tree_size
+from specverify.reference.oracle.decoder import Oracle
 from specverify.selftest.clean_digests import TABLES_ALONE, digests_of
 from specverify.setup.selection import Unknown
 from specverify.setup.subjects import open_planted, subject_of

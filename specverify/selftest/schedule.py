@@ -16,16 +16,16 @@ from pathlib import Path
 
 import click
 
-from backends import faults
-from backends.faults.fault import Fault
-from properties.invariants import ALL
-from reports import writing
-from reports.pages.selftest import CleanRun, FaultHunt, SelfTest, facts, page
-from reports.progress import Progress
-from reports.record import Lines
 from specverify import __version__
+from specverify.backends import faults
+from specverify.backends.faults.fault import Fault
 from specverify.campaign.threads import ForWorkers
 from specverify.plan import SELFTEST_S, default_dtypes, drawing_seed
+from specverify.properties.invariants import ALL
+from specverify.reports import writing
+from specverify.reports.pages.selftest import CleanRun, FaultHunt, SelfTest, facts, page
+from specverify.reports.progress import Progress
+from specverify.reports.record import Lines
 from specverify.selftest.hunt import HuntPlan, HuntResult, enter, grounds_of, hunt
 from specverify.setup.report_files import check_apart
 from specverify.setup.selection import Unknown
@@ -112,7 +112,7 @@ def selftest(options: Options, folder: Path) -> int:
     if options.json_file is not None:
         writing.write_json(options.json_file, facts(report))
     if options.html_file is not None:
-        from reports.html.selftest import selftest_page  # Jinja is imported only for a page
+        from specverify.reports.html.selftest import selftest_page  # Jinja is imported only for a page
 
         writing.write_whole(options.html_file, selftest_page(report, __version__))
     return report.exit_code

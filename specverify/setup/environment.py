@@ -6,7 +6,7 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 
 import specverify
-from backends.flags import flags_set
+from specverify.backends.flags import flags_set
 
 PACKAGES = ("torch", "transformers", "numpy", "scipy", "hypothesis", "pytest", "safetensors")
 

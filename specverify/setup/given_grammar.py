@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from reference.grammar import LIBRARIES, LONGEST, Grammar
-from reference.malformed import Malformed
+from specverify.reference.grammar import LIBRARIES, LONGEST, Grammar
+from specverify.reference.malformed import Malformed
 from specverify.setup.errors import MissingInput, UnusableInput
 
 KIND_OF = {".json": "json_schema", ".regex": "regex", ".ebnf": "ebnf"}
@@ -25,7 +25,7 @@ class GivenGrammar:
 
     Attributes:
         file: The file that holds the grammar, as the user named it.
-        kind: One of `reference.grammar.KINDS`.
+        kind: One of `specverify.reference.grammar.KINDS`.
         text: The grammar.
         library: The library by which the engine computes its masks, one of LIBRARIES.
     """
@@ -41,7 +41,7 @@ class GivenGrammar:
         Raises:
             UnusableInput: The text is not of the dialect, or no token of the vocabulary begins a text of the language.
         """
-        from reference.oracle.language import legal_after
+        from specverify.reference.oracle.language import legal_after
 
         try:
             grammar = Grammar(self.kind, self.text, words, self.library)

@@ -1,8 +1,8 @@
 """The check of a saved case's grammars, before an engine runs it."""
 
-from reference.case import Case
-from reference.malformed import Malformed
-from reference.oracle.sampled_step import check_grammar
+from specverify.reference.case import Case
+from specverify.reference.malformed import Malformed
+from specverify.reference.oracle.sampled_step import check_grammar
 from specverify.setup.errors import UnusableInput
 
 

@@ -5,10 +5,10 @@ import itertools
 import sys
 from collections.abc import Iterable
 
-from backends.registry import search_current_folder
-from properties.strategies.models import GALLERY
-from reference import user_processors
-from reference.case import Case
+from specverify.backends.registry import search_current_folder
+from specverify.properties.strategies.models import GALLERY
+from specverify.reference import user_processors
+from specverify.reference.case import Case
 from specverify.setup.errors import UnusableInput
 
 

@@ -3,12 +3,12 @@
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
-from backends.shipped import ROWS
-from properties.invariants import ALL, BESIDE_TOKENS, EVERY_INVARIANT
-from properties.verdict.invariant import Invariant
-from reference.abilities import Abilities
-from reference.layout import KINDS
-from reference.parallel.ranks import SHARDED
+from specverify.backends.shipped import ROWS
+from specverify.properties.invariants import ALL, BESIDE_TOKENS, EVERY_INVARIANT
+from specverify.properties.verdict.invariant import Invariant
+from specverify.reference.abilities import Abilities
+from specverify.reference.layout import KINDS
+from specverify.reference.parallel.ranks import SHARDED
 
 
 class Unknown(ValueError):

@@ -8,20 +8,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from backends import faults
-from backends.admission import LiveAdmission, Misshapen, admit_blocks, admit_trace
-from backends.base import Backend, ExactLaw, ProgramFailure, Serving, StageFailure, Unavailable, Unsupported
-from backends.faults.fault import Fault
-from backends.flags import Mode, mode_of
-from backends.places import function_at
-from backends.registry import open_backend
-from properties.verdict.subject import Crash, Live, NoTrace, Refusal, Subject
-from reference.case import Case
-from reference.draws import Draw
-from reference.probability_world import Blocks, GivenTree, World
-from reference.session import Action
-from reference.tape import stride
-from reference.trace import Array, Stage, Trace
+from specverify.backends import faults
+from specverify.backends.admission import LiveAdmission, Misshapen, admit_blocks, admit_trace
+from specverify.backends.base import Backend, ExactLaw, ProgramFailure, Serving, StageFailure, Unavailable, Unsupported
+from specverify.backends.faults.fault import Fault
+from specverify.backends.flags import Mode, mode_of
+from specverify.backends.places import function_at
+from specverify.backends.registry import open_backend
+from specverify.properties.verdict.subject import Crash, Live, NoTrace, Refusal, Subject
+from specverify.reference.case import Case
+from specverify.reference.draws import Draw
+from specverify.reference.probability_world import Blocks, GivenTree, World
+from specverify.reference.session import Action
+from specverify.reference.tape import stride
+from specverify.reference.trace import Array, Stage, Trace
 from specverify.setup.selection import Unknown
 
 
@@ -42,7 +42,7 @@ def check_seams(name: str) -> None:
 
     Raises:
         Unknown: The backend exposes no seams.
-        UnknownBackend, Unavailable, WrongFlag: As in `backends.registry.open_backend`.
+        UnknownBackend, Unavailable, WrongFlag: As in `specverify.backends.registry.open_backend`.
     """
     # Planting a fault that changes nothing tells whether the backend has seams.
     nothing = Fault("nothing", Stage.DRAFTED, "Nothing goes wrong.", "", "", lambda seams: seams)
@@ -57,7 +57,7 @@ def open_planted(name: str, fault: str | None, mode: str | None = None) -> Backe
 
     Raises:
         Unknown: The fault is unknown, the backend exposes no seams for it, or the backend has no modes.
-        UnknownBackend, Unavailable, WrongFlag: As in `backends.registry.open_backend`.
+        UnknownBackend, Unavailable, WrongFlag: As in `specverify.backends.registry.open_backend`.
     """
     backend = open_backend(name)
     if fault is not None:
@@ -97,7 +97,7 @@ def subject_of(backend: Backend, keep: int = 48) -> Subject:
             return outcome_of(why)
 
     def watch(case: Case) -> Trace | Refusal | Crash:
-        from backends.run_draws import recording_run  # brings torch
+        from specverify.backends.run_draws import recording_run  # brings torch
 
         draws: list[Draw] = []
         outcome = run(case, recording_run(backend.run, draws))

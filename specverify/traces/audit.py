@@ -8,23 +8,23 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from backends.admission import Misshapen, admit_trace
-from backends.admission.sizes import sizes_of
-from backends.admission.stages import admit_step
-from backends.base import Declaration
-from properties.shortfall import DECLINED_FLOOR
-from properties.tally import Tally
-from properties.tie_count import excess_expert_choices, excess_ties, undecided_comparison
-from properties.verdict.finding import Finding
-from properties.verdict.invariant import Invariant, Oracle
-from properties.verdict.judge import judge
-from reference.architecture import Architecture, Checkpoint, Seeded
-from reference.case import Case
-from reference.files.regular import open_regular
-from reference.malformed import Malformed
-from reference.oracle.decoder import Oracle as Definition
-from reference.recorded.lines import FileRun, UnreadableLine, read_runs
-from reference.trace import Stage, Trace
+from specverify.backends.admission import Misshapen, admit_trace
+from specverify.backends.admission.sizes import sizes_of
+from specverify.backends.admission.stages import admit_step
+from specverify.backends.base import Declaration
+from specverify.properties.shortfall import DECLINED_FLOOR
+from specverify.properties.tally import Tally
+from specverify.properties.tie_count import excess_expert_choices, excess_ties, undecided_comparison
+from specverify.properties.verdict.finding import Finding
+from specverify.properties.verdict.invariant import Invariant, Oracle
+from specverify.properties.verdict.judge import judge
+from specverify.reference.architecture import Architecture, Checkpoint, Seeded
+from specverify.reference.case import Case
+from specverify.reference.files.regular import open_regular
+from specverify.reference.malformed import Malformed
+from specverify.reference.oracle.decoder import Oracle as Definition
+from specverify.reference.recorded.lines import FileRun, UnreadableLine, read_runs
+from specverify.reference.trace import Stage, Trace
 from specverify.setup.errors import UnusableInput
 from specverify.setup.selection import invariants_matching
 from specverify.traces.evidence import CONTINUES, RecordedRun, WithoutModel
@@ -82,7 +82,7 @@ def audit(file: str, model: Checkpoint | None, globs: tuple[str, ...] = (), pref
     """Judge every run of `file` by the invariants that `globs` match.
 
     Args:
-        file: The path of a file in the format of `reference.recorded`.
+        file: The path of a file in the format of `specverify.reference.recorded`.
         model: The checkpoint that made the traces, or None.
         globs: Globs of names of invariants; empty for all.
         prefix: Whether a run may be the beginning of one.

@@ -21,10 +21,10 @@ def check(file: str, model: str | None, invariants: tuple[str, ...], json_file: 
 
     Exit codes: 0 agree, 1 differ, 2 unreadable, 3 nothing could be judged, or a run was cut off.
     """
-    from reports import writing
-    from reports.pages.trace_audit import REASONS, audit_page, finding_line
-    from reports.record import finding_fact, summary
     from specverify.checkpoints.opening import open_checkpoint
+    from specverify.reports import writing
+    from specverify.reports.pages.trace_audit import REASONS, audit_page, finding_line
+    from specverify.reports.record import finding_fact, summary
     from specverify.traces.audit import audit
 
     if json_file is not None:
@@ -62,9 +62,9 @@ def check(file: str, model: str | None, invariants: tuple[str, ...], json_file: 
 @click.option("--record", is_flag=True, help="The format of the records that `diff` and `bench decode` write.")
 def schema(record: bool) -> int:
     """Print the JSON Schema of one line of a trace, or of the parts of a record."""
-    from reference.recorded.schema import schema as of_trace
-    from reports.writing import write_json
     from specverify.records.read import schema as of_record
+    from specverify.reference.recorded.schema import schema as of_trace
+    from specverify.reports.writing import write_json
 
     write_json("-", of_record() if record else of_trace())
     return 0
@@ -79,10 +79,10 @@ def show(folder: Path, json_file: str | None, html_file: str | None) -> int:
 
     Exit codes: 0, or 3 where a shard is missing; 2 where a part of the record is damaged.
     """
-    from reports import writing
-    from reports.pages.records import diff_turns, record_head
     from specverify.records.merge import merge_records, shards_in
     from specverify.records.read import BENCH, FAILURES, MANIFEST, read
+    from specverify.reports import writing
+    from specverify.reports.pages.records import diff_turns, record_head
     from specverify.setup.report_files import check_apart
 
     check_apart({"--json": json_file, "--html": html_file})
@@ -109,8 +109,8 @@ def show(folder: Path, json_file: str | None, html_file: str | None) -> int:
     if json_file is not None:
         writing.write_json(json_file, figures)
     if html_file is not None:
-        from reports.html.record import record_page
         from specverify import __version__
+        from specverify.reports.html.record import record_page
 
         writing.write_whole(html_file, record_page(str(folder), figures, __version__))
     return code
@@ -142,10 +142,10 @@ def compare(first: Path, second: Path, json_file: str | None) -> int:
 
     Exit codes: 0 equal, 1 a turn differs, 2 unreadable, 3 no turn is in both.
     """
-    from reports import writing
-    from reports.pages.records import comparison_page
     from specverify.records.compare import COMPARED, compare_records
     from specverify.records.read import read
+    from specverify.reports import writing
+    from specverify.reports.pages.records import comparison_page
 
     if json_file is not None:
         writing.check_writable(json_file)

@@ -7,15 +7,15 @@ nothing: an invariant that asks it for numbers has nothing to say.
 from collections.abc import Iterator
 from typing import Any
 
-from properties.verdict.finding import Comparisons, Finding
-from properties.verdict.invariant import Fact, Invariant, NoReference, Oracle, Unobserved, needing
-from properties.verdict.judge import revealed_by
-from properties.verdict.subject import NoTrace, Refusal, Subject
-from reference.architecture import Architecture
-from reference.case import Case
-from reference.oracle.lowering import lower
-from reference.trace import Drafted, Lowered, Stage, Step, Trace
-from reference.tree import Tree
+from specverify.properties.verdict.finding import Comparisons, Finding
+from specverify.properties.verdict.invariant import Fact, Invariant, NoReference, Oracle, Unobserved, needing
+from specverify.properties.verdict.judge import revealed_by
+from specverify.properties.verdict.subject import NoTrace, Refusal, Subject
+from specverify.reference.architecture import Architecture
+from specverify.reference.case import Case
+from specverify.reference.oracle.lowering import lower
+from specverify.reference.trace import Drafted, Lowered, Stage, Step, Trace
+from specverify.reference.tree import Tree
 
 MODELLED = ("attended", "scored", "accepted", "emitted", "committed")
 """The stages of a step that only a model can give."""

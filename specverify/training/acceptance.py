@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from reference.draft import Ngram
-from reference.draft_trees import Expansion
-from reference.oracle.draft.ngram import followers
+from specverify.reference.draft import Ngram
+from specverify.reference.draft_trees import Expansion
+from specverify.reference.oracle.draft.ngram import followers
 from specverify.training.heads.base import OpenedHead, TrainedHead
 
 CHAIN = Expansion(1, 4, 5)

@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from reports.writing import write_whole
+from specverify.reports.writing import write_whole
 from specverify.setup.errors import UnusableInput
 from specverify.training.heads.base import TrainedHead
 

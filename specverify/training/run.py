@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from reference.draft import Ngram
-from reference.tree import RankTree
 from specverify.checkpoints.cases import LOOKUP, LOOKUP_ORDER
 from specverify.interrupts import Interrupts
+from specverify.reference.draft import Ngram
+from specverify.reference.tree import RankTree
 from specverify.setup.errors import MissingInput
 from specverify.training import vocabulary as vocabularies
 from specverify.training.acceptance import CHAIN, TREE, Acceptance, head_acceptance, ngram_acceptance

@@ -15,8 +15,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from reference.draft.hidden import HiddenStates
-from reports.writing import write_whole
+from specverify.reference.draft.hidden import HiddenStates
+from specverify.reports.writing import write_whole
 from specverify.setup.errors import UnusableInput
 from specverify.training.acceptance import HeldOutText
 from specverify.training.heads.base import Batch

@@ -12,10 +12,10 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 from transformers.utils import logging
 
-from backends.base import Unsupported
-from backends.engine.model.hidden import HiddenTap
-from reference.draft.hidden import HiddenStates
+from specverify.backends.base import Unsupported
+from specverify.backends.engine.model.hidden import HiddenTap
 from specverify.checkpoints.opening import directory_of, open_checkpoint
+from specverify.reference.draft.hidden import HiddenStates
 from specverify.setup.errors import UnusableInput
 
 

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from reference.files.regular import read_whole
 from specverify.checkpoints.prompts import read_prompts
+from specverify.reference.files.regular import read_whole
 from specverify.setup.errors import UnusableInput
 
 BUILT_IN = {

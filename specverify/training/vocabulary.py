@@ -15,8 +15,8 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from reference.trace import Array
-from reports.writing import write_whole
+from specverify.reference.trace import Array
+from specverify.reports.writing import write_whole
 from specverify.setup.errors import UnusableInput
 
 FOLDER = Path(".specverify") / "vocabularies"

@@ -8,7 +8,7 @@ from typing import Any, TextIO
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from reports.progress import EVERY_S, shows_bars
+from specverify.reports.progress import EVERY_S, shows_bars
 
 WIDTH, HEIGHT = 54, 10
 """The columns and lines of the plot."""

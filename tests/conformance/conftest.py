@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from properties.strategies.settings import without_local_constants
+from specverify.properties.strategies.settings import without_local_constants
 
 
 @pytest.fixture(autouse=True)

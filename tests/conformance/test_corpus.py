@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from backends import faults
-from backends.base import Unavailable
-from properties.invariants import ALL
-from properties.verdict.judge import judge
-from reference.case_json import short_json
-from reference.oracle.decoder import Oracle
-from reports import bundle
-from reports.writing import flat_json
+from specverify.backends import faults
+from specverify.backends.base import Unavailable
+from specverify.properties.invariants import ALL
+from specverify.properties.verdict.judge import judge
 from specverify.pytest_plugin import BackendUnderTest
+from specverify.reference.case_json import short_json
+from specverify.reference.oracle.decoder import Oracle
+from specverify.reports import bundle
+from specverify.reports.writing import flat_json
 from specverify.setup.subjects import open_planted, subject_of
 from tests.tiers import each, gated
 

@@ -3,8 +3,8 @@
 import pytest
 from hypothesis import settings
 
-from properties.invariants import ALL
 from specverify.conformance.drawn import hold_in, outcomes_of
+from specverify.properties.invariants import ALL
 from specverify.pytest_plugin import BackendUnderTest
 
 

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from properties.live.play import ROUND, play
-from properties.live.watch import SessionStats
-from reference.layout import KINDS
-from reference.oracle.decoder import Oracle
 from specverify.conformance.sessions import no_request_notices, refuse, require_live
+from specverify.properties.live.play import ROUND, play
+from specverify.properties.live.watch import SessionStats
 from specverify.pytest_plugin import BackendUnderTest
+from specverify.reference.layout import KINDS
+from specverify.reference.oracle.decoder import Oracle
 from tests.tiers import each
 
 STEPS, INTERRUPTIONS = 20_000, 1_000

@@ -144,9 +144,9 @@ def docs(slow: bool, names: tuple[str, ...]) -> int:
 
 
 def _told(figures: dict[str, Any], page: str, json_file: str | None, html: str | None) -> int:
-    from reports.html.selftest import figures_page
-    from reports.writing import write_json, write_whole
     from specverify import __version__
+    from specverify.reports.html.selftest import figures_page
+    from specverify.reports.writing import write_json, write_whole
 
     click.echo(page, err=json_file == "-")
     if json_file is not None:

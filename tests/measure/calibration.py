@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 from scipy.stats import kstest
 
-from properties.laws.sampled.evalue import log_evalue
-from properties.laws.sampled.gate import ALPHA_RUN, culprits, is_red
-from properties.laws.sampled.power import Plan, plan
-from properties.laws.sampled.screen import Betting, g_test, play
-from reference.trace import Array
+from specverify.properties.laws.sampled.evalue import log_evalue
+from specverify.properties.laws.sampled.gate import ALPHA_RUN, culprits, is_red
+from specverify.properties.laws.sampled.power import Plan, plan
+from specverify.properties.laws.sampled.screen import Betting, g_test, play
+from specverify.reference.trace import Array
 
 CELLS = (4, 64)
 """Fewest and most cells of a test."""

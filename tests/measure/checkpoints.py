@@ -1,7 +1,7 @@
 """The measure `checkpoints`: cases on published configs by the right engine, which must not differ.
 
 Beside the differences it tells how far plain decode lay off, over its ceiling and over the movement of its rows: the
-figures from which `properties.tolerance` takes its factors.
+figures from which `specverify.properties.tolerance` takes its factors.
 """
 
 import tempfile
@@ -13,19 +13,19 @@ from typing import Any
 
 import numpy as np
 
-from backends.compositions import open_cpu
-from properties.invariants import ALL
-from properties.tolerance.bounds import UNIT
-from properties.tolerance.closeness import Noise, noise
-from properties.verdict.finding import Verdict
-from properties.verdict.invariant import Oracle
-from properties.verdict.judge import judge
-from properties.verdict.subject import Subject
-from reference.case import Case
-from reference.oracle.decoder import Oracle as NumpyOracle
+from specverify.backends.compositions import open_cpu
 from specverify.campaign.against import TransformersOracle
 from specverify.checkpoints.cases import prepare
 from specverify.plan import Plan
+from specverify.properties.invariants import ALL
+from specverify.properties.tolerance.bounds import UNIT
+from specverify.properties.tolerance.closeness import Noise, noise
+from specverify.properties.verdict.finding import Verdict
+from specverify.properties.verdict.invariant import Oracle
+from specverify.properties.verdict.judge import judge
+from specverify.properties.verdict.subject import Subject
+from specverify.reference.case import Case
+from specverify.reference.oracle.decoder import Oracle as NumpyOracle
 from specverify.setup.subjects import subject_of
 from tests.published import CONFIGS, saved
 

@@ -5,9 +5,9 @@ import time
 from itertools import islice
 from typing import Any
 
-from properties.strategies.conditions import CONDITIONS
 from specverify.campaign.case_stream import Stream
 from specverify.plan import default_dtypes
+from specverify.properties.strategies.conditions import CONDITIONS
 
 SEARCHES = 7
 """Searches, each with a seed of its own, whose medians are told."""

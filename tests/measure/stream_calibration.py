@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from scipy.special import logsumexp
 
-from properties.laws.sampled.draft_faults import GROUPS, RESIDUAL, LawUnderFault, payments
-from properties.laws.sampled.gate import ALPHA_RUN, log_evidence
-from properties.laws.sampled.links import Links, Trial
-from reference.trace import Array
+from specverify.properties.laws.sampled.draft_faults import GROUPS, RESIDUAL, LawUnderFault, payments
+from specverify.properties.laws.sampled.gate import ALPHA_RUN, log_evidence
+from specverify.properties.laws.sampled.links import Links, Trial
+from specverify.reference.trace import Array
 
 WIDTHS = (3, 16)
 """Fewest and most tokens of a vocabulary."""
@@ -49,7 +49,7 @@ def calibrate_streams(
 
     Each case has TOKENS contexts, one for each place of its texts, each with laws p and q of its own; the runs share
     the contexts and draw their tokens on coins of their own. Evidence of tests, player and streams is put together as
-    `properties.streams.run_evidence` does.
+    `specverify.properties.streams.run_evidence` does.
 
     Args:
         runs: Number of runs.

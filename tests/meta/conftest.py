@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from backends.programs import lines
+from specverify.backends.programs import lines
 
 
 @pytest.fixture(autouse=True)

@@ -20,10 +20,10 @@ from typing import Any
 
 import numpy as np
 
-from backends.base import Declaration
-from reference.case import Case
-from reference.oracle.decoder import Oracle
-from reference.trace import Stage, Trace
+from specverify.backends.base import Declaration
+from specverify.reference.case import Case
+from specverify.reference.oracle.decoder import Oracle
+from specverify.reference.trace import Stage, Trace
 
 MARK = 3
 """The first token of the prompt on which an engine is hostile; such a prompt has MARK tokens."""

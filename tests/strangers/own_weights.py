@@ -9,9 +9,9 @@ from functools import lru_cache
 
 import numpy as np
 
-from reference.case import Case
-from reference.trace import Array, Emitted, Stage, Step, Trace
 from specverify.adapt import Declaration
+from specverify.reference.case import Case
+from specverify.reference.trace import Array, Emitted, Stage, Step, Trace
 
 SPREAD = 2.5
 """Standard deviation of the logits."""

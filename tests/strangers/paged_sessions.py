@@ -3,14 +3,14 @@
 from collections import Counter, deque
 from dataclasses import dataclass, field, replace
 
-from backends.base import Declaration
-from reference.case import Case
-from reference.draft import Draft, Scripted, largest_tree_size
-from reference.malformed import Malformed
-from reference.oracle.decoder import Oracle
-from reference.session import Account, Action, Session
-from reference.trace import Array, Emitted, Shared, Stage, Step, Trace
-from reference.tree import Tree
+from specverify.backends.base import Declaration
+from specverify.reference.case import Case
+from specverify.reference.draft import Draft, Scripted, largest_tree_size
+from specverify.reference.malformed import Malformed
+from specverify.reference.oracle.decoder import Oracle
+from specverify.reference.session import Account, Action, Session
+from specverify.reference.trace import Array, Emitted, Shared, Stage, Step, Trace
+from specverify.reference.tree import Tree
 
 
 @dataclass

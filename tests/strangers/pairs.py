@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from reference.case import Case
-from reference.trace import Emitted, Stage, Step, Trace
 from specverify.adapt import Declaration, blackbox, transformers_model
+from specverify.reference.case import Case
+from specverify.reference.trace import Emitted, Stage, Step, Trace
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 chain: Any = import_module("black_boxes").chain

@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from backends.engine.backend import EngineBackend
-from backends.engine.seams import Seams
-from reference.case import Case
-from reference.trace import Trace
+from specverify.backends.engine.backend import EngineBackend
+from specverify.backends.engine.seams import Seams
+from specverify.reference.case import Case
+from specverify.reference.trace import Trace
 
 
 class SeamedEngine:

@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
-from backends.base import Declaration
-from backends.compositions import open_cpu
-from backends.engine.backend import EngineBackend
-from reference.case import Case
-from reference.trace import Stage, Step, Trace
+from specverify.backends.base import Declaration
+from specverify.backends.compositions import open_cpu
+from specverify.backends.engine.backend import EngineBackend
+from specverify.reference.case import Case
+from specverify.reference.trace import Stage, Step, Trace
 
 
 class TerseEngine:

@@ -3,6 +3,6 @@
 `contract.py` checks a function and its answers; each other file holds one kind, and `component.py` makes the backend.
 """
 
-from backends.adapt.component.component import CONTRACTS, ComponentBackend, component
+from specverify.backends.adapt.component.component import CONTRACTS, ComponentBackend, component
 
 __all__ = ["CONTRACTS", "ComponentBackend", "component"]

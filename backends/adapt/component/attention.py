@@ -8,11 +8,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from backends.adapt.component.contract import Component, Contract
-from backends.engine.attention.eager import eager
-from backends.engine.columns import AttentionInputs
-from backends.engine.seams import Seams
-from reference.trace import Stage
+from specverify.backends.adapt.component.contract import Component, Contract
+from specverify.backends.engine.attention.eager import eager
+from specverify.backends.engine.columns import AttentionInputs
+from specverify.backends.engine.seams import Seams
+from specverify.reference.trace import Stage
 
 ATTENTION = Contract(
     kind="attention",
@@ -43,7 +43,7 @@ class AttentionKernel:
         return replace(seams, attend=self._attend, prefill_attend=eager, draft_attend=eager)
 
     def _attend(self, query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
-        """See `backends.engine.columns.Attend`."""
+        """See `specverify.backends.engine.columns.Attend`."""
         lanes = [self._lane(query, columns, scaling, lane) for lane in range(len(query))]
         return torch.stack(lanes).to(query)
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import torch
 
-from backends.adapt.component.contract import Component, Contract
-from backends.engine.kv.base import KvCache
-from backends.engine.kv.branch import Branch
-from backends.engine.seams import Seams
-from reference.trace import Stage
+from specverify.backends.adapt.component.contract import Component, Contract
+from specverify.backends.engine.kv.base import KvCache
+from specverify.backends.engine.kv.branch import Branch
+from specverify.backends.engine.seams import Seams
+from specverify.reference.trace import Stage
 
 COMMIT = Contract(
     kind="commit",

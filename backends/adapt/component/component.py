@@ -8,19 +8,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from backends.adapt.component.attention import ATTENTION, AttentionKernel
-from backends.adapt.component.cache_commit import COMMIT, CacheCommit
-from backends.adapt.component.contract import Component, Contract
-from backends.adapt.component.greedy_verify import VERIFY, GreedyVerify
-from backends.adapt.component.sampler import COINS, SAMPLER, Sampler
-from backends.adapt.component.tree_builder import TREE_BUILDER, TreeBuilder
-from backends.base import Declaration, Unsupported
-from backends.engine.backend import EngineBackend
-from backends.engine.seams import Seams
-from reference.case import Case
-from reference.probability_world import Blocks, GivenTree, World
-from reference.rules import DRAWS
-from reference.trace import Array, Lowered, Stage, Step, Trace
+from specverify.backends.adapt.component.attention import ATTENTION, AttentionKernel
+from specverify.backends.adapt.component.cache_commit import COMMIT, CacheCommit
+from specverify.backends.adapt.component.contract import Component, Contract
+from specverify.backends.adapt.component.greedy_verify import VERIFY, GreedyVerify
+from specverify.backends.adapt.component.sampler import COINS, SAMPLER, Sampler
+from specverify.backends.adapt.component.tree_builder import TREE_BUILDER, TreeBuilder
+from specverify.backends.base import Declaration, Unsupported
+from specverify.backends.engine.backend import EngineBackend
+from specverify.backends.engine.seams import Seams
+from specverify.reference.case import Case
+from specverify.reference.probability_world import Blocks, GivenTree, World
+from specverify.reference.rules import DRAWS
+from specverify.reference.trace import Array, Lowered, Stage, Step, Trace
 
 CONTRACTS = {contract.kind: contract for contract in (TREE_BUILDER, VERIFY, SAMPLER, ATTENTION, COMMIT)}
 """Every kind of component by its keyword."""
@@ -78,12 +78,12 @@ def component(
         name: The backend's name; by default the function's.
         device: The torch device of the engine around the function.
         dtypes: Working dtypes; a sampler that computes in float32 alone leaves float64 out.
-        trees: Trees that the function takes, one of `reference.abilities.TREES`.
+        trees: Trees that the function takes, one of `specverify.reference.abilities.TREES`.
         rules: The acceptance rules whose law a sampler has; by default `chain` where `trees` is `chains`, else
             `multi-round`.
-        draws: How siblings are named where a sampler can verify them, of `reference.rules.DRAWS`.
-        variant_interval: As in `backends.base.Declaration`; above 1 for a slow function. 0 stands for 8 for a sampler
-            that takes coins, which is run on tens of thousands of tapes for one law, and for 1 otherwise.
+        draws: How siblings are named where a sampler can verify them, of `specverify.reference.rules.DRAWS`.
+        variant_interval: As in `specverify.backends.base.Declaration`; above 1 for a slow function. 0 stands for 8 for
+            a sampler that takes coins, which is run on tens of thousands of tapes for one law, and for 1 otherwise.
 
     Raises:
         TypeError: There is not exactly one function, or it does not fit its contract.
@@ -121,7 +121,7 @@ class ComponentBackend(EngineBackend):
         self.declaration = restricted_declaration(self.declaration, component, settings)
 
     def run(self, case: Case) -> Trace:
-        """See `backends.base.Backend.run`."""
+        """See `specverify.backends.base.Backend.run`."""
         trace = super().run(case)
         return replace(trace, steps=tuple(self._own_part_of(step) for step in trace.steps))
 
@@ -136,14 +136,14 @@ class ComponentBackend(EngineBackend):
         return step
 
     def verify(self, given: GivenTree, tape: Array) -> Blocks:
-        """See `backends.base.ExactLaw`."""
+        """See `specverify.backends.base.ExactLaw`."""
         if self._sampler is None:
             return super().verify(given, tape)
         with self._sampler.enumerating():
             return self._bounds(super().verify(given, tape))
 
     def rounds(self, world: World, tape: Array) -> Blocks:
-        """See `backends.base.ExactLaw`."""
+        """See `specverify.backends.base.ExactLaw`."""
         if self._sampler is None:
             return super().rounds(world, tape)
         # One coin chooses from the law of the sampler's own draws: it must not be rounded to float32.
@@ -152,7 +152,7 @@ class ComponentBackend(EngineBackend):
             return self._bounds(super().rounds(wide, tape))
 
     def samples(self, world: World, seeds: Array) -> Blocks:
-        """See `backends.base.ExactLaw`; raises Unsupported for a sampler.
+        """See `specverify.backends.base.ExactLaw`; raises Unsupported for a sampler.
 
         A law needs tens of thousands of rounds, each a call of the function. The law on given tables is enumerated, and
         whole generations test the draws.

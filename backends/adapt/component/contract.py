@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from backends.admission import Misshapen
-from backends.admission.arrays import Axis, admit_array
-from backends.admission.numbers import admit_int, admit_ints
-from backends.base import StageFailure
-from reference.trace import Stage
+from specverify.backends.admission import Misshapen
+from specverify.backends.admission.arrays import Axis, admit_array
+from specverify.backends.admission.numbers import admit_int, admit_ints
+from specverify.backends.base import StageFailure
+from specverify.reference.trace import Stage
 
 
 @dataclass(frozen=True)

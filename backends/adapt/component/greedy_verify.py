@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from backends.adapt.component.contract import Component, Contract
-from backends.engine.lower_tree import TreeTensors
-from backends.engine.seams import Seams
-from reference.trace import Stage
+from specverify.backends.adapt.component.contract import Component, Contract
+from specverify.backends.engine.lower_tree import TreeTensors
+from specverify.backends.engine.seams import Seams
+from specverify.reference.trace import Stage
 
 VERIFY = Contract(
     kind="verify",

@@ -1,7 +1,8 @@
 """Samplers: functions that accept drafted tokens by the laws of target and draft.
 
 A sampler takes the coins of its request, or draws random numbers of its own. In the second case its law on given tables
-is enumerated from every course of its draws (`backends.interception`), and in generations it is seeded by the coins.
+is enumerated from every course of its draws (`specverify.backends.interception`), and in generations it is seeded by
+the coins.
 """
 
 import hashlib
@@ -16,13 +17,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from backends.adapt.component.contract import Component, Contract
-from backends.base import Unsupported
-from backends.engine.sampling.coins import Coins
-from backends.engine.sampling.forest import Forest
-from backends.engine.seams import Seams
-from backends.interception.intercept import DecidesTooOften, NotInterceptable, TooManyRuns, exact_law
-from reference.trace import Stage
+from specverify.backends.adapt.component.contract import Component, Contract
+from specverify.backends.base import Unsupported
+from specverify.backends.engine.sampling.coins import Coins
+from specverify.backends.engine.sampling.forest import Forest
+from specverify.backends.engine.seams import Seams
+from specverify.backends.interception.intercept import DecidesTooOften, NotInterceptable, TooManyRuns, exact_law
+from specverify.reference.trace import Stage
 
 SAMPLER = Contract(
     kind="sampler",

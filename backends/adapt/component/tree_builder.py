@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from backends.adapt.component.contract import Component, Contract
-from backends.engine.lower_tree import TreeTensors
-from backends.engine.reach import Reach
-from backends.engine.seams import Seams
-from reference.trace import Stage
-from reference.tree import Tree
+from specverify.backends.adapt.component.contract import Component, Contract
+from specverify.backends.engine.lower_tree import TreeTensors
+from specverify.backends.engine.reach import Reach
+from specverify.backends.engine.seams import Seams
+from specverify.reference.trace import Stage
+from specverify.reference.tree import Tree
 
 TREE_BUILDER = Contract(
     kind="tree_builder",
@@ -51,7 +51,8 @@ class TreeBuilder:
     """A tree builder in our engine.
 
     Attributes:
-        shown_names: The names of the arrays that it has returned so far, as fields of `reference.trace.Lowered`.
+        shown_names: The names of the arrays that it has returned so far, as fields of
+            `specverify.reference.trace.Lowered`.
     """
 
     def __init__(self, component: Component) -> None:

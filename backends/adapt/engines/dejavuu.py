@@ -15,13 +15,13 @@ from dejavuu.core.sampling import Sampler
 from dejavuu.decoders.hf import HFBackend
 from dejavuu.drafters import Drafter, DraftTree
 
-from backends.adapt.drafting import DRAFTS, TreeDraft
-from backends.adapt.models import OPEN_MODELS, checkpoint_of
-from backends.adapt.rounds import Round, kv_of, trace_of_rounds
-from backends.base import Declaration, Unsupported
-from reference.architecture import Model
-from reference.case import Case
-from reference.trace import Kv, Stage, Trace
+from specverify.backends.adapt.drafting import DRAFTS, TreeDraft
+from specverify.backends.adapt.models import OPEN_MODELS, checkpoint_of
+from specverify.backends.adapt.rounds import Round, kv_of, trace_of_rounds
+from specverify.backends.base import Declaration, Unsupported
+from specverify.reference.architecture import Model
+from specverify.reference.case import Case
+from specverify.reference.trace import Kv, Stage, Trace
 
 
 class RecordingBackend(HFBackend):  # type: ignore[misc]

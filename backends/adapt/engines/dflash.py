@@ -12,10 +12,10 @@ import torch
 from dflash.model import DFlashDraftModel, dflash_generate
 from transformers import Qwen3Config
 
-from backends.adapt import Generated, blackbox
-from backends.adapt.engines.hf_generate import TRIED_FAMILIES
-from backends.adapt.forwards import generated_with_counts, rows_of_forwards
-from backends.adapt.models import OPEN_MODELS
+from specverify.backends.adapt import Generated, blackbox
+from specverify.backends.adapt.engines.hf_generate import TRIED_FAMILIES
+from specverify.backends.adapt.forwards import generated_with_counts, rows_of_forwards
+from specverify.backends.adapt.models import OPEN_MODELS
 
 BLOCK = 4
 """Tokens of a block: the pending root and three drafts."""

@@ -14,8 +14,8 @@ from economize import DecodeConfig, GreedySelector, TopPSampler
 from economize.techniques.draft_model import DraftModelConfig
 from economize.techniques.lookup import LookupConfig
 
-from backends.adapt import Generated, blackbox
-from backends.adapt.models import OPEN_MODELS
+from specverify.backends.adapt import Generated, blackbox
+from specverify.backends.adapt.models import OPEN_MODELS
 
 CYCLE = 4
 """Tokens of a cycle: three drafts at most, and one token of the target."""

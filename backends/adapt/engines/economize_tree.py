@@ -15,12 +15,12 @@ from economize.decoding.verifiers import GreedyVerifier, RejectionVerifier
 from economize.runtime import LayerRunner
 from torch import Tensor
 
-from backends.adapt.drafting import DRAFTS, TreeDraft
-from backends.adapt.models import transformers_model
-from backends.adapt.rounds import Round, kv_of, trace_of_rounds
-from backends.base import Declaration
-from reference.case import Case
-from reference.trace import Kv, Stage, Trace
+from specverify.backends.adapt.drafting import DRAFTS, TreeDraft
+from specverify.backends.adapt.models import transformers_model
+from specverify.backends.adapt.rounds import Round, kv_of, trace_of_rounds
+from specverify.backends.base import Declaration
+from specverify.reference.case import Case
+from specverify.reference.trace import Kv, Stage, Trace
 
 FAMILIES = ("llama", "pangu", "qwen2", "qwen3", "mistral", "gemma2")
 """The families that economize has an adapter of its own for; it runs a Pangu model as a Llama with biases."""

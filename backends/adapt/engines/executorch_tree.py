@@ -14,13 +14,13 @@ from functools import lru_cache
 import torch
 from executorch.runtime import Runtime
 
-from backends.adapt import exported
-from backends.adapt.drafting import DRAFTS
-from backends.adapt.export.executorch_program import ROPES, ROWS, SLOTS, save_executorch
-from backends.adapt.greedy_trees import GreedyTrees
-from backends.base import Declaration
-from reference.trace import Stage
-from reference.tree import Tree
+from specverify.backends.adapt import exported
+from specverify.backends.adapt.drafting import DRAFTS
+from specverify.backends.adapt.export.executorch_program import ROPES, ROWS, SLOTS, save_executorch
+from specverify.backends.adapt.greedy_trees import GreedyTrees
+from specverify.backends.base import Declaration
+from specverify.reference.trace import Stage
+from specverify.reference.tree import Tree
 
 OPEN_PROGRAMS = 16
 """Programs that stay open, each with a cache of its own."""

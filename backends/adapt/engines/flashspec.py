@@ -14,7 +14,7 @@ from flashspec.engine.ngram import NgramDrafter
 from flashspec.engine.verifier import TargetModel
 from torch import Tensor
 
-from backends.adapt import Generated, blackbox
+from specverify.backends.adapt import Generated, blackbox
 
 GAMMA = 3
 """Drafted tokens of a step."""

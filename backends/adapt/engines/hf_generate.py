@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from backends.adapt import Generated, blackbox
-from backends.adapt.forwards import generated_with_counts, rows_of_forwards
-from reference.family import FAMILIES
+from specverify.backends.adapt import Generated, blackbox
+from specverify.backends.adapt.forwards import generated_with_counts, rows_of_forwards
+from specverify.reference.family import FAMILIES
 
 LOOKUP_TOKENS = 3
 """Most tokens that prompt lookup proposes in a round."""

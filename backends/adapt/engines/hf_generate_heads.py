@@ -16,9 +16,9 @@ import torch
 from transformers import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel
 from transformers.modeling_layers import MtpModel
 
-from backends.adapt import Generated, blackbox
-from backends.adapt.engines.hf_generate import generate, processing
-from backends.adapt.models import OPEN_MODELS
+from specverify.backends.adapt import Generated, blackbox
+from specverify.backends.adapt.engines.hf_generate import generate, processing
+from specverify.backends.adapt.models import OPEN_MODELS
 
 MODULES = 2
 """MTP modules of a target, and so the tokens of a round."""

@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-from backends.adapt import Generated, blackbox
-from backends.adapt.engines.hf_generate import generate, processing
-from backends.adapt.models import OPEN_MODELS, words_tokenizer
-from reference.family import FAMILIES as EVERY
+from specverify.backends.adapt import Generated, blackbox
+from specverify.backends.adapt.engines.hf_generate import generate, processing
+from specverify.backends.adapt.models import OPEN_MODELS, words_tokenizer
+from specverify.reference.family import FAMILIES as EVERY
 
 FAMILIES = tuple(family for family in EVERY if family not in ("llama4", "gemma2") and not EVERY[family].rare)
 """Families whose layers need no window: transformers 5.23 broke off in a drawn case whose assistant had one."""

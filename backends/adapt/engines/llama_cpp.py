@@ -12,8 +12,8 @@ from typing import Any
 
 import xllamacpp as llama
 
-from backends.adapt import Generated, blackbox, exported, save_gguf
-from backends.adapt.export.gguf_file import ROPES, token_text
+from specverify.backends.adapt import Generated, blackbox, exported, save_gguf
+from specverify.backends.adapt.export.gguf_file import ROPES, token_text
 
 OPEN_SERVERS = 16
 """Servers that stay open; one is open in milliseconds."""
@@ -22,7 +22,7 @@ MATCHED_TOKENS, MOST_PROPOSED = 2, 3
 """Tokens that an n-gram must match, and most tokens that are proposed after it; the defaults suit long texts."""
 
 SAMPLERS = ("temperature", "top_k", "top_p", "min_p")
-"""A request's samplers in the order of `reference.sampling`; llama.cpp itself has the temperature last."""
+"""A request's samplers in the order of `specverify.reference.sampling`; llama.cpp itself has the temperature last."""
 
 KINDS = {
     "": llama.common_speculative_type.COMMON_SPECULATIVE_TYPE_NONE,

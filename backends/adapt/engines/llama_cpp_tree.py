@@ -14,13 +14,13 @@ import llama_cpp
 import numpy as np
 import torch
 
-from backends.adapt import exported, save_gguf
-from backends.adapt.drafting import DRAFTS
-from backends.adapt.export.gguf_file import ROPES
-from backends.adapt.greedy_trees import GreedyTrees
-from backends.base import Declaration, Unsupported
-from reference.trace import Stage
-from reference.tree import Tree
+from specverify.backends.adapt import exported, save_gguf
+from specverify.backends.adapt.drafting import DRAFTS
+from specverify.backends.adapt.export.gguf_file import ROPES
+from specverify.backends.adapt.greedy_trees import GreedyTrees
+from specverify.backends.base import Declaration, Unsupported
+from specverify.reference.trace import Stage
+from specverify.reference.tree import Tree
 
 OPEN_CONTEXTS = 16
 """Contexts that stay open, each with its model."""

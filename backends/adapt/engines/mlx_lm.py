@@ -16,8 +16,8 @@ from mlx_lm.generate import generate_step, speculative_generate_step
 from mlx_lm.sample_utils import make_sampler
 from mlx_lm.utils import load_model
 
-from backends.adapt import Generated, blackbox
-from backends.adapt.models import OPEN_MODELS
+from specverify.backends.adapt import Generated, blackbox
+from specverify.backends.adapt.models import OPEN_MODELS
 
 DRAFTS = 3
 """Drafted tokens of a round."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import onnxruntime_genai as genai
 
-from backends.adapt import Generated, blackbox, exported, save_onnx
+from specverify.backends.adapt import Generated, blackbox, exported, save_onnx
 
 OPEN_MODELS = 32
 """Models that stay open."""

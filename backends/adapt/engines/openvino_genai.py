@@ -12,8 +12,8 @@ import numpy as np
 import openvino
 import openvino_genai as genai
 
-from backends.adapt import Generated, blackbox, exported, save_openvino
-from backends.adapt.export.openvino_folder import END, PRECISE
+from specverify.backends.adapt import Generated, blackbox, exported, save_openvino
+from specverify.backends.adapt.export.openvino_folder import END, PRECISE
 
 OPEN_PIPELINES = 32
 """Pipelines that stay open; one is open in a second or two."""

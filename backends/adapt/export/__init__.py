@@ -4,10 +4,10 @@ Each exporter reads a Hugging Face directory, such as the `checkpoint` that a bl
 weights. Its package is imported when it is called.
 """
 
-from backends.adapt.export.executorch_program import save_executorch
-from backends.adapt.export.exported_file import exported
-from backends.adapt.export.gguf_file import save_gguf
-from backends.adapt.export.onnx_folder import save_onnx
-from backends.adapt.export.openvino_folder import save_openvino
+from specverify.backends.adapt.export.executorch_program import save_executorch
+from specverify.backends.adapt.export.exported_file import exported
+from specverify.backends.adapt.export.gguf_file import save_gguf
+from specverify.backends.adapt.export.onnx_folder import save_onnx
+from specverify.backends.adapt.export.openvino_folder import save_openvino
 
 __all__ = ["exported", "save_executorch", "save_gguf", "save_onnx", "save_openvino"]

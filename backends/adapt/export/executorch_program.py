@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from backends.adapt.models import open_network
-from backends.base import Unsupported
+from specverify.backends.adapt.models import open_network
+from specverify.backends.base import Unsupported
 
 ROWS, SLOTS = 16, 1280
 """Rows of a forward, and slots of the cache; both are sizes of the program."""
@@ -23,7 +23,7 @@ FAMILIES = {"llama", "mistral", "qwen2", "qwen3"}
 """The `model_type` values of config.json that can be written."""
 
 ROPES = ("default", "linear", "llama3", "yarn")
-"""Kinds of `reference.architecture.ROPE_KINDS` that can be written; their tables never change."""
+"""Kinds of `specverify.reference.architecture.ROPE_KINDS` that can be written; their tables never change."""
 
 
 class SlottedDecoder(nn.Module):

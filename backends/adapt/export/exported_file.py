@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 
-from backends.adapt.models import OPEN_MODELS
+from specverify.backends.adapt.models import OPEN_MODELS
 
 
 @lru_cache(maxsize=OPEN_MODELS)

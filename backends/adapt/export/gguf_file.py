@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from backends.adapt.models import open_network
-from backends.base import Unsupported
-from reference.trace import Array
+from specverify.backends.adapt.models import open_network
+from specverify.backends.base import Unsupported
+from specverify.reference.trace import Array
 
 ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 """For each `model_type` of config.json that can be written, the name of its architecture in a GGUF."""
 
 ROPES = ("default", "linear", "llama3")
-"""Kinds of rotary embedding (`reference.architecture.ROPE_KINDS`) that can be written."""
+"""Kinds of rotary embedding (`specverify.reference.architecture.ROPE_KINDS`) that can be written."""
 
 
 def save_gguf(checkpoint: str | Path, file: Path) -> Path:

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from backends.adapt.models import open_network
-from backends.base import Unsupported
+from specverify.backends.adapt.models import open_network
+from specverify.backends.base import Unsupported
 
 FAMILIES = {"llama", "mistral", "qwen2", "qwen3"}
 """The `model_type` values of config.json that can be written."""

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from backends.adapt.export.gguf_file import add_sizes, head_size, tensors
-from backends.adapt.models import open_network
-from backends.base import Unsupported
-from reference.trace import Array
+from specverify.backends.adapt.export.gguf_file import add_sizes, head_size, tensors
+from specverify.backends.adapt.models import open_network
+from specverify.backends.base import Unsupported
+from specverify.reference.trace import Array
 
 FAMILIES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 """For each `model_type` of config.json that can be written, the name of its architecture in a GGUF."""

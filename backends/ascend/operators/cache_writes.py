@@ -6,7 +6,7 @@ None of them checks an index on the device, so every bad index is undefined beha
 import torch
 from torch import Tensor
 
-from backends.ascend.operators.rules import NotEmulated, demand, demand_defined
+from specverify.backends.ascend.operators.rules import NotEmulated, demand, demand_defined
 
 INTEGER_DTYPES = (torch.int32, torch.int64)
 """The integer dtypes that indices may have."""

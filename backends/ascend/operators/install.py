@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from backends.ascend.operators import cache_writes, rotary_norm, schemas, shapes
-from backends.ascend.operators.fused_infer import attention
-from backends.ascend.operators.fusion_attention import fusion_attention
-from backends.ascend.operators.splitfuse import splitfuse
+from specverify.backends.ascend.operators import cache_writes, rotary_norm, schemas, shapes
+from specverify.backends.ascend.operators.fused_infer import attention
+from specverify.backends.ascend.operators.fusion_attention import fusion_attention
+from specverify.backends.ascend.operators.splitfuse import splitfuse
 
 KERNELS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "npu_fused_infer_attention_score": (attention.version_1, shapes.infer_attention),

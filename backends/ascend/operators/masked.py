@@ -8,7 +8,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from backends.ascend.operators.rules import demand, demand_defined
+from specverify.backends.ascend.operators.rules import demand, demand_defined
 
 WIDE_OPEN = 2147483647
 """The default of pre_tokens and next_tokens, which means no band."""

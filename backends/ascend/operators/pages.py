@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from backends.ascend.operators.rules import NotEmulated, demand, demand_defined
+from specverify.backends.ascend.operators.rules import NotEmulated, demand, demand_defined
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ Table shapes, rotation modes and the number of results are as the documents of t
 import torch
 from torch import Tensor
 
-from backends.ascend.operators.rules import NotEmulated, demand
+from specverify.backends.ascend.operators.rules import NotEmulated, demand
 
 
 def _quarter_turn(tensor: Tensor, mode: str) -> Tensor:

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from backends.ascend.operators.layouts import LAYOUTS, from_bnsd, to_bnsd
+from specverify.backends.ascend.operators.layouts import LAYOUTS, from_bnsd, to_bnsd
 
 
 def infer_attention(query: Tensor, key: Tensor, value: Tensor, **arguments: Any) -> tuple[Tensor, Tensor]:

@@ -6,8 +6,8 @@ The operator takes a ragged batch over pages, under an additive mask of its own.
 import torch
 from torch import Tensor
 
-from backends.ascend.operators.pages import Cache
-from backends.ascend.operators.rules import demand, demand_defined
+from specverify.backends.ascend.operators.pages import Cache
+from specverify.backends.ascend.operators.rules import demand, demand_defined
 
 HIDING = -9984.0
 """The largest mask entry that hides a key: the documents name -inf and -10000, and -10000 is -9984 in bfloat16."""

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from backends.ascend.encodings import compressed_mask
-from backends.ascend.probe.calls import (
+from specverify.backends.ascend.encodings import compressed_mask
+from specverify.backends.ascend.probe.calls import (
     KV,
     SIZE,
     Arguments,
@@ -33,7 +33,7 @@ from backends.ascend.probe.calls import (
     splitfuse_arguments,
     update,
 )
-from backends.ascend.probe.latent_examples import LATENT_EXAMPLES
+from specverify.backends.ascend.probe.latent_examples import LATENT_EXAMPLES
 
 
 def _narrow(dim: int) -> Arguments:

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from backends.ascend.probe.calls import SIZE, Arguments, B, C, Example, N, T, integers, numbers
+from specverify.backends.ascend.probe.calls import SIZE, Arguments, B, C, Example, N, T, integers, numbers
 
 LATENT, ROPE = 512, 64
 """The widths of latent vectors and rotated parts."""

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from backends.ascend.encodings import boolean
-from backends.ascend.operators.fused_infer.latent import LATENT_DIM, ROPE_DIM
-from backends.ascend.operators.rules import RULES, as_the_kernel_does
-from backends.ascend.probe.calls import Arguments, arguments, operator_of
-from backends.ascend.probe.examples import EXAMPLES
+from specverify.backends.ascend.encodings import boolean
+from specverify.backends.ascend.operators.fused_infer.latent import LATENT_DIM, ROPE_DIM
+from specverify.backends.ascend.operators.rules import RULES, as_the_kernel_does
+from specverify.backends.ascend.probe.calls import Arguments, arguments, operator_of
+from specverify.backends.ascend.probe.examples import EXAMPLES
 
 ON_THE_HOST = ("context_lens", "seq_len")
 """Tensor arguments that ATB reads on the host."""

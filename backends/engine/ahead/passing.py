@@ -1,15 +1,15 @@
 """The server that hands requests over, to itself or by way of another process.
 
 Each request leaves as bytes and enters again from them. What is sent, and what is refused, is what two servers would
-send and refuse; `backends.engine.handover` knows nothing of either.
+send and refuse; `specverify.backends.engine.handover` knows nothing of either.
 """
 
-from backends.engine.handover.packet import ExpectedRequest
-from backends.engine.request import Request
-from backends.engine.server import Server
-from backends.engine.step.naming import naming_stage
-from reference.session import Action
-from reference.trace import Stage
+from specverify.backends.engine.handover.packet import ExpectedRequest
+from specverify.backends.engine.request import Request
+from specverify.backends.engine.server import Server
+from specverify.backends.engine.step.naming import naming_stage
+from specverify.reference.session import Action
+from specverify.reference.trace import Stage
 
 
 class HandOverServer(Server):

@@ -9,19 +9,19 @@ from collections import Counter, deque
 from dataclasses import replace
 from functools import partial
 
-from backends.engine.ahead.passing import HandOverServer
-from backends.engine.kv.arena import CacheLease
-from backends.engine.model.models import ModelCache
-from backends.engine.overlap.cutting import cut_commit
-from backends.engine.overlap.frame import Frame, LaunchedRow, Place
-from backends.engine.overlap.reservation import fits
-from backends.engine.overlap.streams import stream_on
-from backends.engine.request import Request
-from backends.engine.seams import Seams
-from backends.engine.step.naming import naming_stage
-from reference.case import Case
-from reference.session import Account, Action, Event
-from reference.trace import Trace
+from specverify.backends.engine.ahead.passing import HandOverServer
+from specverify.backends.engine.kv.arena import CacheLease
+from specverify.backends.engine.model.models import ModelCache
+from specverify.backends.engine.overlap.cutting import cut_commit
+from specverify.backends.engine.overlap.frame import Frame, LaunchedRow, Place
+from specverify.backends.engine.overlap.reservation import fits
+from specverify.backends.engine.overlap.streams import stream_on
+from specverify.backends.engine.request import Request
+from specverify.backends.engine.seams import Seams
+from specverify.backends.engine.step.naming import naming_stage
+from specverify.reference.case import Case
+from specverify.reference.session import Account, Action, Event
+from specverify.reference.trace import Trace
 
 READS_TEXT = ("step", "first", "fork", "switch", "hand-over")
 """Actions that read texts: everything in flight is resolved before them."""

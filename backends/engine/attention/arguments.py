@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from backends.base import Unsupported
-from backends.engine.reach import Reach
+from specverify.backends.base import Unsupported
+from specverify.backends.engine.reach import Reach
 
 INERT = {
     "position_ids": "the engine gives them itself, and rotary embedding and the masks have used them already",

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from backends.engine.columns import WORD, AttentionInputs, Paging, signed
+from specverify.backends.engine.columns import WORD, AttentionInputs, Paging, signed
 
 MOST_WIDTH = 16384
 """The largest number of columns in a block that is packed; a prefill is a block too."""

@@ -6,7 +6,7 @@ Every fused path is compared with it, and a path that has no kernel for an input
 import torch
 from torch import Tensor
 
-from backends.engine.columns import AttentionInputs
+from specverify.backends.engine.columns import AttentionInputs
 
 
 def eager(query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:

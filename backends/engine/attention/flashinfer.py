@@ -10,9 +10,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from backends.engine.attention.gathered import eager_gathered
-from backends.engine.attention.triton_launch import pages_of
-from backends.engine.columns import Attend, AttentionInputs
+from specverify.backends.engine.attention.gathered import eager_gathered
+from specverify.backends.engine.attention.triton_launch import pages_of
+from specverify.backends.engine.columns import Attend, AttentionInputs
 
 DTYPES = (torch.float16, torch.bfloat16)
 HEAD_DIMS = (64, 128, 256)

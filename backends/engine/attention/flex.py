@@ -14,7 +14,7 @@ from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 from torch.nn.attention import flex_attention as flex
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
-from backends.engine.columns import AttentionInputs
+from specverify.backends.engine.columns import AttentionInputs
 
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """(batch, head, query, key) to visible, as FlexAttention calls it."""

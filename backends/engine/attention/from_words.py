@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from backends.engine.attention.compact import Compact
-from backends.engine.columns import WORD, RowWords
+from specverify.backends.engine.attention.compact import Compact
+from specverify.backends.engine.columns import WORD, RowWords
 
 
 @dataclass(frozen=True)

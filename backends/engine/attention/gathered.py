@@ -8,8 +8,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from backends.engine.attention.eager import eager
-from backends.engine.columns import AttentionInputs, Paging
+from specverify.backends.engine.attention.eager import eager
+from specverify.backends.engine.columns import AttentionInputs, Paging
 
 
 def eager_gathered(query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:

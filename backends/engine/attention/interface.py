@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from backends.engine.attention.arguments import refuse_other_mask, refuse_other_window, refuse_unknown
-from backends.engine.columns import Attend
-from backends.engine.reach import Reach
+from specverify.backends.engine.attention.arguments import refuse_other_mask, refuse_other_window, refuse_unknown
+from specverify.backends.engine.columns import Attend
+from specverify.backends.engine.reach import Reach
 
 if TYPE_CHECKING:
-    from backends.engine.kv.lanes import BatchCache
+    from specverify.backends.engine.kv.lanes import BatchCache
 
 INTERFACE = "specverify"
 """Name under which the engine's attention is registered with transformers."""

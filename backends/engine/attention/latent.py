@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from backends.engine.columns import Attend, AttentionInputs
+from specverify.backends.engine.columns import Attend, AttentionInputs
 
 
 @dataclass(frozen=True, eq=False)

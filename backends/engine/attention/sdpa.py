@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend
 
-from backends.engine.columns import AttentionInputs
+from specverify.backends.engine.columns import AttentionInputs
 
 
 def boolean_mask(columns: AttentionInputs) -> Tensor:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from backends.engine.attention.compact import Compact, compact
-from backends.engine.attention.gathered import eager_gathered
-from backends.engine.columns import Attend, AttentionInputs
+from specverify.backends.engine.attention.compact import Compact, compact
+from specverify.backends.engine.attention.gathered import eager_gathered
+from specverify.backends.engine.columns import Attend, AttentionInputs
 
 Partial = tuple[Tensor, Tensor]
 """Softmax over some columns [..., D] and the log-sum-exp of their scores [...]; zeros, minus infinity for no column."""

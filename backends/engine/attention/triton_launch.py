@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from backends.engine.attention.compact import Compact, compact
-from backends.engine.attention.gathered import eager_gathered
-from backends.engine.columns import Attend, AttentionInputs, Paging
+from specverify.backends.engine.attention.compact import Compact, compact
+from specverify.backends.engine.attention.gathered import eager_gathered
+from specverify.backends.engine.columns import Attend, AttentionInputs, Paging
 
 Kernel = Any
 """A Triton kernel, compiled on its first launch or interpreted: `kernel[grid](*arguments, **constants)`."""
@@ -180,7 +180,7 @@ def interpreted_kernel() -> TritonTree:
     """
     from triton.runtime.interpreter import InterpretedFunction
 
-    from backends.engine.attention import triton_kernels as kernels
+    from specverify.backends.engine.attention import triton_kernels as kernels
 
     # `widen`, because the interpreter stores bfloat16 as uint16, and NumPy would multiply these as integers.
     return TritonTree(InterpretedFunction(kernels.tree), InterpretedFunction(kernels.merge), plan_for_cpu, widen=True)
@@ -194,6 +194,6 @@ def compiled_kernel() -> TritonTree:
     """
     import triton
 
-    from backends.engine.attention import triton_kernels as kernels
+    from specverify.backends.engine.attention import triton_kernels as kernels
 
     return TritonTree(triton.jit(kernels.tree), triton.jit(kernels.merge), plan_for_gpu)

@@ -8,10 +8,10 @@ from contextlib import AbstractContextManager
 
 from torch import Tensor
 
-from backends.engine.request import Request
-from backends.engine.sampling.question import Question
-from backends.engine.sampling.step import StepSampling
-from reference.trace import Stage
+from specverify.backends.engine.request import Request
+from specverify.backends.engine.sampling.question import Question
+from specverify.backends.engine.sampling.step import StepSampling
+from specverify.reference.trace import Stage
 
 Results = list[tuple[Tensor, list[Tensor]]]
 """For each request the logits of its rows, and the attention outputs of these rows by layer."""

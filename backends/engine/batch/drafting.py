@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from backends.engine.captured.lanes import LaneModel, LaneRows
-from backends.engine.captured.runner import LevelRunner
-from backends.engine.draft.base import Proposal
-from backends.engine.draft.filling import CachedTreeFilling, Level, Levels
-from backends.engine.request import Request
-from backends.engine.sampling.step import StepSampling
+from specverify.backends.engine.captured.lanes import LaneModel, LaneRows
+from specverify.backends.engine.captured.runner import LevelRunner
+from specverify.backends.engine.draft.base import Proposal
+from specverify.backends.engine.draft.filling import CachedTreeFilling, Level, Levels
+from specverify.backends.engine.request import Request
+from specverify.backends.engine.sampling.step import StepSampling
 
 Naming = Callable[[Request], AbstractContextManager[None]]
 """Gives an exception the stage of the request at which it was raised."""

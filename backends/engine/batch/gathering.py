@@ -1,7 +1,7 @@
 """The rows of a batch in its verify forward."""
 
-from backends.engine.model.causal_lm import Rows
-from backends.engine.request import Request
+from specverify.backends.engine.model.causal_lm import Rows
+from specverify.backends.engine.request import Request
 
 
 def gather(batch: list[Request]) -> list[Rows]:

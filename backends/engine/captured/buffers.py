@@ -7,7 +7,7 @@ each step is copied into them, and lanes that no request needs hold whatever was
 import torch
 from torch import Tensor
 
-from backends.engine.captured.lanes import LaneRows
+from specverify.backends.engine.captured.lanes import LaneRows
 
 POISON = -(2**40)
 """A token, a position, a length and a slot that no model and no cache has."""

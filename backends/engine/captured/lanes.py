@@ -8,9 +8,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from backends.engine.columns import Attend
-from backends.engine.kv.base import KvCache, Pair, Poison
-from backends.engine.kv.lanes import BatchCache
+from specverify.backends.engine.columns import Attend
+from specverify.backends.engine.kv.base import KvCache, Pair, Poison
+from specverify.backends.engine.kv.lanes import BatchCache
 
 Visible = list[Tensor]
 """For each layer or module, bool [R, C]: the columns that R rows see."""

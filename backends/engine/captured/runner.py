@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from backends.engine.captured.buffers import Buffers
-from backends.engine.captured.lanes import LaneModel, LaneRows, PaddingCache
-from backends.engine.columns import Attend
-from backends.engine.kv.base import KvCache
-from backends.engine.kv.lanes import BatchCache
+from specverify.backends.engine.captured.buffers import Buffers
+from specverify.backends.engine.captured.lanes import LaneModel, LaneRows, PaddingCache
+from specverify.backends.engine.columns import Attend
+from specverify.backends.engine.kv.base import KvCache
+from specverify.backends.engine.kv.lanes import BatchCache
 
 SIZES = (1, 2, 4, 8)
 """The batch sizes for which drafts are captured."""

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from backends.engine.collectives.group import Group
-from reference.parallel.ranks import rank_part
+from specverify.backends.engine.collectives.group import Group
+from specverify.reference.parallel.ranks import rank_part
 
 
 def partial(group: Group, rows: Tensor, weight: Tensor, bias: Tensor | None, name: str) -> Tensor:

@@ -2,16 +2,16 @@
 
 from dataclasses import replace
 
-from backends.engine.kv.arena import CacheLease
-from backends.engine.kv.base import OutOfPages
-from backends.engine.model.models import ModelCache
-from backends.engine.open_models import OpenModels
-from backends.engine.request import Request
-from backends.engine.seams import Seams
-from backends.engine.server import Server
-from reference.case import Case
-from reference.session import Action
-from reference.trace import Trace
+from specverify.backends.engine.kv.arena import CacheLease
+from specverify.backends.engine.kv.base import OutOfPages
+from specverify.backends.engine.model.models import ModelCache
+from specverify.backends.engine.open_models import OpenModels
+from specverify.backends.engine.request import Request
+from specverify.backends.engine.seams import Seams
+from specverify.backends.engine.server import Server
+from specverify.reference.case import Case
+from specverify.reference.session import Action
+from specverify.reference.trace import Trace
 
 
 class DialogueServer(Server):

@@ -12,18 +12,18 @@ from typing import Any
 
 import torch
 
-from backends.engine.ahead.server import OverlapServer
-from backends.engine.disaggregated.terms import FAILURES, Terms, failure
-from backends.engine.handover.by_gloo import SIDES
-from backends.engine.handover.mailbox import Mailbox, PeerLost, letters_of, receive_packet
-from backends.engine.kv.arena import CacheLease
-from backends.engine.model.models import ModelCache
-from backends.engine.request import Request
-from backends.engine.seams import Seams
-from backends.engine.step.naming import naming_stage
-from reference.case import Case
-from reference.session import Action
-from reference.trace import Stage, Step, Trace
+from specverify.backends.engine.ahead.server import OverlapServer
+from specverify.backends.engine.disaggregated.terms import FAILURES, Terms, failure
+from specverify.backends.engine.handover.by_gloo import SIDES
+from specverify.backends.engine.handover.mailbox import Mailbox, PeerLost, letters_of, receive_packet
+from specverify.backends.engine.kv.arena import CacheLease
+from specverify.backends.engine.model.models import ModelCache
+from specverify.backends.engine.request import Request
+from specverify.backends.engine.seams import Seams
+from specverify.backends.engine.step.naming import naming_stage
+from specverify.reference.case import Case
+from specverify.reference.session import Action
+from specverify.reference.trace import Stage, Step, Trace
 
 SIDE, OTHER_SIDE = "decode", "prefill"
 

@@ -13,14 +13,14 @@ from multiprocessing.context import ForkProcess
 from pathlib import Path
 from typing import Any
 
-from backends.base import Unavailable
-from backends.engine.disaggregated.decode import decode_side
-from backends.engine.disaggregated.prefill import prefill_side
-from backends.engine.disaggregated.terms import Terms
-from backends.engine.handover.by_gloo import SIDES
-from backends.engine.handover.by_shared_memory import MEMORY
-from backends.engine.seams import Seams
-from reference.case import Case
+from specverify.backends.base import Unavailable
+from specverify.backends.engine.disaggregated.decode import decode_side
+from specverify.backends.engine.disaggregated.prefill import prefill_side
+from specverify.backends.engine.disaggregated.terms import Terms
+from specverify.backends.engine.handover.by_gloo import SIDES
+from specverify.backends.engine.handover.by_shared_memory import MEMORY
+from specverify.backends.engine.seams import Seams
+from specverify.reference.case import Case
 
 PATIENCE = 60.0
 """Seconds without a sign of a side after which it lags."""

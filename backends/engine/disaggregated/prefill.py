@@ -11,14 +11,14 @@ from typing import Any
 
 import torch
 
-from backends.engine.ahead.passing import HandOverServer
-from backends.engine.disaggregated.terms import Terms, failure
-from backends.engine.handover.mailbox import Mailbox, letters_of, receive_packet
-from backends.engine.model.models import ModelCache
-from backends.engine.request import Request
-from backends.engine.step.naming import naming_stage
-from reference.case import Case
-from reference.trace import Stage, Step, Trace
+from specverify.backends.engine.ahead.passing import HandOverServer
+from specverify.backends.engine.disaggregated.terms import Terms, failure
+from specverify.backends.engine.handover.mailbox import Mailbox, letters_of, receive_packet
+from specverify.backends.engine.model.models import ModelCache
+from specverify.backends.engine.request import Request
+from specverify.backends.engine.step.naming import naming_stage
+from specverify.reference.case import Case
+from specverify.reference.trace import Stage, Step, Trace
 
 SIDE = "prefill"
 

@@ -10,13 +10,13 @@ from multiprocessing.synchronize import Semaphore
 from pathlib import Path
 from typing import Any
 
-from backends.base import StageFailure, Unsupported
-from backends.engine.handover.by_gloo import SIDES, GlooMailbox
-from backends.engine.handover.by_shared_memory import SharedMemoryMailbox
-from backends.engine.handover.mailbox import Mailbox, PeerLost
-from backends.engine.handover.packet import BadHandOver
-from backends.engine.seams import Seams
-from reference.trace import Stage
+from specverify.backends.base import StageFailure, Unsupported
+from specverify.backends.engine.handover.by_gloo import SIDES, GlooMailbox
+from specverify.backends.engine.handover.by_shared_memory import SharedMemoryMailbox
+from specverify.backends.engine.handover.mailbox import Mailbox, PeerLost
+from specverify.backends.engine.handover.packet import BadHandOver
+from specverify.backends.engine.seams import Seams
+from specverify.reference.trace import Stage
 
 DEVICES = {"shared-memory": "cpu", "gloo": "cpu", "nccl": "cuda", "hccl": "npu"}
 """What may carry a hand-over, each with the device that it needs."""

@@ -7,8 +7,8 @@ new file here and no line elsewhere.
 from importlib import import_module
 from pkgutil import iter_modules
 
-from backends.engine.draft.base import HEADS, OPENERS, Draft, Opening
-from backends.engine.draft.filling import TreeFilling
+from specverify.backends.engine.draft.base import HEADS, OPENERS, Draft, Opening
+from specverify.backends.engine.draft.filling import TreeFilling
 
 for _module in iter_modules(__path__):
     import_module(f"{__name__}.{_module.name}")

@@ -2,12 +2,12 @@
 
 from torch import Tensor
 
-from backends.engine.draft.base import Opening, Proposal, opens
-from backends.engine.retrieval.automaton import SuffixAutomaton
-from backends.engine.retrieval.looked_up import LookupDraft
-from backends.engine.sampling.step import StepSampling
-from reference.draft.automaton import Automaton
-from reference.tree import Tree
+from specverify.backends.engine.draft.base import Opening, Proposal, opens
+from specverify.backends.engine.retrieval.automaton import SuffixAutomaton
+from specverify.backends.engine.retrieval.looked_up import LookupDraft
+from specverify.backends.engine.sampling.step import StepSampling
+from specverify.reference.draft.automaton import Automaton
+from specverify.reference.tree import Tree
 
 
 class AutomatonDraft(LookupDraft):

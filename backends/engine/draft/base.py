@@ -9,15 +9,15 @@ from typing import Protocol
 
 from torch import Tensor
 
-from backends.engine.kv.base import KvCache
-from backends.engine.model.causal_lm import CausalLm
-from backends.engine.model.head import HeadModel, MakeHead
-from backends.engine.retrieval.trie import NgramTrie
-from backends.engine.sampling.step import StepSampling
-from backends.engine.step_seams import StepSeams
-from reference.case import Case
-from reference.draft.hidden import HiddenStates
-from reference.tree import Tree
+from specverify.backends.engine.kv.base import KvCache
+from specverify.backends.engine.model.causal_lm import CausalLm
+from specverify.backends.engine.model.head import HeadModel, MakeHead
+from specverify.backends.engine.retrieval.trie import NgramTrie
+from specverify.backends.engine.sampling.step import StepSampling
+from specverify.backends.engine.step_seams import StepSeams
+from specverify.reference.case import Case
+from specverify.reference.draft.hidden import HiddenStates
+from specverify.reference.tree import Tree
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,12 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from backends.engine.draft.base import Opening, heads, opens
-from backends.engine.draft.head import HeadDraft, open_head
-from backends.engine.model.causal_lm import CausalLm
-from backends.engine.model.head import HeadModel
-from reference.case import Case
-from reference.draft.eagle3 import LAYER_PREFIX, Eagle3, layer_prefix
+from specverify.backends.engine.draft.base import Opening, heads, opens
+from specverify.backends.engine.draft.head import HeadDraft, open_head
+from specverify.backends.engine.model.causal_lm import CausalLm
+from specverify.backends.engine.model.head import HeadModel
+from specverify.reference.case import Case
+from specverify.reference.draft.eagle3 import LAYER_PREFIX, Eagle3, layer_prefix
 
 
 class Eagle3Head(HeadModel):

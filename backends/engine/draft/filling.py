@@ -10,16 +10,16 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from backends.engine.captured.lanes import LaneModel, LaneRows
-from backends.engine.draft.base import Proposal
-from backends.engine.kv.base import KvCache
-from backends.engine.kv.recurrent import commit_states
-from backends.engine.reach import Reach
-from backends.engine.sampling.step import StepSampling
-from backends.engine.step_seams import StepSeams
-from backends.engine.trees.growth import Candidates
-from reference.draft_trees import Dispatch, DraftTree, Expansion
-from reference.tree import RankTree, Shape, Tree
+from specverify.backends.engine.captured.lanes import LaneModel, LaneRows
+from specverify.backends.engine.draft.base import Proposal
+from specverify.backends.engine.kv.base import KvCache
+from specverify.backends.engine.kv.recurrent import commit_states
+from specverify.backends.engine.reach import Reach
+from specverify.backends.engine.sampling.step import StepSampling
+from specverify.backends.engine.step_seams import StepSeams
+from specverify.backends.engine.trees.growth import Candidates
+from specverify.reference.draft_trees import Dispatch, DraftTree, Expansion
+from specverify.reference.tree import RankTree, Shape, Tree
 
 
 class Level(NamedTuple):

@@ -7,16 +7,16 @@ dropped: those of accepted nodes hold states of the head's own, and are run agai
 import torch
 from torch import Tensor
 
-from backends.engine.captured.lanes import LaneRows
-from backends.engine.draft.base import HeadRows, Opening, Proposal
-from backends.engine.draft.filling import CachedTreeFilling, Level, Levels, run_levels
-from backends.engine.kv.base import KvCache
-from backends.engine.model.head import HeadModel
-from backends.engine.sampling.step import StepSampling
-from backends.engine.step_seams import StepSeams
-from reference.draft.head import Head
-from reference.draft.hidden import HiddenStates
-from reference.tree import Tree
+from specverify.backends.engine.captured.lanes import LaneRows
+from specverify.backends.engine.draft.base import HeadRows, Opening, Proposal
+from specverify.backends.engine.draft.filling import CachedTreeFilling, Level, Levels, run_levels
+from specverify.backends.engine.kv.base import KvCache
+from specverify.backends.engine.model.head import HeadModel
+from specverify.backends.engine.sampling.step import StepSampling
+from specverify.backends.engine.step_seams import StepSeams
+from specverify.reference.draft.head import Head
+from specverify.reference.draft.hidden import HiddenStates
+from specverify.reference.tree import Tree
 
 
 class HeadDraft(CachedTreeFilling):

@@ -6,17 +6,17 @@ The tree is expanded level by level. After verification, the KV of rejected rows
 import torch
 from torch import Tensor
 
-from backends.engine.captured.lanes import LaneRows
-from backends.engine.draft.base import Opening, Proposal, opens
-from backends.engine.draft.filling import CachedTreeFilling, Level, Levels, run_levels
-from backends.engine.kv.base import KvCache
-from backends.engine.kv.recurrent import commit_states, crop_states
-from backends.engine.model.causal_lm import CausalLm, Rows
-from backends.engine.sampling.step import StepSampling
-from backends.engine.step_seams import StepSeams
-from reference.draft import LanguageModel
-from reference.draft.hidden import HiddenStates
-from reference.draft_trees import DraftTree
+from specverify.backends.engine.captured.lanes import LaneRows
+from specverify.backends.engine.draft.base import Opening, Proposal, opens
+from specverify.backends.engine.draft.filling import CachedTreeFilling, Level, Levels, run_levels
+from specverify.backends.engine.kv.base import KvCache
+from specverify.backends.engine.kv.recurrent import commit_states, crop_states
+from specverify.backends.engine.model.causal_lm import CausalLm, Rows
+from specverify.backends.engine.sampling.step import StepSampling
+from specverify.backends.engine.step_seams import StepSeams
+from specverify.reference.draft import LanguageModel
+from specverify.reference.draft.hidden import HiddenStates
+from specverify.reference.draft_trees import DraftTree
 
 
 class ModelDraft(CachedTreeFilling):

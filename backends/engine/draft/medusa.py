@@ -7,16 +7,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from backends.engine.draft.base import HeadRows, Opening, Proposal, opens
-from backends.engine.draft.filling import TreeFilling, run_levels
-from backends.engine.kv.base import KvCache
-from backends.engine.model.causal_lm import CausalLm
-from backends.engine.model.models import weights_of_head
-from backends.engine.sampling.step import StepSampling
-from backends.engine.step_seams import StepSeams
-from reference.draft.hidden import HiddenStates
-from reference.draft.medusa import HEADS_PREFIX, Medusa
-from reference.tree import Tree
+from specverify.backends.engine.draft.base import HeadRows, Opening, Proposal, opens
+from specverify.backends.engine.draft.filling import TreeFilling, run_levels
+from specverify.backends.engine.kv.base import KvCache
+from specverify.backends.engine.model.causal_lm import CausalLm
+from specverify.backends.engine.model.models import weights_of_head
+from specverify.backends.engine.sampling.step import StepSampling
+from specverify.backends.engine.step_seams import StepSeams
+from specverify.reference.draft.hidden import HiddenStates
+from specverify.reference.draft.medusa import HEADS_PREFIX, Medusa
+from specverify.reference.tree import Tree
 
 
 class MedusaDraft(TreeFilling):

@@ -4,15 +4,15 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from backends.engine.draft.base import OPENERS, Draft, Opening, Proposal, opens
-from backends.engine.retrieval.looked_up import LookupDraft
-from backends.engine.sampling.step import StepSampling
-from reference.draft.merged import Merged
-from reference.tree import Tree
+from specverify.backends.engine.draft.base import OPENERS, Draft, Opening, Proposal, opens
+from specverify.backends.engine.retrieval.looked_up import LookupDraft
+from specverify.backends.engine.sampling.step import StepSampling
+from specverify.reference.draft.merged import Merged
+from specverify.reference.tree import Tree
 
 
 class MergedDraft(LookupDraft):
-    """Joins the trees of drafts that look tokens up; `reference.draft.merged` has the order of its nodes.
+    """Joins the trees of drafts that look tokens up; `specverify.reference.draft.merged` has the order of its nodes.
 
     Attributes:
         drafts: The drafts, in the order in which their candidates are joined.

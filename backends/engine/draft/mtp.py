@@ -9,16 +9,16 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from backends.engine.captured.lanes import LaneRows
-from backends.engine.draft.base import HeadRows, Opening, heads, opens
-from backends.engine.draft.filling import Level
-from backends.engine.draft.head import HeadDraft
-from backends.engine.kv.base import KvCache
-from backends.engine.model.causal_lm import CausalLm, causal
-from backends.engine.model.head import HeadModel, StatesBeside
-from backends.engine.reach import Reach
-from reference.case import Case
-from reference.draft.mtp import Mtp, module_prefix
+from specverify.backends.engine.captured.lanes import LaneRows
+from specverify.backends.engine.draft.base import HeadRows, Opening, heads, opens
+from specverify.backends.engine.draft.filling import Level
+from specverify.backends.engine.draft.head import HeadDraft
+from specverify.backends.engine.kv.base import KvCache
+from specverify.backends.engine.model.causal_lm import CausalLm, causal
+from specverify.backends.engine.model.head import HeadModel, StatesBeside
+from specverify.backends.engine.reach import Reach
+from specverify.reference.case import Case
+from specverify.reference.draft.mtp import Mtp, module_prefix
 
 
 class MtpHead(HeadModel):

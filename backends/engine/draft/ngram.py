@@ -5,12 +5,12 @@ It proposes tokens from a trie of the n-grams seen so far in prompt and output.
 
 from torch import Tensor
 
-from backends.engine.draft.base import Opening, Proposal, opens
-from backends.engine.kv.base import KvCache
-from backends.engine.sampling.step import StepSampling
-from reference.draft import Ngram
-from reference.draft.hidden import HiddenStates
-from reference.tree import RankTree, Tree
+from specverify.backends.engine.draft.base import Opening, Proposal, opens
+from specverify.backends.engine.kv.base import KvCache
+from specverify.backends.engine.sampling.step import StepSampling
+from specverify.reference.draft import Ngram
+from specverify.reference.draft.hidden import HiddenStates
+from specverify.reference.tree import RankTree, Tree
 
 Followers = dict[int, tuple[int, int]]
 """From a token to (number of times it followed a context, index of the last time)."""

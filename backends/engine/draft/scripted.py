@@ -5,12 +5,12 @@ After the last tree it proposes the bare root.
 
 from torch import Tensor
 
-from backends.engine.draft.base import Opening, Proposal, opens
-from backends.engine.kv.base import KvCache
-from backends.engine.sampling.step import StepSampling
-from reference.draft import Scripted
-from reference.draft.hidden import HiddenStates
-from reference.tree import Tree
+from specverify.backends.engine.draft.base import Opening, Proposal, opens
+from specverify.backends.engine.kv.base import KvCache
+from specverify.backends.engine.sampling.step import StepSampling
+from specverify.reference.draft import Scripted
+from specverify.reference.draft.hidden import HiddenStates
+from specverify.reference.tree import Tree
 
 
 class ScriptedDraft:

@@ -2,12 +2,12 @@
 
 from torch import Tensor
 
-from backends.engine.draft.base import Opening, Proposal, opens
-from backends.engine.retrieval.looked_up import LookupDraft, fill_shape
-from backends.engine.retrieval.trie import NgramTrie
-from backends.engine.sampling.step import StepSampling
-from reference.draft.trie import Trie
-from reference.tree import RankTree
+from specverify.backends.engine.draft.base import Opening, Proposal, opens
+from specverify.backends.engine.retrieval.looked_up import LookupDraft, fill_shape
+from specverify.backends.engine.retrieval.trie import NgramTrie
+from specverify.backends.engine.sampling.step import StepSampling
+from specverify.reference.draft.trie import Trie
+from specverify.reference.tree import RankTree
 
 
 class TrieDraft(LookupDraft):

@@ -5,9 +5,9 @@ With chunked attention, a row in the next chunk would see no committed token (Ll
 
 from torch import Tensor
 
-from backends.engine.draft.base import Proposal
-from backends.engine.reach import Reach
-from reference.tree import Tree
+from specverify.backends.engine.draft.base import Proposal
+from specverify.backends.engine.reach import Reach
+from specverify.reference.tree import Tree
 
 
 def inside_chunk(tree: Tree, position: int, reaches: list[Reach]) -> list[int]:

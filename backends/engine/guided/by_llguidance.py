@@ -7,10 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from backends.base import Unsupported
-from backends.engine.guided.matcher import Matcher
-from backends.engine.guided.tokens import Token, rule_tokens
-from reference.grammar import Grammar
+from specverify.backends.base import Unsupported
+from specverify.backends.engine.guided.matcher import Matcher
+from specverify.backends.engine.guided.tokens import Token, rule_tokens
+from specverify.reference.grammar import Grammar
 
 SETTINGS = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
 """The form of JSON texts that the dialect has."""

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from backends.base import Unsupported
-from backends.engine.guided.matcher import Matcher
-from reference.grammar import Grammar
+from specverify.backends.base import Unsupported
+from specverify.backends.engine.guided.matcher import Matcher
+from specverify.reference.grammar import Grammar
 
 
 class XgrammarMatcher(Matcher):

@@ -10,10 +10,10 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from backends.base import Unsupported
-from backends.engine.guided.matcher import Matcher, PlainMatcher
-from reference.grammar import Grammar
-from reference.tree import Shape
+from specverify.backends.base import Unsupported
+from specverify.backends.engine.guided.matcher import Matcher, PlainMatcher
+from specverify.reference.grammar import Grammar
+from specverify.reference.tree import Shape
 
 
 @dataclass(frozen=True)
@@ -86,11 +86,11 @@ def open_guide(grammar: Grammar, ends: tuple[int, ...]) -> Guide:
         )
     matcher: Matcher
     if grammar.library == "xgrammar":
-        from backends.engine.guided.by_xgrammar import XgrammarMatcher
+        from specverify.backends.engine.guided.by_xgrammar import XgrammarMatcher
 
         matcher = XgrammarMatcher(grammar)
     else:
-        from backends.engine.guided.by_llguidance import LlguidanceMatcher
+        from specverify.backends.engine.guided.by_llguidance import LlguidanceMatcher
 
         matcher = LlguidanceMatcher(grammar)
     return Guide(matcher, ends, len(grammar.words))

@@ -9,8 +9,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from backends.engine.guided.program import Program, State
-from reference.grammar import Grammar
+from specverify.backends.engine.guided.program import Program, State
+from specverify.reference.grammar import Grammar
 
 
 class Matcher(ABC):

@@ -7,9 +7,9 @@ that read a byte, and at the end of the text.
 import json
 from dataclasses import dataclass, replace
 
-from backends.base import Unsupported
-from backends.engine.guided.tokens import Spans, Token, regex_tokens, rule_tokens, schema_tokens
-from reference.grammar import Grammar
+from specverify.backends.base import Unsupported
+from specverify.backends.engine.guided.tokens import Spans, Token, regex_tokens, rule_tokens, schema_tokens
+from specverify.reference.grammar import Grammar
 
 Stack = tuple[int, "Stack"] | None
 Thread = tuple[int, Stack]

@@ -1,6 +1,6 @@
 """The reading of regular expressions, EBNF and JSON schemas as lists of tokens.
 
-The tokens are in infix order; `backends.engine.guided.program` compiles them.
+The tokens are in infix order; `specverify.backends.engine.guided.program` compiles them.
 """
 
 import json
@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from backends.base import Unsupported
+from specverify.backends.base import Unsupported
 
 Spans = tuple[tuple[int, int], ...]
 """Code points, as pairs of the first and the last."""

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from backends.engine.handover.mailbox import PeerLost
+from specverify.backends.engine.handover.mailbox import PeerLost
 
 SIDES = ("prefill", "decode")
 """The names of the sides, in the order of their numbers in torch's group."""

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from multiprocessing.synchronize import Semaphore
 from pathlib import Path
 
-from backends.engine.handover.mailbox import PeerLost
+from specverify.backends.engine.handover.mailbox import PeerLost
 
 MEMORY = Path("/dev/shm")
 """The folder of Linux whose files are memory."""

@@ -5,18 +5,18 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from backends.engine import stops
-from backends.engine.draft.base import Draft
-from backends.engine.draft.head import HeadDraft
-from backends.engine.guided.guide import Guide
-from backends.engine.handover.packet import BadHandOver
-from backends.engine.handover.seams import HandOverSeams
-from backends.engine.handover.state import RequestState, committed_columns_of
-from backends.engine.kv.arena import CacheLease, Model
-from backends.engine.kv.routed import routed_columns_of
-from backends.engine.model.causal_lm import CausalLm
-from reference.case import Case
-from reference.trace import Step
+from specverify.backends.engine import stops
+from specverify.backends.engine.draft.base import Draft
+from specverify.backends.engine.draft.head import HeadDraft
+from specverify.backends.engine.guided.guide import Guide
+from specverify.backends.engine.handover.packet import BadHandOver
+from specverify.backends.engine.handover.seams import HandOverSeams
+from specverify.backends.engine.handover.state import RequestState, committed_columns_of
+from specverify.backends.engine.kv.arena import CacheLease, Model
+from specverify.backends.engine.kv.routed import routed_columns_of
+from specverify.backends.engine.model.causal_lm import CausalLm
+from specverify.reference.case import Case
+from specverify.reference.trace import Step
 
 
 class Counting(Protocol):

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from backends.engine.handover.packet import BadHandOver, read_packet
+from specverify.backends.engine.handover.packet import BadHandOver, read_packet
 
 FORMAT = "specverify hand-over item 1"
 

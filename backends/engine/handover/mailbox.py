@@ -4,9 +4,9 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from backends.engine.handover.items import Gathering, item_of, items_of, letter_of
-from backends.engine.handover.packet import BadHandOver
-from backends.engine.handover.seams import HandOverSeams
+from specverify.backends.engine.handover.items import Gathering, item_of, items_of, letter_of
+from specverify.backends.engine.handover.packet import BadHandOver
+from specverify.backends.engine.handover.seams import HandOverSeams
 
 
 class PeerLost(Exception):

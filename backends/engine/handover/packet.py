@@ -18,11 +18,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from backends.engine.handover.state import Columns, RequestState
-from backends.engine.kv.base import CacheSpec
-from backends.engine.kv.recurrent import LayerStates
-from reference.case import Case
-from reference.case_json import case_to_json
+from specverify.backends.engine.handover.state import Columns, RequestState
+from specverify.backends.engine.kv.base import CacheSpec
+from specverify.backends.engine.kv.recurrent import LayerStates
+from specverify.reference.case import Case
+from specverify.reference.case_json import case_to_json
 
 FORMAT = "specverify hand-over 1"
 

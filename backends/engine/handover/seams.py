@@ -3,13 +3,13 @@
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from backends.engine.guided.guide import Guide
-from backends.engine.handover import items, packet, state
-from backends.engine.handover.items import Item
-from backends.engine.handover.packet import ExpectedRequest
-from backends.engine.handover.state import Columns, RequestState
-from backends.engine.kv.base import KvCache
-from reference.case import Case
+from specverify.backends.engine.guided.guide import Guide
+from specverify.backends.engine.handover import items, packet, state
+from specverify.backends.engine.handover.items import Item
+from specverify.backends.engine.handover.packet import ExpectedRequest
+from specverify.backends.engine.handover.state import Columns, RequestState
+from specverify.backends.engine.kv.base import KvCache
+from specverify.reference.case import Case
 
 
 def outgoing(state: RequestState) -> RequestState:

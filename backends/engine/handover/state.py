@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from backends.engine.kv.base import KvCache
-from backends.engine.kv.recurrent import LayerStates, states_of
+from specverify.backends.engine.kv.base import KvCache
+from specverify.backends.engine.kv.recurrent import LayerStates, states_of
 
 
 @dataclass(frozen=True)

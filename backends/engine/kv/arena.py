@@ -9,16 +9,16 @@ from typing import Protocol
 
 from torch import Tensor
 
-from backends.base import Unsupported
-from backends.engine.kv.base import CacheSpec, KvCache, Poison
-from backends.engine.kv.layouts import CACHES
-from backends.engine.kv.paged import Pool
-from backends.engine.kv.pages import Blocks
-from backends.engine.kv.recurrent import put_states_beside, states_of
-from backends.engine.kv.routed import routed_columns_of
-from backends.engine.kv.seams import KvSeams
-from backends.engine.kv.tiers.second import Border
-from reference.layout import KvLayout
+from specverify.backends.base import Unsupported
+from specverify.backends.engine.kv.base import CacheSpec, KvCache, Poison
+from specverify.backends.engine.kv.layouts import CACHES
+from specverify.backends.engine.kv.paged import Pool
+from specverify.backends.engine.kv.pages import Blocks
+from specverify.backends.engine.kv.recurrent import put_states_beside, states_of
+from specverify.backends.engine.kv.routed import routed_columns_of
+from specverify.backends.engine.kv.seams import KvSeams
+from specverify.backends.engine.kv.tiers.second import Border
+from specverify.reference.layout import KvLayout
 
 LARGE = 3e4
 """A poison value: finite in every working dtype (float16 ends at 65504), and far from any key or value."""

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from backends.engine.reach import Reach
+from specverify.backends.engine.reach import Reach
 
 Pair = tuple[Tensor, Tensor]
 """Keys and values."""

@@ -9,8 +9,16 @@ import os
 import torch
 from torch import Tensor
 
-from backends.engine.kv.base import CacheSpec, KvCache, Pair, Poison, is_in_order, pick_columns, poison_of_width
-from reference.layout import FAST_SWITCH, NO_PREFIX, NOT_IN_ORDER
+from specverify.backends.engine.kv.base import (
+    CacheSpec,
+    KvCache,
+    Pair,
+    Poison,
+    is_in_order,
+    pick_columns,
+    poison_of_width,
+)
+from specverify.reference.layout import FAST_SWITCH, NO_PREFIX, NOT_IN_ORDER
 
 
 class Branch:

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from backends.engine.kv.base import CacheSpec, KvCache
+from specverify.backends.engine.kv.base import CacheSpec, KvCache
 
 
 class Buffered:

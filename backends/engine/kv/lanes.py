@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from transformers import Cache
 
-from backends.engine.columns import AttentionInputs, Paging, RowWords
-from backends.engine.kv.base import KvCache
-from backends.engine.kv.paged import Paged, Pool
+from specverify.backends.engine.columns import AttentionInputs, Paging, RowWords
+from specverify.backends.engine.kv.base import KvCache
+from specverify.backends.engine.kv.paged import Paged, Pool
 
 
 class BatchCache(Cache):  # type: ignore[misc]  # transformers is untyped here

@@ -1,14 +1,15 @@
 """The functions that make a request's cache, one per layout without pages.
 
-The traits of a layout are in `reference.layout.KINDS`. Layouts with pages share `Paged`, which the arena makes.
+The traits of a layout are in `specverify.reference.layout.KINDS`. Layouts with pages share `Paged`, which the arena
+makes.
 """
 
 from collections.abc import Callable
 from dataclasses import replace
 
-from backends.engine.kv.base import CacheSpec, KvCache
-from backends.engine.kv.seams import KvSeams
-from reference.layout import KvLayout
+from specverify.backends.engine.kv.base import CacheSpec, KvCache
+from specverify.backends.engine.kv.seams import KvSeams
+from specverify.reference.layout import KvLayout
 
 CACHES: dict[str, Callable[[KvSeams, CacheSpec, KvLayout], KvCache]] = {
     "branch": lambda seams, room, layout: (

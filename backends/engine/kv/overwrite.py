@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 import torch
 
-from backends.engine.kv.base import CacheSpec, Pair, is_in_order
-from backends.engine.kv.static import Static
+from specverify.backends.engine.kv.base import CacheSpec, Pair, is_in_order
+from specverify.backends.engine.kv.static import Static
 
 
 class Overwrite(Static):

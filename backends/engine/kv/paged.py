@@ -6,8 +6,8 @@ Columns lie in pages of a pool that requests share. A block table says which pag
 import torch
 from torch import Tensor
 
-from backends.engine.kv.base import CacheSpec, KvCache, Pair, Poison, pick_columns, poison_of_width
-from backends.engine.kv.pages import Blocks
+from specverify.backends.engine.kv.base import CacheSpec, KvCache, Pair, Poison, pick_columns, poison_of_width
+from specverify.backends.engine.kv.pages import Blocks
 
 
 class Pool:

@@ -6,7 +6,7 @@ The allocator has a free list and a count of the holders of each page.
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 
-from backends.engine.kv.base import OutOfPages
+from specverify.backends.engine.kv.base import OutOfPages
 
 
 class Pages:

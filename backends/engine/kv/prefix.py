@@ -7,9 +7,9 @@ first; a second tier may keep a copy of it and bring it back.
 from collections import OrderedDict
 from collections.abc import Iterator
 
-from backends.engine.kv.base import OutOfPages
-from backends.engine.kv.pages import Pages
-from backends.engine.kv.tiers.second import Border, Key, SecondTier
+from specverify.backends.engine.kv.base import OutOfPages
+from specverify.backends.engine.kv.pages import Pages
+from specverify.backends.engine.kv.tiers.second import Border, Key, SecondTier
 
 
 class PrefixCache:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from backends.engine.kv.base import KvCache
+from specverify.backends.engine.kv.base import KvCache
 
 LayerState = tuple[Tensor, Tensor]
 """The window of a layer's convolution [width - 1, channels], and its memory [value heads, key width, value width]."""

@@ -6,8 +6,8 @@ The commit copies the accepted rows from the scratch buffer into the committed b
 import torch
 from torch import Tensor
 
-from backends.engine.kv.base import CacheSpec, Pair, Poison, pick_columns, poison_of_width
-from backends.engine.kv.buffered import Buffered
+from specverify.backends.engine.kv.base import CacheSpec, Pair, Poison, pick_columns, poison_of_width
+from specverify.backends.engine.kv.buffered import Buffered
 
 
 class Scratch(Buffered):

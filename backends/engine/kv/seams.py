@@ -5,19 +5,19 @@ A composition or a planted fault replaces one of them by its name.
 
 from dataclasses import dataclass, replace
 
-from backends.engine.kv.branch import Branch
-from backends.engine.kv.branches.several import Branches
-from backends.engine.kv.lanes import BatchCache
-from backends.engine.kv.overwrite import Overwrite
-from backends.engine.kv.padding.left import LeftPadded, with_front
-from backends.engine.kv.paged import Paged, Pool
-from backends.engine.kv.pages import Blocks, Pages
-from backends.engine.kv.prefix import PrefixCache
-from backends.engine.kv.recurrent import RecurrentStates
-from backends.engine.kv.scratch import Scratch
-from backends.engine.kv.sliding import Sliding
-from backends.engine.kv.static import Static
-from backends.engine.kv.tiers.second import SecondTier
+from specverify.backends.engine.kv.branch import Branch
+from specverify.backends.engine.kv.branches.several import Branches
+from specverify.backends.engine.kv.lanes import BatchCache
+from specverify.backends.engine.kv.overwrite import Overwrite
+from specverify.backends.engine.kv.padding.left import LeftPadded, with_front
+from specverify.backends.engine.kv.paged import Paged, Pool
+from specverify.backends.engine.kv.pages import Blocks, Pages
+from specverify.backends.engine.kv.prefix import PrefixCache
+from specverify.backends.engine.kv.recurrent import RecurrentStates
+from specverify.backends.engine.kv.scratch import Scratch
+from specverify.backends.engine.kv.sliding import Sliding
+from specverify.backends.engine.kv.static import Static
+from specverify.backends.engine.kv.tiers.second import SecondTier
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ A layer with a window or chunks keeps only the columns that a later row can stil
 import torch
 from torch import Tensor
 
-from backends.engine.kv.base import CacheSpec, KvCache, Pair, Poison, pick_columns, poison_of_width
+from specverify.backends.engine.kv.base import CacheSpec, KvCache, Pair, Poison, pick_columns, poison_of_width
 
 
 class Sliding:

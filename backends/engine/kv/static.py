@@ -6,8 +6,8 @@ Rows are written in place, and attention reads the buffer from end to end under 
 import torch
 from torch import Tensor
 
-from backends.engine.kv.base import Pair, Poison, pick_columns, poison_of_width
-from backends.engine.kv.buffered import Buffered
+from specverify.backends.engine.kv.base import Pair, Poison, pick_columns, poison_of_width
+from specverify.backends.engine.kv.buffered import Buffered
 
 
 class Static(Buffered):

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from backends.engine.columns import RowWords
-from backends.engine.lower_tree import TreeTensors
-from backends.engine.lowering import program
-from backends.engine.reach import Reach
-from reference.tree import Tree
+from specverify.backends.engine.columns import RowWords
+from specverify.backends.engine.lower_tree import TreeTensors
+from specverify.backends.engine.lowering import program
+from specverify.backends.engine.reach import Reach
+from specverify.reference.tree import Tree
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ same numbers on the host, tree by tree.
 import torch
 from torch import Tensor
 
-from backends.engine.columns import WORD, signed
-from backends.engine.reach import Reach
+from specverify.backends.engine.columns import WORD, signed
+from specverify.backends.engine.reach import Reach
 
 
 def climb(parent: Tensor, levels: int) -> Tensor:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from reference.architecture import Model
+from specverify.reference.architecture import Model
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Weights in 8-bit floats, dequantised when a checkpoint is opened.
 
-The rule is that of `reference.files.block_scales`. transformers 5.23 has its own reading, which takes the size of a
+The rule is that of `specverify.reference.files.block_scales`. transformers 5.23 has its own reading, which takes the
+size of a
 block from the number of scales: it is another one where the last block of an axis is cut off.
 """
 
@@ -11,10 +12,10 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from backends.base import Unsupported
-from reference.files.block_scales import FACTORS
-from reference.files.stored import EIGHT_BITS, FLOATS
-from reference.files.weight_files import weight_files
+from specverify.backends.base import Unsupported
+from specverify.reference.files.block_scales import FACTORS
+from specverify.reference.files.stored import EIGHT_BITS, FLOATS
+from specverify.reference.files.weight_files import weight_files
 
 
 def product(numbers: Tensor, factors: Tensor, rows: int, columns: int) -> Tensor:

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from backends.base import Unsupported
-from backends.engine.model.family import FAMILIES
-from backends.engine.model.family.base import rope_of
-from backends.engine.model.quantised import Dequantise, dequantise, quantise_state
-from reference.architecture import Architecture, Seeded
-from reference.weights import seeded_weights
+from specverify.backends.base import Unsupported
+from specverify.backends.engine.model.family import FAMILIES
+from specverify.backends.engine.model.family.base import rope_of
+from specverify.backends.engine.model.quantised import Dequantise, dequantise, quantise_state
+from specverify.reference.architecture import Architecture, Seeded
+from specverify.reference.weights import seeded_weights
 
 DTYPES = {
     "float64": torch.float64,

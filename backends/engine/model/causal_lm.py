@@ -13,22 +13,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from backends.engine.attention.interface import INTERFACE, pass_arguments
-from backends.engine.attention.latent import OverLatentRows
-from backends.engine.captured.lanes import LaneRows
-from backends.engine.columns import Attend, AttentionInputs, RowWords
-from backends.engine.kv.base import CacheSpec, KvCache
-from backends.engine.kv.branches.several import Branches
-from backends.engine.kv.lanes import BatchCache
-from backends.engine.kv.recurrent import RecurrentStates, commit_states, put_states_beside, states_of
-from backends.engine.kv.routed import routed_columns_of
-from backends.engine.model.axes import Axes, positions_of, side_by_side
-from backends.engine.model.graphs import HOOKED, Graphs, Inputs
-from backends.engine.model.hidden import HiddenTap
-from backends.engine.model.low_rank import LowRank, adapter_hooks
-from backends.engine.model.routed import Choices, ExpertTap, by_lane
-from backends.engine.reach import HYBRID, MASKS, RECURRENT, Reach, reaches_of
-from reference.draft.hidden import HiddenStates
+from specverify.backends.engine.attention.interface import INTERFACE, pass_arguments
+from specverify.backends.engine.attention.latent import OverLatentRows
+from specverify.backends.engine.captured.lanes import LaneRows
+from specverify.backends.engine.columns import Attend, AttentionInputs, RowWords
+from specverify.backends.engine.kv.base import CacheSpec, KvCache
+from specverify.backends.engine.kv.branches.several import Branches
+from specverify.backends.engine.kv.lanes import BatchCache
+from specverify.backends.engine.kv.recurrent import RecurrentStates, commit_states, put_states_beside, states_of
+from specverify.backends.engine.kv.routed import routed_columns_of
+from specverify.backends.engine.model.axes import Axes, positions_of, side_by_side
+from specverify.backends.engine.model.graphs import HOOKED, Graphs, Inputs
+from specverify.backends.engine.model.hidden import HiddenTap
+from specverify.backends.engine.model.low_rank import LowRank, adapter_hooks
+from specverify.backends.engine.model.routed import Choices, ExpertTap, by_lane
+from specverify.backends.engine.reach import HYBRID, MASKS, RECURRENT, Reach, reaches_of
+from specverify.reference.draft.hidden import HiddenStates
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from backends.base import Unsupported
-from backends.engine.attention.eager import eager
-from backends.engine.columns import AttentionInputs
-from backends.engine.kv.base import CacheSpec
-from backends.engine.kv.branch import Branch
-from backends.engine.kv.lanes import BatchCache
-from backends.engine.model.causal_lm import CausalLm, Rows, causal
+from specverify.backends.base import Unsupported
+from specverify.backends.engine.attention.eager import eager
+from specverify.backends.engine.columns import AttentionInputs
+from specverify.backends.engine.kv.base import CacheSpec
+from specverify.backends.engine.kv.branch import Branch
+from specverify.backends.engine.kv.lanes import BatchCache
+from specverify.backends.engine.model.causal_lm import CausalLm, Rows, causal
 
 ROWS = 3
 """The number of rows of the forward: one that sees itself alone, and two that see further rows."""

@@ -14,9 +14,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from backends.engine.columns import Attend, AttentionInputs
-from backends.engine.kv.lanes import BatchCache
-from backends.engine.model.recording.lanes import REFUSAL, RecordedLanes, recorded_lanes
+from specverify.backends.engine.columns import Attend, AttentionInputs
+from specverify.backends.engine.kv.lanes import BatchCache
+from specverify.backends.engine.model.recording.lanes import REFUSAL, RecordedLanes, recorded_lanes
 
 KEEP = 16
 """The largest number of recordings kept; the least recently replayed one is dropped first."""

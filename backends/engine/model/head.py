@@ -13,16 +13,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from backends.engine.captured.lanes import LaneRows
-from backends.engine.columns import Attend
-from backends.engine.kv.base import CacheSpec, KvCache
-from backends.engine.kv.lanes import BatchCache
-from backends.engine.model.causal_lm import CausalLm, causal
-from backends.engine.model.float64_modules import inverse_frequencies
-from backends.engine.reach import Reach
-from reference.case import Case
-from reference.draft.hidden import HiddenStates
-from reference.draft.layer_head import HeadLayer
+from specverify.backends.engine.captured.lanes import LaneRows
+from specverify.backends.engine.columns import Attend
+from specverify.backends.engine.kv.base import CacheSpec, KvCache
+from specverify.backends.engine.kv.lanes import BatchCache
+from specverify.backends.engine.model.causal_lm import CausalLm, causal
+from specverify.backends.engine.model.float64_modules import inverse_frequencies
+from specverify.backends.engine.reach import Reach
+from specverify.reference.case import Case
+from specverify.reference.draft.hidden import HiddenStates
+from specverify.reference.draft.layer_head import HeadLayer
 
 StatesBeside: TypeAlias = Callable[[int, list[Tensor]], Tensor]
 """From a module's number and the outputs of the modules before it to the states [R, hidden] that its rows hold."""

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from backends.base import Unsupported
-from reference.draft.hidden import HiddenStates
+from specverify.backends.base import Unsupported
+from specverify.reference.draft.hidden import HiddenStates
 
 
 class HiddenTap:

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from reference.architecture import Model, Seeded
-from reference.weights.adapters import low_rank
+from specverify.reference.architecture import Model, Seeded
+from specverify.reference.weights.adapters import low_rank
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,23 +13,23 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging
 
-from backends.base import Unsupported
-from backends.engine.model.block_scales import dequantise_checkpoint
-from backends.engine.model.built_in import DTYPES, built_in, loop_over_experts
-from backends.engine.model.causal_lm import CausalLm
-from backends.engine.model.examined import examine_and_open
-from backends.engine.model.family import EXACT, FAMILIES
-from backends.engine.model.float64_modules import make_exact
-from backends.engine.model.graphs import Graphs, Recorder
-from backends.engine.model.head import HeadModel, MakeHead
-from backends.engine.model.quantised import Dequantise, dequantise, quantise_state
-from reference.architecture import Checkpoint, Model, Rope, Seeded
-from reference.case import Case
-from reference.draft.head import Head
-from reference.files.block_scales import block_size
-from reference.files.fields import LARGEST_CONFIG, UnreadableCheckpoint
-from reference.files.regular import read_whole
-from reference.weights import head_weights
+from specverify.backends.base import Unsupported
+from specverify.backends.engine.model.block_scales import dequantise_checkpoint
+from specverify.backends.engine.model.built_in import DTYPES, built_in, loop_over_experts
+from specverify.backends.engine.model.causal_lm import CausalLm
+from specverify.backends.engine.model.examined import examine_and_open
+from specverify.backends.engine.model.family import EXACT, FAMILIES
+from specverify.backends.engine.model.float64_modules import make_exact
+from specverify.backends.engine.model.graphs import Graphs, Recorder
+from specverify.backends.engine.model.head import HeadModel, MakeHead
+from specverify.backends.engine.model.quantised import Dequantise, dequantise, quantise_state
+from specverify.reference.architecture import Checkpoint, Model, Rope, Seeded
+from specverify.reference.case import Case
+from specverify.reference.draft.head import Head
+from specverify.reference.files.block_scales import block_size
+from specverify.reference.files.fields import LARGEST_CONFIG, UnreadableCheckpoint
+from specverify.reference.files.regular import read_whole
+from specverify.reference.weights import head_weights
 
 # Built-in models stretch their context by odd factors on purpose, and transformers would warn about each of them.
 logging.set_verbosity_error()

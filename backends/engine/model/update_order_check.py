@@ -8,12 +8,12 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from backends.base import Unsupported
-from backends.engine.columns import Attend
-from backends.engine.kv.lanes import BatchCache
-from backends.engine.kv.overwrite import Overwrite, updated_before_read
-from backends.engine.model.causal_lm import CausalLm, Rows, causal
-from backends.engine.model.head import HeadModel
+from specverify.backends.base import Unsupported
+from specverify.backends.engine.columns import Attend
+from specverify.backends.engine.kv.lanes import BatchCache
+from specverify.backends.engine.kv.overwrite import Overwrite, updated_before_read
+from specverify.backends.engine.model.causal_lm import CausalLm, Rows, causal
+from specverify.backends.engine.model.head import HeadModel
 
 COMMITTED, BLOCK = 3, 3
 """The committed columns before the block of the test, and the rows of the block."""

@@ -5,7 +5,7 @@ The device keeps the whole accepted path; a stop may cut it.
 
 from dataclasses import replace
 
-from reference.trace import Committed, Kv, frozen
+from specverify.reference.trace import Committed, Kv, frozen
 
 
 def cut_commit(committed: Committed, length: int) -> Committed:

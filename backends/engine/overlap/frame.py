@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from backends.engine.step.state import Emission, Verification
-from reference.trace import Committed
+from specverify.backends.engine.step.state import Emission, Verification
+from specverify.reference.trace import Committed
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ The host writes a placeholder for the tokens of a launched step. When the next s
 own tokens in the place of each placeholder (the future map of SGLang's overlapped scheduler).
 """
 
-from backends.engine.overlap.frame import Place
+from specverify.backends.engine.overlap.frame import Place
 
 
 class Futures:

@@ -1,6 +1,6 @@
 """The columns and positions that a step needs while another is in flight."""
 
-from reference.case import Case
+from specverify.reference.case import Case
 
 STEPS = 2
 """Blocks beyond the host's committed length: the one in flight and the one that is launched, as SGLang reserves."""

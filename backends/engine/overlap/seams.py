@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from backends.engine.overlap.frame import Frame, LaunchedRow
-from backends.engine.overlap.futures import Futures
-from backends.engine.overlap.reservation import reserved_columns
-from backends.engine.request import Request
-from backends.engine.step.state import Emission
+from specverify.backends.engine.overlap.frame import Frame, LaunchedRow
+from specverify.backends.engine.overlap.futures import Futures
+from specverify.backends.engine.overlap.reservation import reserved_columns
+from specverify.backends.engine.request import Request
+from specverify.backends.engine.step.state import Emission
 
 
 def results(part: LaunchedRow, launched: Frame) -> list[int]:

@@ -15,9 +15,9 @@ from multiprocessing.context import ForkProcess
 from pathlib import Path
 from typing import Any
 
-from backends.base import Unavailable
-from backends.engine.ranks.member import Facts, Membership, facts_of, run_rank
-from backends.engine.seams import Seams
+from specverify.backends.base import Unavailable
+from specverify.backends.engine.ranks.member import Facts, Membership, facts_of, run_rank
+from specverify.backends.engine.seams import Seams
 
 PATIENCE = 60.0
 """Seconds without a collective, or an answer, of any rank after which a rank lags."""

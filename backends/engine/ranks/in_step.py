@@ -10,13 +10,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from backends.engine.collectives.group import Group
-from backends.engine.lower_tree import TreeTensors
-from backends.engine.model.causal_lm import CausalLm
-from backends.engine.ranks.shards import ShardedLm
-from backends.engine.sampling import coins, processing
-from backends.engine.sampling.seams import Law, SamplingSeams
-from backends.engine.seams import Seams
+from specverify.backends.engine.collectives.group import Group
+from specverify.backends.engine.lower_tree import TreeTensors
+from specverify.backends.engine.model.causal_lm import CausalLm
+from specverify.backends.engine.ranks.shards import ShardedLm
+from specverify.backends.engine.sampling import coins, processing
+from specverify.backends.engine.sampling.seams import Law, SamplingSeams
+from specverify.backends.engine.seams import Seams
 
 
 def seams_in_step(seams: Seams, group: Group) -> Seams:

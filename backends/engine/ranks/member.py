@@ -10,20 +10,20 @@ from typing import Any
 
 import torch
 
-from backends.base import StageFailure, Unsupported
-from backends.engine.collectives.group import OutOfStep
-from backends.engine.model.models import ModelCache
-from backends.engine.play import play_alone
-from backends.engine.ranks.in_step import sampling_in_step, seams_in_step
-from backends.engine.ranks.play import RankServer, is_out_of_step
-from backends.engine.ranks.processes import TRANSPORTS, ProcessGroup, join
-from backends.engine.ranks.spread import SpreadServer
-from backends.engine.sampling.rounds import Tables
-from backends.engine.seams import Seams
-from backends.flags import flags_set
-from reference.case import Case
-from reference.session import Action
-from reference.trace import Trace
+from specverify.backends.base import StageFailure, Unsupported
+from specverify.backends.engine.collectives.group import OutOfStep
+from specverify.backends.engine.model.models import ModelCache
+from specverify.backends.engine.play import play_alone
+from specverify.backends.engine.ranks.in_step import sampling_in_step, seams_in_step
+from specverify.backends.engine.ranks.play import RankServer, is_out_of_step
+from specverify.backends.engine.ranks.processes import TRANSPORTS, ProcessGroup, join
+from specverify.backends.engine.ranks.spread import SpreadServer
+from specverify.backends.engine.sampling.rounds import Tables
+from specverify.backends.engine.seams import Seams
+from specverify.backends.flags import flags_set
+from specverify.reference.case import Case
+from specverify.reference.session import Action
+from specverify.reference.trace import Trace
 
 Facts = Mapping[str, str]
 """Versions and flags of a rank, which are to be those of rank 0."""

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from reference.parallel.ranks import RankRun, kv_part
-from reference.trace import Array, Kv, Step, Trace, frozen
+from specverify.reference.parallel.ranks import RankRun, kv_part
+from specverify.reference.trace import Array, Kv, Step, Trace, frozen
 
 
 def merge_traces(traces: Sequence[Trace], calls: Sequence[tuple[str, ...]], kv_heads: int) -> Trace:

@@ -7,19 +7,19 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
 
-from backends.engine.ahead.server import OverlapServer
-from backends.engine.collectives.group import Group, OutOfStep
-from backends.engine.model.models import ModelCache
-from backends.engine.play import play_alone
-from backends.engine.ranks.in_step import seams_in_step
-from backends.engine.ranks.merged import merge_traces
-from backends.engine.ranks.shards import ShardedLm
-from backends.engine.ranks.spread import SpreadServer, merge_spread
-from backends.engine.ranks.threads import Meeting
-from backends.engine.seams import Seams
-from reference.case import Case
-from reference.session import Action, Session
-from reference.trace import Trace
+from specverify.backends.engine.ahead.server import OverlapServer
+from specverify.backends.engine.collectives.group import Group, OutOfStep
+from specverify.backends.engine.model.models import ModelCache
+from specverify.backends.engine.play import play_alone
+from specverify.backends.engine.ranks.in_step import seams_in_step
+from specverify.backends.engine.ranks.merged import merge_traces
+from specverify.backends.engine.ranks.shards import ShardedLm
+from specverify.backends.engine.ranks.spread import SpreadServer, merge_spread
+from specverify.backends.engine.ranks.threads import Meeting
+from specverify.backends.engine.seams import Seams
+from specverify.reference.case import Case
+from specverify.reference.session import Action, Session
+from specverify.reference.trace import Trace
 
 Result = TypeVar("Result")
 
@@ -106,7 +106,7 @@ def is_out_of_step(error: BaseException) -> bool:
 
 
 def serve_ranks(case: Case, shelf: ModelCache, seams: Seams) -> RankedServers:
-    """As `backends.engine.play.serve`, on as many ranks as the case names."""
+    """As `specverify.backends.engine.play.serve`, on as many ranks as the case names."""
     case_with_session = case if case.session is not None else replace(case, session=Session())
     servers = RankedServers(case_with_session, shelf, seams)
     for action in (case_with_session.session or Session()).actions:
@@ -115,7 +115,7 @@ def serve_ranks(case: Case, shelf: ModelCache, seams: Seams) -> RankedServers:
 
 
 def play_ranks(case: Case, shelf: ModelCache, seams: Seams) -> Trace:
-    """As `backends.engine.play.play`, on as many ranks as the case names."""
+    """As `specverify.backends.engine.play.play`, on as many ranks as the case names."""
     if case.session is not None:
         return serve_ranks(case, shelf, seams).trace
     servers = RankedServers(case, shelf, seams)

@@ -13,12 +13,12 @@ from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 
-from backends.base import Unsupported
-from backends.engine.collectives.group import Group
-from backends.engine.collectives.seams import RankSeams
-from backends.engine.kv.base import CacheSpec
-from backends.engine.model.causal_lm import CausalLm
-from reference.parallel.ranks import kv_part, rank_part
+from specverify.backends.base import Unsupported
+from specverify.backends.engine.collectives.group import Group
+from specverify.backends.engine.collectives.seams import RankSeams
+from specverify.backends.engine.kv.base import CacheSpec
+from specverify.backends.engine.model.causal_lm import CausalLm
+from specverify.reference.parallel.ranks import kv_part, rank_part
 
 CLASSES = (
     "LlamaForCausalLM",

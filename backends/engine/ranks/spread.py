@@ -10,16 +10,16 @@ from dataclasses import replace
 
 import torch
 
-from backends.engine.ahead.server import OverlapServer
-from backends.engine.collectives.group import Group
-from backends.engine.model.models import ModelCache
-from backends.engine.seams import Seams
-from backends.engine.step.naming import naming_stage
-from reference.case import Case
-from reference.parallel.ranks import RankRun
-from reference.parallel.spread import owners
-from reference.session import Account, Action
-from reference.trace import Trace
+from specverify.backends.engine.ahead.server import OverlapServer
+from specverify.backends.engine.collectives.group import Group
+from specverify.backends.engine.model.models import ModelCache
+from specverify.backends.engine.seams import Seams
+from specverify.backends.engine.step.naming import naming_stage
+from specverify.reference.case import Case
+from specverify.reference.parallel.ranks import RankRun
+from specverify.reference.parallel.spread import owners
+from specverify.reference.session import Account, Action
+from specverify.reference.trace import Trace
 
 
 class SpreadServer(OverlapServer):

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 
-from backends.engine.collectives.group import Group
-from backends.engine.ranks.in_step import sampling_in_step
-from backends.engine.ranks.threads import Meeting
-from backends.engine.sampling.rounds import Tables
-from backends.engine.sampling.seams import SamplingSeams
-from reference.probability_world import Blocks
+from specverify.backends.engine.collectives.group import Group
+from specverify.backends.engine.ranks.in_step import sampling_in_step
+from specverify.backends.engine.ranks.threads import Meeting
+from specverify.backends.engine.sampling.rounds import Tables
+from specverify.backends.engine.sampling.seams import SamplingSeams
+from specverify.reference.probability_world import Blocks
 
 
 def on_ranks(device: str, seams: SamplingSeams, ranks: int, ask: Callable[[Tables], Blocks]) -> Blocks:

@@ -5,9 +5,9 @@ They have no model, no cache, and nothing to roll back.
 
 from collections.abc import Callable
 
-from backends.engine.kv.base import KvCache
-from reference.draft.hidden import HiddenStates
-from reference.tree import RankTree, Tree
+from specverify.backends.engine.kv.base import KvCache
+from specverify.reference.draft.hidden import HiddenStates
+from specverify.reference.tree import RankTree, Tree
 
 
 class LookupDraft:

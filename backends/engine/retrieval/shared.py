@@ -1,8 +1,8 @@
 """The tries that requests of one server share."""
 
-from backends.engine.retrieval.trie import NgramTrie
-from reference.draft import Draft
-from reference.draft.trie import Trie
+from specverify.backends.engine.retrieval.trie import NgramTrie
+from specverify.reference.draft import Draft
+from specverify.reference.draft.trie import Trie
 
 
 class SharedTries:

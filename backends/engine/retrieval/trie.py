@@ -24,7 +24,7 @@ class Node:
 
 
 class NgramTrie:
-    """N-grams of at most `order` tokens, `capacity` of them at most; `reference.draft.trie` has the rules.
+    """N-grams of at most `order` tokens, `capacity` of them at most; `specverify.reference.draft.trie` has the rules.
 
     Attributes:
         order: The most tokens of an n-gram.

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from backends.engine.sampling.coins import Below, Coins, Inverse
-from backends.engine.sampling.forest import Forest
-from backends.engine.sampling.question import Question
-from backends.engine.sampling.seams import SamplingSeams
-from backends.engine.sampling.verify import by_rule
-from reference.rules import Rule
-from reference.tape import KINDS
+from specverify.backends.engine.sampling.coins import Below, Coins, Inverse
+from specverify.backends.engine.sampling.forest import Forest
+from specverify.backends.engine.sampling.question import Question
+from specverify.backends.engine.sampling.seams import SamplingSeams
+from specverify.backends.engine.sampling.verify import by_rule
+from specverify.reference.rules import Rule
+from specverify.reference.tape import KINDS
 
 GRAPHS = 64
 """Graphs that may be captured for one program, before torch runs it without capture."""

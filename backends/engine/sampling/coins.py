@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from reference.tape import KINDS
+from specverify.reference.tape import KINDS
 
 Below = Callable[[Tensor, Tensor], Tensor]
 """The signature of `below`."""
@@ -65,7 +65,7 @@ class Coins:
         self.spent: list[tuple[Tensor, Tensor]] = []
 
     def place(self, kind: str, node: Tensor) -> Tensor:
-        """The place, in the step, of the coin of `kind` for `node` [B]; see `reference.tape.place`."""
+        """The place, in the step, of the coin of `kind` for `node` [B]; see `specverify.reference.tape.place`."""
         return torch.full_like(node, 3 * self.nodes) if kind == "bonus" else KINDS.index(kind) * self.nodes + node
 
     def below(self, place: Tensor, threshold: Tensor, active: Tensor) -> Tensor:
@@ -116,7 +116,7 @@ def round_coins(uniforms: Tensor, dtype: torch.dtype) -> Tensor:
     """Coins in a working dtype, rounded down, because rounding to nearest would turn the largest coin into 1.0."""
     if dtype == torch.float64:
         return uniforms.to(dtype)
-    # Multiples of 2^-24 are exact in float32, as seeded coins are (`reference.tape.RESOLUTION`).
+    # Multiples of 2^-24 are exact in float32, as seeded coins are (`specverify.reference.tape.RESOLUTION`).
     return (torch.floor(uniforms * 2.0**24) * 2.0**-24).to(dtype)
 
 

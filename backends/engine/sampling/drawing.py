@@ -6,8 +6,8 @@ The token is one of the best tokens of the draft's law, or is drawn from that la
 import torch
 from torch import Tensor
 
-from backends.engine.sampling.coins import Coins
-from backends.engine.sampling.seams import SamplingSeams
+from specverify.backends.engine.sampling.coins import Coins
+from specverify.backends.engine.sampling.seams import SamplingSeams
 
 
 def draw_child(
@@ -27,7 +27,7 @@ def draw_child(
         rank: The rank of the token in the law, 0 for the best; only `top-k` uses it.
         child: The row of the child; the draft coin of this row draws the token.
         tried_tokens: bool [B, V]; the tokens of earlier siblings.
-        draws: One of `reference.rules.DRAWS`.
+        draws: One of `specverify.reference.rules.DRAWS`.
         dice: The coins.
         seams: The functions that decide.
         active: bool [B]; the requests that have this child at all.

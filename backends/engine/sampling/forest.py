@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from reference.tree import Shape
+from specverify.reference.tree import Shape
 
 
 @dataclass(frozen=True)

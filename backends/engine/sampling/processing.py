@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from backends.engine.sampling.forest import Forest
-from reference import user_processors
-from reference.sampling import Sampling, Stops
+from specverify.backends.engine.sampling.forest import Forest
+from specverify.reference import user_processors
+from specverify.reference.sampling import Sampling, Stops
 
 
 @dataclass(frozen=True)

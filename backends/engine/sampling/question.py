@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from backends.engine.sampling.coins import Coins
-from backends.engine.sampling.forest import Forest
-from reference.rules import Rule
+from specverify.backends.engine.sampling.coins import Coins
+from specverify.backends.engine.sampling.forest import Forest
+from specverify.reference.rules import Rule
 
 BATCHED = ("chain", "multi-round", "target-only")
 """The rules whose requests are asked together."""

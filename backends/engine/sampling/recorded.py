@@ -2,7 +2,7 @@
 
 A recording reads and writes fixed addresses. So a batch is padded to a few sizes, its tensors are copied into those of
 the recording, and the results are copied out before the next replay overwrites them. On a machine without a device the
-recorder is emulated (`backends.engine.model.recording.operators`).
+recorder is emulated (`specverify.backends.engine.model.recording.operators`).
 """
 
 from collections import OrderedDict
@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from backends.engine.model.graphs import Recorder
-from backends.engine.sampling.batched import (
+from specverify.backends.engine.model.graphs import Recorder
+from specverify.backends.engine.sampling.batched import (
     TENSORS,
     Answers,
     BatchedVerify,
@@ -26,7 +26,7 @@ from backends.engine.sampling.batched import (
     power_of_two,
     tensors_of,
 )
-from backends.engine.sampling.question import Question
+from specverify.backends.engine.sampling.question import Question
 
 KEEP = 32
 """The largest number of recordings kept; the least recently replayed one is dropped first."""

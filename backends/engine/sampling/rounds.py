@@ -1,7 +1,7 @@
 """Whole rounds of drafting and acceptance on tables in place of models.
 
 The engine's own sampling runs on tables of logits or laws, many requests at once. `EngineBackend` offers it as
-`backends.base.ExactLaw`.
+`specverify.backends.base.ExactLaw`.
 """
 
 from collections.abc import Callable
@@ -11,16 +11,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from backends.engine.guided.guide import open_guide
-from backends.engine.sampling import processing, stream
-from backends.engine.sampling.coins import Coins, round_coins
-from backends.engine.sampling.drawing import draw_child
-from backends.engine.sampling.forest import Forest, forest
-from backends.engine.sampling.seams import SamplingSeams
-from backends.engine.sampling.verify import Acceptance, verify
-from reference.probability_world import Blocks, GivenTree, World
-from reference.tape import stride
-from reference.trace import Array
+from specverify.backends.engine.guided.guide import open_guide
+from specverify.backends.engine.sampling import processing, stream
+from specverify.backends.engine.sampling.coins import Coins, round_coins
+from specverify.backends.engine.sampling.drawing import draw_child
+from specverify.backends.engine.sampling.forest import Forest, forest
+from specverify.backends.engine.sampling.seams import SamplingSeams
+from specverify.backends.engine.sampling.verify import Acceptance, verify
+from specverify.reference.probability_world import Blocks, GivenTree, World
+from specverify.reference.tape import stride
+from specverify.reference.trace import Array
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 

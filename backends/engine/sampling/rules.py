@@ -2,7 +2,7 @@
 
 No program loops over requests or branches on data, as torch.compile demands. `target` [B, N, V] is the target's law
 after each node. `proposal` [B, N, V] is the law from which each node's token was drawn, before the tokens of earlier
-siblings were removed. `reference.rules` names the sources of the rules.
+siblings were removed. `specverify.reference.rules` names the sources of the rules.
 """
 
 from collections.abc import Callable
@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from backends.engine.sampling.coins import Coins
-from backends.engine.sampling.forest import Forest
-from backends.engine.sampling.seams import SamplingSeams, without
-from reference.rules import Rule
+from specverify.backends.engine.sampling.coins import Coins
+from specverify.backends.engine.sampling.forest import Forest
+from specverify.backends.engine.sampling.seams import SamplingSeams, without
+from specverify.reference.rules import Rule
 
 
 @dataclass
@@ -134,7 +134,8 @@ def specinfer(
         for rank in range(below.shape[1]):
             active = walk.alive & (level.accepted == 0) & untried.any(-1)
             needs_coin = active & (untried.sum(-1) > 1)  # the last sibling left needs no coin
-            # The k-th trial reads the order coin of the k-th child, whatever sibling it picks (`reference.tape`).
+            # The k-th trial reads the order coin of the k-th child, whatever sibling it picks
+            # (`specverify.reference.tape`).
             pick = dice.choose(dice.place("order", below[:, rank]), untried.to(target.dtype), needs_coin)
             first_untried = untried.long().argmax(-1)
             pick = torch.where(needs_coin, pick, first_untried)
@@ -316,4 +317,4 @@ PROGRAMS: dict[str, Program] = {
     "typical": typical,
     "block": block,
 }
-"""The program of each rule of `reference.rules.RULES`."""
+"""The program of each rule of `specverify.reference.rules.RULES`."""

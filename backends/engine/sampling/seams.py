@@ -9,14 +9,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from backends.engine.collectives.seams import RANK_SEAMS, RankSeams
-from backends.engine.guided.guide import GUIDED, GuidedSeams
-from backends.engine.sampling import coins, processing
-from backends.engine.sampling.coins import Below, Coins, Inverse
-from backends.engine.sampling.forest import Forest
-from backends.engine.sampling.processing import History
-from backends.engine.sampling.question import Question
-from reference.sampling import Sampling, Stops
+from specverify.backends.engine.collectives.seams import RANK_SEAMS, RankSeams
+from specverify.backends.engine.guided.guide import GUIDED, GuidedSeams
+from specverify.backends.engine.sampling import coins, processing
+from specverify.backends.engine.sampling.coins import Below, Coins, Inverse
+from specverify.backends.engine.sampling.forest import Forest
+from specverify.backends.engine.sampling.processing import History
+from specverify.backends.engine.sampling.question import Question
+from specverify.reference.sampling import Sampling, Stops
 
 Law = Callable[[Tensor, Sampling, Stops, "History | None"], Tensor]
 """From logits [B, N, V], settings, stops and history to the law [B, N, V]."""

@@ -9,17 +9,17 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from backends.engine.guided.guide import Guide, Masks
-from backends.engine.sampling import processing
-from backends.engine.sampling.coins import Coins, round_coins, spent_places
-from backends.engine.sampling.drawing import draw_child
-from backends.engine.sampling.forest import forest
-from backends.engine.sampling.question import Question
-from backends.engine.sampling.seams import SamplingSeams
-from backends.engine.sampling.verify import verify
-from reference import tape
-from reference.case import Case
-from reference.tree import Shape, Tree
+from specverify.backends.engine.guided.guide import Guide, Masks
+from specverify.backends.engine.sampling import processing
+from specverify.backends.engine.sampling.coins import Coins, round_coins, spent_places
+from specverify.backends.engine.sampling.drawing import draw_child
+from specverify.backends.engine.sampling.forest import forest
+from specverify.backends.engine.sampling.question import Question
+from specverify.backends.engine.sampling.seams import SamplingSeams
+from specverify.backends.engine.sampling.verify import verify
+from specverify.reference import tape
+from specverify.reference.case import Case
+from specverify.reference.tree import Shape, Tree
 
 
 class StepSampling:

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from backends.engine.sampling.coins import Coins
-from backends.engine.sampling.forest import Forest
-from backends.engine.sampling.rules import PROGRAMS
-from backends.engine.sampling.seams import SamplingSeams
-from reference.rules import Rule
+from specverify.backends.engine.sampling.coins import Coins
+from specverify.backends.engine.sampling.forest import Forest
+from specverify.backends.engine.sampling.rules import PROGRAMS
+from specverify.backends.engine.sampling.seams import SamplingSeams
+from specverify.reference.rules import Rule
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The account of an arena, which says who holds each page of the pool."""
 
-from backends.engine.kv.arena import Arena, CacheLease
-from reference.session import Account
+from specverify.backends.engine.kv.arena import Arena, CacheLease
+from specverify.reference.session import Account
 
 
 def account_of(arena: Arena, leases: dict[int, CacheLease]) -> Account:

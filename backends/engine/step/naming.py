@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-from backends.base import StageFailure, Unsupported
-from reference.trace import Stage
+from specverify.backends.base import StageFailure, Unsupported
+from specverify.reference.trace import Stage
 
 
 class StagedRequest(Protocol):

@@ -3,12 +3,12 @@
 import torch
 from torch import Tensor
 
-from backends.engine.handover.carrying import Carrying
-from backends.engine.model.axes import Axes
-from backends.engine.model.low_rank import LowRank
-from backends.engine.step_seams import StepSeams
-from reference.case import Case
-from reference.trace import Stage
+from specverify.backends.engine.handover.carrying import Carrying
+from specverify.backends.engine.model.axes import Axes
+from specverify.backends.engine.model.low_rank import LowRank
+from specverify.backends.engine.step_seams import StepSeams
+from specverify.reference.case import Case
+from specverify.reference.trace import Stage
 
 
 class Prefilling(Carrying):

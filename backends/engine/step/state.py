@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from backends.engine.draft.base import Proposal
-from backends.engine.lower_tree import TreeTensors
-from backends.engine.sampling.step import StepSampling
-from reference.family.recurrent import RecurrentState
-from reference.trace import Kv, Step
+from specverify.backends.engine.draft.base import Proposal
+from specverify.backends.engine.lower_tree import TreeTensors
+from specverify.backends.engine.sampling.step import StepSampling
+from specverify.reference.family.recurrent import RecurrentState
+from specverify.reference.trace import Kv, Step
 
 
 @dataclass

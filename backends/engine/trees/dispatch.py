@@ -2,8 +2,8 @@
 
 from bisect import bisect_left
 
-from reference.draft_trees import Dispatch
-from reference.tree import RankTree
+from specverify.reference.draft_trees import Dispatch
+from specverify.reference.tree import RankTree
 
 
 def dispatch(table: Dispatch, batches: list[int]) -> RankTree:

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from backends.engine.trees.dispatch import dispatch
-from reference.draft_trees import Dispatch
-from reference.tree import RankTree
+from specverify.backends.engine.trees.dispatch import dispatch
+from specverify.reference.draft_trees import Dispatch
+from specverify.reference.tree import RankTree
 
 
 def log_probabilities(logits: Tensor) -> Tensor:

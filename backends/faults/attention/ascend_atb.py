@@ -10,15 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from backends.ascend.atb import AscendAtb
-from backends.ascend.encodings import additive
-from backends.base import Unsupported
-from backends.engine.kv.lanes import BatchCache
-from backends.engine.kv.paged import Paged
-from backends.engine.seams import Seams
-from backends.faults.attention.ascend_calls import fused_attention
-from backends.faults.fault import Fault
-from reference.trace import Stage
+from specverify.backends.ascend.atb import AscendAtb
+from specverify.backends.ascend.encodings import additive
+from specverify.backends.base import Unsupported
+from specverify.backends.engine.kv.lanes import BatchCache
+from specverify.backends.engine.kv.paged import Paged
+from specverify.backends.engine.seams import Seams
+from specverify.backends.faults.attention.ascend_calls import fused_attention
+from specverify.backends.faults.fault import Fault
+from specverify.reference.trace import Stage
 
 ON = "ascend-fused-atb-emulated"
 """The backend in which the faults of ATB's attention are planted by default."""

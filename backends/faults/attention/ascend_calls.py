@@ -10,13 +10,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from backends.ascend.fused import ALIGNMENT, AscendFused, FusedCall
-from backends.ascend.operands import Operands
-from backends.base import Unsupported
-from backends.engine.columns import AttentionInputs
-from backends.engine.seams import Seams
-from backends.faults.fault import Fault
-from reference.trace import Stage
+from specverify.backends.ascend.fused import ALIGNMENT, AscendFused, FusedCall
+from specverify.backends.ascend.operands import Operands
+from specverify.backends.base import Unsupported
+from specverify.backends.engine.columns import AttentionInputs
+from specverify.backends.engine.seams import Seams
+from specverify.backends.faults.fault import Fault
+from specverify.reference.trace import Stage
 
 ON = "ascend-fused-emulated"
 """The backend in which the faults of Ascend's fused attention are planted by default."""

@@ -8,12 +8,12 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from backends.ascend.encodings import compressed_mask
-from backends.ascend.latent import LatentCall
-from backends.ascend.operands import Operands
-from backends.ascend.operators.fused_infer.latent import LATENT_DIM, ROPE_DIM
-from backends.engine.seams import Seams
-from backends.faults.attention.ascend_calls import fault, fused_attention
+from specverify.backends.ascend.encodings import compressed_mask
+from specverify.backends.ascend.latent import LatentCall
+from specverify.backends.ascend.operands import Operands
+from specverify.backends.ascend.operators.fused_infer.latent import LATENT_DIM, ROPE_DIM
+from specverify.backends.engine.seams import Seams
+from specverify.backends.faults.attention.ascend_calls import fault, fused_attention
 
 
 def _with_changed_calls(change: Callable[[LatentCall], LatentCall]) -> Callable[[Seams], Seams]:

@@ -9,12 +9,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from backends.ascend.encodings import additive, compressed_mask
-from backends.ascend.fused import FusedCall
-from backends.ascend.operands import Operands
-from backends.engine.columns import AttentionInputs
-from backends.engine.seams import Seams
-from backends.faults.attention.ascend_calls import (
+from specverify.backends.ascend.encodings import additive, compressed_mask
+from specverify.backends.ascend.fused import FusedCall
+from specverify.backends.ascend.operands import Operands
+from specverify.backends.engine.columns import AttentionInputs
+from specverify.backends.engine.seams import Seams
+from specverify.backends.faults.attention.ascend_calls import (
     fault,
     fused_attention,
     with_changed_calls,

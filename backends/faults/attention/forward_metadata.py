@@ -8,14 +8,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from backends.engine.columns import Attend, AttentionInputs
-from backends.engine.kv.paged import Paged
-from backends.engine.model.causal_lm import Rows
-from backends.engine.request import Request
-from backends.engine.seams import Seams
-from backends.faults.fault import fault, faults_in
-from reference.trace import Stage
-from reference.tree import Shape
+from specverify.backends.engine.columns import Attend, AttentionInputs
+from specverify.backends.engine.kv.paged import Paged
+from specverify.backends.engine.model.causal_lm import Rows
+from specverify.backends.engine.request import Request
+from specverify.backends.engine.seams import Seams
+from specverify.backends.faults.fault import fault, faults_in
+from specverify.reference.trace import Stage
+from specverify.reference.tree import Shape
 
 
 class ByPosition(Paged):

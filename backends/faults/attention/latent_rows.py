@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from backends.engine.kv.base import KvCache
-from backends.engine.seams import Seams
-from backends.faults.attention.model_blocks import in_network
-from backends.faults.fault import fault, faults_in
-from reference.trace import Stage
+from specverify.backends.engine.kv.base import KvCache
+from specverify.backends.engine.seams import Seams
+from specverify.backends.faults.attention.model_blocks import in_network
+from specverify.backends.faults.fault import fault, faults_in
+from specverify.reference.trace import Stage
 
 
 @fault(
@@ -50,7 +50,7 @@ class _ShiftedCache:
         self.cache = cache
 
     def update(self, latent: Tensor, rotated: Tensor, layer: int, *_: Any, **__: Any) -> Any:
-        """See `backends.engine.model.family.latent.LatentRowsCache`."""
+        """See `specverify.backends.engine.model.family.latent.LatentRowsCache`."""
         return self.cache.update(latent, torch.cat([rotated[:, :, :1], rotated[:, :, :-1]], 2), layer)
 
 

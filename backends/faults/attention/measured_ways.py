@@ -8,13 +8,13 @@ from typing import Any
 
 from torch import Tensor
 
-from backends.base import Unsupported
-from backends.engine.attention.measured.choosing import MeasuredAttention, columns_for
-from backends.engine.attention.measured.ways import SDPA, Way
-from backends.engine.columns import AttentionInputs
-from backends.engine.seams import Seams
-from backends.faults.fault import fault, faults_in
-from reference.trace import Stage
+from specverify.backends.base import Unsupported
+from specverify.backends.engine.attention.measured.choosing import MeasuredAttention, columns_for
+from specverify.backends.engine.attention.measured.ways import SDPA, Way
+from specverify.backends.engine.columns import AttentionInputs
+from specverify.backends.engine.seams import Seams
+from specverify.backends.faults.fault import fault, faults_in
+from specverify.reference.trace import Stage
 
 MEASURED_BACKEND = "cpu-measured"
 

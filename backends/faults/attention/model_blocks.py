@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from backends.engine.model.causal_lm import CausalLm
-from backends.engine.seams import Seams
-from backends.faults.fault import fault, faults_in
-from reference.trace import Stage
+from specverify.backends.engine.model.causal_lm import CausalLm
+from specverify.backends.engine.seams import Seams
+from specverify.backends.faults.fault import fault, faults_in
+from specverify.reference.trace import Stage
 
 HookChange = Callable[[Any, Callable[[], bool]], None]
 """Changes a model in place; the second argument tells whether the rows of the forward under way are a tree."""

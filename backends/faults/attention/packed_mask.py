@@ -10,14 +10,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from backends.base import Unsupported
-from backends.engine.attention.compact import Compact
-from backends.engine.attention.split import Split
-from backends.engine.attention.triton_launch import TritonTree
-from backends.engine.columns import WORD, AttentionInputs
-from backends.engine.seams import Seams
-from backends.faults.fault import Fault
-from reference.trace import Stage
+from specverify.backends.base import Unsupported
+from specverify.backends.engine.attention.compact import Compact
+from specverify.backends.engine.attention.split import Split
+from specverify.backends.engine.attention.triton_launch import TritonTree
+from specverify.backends.engine.columns import WORD, AttentionInputs
+from specverify.backends.engine.seams import Seams
+from specverify.backends.faults.fault import Fault
+from specverify.reference.trace import Stage
 
 SPLIT, TRITON = "cpu-split", "triton-interpreted"
 """The backends in which these faults are planted by default."""

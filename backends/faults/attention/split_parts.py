@@ -10,12 +10,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from backends.base import Unsupported
-from backends.engine.attention.compact import Compact
-from backends.engine.attention.split import Keys, Partial, Split
-from backends.engine.columns import AttentionInputs
-from backends.engine.seams import Seams
-from backends.faults.attention.packed_mask import SPLIT, fault
+from specverify.backends.base import Unsupported
+from specverify.backends.engine.attention.compact import Compact
+from specverify.backends.engine.attention.split import Keys, Partial, Split
+from specverify.backends.engine.columns import AttentionInputs
+from specverify.backends.engine.seams import Seams
+from specverify.backends.faults.attention.packed_mask import SPLIT, fault
 
 
 def in_split(seams: Seams, change: Callable[[Split], Split]) -> Seams:

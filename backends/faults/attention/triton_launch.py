@@ -9,12 +9,12 @@ from math import e, log2
 
 from torch import Tensor
 
-from backends.base import Unsupported
-from backends.engine.attention.compact import Compact
-from backends.engine.attention.triton_launch import Kernel, Plan, TritonTree
-from backends.engine.columns import AttentionInputs, Paging
-from backends.engine.seams import Seams
-from backends.faults.attention.packed_mask import TRITON, fault
+from specverify.backends.base import Unsupported
+from specverify.backends.engine.attention.compact import Compact
+from specverify.backends.engine.attention.triton_launch import Kernel, Plan, TritonTree
+from specverify.backends.engine.columns import AttentionInputs, Paging
+from specverify.backends.engine.seams import Seams
+from specverify.backends.faults.attention.packed_mask import TRITON, fault
 
 
 def in_kernel(seams: Seams, change: Callable[[TritonTree], TritonTree]) -> Seams:

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from backends.engine.kv.base import Pair
-from backends.engine.kv.branches.several import Branches
-from backends.engine.seams import Seams
-from backends.faults.fault import fault, faults_in
-from reference.trace import Stage
+from specverify.backends.engine.kv.base import Pair
+from specverify.backends.engine.kv.branches.several import Branches
+from specverify.backends.engine.seams import Seams
+from specverify.backends.faults.fault import fault, faults_in
+from specverify.reference.trace import Stage
 
 
 class CommitsSibling(Branches):

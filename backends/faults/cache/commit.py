@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
-from backends.engine.kv.base import KvCache
-from backends.engine.kv.branch import Branch
-from backends.engine.seams import Seams
-from backends.faults.fault import fault, faults_in
-from reference.trace import Stage
+from specverify.backends.engine.kv.base import KvCache
+from specverify.backends.engine.kv.branch import Branch
+from specverify.backends.engine.seams import Seams
+from specverify.backends.faults.fault import fault, faults_in
+from specverify.reference.trace import Stage
 
 
 @fault(

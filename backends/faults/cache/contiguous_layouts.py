@@ -6,15 +6,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from backends.engine.kv.arena import Arena, CacheLease, Model
-from backends.engine.kv.base import KvCache, Pair, pick_columns
-from backends.engine.kv.branch import Branch
-from backends.engine.kv.scratch import Scratch
-from backends.engine.kv.sliding import Sliding
-from backends.engine.kv.static import Static
-from backends.engine.seams import Seams
-from backends.faults.fault import fault, faults_in
-from reference.trace import Stage
+from specverify.backends.engine.kv.arena import Arena, CacheLease, Model
+from specverify.backends.engine.kv.base import KvCache, Pair, pick_columns
+from specverify.backends.engine.kv.branch import Branch
+from specverify.backends.engine.kv.scratch import Scratch
+from specverify.backends.engine.kv.sliding import Sliding
+from specverify.backends.engine.kv.static import Static
+from specverify.backends.engine.seams import Seams
+from specverify.backends.faults.fault import fault, faults_in
+from specverify.reference.trace import Stage
 
 # The draft's cache is of the same class: what a fault does to the target alone, it does in the seam of its commit.
 

@@ -2,12 +2,12 @@
 
 from dataclasses import replace
 
-from backends.engine.kv.arena import Arena, CacheLease
-from backends.engine.kv.pages import Blocks, Pages
-from backends.engine.kv.prefix import PrefixCache
-from backends.engine.seams import Seams
-from backends.faults.fault import fault, faults_in
-from reference.trace import Stage
+from specverify.backends.engine.kv.arena import Arena, CacheLease
+from specverify.backends.engine.kv.pages import Blocks, Pages
+from specverify.backends.engine.kv.prefix import PrefixCache
+from specverify.backends.engine.seams import Seams
+from specverify.backends.faults.fault import fault, faults_in
+from specverify.reference.trace import Stage
 
 
 class Lenient(Pages):

@@ -6,13 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from backends.engine.kv.base import KvCache, is_in_order, pick_columns
-from backends.engine.kv.lanes import BatchCache
-from backends.engine.kv.paged import Paged
-from backends.engine.kv.pages import Blocks
-from backends.engine.seams import Seams
-from backends.faults.fault import fault, faults_in
-from reference.trace import Stage
+from specverify.backends.engine.kv.base import KvCache, is_in_order, pick_columns
+from specverify.backends.engine.kv.lanes import BatchCache
+from specverify.backends.engine.kv.paged import Paged
+from specverify.backends.engine.kv.pages import Blocks
+from specverify.backends.engine.seams import Seams
+from specverify.backends.faults.fault import fault, faults_in
+from specverify.reference.trace import Stage
 
 
 class Uniform(BatchCache):

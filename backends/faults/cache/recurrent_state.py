@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from backends.engine.kv.arena import Arena, CacheLease
-from backends.engine.kv.recurrent import LayerState, LayerStates, RecurrentStates, states_of
-from backends.engine.request import Request
-from backends.engine.seams import Seams
-from backends.faults.fault import fault, faults_in
-from reference.trace import Stage
+from specverify.backends.engine.kv.arena import Arena, CacheLease
+from specverify.backends.engine.kv.recurrent import LayerState, LayerStates, RecurrentStates, states_of
+from specverify.backends.engine.request import Request
+from specverify.backends.engine.seams import Seams
+from specverify.backends.faults.fault import fault, faults_in
+from specverify.reference.trace import Stage
 
 
 def _with_states(seams: Seams, states: type[RecurrentStates]) -> Seams:

@@ -6,12 +6,12 @@ They concern what is copied out, the name under which it is kept, and the page t
 from collections.abc import Hashable
 from dataclasses import replace
 
-from backends.engine.kv.paged import Pool
-from backends.engine.kv.pages import Pages
-from backends.engine.kv.tiers.second import Key, SecondTier
-from backends.engine.seams import Seams
-from backends.faults.fault import fault, faults_in
-from reference.trace import Stage
+from specverify.backends.engine.kv.paged import Pool
+from specverify.backends.engine.kv.pages import Pages
+from specverify.backends.engine.kv.tiers.second import Key, SecondTier
+from specverify.backends.engine.seams import Seams
+from specverify.backends.faults.fault import fault, faults_in
+from specverify.reference.trace import Stage
 
 
 def _with_tier(seams: Seams, tier: type[SecondTier]) -> Seams:

@@ -2,14 +2,14 @@
 
 from dataclasses import replace
 
-from backends.engine.kv.arena import Arena, CacheLease, Model
-from backends.engine.kv.base import OutOfPages
-from backends.engine.kv.pages import Blocks
-from backends.engine.kv.prefix import PrefixCache
-from backends.engine.kv.tiers.second import Key
-from backends.engine.seams import Seams
-from backends.faults.fault import fault, faults_in
-from reference.trace import Stage
+from specverify.backends.engine.kv.arena import Arena, CacheLease, Model
+from specverify.backends.engine.kv.base import OutOfPages
+from specverify.backends.engine.kv.pages import Blocks
+from specverify.backends.engine.kv.prefix import PrefixCache
+from specverify.backends.engine.kv.tiers.second import Key
+from specverify.backends.engine.seams import Seams
+from specverify.backends.faults.fault import fault, faults_in
+from specverify.reference.trace import Stage
 
 
 class Early(Arena):

@@ -7,14 +7,14 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from backends.engine.kv.base import KvCache
-from backends.engine.kv.lanes import BatchCache
-from backends.engine.kv.overwrite import Overwrite
-from backends.engine.kv.sliding import Sliding
-from backends.engine.kv.static import Static
-from backends.engine.seams import Seams
-from backends.faults.fault import fault, faults_in
-from reference.trace import Stage
+from specverify.backends.engine.kv.base import KvCache
+from specverify.backends.engine.kv.lanes import BatchCache
+from specverify.backends.engine.kv.overwrite import Overwrite
+from specverify.backends.engine.kv.sliding import Sliding
+from specverify.backends.engine.kv.static import Static
+from specverify.backends.engine.seams import Seams
+from specverify.backends.faults.fault import fault, faults_in
+from specverify.reference.trace import Stage
 
 # The draft's cache is of the same class: lanes of the verify forward tell that a cache is the target's.
 

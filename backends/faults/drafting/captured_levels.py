@@ -6,14 +6,14 @@ from typing import Any
 
 from torch import Tensor
 
-from backends.base import Unsupported
-from backends.engine.captured.buffers import Buffers
-from backends.engine.captured.lanes import LaneRows, PaddingCache
-from backends.engine.captured.runner import CapturedDrafts
-from backends.engine.kv.base import KvCache
-from backends.engine.seams import Seams
-from backends.faults.fault import fault, faults_in
-from reference.trace import Stage
+from specverify.backends.base import Unsupported
+from specverify.backends.engine.captured.buffers import Buffers
+from specverify.backends.engine.captured.lanes import LaneRows, PaddingCache
+from specverify.backends.engine.captured.runner import CapturedDrafts
+from specverify.backends.engine.kv.base import KvCache
+from specverify.backends.engine.seams import Seams
+from specverify.backends.faults.fault import fault, faults_in
+from specverify.reference.trace import Stage
 
 CAPTURED_BACKEND = "cpu-captured-drafts"
 

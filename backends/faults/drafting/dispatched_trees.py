@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
-from backends.engine.seams import Seams
-from backends.faults.fault import fault, faults_in
-from reference.draft_trees import Dispatch
-from reference.trace import Stage
-from reference.tree import RankTree
+from specverify.backends.engine.seams import Seams
+from specverify.backends.faults.fault import fault, faults_in
+from specverify.reference.draft_trees import Dispatch
+from specverify.reference.trace import Stage
+from specverify.reference.tree import RankTree
 
 
 @fault(

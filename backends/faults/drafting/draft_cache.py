@@ -4,17 +4,17 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from backends.engine.draft.base import Proposal
-from backends.engine.draft.language_model import ModelDraft
-from backends.engine.kv.arena import Arena, CacheLease, Model
-from backends.engine.kv.base import KvCache, Pair
-from backends.engine.kv.paged import Paged, Pool
-from backends.engine.kv.prefix import PrefixCache
-from backends.engine.sampling.step import StepSampling
-from backends.engine.seams import Seams
-from backends.faults.drafting.model_drafts import with_draft_class
-from backends.faults.fault import fault, faults_in
-from reference.trace import Stage
+from specverify.backends.engine.draft.base import Proposal
+from specverify.backends.engine.draft.language_model import ModelDraft
+from specverify.backends.engine.kv.arena import Arena, CacheLease, Model
+from specverify.backends.engine.kv.base import KvCache, Pair
+from specverify.backends.engine.kv.paged import Paged, Pool
+from specverify.backends.engine.kv.prefix import PrefixCache
+from specverify.backends.engine.sampling.step import StepSampling
+from specverify.backends.engine.seams import Seams
+from specverify.backends.faults.drafting.model_drafts import with_draft_class
+from specverify.backends.faults.fault import fault, faults_in
+from specverify.reference.trace import Stage
 
 
 @fault(

@@ -5,15 +5,15 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from backends.engine.draft.head import HeadDraft
-from backends.engine.model.hidden import HiddenTap
-from backends.engine.request import Request
-from backends.engine.seams import Seams
-from backends.faults.drafting.model_drafts import with_draft_class
-from backends.faults.fault import fault, faults_in
-from reference.draft.hidden import HiddenStates
-from reference.trace import Stage
-from reference.tree import Tree
+from specverify.backends.engine.draft.head import HeadDraft
+from specverify.backends.engine.model.hidden import HiddenTap
+from specverify.backends.engine.request import Request
+from specverify.backends.engine.seams import Seams
+from specverify.backends.faults.drafting.model_drafts import with_draft_class
+from specverify.backends.faults.fault import fault, faults_in
+from specverify.reference.draft.hidden import HiddenStates
+from specverify.reference.trace import Stage
+from specverify.reference.tree import Tree
 
 
 @fault(

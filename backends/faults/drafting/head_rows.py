@@ -3,14 +3,14 @@
 import torch
 from torch import Tensor
 
-from backends.engine.draft.base import Proposal
-from backends.engine.draft.head import HeadDraft
-from backends.engine.reach import Reach
-from backends.engine.sampling.step import StepSampling
-from backends.engine.seams import Seams
-from backends.faults.drafting.model_drafts import with_draft_class
-from backends.faults.fault import fault, faults_in
-from reference.trace import Stage
+from specverify.backends.engine.draft.base import Proposal
+from specverify.backends.engine.draft.head import HeadDraft
+from specverify.backends.engine.reach import Reach
+from specverify.backends.engine.sampling.step import StepSampling
+from specverify.backends.engine.seams import Seams
+from specverify.backends.faults.drafting.model_drafts import with_draft_class
+from specverify.backends.faults.fault import fault, faults_in
+from specverify.reference.trace import Stage
 
 
 @fault(

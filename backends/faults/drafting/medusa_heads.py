@@ -3,12 +3,12 @@
 from torch import Tensor
 from torch.nn import functional
 
-from backends.engine.draft.medusa import MedusaDraft
-from backends.engine.seams import Seams
-from backends.faults.drafting.model_drafts import with_draft_class
-from backends.faults.fault import fault, faults_in
-from reference.draft.medusa import HEADS_PREFIX
-from reference.trace import Stage
+from specverify.backends.engine.draft.medusa import MedusaDraft
+from specverify.backends.engine.seams import Seams
+from specverify.backends.faults.drafting.model_drafts import with_draft_class
+from specverify.backends.faults.fault import fault, faults_in
+from specverify.reference.draft.medusa import HEADS_PREFIX
+from specverify.reference.trace import Stage
 
 
 @fault(

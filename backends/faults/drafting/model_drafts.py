@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from backends.engine.draft.filling import TreeFilling
-from backends.engine.kv.arena import CacheLease
-from backends.engine.request import Request
-from backends.engine.seams import Seams
+from specverify.backends.engine.draft.filling import TreeFilling
+from specverify.backends.engine.kv.arena import CacheLease
+from specverify.backends.engine.request import Request
+from specverify.backends.engine.seams import Seams
 
 
 def with_draft_class(

@@ -3,12 +3,12 @@
 import torch
 from torch import Tensor
 
-from backends.engine.draft.base import HeadRows
-from backends.engine.draft.mtp import MtpDraft
-from backends.engine.seams import Seams
-from backends.faults.drafting.model_drafts import with_draft_class
-from backends.faults.fault import fault, faults_in
-from reference.trace import Stage
+from specverify.backends.engine.draft.base import HeadRows
+from specverify.backends.engine.draft.mtp import MtpDraft
+from specverify.backends.engine.seams import Seams
+from specverify.backends.faults.drafting.model_drafts import with_draft_class
+from specverify.backends.faults.fault import fault, faults_in
+from specverify.reference.trace import Stage
 
 
 @fault(

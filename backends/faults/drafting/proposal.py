@@ -5,21 +5,21 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from backends.engine.columns import AttentionInputs
-from backends.engine.draft.base import Proposal
-from backends.engine.draft.language_model import ModelDraft
-from backends.engine.draft.ngram import Followers, NgramDraft
-from backends.engine.kv.arena import Arena
-from backends.engine.kv.seams import KvSeams
-from backends.engine.reach import Reach
-from backends.engine.request import Request
-from backends.engine.sampling.step import StepSampling
-from backends.engine.seams import Seams
-from backends.faults.drafting.model_drafts import with_draft_class
-from backends.faults.fault import fault, faults_in
-from reference.layout import KvLayout
-from reference.trace import Stage
-from reference.tree import Shape, Tree
+from specverify.backends.engine.columns import AttentionInputs
+from specverify.backends.engine.draft.base import Proposal
+from specverify.backends.engine.draft.language_model import ModelDraft
+from specverify.backends.engine.draft.ngram import Followers, NgramDraft
+from specverify.backends.engine.kv.arena import Arena
+from specverify.backends.engine.kv.seams import KvSeams
+from specverify.backends.engine.reach import Reach
+from specverify.backends.engine.request import Request
+from specverify.backends.engine.sampling.step import StepSampling
+from specverify.backends.engine.seams import Seams
+from specverify.backends.faults.drafting.model_drafts import with_draft_class
+from specverify.backends.faults.fault import fault, faults_in
+from specverify.reference.layout import KvLayout
+from specverify.reference.trace import Stage
+from specverify.reference.tree import Shape, Tree
 
 Rows = tuple[list[int], list[list[int]]]
 

@@ -6,12 +6,12 @@ from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
-from backends.base import Unsupported
-from backends.engine.model.causal_lm import CausalLm
-from backends.engine.model.graphs import Graphs, Recording
-from backends.engine.seams import Seams
-from backends.faults.fault import fault, faults_in
-from reference.trace import Stage
+from specverify.backends.base import Unsupported
+from specverify.backends.engine.model.causal_lm import CausalLm
+from specverify.backends.engine.model.graphs import Graphs, Recording
+from specverify.backends.engine.seams import Seams
+from specverify.backends.faults.fault import fault, faults_in
+from specverify.reference.trace import Stage
 
 RECORDED_BACKEND = "cpu-recorded"
 

@@ -6,19 +6,19 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from backends.engine.draft.automaton import AutomatonDraft
-from backends.engine.draft.base import Draft, Proposal
-from backends.engine.draft.merged import MergedDraft
-from backends.engine.draft.trie import TrieDraft
-from backends.engine.kv.arena import Arena
-from backends.engine.kv.seams import KvSeams
-from backends.engine.request import Request
-from backends.engine.retrieval.trie import NgramTrie, Node
-from backends.engine.sampling.step import StepSampling
-from backends.engine.seams import Seams
-from backends.faults.fault import fault, faults_in
-from reference.layout import KvLayout
-from reference.trace import Stage
+from specverify.backends.engine.draft.automaton import AutomatonDraft
+from specverify.backends.engine.draft.base import Draft, Proposal
+from specverify.backends.engine.draft.merged import MergedDraft
+from specverify.backends.engine.draft.trie import TrieDraft
+from specverify.backends.engine.kv.arena import Arena
+from specverify.backends.engine.kv.seams import KvSeams
+from specverify.backends.engine.request import Request
+from specverify.backends.engine.retrieval.trie import NgramTrie, Node
+from specverify.backends.engine.sampling.step import StepSampling
+from specverify.backends.engine.seams import Seams
+from specverify.backends.faults.fault import fault, faults_in
+from specverify.reference.layout import KvLayout
+from specverify.reference.trace import Stage
 
 
 def with_changed_drafts(seams: Seams, change: Callable[[Draft], None]) -> Seams:

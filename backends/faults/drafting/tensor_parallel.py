@@ -9,15 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from backends.engine.draft.language_model import ModelDraft
-from backends.engine.kv.base import KvCache
-from backends.engine.model.causal_lm import CausalLm
-from backends.engine.request import Request
-from backends.engine.sampling.step import StepSampling
-from backends.engine.seams import Seams
-from backends.faults.drafting.model_drafts import with_draft_class
-from backends.faults.fault import fault, faults_in
-from reference.trace import Stage
+from specverify.backends.engine.draft.language_model import ModelDraft
+from specverify.backends.engine.kv.base import KvCache
+from specverify.backends.engine.model.causal_lm import CausalLm
+from specverify.backends.engine.request import Request
+from specverify.backends.engine.sampling.step import StepSampling
+from specverify.backends.engine.seams import Seams
+from specverify.backends.faults.drafting.model_drafts import with_draft_class
+from specverify.backends.faults.fault import fault, faults_in
+from specverify.reference.trace import Stage
 
 RANKS = 2
 """The number of simulated ranks."""

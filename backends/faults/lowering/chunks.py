@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import torch
 
-from backends.engine.lower_tree import TreeTensors
-from backends.engine.reach import Reach
-from backends.engine.seams import Seams
-from backends.faults.fault import fault, faults_in
-from reference.trace import Stage
-from reference.tree import Shape, Tree
+from specverify.backends.engine.lower_tree import TreeTensors
+from specverify.backends.engine.reach import Reach
+from specverify.backends.engine.seams import Seams
+from specverify.backends.faults.fault import fault, faults_in
+from specverify.reference.trace import Stage
+from specverify.reference.tree import Shape, Tree
 
 TABLE = 8
 """The number of positions in the draft's rotary table, in the fault that makes the table too short."""

@@ -8,13 +8,13 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from backends.base import Unsupported
-from backends.engine.columns import RowWords
-from backends.engine.kv.base import KvCache
-from backends.engine.lowering.lanes import WordLanes
-from backends.engine.seams import Seams
-from backends.faults.fault import fault, faults_in
-from reference.trace import Stage
+from specverify.backends.base import Unsupported
+from specverify.backends.engine.columns import RowWords
+from specverify.backends.engine.kv.base import KvCache
+from specverify.backends.engine.lowering.lanes import WordLanes
+from specverify.backends.engine.seams import Seams
+from specverify.backends.faults.fault import fault, faults_in
+from specverify.reference.trace import Stage
 
 WORDS = "cpu-split-words"
 BUDGET = 512

@@ -6,14 +6,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from backends.base import Unsupported
-from backends.engine.columns import RowWords
-from backends.engine.lowering.device import DeviceLowering
-from backends.engine.lowering.lanes import WordLanes
-from backends.engine.reach import Reach
-from backends.engine.seams import Seams
-from backends.faults.fault import fault, faults_in
-from reference.trace import Stage
+from specverify.backends.base import Unsupported
+from specverify.backends.engine.columns import RowWords
+from specverify.backends.engine.lowering.device import DeviceLowering
+from specverify.backends.engine.lowering.lanes import WordLanes
+from specverify.backends.engine.reach import Reach
+from specverify.backends.engine.seams import Seams
+from specverify.backends.faults.fault import fault, faults_in
+from specverify.reference.trace import Stage
 
 WORDS = "cpu-split-words"
 

@@ -5,12 +5,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from backends.engine.lower_tree import TreeTensors
-from backends.engine.reach import Reach
-from backends.engine.seams import Seams
-from backends.faults.fault import fault, faults_in
-from reference.trace import Stage
-from reference.tree import Tree
+from specverify.backends.engine.lower_tree import TreeTensors
+from specverify.backends.engine.reach import Reach
+from specverify.backends.engine.seams import Seams
+from specverify.backends.faults.fault import fault, faults_in
+from specverify.reference.trace import Stage
+from specverify.reference.tree import Tree
 
 
 @fault(

@@ -8,12 +8,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from backends.engine.sampling.processing import History
-from backends.engine.seams import Seams
-from backends.engine.stops import Limits, OutputTail
-from backends.faults.fault import fault, faults_in
-from reference.sampling import Sampling, Stops
-from reference.trace import Stage
+from specverify.backends.engine.sampling.processing import History
+from specverify.backends.engine.seams import Seams
+from specverify.backends.engine.stops import Limits, OutputTail
+from specverify.backends.faults.fault import fault, faults_in
+from specverify.reference.sampling import Sampling, Stops
+from specverify.reference.trace import Stage
 
 ClippedBlock = tuple[list[int], str | None]
 

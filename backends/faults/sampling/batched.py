@@ -3,12 +3,12 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from backends.base import Unsupported
-from backends.engine.sampling.batched import BatchedVerify, PaddedBatch
-from backends.engine.sampling.question import Question
-from backends.engine.seams import Seams
-from backends.faults.fault import fault, faults_in
-from reference.trace import Stage
+from specverify.backends.base import Unsupported
+from specverify.backends.engine.sampling.batched import BatchedVerify, PaddedBatch
+from specverify.backends.engine.sampling.question import Question
+from specverify.backends.engine.seams import Seams
+from specverify.backends.faults.fault import fault, faults_in
+from specverify.reference.trace import Stage
 
 CAPTURED_BACKEND = "cpu-captured-sampling"
 

@@ -8,10 +8,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from backends.engine.sampling.coins import Coins
-from backends.engine.sampling.forest import Forest
-from backends.engine.sampling.seams import SamplingSeams
-from backends.faults.sampling.rejection import acceptance_fault
+from specverify.backends.engine.sampling.coins import Coins
+from specverify.backends.engine.sampling.forest import Forest
+from specverify.backends.engine.sampling.seams import SamplingSeams
+from specverify.backends.faults.sampling.rejection import acceptance_fault
 
 
 def coin_reused(seams: SamplingSeams) -> SamplingSeams:

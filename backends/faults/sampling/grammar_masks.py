@@ -10,15 +10,15 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from backends.engine.guided.guide import Guide, GuidedSeams, Masks, open_guide
-from backends.engine.request import Request
-from backends.engine.sampling.processing import History, truncate
-from backends.engine.sampling.seams import SamplingSeams
-from backends.engine.seams import Seams
-from backends.faults.fault import fault, faults_in
-from reference.sampling import Sampling, Stops
-from reference.trace import Stage
-from reference.tree import Shape
+from specverify.backends.engine.guided.guide import Guide, GuidedSeams, Masks, open_guide
+from specverify.backends.engine.request import Request
+from specverify.backends.engine.sampling.processing import History, truncate
+from specverify.backends.engine.sampling.seams import SamplingSeams
+from specverify.backends.engine.seams import Seams
+from specverify.backends.faults.fault import fault, faults_in
+from specverify.reference.sampling import Sampling, Stops
+from specverify.reference.trace import Stage
+from specverify.reference.tree import Shape
 
 TakeBack = Callable[[Guide], None]
 MakeMasks = Callable[[Guide, Shape, list[int], TakeBack], Masks]

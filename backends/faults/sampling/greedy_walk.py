@@ -4,15 +4,15 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from backends.engine.draft.base import Draft
-from backends.engine.kv.arena import CacheLease
-from backends.engine.lower_tree import TreeTensors
-from backends.engine.model.causal_lm import CausalLm
-from backends.engine.request import Request
-from backends.engine.seams import Seams
-from backends.faults.fault import fault, faults_in
-from reference.case import Case
-from reference.trace import Stage
+from specverify.backends.engine.draft.base import Draft
+from specverify.backends.engine.kv.arena import CacheLease
+from specverify.backends.engine.lower_tree import TreeTensors
+from specverify.backends.engine.model.causal_lm import CausalLm
+from specverify.backends.engine.request import Request
+from specverify.backends.engine.seams import Seams
+from specverify.backends.faults.fault import fault, faults_in
+from specverify.reference.case import Case
+from specverify.reference.trace import Stage
 
 
 @fault(

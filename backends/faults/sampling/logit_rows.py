@@ -5,9 +5,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from backends.engine.seams import Seams
-from backends.faults.fault import fault, faults_in
-from reference.trace import Stage
+from specverify.backends.engine.seams import Seams
+from specverify.backends.faults.fault import fault, faults_in
+from specverify.reference.trace import Stage
 
 
 @fault(

@@ -9,13 +9,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from backends.engine.sampling.processing import History
-from backends.engine.sampling.seams import Law, SamplingSeams
-from backends.engine.seams import Seams
-from backends.faults.fault import Fault
-from backends.faults.sampling.rejection import in_sampling
-from reference.sampling import Sampling, Stops
-from reference.trace import Stage
+from specverify.backends.engine.sampling.processing import History
+from specverify.backends.engine.sampling.seams import Law, SamplingSeams
+from specverify.backends.engine.seams import Seams
+from specverify.backends.faults.fault import Fault
+from specverify.backends.faults.sampling.rejection import in_sampling
+from specverify.reference.sampling import Sampling, Stops
+from specverify.reference.trace import Stage
 
 DETERMINISTIC = "a proposal that is certain of its token has no other probabilities"
 """The proof that a fault of the proposal is harmless for a draft that names its best tokens."""

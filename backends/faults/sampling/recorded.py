@@ -3,12 +3,12 @@
 from collections import OrderedDict
 from dataclasses import replace
 
-from backends.base import Unsupported
-from backends.engine.sampling.batched import TENSORS, PaddedBatch
-from backends.engine.sampling.recorded import RecordedBatch, RecordedVerify
-from backends.engine.seams import Seams
-from backends.faults.fault import fault, faults_in
-from reference.trace import Stage
+from specverify.backends.base import Unsupported
+from specverify.backends.engine.sampling.batched import TENSORS, PaddedBatch
+from specverify.backends.engine.sampling.recorded import RecordedBatch, RecordedVerify
+from specverify.backends.engine.seams import Seams
+from specverify.backends.faults.fault import fault, faults_in
+from specverify.reference.trace import Stage
 
 RECORDED_BACKEND = "cpu-recorded"
 

@@ -9,12 +9,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from backends.engine.sampling.coins import Coins
-from backends.engine.sampling.forest import Forest
-from backends.engine.sampling.seams import SamplingSeams
-from backends.engine.seams import Seams
-from backends.faults.fault import Fault
-from reference.trace import Stage
+from specverify.backends.engine.sampling.coins import Coins
+from specverify.backends.engine.sampling.forest import Forest
+from specverify.backends.engine.sampling.seams import SamplingSeams
+from specverify.backends.engine.seams import Seams
+from specverify.backends.faults.fault import Fault
+from specverify.reference.trace import Stage
 
 
 def in_sampling(change: Callable[[SamplingSeams], SamplingSeams]) -> Callable[[Seams], Seams]:

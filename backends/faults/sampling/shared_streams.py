@@ -9,10 +9,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from backends.engine.sampling.coins import Coins
-from backends.engine.sampling.forest import Forest
-from backends.engine.sampling.seams import SamplingSeams
-from backends.faults.sampling.rejection import acceptance_fault
+from specverify.backends.engine.sampling.coins import Coins
+from specverify.backends.engine.sampling.forest import Forest
+from specverify.backends.engine.sampling.seams import SamplingSeams
+from specverify.backends.faults.sampling.rejection import acceptance_fault
 
 FRESH = "a token that was named, not drawn, leaves the number of its draw unread, so that the number is a fresh one"
 """The proof that sharing the numbers of a draft's draws is right where the draft draws nothing."""

@@ -5,12 +5,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from backends.engine.sampling.processing import History, widen
-from backends.engine.sampling.seams import SamplingSeams
-from backends.faults.fault import Fault
-from backends.faults.sampling.rejection import in_sampling
-from reference.sampling import Sampling, Stops
-from reference.trace import Stage
+from specverify.backends.engine.sampling.processing import History, widen
+from specverify.backends.engine.sampling.seams import SamplingSeams
+from specverify.backends.faults.fault import Fault
+from specverify.backends.faults.sampling.rejection import in_sampling
+from specverify.reference.sampling import Sampling, Stops
+from specverify.reference.trace import Stage
 
 TILE = 2
 """The number of token ids in a tile; small, because the vocabularies of drawn cases are small."""

@@ -8,13 +8,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from backends.engine.kv.arena import Arena, CacheLease, Model
-from backends.engine.model.causal_lm import Rows
-from backends.engine.model.low_rank import LowRank
-from backends.engine.request import Request
-from backends.engine.seams import Seams
-from backends.faults.fault import fault, faults_in
-from reference.trace import Stage
+from specverify.backends.engine.kv.arena import Arena, CacheLease, Model
+from specverify.backends.engine.model.causal_lm import Rows
+from specverify.backends.engine.model.low_rank import LowRank
+from specverify.backends.engine.request import Request
+from specverify.backends.engine.seams import Seams
+from specverify.backends.faults.fault import fault, faults_in
+from specverify.reference.trace import Stage
 
 
 class OfTokens(Arena):

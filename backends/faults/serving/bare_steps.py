@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from backends.engine.draft.base import Proposal
-from backends.engine.sampling.step import StepSampling
-from backends.engine.seams import Seams
-from backends.engine.step.state import Verification
-from backends.faults.fault import fault, faults_in
-from reference.trace import Committed, Stage
-from reference.tree import Tree
+from specverify.backends.engine.draft.base import Proposal
+from specverify.backends.engine.sampling.step import StepSampling
+from specverify.backends.engine.seams import Seams
+from specverify.backends.engine.step.state import Verification
+from specverify.backends.faults.fault import fault, faults_in
+from specverify.reference.trace import Committed, Stage
+from specverify.reference.tree import Tree
 
 
 def _with_changed_states(

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from backends.engine.kv.arena import Arena, CacheLease, Model
-from backends.engine.kv.base import KvCache
-from backends.engine.kv.lanes import BatchCache
-from backends.engine.kv.paged import Paged
-from backends.engine.seams import Seams
-from backends.faults.fault import fault, faults_in
-from reference.trace import Stage
+from specverify.backends.engine.kv.arena import Arena, CacheLease, Model
+from specverify.backends.engine.kv.base import KvCache
+from specverify.backends.engine.kv.lanes import BatchCache
+from specverify.backends.engine.kv.paged import Paged
+from specverify.backends.engine.seams import Seams
+from specverify.backends.faults.fault import fault, faults_in
+from specverify.reference.trace import Stage
 
 
 def _lanes(seams: Seams, lanes: type[BatchCache]) -> Seams:

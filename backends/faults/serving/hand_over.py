@@ -8,14 +8,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from backends.engine import stops
-from backends.engine.guided.guide import Guide
-from backends.engine.handover.seams import HandOverSeams
-from backends.engine.handover.state import Columns, RequestState
-from backends.engine.request import Request
-from backends.engine.seams import Seams
-from backends.faults.fault import fault, faults_in
-from reference.trace import Stage, Step
+from specverify.backends.engine import stops
+from specverify.backends.engine.guided.guide import Guide
+from specverify.backends.engine.handover.seams import HandOverSeams
+from specverify.backends.engine.handover.state import Columns, RequestState
+from specverify.backends.engine.request import Request
+from specverify.backends.engine.seams import Seams
+from specverify.backends.faults.fault import fault, faults_in
+from specverify.reference.trace import Stage, Step
 
 PAGE = 4
 """Columns of a page of the faulty transfer."""

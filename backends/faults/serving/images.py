@@ -9,18 +9,18 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from backends.engine.draft import Draft
-from backends.engine.handover.seams import HandOverSeams
-from backends.engine.handover.state import RequestState
-from backends.engine.kv.arena import Arena, CacheLease, Model
-from backends.engine.model.axes import Axes
-from backends.engine.model.causal_lm import CausalLm, Rows
-from backends.engine.request import Request
-from backends.engine.seams import Seams
-from backends.engine.step_seams import StepSeams
-from backends.faults.fault import fault, faults_in
-from reference.case import Case
-from reference.trace import Stage, Step
+from specverify.backends.engine.draft import Draft
+from specverify.backends.engine.handover.seams import HandOverSeams
+from specverify.backends.engine.handover.state import RequestState
+from specverify.backends.engine.kv.arena import Arena, CacheLease, Model
+from specverify.backends.engine.model.axes import Axes
+from specverify.backends.engine.model.causal_lm import CausalLm, Rows
+from specverify.backends.engine.request import Request
+from specverify.backends.engine.seams import Seams
+from specverify.backends.engine.step_seams import StepSeams
+from specverify.backends.faults.fault import fault, faults_in
+from specverify.reference.case import Case
+from specverify.reference.trace import Stage, Step
 
 
 def _with_tree_positions(seams: Seams, change: Callable[[Rows], Tensor | None]) -> Seams:

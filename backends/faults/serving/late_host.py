@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from backends.engine.request import Request
-from backends.engine.seams import Seams
-from backends.engine.step.state import Emission, Verification
-from backends.faults.fault import fault, faults_in
-from reference.trace import Committed, Stage
+from specverify.backends.engine.request import Request
+from specverify.backends.engine.seams import Seams
+from specverify.backends.engine.step.state import Emission, Verification
+from specverify.backends.faults.fault import fault, faults_in
+from specverify.reference.trace import Committed, Stage
 
 
 @fault(

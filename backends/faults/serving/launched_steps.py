@@ -8,18 +8,18 @@ from weakref import WeakSet
 
 from torch import Tensor
 
-from backends.engine.kv.arena import CacheLease
-from backends.engine.kv.pages import Blocks
-from backends.engine.overlap.frame import Frame, LaunchedRow, Place
-from backends.engine.request import Request
-from backends.engine.sampling.forest import Forest
-from backends.engine.sampling.processing import History
-from backends.engine.seams import Seams
-from backends.engine.step.state import Emission
-from backends.faults.fault import fault, faults_in
-from backends.faults.serving.overlap import Hollow
-from reference.sampling import Sampling, Stops
-from reference.trace import Stage
+from specverify.backends.engine.kv.arena import CacheLease
+from specverify.backends.engine.kv.pages import Blocks
+from specverify.backends.engine.overlap.frame import Frame, LaunchedRow, Place
+from specverify.backends.engine.request import Request
+from specverify.backends.engine.sampling.forest import Forest
+from specverify.backends.engine.sampling.processing import History
+from specverify.backends.engine.seams import Seams
+from specverify.backends.engine.step.state import Emission
+from specverify.backends.faults.fault import fault, faults_in
+from specverify.backends.faults.serving.overlap import Hollow
+from specverify.reference.sampling import Sampling, Stops
+from specverify.reference.trace import Stage
 
 
 @fault(

@@ -9,19 +9,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from backends.engine.kv.arena import Arena, CacheLease
-from backends.engine.kv.base import KvCache
-from backends.engine.kv.lanes import BatchCache
-from backends.engine.kv.seams import KvSeams
-from backends.engine.lower_tree import TreeTensors
-from backends.engine.model.causal_lm import Rows
-from backends.engine.reach import Reach
-from backends.engine.request import Request
-from backends.engine.seams import Seams
-from backends.faults.fault import fault, faults_in
-from reference.layout import KvLayout
-from reference.trace import Stage
-from reference.tree import Tree
+from specverify.backends.engine.kv.arena import Arena, CacheLease
+from specverify.backends.engine.kv.base import KvCache
+from specverify.backends.engine.kv.lanes import BatchCache
+from specverify.backends.engine.kv.seams import KvSeams
+from specverify.backends.engine.lower_tree import TreeTensors
+from specverify.backends.engine.model.causal_lm import Rows
+from specverify.backends.engine.reach import Reach
+from specverify.backends.engine.request import Request
+from specverify.backends.engine.seams import Seams
+from specverify.backends.faults.fault import fault, faults_in
+from specverify.reference.layout import KvLayout
+from specverify.reference.trace import Stage
+from specverify.reference.tree import Tree
 
 PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty", "bad_words")
 """The settings that the fault of penalties takes from the first request of the batch."""

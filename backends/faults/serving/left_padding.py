@@ -4,12 +4,12 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from backends.engine.kv.padding.left import LeftPadded
-from backends.engine.model.causal_lm import Rows
-from backends.engine.request import Request
-from backends.engine.seams import Seams
-from backends.faults.fault import fault, faults_in
-from reference.trace import Stage
+from specverify.backends.engine.kv.padding.left import LeftPadded
+from specverify.backends.engine.model.causal_lm import Rows
+from specverify.backends.engine.request import Request
+from specverify.backends.engine.seams import Seams
+from specverify.backends.faults.fault import fault, faults_in
+from specverify.reference.trace import Stage
 
 
 class Open(LeftPadded):

@@ -5,12 +5,12 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from backends.engine.lower_tree import TreeTensors
-from backends.engine.model.causal_lm import Rows
-from backends.engine.request import Request
-from backends.engine.seams import Seams
-from backends.faults.fault import fault, faults_in
-from reference.trace import Stage
+from specverify.backends.engine.lower_tree import TreeTensors
+from specverify.backends.engine.model.causal_lm import Rows
+from specverify.backends.engine.request import Request
+from specverify.backends.engine.seams import Seams
+from specverify.backends.faults.fault import fault, faults_in
+from specverify.reference.trace import Stage
 
 
 def _nodes(request: Request) -> int:

@@ -8,15 +8,15 @@ from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
-from backends.engine.kv.base import KvCache
-from backends.engine.model.causal_lm import Rows
-from backends.engine.request import Request
-from backends.engine.sampling.forest import Forest
-from backends.engine.sampling.processing import History
-from backends.engine.seams import Seams
-from backends.faults.fault import fault, faults_in
-from reference.sampling import Sampling, Stops
-from reference.trace import Stage
+from specverify.backends.engine.kv.base import KvCache
+from specverify.backends.engine.model.causal_lm import Rows
+from specverify.backends.engine.request import Request
+from specverify.backends.engine.sampling.forest import Forest
+from specverify.backends.engine.sampling.processing import History
+from specverify.backends.engine.seams import Seams
+from specverify.backends.faults.fault import fault, faults_in
+from specverify.reference.sampling import Sampling, Stops
+from specverify.reference.trace import Stage
 
 PLACEHOLDER = -1
 """The value of an output slot whose token has not returned."""

@@ -5,10 +5,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from backends.engine.seams import Seams
-from backends.faults.fault import fault, faults_in
-from reference.case import Case
-from reference.trace import Stage
+from specverify.backends.engine.seams import Seams
+from specverify.backends.faults.fault import fault, faults_in
+from specverify.reference.case import Case
+from specverify.reference.trace import Stage
 
 
 @fault(

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from backends.engine.collectives.group import Group
-from backends.engine.collectives.seams import own_part
-from backends.engine.sampling import coins
-from backends.engine.seams import Seams
-from backends.faults.fault import fault, faults_in
-from reference.trace import Stage
+from specverify.backends.engine.collectives.group import Group
+from specverify.backends.engine.collectives.seams import own_part
+from specverify.backends.engine.sampling import coins
+from specverify.backends.engine.seams import Seams
+from specverify.backends.faults.fault import fault, faults_in
+from specverify.reference.trace import Stage
 
 NOISE = 2.0**-3
 """Size, relative to the largest logit of a row, of the rounding by which one rank's logits differ."""

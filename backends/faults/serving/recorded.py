@@ -6,14 +6,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from backends.base import Unsupported
-from backends.engine.columns import Attend
-from backends.engine.model.causal_lm import CausalLm
-from backends.engine.model.graphs import Graphs, Key, Recording
-from backends.engine.model.recording.lanes import RecordedLanes
-from backends.engine.seams import Seams
-from backends.faults.fault import fault, faults_in
-from reference.trace import Stage
+from specverify.backends.base import Unsupported
+from specverify.backends.engine.columns import Attend
+from specverify.backends.engine.model.causal_lm import CausalLm
+from specverify.backends.engine.model.graphs import Graphs, Key, Recording
+from specverify.backends.engine.model.recording.lanes import RecordedLanes
+from specverify.backends.engine.seams import Seams
+from specverify.backends.faults.fault import fault, faults_in
+from specverify.reference.trace import Stage
 
 RECORDED_BACKEND = "cpu-recorded"
 

@@ -8,13 +8,13 @@ from dataclasses import replace
 
 import torch
 
-from backends.engine.handover.items import Item, join_in_order, page_of
-from backends.engine.handover.packet import ExpectedRequest
-from backends.engine.handover.seams import HandOverSeams
-from backends.engine.handover.state import RequestState
-from backends.engine.seams import Seams
-from backends.faults.fault import fault, faults_in
-from reference.trace import Stage
+from specverify.backends.engine.handover.items import Item, join_in_order, page_of
+from specverify.backends.engine.handover.packet import ExpectedRequest
+from specverify.backends.engine.handover.seams import HandOverSeams
+from specverify.backends.engine.handover.state import RequestState
+from specverify.backends.engine.seams import Seams
+from specverify.backends.faults.fault import fault, faults_in
+from specverify.reference.trace import Stage
 
 ON = "cpu-handed-over"
 

@@ -5,6 +5,6 @@ decision, `streams.py` the places of random numbers, and `law.py` the exact prob
 tokens.
 """
 
-from properties.invariants.acceptance import coins, law, path, streams, walk
+from specverify.properties.invariants.acceptance import coins, law, path, streams, walk
 
 INVARIANTS = (*walk.INVARIANTS, *path.INVARIANTS, *coins.INVARIANTS, *streams.INVARIANTS, *law.INVARIANTS)

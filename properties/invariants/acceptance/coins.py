@@ -10,20 +10,20 @@ from dataclasses import replace
 
 import numpy as np
 
-from properties.invariants.applies import is_drawn, is_sampled
-from properties.invariants.own_laws import EDGE, law_tolerance, near_edge, output_before
-from properties.verdict.finding import Comparisons, Finding
-from properties.verdict.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
-from properties.verdict.subject import Subject
-from reference import tape
-from reference.architecture import Seeded
-from reference.case import Case
-from reference.oracle import acceptance, processing, tree_growth
-from reference.oracle.coin_source import TapeChance
-from reference.oracle.draft.level_by_level import tree_of_step
-from reference.oracle.sampled_step import one_hot
-from reference.trace import Array, Stage, Step
-from reference.tree import Tree
+from specverify.properties.invariants.applies import is_drawn, is_sampled
+from specverify.properties.invariants.own_laws import EDGE, law_tolerance, near_edge, output_before
+from specverify.properties.verdict.finding import Comparisons, Finding
+from specverify.properties.verdict.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
+from specverify.properties.verdict.subject import Subject
+from specverify.reference import tape
+from specverify.reference.architecture import Seeded
+from specverify.reference.case import Case
+from specverify.reference.oracle import acceptance, processing, tree_growth
+from specverify.reference.oracle.coin_source import TapeChance
+from specverify.reference.oracle.draft.level_by_level import tree_of_step
+from specverify.reference.oracle.sampled_step import one_hot
+from specverify.reference.trace import Array, Stage, Step
+from specverify.reference.tree import Tree
 
 NEEDS = needing(Stage.DRAFTED, Stage.SCORED, Stage.ACCEPTED)
 

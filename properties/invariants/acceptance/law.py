@@ -9,20 +9,20 @@ from dataclasses import replace
 
 import numpy as np
 
-from properties.invariants.acceptance.coins import NEEDS, judgeable_steps
-from properties.invariants.applies import is_drawn, is_sampled
-from properties.laws import enumeration
-from properties.laws.worlds import prune_tree, world_of
-from properties.verdict.finding import Comparisons, Finding
-from properties.verdict.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
-from properties.verdict.subject import NoTrace, Refusal, Subject, Tables
-from reference import tape
-from reference.case import Case
-from reference.oracle import law
-from reference.probability_world import Blocks, GivenTree, World
-from reference.sampling import Sampling
-from reference.trace import Array, Stage
-from reference.tree import Shape, Tree
+from specverify.properties.invariants.acceptance.coins import NEEDS, judgeable_steps
+from specverify.properties.invariants.applies import is_drawn, is_sampled
+from specverify.properties.laws import enumeration
+from specverify.properties.laws.worlds import prune_tree, world_of
+from specverify.properties.verdict.finding import Comparisons, Finding
+from specverify.properties.verdict.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
+from specverify.properties.verdict.subject import NoTrace, Refusal, Subject, Tables
+from specverify.reference import tape
+from specverify.reference.case import Case
+from specverify.reference.oracle import law
+from specverify.reference.probability_world import Blocks, GivenTree, World
+from specverify.reference.sampling import Sampling
+from specverify.reference.trace import Array, Stage
+from specverify.reference.tree import Shape, Tree
 
 LIMIT = {"float64": 1e-10, "float32": 1e-6}
 """Largest total variation between an enumerated law and its rule's; it covers rounding of thresholds alone."""

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator
 
-from properties.verdict.finding import Comparisons, Finding
-from properties.verdict.invariant import Fact, Invariant, Oracle, Unobserved, needing
-from properties.verdict.shown_tree import names_tokens, shown_tree
-from properties.verdict.subject import Subject
-from reference.case import Case
-from reference.trace import Accepted, Stage
-from reference.tree import Tree
+from specverify.properties.verdict.finding import Comparisons, Finding
+from specverify.properties.verdict.invariant import Fact, Invariant, Oracle, Unobserved, needing
+from specverify.properties.verdict.shown_tree import names_tokens, shown_tree
+from specverify.properties.verdict.subject import Subject
+from specverify.reference.case import Case
+from specverify.reference.trace import Accepted, Stage
+from specverify.reference.tree import Tree
 
 NAME = "acceptance.path-in-tree"
 

@@ -1,6 +1,7 @@
 """The invariant of random streams: two draws for different purposes read no number twice.
 
-A draw of torch, NumPy or random has a place: its stream, its offset and its size (`reference.draws`). Coins of a tape
+A draw of torch, NumPy or random has a place: its stream, its offset and its size (`specverify.reference.draws`). Coins
+of a tape
 have places too, one for each decision. Rejection sampling needs independent numbers: where the coin of an acceptance is
 the number that drew the token, or the noise that drew a rejected token draws its replacement, the output follows
 another law than the target's.
@@ -10,14 +11,14 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
-from properties.invariants.applies import is_sampled
-from properties.verdict.finding import Comparisons, Finding
-from properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
-from properties.verdict.subject import NoTrace, Subject
-from reference import tape
-from reference.case import Case
-from reference.draws import Draw
-from reference.trace import Stage, Trace
+from specverify.properties.invariants.applies import is_sampled
+from specverify.properties.verdict.finding import Comparisons, Finding
+from specverify.properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
+from specverify.properties.verdict.subject import NoTrace, Subject
+from specverify.reference import tape
+from specverify.reference.case import Case
+from specverify.reference.draws import Draw
+from specverify.reference.trace import Stage, Trace
 
 NAME = "acceptance.streams-disjoint"
 

@@ -9,22 +9,22 @@ from dataclasses import replace
 
 import numpy as np
 
-from properties.invariants.applies import is_greedy
-from properties.invariants.own_laws import laws
-from properties.invariants.rows import compare_rows
-from properties.tolerance.closeness import Noise, chain, noise
-from properties.tolerance.ties import is_decided
-from properties.verdict.finding import Comparisons, Finding
-from properties.verdict.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
-from properties.verdict.shown_tree import names_tokens, shown_tree, step_showing
-from properties.verdict.subject import Subject
-from properties.verdict.variants import dice, focus, run_first_step, tree_of, with_new_ids, with_tree
-from reference.architecture import Seeded
-from reference.case import Case
-from reference.oracle.acceptance import greedy_walk
-from reference.oracle.processing import scores
-from reference.trace import Array, Stage, Step
-from reference.tree import Tree
+from specverify.properties.invariants.applies import is_greedy
+from specverify.properties.invariants.own_laws import laws
+from specverify.properties.invariants.rows import compare_rows
+from specverify.properties.tolerance.closeness import Noise, chain, noise
+from specverify.properties.tolerance.ties import is_decided
+from specverify.properties.verdict.finding import Comparisons, Finding
+from specverify.properties.verdict.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
+from specverify.properties.verdict.shown_tree import names_tokens, shown_tree, step_showing
+from specverify.properties.verdict.subject import Subject
+from specverify.properties.verdict.variants import dice, focus, run_first_step, tree_of, with_new_ids, with_tree
+from specverify.reference.architecture import Seeded
+from specverify.reference.case import Case
+from specverify.reference.oracle.acceptance import greedy_walk
+from specverify.reference.oracle.processing import scores
+from specverify.reference.trace import Array, Stage, Step
+from specverify.reference.tree import Tree
 
 NEEDS = needing(Stage.DRAFTED, Stage.SCORED, Stage.ACCEPTED)
 

@@ -1,6 +1,6 @@
 """Invariants of attention: a row depends on its context and root path alone."""
 
-from properties.invariants.attention import batch, context, experts, pages, visibility
+from specverify.properties.invariants.attention import batch, context, experts, pages, visibility
 
 INVARIANTS = (
     *context.INVARIANTS,

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 
-from properties.invariants.same_request import compare_request, has_session
-from properties.verdict.invariant import Fact, Invariant, Oracle, needing
-from properties.verdict.session_members import members
-from properties.verdict.subject import Subject
-from reference.case import Case
-from reference.trace import Stage
+from specverify.properties.invariants.same_request import compare_request, has_session
+from specverify.properties.verdict.invariant import Fact, Invariant, Oracle, needing
+from specverify.properties.verdict.session_members import members
+from specverify.properties.verdict.subject import Subject
+from specverify.reference.case import Case
+from specverify.reference.trace import Stage
 
 
 def mate_independent(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:

@@ -8,16 +8,22 @@ the prefill, a path decoded as a chain.
 from collections.abc import Iterator
 from dataclasses import replace
 
-from properties.invariants.rows import attended_beyond, committed_reads, compare_kv, compare_rows, logits_beyond
-from properties.tolerance.closeness import Noise, noise, true_step
-from properties.tolerance.mask_column import mask_column
-from properties.verdict.finding import CONTROL, Comparisons, Finding, Reads
-from properties.verdict.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, needing
-from properties.verdict.subject import Subject
-from properties.verdict.variants import dice, focus, run_first_step, shuffled_order, tree_of, without_subtree
-from reference.case import Case
-from reference.trace import Array, Stage, Step
-from reference.tree import Tree
+from specverify.properties.invariants.rows import (
+    attended_beyond,
+    committed_reads,
+    compare_kv,
+    compare_rows,
+    logits_beyond,
+)
+from specverify.properties.tolerance.closeness import Noise, noise, true_step
+from specverify.properties.tolerance.mask_column import mask_column
+from specverify.properties.verdict.finding import CONTROL, Comparisons, Finding, Reads
+from specverify.properties.verdict.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, needing
+from specverify.properties.verdict.subject import Subject
+from specverify.properties.verdict.variants import dice, focus, run_first_step, shuffled_order, tree_of, without_subtree
+from specverify.reference.case import Case
+from specverify.reference.trace import Array, Stage, Step
+from specverify.reference.tree import Tree
 
 NEEDS = needing(Stage.DRAFTED, Stage.SCORED)
 

@@ -1,7 +1,7 @@
 """The invariant of choices of experts: each row takes those with its best scores.
 
-All other numbers are compared with the oracle's under the backend's own choices (`properties.verdict.followed`), so
-that the choices need a judge of their own.
+All other numbers are compared with the oracle's under the backend's own choices
+(`specverify.properties.verdict.followed`), so that the choices need a judge of their own.
 """
 
 from collections.abc import Iterator
@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import numpy as np
 from scipy.special import ndtr
 
-from properties.verdict.finding import Comparisons, Finding, RoutingCounts
-from properties.verdict.followed import (
+from specverify.properties.verdict.finding import Comparisons, Finding, RoutingCounts
+from specverify.properties.verdict.followed import (
     TIE_SIGMA,
     Follows,
     can_follow,
@@ -20,11 +20,11 @@ from properties.verdict.followed import (
     tie_limits,
     tie_units,
 )
-from properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
-from properties.verdict.subject import Subject
-from reference.case import Case
-from reference.oracle.formulas.routers import UNKNOWN
-from reference.trace import Array, Stage, Step
+from specverify.properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
+from specverify.properties.verdict.subject import Subject
+from specverify.reference.case import Case
+from specverify.reference.oracle.formulas.routers import UNKNOWN
+from specverify.reference.trace import Array, Stage, Step
 
 NAME = "attention.experts-best"
 

@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from properties.invariants.same_bits import same_bits
-from properties.verdict.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, needing
-from properties.verdict.subject import Subject
-from properties.verdict.variants import dice
-from reference.case import Case
-from reference.trace import Stage
+from specverify.properties.invariants.same_bits import same_bits
+from specverify.properties.verdict.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, needing
+from specverify.properties.verdict.subject import Subject
+from specverify.properties.verdict.variants import dice
+from specverify.reference.case import Case
+from specverify.reference.trace import Stage
 
 
 def page_permutation(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:

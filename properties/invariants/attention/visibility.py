@@ -8,15 +8,23 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from properties.invariants.rows import attended_of, logits_of, read_by
-from properties.tolerance.closeness import Noise, noise, rows_beyond
-from properties.verdict.finding import Comparisons, Finding, Reads
-from properties.verdict.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
-from properties.verdict.subject import Subject
-from properties.verdict.variants import change_outside, first_step, focus, leak_designs, probes, run_first_step, tree_of
-from reference.architecture import Seeded
-from reference.case import Case
-from reference.trace import Array, Stage, Step
+from specverify.properties.invariants.rows import attended_of, logits_of, read_by
+from specverify.properties.tolerance.closeness import Noise, noise, rows_beyond
+from specverify.properties.verdict.finding import Comparisons, Finding, Reads
+from specverify.properties.verdict.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
+from specverify.properties.verdict.subject import Subject
+from specverify.properties.verdict.variants import (
+    change_outside,
+    first_step,
+    focus,
+    leak_designs,
+    probes,
+    run_first_step,
+    tree_of,
+)
+from specverify.reference.architecture import Seeded
+from specverify.reference.case import Case
+from specverify.reference.trace import Array, Stage, Step
 
 NEEDS = needing(Stage.DRAFTED, Stage.SCORED)
 

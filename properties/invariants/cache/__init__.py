@@ -1,5 +1,5 @@
 """Invariants of caches: commits, layouts, shared pages, recurrent state."""
 
-from properties.invariants.cache import commits, layouts, pages, recurrent
+from specverify.properties.invariants.cache import commits, layouts, pages, recurrent
 
 INVARIANTS = (*commits.INVARIANTS, *layouts.INVARIANTS, *pages.INVARIANTS, *recurrent.INVARIANTS)

@@ -8,19 +8,19 @@ from dataclasses import replace
 
 import numpy as np
 
-from properties.commits import FASTER, admits, false_reason
-from properties.invariants.rows import common_columns, compare_kv, kv_excuses, kv_reads
-from properties.tolerance.closeness import Noise, draft_kv_case, kv_behind, kv_case, noise
-from properties.verdict.finding import Comparisons, Finding
-from properties.verdict.followed import follow_step
-from properties.verdict.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
-from properties.verdict.subject import Subject
-from properties.verdict.variants import pending_root
-from reference.architecture import Architecture, Seeded
-from reference.case import Case
-from reference.draft import Scripted
-from reference.layout import FAST_SWITCH
-from reference.trace import Array, Committed, Kv, Stage, Step
+from specverify.properties.commits import FASTER, admits, false_reason
+from specverify.properties.invariants.rows import common_columns, compare_kv, kv_excuses, kv_reads
+from specverify.properties.tolerance.closeness import Noise, draft_kv_case, kv_behind, kv_case, noise
+from specverify.properties.verdict.finding import Comparisons, Finding
+from specverify.properties.verdict.followed import follow_step
+from specverify.properties.verdict.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
+from specverify.properties.verdict.subject import Subject
+from specverify.properties.verdict.variants import pending_root
+from specverify.reference.architecture import Architecture, Seeded
+from specverify.reference.case import Case
+from specverify.reference.draft import Scripted
+from specverify.reference.layout import FAST_SWITCH
+from specverify.reference.trace import Array, Committed, Kv, Stage, Step
 
 NEEDS = needing(Stage.COMMITTED)
 

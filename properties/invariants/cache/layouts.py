@@ -7,16 +7,16 @@ itself.
 from collections.abc import Iterator
 from dataclasses import replace
 
-from properties.invariants.rows import committed_reads, compare_kv, compare_rows, with_place
-from properties.invariants.same_bits import same_bits
-from properties.tolerance.closeness import noise
-from properties.verdict.finding import Finding
-from properties.verdict.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
-from properties.verdict.subject import Subject
-from properties.verdict.variants import dice
-from reference.case import Case
-from reference.layout import PLAIN, POISONS
-from reference.trace import Stage
+from specverify.properties.invariants.rows import committed_reads, compare_kv, compare_rows, with_place
+from specverify.properties.invariants.same_bits import same_bits
+from specverify.properties.tolerance.closeness import noise
+from specverify.properties.verdict.finding import Finding
+from specverify.properties.verdict.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
+from specverify.properties.verdict.subject import Subject
+from specverify.properties.verdict.variants import dice
+from specverify.reference.case import Case
+from specverify.reference.layout import PLAIN, POISONS
+from specverify.reference.trace import Stage
 
 
 def stale_unreachable(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:

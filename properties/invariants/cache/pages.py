@@ -9,15 +9,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 
-from properties.invariants.same_request import accounts_of, compare_request, largest_block
-from properties.verdict.finding import Comparisons, Finding
-from properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
-from properties.verdict.session_members import members
-from properties.verdict.subject import Subject
-from reference.case import Case
-from reference.layout import KvLayout
-from reference.session import Account
-from reference.trace import Stage
+from specverify.properties.invariants.same_request import accounts_of, compare_request, largest_block
+from specverify.properties.verdict.finding import Comparisons, Finding
+from specverify.properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
+from specverify.properties.verdict.session_members import members
+from specverify.properties.verdict.subject import Subject
+from specverify.reference.case import Case
+from specverify.reference.layout import KvLayout
+from specverify.reference.session import Account
+from specverify.reference.trace import Stage
 
 
 def allocator_conserves(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:

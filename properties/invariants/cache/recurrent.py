@@ -5,18 +5,18 @@ from functools import partial
 
 import numpy as np
 
-from properties.invariants.cache.commits import commits
-from properties.invariants.rows import first_numbers
-from properties.tolerance.amplification import MAX_AMPLIFICATION, excuses_row
-from properties.tolerance.bounds import INNER, UNIT
-from properties.tolerance.closeness import EXACT, PRIOR, chain, kv_case
-from properties.verdict.finding import Comparisons, Finding, Reads
-from properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
-from properties.verdict.subject import Subject
-from reference.architecture import Seeded
-from reference.case import Case
-from reference.family.recurrent import RecurrentState
-from reference.trace import Array, Stage
+from specverify.properties.invariants.cache.commits import commits
+from specverify.properties.invariants.rows import first_numbers
+from specverify.properties.tolerance.amplification import MAX_AMPLIFICATION, excuses_row
+from specverify.properties.tolerance.bounds import INNER, UNIT
+from specverify.properties.tolerance.closeness import EXACT, PRIOR, chain, kv_case
+from specverify.properties.verdict.finding import Comparisons, Finding, Reads
+from specverify.properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
+from specverify.properties.verdict.subject import Subject
+from specverify.reference.architecture import Seeded
+from specverify.reference.case import Case
+from specverify.reference.family.recurrent import RecurrentState
+from specverify.reference.trace import Array, Stage
 
 NAME = "cache.recurrent-equivalence"
 

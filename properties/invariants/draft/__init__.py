@@ -1,6 +1,6 @@
 """Invariants of drafts: the hidden states that they read, and their proposals."""
 
-from properties.invariants.draft import dispatch, dynamic_trees, hidden_states, proposals, sharing, switches
+from specverify.properties.invariants.draft import dispatch, dynamic_trees, hidden_states, proposals, sharing, switches
 
 # A draft that was given a wrong state proposes a wrong tree: the state is judged first.
 INVARIANTS = (

@@ -10,9 +10,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from reference.draft_trees import Expansion
-from reference.trace import Array
-from reference.tree import Tree
+from specverify.reference.draft_trees import Expansion
+from specverify.reference.trace import Array
+from specverify.reference.tree import Tree
 
 
 @dataclass(frozen=True)

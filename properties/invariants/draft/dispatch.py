@@ -2,18 +2,18 @@
 
 from collections.abc import Iterator
 
-from properties.invariants.rows import with_place
-from properties.verdict.finding import Comparisons, Finding
-from properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
-from properties.verdict.session_members import members
-from properties.verdict.subject import Subject
-from reference.architecture import Seeded
-from reference.case import Case
-from reference.draft_trees import tree_description
-from reference.oracle.draft.chunk import cut_to_chunk
-from reference.oracle.draft.level_by_level import tree_of_step
-from reference.trace import Drafted, Stage, Trace
-from reference.tree import RankTree, Shape, Tree
+from specverify.properties.invariants.rows import with_place
+from specverify.properties.verdict.finding import Comparisons, Finding
+from specverify.properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
+from specverify.properties.verdict.session_members import members
+from specverify.properties.verdict.subject import Subject
+from specverify.reference.architecture import Seeded
+from specverify.reference.case import Case
+from specverify.reference.draft_trees import tree_description
+from specverify.reference.oracle.draft.chunk import cut_to_chunk
+from specverify.reference.oracle.draft.level_by_level import tree_of_step
+from specverify.reference.trace import Drafted, Stage, Trace
+from specverify.reference.tree import RankTree, Shape, Tree
 
 NAME = "draft.dispatch"
 

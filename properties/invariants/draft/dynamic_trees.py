@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from properties.invariants.draft import tie_prediction
-from properties.invariants.draft.best_nodes import Breach, breaches
-from properties.invariants.draft.scores import (
+from specverify.properties.invariants.draft import tie_prediction
+from specverify.properties.invariants.draft.best_nodes import Breach, breaches
+from specverify.properties.invariants.draft.scores import (
     DRAFT_K,
     compare_score_rows,
     draft_sigma,
@@ -19,23 +19,23 @@ from properties.invariants.draft.scores import (
     scores_finding,
     tree_finding,
 )
-from properties.tolerance.closeness import rms
-from properties.tolerance.ties import TIE_SIGMA
-from properties.verdict.finding import Comparisons, Finding, PredictedTies, Tie
-from properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
-from properties.verdict.subject import Subject
-from reference.architecture import Seeded
-from reference.case import Case
-from reference.draft_trees import Expansion
-from reference.trace import Array, Drafted, Stage, Step
-from reference.tree import Tree
+from specverify.properties.tolerance.closeness import rms
+from specverify.properties.tolerance.ties import TIE_SIGMA
+from specverify.properties.verdict.finding import Comparisons, Finding, PredictedTies, Tie
+from specverify.properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
+from specverify.properties.verdict.subject import Subject
+from specverify.reference.architecture import Seeded
+from specverify.reference.case import Case
+from specverify.reference.draft_trees import Expansion
+from specverify.reference.trace import Array, Drafted, Stage, Step
+from specverify.reference.tree import Tree
 
 NAME = "draft.tree-top-m"
 
 ROUNDING = {"float64": 1e-12, "float32": 1e-5, "bfloat16": 1e-5, "float16": 1e-5}
 """Noise of a sum that an engine computes from its own logits, for each level and relative to their size.
 
-Engines in 16 bits add in float32 (`reference.draft_trees.expansion`).
+Engines in 16 bits add in float32 (`specverify.reference.draft_trees.expansion`).
 """
 
 

@@ -10,19 +10,19 @@ from functools import partial
 
 import numpy as np
 
-from properties.invariants.rows import first_numbers
-from properties.tolerance.amplification import MAX_AMPLIFICATION, excuses_row
-from properties.tolerance.bounds import UNIT
-from properties.tolerance.closeness import EXACT, chain, rows_beyond
-from properties.verdict.finding import Comparisons, Finding, Reads
-from properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
-from properties.verdict.subject import Subject
-from properties.verdict.variants import pending_root
-from reference.case import Case
-from reference.draft.hidden import HeadInput
-from reference.sampling import Sampling, Stops
-from reference.trace import Array, Stage, Step
-from reference.tree import Tree
+from specverify.properties.invariants.rows import first_numbers
+from specverify.properties.tolerance.amplification import MAX_AMPLIFICATION, excuses_row
+from specverify.properties.tolerance.bounds import UNIT
+from specverify.properties.tolerance.closeness import EXACT, chain, rows_beyond
+from specverify.properties.verdict.finding import Comparisons, Finding, Reads
+from specverify.properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
+from specverify.properties.verdict.subject import Subject
+from specverify.properties.verdict.variants import pending_root
+from specverify.reference.case import Case
+from specverify.reference.draft.hidden import HeadInput
+from specverify.reference.sampling import Sampling, Stops
+from specverify.reference.trace import Array, Stage, Step
+from specverify.reference.tree import Tree
 
 NAME = "draft.hidden-state-descriptor"
 

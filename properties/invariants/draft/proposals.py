@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from properties.invariants.applies import is_drawn
-from properties.invariants.draft import tie_prediction
-from properties.invariants.draft.dynamic_trees import common_paths, compare_dynamic_trees
-from properties.invariants.draft.scores import (
+from specverify.properties.invariants.applies import is_drawn
+from specverify.properties.invariants.draft import tie_prediction
+from specverify.properties.invariants.draft.dynamic_trees import common_paths, compare_dynamic_trees
+from specverify.properties.invariants.draft.scores import (
     DRAFT_K,
     compare_score_rows,
     draft_sigma,
@@ -19,17 +19,17 @@ from properties.invariants.draft.scores import (
     scores_finding,
     tree_finding,
 )
-from properties.tolerance.closeness import rms
-from properties.tolerance.ties import TIE_SIGMA
-from properties.verdict.finding import Comparisons, Finding, PredictedTies, Tie
-from properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
-from properties.verdict.subject import Subject
-from properties.verdict.variants import pending_root, run_first_step
-from reference.case import Case
-from reference.draft import Scripted
-from reference.sampling import Sampling
-from reference.trace import Drafted, Stage, Step
-from reference.tree import Tree
+from specverify.properties.tolerance.closeness import rms
+from specverify.properties.tolerance.ties import TIE_SIGMA
+from specverify.properties.verdict.finding import Comparisons, Finding, PredictedTies, Tie
+from specverify.properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
+from specverify.properties.verdict.subject import Subject
+from specverify.properties.verdict.variants import pending_root, run_first_step
+from specverify.reference.case import Case
+from specverify.reference.draft import Scripted
+from specverify.reference.sampling import Sampling
+from specverify.reference.trace import Drafted, Stage, Step
+from specverify.reference.tree import Tree
 
 NEEDS = needing(Stage.DRAFTED)
 

@@ -5,18 +5,18 @@ from dataclasses import replace
 
 import numpy as np
 
-from properties.invariants.draft.hidden_states import step_from_scratch
-from properties.tolerance.amplification import MAX_AMPLIFICATION, excuses_row
-from properties.tolerance.bounds import UNIT
-from properties.tolerance.closeness import rms
-from properties.verdict.finding import Comparisons, Finding, Reads
-from properties.verdict.invariant import Oracle, Unobserved
-from reference.case import Case
-from reference.draft import Scripted
-from reference.layout import KvLayout
-from reference.sampling import Stops
-from reference.trace import Array, Drafted, Stage
-from reference.tree import Tree
+from specverify.properties.invariants.draft.hidden_states import step_from_scratch
+from specverify.properties.tolerance.amplification import MAX_AMPLIFICATION, excuses_row
+from specverify.properties.tolerance.bounds import UNIT
+from specverify.properties.tolerance.closeness import rms
+from specverify.properties.verdict.finding import Comparisons, Finding, Reads
+from specverify.properties.verdict.invariant import Oracle, Unobserved
+from specverify.reference.case import Case
+from specverify.reference.draft import Scripted
+from specverify.reference.layout import KvLayout
+from specverify.reference.sampling import Stops
+from specverify.reference.trace import Array, Drafted, Stage
+from specverify.reference.tree import Tree
 
 DRAFT_SIGMA = 60.0
 """A-priori sigma of draft logits, in unit roundoffs times their rms; no control run measures the draft's error."""

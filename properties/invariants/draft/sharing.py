@@ -4,18 +4,18 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from properties.invariants.draft.proposals import NEEDS, compare_proposal
-from properties.invariants.draft.scores import restarted_case
-from properties.invariants.draft.switches import actions_with_accounts
-from properties.invariants.rows import with_place
-from properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved
-from properties.verdict.subject import Subject
-from reference.case import Case
-from reference.draft import Draft, Scripted
-from reference.oracle import draft as meaning
-from reference.oracle.draft.trie import entries
-from reference.oracle.sampled_step import SampledStep
-from reference.trace import Shared, Step
+from specverify.properties.invariants.draft.proposals import NEEDS, compare_proposal
+from specverify.properties.invariants.draft.scores import restarted_case
+from specverify.properties.invariants.draft.switches import actions_with_accounts
+from specverify.properties.invariants.rows import with_place
+from specverify.properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved
+from specverify.properties.verdict.subject import Subject
+from specverify.reference.case import Case
+from specverify.reference.draft import Draft, Scripted
+from specverify.reference.oracle import draft as meaning
+from specverify.reference.oracle.draft.trie import entries
+from specverify.reference.oracle.sampled_step import SampledStep
+from specverify.reference.trace import Shared, Step
 
 NAME = "draft.shared"
 

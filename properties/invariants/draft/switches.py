@@ -3,16 +3,16 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from properties.invariants.draft.proposals import NEEDS, compare_bare_step, compare_proposal
-from properties.invariants.rows import with_place
-from properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved
-from properties.verdict.subject import Subject
-from properties.verdict.taken_steps import taken_steps
-from reference.case import Case
-from reference.draft import Draft, Scripted
-from reference.malformed import Malformed
-from reference.session import Account, Action
-from reference.trace import Shared
+from specverify.properties.invariants.draft.proposals import NEEDS, compare_bare_step, compare_proposal
+from specverify.properties.invariants.rows import with_place
+from specverify.properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved
+from specverify.properties.verdict.subject import Subject
+from specverify.properties.verdict.taken_steps import taken_steps
+from specverify.reference.case import Case
+from specverify.reference.draft import Draft, Scripted
+from specverify.reference.malformed import Malformed
+from specverify.reference.session import Account, Action
+from specverify.reference.trace import Shared
 
 
 def switched_drafts(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:

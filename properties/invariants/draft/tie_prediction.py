@@ -9,15 +9,15 @@ from collections.abc import Iterator
 import numpy as np
 from scipy.special import ndtr
 
-from properties.invariants.draft.scores import draft_sigma, restarted_case
-from properties.tolerance.bounds import UNIT
-from properties.tolerance.closeness import PRIOR, rms
-from properties.verdict.invariant import Oracle
-from properties.verdict.subject import Subject
-from reference.case import Case
-from reference.draft_trees import Expansion
-from reference.trace import Array, Drafted
-from reference.tree import Tree
+from specverify.properties.invariants.draft.scores import draft_sigma, restarted_case
+from specverify.properties.tolerance.bounds import UNIT
+from specverify.properties.tolerance.closeness import PRIOR, rms
+from specverify.properties.verdict.invariant import Oracle
+from specverify.properties.verdict.subject import Subject
+from specverify.reference.case import Case
+from specverify.reference.draft_trees import Expansion
+from specverify.reference.trace import Array, Drafted
+from specverify.reference.tree import Tree
 
 RUNNERS_UP = 8
 """Scores below a candidate that may surpass it; the ones further down are neglected."""

@@ -3,7 +3,7 @@
 A greedy request emits the tokens of plain decode; a sampled request emits tokens from the same law.
 """
 
-from properties.invariants.lossless import (
+from specverify.properties.invariants.lossless import (
     distribution,
     guided,
     output,

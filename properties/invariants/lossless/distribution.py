@@ -9,21 +9,28 @@ from contextlib import suppress
 
 import numpy as np
 
-from properties.generations import FULL_EFFORT, RUN_TESTS, SMALL_EFFORT, Effort, GenerationEvidence, generation_evidence
-from properties.invariants.applies import is_sampled
-from properties.laws.draw_by_draw import tried_siblings
-from properties.laws.sampled.blackbox import judge_blocks
-from properties.laws.sampled.gate import log_bar
-from properties.laws.worlds import world_of
-from properties.streams import stream_of
-from properties.verdict.finding import Comparisons, Evidence, Finding
-from properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
-from properties.verdict.subject import Subject, Tables
-from properties.verdict.variants import dice
-from reference.architecture import Checkpoint
-from reference.case import Case
-from reference.oracle import law
-from reference.trace import Array, Stage, Step
+from specverify.properties.generations import (
+    FULL_EFFORT,
+    RUN_TESTS,
+    SMALL_EFFORT,
+    Effort,
+    GenerationEvidence,
+    generation_evidence,
+)
+from specverify.properties.invariants.applies import is_sampled
+from specverify.properties.laws.draw_by_draw import tried_siblings
+from specverify.properties.laws.sampled.blackbox import judge_blocks
+from specverify.properties.laws.sampled.gate import log_bar
+from specverify.properties.laws.worlds import world_of
+from specverify.properties.streams import stream_of
+from specverify.properties.verdict.finding import Comparisons, Evidence, Finding
+from specverify.properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
+from specverify.properties.verdict.subject import Subject, Tables
+from specverify.properties.verdict.variants import dice
+from specverify.reference.architecture import Checkpoint
+from specverify.reference.case import Case
+from specverify.reference.oracle import law
+from specverify.reference.trace import Array, Stage, Step
 
 TV = 0.05
 """Smallest total variation that a test is planned to detect with probability .99."""
@@ -52,7 +59,8 @@ def sampling_tables(subject: Subject) -> Tables:
 def distribution(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     """Whole generations follow the law; where the backend has tables, blocks drawn on tables follow it too.
 
-    Each of the two is a test of its own. The gate of the run counts its evidence (`properties.laws.sampled.gate`).
+    Each of the two is a test of its own. The gate of the run counts its evidence
+    (`specverify.properties.laws.sampled.gate`).
     """
     if subject.tables is None or isinstance(case.model, Checkpoint):
         yield from _by_generations(case, oracle, subject, FULL_EFFORT)
@@ -90,7 +98,7 @@ def _by_rounds(case: Case, subject: Subject) -> Iterator[Fact]:
 
 
 def _by_generations(case: Case, oracle: Oracle, subject: Subject, effort: Effort) -> Iterator[Fact]:
-    """Test draws of several generations, and the independence of neighbours (`properties.generations`)."""
+    """Test draws of several generations, and the independence of neighbours (`specverify.properties.generations`)."""
     name = "lossless.distribution"
     evidence = generation_evidence(case, oracle, subject, effort)
     assert evidence.first is not None

@@ -1,20 +1,21 @@
 """The invariant of guided decoding: the mask at every node, and the output.
 
-The legal tokens are computed from the grammar, byte by byte, for each path anew (`reference.oracle.language`). That a
-masked law is also drawn from exactly is the matter of `acceptance.law-joint`, whose world then has a grammar.
+The legal tokens are computed from the grammar, byte by byte, for each path anew
+(`specverify.reference.oracle.language`). That a masked law is also drawn from exactly is the matter of
+`acceptance.law-joint`, whose world then has a grammar.
 """
 
 from collections.abc import Iterator
 
 import numpy as np
 
-from properties.invariants.own_laws import output_before
-from properties.verdict.finding import Comparisons, Finding
-from properties.verdict.invariant import Fact, Invariant, Oracle, needing
-from properties.verdict.subject import Subject
-from reference.case import Case
-from reference.oracle.language import LegalTokens, legal_after
-from reference.trace import Array, Scored, Stage, Step
+from specverify.properties.invariants.own_laws import output_before
+from specverify.properties.verdict.finding import Comparisons, Finding
+from specverify.properties.verdict.invariant import Fact, Invariant, Oracle, needing
+from specverify.properties.verdict.subject import Subject
+from specverify.reference.case import Case
+from specverify.reference.oracle.language import LegalTokens, legal_after
+from specverify.reference.trace import Array, Scored, Stage, Step
 
 NAME = "lossless.grammar-per-node"
 

@@ -5,19 +5,19 @@ from dataclasses import replace
 
 import numpy as np
 
-from properties.invariants.applies import check_seeded, comparable_trace, is_greedy
-from properties.tolerance.closeness import chain, forced_logits, noise
-from properties.tolerance.ties import TIE_SIGMA, gaps, judge_tokens
-from properties.verdict.finding import Comparisons, Finding, Reads
-from properties.verdict.followed import follow
-from properties.verdict.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
-from properties.verdict.judge import crash_finding
-from properties.verdict.subject import Crash, NoTrace, Subject
-from properties.verdict.variants import dice
-from reference.case import Case
-from reference.oracle.processing import scores
-from reference.oracle.stopping import clip, finish_reason
-from reference.trace import Accounting, Array, Stage, Step, Trace
+from specverify.properties.invariants.applies import check_seeded, comparable_trace, is_greedy
+from specverify.properties.tolerance.closeness import chain, forced_logits, noise
+from specverify.properties.tolerance.ties import TIE_SIGMA, gaps, judge_tokens
+from specverify.properties.verdict.finding import Comparisons, Finding, Reads
+from specverify.properties.verdict.followed import follow
+from specverify.properties.verdict.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
+from specverify.properties.verdict.judge import crash_finding
+from specverify.properties.verdict.subject import Crash, NoTrace, Subject
+from specverify.properties.verdict.variants import dice
+from specverify.reference.case import Case
+from specverify.reference.oracle.processing import scores
+from specverify.reference.oracle.stopping import clip, finish_reason
+from specverify.reference.trace import Accounting, Array, Stage, Step, Trace
 
 NONE = needing()
 

@@ -9,26 +9,26 @@ from dataclasses import replace
 
 import numpy as np
 
-from properties.invariants.applies import is_greedy, is_sampled
-from properties.invariants.own_laws import law_tolerance, laws, near_edge, output_before
-from properties.laws.draw_by_draw import logit_bound, points
-from properties.laws.worlds import is_promised
-from properties.tolerance.bounds import UNIT
-from properties.tolerance.closeness import chain_step, forced_logits, noise
-from properties.verdict.finding import Comparisons, Finding, Reads
-from properties.verdict.followed import follow
-from properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
-from properties.verdict.subject import Subject
-from reference.case import Case
-from reference.oracle import processing
-from reference.sampling import Sampling
-from reference.trace import Array, Stage, Step, Trace
+from specverify.properties.invariants.applies import is_greedy, is_sampled
+from specverify.properties.invariants.own_laws import law_tolerance, laws, near_edge, output_before
+from specverify.properties.laws.draw_by_draw import logit_bound, points
+from specverify.properties.laws.worlds import is_promised
+from specverify.properties.tolerance.bounds import UNIT
+from specverify.properties.tolerance.closeness import chain_step, forced_logits, noise
+from specverify.properties.verdict.finding import Comparisons, Finding, Reads
+from specverify.properties.verdict.followed import follow
+from specverify.properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
+from specverify.properties.verdict.subject import Subject
+from specverify.reference.case import Case
+from specverify.reference.oracle import processing
+from specverify.reference.sampling import Sampling
+from specverify.reference.trace import Array, Stage, Step, Trace
 
 LOGPROB = 4.0
 """Largest error of a log-probability, in limits of rule N.
 
 It depends on its own logit and on the sum over all logits of the row. A row that amplifies roundings may have a larger
-one, as its logits may (`properties.tolerance.amplification`).
+one, as its logits may (`specverify.properties.tolerance.amplification`).
 """
 
 ROUNDINGS = 8.0

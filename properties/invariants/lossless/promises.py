@@ -7,13 +7,13 @@ and one that can be interrupted is interrupted.
 from collections.abc import Iterator
 from dataclasses import replace
 
-from properties.invariants.applies import is_sampled
-from properties.verdict.finding import Comparisons, Finding
-from properties.verdict.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, needing
-from properties.verdict.subject import Subject
-from properties.verdict.variants import dice
-from reference.case import Case
-from reference.trace import Stage
+from specverify.properties.invariants.applies import is_sampled
+from specverify.properties.verdict.finding import Comparisons, Finding
+from specverify.properties.verdict.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, needing
+from specverify.properties.verdict.subject import Subject
+from specverify.properties.verdict.variants import dice
+from specverify.reference.case import Case
+from specverify.reference.trace import Stage
 
 FURTHER = 24
 """Further seeds among which a second divergence is looked for."""

@@ -6,12 +6,12 @@ a wrong text, and a right text of rank 0 may hide that another rank keeps other 
 
 from collections.abc import Iterator
 
-from properties.verdict.finding import Comparisons, Finding
-from properties.verdict.invariant import Fact, Invariant, Oracle, Unobserved, needing
-from properties.verdict.subject import Subject
-from reference.case import Case
-from reference.parallel.ranks import RankRun
-from reference.trace import Stage
+from specverify.properties.verdict.finding import Comparisons, Finding
+from specverify.properties.verdict.invariant import Fact, Invariant, Oracle, Unobserved, needing
+from specverify.properties.verdict.subject import Subject
+from specverify.reference.case import Case
+from specverify.reference.parallel.ranks import RankRun
+from specverify.reference.trace import Stage
 
 NAME = "lossless.ranks-agree"
 

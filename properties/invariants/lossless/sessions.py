@@ -3,14 +3,14 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from properties.invariants.same_request import accounts_of, compare_request, has_session, present_requests
-from properties.verdict.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, needing
-from properties.verdict.session_members import members
-from properties.verdict.subject import Subject
-from properties.verdict.variants import dice
-from reference.case import Case
-from reference.session import BATCHES, Session
-from reference.trace import Stage
+from specverify.properties.invariants.same_request import accounts_of, compare_request, has_session, present_requests
+from specverify.properties.verdict.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, needing
+from specverify.properties.verdict.session_members import members
+from specverify.properties.verdict.subject import Subject
+from specverify.properties.verdict.variants import dice
+from specverify.reference.case import Case
+from specverify.reference.session import BATCHES, Session
+from specverify.reference.trace import Stage
 
 
 def schedule_independent(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:

@@ -3,13 +3,13 @@
 from collections import Counter
 from collections.abc import Iterator
 
-from properties.invariants.same_request import largest_block
-from properties.verdict.finding import Comparisons, Finding
-from properties.verdict.invariant import Fact, Invariant, Oracle, Unobserved, needing
-from properties.verdict.subject import Subject
-from reference.case import Case
-from reference.session import Account
-from reference.trace import Shared, Stage, Trace
+from specverify.properties.invariants.same_request import largest_block
+from specverify.properties.verdict.finding import Comparisons, Finding
+from specverify.properties.verdict.invariant import Fact, Invariant, Oracle, Unobserved, needing
+from specverify.properties.verdict.subject import Subject
+from specverify.reference.case import Case
+from specverify.reference.session import Account
+from specverify.reference.trace import Shared, Stage, Trace
 
 
 def takes_part(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:

@@ -3,15 +3,15 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from properties.invariants.same_bits import unlike_bits
-from properties.invariants.same_request import accounts_of, compare_request, present_requests
-from properties.verdict.finding import Finding
-from properties.verdict.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, needing
-from properties.verdict.session_members import members
-from properties.verdict.subject import Subject
-from reference.case import Case
-from reference.session import Session
-from reference.trace import Stage
+from specverify.properties.invariants.same_bits import unlike_bits
+from specverify.properties.invariants.same_request import accounts_of, compare_request, present_requests
+from specverify.properties.verdict.finding import Finding
+from specverify.properties.verdict.invariant import TURNS, Fact, Invariant, NotApplicable, Oracle, needing
+from specverify.properties.verdict.session_members import members
+from specverify.properties.verdict.subject import Subject
+from specverify.reference.case import Case
+from specverify.reference.session import Session
+from specverify.reference.trace import Stage
 
 NAME = "serving.hand-over"
 

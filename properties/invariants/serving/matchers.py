@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator
 
-from properties.invariants.lossless.guided import has_grammar
-from properties.verdict.finding import Comparisons, Finding
-from properties.verdict.invariant import Fact, Invariant, Oracle, Unobserved, needing
-from properties.verdict.subject import Subject
-from reference.case import Case
-from reference.oracle.language import legal_after
-from reference.trace import Stage
+from specverify.properties.invariants.lossless.guided import has_grammar
+from specverify.properties.verdict.finding import Comparisons, Finding
+from specverify.properties.verdict.invariant import Fact, Invariant, Oracle, Unobserved, needing
+from specverify.properties.verdict.subject import Subject
+from specverify.reference.case import Case
+from specverify.reference.oracle.language import legal_after
+from specverify.reference.trace import Stage
 
 
 def matcher_in_step(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:

@@ -7,13 +7,13 @@ texts, and not from the engine's own epochs.
 from collections import Counter
 from collections.abc import Iterator
 
-from properties.invariants.same_request import present_requests
-from properties.verdict.finding import Comparisons, Finding
-from properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
-from properties.verdict.subject import Subject
-from reference.case import Case
-from reference.session import Event
-from reference.trace import Shared, Stage
+from specverify.properties.invariants.same_request import present_requests
+from specverify.properties.verdict.finding import Comparisons, Finding
+from specverify.properties.verdict.invariant import Fact, Invariant, NotApplicable, Oracle, Unobserved, needing
+from specverify.properties.verdict.subject import Subject
+from specverify.reference.case import Case
+from specverify.reference.session import Event
+from specverify.reference.trace import Shared, Stage
 
 MOST_AFTER_END = 1
 """Steps of a request that may be in flight when the host learns that it has ended."""

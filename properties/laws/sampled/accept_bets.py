@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from properties.laws.sampled.draft_faults import COIN_ORDERS, TINY
-from reference.trace import Array
+from specverify.properties.laws.sampled.draft_faults import COIN_ORDERS, TINY
+from specverify.reference.trace import Array
 
 ACCEPT = "on acceptance of the draft"
 """The name of the group."""

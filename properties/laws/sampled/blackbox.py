@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from properties.laws.sampled.cells import Block, Partition, counts_of, partitions, tally
-from properties.laws.sampled.gate import ALPHA_RUN, is_red
-from properties.laws.sampled.power import plan
-from properties.laws.sampled.screen import Betting, Outcome, play
-from reference.trace import Array
+from specverify.properties.laws.sampled.cells import Block, Partition, counts_of, partitions, tally
+from specverify.properties.laws.sampled.gate import ALPHA_RUN, is_red
+from specverify.properties.laws.sampled.power import plan
+from specverify.properties.laws.sampled.screen import Betting, Outcome, play
+from specverify.reference.trace import Array
 
 MOST_TRIALS = 200_000
 """Most rounds for one law; a test whose condition is met too rarely then states which deviation it could not show."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from properties.laws.sampled.evalue import SUMS_TO
-from reference.trace import Array
+from specverify.properties.laws.sampled.evalue import SUMS_TO
+from specverify.reference.trace import Array
 
 Block = tuple[int, ...]
 """The tokens that one round emitted: the accepted tokens and the token after them."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from reference.trace import Array
+from specverify.reference.trace import Array
 
 TINY = 1e-12
 """Least that a bet pays: a fault may leave nothing of a token."""
@@ -114,7 +114,7 @@ def payments(p: Array, q: Array, place: int) -> dict[str, Array]:
 
     A bet pays the likelihood ratio of its law, the mixture of the faulty law and p by the bet's share, to p. Under p
     each bet has mean 1, and a bet on another place pays 1 whatever comes. Nothing else is needed of the faulty laws:
-    whatever they are, `properties.bet_group.GroupSums` divides by the most that a bet pays on average.
+    whatever they are, `specverify.properties.bet_group.GroupSums` divides by the most that a bet pays on average.
 
     Args:
         p: The target's law [V].

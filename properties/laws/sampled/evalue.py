@@ -6,7 +6,7 @@ It measures the evidence against the probabilities, and stays valid at any time 
 import numpy as np
 from scipy.special import gammaln, logsumexp, xlogy
 
-from reference.trace import Array
+from specverify.reference.trace import Array
 
 CONCENTRATIONS = 10.0 ** np.arange(1.0, 6.51, 0.5)
 """Concentrations of the mixture: for alternatives from far off (10) to within about 1e-3 of p (10^6.5)."""

@@ -4,7 +4,7 @@ The e-values of a run's tests are put together in three ways. Their mean sees a 
 e-value however the tests depend on each other (Vovk & Wang, arXiv 1912.06116). The wealth of a player who stakes a part
 of it on every test in turn sees a fault that every test shows a little. The tests have coins of their own, so that the
 wealth is a test martingale over the run (Shafer et al., arXiv 0912.4269). Tests that put one question to one engine are
-one stream (`properties.streams`): each of the bets in them goes on from case to case.
+one stream (`specverify.properties.streams`): each of the bets in them goes on from case to case.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from scipy.special import logsumexp
 
-from reference.trace import Array
+from specverify.reference.trace import Array
 
 ALPHA_RUN = 1e-6
 """Largest probability that a run over a correct backend is red."""

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import logsumexp
 
-from properties.bet_group import BetGroup, GroupSums
-from properties.laws.sampled.accept_bets import ACCEPT, by_token, overall
-from properties.laws.sampled.draft_faults import RESIDUAL
-from properties.laws.sampled.evalue import law
-from properties.laws.sampled.truncated import share_of
-from properties.resolution import ACCEPTANCE, LIKELIEST, Resolution, ResolutionSums
-from reference.trace import Array
+from specverify.properties.bet_group import BetGroup, GroupSums
+from specverify.properties.laws.sampled.accept_bets import ACCEPT, by_token, overall
+from specverify.properties.laws.sampled.draft_faults import RESIDUAL
+from specverify.properties.laws.sampled.evalue import law
+from specverify.properties.laws.sampled.truncated import share_of
+from specverify.properties.resolution import ACCEPTANCE, LIKELIEST, Resolution, ResolutionSums
+from specverify.reference.trace import Array
 
 THETAS = np.array([sign * 0.1 * 2.0**k for k in range(7) for sign in (1.0, -1.0)])
 """Tilts of the mixture: .1 to 6.4, upwards and downwards."""

@@ -3,7 +3,7 @@
 import numpy as np
 from scipy.special import logsumexp
 
-from reference.trace import Array
+from specverify.reference.trace import Array
 
 THETAS = 0.1 * 2.0 ** np.arange(7)
 """Tilts of the mixture, upwards only: .1 to 6.4. Requests on the same coins agree too often, never too seldom."""

@@ -9,8 +9,8 @@ from collections.abc import Hashable
 import numpy as np
 from scipy.special import logsumexp
 
-from properties.resolution import Resolution, ResolutionSums
-from reference.trace import Array
+from specverify.properties.resolution import Resolution, ResolutionSums
+from specverify.reference.trace import Array
 
 PARTNERS = 4
 """Tokens that the reference draws beside each token of the engine.

@@ -10,7 +10,7 @@ from functools import cache
 from scipy.optimize import brentq
 from scipy.special import chdtri, chndtr
 
-from properties.laws.sampled.gate import ALPHA_RUN, log_bar
+from specverify.properties.laws.sampled.gate import ALPHA_RUN, log_bar
 
 PRICE = 1.25
 """Samples of the e-process over those of a chi-square test of the same power.

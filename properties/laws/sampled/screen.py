@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import chdtrc, xlogy
 
-from properties.laws.sampled.evalue import law, log_evalue, whole_counts
-from properties.laws.sampled.power import Plan
-from reference.trace import Array
+from specverify.properties.laws.sampled.evalue import law, log_evalue, whole_counts
+from specverify.properties.laws.sampled.power import Plan
+from specverify.reference.trace import Array
 
 LEAST_EXPECTED = 5.0
 """Cells that expect fewer samples are pooled for the screen; the e-value keeps them apart."""

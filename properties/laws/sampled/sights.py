@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from properties.bet_group import BetGroup
-from properties.laws.sampled.accept_bets import ACCEPT, FAULTS
-from properties.laws.sampled.draft_faults import BETS
+from specverify.properties.bet_group import BetGroup
+from specverify.properties.laws.sampled.accept_bets import ACCEPT, FAULTS
+from specverify.properties.laws.sampled.draft_faults import BETS
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ The logits are known only within a margin.
 
 import numpy as np
 
-from reference.sampling import Sampling
-from reference.trace import Array
+from specverify.reference.sampling import Sampling
+from specverify.reference.trace import Array
 
 SLACK = 1e-12
 """Added to the noise where masses are compared: two orders of adding float64 numbers differ by less than this."""

@@ -8,17 +8,17 @@ from pkgutil import iter_modules
 
 from hypothesis import strategies as st
 
-from properties.strategies.draft.drawing import DRAWN, DraftSetting
-from properties.strategies.draft.side_branch import side_branches
-from properties.strategies.within import admitted_values
-from reference.abilities import Abilities
-from reference.architecture import Seeded
-from reference.draft import Draft, Scripted
-from reference.draft.eagle1 import Eagle1
-from reference.draft.eagle3 import Eagle3
-from reference.draft.mtp import Mtp
-from reference.draft.trie import Trie
-from reference.draft_trees import TREE_KINDS
+from specverify.properties.strategies.draft.drawing import DRAWN, DraftSetting
+from specverify.properties.strategies.draft.side_branch import side_branches
+from specverify.properties.strategies.within import admitted_values
+from specverify.reference.abilities import Abilities
+from specverify.reference.architecture import Seeded
+from specverify.reference.draft import Draft, Scripted
+from specverify.reference.draft.eagle1 import Eagle1
+from specverify.reference.draft.eagle3 import Eagle3
+from specverify.reference.draft.mtp import Mtp
+from specverify.reference.draft.trie import Trie
+from specverify.reference.draft_trees import TREE_KINDS
 
 # Importing a module registers its strategies in DRAWN.
 for _module in iter_modules(__path__):

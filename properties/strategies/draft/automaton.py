@@ -2,9 +2,9 @@
 
 from hypothesis import strategies as st
 
-from properties.strategies.draft.drawing import DraftSetting, draws
-from reference.draft.automaton import Automaton
-from reference.tree import RankTree
+from specverify.properties.strategies.draft.drawing import DraftSetting, draws
+from specverify.reference.draft.automaton import Automaton
+from specverify.reference.tree import RankTree
 
 LONGEST_CHAIN = 5
 """Most tokens that are continued."""

@@ -6,8 +6,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from reference.architecture import Seeded
-from reference.quantisation.rows import QUANTISED
+from specverify.reference.architecture import Seeded
+from specverify.reference.quantisation.rows import QUANTISED
 
 
 @dataclass(frozen=True)

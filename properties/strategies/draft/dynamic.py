@@ -2,10 +2,10 @@
 
 from hypothesis import strategies as st
 
-from properties.strategies.draft.drawing import DraftSetting
-from properties.strategies.draft.static import static_trees
-from reference.draft_trees import Dispatch, DraftTree, Expansion
-from reference.tree import RankTree
+from specverify.properties.strategies.draft.drawing import DraftSetting
+from specverify.properties.strategies.draft.static import static_trees
+from specverify.reference.draft_trees import Dispatch, DraftTree, Expansion
+from specverify.reference.tree import RankTree
 
 KINDS = ("static",) * 17 + ("dispatched",) * 3 + ("dynamic",) * 4
 """Kinds of tree of a draft with scores: about one case in fifteen holds a dynamic tree, one in sixteen a table."""

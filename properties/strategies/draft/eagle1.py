@@ -2,9 +2,9 @@
 
 from hypothesis import strategies as st
 
-from properties.strategies.draft.drawing import DraftSetting, draws, kinds_of_weights
-from properties.strategies.draft.head import SEEDS, head_layers, head_trees, one_state
-from reference.draft.eagle1 import Eagle1
+from specverify.properties.strategies.draft.drawing import DraftSetting, draws, kinds_of_weights
+from specverify.properties.strategies.draft.head import SEEDS, head_layers, head_trees, one_state
+from specverify.reference.draft.eagle1 import Eagle1
 
 
 @draws(Eagle1.TAG)

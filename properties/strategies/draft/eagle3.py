@@ -2,9 +2,15 @@
 
 from hypothesis import strategies as st
 
-from properties.strategies.draft.drawing import DraftSetting, draws, kinds_of_weights
-from properties.strategies.draft.head import SEEDS, head_layers, head_trees, likely_vocabularies, several_states
-from reference.draft.eagle3 import Eagle3
+from specverify.properties.strategies.draft.drawing import DraftSetting, draws, kinds_of_weights
+from specverify.properties.strategies.draft.head import (
+    SEEDS,
+    head_layers,
+    head_trees,
+    likely_vocabularies,
+    several_states,
+)
+from specverify.reference.draft.eagle3 import Eagle3
 
 
 @draws(Eagle3.TAG)

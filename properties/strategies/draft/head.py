@@ -2,14 +2,14 @@
 
 from hypothesis import strategies as st
 
-from properties.strategies.draft.drawing import DraftSetting
-from properties.strategies.draft.dynamic import trees
-from properties.strategies.draft.static import static_trees
-from properties.strategies.trees import side_by_side
-from reference.draft.hidden import HiddenStates
-from reference.draft.layer_head import HeadLayer
-from reference.draft_trees import DraftTree
-from reference.tree import RankTree
+from specverify.properties.strategies.draft.drawing import DraftSetting
+from specverify.properties.strategies.draft.dynamic import trees
+from specverify.properties.strategies.draft.static import static_trees
+from specverify.properties.strategies.trees import side_by_side
+from specverify.reference.draft.hidden import HiddenStates
+from specverify.reference.draft.layer_head import HeadLayer
+from specverify.reference.draft_trees import DraftTree
+from specverify.reference.tree import RankTree
 
 LAYERS = (HeadLayer(1, 1, 4, 8), HeadLayer(2, 1, 4, 12), HeadLayer(4, 2, 6, 8, theta=500000.0))
 """The sizes of drawn heads, the smallest first."""

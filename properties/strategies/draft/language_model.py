@@ -4,12 +4,12 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from properties.strategies.draft.drawing import DraftSetting, draws, kinds_of_weights
-from properties.strategies.draft.dynamic import trees
-from properties.strategies.draft.static import static_trees
-from properties.strategies.models import close_drafts, drafts
-from reference.draft import LanguageModel
-from reference.tree import RankTree
+from specverify.properties.strategies.draft.drawing import DraftSetting, draws, kinds_of_weights
+from specverify.properties.strategies.draft.dynamic import trees
+from specverify.properties.strategies.draft.static import static_trees
+from specverify.properties.strategies.models import close_drafts, drafts
+from specverify.reference.draft import LanguageModel
+from specverify.reference.tree import RankTree
 
 CHAIN = RankTree((0, 0, 1, 2), (0, 0, 0, 0))
 """The tree of an engine that does not fill it: three tokens in a row, as engines draft by default."""

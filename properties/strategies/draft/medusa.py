@@ -4,10 +4,10 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from properties.strategies.draft.drawing import DraftSetting, draws, kinds_of_weights
-from properties.strategies.draft.head import SEEDS, head_trees, one_state
-from reference.draft.medusa import Medusa
-from reference.draft_trees import Expansion, outlines
+from specverify.properties.strategies.draft.drawing import DraftSetting, draws, kinds_of_weights
+from specverify.properties.strategies.draft.head import SEEDS, head_trees, one_state
+from specverify.reference.draft.medusa import Medusa
+from specverify.reference.draft_trees import Expansion, outlines
 
 SPARE_HEADS = 1
 """Most heads that a drawn tree does not reach."""

@@ -2,11 +2,11 @@
 
 from hypothesis import strategies as st
 
-from properties.strategies.draft.automaton import automata
-from properties.strategies.draft.drawing import DraftSetting, draws
-from properties.strategies.draft.ngram import tries
-from properties.strategies.draft.trie import bounded_tries
-from reference.draft.merged import Merged
+from specverify.properties.strategies.draft.automaton import automata
+from specverify.properties.strategies.draft.drawing import DraftSetting, draws
+from specverify.properties.strategies.draft.ngram import tries
+from specverify.properties.strategies.draft.trie import bounded_tries
+from specverify.reference.draft.merged import Merged
 
 MOST_NODES = 14
 """Most nodes of a joined tree."""

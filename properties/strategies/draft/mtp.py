@@ -2,9 +2,9 @@
 
 from hypothesis import strategies as st
 
-from properties.strategies.draft.drawing import DraftSetting, draws, kinds_of_weights
-from properties.strategies.draft.head import SEEDS, head_layers, head_trees, one_state
-from reference.draft.mtp import Mtp
+from specverify.properties.strategies.draft.drawing import DraftSetting, draws, kinds_of_weights
+from specverify.properties.strategies.draft.head import SEEDS, head_layers, head_trees, one_state
+from specverify.reference.draft.mtp import Mtp
 
 MODULES = 3
 """Most modules that are drawn."""

@@ -2,9 +2,9 @@
 
 from hypothesis import strategies as st
 
-from properties.strategies.draft.drawing import DraftSetting, draws
-from properties.strategies.draft.static import static_trees
-from reference.draft import Ngram
+from specverify.properties.strategies.draft.drawing import DraftSetting, draws
+from specverify.properties.strategies.draft.static import static_trees
+from specverify.reference.draft import Ngram
 
 
 @draws(Ngram.TAG)

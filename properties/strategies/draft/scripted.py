@@ -2,11 +2,11 @@
 
 from hypothesis import strategies as st
 
-from properties.strategies.acceptance import steered_trees
-from properties.strategies.draft.drawing import DraftSetting, draws
-from properties.strategies.trees import MAX_NODES, deep_parents, parents, parents_of_size
-from reference.draft import Scripted
-from reference.tree import Tree
+from specverify.properties.strategies.acceptance import steered_trees
+from specverify.properties.strategies.draft.drawing import DraftSetting, draws
+from specverify.properties.strategies.trees import MAX_NODES, deep_parents, parents, parents_of_size
+from specverify.reference.draft import Scripted
+from specverify.reference.tree import Tree
 
 
 @draws(Scripted.TAG)

@@ -2,8 +2,8 @@
 
 from hypothesis import strategies as st
 
-from reference.draft import Scripted
-from reference.tree import Tree
+from specverify.reference.draft import Scripted
+from specverify.reference.tree import Tree
 
 
 @st.composite

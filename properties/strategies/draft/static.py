@@ -4,9 +4,9 @@ from functools import cache
 
 from hypothesis import strategies as st
 
-from properties.strategies.trees import parents, parents_of_size, side_by_side
-from reference.draft_trees import named_tree
-from reference.tree import RankTree, Shape
+from specverify.properties.strategies.trees import parents, parents_of_size, side_by_side
+from specverify.reference.draft_trees import named_tree
+from specverify.reference.tree import RankTree, Shape
 
 STATIC_NODES = 12
 """Most nodes of a static tree; few, since the draft model runs once for each inner level."""

@@ -2,9 +2,9 @@
 
 from hypothesis import strategies as st
 
-from properties.strategies.draft.drawing import DraftSetting, draws
-from properties.strategies.draft.static import rank_trees
-from reference.draft.trie import Trie
+from specverify.properties.strategies.draft.drawing import DraftSetting, draws
+from specverify.properties.strategies.draft.static import rank_trees
+from specverify.reference.draft.trie import Trie
 
 MOST_HELD = 10
 """Most n-grams of a small trie; most prompts and their outputs have more."""

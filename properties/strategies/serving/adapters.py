@@ -7,13 +7,13 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from properties.strategies.acceptance import continuation, steer_again
-from properties.strategies.prompts import LONGEST
-from reference.abilities import Abilities
-from reference.adapters.low_rank import ADAPTED, Adapter
-from reference.architecture import Seeded
-from reference.case import Case
-from reference.draft import Draft, Scripted
+from specverify.properties.strategies.acceptance import continuation, steer_again
+from specverify.properties.strategies.prompts import LONGEST
+from specverify.reference.abilities import Abilities
+from specverify.reference.adapters.low_rank import ADAPTED, Adapter
+from specverify.reference.architecture import Seeded
+from specverify.reference.case import Case
+from specverify.reference.draft import Draft, Scripted
 
 ADAPTERS = 12
 """One case in this many has adapters where its target can have one."""

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from properties.strategies.grammars import with_grammar
-from reference.abilities import Abilities
-from reference.architecture import Seeded
-from reference.case import Case
-from reference.draft import Draft
-from reference.session import OVERLAPPED, Action
+from specverify.properties.strategies.grammars import with_grammar
+from specverify.reference.abilities import Abilities
+from specverify.reference.architecture import Seeded
+from specverify.reference.case import Case
+from specverify.reference.draft import Draft
+from specverify.reference.session import OVERLAPPED, Action
 
 AHEAD_INTERVAL = 3
 """Of so many sessions that admit it, one is served a step ahead."""

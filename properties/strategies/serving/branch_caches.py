@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from properties.strategies.within import ignored_settings
-from reference.abilities import Abilities
-from reference.case import Case
-from reference.layout import PLAIN
+from specverify.properties.strategies.within import ignored_settings
+from specverify.reference.abilities import Abilities
+from specverify.reference.case import Case
+from specverify.reference.layout import PLAIN
 
 NUMBERS = (2, 3, 64)
 """Most branches at once: with few, one of them takes what is left of a wide tree."""

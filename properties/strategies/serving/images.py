@@ -7,15 +7,15 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from properties.strategies.prompts import LONGEST
-from properties.strategies.serving.adapters import steer_draft
-from reference.abilities import Abilities
-from reference.architecture import Architecture, Seeded
-from reference.case import Case
-from reference.draft import Draft
-from reference.family import FAMILIES
-from reference.images.spans import Image, Images
-from reference.session import Session
+from specverify.properties.strategies.prompts import LONGEST
+from specverify.properties.strategies.serving.adapters import steer_draft
+from specverify.reference.abilities import Abilities
+from specverify.reference.architecture import Architecture, Seeded
+from specverify.reference.case import Case
+from specverify.reference.draft import Draft
+from specverify.reference.family import FAMILIES
+from specverify.reference.images.spans import Image, Images
+from specverify.reference.session import Session
 
 IMAGES = 16
 """Images are drawn for one case in this many, where its target may be another one."""

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from properties.strategies.prompts import LONGEST
-from properties.strategies.within import ignored_settings
-from reference.abilities import Abilities
-from reference.case import Case
+from specverify.properties.strategies.prompts import LONGEST
+from specverify.properties.strategies.within import ignored_settings
+from specverify.reference.abilities import Abilities
+from specverify.reference.case import Case
 
 PADDED = 8
 """One case of a single request in this many is padded."""

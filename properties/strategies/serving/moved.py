@@ -8,12 +8,12 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from reference.abilities import Abilities
-from reference.architecture import Seeded
-from reference.case import Case
-from reference.malformed import Malformed
-from reference.sampling import Sampling
-from reference.session import Action, Session
+from specverify.reference.abilities import Abilities
+from specverify.reference.architecture import Seeded
+from specverify.reference.case import Case
+from specverify.reference.malformed import Malformed
+from specverify.reference.sampling import Sampling
+from specverify.reference.session import Action, Session
 
 HAND_OVER = "hand-over"
 """The action that is drawn here."""

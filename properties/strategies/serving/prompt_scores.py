@@ -4,9 +4,9 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from properties.strategies.prompts import LONGEST
-from reference.abilities import Abilities
-from reference.case import Case
+from specverify.properties.strategies.prompts import LONGEST
+from specverify.reference.abilities import Abilities
+from specverify.reference.case import Case
 
 SCORE_INTERVAL = 16
 """One case in this many asks."""

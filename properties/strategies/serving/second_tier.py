@@ -7,12 +7,12 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from properties.strategies.within import ignored_settings
-from reference.abilities import Abilities
-from reference.architecture import Seeded
-from reference.case import Case
-from reference.malformed import Malformed
-from reference.session import Action, Mate, Session
+from specverify.properties.strategies.within import ignored_settings
+from specverify.reference.abilities import Abilities
+from specverify.reference.architecture import Seeded
+from specverify.reference.case import Case
+from specverify.reference.malformed import Malformed
+from specverify.reference.session import Action, Mate, Session
 
 TIERS = ("first_tier", "second_tier")
 """The fields of a layout that are drawn here."""

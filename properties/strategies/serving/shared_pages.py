@@ -10,13 +10,13 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from reference.abilities import Abilities
-from reference.architecture import Seeded
-from reference.case import Case
-from reference.draft import Scripted, most_rows
-from reference.layout import MOST_PAGES
-from reference.malformed import Malformed
-from reference.session import Action, Mate, Session
+from specverify.reference.abilities import Abilities
+from specverify.reference.architecture import Seeded
+from specverify.reference.case import Case
+from specverify.reference.draft import Scripted, most_rows
+from specverify.reference.layout import MOST_PAGES
+from specverify.reference.malformed import Malformed
+from specverify.reference.session import Action, Mate, Session
 
 FORK_INTERVAL = 3
 """Of so many sessions whose requests draft with one model over pages, one has a fork behind the first step."""

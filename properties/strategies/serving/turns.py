@@ -9,13 +9,13 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from properties.strategies.acceptance import continuation
-from properties.strategies.serving.shared_pages import can_share_pages, with_first_mate
-from reference.abilities import Abilities
-from reference.architecture import Seeded
-from reference.case import Case
-from reference.layout import KINDS
-from reference.session import Action
+from specverify.properties.strategies.acceptance import continuation
+from specverify.properties.strategies.serving.shared_pages import can_share_pages, with_first_mate
+from specverify.reference.abilities import Abilities
+from specverify.reference.architecture import Seeded
+from specverify.reference.case import Case
+from specverify.reference.layout import KINDS
+from specverify.reference.session import Action
 
 PREFIX = next(kind for kind, traits in KINDS.items() if traits.keeps_prefixes)
 """The layout whose pages later requests find."""

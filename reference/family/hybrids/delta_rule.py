@@ -6,10 +6,10 @@ states: a matrix for each value head, and the last inputs of its convolution. Bo
 mask repairs them. Blocks are gated ones, or mixtures of experts as in Qwen 2 MoE.
 """
 
-from reference.family.base import ArchitectureFields, Family, Shapes, gated
-from reference.family.experts import mixture
-from reference.family.rotary_width import check_width
-from reference.malformed import Malformed
+from specverify.reference.family.base import ArchitectureFields, Family, Shapes, gated
+from specverify.reference.family.experts import mixture
+from specverify.reference.family.rotary_width import check_width
+from specverify.reference.malformed import Malformed
 
 
 def is_recurrent(arch: ArchitectureFields, layer: int) -> bool:

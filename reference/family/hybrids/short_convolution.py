@@ -4,8 +4,8 @@ After transformers' `models/lfm2`. The convolution has no other state than its l
 Which layers have attention follows no rule: the setting `attention_layers` has one bit for each, the first the lowest.
 """
 
-from reference.family.base import ArchitectureFields, Family, LayerNorms, Shapes
-from reference.malformed import Malformed
+from specverify.reference.family.base import ArchitectureFields, Family, LayerNorms, Shapes
+from specverify.reference.malformed import Malformed
 
 
 def _recurrent(arch: ArchitectureFields, layer: int) -> Shapes | None:

@@ -5,8 +5,8 @@ residual stream. The mixer is a selective state space (arXiv 2405.21060) behind 
 matrix for each of its heads, and the last inputs of the convolution. Many factors multiply inputs and outputs.
 """
 
-from reference.family.base import ArchitectureFields, Family, LayerNorms, Shapes
-from reference.malformed import Malformed
+from specverify.reference.family.base import ArchitectureFields, Family, LayerNorms, Shapes
+from specverify.reference.malformed import Malformed
 
 FACTORS = (
     "embedding_multiplier", "logits_multiplier", "gate_multiplier", "down_multiplier", "key_multiplier",

@@ -7,9 +7,9 @@ folder is imported, so a new kind needs a new file here and no other line.
 from importlib import import_module
 from pkgutil import iter_modules
 
-from reference.draft import Draft
-from reference.oracle.draft.question import PROPOSALS, Question
-from reference.trace import Drafted
+from specverify.reference.draft import Draft
+from specverify.reference.oracle.draft.question import PROPOSALS, Question
+from specverify.reference.trace import Drafted
 
 for _module in iter_modules(__path__):
     import_module(f"{__name__}.{_module.name}")

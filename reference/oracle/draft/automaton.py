@@ -3,10 +3,10 @@
 It is found by comparing the end of the text with every place of it, token by token.
 """
 
-from reference.draft.automaton import Automaton
-from reference.oracle.draft.question import Question, proposes
-from reference.trace import Drafted
-from reference.tree import Tree
+from specverify.reference.draft.automaton import Automaton
+from specverify.reference.oracle.draft.question import Question, proposes
+from specverify.reference.trace import Drafted
+from specverify.reference.tree import Tree
 
 Tokens = tuple[int, ...]
 

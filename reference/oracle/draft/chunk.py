@@ -3,8 +3,8 @@
 Targets whose layers attend in chunks may have the rest cut before verification (`KvLayout.stay_in_chunk`).
 """
 
-from reference.architecture import Architecture
-from reference.trace import Array, Drafted, frozen
+from specverify.reference.architecture import Architecture
+from specverify.reference.trace import Array, Drafted, frozen
 
 
 def cut_to_chunk(drafted: Drafted, position: int, architecture: Architecture) -> Drafted:

@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from reference.draft.eagle3 import LAYER_PREFIX, Eagle3, layer_prefix
-from reference.oracle.draft.head import HeadFormulas, propose_by_head
-from reference.oracle.draft.question import Question, proposes
-from reference.oracle.formulas.layer import linear
-from reference.trace import Array, Drafted
+from specverify.reference.draft.eagle3 import LAYER_PREFIX, Eagle3, layer_prefix
+from specverify.reference.oracle.draft.head import HeadFormulas, propose_by_head
+from specverify.reference.oracle.draft.question import Question, proposes
+from specverify.reference.oracle.formulas.layer import linear
+from specverify.reference.trace import Array, Drafted
 
 
 class Eagle3Formulas(HeadFormulas):

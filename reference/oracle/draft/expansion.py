@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from reference.draft_trees import Expansion
-from reference.oracle.draft.question import Question
-from reference.trace import Array, Drafted, frozen
-from reference.tree import Tree
+from specverify.reference.draft_trees import Expansion
+from specverify.reference.oracle.draft.question import Question
+from specverify.reference.trace import Array, Drafted, frozen
+from specverify.reference.tree import Tree
 
 Path = tuple[int, ...]
 """Tokens below the root, as target ids or as draft ids."""

@@ -9,17 +9,17 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from reference.architecture import Rope
-from reference.draft.hidden import HeadInput
-from reference.draft.layer_head import LayerHead
-from reference.oracle.draft.level_by_level import tree_of
-from reference.oracle.draft.question import Question
-from reference.oracle.formulas import rotary
-from reference.oracle.formulas.layer import linear, rms_norm, silu
-from reference.oracle.model import attention
-from reference.oracle.parameters import load, load_head
-from reference.trace import Array, Drafted, frozen
-from reference.tree import Tree
+from specverify.reference.architecture import Rope
+from specverify.reference.draft.hidden import HeadInput
+from specverify.reference.draft.layer_head import LayerHead
+from specverify.reference.oracle.draft.level_by_level import tree_of
+from specverify.reference.oracle.draft.question import Question
+from specverify.reference.oracle.formulas import rotary
+from specverify.reference.oracle.formulas.layer import linear, rms_norm, silu
+from specverify.reference.oracle.model import attention
+from specverify.reference.oracle.parameters import load, load_head
+from specverify.reference.trace import Array, Drafted, frozen
+from specverify.reference.tree import Tree
 
 
 @dataclass(frozen=True)

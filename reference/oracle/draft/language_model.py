@@ -5,13 +5,13 @@ Each node is scored by running its whole path from scratch.
 
 import numpy as np
 
-from reference.draft import LanguageModel
-from reference.oracle.draft.expansion import Path
-from reference.oracle.draft.level_by_level import tree_of
-from reference.oracle.draft.question import Question, proposes
-from reference.oracle.evaluator import Evaluator
-from reference.trace import Array, Drafted
-from reference.tree import Tree
+from specverify.reference.draft import LanguageModel
+from specverify.reference.oracle.draft.expansion import Path
+from specverify.reference.oracle.draft.level_by_level import tree_of
+from specverify.reference.oracle.draft.question import Question, proposes
+from specverify.reference.oracle.evaluator import Evaluator
+from specverify.reference.trace import Array, Drafted
+from specverify.reference.tree import Tree
 
 
 @proposes(LanguageModel.TAG)

@@ -5,12 +5,12 @@ The children of a node are named only after the node's own token, since its scor
 
 import numpy as np
 
-from reference.draft import Draft
-from reference.draft_trees import Dispatch, DraftTree, Expansion
-from reference.oracle.draft.expansion import PathScores, expand
-from reference.oracle.draft.question import Question
-from reference.trace import Drafted, frozen
-from reference.tree import RankTree, Shape, Tree
+from specverify.reference.draft import Draft
+from specverify.reference.draft_trees import Dispatch, DraftTree, Expansion
+from specverify.reference.oracle.draft.expansion import PathScores, expand
+from specverify.reference.oracle.draft.question import Question
+from specverify.reference.trace import Drafted, frozen
+from specverify.reference.tree import RankTree, Shape, Tree
 
 
 def tree_of(

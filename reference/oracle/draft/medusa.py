@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from reference.draft.hidden import HeadInput
-from reference.draft.medusa import HEADS_PREFIX, Medusa
-from reference.oracle.draft.level_by_level import tree_of
-from reference.oracle.draft.question import Question, proposes
-from reference.oracle.formulas.layer import linear, silu
-from reference.oracle.parameters import load, load_head
-from reference.trace import Array, Drafted, frozen
-from reference.tree import Tree
+from specverify.reference.draft.hidden import HeadInput
+from specverify.reference.draft.medusa import HEADS_PREFIX, Medusa
+from specverify.reference.oracle.draft.level_by_level import tree_of
+from specverify.reference.oracle.draft.question import Question, proposes
+from specverify.reference.oracle.formulas.layer import linear, silu
+from specverify.reference.oracle.parameters import load, load_head
+from specverify.reference.trace import Array, Drafted, frozen
+from specverify.reference.tree import Tree
 
 
 def guess(draft: Medusa, question: Question, state: Array, head: int) -> Array:

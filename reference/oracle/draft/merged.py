@@ -1,9 +1,9 @@
 """The joined tree of several drafts, made of the token paths of each."""
 
-from reference.draft.merged import Merged
-from reference.oracle.draft.question import PROPOSALS, Question, proposes
-from reference.trace import Drafted
-from reference.tree import Tree
+from specverify.reference.draft.merged import Merged
+from specverify.reference.oracle.draft.question import PROPOSALS, Question, proposes
+from specverify.reference.trace import Drafted
+from specverify.reference.tree import Tree
 
 
 @proposes(Merged.TAG)

@@ -5,15 +5,15 @@ from typing import TypeAlias
 
 import numpy as np
 
-from reference.draft.hidden import HeadInput
-from reference.draft.mtp import Mtp, module_prefix
-from reference.oracle.draft.head import HeadFormulas, Past
-from reference.oracle.draft.level_by_level import tree_of
-from reference.oracle.draft.question import Question, proposes
-from reference.oracle.formulas.layer import linear
-from reference.oracle.parameters import load
-from reference.trace import Array, Drafted, frozen
-from reference.tree import Tree
+from specverify.reference.draft.hidden import HeadInput
+from specverify.reference.draft.mtp import Mtp, module_prefix
+from specverify.reference.oracle.draft.head import HeadFormulas, Past
+from specverify.reference.oracle.draft.level_by_level import tree_of
+from specverify.reference.oracle.draft.question import Question, proposes
+from specverify.reference.oracle.formulas.layer import linear
+from specverify.reference.oracle.parameters import load
+from specverify.reference.trace import Array, Drafted, frozen
+from specverify.reference.tree import Tree
 
 Row: TypeAlias = tuple[Past, Array | None]
 """Of one module: its rows so far, and the output [hidden] of the last token's row; None where that token has no row."""

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable
 
-from reference.draft import Ngram
-from reference.draft.trie import Trie
-from reference.oracle.draft.question import Question, proposes
-from reference.trace import Drafted
-from reference.tree import Tree
+from specverify.reference.draft import Ngram
+from specverify.reference.draft.trie import Trie
+from specverify.reference.oracle.draft.question import Question, proposes
+from specverify.reference.trace import Drafted
+from specverify.reference.tree import Tree
 
 
 @proposes(Ngram.TAG)

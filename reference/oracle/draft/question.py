@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from reference.architecture import Model
-from reference.oracle.evaluator import Evaluator
-from reference.oracle.sampled_step import SampledStep
-from reference.trace import Array, Drafted
+from specverify.reference.architecture import Model
+from specverify.reference.oracle.evaluator import Evaluator
+from specverify.reference.oracle.sampled_step import SampledStep
+from specverify.reference.trace import Array, Drafted
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
 """The proposal of a script: its trees one by one, then the bare root."""
 
-from reference.draft import Scripted
-from reference.oracle.draft.question import Question, proposes
-from reference.trace import Drafted
-from reference.tree import Tree
+from specverify.reference.draft import Scripted
+from specverify.reference.oracle.draft.question import Question, proposes
+from specverify.reference.trace import Drafted
+from specverify.reference.tree import Tree
 
 
 @proposes(Scripted.TAG)

@@ -3,10 +3,10 @@
 Its n-grams are listed anew from the whole texts at each step.
 """
 
-from reference.draft.trie import Trie
-from reference.oracle.draft.ngram import look_up_tree
-from reference.oracle.draft.question import Question, proposes
-from reference.trace import Drafted
+from specverify.reference.draft.trie import Trie
+from specverify.reference.oracle.draft.ngram import look_up_tree
+from specverify.reference.oracle.draft.question import Question, proposes
+from specverify.reference.trace import Drafted
 
 Tokens = tuple[int, ...]
 

@@ -4,8 +4,8 @@ Every module of this folder is imported and its `OracleFamily` objects are enter
 family or several similar ones.
 """
 
-from reference.family.base import members
-from reference.oracle.family.base import OracleFamily
+from specverify.reference.family.base import members
+from specverify.reference.oracle.family.base import OracleFamily
 
 FAMILIES: dict[str, OracleFamily] = {family.name: family for family in members(__name__, __path__, OracleFamily)}
 """Each family by its name, in the order of the files' names."""

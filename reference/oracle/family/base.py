@@ -4,11 +4,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from reference.architecture import Architecture
-from reference.family import FAMILIES
-from reference.files.fields import Fields, quote_value
-from reference.oracle.formulas.layer import LLAMA, Formulas
-from reference.trace import Array
+from specverify.reference.architecture import Architecture
+from specverify.reference.family import FAMILIES
+from specverify.reference.files.fields import Fields, quote_value
+from specverify.reference.oracle.formulas.layer import LLAMA, Formulas
+from specverify.reference.trace import Array
 
 KINDS_OF_LAYER = {"full_attention": False, "sliding_attention": True}
 """The values that `layer_types` may hold for a layer, and whether such a layer has the sliding window."""
@@ -119,13 +119,13 @@ def settings_of(family: str, settings: Mapping[str, float]) -> tuple[tuple[str, 
 
 
 def same_place(arch: Architecture, name: str, shape: tuple[int, ...]) -> "Place":
-    """The place of a tensor that checkpoints store with name and shape of `reference.weights.shapes`."""
+    """The place of a tensor that checkpoints store with name and shape of `specverify.reference.weights.shapes`."""
     return Place(name, shape)
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a checkpoint stores a tensor of `reference.weights.shapes`.
+    """Where a checkpoint stores a tensor of `specverify.reference.weights.shapes`.
 
     Attributes:
         name: The name in the checkpoint.
@@ -143,7 +143,7 @@ class OracleFamily:
     """A model family in the oracle.
 
     Attributes:
-        name: As in `reference.family.FAMILIES`.
+        name: As in `specverify.reference.family.FAMILIES`.
         formulas: The family's formulas; Llama's by default.
         model_types: The values of `model_type` in its config.json; empty where its checkpoints are not read.
         defaults: The family's defaults of fields that config.json may leave out, where they matter to the numbers.
@@ -152,8 +152,8 @@ class OracleFamily:
             window.
         fields: Function from the fields to those of `Architecture` that are no size: biases, norms of queries and keys,
             caps, settings; and to numbers of heads and their width where the usual fields do not say them.
-        place: Function from an architecture, a name and a shape of `reference.weights.shapes` to its place in a
-            checkpoint.
+        place: Function from an architecture, a name and a shape of `specverify.reference.weights.shapes` to its place
+            in a checkpoint.
         partial_rotary: Whether `fields` reads `partial_rotary_factor`.
         refuses: Fields that are refused at some value, each with what is computed in its place; beside those of every
             family.

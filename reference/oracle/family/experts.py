@@ -1,9 +1,10 @@
 """Mixtures of experts: Mixtral, Qwen 2 MoE, Qwen 3 MoE, GLM-4 MoE.
 
-See `reference.family.experts`. A router scores the experts of a row by products with its normed input. Mixtral and Qwen
-take the softmax over all experts, choose the largest, and scale the chosen weights to the sum of 1 where asked (Mixtral
-always does). GLM-4 MoE takes the sigmoid of each score. It chooses by the sigmoid plus a bias, first among groups by
-the sum of a group's best two, then among the experts of the open groups, and weighs by the sigmoid alone (arXiv
+See `specverify.reference.family.experts`. A router scores the experts of a row by products with its normed input.
+Mixtral and Qwen take the softmax over all experts, choose the largest, and scale the chosen weights to the sum of 1
+where asked (Mixtral always does). GLM-4 MoE takes the sigmoid of each score. It chooses by the sigmoid plus a bias,
+first among groups by the sum of a group's best two, then among the experts of the open groups, and weighs by the
+sigmoid alone (arXiv
 2412.19437, section 2.1.2).
 """
 
@@ -12,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from reference.architecture import Architecture
-from reference.family.experts import has_correction
-from reference.files.fields import Fields
-from reference.oracle.family.base import OracleFamily, Place, all_or_none, partial_rotary, settings_of
-from reference.oracle.formulas.layer import Experts, Formulas, State, gated_block, sigmoid
-from reference.oracle.formulas.routers import Router
-from reference.trace import Array
+from specverify.reference.architecture import Architecture
+from specverify.reference.family.experts import has_correction
+from specverify.reference.files.fields import Fields
+from specverify.reference.oracle.family.base import OracleFamily, Place, all_or_none, partial_rotary, settings_of
+from specverify.reference.oracle.formulas.layer import Experts, Formulas, State, gated_block, sigmoid
+from specverify.reference.oracle.formulas.routers import Router
+from specverify.reference.trace import Array
 
 LEAST = 1e-20
 """Added to the sum of the chosen weights of GLM-4 MoE, as transformers does."""

@@ -6,12 +6,19 @@ queries, keys and values in one. GLM-4 turns neighbouring dimensions together.
 
 from typing import Any
 
-from reference.architecture import Architecture
-from reference.files.fields import Fields
-from reference.oracle.family.base import OracleFamily, Place, all_or_none, partial_rotary, rope_dictionary, settings_of
-from reference.oracle.formulas import rotary
-from reference.oracle.formulas.layer import Formulas
-from reference.trace import Array
+from specverify.reference.architecture import Architecture
+from specverify.reference.files.fields import Fields
+from specverify.reference.oracle.family.base import (
+    OracleFamily,
+    Place,
+    all_or_none,
+    partial_rotary,
+    rope_dictionary,
+    settings_of,
+)
+from specverify.reference.oracle.formulas import rotary
+from specverify.reference.oracle.formulas.layer import Formulas
+from specverify.reference.trace import Array
 
 
 def _rows(name: str, shape: tuple[int, ...], first: int, last: int) -> Place:

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from reference.architecture import Architecture
-from reference.files.fields import Fields
-from reference.oracle.family.base import OracleFamily, sliding_layers
-from reference.oracle.formulas.layer import Formulas, gelu_tanh, soft_cap
+from specverify.reference.architecture import Architecture
+from specverify.reference.files.fields import Fields
+from specverify.reference.oracle.family.base import OracleFamily, sliding_layers
+from specverify.reference.oracle.formulas.layer import Formulas, gelu_tanh, soft_cap
 
 
 def _score_scale(arch: Architecture) -> float:

@@ -7,10 +7,10 @@ gemma3_text; one with a vision tower is not read.
 from dataclasses import replace
 from typing import Any
 
-from reference.architecture import Architecture, Rope
-from reference.files.fields import Fields
-from reference.oracle.family import gemma2
-from reference.oracle.family.base import OracleFamily, layered_rope, settings_of, sliding_layers
+from specverify.reference.architecture import Architecture, Rope
+from specverify.reference.files.fields import Fields
+from specverify.reference.oracle.family import gemma2
+from specverify.reference.oracle.family.base import OracleFamily, layered_rope, settings_of, sliding_layers
 
 
 def _rope_of(arch: Architecture, layer: int) -> Rope:

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from reference.architecture import Architecture
-from reference.files.fields import Fields
-from reference.oracle.family.base import OracleFamily, Place, rope_dictionary, settings_of, sliding_layers
-from reference.oracle.family.experts import mix_experts, num_experts
-from reference.oracle.formulas.layer import Experts, Formulas, State, linear, sigmoid
-from reference.oracle.formulas.routers import Router
-from reference.trace import Array
+from specverify.reference.architecture import Architecture
+from specverify.reference.files.fields import Fields
+from specverify.reference.oracle.family.base import OracleFamily, Place, rope_dictionary, settings_of, sliding_layers
+from specverify.reference.oracle.family.experts import mix_experts, num_experts
+from specverify.reference.oracle.formulas.layer import Experts, Formulas, State, linear, sigmoid
+from specverify.reference.oracle.formulas.routers import Router
+from specverify.reference.trace import Array
 
 
 def _clamped_expert(arch: Architecture, state: State, prefix: str, x: Array) -> Array:

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from reference.files.fields import Fields
-from reference.oracle.family.base import OracleFamily, settings_of
-from reference.oracle.formulas.layer import Formulas
+from specverify.reference.files.fields import Fields
+from specverify.reference.oracle.family.base import OracleFamily, settings_of
+from specverify.reference.oracle.formulas.layer import Formulas
 
 MULTIPLIERS = ("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling")
 

@@ -1,8 +1,8 @@
 """Multi-head latent attention: DeepSeek-V2, DeepSeek-V3, Kimi K2.
 
-See `reference.family.latent`. Formulas after arXiv 2405.04434, section 2.1, and transformers' `models/deepseek_v3`: the
-latent vector and compressed queries go through a norm of their own epsilon; the scale of scores is that of the whole
-head, nope and rope, times the square of yarn's magnitude for `mscale_all_dim`.
+See `specverify.reference.family.latent`. Formulas after arXiv 2405.04434, section 2.1, and transformers'
+`models/deepseek_v3`: the latent vector and compressed queries go through a norm of their own epsilon; the scale of
+scores is that of the whole head, nope and rope, times the square of yarn's magnitude for `mscale_all_dim`.
 """
 
 import math
@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from reference.architecture import Architecture
-from reference.files.fields import Fields, quote_value
-from reference.oracle.family.base import OracleFamily, rope_dictionary, settings_of
-from reference.oracle.family.experts import EXPERTS, num_experts
-from reference.oracle.formulas import rotary
-from reference.oracle.formulas.layer import Formulas, State, linear, rms_norm
-from reference.trace import Array
+from specverify.reference.architecture import Architecture
+from specverify.reference.files.fields import Fields, quote_value
+from specverify.reference.oracle.family.base import OracleFamily, rope_dictionary, settings_of
+from specverify.reference.oracle.family.experts import EXPERTS, num_experts
+from specverify.reference.oracle.formulas import rotary
+from specverify.reference.oracle.formulas.layer import Formulas, State, linear, rms_norm
+from specverify.reference.trace import Array
 
 EPSILON = 1e-6
 """The epsilon of the norms of latent vectors and compressed queries, whatever `rms_norm_eps` says."""

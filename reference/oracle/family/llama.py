@@ -6,8 +6,8 @@ that ships with its checkpoints. Seed-OSS has a bias on q, k and v, and SmolLM3 
 
 from typing import Any
 
-from reference.files.fields import Fields
-from reference.oracle.family.base import OracleFamily, sliding_layers
+from specverify.reference.files.fields import Fields
+from specverify.reference.oracle.family.base import OracleFamily, sliding_layers
 
 
 def _llama(fields: Fields) -> dict[str, Any]:

@@ -1,22 +1,22 @@
 """Llama 4's text model, with dense layers and with experts.
 
 After transformers' `models/llama4`. Rotary embedding turns neighbouring dimensions together. A row goes through its
-experts multiplied by the sigmoid of their scores; see `reference.family.llama4`.
+experts multiplied by the sigmoid of their scores; see `specverify.reference.family.llama4`.
 """
 
 from typing import Any
 
 import numpy as np
 
-from reference.architecture import Architecture
-from reference.files.fields import Fields, quote_value
-from reference.oracle.family.base import OracleFamily, Place, settings_of
-from reference.oracle.family.experts import router
-from reference.oracle.family.llama import unrotated_layers
-from reference.oracle.formulas import rotary
-from reference.oracle.formulas.layer import Experts, Formulas, State, gated_block, rms_norm, sigmoid
-from reference.oracle.formulas.routers import Router
-from reference.trace import Array
+from specverify.reference.architecture import Architecture
+from specverify.reference.files.fields import Fields, quote_value
+from specverify.reference.oracle.family.base import OracleFamily, Place, settings_of
+from specverify.reference.oracle.family.experts import router
+from specverify.reference.oracle.family.llama import unrotated_layers
+from specverify.reference.oracle.formulas import rotary
+from specverify.reference.oracle.formulas.layer import Experts, Formulas, State, gated_block, rms_norm, sigmoid
+from specverify.reference.oracle.formulas.routers import Router
+from specverify.reference.trace import Array
 
 
 def _rotate(arch: Architecture, x: Array, cos: Array, sin: Array) -> Array:

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from reference.architecture import Architecture
-from reference.files.fields import Fields
-from reference.oracle.family.base import OracleFamily, all_or_none, rope_dictionary, settings_of
-from reference.oracle.formulas.layer import Formulas
-from reference.trace import Array
+from specverify.reference.architecture import Architecture
+from specverify.reference.files.fields import Fields
+from specverify.reference.oracle.family.base import OracleFamily, all_or_none, rope_dictionary, settings_of
+from specverify.reference.oracle.formulas.layer import Formulas
+from specverify.reference.trace import Array
 
 
 def _slides(fields: Fields, layers: int, family: str) -> list[bool]:

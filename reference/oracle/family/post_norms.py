@@ -5,10 +5,10 @@ After transformers' `models/olmo2`, `models/olmo3` and `models/exaone4`.
 
 from typing import Any
 
-from reference.architecture import Architecture, Rope
-from reference.files.fields import Fields
-from reference.oracle.family.base import OracleFamily, layered_rope, sliding_layers
-from reference.oracle.formulas.layer import Formulas
+from specverify.reference.architecture import Architecture, Rope
+from specverify.reference.files.fields import Fields
+from specverify.reference.oracle.family.base import OracleFamily, layered_rope, sliding_layers
+from specverify.reference.oracle.formulas.layer import Formulas
 
 
 def _bias_fields(fields: Fields) -> dict[str, Any]:

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from reference.architecture import Architecture
-from reference.files.fields import Fields
-from reference.oracle.family.base import OracleFamily, Place, rope_dictionary
-from reference.oracle.formulas.layer import Formulas, State, linear
-from reference.trace import Array
+from specverify.reference.architecture import Architecture
+from specverify.reference.files.fields import Fields
+from specverify.reference.oracle.family.base import OracleFamily, Place, rope_dictionary
+from specverify.reference.oracle.formulas.layer import Formulas, State, linear
+from specverify.reference.trace import Array
 
 
 def _bias_fields(fields: Fields) -> dict[str, Any]:

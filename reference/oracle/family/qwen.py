@@ -7,8 +7,8 @@ Checkpoints of Qwen2-VL hold a vision tower beside the text model, and are not r
 
 from typing import Any
 
-from reference.files.fields import Fields
-from reference.oracle.family.base import OracleFamily, sliding_layers
+from specverify.reference.files.fields import Fields
+from specverify.reference.oracle.family.base import OracleFamily, sliding_layers
 
 
 def _slides(fields: Fields, layers: int, family: str) -> list[bool]:

@@ -4,17 +4,17 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from reference.architecture import Architecture
-from reference.family.vision_text import SECTIONS
-from reference.images.spans import Images
-from reference.oracle.formulas import rotary
-from reference.trace import Array
+from specverify.reference.architecture import Architecture
+from specverify.reference.family.vision_text import SECTIONS
+from specverify.reference.images.spans import Images
+from specverify.reference.oracle.formulas import rotary
+from specverify.reference.trace import Array
 
 
 def positions(images: Images, columns: Iterable[int]) -> Array:
     """The positions of the tokens at `columns` on the axes time, height and width: int64 [3, T].
 
-    >>> from reference.images.spans import Image
+    >>> from specverify.reference.images.spans import Image
     >>> positions((Image(1, 1, 2, 2),), range(7)).tolist()
     [[0, 1, 1, 1, 1, 3, 4], [0, 1, 1, 2, 2, 3, 4], [0, 1, 2, 1, 2, 3, 4]]
     """

@@ -1,11 +1,11 @@
 """Weights in 8-bit floats with a factor for each block.
 
-The rule is that of `reference.files.block_scales`.
+The rule is that of `specverify.reference.files.block_scales`.
 """
 
 import numpy as np
 
-from reference.trace import Array
+from specverify.reference.trace import Array
 
 
 def apply_scales(numbers: Array, factors: Array, block: tuple[int, int]) -> Array:

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from reference.oracle.formulas.layer import soft_cap
-from reference.oracle.formulas.levels import Level
-from reference.oracle.formulas.reach import first_visible
-from reference.trace import Array
+from specverify.reference.oracle.formulas.layer import soft_cap
+from specverify.reference.oracle.formulas.levels import Level
+from specverify.reference.oracle.formulas.reach import first_visible
+from specverify.reference.trace import Array
 
 
 def by_row(mixed: Array) -> Array:

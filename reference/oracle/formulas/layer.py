@@ -2,7 +2,7 @@
 
 Root mean square norm (arXiv 1910.07467), grouped queries (2305.13245), gated feed-forward blocks (2002.05202), soft
 caps (2408.00118), temperature by position (2501.19399). A formula in which families differ is a field of `Formulas`;
-`reference.oracle.family` holds each family's choice.
+`specverify.reference.oracle.family` holds each family's choice.
 """
 
 from collections.abc import Callable
@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from reference.architecture import Architecture, Rope
-from reference.oracle.formulas import rotary
-from reference.oracle.formulas.recurrence import Recurrence
-from reference.oracle.formulas.routers import Router
-from reference.trace import Array
+from specverify.reference.architecture import Architecture, Rope
+from specverify.reference.oracle.formulas import rotary
+from specverify.reference.oracle.formulas.recurrence import Recurrence
+from specverify.reference.oracle.formulas.routers import Router
+from specverify.reference.trace import Array
 
 Unary = Callable[[Array], Array]
 

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from reference.trace import Array
-from reference.tree import Tree
+from specverify.reference.trace import Array
+from specverify.reference.tree import Tree
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,13 @@
 """Quantised weights as numbers.
 
-The rule is that of `reference.quantisation.rows.QUANTISED`. Each number is rounded by arithmetic alone, in
+The rule is that of `specverify.reference.quantisation.rows.QUANTISED`. Each number is rounded by arithmetic alone, in
 float64, where an e4m3 number and its step are exact.
 """
 
 import numpy as np
 
-from reference.quantisation.rows import QUANTISED
-from reference.trace import Array
+from specverify.reference.quantisation.rows import QUANTISED
+from specverify.reference.trace import Array
 
 QUANTISED_NAMES = ("_proj.weight", "fc.weight", ".linear.weight")
 """The ends of the names of quantised matrices: projections, and the two kinds of matrices that only heads have."""

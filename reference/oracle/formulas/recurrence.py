@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from reference.architecture import Architecture
-from reference.trace import Array
+from specverify.reference.architecture import Architecture
+from specverify.reference.trace import Array
 
 LayerState = tuple[Array, Array]
 """The window of the convolution [width - 1, channels], and the memory [value heads, key width, value width]."""

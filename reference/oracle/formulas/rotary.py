@@ -9,9 +9,9 @@ import math
 
 import numpy as np
 
-from reference.architecture import Rope
-from reference.malformed import Malformed
-from reference.trace import Array
+from specverify.reference.architecture import Rope
+from specverify.reference.malformed import Malformed
+from specverify.reference.trace import Array
 
 
 def frequencies(rope: Rope, head_dim: int, max_positions: int, length: int) -> tuple[Array, float]:

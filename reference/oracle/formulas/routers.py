@@ -10,7 +10,7 @@ from itertools import combinations
 
 import numpy as np
 
-from reference.trace import Array
+from specverify.reference.trace import Array
 
 UNKNOWN = -1
 """The number in place of an expert where a choice is not known, and in layers without experts."""

@@ -7,7 +7,7 @@ language is empty, so that a text can go on if its derivative is not `NEVER`.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from reference.malformed import Malformed
+from specverify.reference.malformed import Malformed
 
 LAST = 0x10FFFF
 """The last code point."""

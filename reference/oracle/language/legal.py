@@ -8,10 +8,10 @@ from functools import lru_cache
 
 import numpy as np
 
-from reference.grammar import Grammar
-from reference.oracle.language import reading, schemas
-from reference.oracle.language.expressions import NEVER, Expression, Language
-from reference.trace import Array, frozen
+from specverify.reference.grammar import Grammar
+from specverify.reference.oracle.language import reading, schemas
+from specverify.reference.oracle.language.expressions import NEVER, Expression, Language
+from specverify.reference.trace import Array, frozen
 
 Trie = dict[int, "Trie | tuple[int, ...]"]
 

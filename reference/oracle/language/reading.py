@@ -2,8 +2,8 @@
 
 import re
 
-from reference.malformed import Malformed
-from reference.oracle.language.expressions import (
+from specverify.reference.malformed import Malformed
+from specverify.reference.oracle.language.expressions import (
     EMPTY,
     LAST,
     Call,

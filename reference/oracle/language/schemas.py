@@ -3,8 +3,8 @@
 import json
 from typing import Any
 
-from reference.malformed import Malformed
-from reference.oracle.language.expressions import (
+from specverify.reference.malformed import Malformed
+from specverify.reference.oracle.language.expressions import (
     EMPTY,
     Expression,
     alternatives,
@@ -13,7 +13,7 @@ from reference.oracle.language.expressions import (
     repetition,
     sequence,
 )
-from reference.oracle.language.reading import read_regular
+from specverify.reference.oracle.language.reading import read_regular
 
 KEYS = {
     "object": {"properties", "required", "additionalProperties"},

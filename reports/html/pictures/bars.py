@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from reports.format import number
+from specverify.reports.format import number
 
 NINETY_FIVE = 1.959964
 """Standard deviations of a normal law that hold 95 % of it."""

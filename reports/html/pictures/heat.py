@@ -4,12 +4,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from properties.tolerance.bounds import UNIT
-from properties.tolerance.closeness import rms
-from reference.trace import Array, Kv, Stage
-from reports.format import number
-from reports.html.pictures.grid import Cell, Grid, Row, omission, shown_indices
-from reports.html.pictures.step_truth import StepTruth
+from specverify.properties.tolerance.bounds import UNIT
+from specverify.properties.tolerance.closeness import rms
+from specverify.reference.trace import Array, Kv, Stage
+from specverify.reports.format import number
+from specverify.reports.html.pictures.grid import Cell, Grid, Row, omission, shown_indices
+from specverify.reports.html.pictures.step_truth import StepTruth
 
 SHADES = (1.0, 10.0, 1e3, 1e6)
 """Factors of what is allowed from which on a cell has the next shade."""

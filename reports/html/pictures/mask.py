@@ -4,12 +4,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from properties.tolerance.mask_column import EXTRA, MISSING
-from reference.trace import Array, Stage
-from reference.tree import Tree
-from reports.format import plural
-from reports.html.pictures.grid import Cell, Grid, Row, omission, shown_indices
-from reports.html.pictures.step_truth import StepTruth
+from specverify.properties.tolerance.mask_column import EXTRA, MISSING
+from specverify.reference.trace import Array, Stage
+from specverify.reference.tree import Tree
+from specverify.reports.format import plural
+from specverify.reports.html.pictures.grid import Cell, Grid, Row, omission, shown_indices
+from specverify.reports.html.pictures.step_truth import StepTruth
 
 
 @dataclass(frozen=True)

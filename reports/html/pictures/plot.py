@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from reports.format import number
+from specverify.reports.format import number
 
 WIDTH, HEIGHT = 300, 180
 """The area between the axes, in pixels."""

@@ -4,12 +4,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from properties.tolerance.closeness import rms
-from reference.trace import Array, Kv
-from reference.tree import Tree
-from reports.format import plural
-from reports.html.pictures.grid import Cell, Grid, Row, omission, shown_indices
-from reports.html.pictures.step_truth import StepTruth
+from specverify.properties.tolerance.closeness import rms
+from specverify.reference.trace import Array, Kv
+from specverify.reference.tree import Tree
+from specverify.reports.format import plural
+from specverify.reports.html.pictures.grid import Cell, Grid, Row, omission, shown_indices
+from specverify.reports.html.pictures.step_truth import StepTruth
 
 ALIKE = {"float64": 1e-6, "float32": 1e-3, "bfloat16": 0.1, "float16": 0.02}
 """The largest distance, as a share of the size of all columns, at which a slot is said to hold a column's numbers."""

@@ -5,17 +5,17 @@ The verdict is made already: nothing here changes it. The oracle runs once more,
 
 from dataclasses import dataclass
 
-from properties.tally import Failure
-from properties.tolerance.closeness import kv_case
-from properties.verdict.finding import Finding
-from reference.architecture import Seeded
-from reference.case import Case
-from reference.malformed import Malformed
-from reference.oracle.decoder import Oracle
-from reference.oracle.model import Inputs
-from reference.trace import Kv, Step
-from reference.tree import Tree
-from reports.tree_scene import Scene, request_of, scene_of
+from specverify.properties.tally import Failure
+from specverify.properties.tolerance.closeness import kv_case
+from specverify.properties.verdict.finding import Finding
+from specverify.reference.architecture import Seeded
+from specverify.reference.case import Case
+from specverify.reference.malformed import Malformed
+from specverify.reference.oracle.decoder import Oracle
+from specverify.reference.oracle.model import Inputs
+from specverify.reference.trace import Kv, Step
+from specverify.reference.tree import Tree
+from specverify.reports.tree_scene import Scene, request_of, scene_of
 
 MOST_COLUMNS = 2048
 """The longest context with its tree, in columns, for which the oracle runs again."""

@@ -3,7 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass
 
-from properties.verdict.run_log import (
+from specverify.properties.verdict.run_log import (
     DIED,
     DIFFERED,
     ENDED,
@@ -15,7 +15,7 @@ from properties.verdict.run_log import (
     Event,
     RunLog,
 )
-from reports.format import number, plural
+from specverify.reports.format import number, plural
 
 BINS = 80
 """Parts into which the time of the run is cut."""

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from reference.architecture import Seeded
-from reference.malformed import Malformed
-from reference.oracle.decoder import Oracle
-from reports.html.pictures.grid import Cell, Grid, Row, omission, shown_indices
-from reports.html.pictures.step_truth import StepTruth
+from specverify.reference.architecture import Seeded
+from specverify.reference.malformed import Malformed
+from specverify.reference.oracle.decoder import Oracle
+from specverify.reports.html.pictures.grid import Cell, Grid, Row, omission, shown_indices
+from specverify.reports.html.pictures.step_truth import StepTruth
 
 MOST = 16
 """Most tokens that are shown."""

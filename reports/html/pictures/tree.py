@@ -6,10 +6,10 @@ The root stands on the left, deeper nodes to the right of it, and the branches o
 from collections import Counter
 from dataclasses import dataclass
 
-from reference.tree import Tree
-from reports.drawing import LEVELS, drawn_ancestors, drawn_nodes
-from reports.format import plural
-from reports.tree_scene import Scene
+from specverify.reference.tree import Tree
+from specverify.reports.drawing import LEVELS, drawn_ancestors, drawn_nodes
+from specverify.reports.format import plural
+from specverify.reports.tree_scene import Scene
 
 STEP, LINE = 168, 58
 """Pixels from one depth to the next, and from one leaf to the next."""

@@ -34,9 +34,10 @@ class MyEngine:
         dtypes=("float32",),
         # () says: the engine drafts in its own way. ("scripted",) says: it verifies the trees of `case.draft`.
         drafts=(),
-        # () says: the engine has a KV cache of its own. `reference.layout` names those that a case may ask for.
+        # () says: the engine has a KV cache of its own. `specverify.reference.layout` names those that a case may ask
+        # for.
         layout_settings=(),
-        # Add "eos", "stop_tokens" and further fields of `reference.sampling.Stops` that the engine obeys.
+        # Add "eos", "stop_tokens" and further fields of `specverify.reference.sampling.Stops` that the engine obeys.
         stops=("max_new_tokens",),
         # Models with a soft cap of attention: transformers computes those of the families that were published with one.
         soft_caps="published",

@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from reference.files.regular import read_whole
-from reference.malformed import Malformed
 from specverify.checkpoints.opening import directory_of
 from specverify.checkpoints.prompts import LARGEST_PROMPTS, tokenizer_of
+from specverify.reference.files.regular import read_whole
+from specverify.reference.malformed import Malformed
 from specverify.setup.errors import UnusableInput
 
 Tokens = tuple[int, ...]

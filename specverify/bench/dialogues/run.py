@@ -3,17 +3,17 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from backends.engine.backend import EngineBackend
-from backends.engine.dialogue.server import DialogueServer
-from backends.engine.two_modes import in_mode
-from reference.case import Case
-from reference.draft import Draft
-from reference.trace import Array, Trace
+from specverify.backends.engine.backend import EngineBackend
+from specverify.backends.engine.dialogue.server import DialogueServer
+from specverify.backends.engine.two_modes import in_mode
 from specverify.bench.agreement import Agreement, compare_turn, first_difference, logit_rows, noise_between
 from specverify.bench.decode_run import Run, step_at
 from specverify.bench.dialogues.reading import Tokens
 from specverify.bench.dialogues.transformers_dialogue import TransformersDialogue
 from specverify.bench.turn import TARGET, Turn, Way
+from specverify.reference.case import Case
+from specverify.reference.draft import Draft
+from specverify.reference.trace import Array, Trace
 
 ANEW = "target-anew"
 """The way of the target alone that prefills each prompt whole."""

@@ -7,9 +7,9 @@ assisted generation and prompt lookup begin every turn with an empty cache.
 
 from typing import Any
 
-from reference.case import Case
 from specverify.bench.hugging_face import PLAIN, continue_turn
 from specverify.bench.turn import Turn
+from specverify.reference.case import Case
 
 KEEPING = (PLAIN,)
 """Ways of transformers that go on with a cache."""

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from backends.engine.backend import EngineBackend
-from backends.engine.draft import HEADS
-from backends.engine.model.causal_lm import Rows
-from reference.case import Case
-from reference.draft import Draft
+from specverify.backends.engine.backend import EngineBackend
+from specverify.backends.engine.draft import HEADS
+from specverify.backends.engine.model.causal_lm import Rows
+from specverify.reference.case import Case
+from specverify.reference.draft import Draft
 from specverify.setup.errors import UnusableInput
 
 Tokens = tuple[int, ...]

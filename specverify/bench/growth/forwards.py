@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 
-from backends.adapt.models import transformers_model
-from backends.base import Serving, Unsupported
-from reference.malformed import Malformed
-from reports.progress import Progress
+from specverify.backends.adapt.models import transformers_model
+from specverify.backends.base import Serving, Unsupported
 from specverify.bench.growth.lines import line_through
 from specverify.checkpoints.opening import open_checkpoint
 from specverify.dispatch.measure import forward_seconds
+from specverify.reference.malformed import Malformed
+from specverify.reports.progress import Progress
 from specverify.setup.errors import UnusableInput
 from specverify.setup.subjects import manifest, open_planted
 

@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from backends.adapt.models import transformers_model
-from properties.strategies.models import GALLERY
-from reference.architecture import Model, Seeded
-from reference.oracle.decoder import Oracle
-from reference.oracle.shared_prefix import SharedPrefix
-from reference.trace import Array
-from reference.tree import Tree
+from specverify.backends.adapt.models import transformers_model
 from specverify.checkpoints.opening import open_checkpoint
 from specverify.dispatch.measure import tree_of
+from specverify.properties.strategies.models import GALLERY
+from specverify.reference.architecture import Model, Seeded
+from specverify.reference.oracle.decoder import Oracle
+from specverify.reference.oracle.shared_prefix import SharedPrefix
+from specverify.reference.trace import Array
+from specverify.reference.tree import Tree
 
 NODES, CONTEXT, ROUNDS = (1, 8, 24, 64), 32, 5
 """Nodes of the trees, tokens before each, and calls of which the median is taken."""

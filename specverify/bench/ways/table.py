@@ -11,20 +11,20 @@ from typing import Any
 
 import torch
 
-from backends.engine.attention.measured.device import device_name
-from backends.engine.attention.measured.table import VERSION, table_of
-from properties.strategies.models import GALLERY
-from reference.architecture import Architecture
-from reference.case import DTYPES
-from reference.oracle.checkpoint import UnreadableCheckpoint
-from reference.oracle.configuration import read_architecture
-from reports.format import clean, plural
-from reports.progress import Progress
-from reports.writing import write_whole
 from specverify import __version__
+from specverify.backends.engine.attention.measured.device import device_name
+from specverify.backends.engine.attention.measured.table import VERSION, table_of
 from specverify.bench import attention
 from specverify.bench.attention import SETTINGS, Setting
 from specverify.checkpoints.opening import directory_of
+from specverify.properties.strategies.models import GALLERY
+from specverify.reference.architecture import Architecture
+from specverify.reference.case import DTYPES
+from specverify.reference.oracle.checkpoint import UnreadableCheckpoint
+from specverify.reference.oracle.configuration import read_architecture
+from specverify.reports.format import clean, plural
+from specverify.reports.progress import Progress
+from specverify.reports.writing import write_whole
 from specverify.setup.errors import UnusableInput
 
 DRAWN = "drawn"

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from reference.draft.hidden import HiddenStates
+from specverify.reference.draft.hidden import HiddenStates
 
 DECAY = 0.8
 """The weight of a step or of a Medusa head over that of the one before, as in the published trainings."""

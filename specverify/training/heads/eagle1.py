@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from reference.draft.eagle1 import LAYER_PREFIX
-from reference.draft.hidden import HiddenStates
-from reference.draft.layer_head import HeadLayer
+from specverify.reference.draft.eagle1 import LAYER_PREFIX
+from specverify.reference.draft.hidden import HiddenStates
+from specverify.reference.draft.layer_head import HeadLayer
 from specverify.training.heads.base import Batch, at_rows, soft_cross_entropy
 from specverify.training.heads.layer import DecoderLayer
 from specverify.training.heads.layer_head import LayerHeadModule

@@ -5,9 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from reference.draft.eagle3 import LAYER_PREFIX
-from reference.draft.hidden import HiddenStates
-from reference.draft.layer_head import HeadLayer
+from specverify.reference.draft.eagle3 import LAYER_PREFIX
+from specverify.reference.draft.hidden import HiddenStates
+from specverify.reference.draft.layer_head import HeadLayer
 from specverify.training.heads.base import DECAY, Batch, at_rows, soft_cross_entropy
 from specverify.training.heads.layer import DecoderLayer, FurtherLayer, Norm
 from specverify.training.heads.layer_head import LayerHeadModule

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from reference.draft.layer_head import HeadLayer
+from specverify.reference.draft.layer_head import HeadLayer
 
 
 def _wide(x: Tensor) -> Tensor:

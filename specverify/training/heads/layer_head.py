@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from reference.draft.layer_head import HeadLayer
+from specverify.reference.draft.layer_head import HeadLayer
 from specverify.training.heads.base import Batch, OpenedHead, TrainedHead, at_rows
 from specverify.training.heads.layer import DecoderLayer, FurtherLayer, Paths
 

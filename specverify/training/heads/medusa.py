@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from reference.draft.hidden import HiddenStates
-from reference.draft.medusa import HEADS_PREFIX
+from specverify.reference.draft.hidden import HiddenStates
+from specverify.reference.draft.medusa import HEADS_PREFIX
 from specverify.training.heads.base import DECAY, Batch, OpenedHead, TrainedHead, at_rows, soft_cross_entropy
 
 

@@ -106,9 +106,9 @@ def _help(option: click.Option) -> str:
 
 def python_interface() -> str:
     """The names that a user may import."""
-    from backends.adapt import CONTRACTS, PARTS
-    from backends.adapt.blackbox import PARAMETERS
     from specverify import adapt, conformance, pytest_plugin
+    from specverify.backends.adapt import CONTRACTS, PARTS
+    from specverify.backends.adapt.blackbox import PARAMETERS
 
     text = "# Python interface\n\nThree modules are for users: `specverify.adapt`, `specverify.conformance` and "
     text += "`specverify.pytest_plugin`. Everything else may change without notice.\n\n## specverify.adapt\n\n"
@@ -167,13 +167,13 @@ def _entry_name(entry: str) -> str:
 
 def case_fields() -> str:
     """The fields of a case file."""
-    from reference.architecture import Architecture, Checkpoint, Rope, Seeded
-    from reference.case import Case
-    from reference.grammar import Grammar
-    from reference.layout import KvLayout
-    from reference.rules import Rule
-    from reference.sampling import Sampling, Stops
-    from reference.session import ACTIONS, Action, Mate, Session
+    from specverify.reference.architecture import Architecture, Checkpoint, Rope, Seeded
+    from specverify.reference.case import Case
+    from specverify.reference.grammar import Grammar
+    from specverify.reference.layout import KvLayout
+    from specverify.reference.rules import Rule
+    from specverify.reference.sampling import Sampling, Stops
+    from specverify.reference.session import ACTIONS, Action, Mate, Session
 
     text = "# Cases\n\nA case decides everything about one run. Its file is the JSON of these fields; fields at their "
     text += "default may be left out. Drafts have [a page of their own](drafts.md).\n"
@@ -201,8 +201,8 @@ def case_fields() -> str:
 
 def trace_fields() -> str:
     """The fields of a trace."""
-    from reference import trace
-    from reference.session import Account, Event
+    from specverify.reference import trace
+    from specverify.reference.session import Account, Event
 
     text = (
         "# Traces\n\nWhat one run reveals. A part that an engine does not show is `None`: it is unobserved, and never "
@@ -221,8 +221,8 @@ def _fields(kind: type) -> str:
 
 def drafts() -> str:
     """Every kind of draft with its fields, and the kinds of tree."""
-    from reference.draft import KINDS
     from specverify.commands.subjects import rows_of
+    from specverify.reference.draft import KINDS
 
     text = "# Drafts\n\nThe `draft` of a case names its kind by `kind`. [Tree tables](../how_to/trees.md) says how to "
     text += "write shapes.\n\n"
@@ -269,8 +269,8 @@ def families() -> str:
 
 def layouts() -> str:
     """Every KV layout and its settings."""
-    from reference.layout import KINDS, KvLayout
     from specverify.commands.subjects import rows_of
+    from specverify.reference.layout import KINDS, KvLayout
 
     text = "# KV layouts\n\n`--layout NAME` draws one layout only. [Layouts and bits](../explanation/layouts.md) says "
     text += "which layouts agree bit for bit.\n\n"
@@ -344,9 +344,9 @@ def faults() -> str:
 
 def backends() -> str:
     """The support matrix: every shipped backend, the ready adapters, and the forms of names for engines of a user."""
-    from backends.adapters import ADAPTERS
-    from backends.registry import FORMS
-    from backends.shipped import ROWS
+    from specverify.backends.adapters import ADAPTERS
+    from specverify.backends.registry import FORMS
+    from specverify.backends.shipped import ROWS
 
     text = "# Backends and what they support\n\n`specverify list backends` says which of them this machine can open. "
     text += "All of our backends run every KV layout, session, draft, rule and processing; the table has what differs. "

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from reports.progress import Progress
-from reports.record import Lines
+from specverify.reports.progress import Progress
+from specverify.reports.record import Lines
 from specverify.setup.errors import MissingInput
 from tests.measure.mutation.generate import Mutant, mutants_of
 from tests.measure.mutation.known import FILE, Known, known
@@ -261,4 +261,4 @@ def _preload() -> None:
     importlib.import_module("specverify.setup.subjects")
 
     torch.set_num_threads(1)
-    forget("backends")
+    forget("specverify.backends")

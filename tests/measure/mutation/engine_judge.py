@@ -6,24 +6,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from properties.invariants import ALL
-from properties.invariants.acceptance import law
-from properties.invariants.lossless import distribution
-from properties.tally import Tally, excess_evidence
-from properties.tie_count import excess_ties
-from properties.verdict.invariant import Invariant, taking_turns
-from properties.verdict.judge import judge
-from properties.verdict.subject import Subject
-from reference.case import Case
-from reference.case_json import case_from_json, case_to_json
-from reference.oracle.decoder import Oracle
+from specverify.properties.invariants import ALL
+from specverify.properties.invariants.acceptance import law
+from specverify.properties.invariants.lossless import distribution
+from specverify.properties.tally import Tally, excess_evidence
+from specverify.properties.tie_count import excess_ties
+from specverify.properties.verdict.invariant import Invariant, taking_turns
+from specverify.properties.verdict.judge import judge
+from specverify.properties.verdict.subject import Subject
+from specverify.reference.case import Case
+from specverify.reference.case_json import case_from_json, case_to_json
+from specverify.reference.oracle.decoder import Oracle
 from tests.measure.mutation.generate import Mutant
 from tests.measure.mutation.loader import forget, install_mutant, install_notes
 
 ON_TABLES = {one.name for one in (*law.INVARIANTS, *distribution.INVARIANTS)}
 """Invariants that ask the backend's sampling on tables of their own, of which a run of the case shows little."""
 
-SAMPLING = "backends.engine.sampling"
+SAMPLING = "specverify.backends.engine.sampling"
 """What runs on tables."""
 
 COMPLETES = "lossless.completes"
@@ -72,7 +72,7 @@ def surveyed(backend: str, modules: list[str], cases: Iterable[tuple[str, Case]]
 
     `how` is as `judged` takes it, or `tables` for what `sieved` asks where nothing differs.
     """
-    forget("backends")
+    forget("specverify.backends")
     reached = install_notes(modules)
     subject = _subject(backend)
     always = _words(reached)
@@ -120,7 +120,7 @@ def judged(mutant: Mutant, backend: str, posed: tuple[Posed, ...], how: str, tel
             sampling on tables everywhere; `kept` does so too, and asks every invariant; `turns` as `diff` does.
         tell: Called with each case's id before it is judged.
     """
-    forget("backends")
+    forget("specverify.backends")
     install_mutant(mutant)
     try:
         subject = _subject(backend)

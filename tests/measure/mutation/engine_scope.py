@@ -9,9 +9,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from reference.case import Case
 from specverify.campaign.case_stream import stream
 from specverify.plan import default_dtypes
+from specverify.reference.case import Case
 from tests.measure.mutation.engine_judge import IN_MODE, Posed, Survey, corpus, judged, reaching, survey_of, surveyed
 from tests.measure.mutation.generate import Mutant
 from tests.measure.mutation.pool import Work, run
@@ -19,29 +19,33 @@ from tests.measure.mutation.pool import Work, run
 ROOT = Path(__file__).resolve().parents[3]
 
 ADAPTERS = ("atb", "eager", "encodings", "fused", "operands", "writes", "device")
-"""Modules of `backends.ascend` that belong to an engine; the others stand in for the device."""
+"""Modules of `specverify.backends.ascend` that belong to an engine; the others stand in for the device."""
 
 BESIDE: dict[str, tuple[str, ...]] = {
-    "backends.engine.columns": ("cpu-eager", "cpu-split"),
-    "backends.engine.attention.compact": ("cpu-split", "triton-interpreted"),
-    "backends.engine.attention.flex": ("cpu-fused-flex",),
-    "backends.engine.attention.gathered": (f"cpu-split{IN_MODE}reference",),
-    "backends.engine.attention.sdpa": ("cpu-fused",),
-    "backends.engine.attention.split": ("cpu-split",),
-    "backends.engine.attention.triton_kernels": ("triton-interpreted",),
-    "backends.engine.attention.triton_launch": ("triton-interpreted",),
-    "backends.engine.server": ("cpu-eager", "ascend-fused-emulated"),
-    "backends.ascend.atb": ("ascend-fused-atb-emulated",),
-    "backends.ascend.eager": ("ascend-eager-emulated",),
-    "backends.ascend.encodings": ("ascend-fused-emulated", "ascend-fused-atb-emulated"),
-    "backends.ascend.fused": ("ascend-fused-emulated",),
-    "backends.ascend.latent": ("ascend-fused-emulated",),
-    "backends.ascend.operands": ("ascend-fused-emulated", "ascend-fused-atb-emulated"),
-    "backends.ascend.writes": ("ascend-fused-emulated", "ascend-fused-atb-emulated", "ascend-eager-emulated"),
+    "specverify.backends.engine.columns": ("cpu-eager", "cpu-split"),
+    "specverify.backends.engine.attention.compact": ("cpu-split", "triton-interpreted"),
+    "specverify.backends.engine.attention.flex": ("cpu-fused-flex",),
+    "specverify.backends.engine.attention.gathered": (f"cpu-split{IN_MODE}reference",),
+    "specverify.backends.engine.attention.sdpa": ("cpu-fused",),
+    "specverify.backends.engine.attention.split": ("cpu-split",),
+    "specverify.backends.engine.attention.triton_kernels": ("triton-interpreted",),
+    "specverify.backends.engine.attention.triton_launch": ("triton-interpreted",),
+    "specverify.backends.engine.server": ("cpu-eager", "ascend-fused-emulated"),
+    "specverify.backends.ascend.atb": ("ascend-fused-atb-emulated",),
+    "specverify.backends.ascend.eager": ("ascend-eager-emulated",),
+    "specverify.backends.ascend.encodings": ("ascend-fused-emulated", "ascend-fused-atb-emulated"),
+    "specverify.backends.ascend.fused": ("ascend-fused-emulated",),
+    "specverify.backends.ascend.latent": ("ascend-fused-emulated",),
+    "specverify.backends.ascend.operands": ("ascend-fused-emulated", "ascend-fused-atb-emulated"),
+    "specverify.backends.ascend.writes": (
+        "ascend-fused-emulated",
+        "ascend-fused-atb-emulated",
+        "ascend-eager-emulated",
+    ),
 }
 """Modules that another backend than `cpu-eager` runs."""
 
-UNNOTED = ("backends.engine.attention.triton_kernels",)
+UNNOTED = ("specverify.backends.engine.attention.triton_kernels",)
 """Modules whose statements cannot be noted: Triton reads their source itself."""
 
 

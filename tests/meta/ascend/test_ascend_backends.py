@@ -8,25 +8,25 @@ import pytest
 import torch
 from torch import Tensor
 
-from backends import faults
-from backends.ascend.atb import AscendAtb
-from backends.ascend.device import why_no_npu
-from backends.ascend.eager import ascend_eager
-from backends.ascend.encodings import require_pages, require_sight, require_slots
-from backends.ascend.fused import AscendFused
-from backends.ascend.operators.install import install
-from backends.base import Declaration, Unavailable, Unsupported, WrongFlag
-from backends.compositions import open_engine
-from backends.engine.attention.eager import eager
-from backends.engine.columns import Attend, AttentionInputs, Paging
-from backends.engine.composition import SEAMS
-from backends.engine.two_modes import TreesEager, in_mode
-from backends.flags import FAST_REORDER, FLAGS, FORCE_EAGER, NO_FUSED, NO_FUSED_TREE, Mode, mode_of
-from backends.registry import open_backend
-from backends.shipped import ROWS
-from reference.layout import FAST_SWITCH
+from specverify.backends import faults
+from specverify.backends.ascend.atb import AscendAtb
+from specverify.backends.ascend.device import why_no_npu
+from specverify.backends.ascend.eager import ascend_eager
+from specverify.backends.ascend.encodings import require_pages, require_sight, require_slots
+from specverify.backends.ascend.fused import AscendFused
+from specverify.backends.ascend.operators.install import install
+from specverify.backends.base import Declaration, Unavailable, Unsupported, WrongFlag
+from specverify.backends.compositions import open_engine
+from specverify.backends.engine.attention.eager import eager
+from specverify.backends.engine.columns import Attend, AttentionInputs, Paging
+from specverify.backends.engine.composition import SEAMS
+from specverify.backends.engine.two_modes import TreesEager, in_mode
+from specverify.backends.flags import FAST_REORDER, FLAGS, FORCE_EAGER, NO_FUSED, NO_FUSED_TREE, Mode, mode_of
+from specverify.backends.registry import open_backend
+from specverify.backends.shipped import ROWS
 from specverify.cli import main
 from specverify.plan import default_dtypes
+from specverify.reference.layout import FAST_SWITCH
 from specverify.setup.environment import environment
 from specverify.setup.subjects import open_planted
 

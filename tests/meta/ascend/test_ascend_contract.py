@@ -8,19 +8,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from backends.ascend.encodings import additive, boolean, compressed_mask
-from backends.ascend.operators import schemas
-from backends.ascend.operators.install import KERNELS, install
-from backends.ascend.operators.rules import (
+from specverify.backends.ascend.encodings import additive, boolean, compressed_mask
+from specverify.backends.ascend.operators import schemas
+from specverify.backends.ascend.operators.install import KERNELS, install
+from specverify.backends.ascend.operators.rules import (
     RULES,
     AscendContractError,
     AscendUndefinedBehaviour,
     BrokenRule,
     as_the_kernel_does,
 )
-from backends.ascend.probe import calls
-from backends.ascend.probe.calls import arguments, dense, hidden, numbers, operator_of, paged_arguments
-from backends.ascend.probe.examples import EXAMPLES
+from specverify.backends.ascend.probe import calls
+from specverify.backends.ascend.probe.calls import arguments, dense, hidden, numbers, operator_of, paged_arguments
+from specverify.backends.ascend.probe.examples import EXAMPLES
 
 install()
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from backends.ascend import device
-from backends.ascend.operators.install import install
-from backends.ascend.operators.rules import RULES
-from backends.ascend.probe.examples import EXAMPLES
-from backends.ascend.probe.probe import ProbeSite, probe
+from specverify.backends.ascend import device
+from specverify.backends.ascend.operators.install import install
+from specverify.backends.ascend.operators.rules import RULES
+from specverify.backends.ascend.probe.examples import EXAMPLES
+from specverify.backends.ascend.probe.probe import ProbeSite, probe
 from specverify.cli import main
 from specverify.commands import ascend_probe
 from specverify.commands.ascend_probe import rows_of

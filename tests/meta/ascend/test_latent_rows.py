@@ -7,19 +7,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from backends.ascend.fused import AscendFused
-from backends.ascend.latent import LatentCall, ask_latent
-from backends.ascend.operands import Operands
-from backends.ascend.operators.install import install
-from backends.ascend.operators.rules import AscendContractError, NotEmulated
-from backends.ascend.probe.calls import arguments
-from backends.ascend.probe.latent_examples import latent
-from backends.compositions import open_engine
-from backends.engine.columns import AttentionInputs, Paging
-from properties.invariants import ALL
-from properties.verdict.judge import judge
-from reference.layout import KvLayout
-from reference.oracle.decoder import Oracle
+from specverify.backends.ascend.fused import AscendFused
+from specverify.backends.ascend.latent import LatentCall, ask_latent
+from specverify.backends.ascend.operands import Operands
+from specverify.backends.ascend.operators.install import install
+from specverify.backends.ascend.operators.rules import AscendContractError, NotEmulated
+from specverify.backends.ascend.probe.calls import arguments
+from specverify.backends.ascend.probe.latent_examples import latent
+from specverify.backends.compositions import open_engine
+from specverify.backends.engine.columns import AttentionInputs, Paging
+from specverify.properties.invariants import ALL
+from specverify.properties.verdict.judge import judge
+from specverify.reference.layout import KvLayout
+from specverify.reference.oracle.decoder import Oracle
 from specverify.setup.subjects import subject_of
 from tests.drawn_families import listed
 from tests.meta.oracle.test_rare_families import case_for

@@ -10,15 +10,15 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from properties.invariants import ALL
-from properties.verdict.finding import Verdict
-from properties.verdict.judge import judge
-from reference.architecture import Architecture, Rope
-from reference.oracle.decoder import Oracle
-from reference.weights import shapes
 from specverify.checkpoints.cases import prepare
 from specverify.cli import main
 from specverify.plan import Plan
+from specverify.properties.invariants import ALL
+from specverify.properties.verdict.finding import Verdict
+from specverify.properties.verdict.judge import judge
+from specverify.reference.architecture import Architecture, Rope
+from specverify.reference.oracle.decoder import Oracle
+from specverify.reference.weights import shapes
 from specverify.setup.subjects import open_planted, subject_of
 
 VOCABULARY = 61

@@ -5,23 +5,23 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from backends.compositions import open_engine
-from properties.strategies.models import GALLERY
-from reference.abilities import Abilities
-from reference.adapters.low_rank import ADAPTED, PROJECTIONS, Adapter
-from reference.architecture import Architecture, Seeded
-from reference.case import Case
-from reference.draft import LanguageModel, Scripted
-from reference.layout import KvLayout
-from reference.malformed import Malformed
-from reference.oracle.decoder import Oracle
-from reference.oracle.parameters import load
-from reference.sampling import Stops
-from reference.session import Action, Mate, Session
-from reference.trace import Trace
-from reference.tree import RankTree, Tree
-from reference.weights import seeded_weights
-from reference.weights.adapters import low_rank
+from specverify.backends.compositions import open_engine
+from specverify.properties.strategies.models import GALLERY
+from specverify.reference.abilities import Abilities
+from specverify.reference.adapters.low_rank import ADAPTED, PROJECTIONS, Adapter
+from specverify.reference.architecture import Architecture, Seeded
+from specverify.reference.case import Case
+from specverify.reference.draft import LanguageModel, Scripted
+from specverify.reference.layout import KvLayout
+from specverify.reference.malformed import Malformed
+from specverify.reference.oracle.decoder import Oracle
+from specverify.reference.oracle.parameters import load
+from specverify.reference.sampling import Stops
+from specverify.reference.session import Action, Mate, Session
+from specverify.reference.trace import Trace
+from specverify.reference.tree import RankTree, Tree
+from specverify.reference.weights import seeded_weights
+from specverify.reference.weights.adapters import low_rank
 
 ARCH = next(one for one in GALLERY if one.family == "llama" and one.vocab_size > 8)
 EVERY = Adapter(3, 2.0, PROJECTIONS, 1)

@@ -6,22 +6,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from backends.engine.backend import EngineBackend
-from backends.engine.composition import SEAMS
-from backends.engine.kv.base import CacheSpec
-from backends.engine.kv.branches.several import Branches
-from backends.engine.reach import Reach
-from properties.invariants.same_bits import same_bits
-from properties.verdict.finding import Finding
-from properties.verdict.subject import Subject
-from reference.architecture import Architecture, Seeded
-from reference.case import Case
-from reference.draft import LanguageModel
-from reference.layout import COMMITS, KvLayout
-from reference.malformed import Malformed
-from reference.sampling import Stops
-from reference.trace import Stage
-from reference.tree import RankTree
+from specverify.backends.engine.backend import EngineBackend
+from specverify.backends.engine.composition import SEAMS
+from specverify.backends.engine.kv.base import CacheSpec
+from specverify.backends.engine.kv.branches.several import Branches
+from specverify.backends.engine.reach import Reach
+from specverify.properties.invariants.same_bits import same_bits
+from specverify.properties.verdict.finding import Finding
+from specverify.properties.verdict.subject import Subject
+from specverify.reference.architecture import Architecture, Seeded
+from specverify.reference.case import Case
+from specverify.reference.draft import LanguageModel
+from specverify.reference.layout import COMMITS, KvLayout
+from specverify.reference.malformed import Malformed
+from specverify.reference.sampling import Stops
+from specverify.reference.trace import Stage
+from specverify.reference.tree import RankTree
 
 ARCHITECTURE = Architecture("llama", 8, 8, 8, 2, 1, 4, (0, 0))
 TREE = RankTree((0, 0, 0, 1, 1, 2, 3), (0, 0, 1, 0, 1, 0, 0))

@@ -8,26 +8,26 @@ import numpy as np
 import pytest
 import torch
 
-from backends import faults
-from backends.compositions import open_engine
-from backends.engine.captured.buffers import POISON, Buffers
-from backends.engine.captured.lanes import LaneRows, PaddingCache
-from backends.engine.captured.runner import SIZES, CapturedDrafts, capture_size
-from backends.faults.drafting.captured_levels import FAULTS
-from properties.invariants import ALL
-from properties.strategies.acceptance import ORACLE
-from properties.strategies.draft.head import LAYERS
-from properties.verdict.judge import judge
-from reference.architecture import Seeded
-from reference.case import Case
-from reference.draft import Draft, LanguageModel
-from reference.draft.eagle1 import Eagle1
-from reference.draft.hidden import HiddenStates
-from reference.draft.mtp import Mtp
-from reference.draft_trees import Expansion, named_tree
-from reference.sampling import Sampling, Stops
-from reference.session import Action, Mate, Session
-from reference.trace import Trace
+from specverify.backends import faults
+from specverify.backends.compositions import open_engine
+from specverify.backends.engine.captured.buffers import POISON, Buffers
+from specverify.backends.engine.captured.lanes import LaneRows, PaddingCache
+from specverify.backends.engine.captured.runner import SIZES, CapturedDrafts, capture_size
+from specverify.backends.faults.drafting.captured_levels import FAULTS
+from specverify.properties.invariants import ALL
+from specverify.properties.strategies.acceptance import ORACLE
+from specverify.properties.strategies.draft.head import LAYERS
+from specverify.properties.verdict.judge import judge
+from specverify.reference.architecture import Seeded
+from specverify.reference.case import Case
+from specverify.reference.draft import Draft, LanguageModel
+from specverify.reference.draft.eagle1 import Eagle1
+from specverify.reference.draft.hidden import HiddenStates
+from specverify.reference.draft.mtp import Mtp
+from specverify.reference.draft_trees import Expansion, named_tree
+from specverify.reference.sampling import Sampling, Stops
+from specverify.reference.session import Action, Mate, Session
+from specverify.reference.trace import Trace
 from specverify.setup.subjects import subject_of
 from tests.models import OTHER_LLAMA
 

@@ -7,29 +7,29 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends import faults
-from backends.compositions import open_cpu, open_engine
-from properties.invariants import ALL
-from properties.shrinking.cases import nearer, size
-from properties.strategies.acceptance import ORACLE
-from properties.strategies.draft.head import LAYERS
-from properties.verdict.finding import Verdict
-from properties.verdict.judge import judge
-from properties.verdict.taken_steps import batch_sizes
-from reference.architecture import Seeded
-from reference.case import Case
-from reference.case_json import case_from_json, case_to_json
-from reference.draft import Draft, LanguageModel
-from reference.draft.eagle1 import Eagle1
-from reference.draft.eagle3 import Eagle3
-from reference.draft.hidden import HiddenStates
-from reference.draft.medusa import Medusa
-from reference.draft.mtp import Mtp
-from reference.draft_trees import Dispatch, named_tree
-from reference.malformed import Malformed
-from reference.sampling import Sampling, Stops
-from reference.session import Action, Mate, Session
-from reference.trace import Trace
+from specverify.backends import faults
+from specverify.backends.compositions import open_cpu, open_engine
+from specverify.properties.invariants import ALL
+from specverify.properties.shrinking.cases import nearer, size
+from specverify.properties.strategies.acceptance import ORACLE
+from specverify.properties.strategies.draft.head import LAYERS
+from specverify.properties.verdict.finding import Verdict
+from specverify.properties.verdict.judge import judge
+from specverify.properties.verdict.taken_steps import batch_sizes
+from specverify.reference.architecture import Seeded
+from specverify.reference.case import Case
+from specverify.reference.case_json import case_from_json, case_to_json
+from specverify.reference.draft import Draft, LanguageModel
+from specverify.reference.draft.eagle1 import Eagle1
+from specverify.reference.draft.eagle3 import Eagle3
+from specverify.reference.draft.hidden import HiddenStates
+from specverify.reference.draft.medusa import Medusa
+from specverify.reference.draft.mtp import Mtp
+from specverify.reference.draft_trees import Dispatch, named_tree
+from specverify.reference.malformed import Malformed
+from specverify.reference.sampling import Sampling, Stops
+from specverify.reference.session import Action, Mate, Session
+from specverify.reference.trace import Trace
 from specverify.setup.subjects import subject_of
 from tests.models import OTHER_LLAMA
 

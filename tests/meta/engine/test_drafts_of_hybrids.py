@@ -3,26 +3,26 @@
 import pytest
 from hypothesis import find, settings
 
-from backends.engine.backend import EngineBackend
-from properties.invariants import ALL
-from properties.strategies.acceptance import continuation
-from properties.strategies.draft.head import LAYERS
-from properties.strategies.models import GALLERY, RECURRENT
-from properties.strategies.serving.turns import PREFIX, takes_next_turn, with_next_turn
-from properties.strategies.sessions import with_session
-from properties.verdict.judge import judge
-from reference.architecture import Seeded
-from reference.case import Case
-from reference.draft import Draft, LanguageModel
-from reference.draft.eagle1 import Eagle1
-from reference.draft.eagle3 import Eagle3
-from reference.draft.hidden import HiddenStates
-from reference.draft.medusa import Medusa
-from reference.draft.mtp import Mtp
-from reference.oracle.decoder import Oracle
-from reference.sampling import Stops
-from reference.session import Action
-from reference.tree import RankTree
+from specverify.backends.engine.backend import EngineBackend
+from specverify.properties.invariants import ALL
+from specverify.properties.strategies.acceptance import continuation
+from specverify.properties.strategies.draft.head import LAYERS
+from specverify.properties.strategies.models import GALLERY, RECURRENT
+from specverify.properties.strategies.serving.turns import PREFIX, takes_next_turn, with_next_turn
+from specverify.properties.strategies.sessions import with_session
+from specverify.properties.verdict.judge import judge
+from specverify.reference.architecture import Seeded
+from specverify.reference.case import Case
+from specverify.reference.draft import Draft, LanguageModel
+from specverify.reference.draft.eagle1 import Eagle1
+from specverify.reference.draft.eagle3 import Eagle3
+from specverify.reference.draft.hidden import HiddenStates
+from specverify.reference.draft.medusa import Medusa
+from specverify.reference.draft.mtp import Mtp
+from specverify.reference.oracle.decoder import Oracle
+from specverify.reference.sampling import Stops
+from specverify.reference.session import Action
+from specverify.reference.tree import RankTree
 from specverify.setup.subjects import subject_of
 
 TREE = RankTree((0, 0, 0, 1, 1, 2), (0, 0, 1, 0, 1, 0))

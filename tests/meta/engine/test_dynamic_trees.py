@@ -5,23 +5,23 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from backends.registry import open_backend
-from properties.shrinking.cases import nearer, size
-from properties.strategies.acceptance import ORACLE
-from properties.strategies.draft.head import LAYERS
-from reference.architecture import Seeded
-from reference.case import Case
-from reference.case_json import case_from_json, case_to_json
-from reference.draft import Draft, LanguageModel
-from reference.draft.eagle1 import Eagle1
-from reference.draft.eagle3 import Eagle3
-from reference.draft.hidden import HiddenStates
-from reference.draft.medusa import Medusa
-from reference.draft.mtp import Mtp
-from reference.draft_trees import Expansion
-from reference.malformed import Malformed
-from reference.rules import Rule
-from reference.sampling import Sampling, Stops
+from specverify.backends.registry import open_backend
+from specverify.properties.shrinking.cases import nearer, size
+from specverify.properties.strategies.acceptance import ORACLE
+from specverify.properties.strategies.draft.head import LAYERS
+from specverify.reference.architecture import Seeded
+from specverify.reference.case import Case
+from specverify.reference.case_json import case_from_json, case_to_json
+from specverify.reference.draft import Draft, LanguageModel
+from specverify.reference.draft.eagle1 import Eagle1
+from specverify.reference.draft.eagle3 import Eagle3
+from specverify.reference.draft.hidden import HiddenStates
+from specverify.reference.draft.medusa import Medusa
+from specverify.reference.draft.mtp import Mtp
+from specverify.reference.draft_trees import Expansion
+from specverify.reference.malformed import Malformed
+from specverify.reference.rules import Rule
+from specverify.reference.sampling import Sampling, Stops
 from tests.models import OTHER_LLAMA
 
 PLANS = (Expansion(2, 3, 6), Expansion(3, 2, 9), Expansion(3, 3, 13), Expansion(2, 3, 7, rerank=False))

@@ -7,23 +7,23 @@ import torch
 from hypothesis import find, given
 from torch import Tensor
 
-from backends.engine.kv.base import CacheSpec, KvCache, Pair, Poison
-from backends.engine.kv.layouts import CACHES
-from backends.registry import open_backend
-from properties.invariants import ALL
-from properties.shrinking.cases import nearer
-from properties.strategies import cases
-from properties.strategies.settings import drawing_settings
-from properties.verdict.judge import judge
-from reference.case import Case
-from reference.case_json import case_from_json, case_to_json
-from reference.draft import Scripted
-from reference.layout import KINDS, KvLayout, LayoutKind
-from reference.oracle.decoder import Oracle
-from reference.sampling import Stops
-from reference.tree import Tree
+from specverify.backends.engine.kv.base import CacheSpec, KvCache, Pair, Poison
+from specverify.backends.engine.kv.layouts import CACHES
+from specverify.backends.registry import open_backend
 from specverify.bench.kv import cells
 from specverify.commands.subjects import rows_of
+from specverify.properties.invariants import ALL
+from specverify.properties.shrinking.cases import nearer
+from specverify.properties.strategies import cases
+from specverify.properties.strategies.settings import drawing_settings
+from specverify.properties.verdict.judge import judge
+from specverify.reference.case import Case
+from specverify.reference.case_json import case_from_json, case_to_json
+from specverify.reference.draft import Scripted
+from specverify.reference.layout import KINDS, KvLayout, LayoutKind
+from specverify.reference.oracle.decoder import Oracle
+from specverify.reference.sampling import Stops
+from specverify.reference.tree import Tree
 from specverify.setup.selection import check_layout
 from specverify.setup.subjects import subject_of
 from tests.models import LLAMA

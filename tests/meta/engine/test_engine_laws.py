@@ -6,21 +6,21 @@ import numpy as np
 import pytest
 import torch
 
-from backends.compositions import open_cpu
-from backends.engine.sampling import stream
-from backends.engine.sampling.coins import Coins, inverse, round_coins
-from backends.engine.sampling.forest import forest
-from backends.engine.sampling.rules import PROGRAMS
-from backends.engine.sampling.seams import SamplingSeams
-from backends.engine.sampling.verify import verify
-from properties.laws import enumeration
-from properties.laws.worlds import draw_laws
-from reference.oracle import law
-from reference.probability_world import GivenTree, World
-from reference.rules import DRAWS, RULES, Rule
-from reference.sampling import Sampling
-from reference.tape import stride
-from reference.tree import Shape, Tree
+from specverify.backends.compositions import open_cpu
+from specverify.backends.engine.sampling import stream
+from specverify.backends.engine.sampling.coins import Coins, inverse, round_coins
+from specverify.backends.engine.sampling.forest import forest
+from specverify.backends.engine.sampling.rules import PROGRAMS
+from specverify.backends.engine.sampling.seams import SamplingSeams
+from specverify.backends.engine.sampling.verify import verify
+from specverify.properties.laws import enumeration
+from specverify.properties.laws.worlds import draw_laws
+from specverify.reference.oracle import law
+from specverify.reference.probability_world import GivenTree, World
+from specverify.reference.rules import DRAWS, RULES, Rule
+from specverify.reference.sampling import Sampling
+from specverify.reference.tape import stride
+from specverify.reference.tree import Shape, Tree
 from tests.tiers import first
 
 torch.set_num_threads(1)

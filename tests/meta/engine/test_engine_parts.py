@@ -12,28 +12,28 @@ import torch
 from torch import Tensor
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from backends.base import StageFailure, Unsupported
-from backends.compositions import open_cpu
-from backends.engine import stops
-from backends.engine.attention.eager import eager
-from backends.engine.columns import AttentionInputs
-from backends.engine.kv.base import CacheSpec, KvCache
-from backends.engine.kv.branch import Branch, cannot_share
-from backends.engine.lower_tree import TreeTensors, check_structure, lower_tree
-from backends.engine.model.built_in import config_of
-from backends.engine.model.causal_lm import Rows
-from backends.engine.model.float64_modules import inverse_frequencies
-from backends.engine.model.models import ModelCache
-from backends.engine.reach import Reach
-from properties.strategies.models import GALLERY, ROPES
-from reference.architecture import Architecture, Rope, Seeded
-from reference.case import Case
-from reference.draft import LanguageModel, Scripted
-from reference.layout import FAST_SWITCH, KvLayout
-from reference.oracle.decoder import Oracle
-from reference.sampling import Stops
-from reference.trace import Stage
-from reference.tree import RankTree, Tree
+from specverify.backends.base import StageFailure, Unsupported
+from specverify.backends.compositions import open_cpu
+from specverify.backends.engine import stops
+from specverify.backends.engine.attention.eager import eager
+from specverify.backends.engine.columns import AttentionInputs
+from specverify.backends.engine.kv.base import CacheSpec, KvCache
+from specverify.backends.engine.kv.branch import Branch, cannot_share
+from specverify.backends.engine.lower_tree import TreeTensors, check_structure, lower_tree
+from specverify.backends.engine.model.built_in import config_of
+from specverify.backends.engine.model.causal_lm import Rows
+from specverify.backends.engine.model.float64_modules import inverse_frequencies
+from specverify.backends.engine.model.models import ModelCache
+from specverify.backends.engine.reach import Reach
+from specverify.properties.strategies.models import GALLERY, ROPES
+from specverify.reference.architecture import Architecture, Rope, Seeded
+from specverify.reference.case import Case
+from specverify.reference.draft import LanguageModel, Scripted
+from specverify.reference.layout import FAST_SWITCH, KvLayout
+from specverify.reference.oracle.decoder import Oracle
+from specverify.reference.sampling import Stops
+from specverify.reference.trace import Stage
+from specverify.reference.tree import RankTree, Tree
 from tests.models import LARGE_LLAMA, TINY_LLAMA
 
 # Two branches, a twin, a parent after its child.

@@ -8,28 +8,28 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
-from backends.base import Backend
-from backends.engine.attention.eager import eager
-from backends.engine.backend import EngineBackend
-from backends.engine.columns import AttentionInputs
-from backends.engine.composition import SEAMS
-from backends.shipped import ROWS
-from properties.invariants import ALL
-from properties.strategies.models import GALLERY
-from properties.tally import Counts, Failure, Tally, nothing_fused
-from properties.verdict.finding import Verdict
-from properties.verdict.judge import judge
-from reference.architecture import Architecture, Seeded
-from reference.case import Case
-from reference.draft import LanguageModel, Scripted
-from reference.sampling import Stops
-from reference.session import Action, Session
-from reference.trace import CHOSEN
-from reference.tree import RankTree, Tree
-from reports.pages.summary import summary_page
-from reports.pages.terminal import failure_page
-from reports.record import summary, verdict_line
+from specverify.backends.base import Backend
+from specverify.backends.engine.attention.eager import eager
+from specverify.backends.engine.backend import EngineBackend
+from specverify.backends.engine.columns import AttentionInputs
+from specverify.backends.engine.composition import SEAMS
+from specverify.backends.shipped import ROWS
 from specverify.cli import main
+from specverify.properties.invariants import ALL
+from specverify.properties.strategies.models import GALLERY
+from specverify.properties.tally import Counts, Failure, Tally, nothing_fused
+from specverify.properties.verdict.finding import Verdict
+from specverify.properties.verdict.judge import judge
+from specverify.reference.architecture import Architecture, Seeded
+from specverify.reference.case import Case
+from specverify.reference.draft import LanguageModel, Scripted
+from specverify.reference.sampling import Stops
+from specverify.reference.session import Action, Session
+from specverify.reference.trace import CHOSEN
+from specverify.reference.tree import RankTree, Tree
+from specverify.reports.pages.summary import summary_page
+from specverify.reports.pages.terminal import failure_page
+from specverify.reports.record import summary, verdict_line
 from specverify.setup.subjects import subject_of
 from tests.corruption import ORACLE
 from tests.inprocess import in_this_process

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from backends.base import Unavailable
-from backends.engine.attention.flashinfer import FlashInfer
-from backends.registry import open_backend
+from specverify.backends.base import Unavailable
+from specverify.backends.engine.attention.flashinfer import FlashInfer
+from specverify.backends.registry import open_backend
 from tests.treeattention import scene
 
 

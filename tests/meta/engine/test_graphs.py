@@ -13,21 +13,21 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from backends.compositions import open_cpu, open_engine
-from backends.engine.backend import EngineBackend
-from backends.engine.model.models import ModelCache
-from backends.engine.model.recording.operators import OperatorRecorder
-from properties.strategies.draft.head import LAYERS
-from properties.strategies.models import GALLERY
-from reference.architecture import Seeded
-from reference.case import Case
-from reference.draft import LanguageModel, Ngram, Scripted
-from reference.draft.eagle1 import Eagle1
-from reference.draft.hidden import HiddenStates
-from reference.layout import KvLayout
-from reference.sampling import Sampling, Stops
-from reference.trace import Trace
-from reference.tree import RankTree, Tree
+from specverify.backends.compositions import open_cpu, open_engine
+from specverify.backends.engine.backend import EngineBackend
+from specverify.backends.engine.model.models import ModelCache
+from specverify.backends.engine.model.recording.operators import OperatorRecorder
+from specverify.properties.strategies.draft.head import LAYERS
+from specverify.properties.strategies.models import GALLERY
+from specverify.reference.architecture import Seeded
+from specverify.reference.case import Case
+from specverify.reference.draft import LanguageModel, Ngram, Scripted
+from specverify.reference.draft.eagle1 import Eagle1
+from specverify.reference.draft.hidden import HiddenStates
+from specverify.reference.layout import KvLayout
+from specverify.reference.sampling import Sampling, Stops
+from specverify.reference.trace import Trace
+from specverify.reference.tree import RankTree, Tree
 
 
 class OperatorGraphs:
@@ -178,7 +178,7 @@ def test_a_number_read_by_the_host_is_refused() -> None:
 @pytest.mark.parametrize(("kind", "fell"), [("static", False), ("branch", True)])
 @pytest.mark.parametrize("head", [False, True], ids=["ngram", "eagle1"])
 def test_a_run_without_a_replay_counts_every_call_as_fallen_back(kind: str, fell: bool, head: bool) -> None:
-    """So that a campaign in which nothing was replayed is no pass (`properties.tally.nothing_fused`)."""
+    """So that a campaign in which nothing was replayed is no pass (`specverify.properties.tally.nothing_fused`)."""
     draft = Eagle1(SHAPE, HiddenStates(place="normed", shift=1), LAYERS[0], seed=1) if head else CASE.draft
     trace = open_engine("cpu-recorded").run(replace(CASE, layout=KvLayout(kind=kind), draft=draft))
     assert trace.attention_calls

@@ -9,14 +9,14 @@ from types import SimpleNamespace
 import jsonschema
 import pytest
 
-from reference.case import Case
-from reference.draft import Ngram
-from reference.grammar import LIBRARIES, Grammar
-from reference.sampling import Sampling, Stops
-from reference.tree import RankTree
 from specverify.checkpoints.opening import open_checkpoint
 from specverify.checkpoints.prompts import read_prompts, tokenizer_of
 from specverify.checkpoints.words import alphabet, words_of
+from specverify.reference.case import Case
+from specverify.reference.draft import Ngram
+from specverify.reference.grammar import LIBRARIES, Grammar
+from specverify.reference.sampling import Sampling, Stops
+from specverify.reference.tree import RankTree
 from specverify.setup.errors import UnusableInput
 from specverify.setup.subjects import open_planted
 

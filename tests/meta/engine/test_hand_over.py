@@ -10,21 +10,21 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from backends.compositions import open_cpu
-from backends.engine.handover.packet import BadHandOver, ExpectedRequest, pack, unpack
-from backends.engine.handover.state import Columns, RequestState
-from backends.engine.kv.base import CacheSpec
-from backends.engine.reach import Reach
-from properties.invariants.serving.hand_over import NAME
-from properties.strategies.models import GALLERY
-from properties.verdict.judge import judge
-from reference.architecture import Seeded
-from reference.case import Case
-from reference.draft import LanguageModel, Ngram, Scripted
-from reference.layout import KINDS, KvLayout
-from reference.sampling import Sampling, Stops
-from reference.session import Action, Mate, Session
-from reference.tree import RankTree, Tree
+from specverify.backends.compositions import open_cpu
+from specverify.backends.engine.handover.packet import BadHandOver, ExpectedRequest, pack, unpack
+from specverify.backends.engine.handover.state import Columns, RequestState
+from specverify.backends.engine.kv.base import CacheSpec
+from specverify.backends.engine.reach import Reach
+from specverify.properties.invariants.serving.hand_over import NAME
+from specverify.properties.strategies.models import GALLERY
+from specverify.properties.verdict.judge import judge
+from specverify.reference.architecture import Seeded
+from specverify.reference.case import Case
+from specverify.reference.draft import LanguageModel, Ngram, Scripted
+from specverify.reference.layout import KINDS, KvLayout
+from specverify.reference.sampling import Sampling, Stops
+from specverify.reference.session import Action, Mate, Session
+from specverify.reference.tree import RankTree, Tree
 from specverify.setup.subjects import subject_of
 from tests.corruption import BY_NAME, ORACLE
 from tests.models import LLAMA

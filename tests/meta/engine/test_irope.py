@@ -8,28 +8,28 @@ import numpy as np
 import pytest
 import torch
 
-from backends.base import Unsupported
-from backends.compositions import open_cpu
-from backends.engine.draft.truncation import inside_chunk
-from backends.engine.model.built_in import config_of
-from backends.engine.model.family.llama4 import Temperature
-from backends.engine.reach import Reach, reaches_of
-from properties.invariants import ALL
-from properties.strategies.models import GALLERY
-from properties.verdict.judge import judge
-from reference.architecture import Architecture, Seeded
-from reference.case import Case
-from reference.case_json import case_from_json, case_to_json
-from reference.draft import Draft, LanguageModel, Ngram, Scripted
-from reference.files.json_words import plain
-from reference.layout import KvLayout
-from reference.malformed import Malformed
-from reference.oracle.decoder import Oracle
-from reference.oracle.draft.chunk import cut_to_chunk
-from reference.oracle.formulas.layer import temperature
-from reference.sampling import Sampling, Stops
-from reference.trace import Drafted
-from reference.tree import RankTree, Tree
+from specverify.backends.base import Unsupported
+from specverify.backends.compositions import open_cpu
+from specverify.backends.engine.draft.truncation import inside_chunk
+from specverify.backends.engine.model.built_in import config_of
+from specverify.backends.engine.model.family.llama4 import Temperature
+from specverify.backends.engine.reach import Reach, reaches_of
+from specverify.properties.invariants import ALL
+from specverify.properties.strategies.models import GALLERY
+from specverify.properties.verdict.judge import judge
+from specverify.reference.architecture import Architecture, Seeded
+from specverify.reference.case import Case
+from specverify.reference.case_json import case_from_json, case_to_json
+from specverify.reference.draft import Draft, LanguageModel, Ngram, Scripted
+from specverify.reference.files.json_words import plain
+from specverify.reference.layout import KvLayout
+from specverify.reference.malformed import Malformed
+from specverify.reference.oracle.decoder import Oracle
+from specverify.reference.oracle.draft.chunk import cut_to_chunk
+from specverify.reference.oracle.formulas.layer import temperature
+from specverify.reference.sampling import Sampling, Stops
+from specverify.reference.trace import Drafted
+from specverify.reference.tree import RankTree, Tree
 from specverify.setup.subjects import subject_of
 from tests.tiers import each
 

@@ -13,12 +13,12 @@ import torch
 from torch._dynamo.exc import FailOnRecompileLimitHit
 from torch.nn.attention import SDPBackend, flex_attention, sdpa_kernel
 
-from backends.engine.attention import flex
-from backends.engine.attention.eager import eager
-from backends.engine.attention.flex import STEPWISE, Flex
-from backends.engine.attention.sdpa import Sdpa
-from backends.engine.attention.split import Split
-from backends.engine.columns import Attend
+from specverify.backends.engine.attention import flex
+from specverify.backends.engine.attention.eager import eager
+from specverify.backends.engine.attention.flex import STEPWISE, Flex
+from specverify.backends.engine.attention.sdpa import Sdpa
+from specverify.backends.engine.attention.split import Split
+from specverify.backends.engine.columns import Attend
 from tests.treeattention import UNIT, Scene, constant, hidden_changed, scene
 
 ATTENDS: dict[str, Attend] = {"eager": eager, "sdpa": Sdpa(), "flex": Flex(), "split": Split()}
@@ -196,7 +196,7 @@ def test_sdpa_says_where_torch_has_no_fused_kernel() -> None:
 
 COMPILED = """
 import torch
-from backends.engine.attention.flex import Flex
+from specverify.backends.engine.attention.flex import Flex
 from tests.treeattention import scene
 attend, said = Flex(compiled=True), []
 for prefix, rows in ((5, 7), (12, 3)):

@@ -10,10 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from backends.engine.kv.arena import LARGE, Arena, CacheLease
-from backends.engine.kv.base import CacheSpec, KvCache, Pair
-from backends.engine.reach import Reach
-from reference.layout import COMMITS, KINDS, KvLayout
+from specverify.backends.engine.kv.arena import LARGE, Arena, CacheLease
+from specverify.backends.engine.kv.base import CacheSpec, KvCache, Pair
+from specverify.backends.engine.reach import Reach
+from specverify.reference.layout import COMMITS, KINDS, KvLayout
 
 CAPACITY, ROWS, HEADS, DIM = 40, 6, 2, 3
 REACHES = (Reach(), Reach(window=1), Reach(window=4), Reach(chunk=5))

@@ -9,21 +9,21 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from backends import faults
-from backends.base import StageFailure
-from backends.compositions import open_cpu
-from backends.engine.kv.arena import LARGE, Arena, CacheLease
-from backends.engine.kv.base import CacheSpec, KvCache, OutOfPages
-from backends.engine.kv.pages import Blocks, Pages
-from backends.engine.kv.prefix import PrefixCache
-from backends.engine.reach import Reach
-from properties.verdict.judge import judge
-from reference.case import Case
-from reference.draft import Scripted
-from reference.layout import KvLayout
-from reference.sampling import Stops
-from reference.trace import Stage
-from reference.tree import Tree
+from specverify.backends import faults
+from specverify.backends.base import StageFailure
+from specverify.backends.compositions import open_cpu
+from specverify.backends.engine.kv.arena import LARGE, Arena, CacheLease
+from specverify.backends.engine.kv.base import CacheSpec, KvCache, OutOfPages
+from specverify.backends.engine.kv.pages import Blocks, Pages
+from specverify.backends.engine.kv.prefix import PrefixCache
+from specverify.backends.engine.reach import Reach
+from specverify.properties.verdict.judge import judge
+from specverify.reference.case import Case
+from specverify.reference.draft import Scripted
+from specverify.reference.layout import KvLayout
+from specverify.reference.sampling import Stops
+from specverify.reference.trace import Stage
+from specverify.reference.tree import Tree
 from specverify.setup.subjects import subject_of
 from tests.corruption import BY_NAME, ORACLE
 from tests.models import LLAMA

@@ -13,22 +13,22 @@ import pytest
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
-from backends.compositions import open_cpu
-from backends.engine.backend import EngineBackend
-from backends.engine.kv.scratch import Scratch
-from backends.engine.kv.seams import KvSeams
-from properties.strategies.cases import single_cases
-from properties.strategies.models import GALLERY
-from properties.tolerance.closeness import noise, rows_beyond
-from reference.architecture import Architecture, Seeded
-from reference.case import Case
-from reference.draft import Draft, LanguageModel, Ngram, Scripted
-from reference.layout import KvLayout
-from reference.oracle.decoder import Oracle
-from reference.sampling import Stops
-from reference.session import Action, Mate, Session
-from reference.trace import Array, Trace
-from reference.tree import RankTree, Tree
+from specverify.backends.compositions import open_cpu
+from specverify.backends.engine.backend import EngineBackend
+from specverify.backends.engine.kv.scratch import Scratch
+from specverify.backends.engine.kv.seams import KvSeams
+from specverify.properties.strategies.cases import single_cases
+from specverify.properties.strategies.models import GALLERY
+from specverify.properties.tolerance.closeness import noise, rows_beyond
+from specverify.reference.architecture import Architecture, Seeded
+from specverify.reference.case import Case
+from specverify.reference.draft import Draft, LanguageModel, Ngram, Scripted
+from specverify.reference.layout import KvLayout
+from specverify.reference.oracle.decoder import Oracle
+from specverify.reference.sampling import Stops
+from specverify.reference.session import Action, Mate, Session
+from specverify.reference.trace import Array, Trace
+from specverify.reference.tree import RankTree, Tree
 from specverify.setup.subjects import subject_of
 from tests.tiers import each, first
 

@@ -6,22 +6,22 @@ import numpy as np
 import pytest
 import torch
 
-from backends.compositions import open_engine
-from backends.engine.kv.base import CacheSpec
-from backends.engine.kv.padding.left import DEAD, LeftPadded, with_front
-from backends.engine.kv.static import Static
-from backends.engine.reach import Reach
-from properties.strategies.models import GALLERY
-from reference.abilities import Abilities
-from reference.architecture import Architecture, Seeded
-from reference.case import Case
-from reference.draft import LanguageModel, Scripted
-from reference.layout import KINDS, KvLayout
-from reference.malformed import Malformed
-from reference.sampling import Stops
-from reference.session import Action, Mate, Session
-from reference.trace import Trace
-from reference.tree import RankTree, Tree
+from specverify.backends.compositions import open_engine
+from specverify.backends.engine.kv.base import CacheSpec
+from specverify.backends.engine.kv.padding.left import DEAD, LeftPadded, with_front
+from specverify.backends.engine.kv.static import Static
+from specverify.backends.engine.reach import Reach
+from specverify.properties.strategies.models import GALLERY
+from specverify.reference.abilities import Abilities
+from specverify.reference.architecture import Architecture, Seeded
+from specverify.reference.case import Case
+from specverify.reference.draft import LanguageModel, Scripted
+from specverify.reference.layout import KINDS, KvLayout
+from specverify.reference.malformed import Malformed
+from specverify.reference.sampling import Stops
+from specverify.reference.session import Action, Mate, Session
+from specverify.reference.trace import Trace
+from specverify.reference.tree import RankTree, Tree
 
 TREE = Scripted((Tree((0, 0, 0, 1), (0, 3, 1, 2)),))
 WINDOWED = next(one for one in GALLERY if any(one.windows) and one.vocab_size > 8 and not one.recurrent)

@@ -7,20 +7,20 @@ from typing import Any
 
 import pytest
 
-from backends import faults
-from backends.compositions import open_cpu
-from backends.engine.model.family import FAMILIES
-from properties.invariants import ALL
-from properties.verdict.judge import judge
-from reference.architecture import Architecture, Seeded
-from reference.case import Case
-from reference.draft import Draft, Scripted
-from reference.oracle.configuration import UnreadableCheckpoint, read_architecture
-from reference.oracle.decoder import Oracle
-from reference.sampling import Stops
-from reference.trace import Stage
-from reference.tree import Tree
+from specverify.backends import faults
+from specverify.backends.compositions import open_cpu
+from specverify.backends.engine.model.family import FAMILIES
 from specverify.campaign.against import TransformersOracle
+from specverify.properties.invariants import ALL
+from specverify.properties.verdict.judge import judge
+from specverify.reference.architecture import Architecture, Seeded
+from specverify.reference.case import Case
+from specverify.reference.draft import Draft, Scripted
+from specverify.reference.oracle.configuration import UnreadableCheckpoint, read_architecture
+from specverify.reference.oracle.decoder import Oracle
+from specverify.reference.sampling import Stops
+from specverify.reference.trace import Stage
+from specverify.reference.tree import Tree
 from specverify.setup.subjects import subject_of
 from tests.checkpoints import saved
 from tests.drawn_families import listed

@@ -11,28 +11,35 @@ import pytest
 import torch
 from torch import Tensor
 
-from backends import faults
-from backends.base import Unavailable, Unsupported, WrongFlag
-from backends.compositions import open_engine
-from backends.engine.attention.gathered import gather_columns
-from backends.engine.attention.measured.choosing import DRAWN, MeasuredAttention, measured_attention
-from backends.engine.attention.measured.device import device_name
-from backends.engine.attention.measured.table import Shape, Sizes, nearest, nearest_width_scene, read_table, table_of
-from backends.engine.attention.measured.ways import ON_CPU, ways_on
-from backends.engine.backend import EngineBackend
-from backends.engine.columns import AttentionInputs, Paging
-from backends.faults.attention.measured_ways import FAULTS
-from backends.flags import ATTENTION_TABLE
-from properties.strategies.models import GALLERY
-from properties.tally import Tally, nothing_fused
-from reference.architecture import Seeded
-from reference.case import DTYPES, Case
-from reference.draft import Scripted
-from reference.layout import KINDS, KvLayout
-from reference.sampling import Stops
-from reference.trace import CHOSEN
-from reference.tree import Tree
-from reports.counts import fallback_counts, way_rows
+from specverify.backends import faults
+from specverify.backends.base import Unavailable, Unsupported, WrongFlag
+from specverify.backends.compositions import open_engine
+from specverify.backends.engine.attention.gathered import gather_columns
+from specverify.backends.engine.attention.measured.choosing import DRAWN, MeasuredAttention, measured_attention
+from specverify.backends.engine.attention.measured.device import device_name
+from specverify.backends.engine.attention.measured.table import (
+    Shape,
+    Sizes,
+    nearest,
+    nearest_width_scene,
+    read_table,
+    table_of,
+)
+from specverify.backends.engine.attention.measured.ways import ON_CPU, ways_on
+from specverify.backends.engine.backend import EngineBackend
+from specverify.backends.engine.columns import AttentionInputs, Paging
+from specverify.backends.faults.attention.measured_ways import FAULTS
+from specverify.backends.flags import ATTENTION_TABLE
+from specverify.properties.strategies.models import GALLERY
+from specverify.properties.tally import Tally, nothing_fused
+from specverify.reference.architecture import Seeded
+from specverify.reference.case import DTYPES, Case
+from specverify.reference.draft import Scripted
+from specverify.reference.layout import KINDS, KvLayout
+from specverify.reference.sampling import Stops
+from specverify.reference.trace import CHOSEN
+from specverify.reference.tree import Tree
+from specverify.reports.counts import fallback_counts, way_rows
 
 FORK = Tree((0, 0, 0, 1, 1), (6, 1, 2, 3, 1))
 MODEL = Seeded(next(one for one in GALLERY if one.layers > 1 and one.vocab_size > 16), 0)

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-from backends.base import Unsupported
-from backends.engine.model.models import ModelCache
-from properties.strategies.models import GALLERY
-from reference.architecture import Seeded
-from reference.family import FAMILIES
+from specverify.backends.base import Unsupported
+from specverify.backends.engine.model.models import ModelCache
+from specverify.properties.strategies.models import GALLERY
+from specverify.reference.architecture import Seeded
+from specverify.reference.family import FAMILIES
 from tests.drawn_families import RARE, drawn
 
 ARCHITECTURES = {arch.family: arch for arch in GALLERY} | {family: drawn(family, 0) for family in RARE}

@@ -6,25 +6,25 @@ from pathlib import Path
 import pytest
 import torch
 
-from backends.engine.overlap.cutting import cut_commit
-from backends.engine.overlap.frame import Place
-from backends.engine.overlap.futures import Futures
-from backends.engine.overlap.reservation import fits, reserved_columns
-from backends.engine.overlap.streams import CudaStream, ImmediateStream, stream_on
-from properties.invariants import ALL
-from properties.live.play import ROUND, play
-from properties.live.watch import SessionStats
-from properties.verdict.judge import judge
-from reference.case import Case
-from reference.draft import LanguageModel, Scripted
-from reference.grammar import Grammar
-from reference.layout import KINDS, KvLayout
-from reference.oracle.decoder import Oracle
-from reference.sampling import Sampling, Stops
-from reference.session import Action, Mate, Session
-from reference.trace import Committed, Kv, Trace, frozen
-from reference.tree import RankTree
+from specverify.backends.engine.overlap.cutting import cut_commit
+from specverify.backends.engine.overlap.frame import Place
+from specverify.backends.engine.overlap.futures import Futures
+from specverify.backends.engine.overlap.reservation import fits, reserved_columns
+from specverify.backends.engine.overlap.streams import CudaStream, ImmediateStream, stream_on
 from specverify.conformance.sessions import refuse
+from specverify.properties.invariants import ALL
+from specverify.properties.live.play import ROUND, play
+from specverify.properties.live.watch import SessionStats
+from specverify.properties.verdict.judge import judge
+from specverify.reference.case import Case
+from specverify.reference.draft import LanguageModel, Scripted
+from specverify.reference.grammar import Grammar
+from specverify.reference.layout import KINDS, KvLayout
+from specverify.reference.oracle.decoder import Oracle
+from specverify.reference.sampling import Sampling, Stops
+from specverify.reference.session import Action, Mate, Session
+from specverify.reference.trace import Committed, Kv, Trace, frozen
+from specverify.reference.tree import RankTree
 from specverify.setup.subjects import open_planted, subject_of
 from tests.models import LLAMA
 

@@ -7,21 +7,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from backends.base import Unsupported
-from backends.compositions import open_cpu
-from backends.engine.attention.eager import eager
-from backends.engine.backend import EngineBackend
-from backends.engine.columns import AttentionInputs
-from backends.engine.kv.lanes import BatchCache
-from backends.engine.kv.seams import KvSeams
-from backends.engine.model import update_order_check
-from properties.strategies.models import GALLERY
-from reference.architecture import Seeded
-from reference.case import Case
-from reference.draft import LanguageModel, Scripted
-from reference.layout import KvLayout
-from reference.sampling import Stops
-from reference.tree import RankTree, Tree
+from specverify.backends.base import Unsupported
+from specverify.backends.compositions import open_cpu
+from specverify.backends.engine.attention.eager import eager
+from specverify.backends.engine.backend import EngineBackend
+from specverify.backends.engine.columns import AttentionInputs
+from specverify.backends.engine.kv.lanes import BatchCache
+from specverify.backends.engine.kv.seams import KvSeams
+from specverify.backends.engine.model import update_order_check
+from specverify.properties.strategies.models import GALLERY
+from specverify.reference.architecture import Seeded
+from specverify.reference.case import Case
+from specverify.reference.draft import LanguageModel, Scripted
+from specverify.reference.layout import KvLayout
+from specverify.reference.sampling import Stops
+from specverify.reference.tree import RankTree, Tree
 
 TREE = Tree((0, 0, 0, 1), (2, 1, 3, 1))
 CASE = Case(Seeded(GALLERY[0], 3), (1, 2), Scripted((TREE,)), KvLayout(kind="overwrite"), stops=Stops(max_new_tokens=4))

@@ -6,23 +6,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends.compositions import open_engine
-from properties.invariants import ALL
-from properties.strategies.models import GALLERY
-from properties.verdict.finding import Finding
-from properties.verdict.judge import judge
-from reference.abilities import Abilities
-from reference.adapters.low_rank import Adapter
-from reference.architecture import Seeded
-from reference.case import Case
-from reference.draft import Scripted
-from reference.layout import KvLayout
-from reference.oracle.decoder import Oracle
-from reference.recorded.lines import read_runs, trace_lines
-from reference.sampling import Sampling, Stops
-from reference.session import Action, Mate, Session
-from reference.trace import Stage, Trace
-from reference.tree import Tree
+from specverify.backends.compositions import open_engine
+from specverify.properties.invariants import ALL
+from specverify.properties.strategies.models import GALLERY
+from specverify.properties.verdict.finding import Finding
+from specverify.properties.verdict.judge import judge
+from specverify.reference.abilities import Abilities
+from specverify.reference.adapters.low_rank import Adapter
+from specverify.reference.architecture import Seeded
+from specverify.reference.case import Case
+from specverify.reference.draft import Scripted
+from specverify.reference.layout import KvLayout
+from specverify.reference.oracle.decoder import Oracle
+from specverify.reference.recorded.lines import read_runs, trace_lines
+from specverify.reference.sampling import Sampling, Stops
+from specverify.reference.session import Action, Mate, Session
+from specverify.reference.trace import Stage, Trace
+from specverify.reference.tree import Tree
 from specverify.setup.subjects import open_planted, subject_of
 
 ARCH = next(one for one in GALLERY if one.family == "llama" and one.vocab_size > 8)

@@ -9,22 +9,22 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from backends import faults
-from backends.base import Unavailable
-from backends.compositions import open_engine
-from backends.engine.composition import SEAMS
-from backends.engine.ranks.crew import Crew
-from backends.engine.ranks.member import Facts
-from backends.ranked import RankedBackend
-from properties.invariants import ALL
-from properties.strategies.models import GALLERY, small_draft
-from properties.verdict.judge import judge
-from reference.architecture import Seeded
-from reference.case import Case
-from reference.draft import LanguageModel, Scripted
-from reference.oracle.decoder import Oracle
-from reference.sampling import Sampling, Stops
-from reference.tree import RankTree
+from specverify.backends import faults
+from specverify.backends.base import Unavailable
+from specverify.backends.compositions import open_engine
+from specverify.backends.engine.composition import SEAMS
+from specverify.backends.engine.ranks.crew import Crew
+from specverify.backends.engine.ranks.member import Facts
+from specverify.backends.ranked import RankedBackend
+from specverify.properties.invariants import ALL
+from specverify.properties.strategies.models import GALLERY, small_draft
+from specverify.properties.verdict.judge import judge
+from specverify.reference.architecture import Seeded
+from specverify.reference.case import Case
+from specverify.reference.draft import LanguageModel, Scripted
+from specverify.reference.oracle.decoder import Oracle
+from specverify.reference.sampling import Sampling, Stops
+from specverify.reference.tree import RankTree
 from specverify.setup.subjects import subject_of
 from tests.meta.engine.test_ranks import spread_over
 

@@ -8,23 +8,23 @@ import pytest
 import torch
 from torch import Tensor
 
-from backends.base import Unsupported
-from backends.compositions import open_cpu
-from backends.engine.collectives import seams
-from backends.engine.collectives.group import Group, OutOfStep
-from backends.engine.ranks.threads import Meeting
-from backends.engine.sampling import coins
-from properties.strategies.models import GALLERY
-from reference.architecture import Seeded
-from reference.case import Case
-from reference.draft import Scripted
-from reference.malformed import Malformed
-from reference.parallel.ranks import RANKS, rank_part, sharding_refusal
-from reference.parallel.spread import owners
-from reference.sampling import Sampling, Stops
-from reference.session import Action, Mate, Session
-from reference.trace import Trace
-from reference.tree import Tree
+from specverify.backends.base import Unsupported
+from specverify.backends.compositions import open_cpu
+from specverify.backends.engine.collectives import seams
+from specverify.backends.engine.collectives.group import Group, OutOfStep
+from specverify.backends.engine.ranks.threads import Meeting
+from specverify.backends.engine.sampling import coins
+from specverify.properties.strategies.models import GALLERY
+from specverify.reference.architecture import Seeded
+from specverify.reference.case import Case
+from specverify.reference.draft import Scripted
+from specverify.reference.malformed import Malformed
+from specverify.reference.parallel.ranks import RANKS, rank_part, sharding_refusal
+from specverify.reference.parallel.spread import owners
+from specverify.reference.sampling import Sampling, Stops
+from specverify.reference.session import Action, Mate, Session
+from specverify.reference.trace import Trace
+from specverify.reference.tree import Tree
 from tests.models import TINY_LLAMA
 
 MANY = RANKS[1:]

@@ -6,16 +6,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from backends.compositions import open_cpu
-from backends.engine.columns import AttentionInputs
-from backends.engine.kv.base import CacheSpec, KvCache
-from backends.engine.kv.lanes import BatchCache
-from backends.engine.kv.paged import Paged, Pool
-from backends.engine.kv.pages import Blocks, Pages
-from backends.engine.model.graphs import Graphs, Inputs
-from backends.engine.model.recording.operators import OperatorRecorder
-from backends.engine.reach import Reach
-from reference.layout import KvLayout
+from specverify.backends.compositions import open_cpu
+from specverify.backends.engine.columns import AttentionInputs
+from specverify.backends.engine.kv.base import CacheSpec, KvCache
+from specverify.backends.engine.kv.lanes import BatchCache
+from specverify.backends.engine.kv.paged import Paged, Pool
+from specverify.backends.engine.kv.pages import Blocks, Pages
+from specverify.backends.engine.model.graphs import Graphs, Inputs
+from specverify.backends.engine.model.recording.operators import OperatorRecorder
+from specverify.backends.engine.reach import Reach
+from specverify.reference.layout import KvLayout
 from tests.meta.engine.test_graphs import CASE, OperatorGraphs, run, same
 
 LAYERS, HEADS, WIDTH, SIZE = 2, 2, 4, 4

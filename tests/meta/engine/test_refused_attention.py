@@ -8,21 +8,21 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from backends.base import Unsupported
-from backends.compositions import open_cpu
-from backends.engine.attention.arguments import INERT, INERT_VALUES
-from backends.engine.attention.eager import eager
-from backends.engine.attention.interface import through_interface
-from backends.engine.kv.base import CacheSpec
-from backends.engine.kv.branch import Branch
-from backends.engine.kv.lanes import BatchCache
-from backends.engine.model.models import ModelCache
-from backends.engine.reach import Reach
-from reference.case import Case
-from reference.draft import Scripted
-from reference.oracle.checkpoint import identify
-from reference.sampling import Stops
-from reference.tree import Tree
+from specverify.backends.base import Unsupported
+from specverify.backends.compositions import open_cpu
+from specverify.backends.engine.attention.arguments import INERT, INERT_VALUES
+from specverify.backends.engine.attention.eager import eager
+from specverify.backends.engine.attention.interface import through_interface
+from specverify.backends.engine.kv.base import CacheSpec
+from specverify.backends.engine.kv.branch import Branch
+from specverify.backends.engine.kv.lanes import BatchCache
+from specverify.backends.engine.model.models import ModelCache
+from specverify.backends.engine.reach import Reach
+from specverify.reference.case import Case
+from specverify.reference.draft import Scripted
+from specverify.reference.oracle.checkpoint import identify
+from specverify.reference.sampling import Stops
+from specverify.reference.tree import Tree
 from tests.checkpoints import saved
 
 REFUSED = {
@@ -55,7 +55,9 @@ def test_a_refusal_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     shelf, model = ModelCache("cpu"), identify(saved("glm4-moe-lite", tmp_path), understood=False)
     with pytest.raises(Unsupported) as first:
         shelf.open(model, "float32")
-    monkeypatch.setattr("backends.engine.model.models.from_disk", lambda model, dtype: pytest.fail("loaded again"))
+    monkeypatch.setattr(
+        "specverify.backends.engine.model.models.from_disk", lambda model, dtype: pytest.fail("loaded again")
+    )
     with pytest.raises(Unsupported, match=re.escape(str(first.value))):
         shelf.open(model, "float32")
 

@@ -5,18 +5,18 @@ from dataclasses import replace
 import pytest
 import torch
 
-from backends.engine.backend import EngineBackend
-from backends.engine.kv.arena import Arena, CacheLease
-from backends.engine.kv.base import CacheSpec
-from backends.engine.reach import Reach
-from reference.architecture import Architecture, Seeded
-from reference.case import Case
-from reference.draft import LanguageModel
-from reference.layout import KvLayout
-from reference.malformed import Malformed
-from reference.sampling import Stops
-from reference.session import Action, Mate, Session
-from reference.tree import RankTree
+from specverify.backends.engine.backend import EngineBackend
+from specverify.backends.engine.kv.arena import Arena, CacheLease
+from specverify.backends.engine.kv.base import CacheSpec
+from specverify.backends.engine.reach import Reach
+from specverify.reference.architecture import Architecture, Seeded
+from specverify.reference.case import Case
+from specverify.reference.draft import LanguageModel
+from specverify.reference.layout import KvLayout
+from specverify.reference.malformed import Malformed
+from specverify.reference.sampling import Stops
+from specverify.reference.session import Action, Mate, Session
+from specverify.reference.tree import RankTree
 
 ARCHITECTURE = Architecture("llama", 8, 8, 8, 2, 1, 4, (0, 0))
 SIZE = 2

@@ -6,20 +6,20 @@ from dataclasses import replace
 import pytest
 import torch
 
-from backends.engine.attention.eager import eager
-from backends.engine.attention.flex import Flex
-from backends.engine.attention.gathered import eager_gathered
-from backends.engine.attention.split import Split
-from backends.engine.columns import Attend
-from backends.registry import open_backend
-from properties.invariants import ALL
-from properties.verdict.judge import judge
-from reference.architecture import Seeded
-from reference.case import Case
-from reference.draft import Scripted
-from reference.oracle.decoder import Oracle
-from reference.sampling import Stops
-from reference.tree import Tree
+from specverify.backends.engine.attention.eager import eager
+from specverify.backends.engine.attention.flex import Flex
+from specverify.backends.engine.attention.gathered import eager_gathered
+from specverify.backends.engine.attention.split import Split
+from specverify.backends.engine.columns import Attend
+from specverify.backends.registry import open_backend
+from specverify.properties.invariants import ALL
+from specverify.properties.verdict.judge import judge
+from specverify.reference.architecture import Seeded
+from specverify.reference.case import Case
+from specverify.reference.draft import Scripted
+from specverify.reference.oracle.decoder import Oracle
+from specverify.reference.sampling import Stops
+from specverify.reference.tree import Tree
 from specverify.setup.subjects import subject_of
 from tests.drawn_families import listed
 from tests.tiers import gated
@@ -33,7 +33,7 @@ NARROWED = 2.0
 def kernel(splits: int) -> Attend:
     """The Triton kernel with so many splits of the prefix."""
     pytest.importorskip("triton", reason="Triton is not installed: pip install -e '.[triton]', on Linux")
-    from backends.engine.attention.triton_launch import Plan, interpreted_kernel
+    from specverify.backends.engine.attention.triton_launch import Plan, interpreted_kernel
 
     return replace(interpreted_kernel(), plan=lambda query, kv_heads, packed: Plan(16, 16, splits))
 

@@ -8,23 +8,23 @@ import pytest
 import torch
 from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward
 
-from backends.base import Unsupported
-from backends.compositions import open_cpu
-from backends.flags import mode_of
-from backends.registry import open_backend, why_unavailable
-from backends.shipped import ROWS
-from properties.invariants import ALL
-from properties.strategies.models import CAPPED, GALLERY
-from properties.verdict.judge import judge
-from reference.architecture import Seeded
-from reference.case import Case
-from reference.draft import Scripted
-from reference.malformed import Malformed
-from reference.oracle.decoder import Oracle
-from reference.oracle.model import PathByPath, attention
-from reference.sampling import Stops
-from reference.trace import Array
-from reference.tree import Tree
+from specverify.backends.base import Unsupported
+from specverify.backends.compositions import open_cpu
+from specverify.backends.flags import mode_of
+from specverify.backends.registry import open_backend, why_unavailable
+from specverify.backends.shipped import ROWS
+from specverify.properties.invariants import ALL
+from specverify.properties.strategies.models import CAPPED, GALLERY
+from specverify.properties.verdict.judge import judge
+from specverify.reference.architecture import Seeded
+from specverify.reference.case import Case
+from specverify.reference.draft import Scripted
+from specverify.reference.malformed import Malformed
+from specverify.reference.oracle.decoder import Oracle
+from specverify.reference.oracle.model import PathByPath, attention
+from specverify.reference.sampling import Stops
+from specverify.reference.trace import Array
+from specverify.reference.tree import Tree
 from specverify.setup.subjects import subject_of
 from tests.corruption import ORACLE
 

@@ -7,20 +7,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from backends.base import StageFailure
-from backends.compositions import open_engine
-from backends.engine.attention.compact import MOST_WIDTH, compact, pack
-from backends.engine.attention.eager import eager
-from backends.engine.attention.gathered import eager_gathered
-from backends.engine.attention.split import Split, merge
-from backends.engine.columns import AttentionInputs
-from backends.engine.kv.paged import Paged
-from reference.architecture import Seeded
-from reference.case import Case
-from reference.draft import LanguageModel, Scripted
-from reference.layout import KINDS, KvLayout
-from reference.sampling import Stops
-from reference.tree import RankTree, Tree
+from specverify.backends.base import StageFailure
+from specverify.backends.compositions import open_engine
+from specverify.backends.engine.attention.compact import MOST_WIDTH, compact, pack
+from specverify.backends.engine.attention.eager import eager
+from specverify.backends.engine.attention.gathered import eager_gathered
+from specverify.backends.engine.attention.split import Split, merge
+from specverify.backends.engine.columns import AttentionInputs
+from specverify.backends.engine.kv.paged import Paged
+from specverify.reference.architecture import Seeded
+from specverify.reference.case import Case
+from specverify.reference.draft import LanguageModel, Scripted
+from specverify.reference.layout import KINDS, KvLayout
+from specverify.reference.sampling import Stops
+from specverify.reference.tree import RankTree, Tree
 from tests.models import LLAMA
 from tests.treeattention import FACTOR, UNIT, Scene, constant, hidden_changed, scene
 

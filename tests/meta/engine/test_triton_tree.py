@@ -17,19 +17,19 @@ pytest.importorskip("triton", reason="Triton is not installed: pip install -e '.
 import triton
 import triton.language as tl
 
-from backends.base import Unavailable
-from backends.compositions import open_engine
-from backends.engine.attention import triton_kernels
-from backends.engine.attention.compact import Compact
-from backends.engine.attention.triton_launch import Plan, TritonTree, interpreted_kernel, plan_for_cpu
-from backends.registry import open_backend
-from properties.strategies.models import GALLERY
-from reference.architecture import Seeded
-from reference.case import Case
-from reference.draft import Scripted
-from reference.layout import KvLayout
-from reference.sampling import Stops
-from reference.tree import Tree
+from specverify.backends.base import Unavailable
+from specverify.backends.compositions import open_engine
+from specverify.backends.engine.attention import triton_kernels
+from specverify.backends.engine.attention.compact import Compact
+from specverify.backends.engine.attention.triton_launch import Plan, TritonTree, interpreted_kernel, plan_for_cpu
+from specverify.backends.registry import open_backend
+from specverify.properties.strategies.models import GALLERY
+from specverify.reference.architecture import Seeded
+from specverify.reference.case import Case
+from specverify.reference.draft import Scripted
+from specverify.reference.layout import KvLayout
+from specverify.reference.sampling import Stops
+from specverify.reference.tree import Tree
 from tests.treeattention import Scene, constant, hidden_changed, scene
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -253,7 +253,7 @@ def test_without_triton_the_line_says_how_to_get_it(monkeypatch: pytest.MonkeyPa
     def none() -> TritonTree:
         raise ImportError("No module named 'triton'")
 
-    monkeypatch.setattr("backends.compositions.interpreted_kernel", none)
+    monkeypatch.setattr("specverify.backends.compositions.interpreted_kernel", none)
     with pytest.raises(
         Unavailable, match=r"triton-interpreted needs Triton \(pip install 'triton>=3.0', on Linux\): No"
     ):

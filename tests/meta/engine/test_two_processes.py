@@ -13,26 +13,26 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends.base import ProgramFailure, StageFailure, Unavailable, WrongFlag
-from backends.compositions import open_cpu, open_engine
-from backends.engine.composition import SEAMS
-from backends.engine.disaggregated.pair import Pair, SideLost
-from backends.engine.handover.items import PAGE, items_of, join, letter_of
-from backends.engine.handover.mailbox import PeerLost, receive_packet
-from backends.engine.handover.packet import BadHandOver, pack
-from backends.engine.handover.seams import HandOverSeams
-from backends.engine.seams import Seams
-from backends.flags import hand_over_by
-from backends.handed_over import TRIES, HandedOverBackend
-from properties.invariants import ALL
-from properties.verdict.judge import judge
-from reference.case import Case
-from reference.draft import LanguageModel
-from reference.oracle.decoder import Oracle
-from reference.sampling import Sampling, Stops
-from reference.session import Action, Mate, Session
-from reference.trace import Trace
-from reference.tree import RankTree
+from specverify.backends.base import ProgramFailure, StageFailure, Unavailable, WrongFlag
+from specverify.backends.compositions import open_cpu, open_engine
+from specverify.backends.engine.composition import SEAMS
+from specverify.backends.engine.disaggregated.pair import Pair, SideLost
+from specverify.backends.engine.handover.items import PAGE, items_of, join, letter_of
+from specverify.backends.engine.handover.mailbox import PeerLost, receive_packet
+from specverify.backends.engine.handover.packet import BadHandOver, pack
+from specverify.backends.engine.handover.seams import HandOverSeams
+from specverify.backends.engine.seams import Seams
+from specverify.backends.flags import hand_over_by
+from specverify.backends.handed_over import TRIES, HandedOverBackend
+from specverify.properties.invariants import ALL
+from specverify.properties.verdict.judge import judge
+from specverify.reference.case import Case
+from specverify.reference.draft import LanguageModel
+from specverify.reference.oracle.decoder import Oracle
+from specverify.reference.sampling import Sampling, Stops
+from specverify.reference.session import Action, Mate, Session
+from specverify.reference.trace import Trace
+from specverify.reference.tree import RankTree
 from specverify.setup.subjects import subject_of
 from tests.meta.engine.test_hand_over import ASKED, STATE
 from tests.models import LLAMA

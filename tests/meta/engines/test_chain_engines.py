@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 
-from backends.adapters import ADAPTERS
-from backends.registry import open_backend
-from properties.invariants import ALL
-from properties.strategies.models import GALLERY
-from properties.verdict.finding import Verdict
-from properties.verdict.judge import judge
-from reference.architecture import Rope, Seeded
-from reference.case import Case
-from reference.draft import LanguageModel, Scripted
-from reference.oracle.decoder import Oracle
-from reference.sampling import Sampling, Stops
-from reference.tree import RankTree
+from specverify.backends.adapters import ADAPTERS
+from specverify.backends.registry import open_backend
+from specverify.properties.invariants import ALL
+from specverify.properties.strategies.models import GALLERY
+from specverify.properties.verdict.finding import Verdict
+from specverify.properties.verdict.judge import judge
+from specverify.reference.architecture import Rope, Seeded
+from specverify.reference.case import Case
+from specverify.reference.draft import LanguageModel, Scripted
+from specverify.reference.oracle.decoder import Oracle
+from specverify.reference.sampling import Sampling, Stops
+from specverify.reference.tree import RankTree
 from specverify.setup.subjects import subject_of
 from tests.models import LLAMA
 

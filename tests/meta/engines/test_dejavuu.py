@@ -6,17 +6,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends.base import Unsupported
-from backends.registry import open_backend
-from properties.invariants import ALL
-from properties.strategies.models import GALLERY
-from properties.verdict.finding import Verdict
-from properties.verdict.judge import judge
-from reference.case import Case
-from reference.draft import LanguageModel, Scripted
-from reference.oracle.decoder import Oracle
-from reference.sampling import Sampling, Stops
-from reference.tree import RankTree, Tree
+from specverify.backends.base import Unsupported
+from specverify.backends.registry import open_backend
+from specverify.properties.invariants import ALL
+from specverify.properties.strategies.models import GALLERY
+from specverify.properties.verdict.finding import Verdict
+from specverify.properties.verdict.judge import judge
+from specverify.reference.case import Case
+from specverify.reference.draft import LanguageModel, Scripted
+from specverify.reference.oracle.decoder import Oracle
+from specverify.reference.sampling import Sampling, Stops
+from specverify.reference.tree import RankTree, Tree
 from specverify.setup.subjects import subject_of
 from tests.models import LLAMA
 

@@ -6,19 +6,21 @@ from typing import Any
 import pytest
 import torch
 
-executorch_tree = pytest.importorskip("backends.adapt.engines.executorch_tree", reason="executorch is not installed")
+executorch_tree = pytest.importorskip(
+    "specverify.backends.adapt.engines.executorch_tree", reason="executorch is not installed"
+)
 
-from backends.adapt import transformers_model  # noqa: E402
-from backends.adapt.export.executorch_program import ROWS  # noqa: E402
-from properties.invariants import ALL  # noqa: E402
-from properties.strategies.models import GALLERY  # noqa: E402
-from properties.verdict.judge import judge  # noqa: E402
-from reference.architecture import Seeded  # noqa: E402
-from reference.case import Case  # noqa: E402
-from reference.draft import Scripted  # noqa: E402
-from reference.oracle.decoder import Oracle  # noqa: E402
-from reference.sampling import Stops  # noqa: E402
-from reference.tree import Tree  # noqa: E402
+from specverify.backends.adapt import transformers_model  # noqa: E402
+from specverify.backends.adapt.export.executorch_program import ROWS  # noqa: E402
+from specverify.properties.invariants import ALL  # noqa: E402
+from specverify.properties.strategies.models import GALLERY  # noqa: E402
+from specverify.properties.verdict.judge import judge  # noqa: E402
+from specverify.reference.architecture import Seeded  # noqa: E402
+from specverify.reference.case import Case  # noqa: E402
+from specverify.reference.draft import Scripted  # noqa: E402
+from specverify.reference.oracle.decoder import Oracle  # noqa: E402
+from specverify.reference.sampling import Stops  # noqa: E402
+from specverify.reference.tree import Tree  # noqa: E402
 from specverify.setup.subjects import subject_of  # noqa: E402
 
 ORACLE = Oracle()

@@ -2,8 +2,8 @@
 
 import torch
 
-from backends.adapt.greedy_trees import cut_block, greedy_walk
-from reference.tree import Tree
+from specverify.backends.adapt.greedy_trees import cut_block, greedy_walk
+from specverify.reference.tree import Tree
 
 
 def test_the_walk_and_the_cut_of_a_block() -> None:

@@ -7,10 +7,10 @@ import pytest
 import torch
 from transformers.generation import candidate_generator
 
-from backends.adapt import Generated, transformers_model
-from backends.adapt.engines import hf_generate, hf_generate_heads, hf_generate_universal
-from properties.strategies.models import GALLERY, small_draft
-from reference.architecture import Seeded
+from specverify.backends.adapt import Generated, transformers_model
+from specverify.backends.adapt.engines import hf_generate, hf_generate_heads, hf_generate_universal
+from specverify.properties.strategies.models import GALLERY, small_draft
+from specverify.reference.architecture import Seeded
 from tests.models import LARGE_LLAMA
 
 PROMPT = [1, 0, 1, 1, 0, 1]

@@ -7,21 +7,21 @@ import pytest
 import torch
 
 pytest.importorskip("gguf")
-llama_cpp = pytest.importorskip("backends.adapt.engines.llama_cpp", reason="xllamacpp is not installed")
+llama_cpp = pytest.importorskip("specverify.backends.adapt.engines.llama_cpp", reason="xllamacpp is not installed")
 
-from backends.adapt import checkpoint_of, exported, save_gguf, transformers_model  # noqa: E402
-from backends.adapt.export.gguf_file import ROPES, token_text  # noqa: E402
-from backends.base import Unsupported  # noqa: E402
-from backends.registry import open_backend  # noqa: E402
-from properties.invariants import ALL  # noqa: E402
-from properties.strategies.models import GALLERY  # noqa: E402
-from properties.verdict.judge import judge  # noqa: E402
-from reference.architecture import Seeded  # noqa: E402
-from reference.case import Case  # noqa: E402
-from reference.draft import LanguageModel  # noqa: E402
-from reference.oracle.decoder import Oracle  # noqa: E402
-from reference.sampling import Sampling, Stops  # noqa: E402
-from reference.tree import RankTree  # noqa: E402
+from specverify.backends.adapt import checkpoint_of, exported, save_gguf, transformers_model  # noqa: E402
+from specverify.backends.adapt.export.gguf_file import ROPES, token_text  # noqa: E402
+from specverify.backends.base import Unsupported  # noqa: E402
+from specverify.backends.registry import open_backend  # noqa: E402
+from specverify.properties.invariants import ALL  # noqa: E402
+from specverify.properties.strategies.models import GALLERY  # noqa: E402
+from specverify.properties.verdict.judge import judge  # noqa: E402
+from specverify.reference.architecture import Seeded  # noqa: E402
+from specverify.reference.case import Case  # noqa: E402
+from specverify.reference.draft import LanguageModel  # noqa: E402
+from specverify.reference.oracle.decoder import Oracle  # noqa: E402
+from specverify.reference.sampling import Sampling, Stops  # noqa: E402
+from specverify.reference.tree import RankTree  # noqa: E402
 from specverify.setup.subjects import subject_of  # noqa: E402
 from tests.models import LLAMA  # noqa: E402
 

@@ -5,18 +5,18 @@ import torch
 
 pytest.importorskip("gguf")
 llama_cpp_tree = pytest.importorskip(
-    "backends.adapt.engines.llama_cpp_tree", reason="llama-cpp-python is not installed"
+    "specverify.backends.adapt.engines.llama_cpp_tree", reason="llama-cpp-python is not installed"
 )
 
-from backends.adapt import transformers_model  # noqa: E402
-from backends.adapt.engines.llama_cpp_tree import below  # noqa: E402
-from properties.invariants import ALL  # noqa: E402
-from properties.verdict.judge import judge  # noqa: E402
-from reference.case import Case  # noqa: E402
-from reference.draft import Scripted  # noqa: E402
-from reference.oracle.decoder import Oracle  # noqa: E402
-from reference.sampling import Stops  # noqa: E402
-from reference.tree import Tree  # noqa: E402
+from specverify.backends.adapt import transformers_model  # noqa: E402
+from specverify.backends.adapt.engines.llama_cpp_tree import below  # noqa: E402
+from specverify.properties.invariants import ALL  # noqa: E402
+from specverify.properties.verdict.judge import judge  # noqa: E402
+from specverify.reference.case import Case  # noqa: E402
+from specverify.reference.draft import Scripted  # noqa: E402
+from specverify.reference.oracle.decoder import Oracle  # noqa: E402
+from specverify.reference.sampling import Stops  # noqa: E402
+from specverify.reference.tree import Tree  # noqa: E402
 from specverify.setup.subjects import subject_of  # noqa: E402
 from tests.models import LLAMA  # noqa: E402
 

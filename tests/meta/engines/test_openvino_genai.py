@@ -7,12 +7,14 @@ import pytest
 import torch
 
 pytest.importorskip("gguf")
-openvino_genai = pytest.importorskip("backends.adapt.engines.openvino_genai", reason="the engine is not installed")
+openvino_genai = pytest.importorskip(
+    "specverify.backends.adapt.engines.openvino_genai", reason="the engine is not installed"
+)
 
-from backends.adapt import checkpoint_of, save_openvino, transformers_model  # noqa: E402
-from backends.base import Unsupported  # noqa: E402
-from properties.strategies.models import GALLERY, WIDE, wide  # noqa: E402
-from reference.architecture import Seeded  # noqa: E402
+from specverify.backends.adapt import checkpoint_of, save_openvino, transformers_model  # noqa: E402
+from specverify.backends.base import Unsupported  # noqa: E402
+from specverify.properties.strategies.models import GALLERY, WIDE, wide  # noqa: E402
+from specverify.reference.architecture import Seeded  # noqa: E402
 
 DECLARED = openvino_genai.open_draft().declaration
 LOADED = [one for one in wide(DECLARED) if one in WIDE]

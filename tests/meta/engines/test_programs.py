@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from backends.adapt.blackbox import PARAMETERS
-from backends.base import ProgramFailure, Unavailable, Unsupported
-from backends.programs import command, lines
-from backends.registry import UnknownBackend, open_backend
-from reference.case import Case
-from reference.sampling import Sampling, Stops
-from reference.trace import Speculated
+from specverify.backends.adapt.blackbox import PARAMETERS
+from specverify.backends.base import ProgramFailure, Unavailable, Unsupported
+from specverify.backends.programs import command, lines
+from specverify.backends.registry import UnknownBackend, open_backend
 from specverify.cli import main
 from specverify.isolation.backend_spec import BackendSpec
 from specverify.isolation.isolated import Isolated
 from specverify.isolation.limits import Patience
+from specverify.reference.case import Case
+from specverify.reference.sampling import Sampling, Stops
+from specverify.reference.trace import Speculated
 from tests.inprocess import in_this_process
 from tests.models import LLAMA
 

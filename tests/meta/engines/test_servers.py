@@ -11,24 +11,24 @@ from typing import Any
 
 import pytest
 
-from backends.base import Unavailable
-from backends.registry import UnknownBackend, open_backend
-from backends.servers import web
-from backends.servers.address import DIALECTS, KEY, address_of
-from backends.servers.counts import counts_of
-from backends.servers.dialects import BY_NAME
-from backends.servers.web import WrongAnswer
-from properties.invariants import ALL
-from properties.verdict.judge import judge
-from reference.architecture import Checkpoint
-from reference.case import Case
-from reference.oracle.checkpoint import identify
-from reference.oracle.decoder import Oracle
-from reference.sampling import Sampling, Stops
-from reference.trace import Speculated
+from specverify.backends.base import Unavailable
+from specverify.backends.registry import UnknownBackend, open_backend
+from specverify.backends.servers import web
+from specverify.backends.servers.address import DIALECTS, KEY, address_of
+from specverify.backends.servers.counts import counts_of
+from specverify.backends.servers.dialects import BY_NAME
+from specverify.backends.servers.web import WrongAnswer
 from specverify.cli import main
 from specverify.isolation.backend_spec import BackendSpec
 from specverify.isolation.isolated import Isolated
+from specverify.properties.invariants import ALL
+from specverify.properties.verdict.judge import judge
+from specverify.reference.architecture import Checkpoint
+from specverify.reference.case import Case
+from specverify.reference.oracle.checkpoint import identify
+from specverify.reference.oracle.decoder import Oracle
+from specverify.reference.sampling import Sampling, Stops
+from specverify.reference.trace import Speculated
 from specverify.setup.subjects import subject_of
 from tests.inprocess import in_this_process
 from tests.servers import MODEL, Handler, Served, checkpoint, serving
@@ -130,7 +130,7 @@ def test_texts_end_at_the_checkpoints_end_token(dialect: str, ending: Path) -> N
 def test_another_end_than_the_servers_is_declined(ending: Path, diff: Diff) -> None:
     with serving(Served(ending, "llama.cpp")) as served:
         backend = open_backend(f"openai:{served.url}")
-        from backends.base import Unsupported
+        from specverify.backends.base import Unsupported
 
         with pytest.raises(Unsupported, match="ends a text at the model's own end tokens alone"):
             backend.run(Case(identify(ending), (3,), stops=Stops(4)))

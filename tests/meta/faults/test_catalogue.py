@@ -1,7 +1,7 @@
 """The catalogue is accounted for: every public report is planted, or listed with the reason why it cannot be."""
 
-from backends import faults
-from backends.faults.unplanted import REASONS_UNPLANTED, reports
+from specverify.backends import faults
+from specverify.backends.faults.unplanted import REASONS_UNPLANTED, reports
 from specverify.commands.subjects import catalogue
 
 PLANTED = {fault.id for fault in faults.ALL if fault.id}

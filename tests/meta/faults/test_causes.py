@@ -3,23 +3,23 @@
 import json
 from dataclasses import replace
 
-from properties.invariants import ALL
-from properties.same_cause import by_cause
-from properties.shrinking.cases import distance
-from properties.tally import Failure, SameDefect
-from properties.verdict.finding import FINISHED, Finding, Verdict
-from reference.case import Case
-from reference.case_json import case_from_json
-from reference.draft import Scripted
-from reference.oracle.decoder import Oracle
-from reference.sampling import Stops
-from reference.trace import Stage
-from reference.tree import Tree
-from reports.pages.terminal import failure_page
-from reports.record import failure_fact
-from reports.writing import as_json
 from specverify.campaign.search import Search
 from specverify.plan import Plan
+from specverify.properties.invariants import ALL
+from specverify.properties.same_cause import by_cause
+from specverify.properties.shrinking.cases import distance
+from specverify.properties.tally import Failure, SameDefect
+from specverify.properties.verdict.finding import FINISHED, Finding, Verdict
+from specverify.reference.case import Case
+from specverify.reference.case_json import case_from_json
+from specverify.reference.draft import Scripted
+from specverify.reference.oracle.decoder import Oracle
+from specverify.reference.sampling import Stops
+from specverify.reference.trace import Stage
+from specverify.reference.tree import Tree
+from specverify.reports.pages.terminal import failure_page
+from specverify.reports.record import failure_fact
+from specverify.reports.writing import as_json
 from specverify.setup.subjects import open_planted, subject_of
 from tests.models import TINY_LLAMA
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from backends.compositions import open_cpu
-from properties.verdict.judge import judge
-from reports import bundle
+from specverify.backends.compositions import open_cpu
+from specverify.properties.verdict.judge import judge
+from specverify.reports import bundle
 from specverify.setup.subjects import subject_of
 from tests.corruption import BY_NAME, ORACLE
 

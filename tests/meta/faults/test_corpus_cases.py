@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from reports import bundle
+from specverify.reports import bundle
 from tests.measure.mutation.engine_judge import IN_MODE, Posed, judged
 from tests.measure.mutation.engine_scope import modules
 from tests.measure.mutation.generate import Mutant, mutants_of

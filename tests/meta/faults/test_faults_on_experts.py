@@ -6,18 +6,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from backends import faults
-from backends.compositions import open_cpu
-from properties.invariants import ALL
-from properties.verdict.finding import Verdict
-from properties.verdict.judge import judge
-from reference.case import Case
-from reference.layout import KvLayout
-from reference.oracle.checkpoint import identify
-from reference.oracle.decoder import Oracle
-from reference.sampling import Stops
-from reference.trace import Trace
+from specverify.backends import faults
+from specverify.backends.compositions import open_cpu
 from specverify.checkpoints.scripts import own_top_tokens
+from specverify.properties.invariants import ALL
+from specverify.properties.verdict.finding import Verdict
+from specverify.properties.verdict.judge import judge
+from specverify.reference.case import Case
+from specverify.reference.layout import KvLayout
+from specverify.reference.oracle.checkpoint import identify
+from specverify.reference.oracle.decoder import Oracle
+from specverify.reference.sampling import Stops
+from specverify.reference.trace import Trace
 from specverify.setup.subjects import subject_of
 from tests import checkpoints
 from tests.checkpoints import saved

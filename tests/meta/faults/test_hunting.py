@@ -10,23 +10,23 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "strangers"))
 
-from properties.invariants import ALL
-from properties.shrinking.cases import STEPS, attempts
-from properties.shrinking.sessions import prunings, without_subtrees
-from properties.verdict.finding import Verdict
-from properties.verdict.judge import judge
-from reference.case import Case
-from reference.draft import Scripted
-from reference.oracle.decoder import Oracle
-from reference.sampling import Sampling, Stops
-from reference.trace import Stage
-from reference.tree import Tree
-from reports.pages.selftest import FaultHunt, SelfTest
 from specverify.campaign import search as searching
 from specverify.campaign.case_stream import Stream
 from specverify.campaign.search import Search
 from specverify.cli import main
 from specverify.plan import Plan, default_dtypes
+from specverify.properties.invariants import ALL
+from specverify.properties.shrinking.cases import STEPS, attempts
+from specverify.properties.shrinking.sessions import prunings, without_subtrees
+from specverify.properties.verdict.finding import Verdict
+from specverify.properties.verdict.judge import judge
+from specverify.reference.case import Case
+from specverify.reference.draft import Scripted
+from specverify.reference.oracle.decoder import Oracle
+from specverify.reference.sampling import Sampling, Stops
+from specverify.reference.trace import Stage
+from specverify.reference.tree import Tree
+from specverify.reports.pages.selftest import FaultHunt, SelfTest
 from specverify.selftest.clean_digests import ON_TABLES, TABLES_ALONE, CleanDigests
 from specverify.selftest.hunt import HuntPlan, HuntResult, asks_tables, hunt, nodes_of
 from specverify.selftest.schedule import CLEAN_EVERY, ROUNDS, Course, _note

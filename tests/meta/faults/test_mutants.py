@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from reference.case_json import case_from_json
+from specverify.reference.case_json import case_from_json
 from tests.measure.mutation import engine_scope, oracle_scope
 from tests.measure.mutation.bench import Options, bench, sampled
 from tests.measure.mutation.engine_judge import Posed, Survey, corpus, judged, reaching
@@ -92,7 +92,7 @@ def test_every_kind_of_change_is_made_and_texts_types_and_asserts_are_left() -> 
 
 
 def test_mutants_are_the_same_every_time_and_each_changes_the_program() -> None:
-    modules = ["backends.engine.lower_tree", "reference.tree"]
+    modules = ["specverify.backends.engine.lower_tree", "specverify.reference.tree"]
     every, drawn, _ = sampled(modules, 20, 3)
     assert [one.id for one in every] == [one.id for name in modules for one in EVERY[name]]
     assert len({one.id for one in every}) == len(every)
@@ -109,17 +109,17 @@ def test_a_wrong_ancestor_mask_is_caught_and_an_idle_default_is_not() -> None:
         if name in ("tree-masked-as-chain", "ring-trimmed-for-one-token")
     ]
     posed = tuple(Posed(case, name, frozenset(), "", None) for name, case in kept)
-    wrong = of_line("backends.engine.accept", "==", "compare")
+    wrong = of_line("specverify.backends.engine.accept", "==", "compare")
     came = one_child(partial(judged, wrong, "cpu-eager", posed, "turns"))
     assert (came["outcome"], came["how"]) == ("caught", "finding"), came
-    idle = of_line("backends.engine.kv.lanes", "def get_seq_length", "constant")
+    idle = of_line("specverify.backends.engine.kv.lanes", "def get_seq_length", "constant")
     came = one_child(partial(judged, idle, "cpu-eager", posed[:1], "turns"))
     assert came == {"outcome": "survived", "judged": 1, "differing": 1}
 
 
 @pytest.mark.slow
 def test_a_wrong_oracle_is_caught_by_its_tests() -> None:
-    wrong = of_line("reference.oracle.stopping", "min_tokens", "compare")
+    wrong = of_line("specverify.reference.oracle.stopping", "min_tokens", "compare")
     names = ["tests/meta/oracle/test_stopping.py::test_min_tokens_passes_over_what_completes_before_it"]
     came = one_child(partial(oracle_scope.tested, wrong, names))
     assert (came["outcome"], came["how"]) == ("caught", "test"), came
@@ -127,7 +127,7 @@ def test_a_wrong_oracle_is_caught_by_its_tests() -> None:
 
 def test_only_cases_that_reach_the_statement_are_judged() -> None:
     case = case_from_json(json.loads(next(iter(sorted(CORPUS.glob("*.json")))).read_text())["case"])
-    mutant = of_line("backends.engine.accept", "==", "compare")
+    mutant = of_line("specverify.backends.engine.accept", "==", "compare")
     there, elsewhere = (f"{mutant.module}:{line}" for line in (mutant.statement, mutant.statement + 1))
     posed = tuple(Posed(case, "", frozenset({line}), "", None) for line in (there, elsewhere))
     assert reaching(mutant, Survey(frozenset({elsewhere}), posed)) == posed[:1]
@@ -139,7 +139,7 @@ class Counting:
     """A scope of one module, whose mutants are caught where their line is even."""
 
     silence_s = 30.0
-    module = "reference.tape"
+    module = "specverify.reference.tape"
 
     def __init__(self, digest: str) -> None:
         self.digest = digest
@@ -242,7 +242,7 @@ def test_a_place_tells_equal_lines_of_a_function_apart() -> None:
 
 
 def test_half_the_time_is_for_the_quickest_tests_and_half_for_files_in_turn() -> None:
-    line = "reference.tree:9"
+    line = "specverify.reference.tree:9"
 
     def test(file: str, at: int, seconds: float, reaches: bool = True) -> oracle_scope.Tested:
         return oracle_scope.Tested(f"{file}.py::test_{at}", seconds, frozenset([line] if reaches else []))

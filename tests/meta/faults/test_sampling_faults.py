@@ -9,22 +9,22 @@ import numpy as np
 import pytest
 import torch
 
-from backends import faults
-from backends.compositions import open_cpu
-from backends.engine.backend import EngineBackend
-from backends.faults.sampling.logits_processing import FAULTS as PROCESSED
-from backends.faults.sampling.rejection import FAULTS as SAMPLED
-from backends.faults.sampling.shared_streams import FAULTS as SHARED
-from properties.laws import enumeration
-from properties.laws.sampled.blackbox import judge_blocks, run_is_red
-from properties.laws.worlds import draw_laws
-from reference.oracle import acceptance, law
-from reference.probability_world import World
-from reference.rules import DRAWS
-from reference.sampling import Sampling
-from reference.tape import stride
-from reference.trace import Array
-from reference.tree import Shape
+from specverify.backends import faults
+from specverify.backends.compositions import open_cpu
+from specverify.backends.engine.backend import EngineBackend
+from specverify.backends.faults.sampling.logits_processing import FAULTS as PROCESSED
+from specverify.backends.faults.sampling.rejection import FAULTS as SAMPLED
+from specverify.backends.faults.sampling.shared_streams import FAULTS as SHARED
+from specverify.properties.laws import enumeration
+from specverify.properties.laws.sampled.blackbox import judge_blocks, run_is_red
+from specverify.properties.laws.worlds import draw_laws
+from specverify.reference.oracle import acceptance, law
+from specverify.reference.probability_world import World
+from specverify.reference.rules import DRAWS
+from specverify.reference.sampling import Sampling
+from specverify.reference.tape import stride
+from specverify.reference.trace import Array
+from specverify.reference.tree import Shape
 from tests.tiers import gated
 
 torch.set_num_threads(1)

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from backends import faults
-from reference.rules import DRAWS
-from reports.pages.selftest import CleanRun, FaultHunt, SelfTest, facts, page
+from specverify.backends import faults
 from specverify.cli import main
+from specverify.reference.rules import DRAWS
+from specverify.reports.pages.selftest import CleanRun, FaultHunt, SelfTest, facts, page
 from specverify.selftest import schedule
 from specverify.selftest.hunt import HuntPlan, HuntResult, hunt
 from specverify.selftest.schedule import ROUNDS, Course

@@ -4,18 +4,18 @@ import numpy as np
 import pytest
 import torch
 
-from backends import faults
-from backends.compositions import open_cpu
-from backends.engine.backend import EngineBackend
-from backends.faults.sampling.verify_kernel import FAULTS
-from properties.laws import enumeration
-from properties.laws.worlds import draw_laws
-from reference.oracle import law
-from reference.probability_world import World
-from reference.rules import DRAWS, Rule
-from reference.sampling import Sampling
-from reference.tape import stride
-from reference.tree import Shape
+from specverify.backends import faults
+from specverify.backends.compositions import open_cpu
+from specverify.backends.engine.backend import EngineBackend
+from specverify.backends.faults.sampling.verify_kernel import FAULTS
+from specverify.properties.laws import enumeration
+from specverify.properties.laws.worlds import draw_laws
+from specverify.reference.oracle import law
+from specverify.reference.probability_world import World
+from specverify.reference.rules import DRAWS, Rule
+from specverify.reference.sampling import Sampling
+from specverify.reference.tape import stride
+from specverify.reference.tree import Shape
 
 torch.set_num_threads(1)
 CHAIN, FORK = Shape((0, 0, 1)), Shape((0, 0, 1, 1))

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from reports.gate.comparison import compare_results
-from reports.gate.markdown import LARGEST, comparison_summary
 from specverify.cli import main
+from specverify.reports.gate.comparison import compare_results
+from specverify.reports.gate.markdown import LARGEST, comparison_summary
 
 COUNTS = {"checked": 10, "failed": 0, "unobserved": 0, "not_applicable": 0, "compared": 10}
 

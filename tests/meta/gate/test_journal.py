@@ -10,20 +10,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from properties.tally import EagerOutcome, Failure, SameDefect, Tally
-from properties.verdict.finding import Finding, Verdict
-from properties.verdict.invariant import taking_turns
-from properties.verdict.judge import judge
-from reference.oracle.decoder import Oracle
-from reference.trace import Stage
-from reports.pages.terminal import failure_page
-from reports.record import Lines, verdict_line
-from reports.writing import Unwritable
 from specverify.campaign.case_stream import Stream
 from specverify.campaign.messages import Ended, Found, Opened, Passed
 from specverify.campaign.search import without_trace
 from specverify.fleet.facts import from_json, to_json
 from specverify.fleet.journal import FILE, KINDS, Head, Writer, read
+from specverify.properties.tally import EagerOutcome, Failure, SameDefect, Tally
+from specverify.properties.verdict.finding import Finding, Verdict
+from specverify.properties.verdict.invariant import taking_turns
+from specverify.properties.verdict.judge import judge
+from specverify.reference.oracle.decoder import Oracle
+from specverify.reference.trace import Stage
+from specverify.reports.pages.terminal import failure_page
+from specverify.reports.record import Lines, verdict_line
+from specverify.reports.writing import Unwritable
 from specverify.setup.errors import UnusableInput
 from specverify.setup.selection import invariants_matching
 from specverify.setup.subjects import open_planted, subject_of

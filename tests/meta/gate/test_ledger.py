@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from properties.known import KnownFailure, Signature, signature, without_known_findings, without_numbers
-from properties.verdict.finding import FINISHED, Finding, Verdict
-from reference.architecture import Architecture, Seeded
-from reference.case import Case
-from reference.draft import Scripted
-from reference.trace import Stage
-from reference.tree import Tree
 from specverify.gate import ledger as ledgers
+from specverify.properties.known import KnownFailure, Signature, signature, without_known_findings, without_numbers
+from specverify.properties.verdict.finding import FINISHED, Finding, Verdict
+from specverify.reference.architecture import Architecture, Seeded
+from specverify.reference.case import Case
+from specverify.reference.draft import Scripted
+from specverify.reference.trace import Stage
+from specverify.reference.tree import Tree
 from specverify.setup.errors import UnusableInput
 from tests.meta.gate.conftest import ASKED, Sample
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from properties.tally import Failure
-from properties.verdict.finding import Verdict
-from reports import bundle
 from specverify.gate import memory
 from specverify.gate.memory import Folder, ReadOnly, RememberedBundles, open_memory
+from specverify.properties.tally import Failure
+from specverify.properties.verdict.finding import Verdict
+from specverify.reports import bundle
 from specverify.setup.errors import UnusableInput
 from tests.meta.gate.conftest import Sample
 from tests.meta.gate.test_ledger import CASE, found

@@ -13,13 +13,13 @@ from jsonschema import Draft4Validator, Draft202012Validator
 from junitparser import JUnitXml
 from markdown_it import MarkdownIt
 
-from properties.gate_result import SEEN, STALE, GateResult, GateRun, KnownState
-from properties.known import KnownFailure, Signature
-from properties.tally import Counts, Failure, Tally
-from properties.verdict.finding import FINISHED, Finding, Verdict
-from reference.trace import Stage
-from reports.gate import annotations, code_quality, junit_suites, markdown, page, record, sarif
-from reports.writing import as_json
+from specverify.properties.gate_result import SEEN, STALE, GateResult, GateRun, KnownState
+from specverify.properties.known import KnownFailure, Signature
+from specverify.properties.tally import Counts, Failure, Tally
+from specverify.properties.verdict.finding import FINISHED, Finding, Verdict
+from specverify.reference.trace import Stage
+from specverify.reports.gate import annotations, code_quality, junit_suites, markdown, page, record, sarif
+from specverify.reports.writing import as_json
 from tests.meta.gate.hostile import strings
 from tests.meta.gate.test_ledger import CASE, found
 

@@ -12,7 +12,7 @@ import pytest
 from jsonschema import Draft202012Validator
 from junitparser import JUnitXml
 
-from reports.gate import record
+from specverify.reports.gate import record
 from tests.meta.gate.conftest import IGNORED, SAMPLE, Sample
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from reports.gate.record import schema
 from specverify.agenda import LANES, Agenda, Saved, lanes_of
+from specverify.reports.gate.record import schema
 from tests.checkpoints import saved
 from tests.meta.gate.conftest import Sample
 from tests.meta.gate.test_ledger import CASE

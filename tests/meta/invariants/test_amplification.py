@@ -8,28 +8,28 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from backends.compositions import open_cpu
-from properties.invariants.draft.hidden_states import HIDDEN
-from properties.invariants.draft.scores import DRAFT_K, draft_sigma, scores_of
-from properties.strategies.draft.head import LAYERS
-from properties.strategies.models import GALLERY
-from properties.tolerance.amplification import CONTROL, MAX_AMPLIFICATION, excuses_row
-from properties.tolerance.bounds import UNIT
-from properties.tolerance.closeness import kv_case, noise, rows_beyond
-from properties.verdict.judge import judge
-from properties.verdict.subject import Subject
-from reference.architecture import Seeded
-from reference.case import Case
-from reference.draft import Scripted
-from reference.draft.eagle1 import Eagle1
-from reference.draft.hidden import HiddenStates
-from reference.draft.language_model import LanguageModel
-from reference.oracle.decoder import Oracle
-from reference.oracle.evaluator import PERTURBED, RowMovements
-from reference.sampling import Stops
-from reference.trace import Array, Attended, Stage, Step, Trace
-from reference.tree import RankTree, Tree
-from reports import bundle
+from specverify.backends.compositions import open_cpu
+from specverify.properties.invariants.draft.hidden_states import HIDDEN
+from specverify.properties.invariants.draft.scores import DRAFT_K, draft_sigma, scores_of
+from specverify.properties.strategies.draft.head import LAYERS
+from specverify.properties.strategies.models import GALLERY
+from specverify.properties.tolerance.amplification import CONTROL, MAX_AMPLIFICATION, excuses_row
+from specverify.properties.tolerance.bounds import UNIT
+from specverify.properties.tolerance.closeness import kv_case, noise, rows_beyond
+from specverify.properties.verdict.judge import judge
+from specverify.properties.verdict.subject import Subject
+from specverify.reference.architecture import Seeded
+from specverify.reference.case import Case
+from specverify.reference.draft import Scripted
+from specverify.reference.draft.eagle1 import Eagle1
+from specverify.reference.draft.hidden import HiddenStates
+from specverify.reference.draft.language_model import LanguageModel
+from specverify.reference.oracle.decoder import Oracle
+from specverify.reference.oracle.evaluator import PERTURBED, RowMovements
+from specverify.reference.sampling import Stops
+from specverify.reference.trace import Array, Attended, Stage, Step, Trace
+from specverify.reference.tree import RankTree, Tree
+from specverify.reports import bundle
 from specverify.setup.subjects import subject_of
 from tests.corruption import BY_NAME, ORACLE, entry, in_stage, where, wrong
 

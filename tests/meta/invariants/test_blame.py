@@ -5,29 +5,29 @@ from dataclasses import replace
 import pytest
 from torch import Tensor
 
-from backends.engine.attention.eager import eager
-from backends.engine.backend import EngineBackend
-from backends.engine.columns import Attend, AttentionInputs
-from backends.engine.composition import SEAMS
-from backends.engine.seams import Seams
-from properties.invariants import ALL
-from properties.same_cause import by_cause
-from properties.shrinking.without_draft import CHAIN_NODES, without_draft
-from properties.strategies.models import GALLERY
-from properties.tally import Failure
-from properties.verdict.finding import CONTROL, DRAFT_NUMBERS, FINISHED, TARGET_ALONE, Finding, Verdict
-from properties.verdict.invariant import Invariant
-from properties.verdict.judge import judge
-from reference.architecture import Seeded
-from reference.case import Case
-from reference.draft import LanguageModel, Ngram, Scripted
-from reference.sampling import Stops
-from reference.session import Action, Mate, Session
-from reference.trace import Stage
-from reference.tree import RankTree
-from reports.pages.terminal import failure_page
+from specverify.backends.engine.attention.eager import eager
+from specverify.backends.engine.backend import EngineBackend
+from specverify.backends.engine.columns import Attend, AttentionInputs
+from specverify.backends.engine.composition import SEAMS
+from specverify.backends.engine.seams import Seams
 from specverify.campaign.search import Search
 from specverify.plan import Plan
+from specverify.properties.invariants import ALL
+from specverify.properties.same_cause import by_cause
+from specverify.properties.shrinking.without_draft import CHAIN_NODES, without_draft
+from specverify.properties.strategies.models import GALLERY
+from specverify.properties.tally import Failure
+from specverify.properties.verdict.finding import CONTROL, DRAFT_NUMBERS, FINISHED, TARGET_ALONE, Finding, Verdict
+from specverify.properties.verdict.invariant import Invariant
+from specverify.properties.verdict.judge import judge
+from specverify.reference.architecture import Seeded
+from specverify.reference.case import Case
+from specverify.reference.draft import LanguageModel, Ngram, Scripted
+from specverify.reference.sampling import Stops
+from specverify.reference.session import Action, Mate, Session
+from specverify.reference.trace import Stage
+from specverify.reference.tree import RankTree
+from specverify.reports.pages.terminal import failure_page
 from specverify.setup.subjects import open_planted, subject_of
 from tests.corruption import BY_NAME, ORACLE
 

@@ -5,20 +5,20 @@ from pathlib import Path
 
 import pytest
 
-from backends.compositions import open_cpu
-from properties.invariants import ALL
-from properties.verdict.finding import Verdict
-from properties.verdict.judge import judge
-from properties.verdict.subject import Subject
-from properties.verdict.taken_steps import taken_steps
-from reference.case import Case
-from reference.draft import Draft, Ngram, Scripted
-from reference.layout import KvLayout
-from reference.sampling import Sampling, Stops
-from reference.session import Action, Session
-from reference.trace import Stage, Trace
-from reference.tree import RankTree, Tree
-from reports import bundle
+from specverify.backends.compositions import open_cpu
+from specverify.properties.invariants import ALL
+from specverify.properties.verdict.finding import Verdict
+from specverify.properties.verdict.judge import judge
+from specverify.properties.verdict.subject import Subject
+from specverify.properties.verdict.taken_steps import taken_steps
+from specverify.reference.case import Case
+from specverify.reference.draft import Draft, Ngram, Scripted
+from specverify.reference.layout import KvLayout
+from specverify.reference.sampling import Sampling, Stops
+from specverify.reference.session import Action, Session
+from specverify.reference.trace import Stage, Trace
+from specverify.reference.tree import RankTree, Tree
+from specverify.reports import bundle
 from specverify.setup.subjects import open_planted, subject_of
 from tests.corruption import ORACLE
 

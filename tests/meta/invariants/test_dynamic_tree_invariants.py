@@ -6,25 +6,25 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from backends import faults
-from backends.compositions import open_cpu
-from backends.engine.backend import EngineBackend
-from backends.faults.drafting import dynamic_trees
-from properties.invariants import ALL
-from properties.invariants.draft.best_nodes import breaches
-from properties.strategies.draft.head import LAYERS
-from properties.verdict.finding import Verdict
-from properties.verdict.judge import judge
-from reference.architecture import Seeded
-from reference.case import Case
-from reference.draft import LanguageModel
-from reference.draft.eagle3 import Eagle3
-from reference.draft.hidden import HiddenStates
-from reference.draft_trees import Expansion
-from reference.oracle.decoder import Oracle
-from reference.sampling import Stops
-from reference.trace import Array, Trace
-from reference.tree import Tree
+from specverify.backends import faults
+from specverify.backends.compositions import open_cpu
+from specverify.backends.engine.backend import EngineBackend
+from specverify.backends.faults.drafting import dynamic_trees
+from specverify.properties.invariants import ALL
+from specverify.properties.invariants.draft.best_nodes import breaches
+from specverify.properties.strategies.draft.head import LAYERS
+from specverify.properties.verdict.finding import Verdict
+from specverify.properties.verdict.judge import judge
+from specverify.reference.architecture import Seeded
+from specverify.reference.case import Case
+from specverify.reference.draft import LanguageModel
+from specverify.reference.draft.eagle3 import Eagle3
+from specverify.reference.draft.hidden import HiddenStates
+from specverify.reference.draft_trees import Expansion
+from specverify.reference.oracle.decoder import Oracle
+from specverify.reference.sampling import Stops
+from specverify.reference.trace import Array, Trace
+from specverify.reference.tree import Tree
 from specverify.setup.subjects import subject_of
 from tests.models import OTHER_LLAMA
 

@@ -8,27 +8,27 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from backends import faults
-from backends.compositions import open_cpu
-from properties.invariants import ALL
-from properties.strategies.models import small_draft
-from properties.tally import Tally
-from properties.tie_count import excess_expert_choices
-from properties.verdict.finding import RoutingCounts
-from properties.verdict.judge import judge
-from properties.verdict.subject import Subject
-from reference.architecture import Architecture, Seeded
-from reference.case import Case
-from reference.draft import LanguageModel, Scripted
-from reference.layout import KvLayout
-from reference.oracle.choices import Choices
-from reference.oracle.decoder import Oracle
-from reference.oracle.formulas.routers import UNKNOWN
-from reference.recorded.json_types import build, encode
-from reference.sampling import Stops
-from reference.session import Action, Mate, Session
-from reference.trace import Array, Stage, Step, Trace
-from reference.tree import RankTree, Tree
+from specverify.backends import faults
+from specverify.backends.compositions import open_cpu
+from specverify.properties.invariants import ALL
+from specverify.properties.strategies.models import small_draft
+from specverify.properties.tally import Tally
+from specverify.properties.tie_count import excess_expert_choices
+from specverify.properties.verdict.finding import RoutingCounts
+from specverify.properties.verdict.judge import judge
+from specverify.properties.verdict.subject import Subject
+from specverify.reference.architecture import Architecture, Seeded
+from specverify.reference.case import Case
+from specverify.reference.draft import LanguageModel, Scripted
+from specverify.reference.layout import KvLayout
+from specverify.reference.oracle.choices import Choices
+from specverify.reference.oracle.decoder import Oracle
+from specverify.reference.oracle.formulas.routers import UNKNOWN
+from specverify.reference.recorded.json_types import build, encode
+from specverify.reference.sampling import Stops
+from specverify.reference.session import Action, Mate, Session
+from specverify.reference.trace import Array, Stage, Step, Trace
+from specverify.reference.tree import RankTree, Tree
 from specverify.setup.subjects import subject_of
 from tests.checkpoints import saved
 from tests.drawn_families import drawn, listed

@@ -7,21 +7,21 @@ from functools import cache
 import numpy as np
 import pytest
 
-from properties.invariants import ALL
-from properties.shortfall import shortfalls
-from properties.tally import Tally
-from properties.verdict.finding import RoutingTie, Verdict
-from properties.verdict.followed import tie_limits, tie_units
-from properties.verdict.judge import judge
-from properties.verdict.subject import Subject
-from reference.architecture import Seeded
-from reference.case import Case
-from reference.draft import Scripted
-from reference.oracle.choices import Choices
-from reference.oracle.decoder import Oracle
-from reference.sampling import Stops
-from reference.trace import Stage, Step, Trace
-from reference.tree import Tree
+from specverify.properties.invariants import ALL
+from specverify.properties.shortfall import shortfalls
+from specverify.properties.tally import Tally
+from specverify.properties.verdict.finding import RoutingTie, Verdict
+from specverify.properties.verdict.followed import tie_limits, tie_units
+from specverify.properties.verdict.judge import judge
+from specverify.properties.verdict.subject import Subject
+from specverify.reference.architecture import Seeded
+from specverify.reference.case import Case
+from specverify.reference.draft import Scripted
+from specverify.reference.oracle.choices import Choices
+from specverify.reference.oracle.decoder import Oracle
+from specverify.reference.sampling import Stops
+from specverify.reference.trace import Stage, Step, Trace
+from specverify.reference.tree import Tree
 from tests.drawn_families import listed
 
 EXACT = tuple(one for one in ALL if one.name == "attention.context-exact")

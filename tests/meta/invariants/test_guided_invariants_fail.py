@@ -7,15 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from backends import faults
-from properties.invariants import ALL
-from properties.verdict.judge import judge
-from properties.verdict.subject import Subject
-from reference.case import Case
-from reference.oracle.decoder import Oracle
-from reference.trace import Stage, Step, Trace, frozen
-from reports import bundle
-from reports.vocabulary import account
+from specverify.backends import faults
+from specverify.properties.invariants import ALL
+from specverify.properties.verdict.judge import judge
+from specverify.properties.verdict.subject import Subject
+from specverify.reference.case import Case
+from specverify.reference.oracle.decoder import Oracle
+from specverify.reference.trace import Stage, Step, Trace, frozen
+from specverify.reports import bundle
+from specverify.reports.vocabulary import account
 from specverify.setup.subjects import open_planted, subject_of
 
 CORPUS = Path(__file__).resolve().parents[2] / "corpus"

@@ -9,24 +9,24 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends.compositions import open_cpu
-from properties.invariants import ALL
-from properties.strategies.acceptance import continuation
-from properties.strategies.models import GALLERY, small_draft
-from properties.tally import Tally
-from properties.tie_count import INFLATION, excess_ties, undecided_comparison
-from properties.tolerance.closeness import Noise, noise, rms, rows_beyond
-from properties.tolerance.ties import TIE_SIGMA, gaps, is_decided, judge_tokens, near_and_predicted
-from properties.verdict.finding import Finding, Positions, Tie
-from properties.verdict.judge import judge
-from properties.verdict.subject import Crash
-from reference.architecture import Seeded
-from reference.case import Case
-from reference.draft import LanguageModel, Ngram, Scripted
-from reference.layout import KvLayout
-from reference.sampling import Stops
-from reference.trace import Attended, Kv, Scored, Stage, Trace
-from reference.tree import RankTree, Tree
+from specverify.backends.compositions import open_cpu
+from specverify.properties.invariants import ALL
+from specverify.properties.strategies.acceptance import continuation
+from specverify.properties.strategies.models import GALLERY, small_draft
+from specverify.properties.tally import Tally
+from specverify.properties.tie_count import INFLATION, excess_ties, undecided_comparison
+from specverify.properties.tolerance.closeness import Noise, noise, rms, rows_beyond
+from specverify.properties.tolerance.ties import TIE_SIGMA, gaps, is_decided, judge_tokens, near_and_predicted
+from specverify.properties.verdict.finding import Finding, Positions, Tie
+from specverify.properties.verdict.judge import judge
+from specverify.properties.verdict.subject import Crash
+from specverify.reference.architecture import Seeded
+from specverify.reference.case import Case
+from specverify.reference.draft import LanguageModel, Ngram, Scripted
+from specverify.reference.layout import KvLayout
+from specverify.reference.sampling import Stops
+from specverify.reference.trace import Attended, Kv, Scored, Stage, Trace
+from specverify.reference.tree import RankTree, Tree
 from specverify.setup.subjects import subject_of
 from tests.corruption import (
     BY_NAME,

@@ -7,25 +7,25 @@ from pathlib import Path
 
 import pytest
 
-from backends.compositions import open_cpu
-from backends.faults.cache import contiguous_layouts, page_release, paged_writes, shared_pages, stale_columns
-from properties.invariants import ALL
-from properties.invariants.attention import batch, pages
-from properties.invariants.cache import layouts
-from properties.invariants.cache import pages as allocation
-from properties.invariants.lossless import sessions, takes_part
-from properties.strategies.acceptance import continuation
-from properties.strategies.models import GALLERY
-from properties.verdict.judge import judge
-from reference.architecture import Seeded
-from reference.case import Case
-from reference.draft import LanguageModel, Scripted
-from reference.layout import KvLayout
-from reference.sampling import Stops
-from reference.session import Account, Action, Mate, Session
-from reference.trace import Scored, Trace
-from reference.tree import RankTree, Tree
-from reports import bundle
+from specverify.backends.compositions import open_cpu
+from specverify.backends.faults.cache import contiguous_layouts, page_release, paged_writes, shared_pages, stale_columns
+from specverify.properties.invariants import ALL
+from specverify.properties.invariants.attention import batch, pages
+from specverify.properties.invariants.cache import layouts
+from specverify.properties.invariants.cache import pages as allocation
+from specverify.properties.invariants.lossless import sessions, takes_part
+from specverify.properties.strategies.acceptance import continuation
+from specverify.properties.strategies.models import GALLERY
+from specverify.properties.verdict.judge import judge
+from specverify.reference.architecture import Seeded
+from specverify.reference.case import Case
+from specverify.reference.draft import LanguageModel, Scripted
+from specverify.reference.layout import KvLayout
+from specverify.reference.sampling import Stops
+from specverify.reference.session import Account, Action, Mate, Session
+from specverify.reference.trace import Scored, Trace
+from specverify.reference.tree import RankTree, Tree
+from specverify.reports import bundle
 from specverify.setup.subjects import subject_of
 from tests.corruption import ORACLE, Corruption, in_stage, outcomes, where, wrong
 from tests.models import LLAMA

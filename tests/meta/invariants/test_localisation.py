@@ -7,25 +7,25 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from backends.engine.attention.eager import eager
-from backends.engine.attention.sdpa import Sdpa
-from backends.engine.backend import EngineBackend
-from backends.engine.columns import AttentionInputs
-from backends.engine.composition import SEAMS
-from properties.strategies.models import GALLERY
-from properties.tally import Failure
-from properties.tolerance.mask_column import EXTRA, MISSING, NO_COLUMN, mask_column
-from properties.verdict.finding import Finding, Verdict
-from properties.verdict.judge import judge
-from reference.architecture import Seeded
-from reference.case import Case
-from reference.draft import Scripted
-from reference.oracle.decoder import Oracle
-from reference.oracle.model import PathByPath
-from reference.sampling import Stops
-from reference.trace import Stage
-from reference.tree import Tree
-from reports.pages.terminal import failure_page
+from specverify.backends.engine.attention.eager import eager
+from specverify.backends.engine.attention.sdpa import Sdpa
+from specverify.backends.engine.backend import EngineBackend
+from specverify.backends.engine.columns import AttentionInputs
+from specverify.backends.engine.composition import SEAMS
+from specverify.properties.strategies.models import GALLERY
+from specverify.properties.tally import Failure
+from specverify.properties.tolerance.mask_column import EXTRA, MISSING, NO_COLUMN, mask_column
+from specverify.properties.verdict.finding import Finding, Verdict
+from specverify.properties.verdict.judge import judge
+from specverify.reference.architecture import Seeded
+from specverify.reference.case import Case
+from specverify.reference.draft import Scripted
+from specverify.reference.oracle.decoder import Oracle
+from specverify.reference.oracle.model import PathByPath
+from specverify.reference.sampling import Stops
+from specverify.reference.trace import Stage
+from specverify.reference.tree import Tree
+from specverify.reports.pages.terminal import failure_page
 from specverify.setup.subjects import subject_of
 from tests.corruption import BY_NAME, ORACLE
 

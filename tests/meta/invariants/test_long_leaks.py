@@ -9,17 +9,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from backends import faults
-from properties.strategies.models import GALLERY
-from properties.verdict.finding import Finding
-from properties.verdict.variants import probes
-from reference.architecture import Seeded
-from reference.case import Case
-from reference.draft import Scripted
-from reference.layout import KvLayout
-from reference.sampling import Stops
-from reference.trace import Stage
-from reference.tree import Tree
+from specverify.backends import faults
+from specverify.properties.strategies.models import GALLERY
+from specverify.properties.verdict.finding import Finding
+from specverify.properties.verdict.variants import probes
+from specverify.reference.architecture import Seeded
+from specverify.reference.case import Case
+from specverify.reference.draft import Scripted
+from specverify.reference.layout import KvLayout
+from specverify.reference.sampling import Stops
+from specverify.reference.trace import Stage
+from specverify.reference.tree import Tree
 from specverify.setup.subjects import open_planted, subject_of
 from tests.corruption import BY_NAME, ORACLE
 

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from backends.base import Declaration, Unsupported
-from backends.compositions import open_cpu
-from properties.invariants import ALL
-from properties.verdict.judge import judge
-from properties.verdict.subject import NoTrace, Subject
-from reference.case import Case
-from reference.parallel.ranks import RankRun
-from reference.trace import Drafted, Shared, Stage, Step, Trace
-from reference.tree import Tree
-from reports import bundle
+from specverify.backends.base import Declaration, Unsupported
+from specverify.backends.compositions import open_cpu
+from specverify.properties.invariants import ALL
+from specverify.properties.verdict.judge import judge
+from specverify.properties.verdict.subject import NoTrace, Subject
+from specverify.reference.case import Case
+from specverify.reference.parallel.ranks import RankRun
+from specverify.reference.trace import Drafted, Shared, Stage, Step, Trace
+from specverify.reference.tree import Tree
+from specverify.reports import bundle
 from specverify.setup.subjects import subject_of
 from tests.corruption import ORACLE
 from tests.tiers import each

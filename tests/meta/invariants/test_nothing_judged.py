@@ -7,26 +7,26 @@ from typing import Any
 
 import pytest
 
-from backends.compositions import open_cpu
-from properties.invariants import ALL
-from properties.strategies.models import GALLERY, small_draft
-from properties.verdict.invariant import Invariant
-from properties.verdict.judge import judge
-from properties.verdict.subject import Crash, NoTrace, Refusal, Subject
-from reference.architecture import Seeded
-from reference.case import Case
-from reference.draft import LanguageModel, Scripted
-from reference.draft.eagle1 import Eagle1
-from reference.draft.hidden import HiddenStates
-from reference.draft.layer_head import HeadLayer
-from reference.draft.trie import Trie
-from reference.draft_trees import Dispatch, Expansion, named_tree
-from reference.grammar import Grammar
-from reference.layout import KvLayout
-from reference.sampling import Sampling, Stops
-from reference.session import Action, Mate, Session
-from reference.trace import Stage, Step, Trace
-from reference.tree import RankTree, Tree
+from specverify.backends.compositions import open_cpu
+from specverify.properties.invariants import ALL
+from specverify.properties.strategies.models import GALLERY, small_draft
+from specverify.properties.verdict.invariant import Invariant
+from specverify.properties.verdict.judge import judge
+from specverify.properties.verdict.subject import Crash, NoTrace, Refusal, Subject
+from specverify.reference.architecture import Seeded
+from specverify.reference.case import Case
+from specverify.reference.draft import LanguageModel, Scripted
+from specverify.reference.draft.eagle1 import Eagle1
+from specverify.reference.draft.hidden import HiddenStates
+from specverify.reference.draft.layer_head import HeadLayer
+from specverify.reference.draft.trie import Trie
+from specverify.reference.draft_trees import Dispatch, Expansion, named_tree
+from specverify.reference.grammar import Grammar
+from specverify.reference.layout import KvLayout
+from specverify.reference.sampling import Sampling, Stops
+from specverify.reference.session import Action, Mate, Session
+from specverify.reference.trace import Stage, Step, Trace
+from specverify.reference.tree import RankTree, Tree
 from specverify.setup.subjects import subject_of
 from tests.corruption import BY_NAME, ORACLE
 from tests.models import LLAMA, TINY_LLAMA

@@ -12,31 +12,31 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from torch import Tensor
 
-from backends.compositions import open_cpu
-from backends.engine.attention.sdpa import Sdpa
-from backends.engine.backend import EngineBackend
-from backends.engine.columns import AttentionInputs
-from backends.engine.composition import SEAMS
-from properties.invariants import rows
-from properties.invariants.draft import proposals as drafts
-from properties.invariants.draft.scores import DRAFT_SIGMA
-from properties.strategies import cases
-from properties.strategies.models import GALLERY
-from properties.tally import Tally
-from properties.tie_count import INFLATION, excess_ties, undecided_comparison
-from properties.tolerance.bounds import INNER, LOGITS, PAIR, UNIT
-from properties.tolerance.closeness import rms, rows_beyond
-from properties.tolerance.ties import near_and_predicted
-from properties.verdict.finding import Comparisons, Finding, PredictedTies, Tie
-from properties.verdict.judge import judge
-from properties.verdict.subject import Subject
-from reference.architecture import Seeded
-from reference.case import Case
-from reference.draft import LanguageModel, Scripted
-from reference.sampling import Stops
-from reference.trace import Array, Drafted, Step, Trace
-from reference.tree import RankTree, Tree
+from specverify.backends.compositions import open_cpu
+from specverify.backends.engine.attention.sdpa import Sdpa
+from specverify.backends.engine.backend import EngineBackend
+from specverify.backends.engine.columns import AttentionInputs
+from specverify.backends.engine.composition import SEAMS
 from specverify.cli import main
+from specverify.properties.invariants import rows
+from specverify.properties.invariants.draft import proposals as drafts
+from specverify.properties.invariants.draft.scores import DRAFT_SIGMA
+from specverify.properties.strategies import cases
+from specverify.properties.strategies.models import GALLERY
+from specverify.properties.tally import Tally
+from specverify.properties.tie_count import INFLATION, excess_ties, undecided_comparison
+from specverify.properties.tolerance.bounds import INNER, LOGITS, PAIR, UNIT
+from specverify.properties.tolerance.closeness import rms, rows_beyond
+from specverify.properties.tolerance.ties import near_and_predicted
+from specverify.properties.verdict.finding import Comparisons, Finding, PredictedTies, Tie
+from specverify.properties.verdict.judge import judge
+from specverify.properties.verdict.subject import Subject
+from specverify.reference.architecture import Seeded
+from specverify.reference.case import Case
+from specverify.reference.draft import LanguageModel, Scripted
+from specverify.reference.sampling import Stops
+from specverify.reference.trace import Array, Drafted, Step, Trace
+from specverify.reference.tree import RankTree, Tree
 from specverify.setup.subjects import open_planted, subject_of
 from tests.corruption import BY_NAME, ORACLE
 from tests.inprocess import in_this_process

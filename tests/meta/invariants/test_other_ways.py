@@ -6,25 +6,25 @@ from dataclasses import replace
 
 import pytest
 
-from backends.compositions import open_cpu
-from backends.engine.backend import EngineBackend
-from backends.engine.composition import SEAMS
-from backends.engine.kv.branch import Branch
-from properties.strategies.models import small_draft
-from properties.tally import Counts, Tally
-from properties.verdict.finding import Finding, Verdict
-from properties.verdict.judge import judge
-from properties.verdict.session_members import members, view
-from properties.verdict.subject import Subject
-from properties.verdict.variants import with_new_ids
-from reference.case import Case
-from reference.draft import Scripted
-from reference.layout import FAST_SWITCH, NO_PREFIX, NOT_IN_ORDER, KvLayout
-from reference.sampling import Stops
-from reference.session import Mate, Session
-from reference.tree import Tree
-from reports.pages.summary import summary_page
-from reports.record import summary, verdict_line
+from specverify.backends.compositions import open_cpu
+from specverify.backends.engine.backend import EngineBackend
+from specverify.backends.engine.composition import SEAMS
+from specverify.backends.engine.kv.branch import Branch
+from specverify.properties.strategies.models import small_draft
+from specverify.properties.tally import Counts, Tally
+from specverify.properties.verdict.finding import Finding, Verdict
+from specverify.properties.verdict.judge import judge
+from specverify.properties.verdict.session_members import members, view
+from specverify.properties.verdict.subject import Subject
+from specverify.properties.verdict.variants import with_new_ids
+from specverify.reference.case import Case
+from specverify.reference.draft import Scripted
+from specverify.reference.layout import FAST_SWITCH, NO_PREFIX, NOT_IN_ORDER, KvLayout
+from specverify.reference.sampling import Stops
+from specverify.reference.session import Mate, Session
+from specverify.reference.tree import Tree
+from specverify.reports.pages.summary import summary_page
+from specverify.reports.record import summary, verdict_line
 from specverify.setup.subjects import subject_of
 from tests.corruption import BY_NAME, ORACLE, planted
 from tests.meta.invariants.test_nothing_judged import CASES, OWN, PROMPT, actions, engine

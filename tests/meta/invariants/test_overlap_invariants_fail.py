@@ -7,25 +7,25 @@ from pathlib import Path
 
 import pytest
 
-from backends.faults.fault import Fault
-from backends.faults.serving import late_host, launched_steps
-from properties.invariants import ALL
-from properties.strategies.acceptance import continuation
-from properties.verdict.finding import Verdict
-from properties.verdict.judge import judge
-from properties.verdict.subject import Subject
-from reference.case import Case
-from reference.draft import Ngram, Scripted
-from reference.draft.trie import Trie
-from reference.layout import KvLayout
-from reference.malformed import Malformed
-from reference.oracle.decoder import Oracle
-from reference.sampling import Stops
-from reference.session import Action, Event, Mate, Session
-from reference.trace import Stage, Trace
-from reference.tree import RankTree, Tree
-from reports import bundle
-from reports.vocabulary import account
+from specverify.backends.faults.fault import Fault
+from specverify.backends.faults.serving import late_host, launched_steps
+from specverify.properties.invariants import ALL
+from specverify.properties.strategies.acceptance import continuation
+from specverify.properties.verdict.finding import Verdict
+from specverify.properties.verdict.judge import judge
+from specverify.properties.verdict.subject import Subject
+from specverify.reference.case import Case
+from specverify.reference.draft import Ngram, Scripted
+from specverify.reference.draft.trie import Trie
+from specverify.reference.layout import KvLayout
+from specverify.reference.malformed import Malformed
+from specverify.reference.oracle.decoder import Oracle
+from specverify.reference.sampling import Stops
+from specverify.reference.session import Action, Event, Mate, Session
+from specverify.reference.trace import Stage, Trace
+from specverify.reference.tree import RankTree, Tree
+from specverify.reports import bundle
+from specverify.reports.vocabulary import account
 from specverify.setup.subjects import open_planted, subject_of
 from tests.models import LLAMA
 

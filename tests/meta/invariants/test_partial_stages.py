@@ -5,17 +5,17 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
-from backends.admission import Misshapen, admit_trace
-from backends.compositions import open_cpu
-from properties.invariants.structure import INVARIANTS, MAIN
-from properties.verdict.judge import judge
-from properties.verdict.subject import Subject
-from reference.case import Case
-from reference.draft import Scripted
-from reference.oracle.decoder import Oracle
-from reference.sampling import Stops
-from reference.trace import Lowered, Trace
-from reference.tree import Tree
+from specverify.backends.admission import Misshapen, admit_trace
+from specverify.backends.compositions import open_cpu
+from specverify.properties.invariants.structure import INVARIANTS, MAIN
+from specverify.properties.verdict.judge import judge
+from specverify.properties.verdict.subject import Subject
+from specverify.reference.case import Case
+from specverify.reference.draft import Scripted
+from specverify.reference.oracle.decoder import Oracle
+from specverify.reference.sampling import Stops
+from specverify.reference.trace import Lowered, Trace
+from specverify.reference.tree import Tree
 from specverify.setup.subjects import subject_of
 from tests.models import LLAMA
 

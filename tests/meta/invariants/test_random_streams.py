@@ -12,21 +12,21 @@ import numpy as np
 import pytest
 import torch
 
-from backends.run_draws import recording_run
-from properties.invariants.acceptance.streams import first_reread
-from properties.strategies.draft.language_model import CHAIN
-from properties.verdict.finding import Verdict
-from properties.verdict.judge import judge
-from reference.case import Case
-from reference.draft import LanguageModel
-from reference.draws import Draw
-from reference.oracle.decoder import Oracle
-from reference.sampling import Sampling, Stops
-from reports.vocabulary import account
 from specverify.adapt import blackbox
+from specverify.backends.run_draws import recording_run
 from specverify.isolation.backend_spec import BackendSpec
 from specverify.isolation.engine import Served
 from specverify.isolation.isolated import Isolated
+from specverify.properties.invariants.acceptance.streams import first_reread
+from specverify.properties.strategies.draft.language_model import CHAIN
+from specverify.properties.verdict.finding import Verdict
+from specverify.properties.verdict.judge import judge
+from specverify.reference.case import Case
+from specverify.reference.draft import LanguageModel
+from specverify.reference.draws import Draw
+from specverify.reference.oracle.decoder import Oracle
+from specverify.reference.sampling import Sampling, Stops
+from specverify.reports.vocabulary import account
 from specverify.setup.subjects import subject_of
 from tests.corruption import BY_NAME
 from tests.meta.shell.test_black_box import STRANGERS, diff

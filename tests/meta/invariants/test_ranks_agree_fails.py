@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from backends import faults
-from properties.invariants import ALL
-from properties.verdict.judge import judge
-from properties.verdict.subject import Subject
-from reference.case import Case
-from reference.oracle.decoder import Oracle
-from reference.parallel.ranks import RankRun
-from reference.trace import Stage, Trace
-from reports import bundle
-from reports.vocabulary import account
+from specverify.backends import faults
+from specverify.properties.invariants import ALL
+from specverify.properties.verdict.judge import judge
+from specverify.properties.verdict.subject import Subject
+from specverify.reference.case import Case
+from specverify.reference.oracle.decoder import Oracle
+from specverify.reference.parallel.ranks import RankRun
+from specverify.reference.trace import Stage, Trace
+from specverify.reports import bundle
+from specverify.reports.vocabulary import account
 from specverify.setup.subjects import open_planted, subject_of
 from tests.meta.engine.test_ranks import spread_over
 

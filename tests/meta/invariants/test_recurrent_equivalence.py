@@ -7,25 +7,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from backends import faults
-from backends.compositions import open_cpu
-from properties.invariants import ALL
-from properties.strategies.models import GALLERY
-from properties.tolerance.bounds import UNIT
-from properties.tolerance.closeness import kv_case
-from properties.verdict.judge import judge
-from properties.verdict.subject import Subject
-from reference.architecture import Seeded
-from reference.case import Case
-from reference.draft import LanguageModel
-from reference.family.recurrent import RecurrentState
-from reference.oracle.decoder import Oracle
-from reference.oracle.evaluator import PERTURBED
-from reference.sampling import Stops
-from reference.trace import Array, Stage, Trace
-from reference.tree import RankTree
-from reports import bundle
-from reports.vocabulary import account
+from specverify.backends import faults
+from specverify.backends.compositions import open_cpu
+from specverify.properties.invariants import ALL
+from specverify.properties.strategies.models import GALLERY
+from specverify.properties.tolerance.bounds import UNIT
+from specverify.properties.tolerance.closeness import kv_case
+from specverify.properties.verdict.judge import judge
+from specverify.properties.verdict.subject import Subject
+from specverify.reference.architecture import Seeded
+from specverify.reference.case import Case
+from specverify.reference.draft import LanguageModel
+from specverify.reference.family.recurrent import RecurrentState
+from specverify.reference.oracle.decoder import Oracle
+from specverify.reference.oracle.evaluator import PERTURBED
+from specverify.reference.sampling import Stops
+from specverify.reference.trace import Array, Stage, Trace
+from specverify.reference.tree import RankTree
+from specverify.reports import bundle
+from specverify.reports.vocabulary import account
 from specverify.setup.subjects import open_planted, subject_of
 from tests.models import TINY_LLAMA
 

@@ -8,25 +8,25 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends.compositions import open_cpu
-from backends.faults.sampling import coins as coin_faults
-from backends.faults.sampling import logits_processing, rejection, shared_streams
-from properties.invariants import ALL
-from properties.invariants.acceptance import coins, streams
-from properties.invariants.acceptance import law as laws
-from properties.invariants.lossless import distribution, processing
-from properties.strategies.models import GALLERY, small_draft
-from properties.verdict.finding import Finding
-from properties.verdict.judge import judge
-from reference import tape
-from reference.architecture import Seeded
-from reference.case import Case
-from reference.draft import LanguageModel, Ngram, Scripted
-from reference.layout import KvLayout
-from reference.rules import Rule
-from reference.sampling import Sampling, Stops
-from reference.trace import Accepted, Drafted, Scored, Stage, Trace
-from reference.tree import RankTree, Tree
+from specverify.backends.compositions import open_cpu
+from specverify.backends.faults.sampling import coins as coin_faults
+from specverify.backends.faults.sampling import logits_processing, rejection, shared_streams
+from specverify.properties.invariants import ALL
+from specverify.properties.invariants.acceptance import coins, streams
+from specverify.properties.invariants.acceptance import law as laws
+from specverify.properties.invariants.lossless import distribution, processing
+from specverify.properties.strategies.models import GALLERY, small_draft
+from specverify.properties.verdict.finding import Finding
+from specverify.properties.verdict.judge import judge
+from specverify.reference import tape
+from specverify.reference.architecture import Seeded
+from specverify.reference.case import Case
+from specverify.reference.draft import LanguageModel, Ngram, Scripted
+from specverify.reference.layout import KvLayout
+from specverify.reference.rules import Rule
+from specverify.reference.sampling import Sampling, Stops
+from specverify.reference.trace import Accepted, Drafted, Scored, Stage, Trace
+from specverify.reference.tree import RankTree, Tree
 from specverify.setup.subjects import subject_of
 from tests.corruption import (
     BY_NAME,

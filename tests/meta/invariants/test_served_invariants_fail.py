@@ -5,20 +5,20 @@ from dataclasses import replace
 
 import pytest
 
-from backends import faults
-from backends.compositions import open_cpu
-from backends.engine.kv.prefix import PrefixCache
-from backends.faults.fault import Fault
-from properties.strategies.models import small_draft
-from properties.verdict.finding import Comparisons, Finding
-from properties.verdict.subject import Crash, Refusal, Subject
-from reference.case import Case
-from reference.draft import Draft, LanguageModel, Ngram, Scripted
-from reference.layout import KvLayout
-from reference.sampling import Stops
-from reference.session import Action, Mate, Session
-from reference.trace import Stage, Trace
-from reference.tree import RankTree, Tree
+from specverify.backends import faults
+from specverify.backends.compositions import open_cpu
+from specverify.backends.engine.kv.prefix import PrefixCache
+from specverify.backends.faults.fault import Fault
+from specverify.properties.strategies.models import small_draft
+from specverify.properties.verdict.finding import Comparisons, Finding
+from specverify.properties.verdict.subject import Crash, Refusal, Subject
+from specverify.reference.case import Case
+from specverify.reference.draft import Draft, LanguageModel, Ngram, Scripted
+from specverify.reference.layout import KvLayout
+from specverify.reference.sampling import Stops
+from specverify.reference.session import Action, Mate, Session
+from specverify.reference.trace import Stage, Trace
+from specverify.reference.tree import RankTree, Tree
 from specverify.setup.subjects import subject_of
 from tests.corruption import BY_NAME, ORACLE, corrupted, outcomes
 from tests.models import LLAMA

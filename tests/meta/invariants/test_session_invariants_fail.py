@@ -5,21 +5,21 @@ from functools import cache
 
 import pytest
 
-from backends.compositions import open_cpu
-from backends.faults.drafting import draft_cache
-from backends.faults.fault import Fault
-from backends.faults.serving import batches, leaked_state
-from properties.invariants import ALL
-from properties.strategies.acceptance import continuation
-from properties.verdict.judge import judge
-from properties.verdict.subject import Crash, Refusal, Subject
-from reference.case import Case
-from reference.draft import Draft, LanguageModel, Scripted
-from reference.layout import KvLayout
-from reference.sampling import Sampling, Stops
-from reference.session import Action, Mate, Session
-from reference.trace import Stage, Trace
-from reference.tree import RankTree, Tree
+from specverify.backends.compositions import open_cpu
+from specverify.backends.faults.drafting import draft_cache
+from specverify.backends.faults.fault import Fault
+from specverify.backends.faults.serving import batches, leaked_state
+from specverify.properties.invariants import ALL
+from specverify.properties.strategies.acceptance import continuation
+from specverify.properties.verdict.judge import judge
+from specverify.properties.verdict.subject import Crash, Refusal, Subject
+from specverify.reference.case import Case
+from specverify.reference.draft import Draft, LanguageModel, Scripted
+from specverify.reference.layout import KvLayout
+from specverify.reference.sampling import Sampling, Stops
+from specverify.reference.session import Action, Mate, Session
+from specverify.reference.trace import Stage, Trace
+from specverify.reference.tree import RankTree, Tree
 from specverify.setup.subjects import subject_of
 from tests.corruption import BY_NAME, ORACLE, planted
 from tests.models import LLAMA

@@ -7,18 +7,18 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "strangers"))
 
-from properties.live.play import play
-from properties.live.watch import Difference, SessionStats, Watch
-from properties.tally import Failure
-from properties.verdict.subject import Crash, NoTrace
-from reference.case import Case
-from reference.layout import KvLayout
-from reference.oracle.decoder import Oracle
-from reference.sampling import Stops
-from reference.session import Action, Mate, Session
-from reference.trace import Stage
-from reports import bundle
 from specverify.campaign.replay import replay
+from specverify.properties.live.play import play
+from specverify.properties.live.watch import Difference, SessionStats, Watch
+from specverify.properties.tally import Failure
+from specverify.properties.verdict.subject import Crash, NoTrace
+from specverify.reference.case import Case
+from specverify.reference.layout import KvLayout
+from specverify.reference.oracle.decoder import Oracle
+from specverify.reference.sampling import Stops
+from specverify.reference.session import Action, Mate, Session
+from specverify.reference.trace import Stage
+from specverify.reports import bundle
 from specverify.setup.subjects import open_planted, subject_of
 from tests.models import LLAMA
 

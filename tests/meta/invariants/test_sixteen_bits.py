@@ -9,27 +9,27 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from backends.compositions import open_cpu
-from backends.shipped import ROWS
-from properties.control_errors import DEVIATION, MEAN, exactness, excess_error
-from properties.strategies.dtypes import HALVES, working_dtypes
-from properties.strategies.models import GALLERY
-from properties.strategies.settings import explore
-from properties.tally import Tally
-from properties.tolerance.entries import FEWEST, entries_beyond, largest
-from properties.verdict.finding import ControlError
-from properties.verdict.judge import judge
-from properties.verdict.subject import Subject
-from reference.architecture import Seeded
-from reference.case import Case
-from reference.draft import Scripted
-from reference.sampling import Stops
-from reference.trace import Array, Step, Trace
-from reference.tree import Tree
-from reports.pages.summary import summary_page
-from reports.record import summary
+from specverify.backends.compositions import open_cpu
+from specverify.backends.shipped import ROWS
 from specverify.campaign.case_stream import Stream
 from specverify.plan import default_dtypes
+from specverify.properties.control_errors import DEVIATION, MEAN, exactness, excess_error
+from specverify.properties.strategies.dtypes import HALVES, working_dtypes
+from specverify.properties.strategies.models import GALLERY
+from specverify.properties.strategies.settings import explore
+from specverify.properties.tally import Tally
+from specverify.properties.tolerance.entries import FEWEST, entries_beyond, largest
+from specverify.properties.verdict.finding import ControlError
+from specverify.properties.verdict.judge import judge
+from specverify.properties.verdict.subject import Subject
+from specverify.reference.architecture import Seeded
+from specverify.reference.case import Case
+from specverify.reference.draft import Scripted
+from specverify.reference.sampling import Stops
+from specverify.reference.trace import Array, Step, Trace
+from specverify.reference.tree import Tree
+from specverify.reports.pages.summary import summary_page
+from specverify.reports.record import summary
 from specverify.setup.subjects import subject_of
 from tests.corruption import BY_NAME, ORACLE
 

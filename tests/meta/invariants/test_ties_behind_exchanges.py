@@ -6,19 +6,19 @@ from functools import cache
 import numpy as np
 import pytest
 
-from properties.verdict.finding import Finding, Reads
-from properties.verdict.followed import Follows, tie_limits, tie_units
-from properties.verdict.invariant import Oracle as Answers
-from properties.verdict.routing import Exchanges
-from reference.architecture import Seeded
-from reference.case import Case
-from reference.draft import Scripted
-from reference.oracle.choices import Choices
-from reference.oracle.decoder import Oracle
-from reference.oracle.formulas.routers import UNKNOWN
-from reference.sampling import Stops
-from reference.trace import Array, Stage
-from reference.tree import Tree
+from specverify.properties.verdict.finding import Finding, Reads
+from specverify.properties.verdict.followed import Follows, tie_limits, tie_units
+from specverify.properties.verdict.invariant import Oracle as Answers
+from specverify.properties.verdict.routing import Exchanges
+from specverify.reference.architecture import Seeded
+from specverify.reference.case import Case
+from specverify.reference.draft import Scripted
+from specverify.reference.oracle.choices import Choices
+from specverify.reference.oracle.decoder import Oracle
+from specverify.reference.oracle.formulas.routers import UNKNOWN
+from specverify.reference.sampling import Stops
+from specverify.reference.trace import Array, Stage
+from specverify.reference.tree import Tree
 from tests.drawn_families import listed
 
 ORACLE = Oracle()

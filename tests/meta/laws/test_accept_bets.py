@@ -3,24 +3,24 @@
 import numpy as np
 import pytest
 
-from backends.compositions import open_cpu
-from properties.generations import Effort, GenerationEvidence, generation_evidence
-from properties.laws.sampled.accept_bets import ACCEPT, FAULTS, overall
-from properties.laws.sampled.gate import ALPHA_RUN
-from properties.laws.sampled.links import Links, Trial
-from properties.laws.sampled.sights import sights
-from properties.strategies.models import GALLERY
-from properties.streams import streams_of
-from properties.tally import Tally, excess_evidence
-from properties.verdict.finding import Evidence
-from properties.verdict.subject import Subject
-from reference.architecture import Seeded
-from reference.case import Case
-from reference.draft import LanguageModel
-from reference.rules import Rule
-from reference.sampling import Sampling, Stops
-from reference.tree import RankTree
-from reports.pages.sampling import power_rows
+from specverify.backends.compositions import open_cpu
+from specverify.properties.generations import Effort, GenerationEvidence, generation_evidence
+from specverify.properties.laws.sampled.accept_bets import ACCEPT, FAULTS, overall
+from specverify.properties.laws.sampled.gate import ALPHA_RUN
+from specverify.properties.laws.sampled.links import Links, Trial
+from specverify.properties.laws.sampled.sights import sights
+from specverify.properties.strategies.models import GALLERY
+from specverify.properties.streams import streams_of
+from specverify.properties.tally import Tally, excess_evidence
+from specverify.properties.verdict.finding import Evidence
+from specverify.properties.verdict.subject import Subject
+from specverify.reference.architecture import Seeded
+from specverify.reference.case import Case
+from specverify.reference.draft import LanguageModel
+from specverify.reference.rules import Rule
+from specverify.reference.sampling import Sampling, Stops
+from specverify.reference.tree import RankTree
+from specverify.reports.pages.sampling import power_rows
 from specverify.setup.subjects import subject_of
 from tests.corruption import ORACLE, planted
 from tests.models import LLAMA

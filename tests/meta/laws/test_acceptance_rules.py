@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from reference import rules
-from reference.oracle import acceptance
-from reference.oracle.acceptance import Row, verify
-from reference.oracle.coin_source import Chance, Number, TapeChance, enumerate_law
-from reference.rules import Rule
-from reference.tape import place, stride
-from reference.trace import Accepted
-from reference.tree import Tree
+from specverify.reference import rules
+from specverify.reference.oracle import acceptance
+from specverify.reference.oracle.acceptance import Row, verify
+from specverify.reference.oracle.coin_source import Chance, Number, TapeChance, enumerate_law
+from specverify.reference.rules import Rule
+from specverify.reference.tape import place, stride
+from specverify.reference.trace import Accepted
+from specverify.reference.tree import Tree
 
 P = [F(5, 10), F(3, 10), F(2, 10), F(0)]
 Q = [F(2, 10), F(2, 10), F(3, 10), F(3, 10)]

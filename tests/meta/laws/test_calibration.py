@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from properties.laws.sampled.draft_faults import GROUPS
+from specverify.properties.laws.sampled.draft_faults import GROUPS
 from tests.measure import calibration
 from tests.measure.__main__ import main
 

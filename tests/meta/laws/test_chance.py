@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from scipy.stats import chi2, power_divergence
 
-from properties.laws.sampled.blackbox import judge_blocks, run_is_red
-from properties.laws.sampled.cells import IMPOSSIBLE, MERGED, Block, counts_of, partitions, tally
-from properties.laws.sampled.evalue import CONCENTRATIONS, log_evalue
-from properties.laws.sampled.gate import culprits, is_red, log_bar
-from properties.laws.sampled.power import noncentrality, plan, samples_for, smallest_tv
-from properties.laws.sampled.screen import Betting, g_test, play, screen_then_bet
-from reference.trace import Array
+from specverify.properties.laws.sampled.blackbox import judge_blocks, run_is_red
+from specverify.properties.laws.sampled.cells import IMPOSSIBLE, MERGED, Block, counts_of, partitions, tally
+from specverify.properties.laws.sampled.evalue import CONCENTRATIONS, log_evalue
+from specverify.properties.laws.sampled.gate import culprits, is_red, log_bar
+from specverify.properties.laws.sampled.power import noncentrality, plan, samples_for, smallest_tv
+from specverify.properties.laws.sampled.screen import Betting, g_test, play, screen_then_bet
+from specverify.reference.trace import Array
 from tests.measure.calibration import calibrate
 
 UNIFORM = np.full(8, 0.125)

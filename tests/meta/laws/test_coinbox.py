@@ -5,11 +5,11 @@ from itertools import product
 import numpy as np
 import pytest
 
-from properties.laws.enumeration import Law, TooManyCells, decisions, law, used_coins
-from reference.probability_world import Blocks
-from reference.tape import place, stride
-from reference.trace import Array
-from reference.tree import Shape
+from specverify.properties.laws.enumeration import Law, TooManyCells, decisions, law, used_coins
+from specverify.reference.probability_world import Blocks
+from specverify.reference.tape import place, stride
+from specverify.reference.trace import Array
+from specverify.reference.tree import Shape
 from tests.tiers import first
 
 SEVEN = Shape((0, 0, 0, 1, 1, 2, 2))

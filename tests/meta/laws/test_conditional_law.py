@@ -11,27 +11,27 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "strangers"))
 
-from properties.generations import RUN_TESTS, Effort
-from properties.invariants.lossless import distribution as invariant
-from properties.invariants.lossless.distribution import distribution
-from properties.laws.draw_by_draw import logit_bound, points, trials, tried_siblings
-from properties.laws.sampled.gate import log_bar
-from properties.laws.sampled.links import Links, Trial
-from properties.laws.sampled.truncated import band
-from properties.strategies.models import GALLERY
-from properties.tolerance.closeness import noise
-from properties.verdict.finding import Comparisons, Evidence, Finding
-from properties.verdict.invariant import NotApplicable
-from properties.verdict.subject import Subject
-from reference.architecture import Seeded
-from reference.case import Case
-from reference.draft import LanguageModel, Scripted
-from reference.oracle import processing
-from reference.oracle.decoder import Oracle
-from reference.rules import RULES, Rule
-from reference.sampling import Sampling, Stops
-from reference.trace import Array
-from reference.tree import RankTree, Tree
+from specverify.properties.generations import RUN_TESTS, Effort
+from specverify.properties.invariants.lossless import distribution as invariant
+from specverify.properties.invariants.lossless.distribution import distribution
+from specverify.properties.laws.draw_by_draw import logit_bound, points, trials, tried_siblings
+from specverify.properties.laws.sampled.gate import log_bar
+from specverify.properties.laws.sampled.links import Links, Trial
+from specverify.properties.laws.sampled.truncated import band
+from specverify.properties.strategies.models import GALLERY
+from specverify.properties.tolerance.closeness import noise
+from specverify.properties.verdict.finding import Comparisons, Evidence, Finding
+from specverify.properties.verdict.invariant import NotApplicable
+from specverify.properties.verdict.subject import Subject
+from specverify.reference.architecture import Seeded
+from specverify.reference.case import Case
+from specverify.reference.draft import LanguageModel, Scripted
+from specverify.reference.oracle import processing
+from specverify.reference.oracle.decoder import Oracle
+from specverify.reference.rules import RULES, Rule
+from specverify.reference.sampling import Sampling, Stops
+from specverify.reference.trace import Array
+from specverify.reference.tree import RankTree, Tree
 from specverify.setup.subjects import open_planted, subject_of
 from tests.tiers import each, first
 
@@ -116,7 +116,7 @@ def test_a_stranger_that_shows_its_output_alone_is_judged(
     factory: str, wrong: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(invariant, "FULL_EFFORT", Effort(300 if wrong else 72, 24))
-    from properties.verdict.judge import judge
+    from specverify.properties.verdict.judge import judge
     from specverify.setup.selection import invariants_matching
 
     subject = subject_of(open_planted(f"terse_sampler:{factory}", None))

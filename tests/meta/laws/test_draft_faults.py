@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends.base import Backend
-from properties import generations
-from properties.bet_group import BetGroup
-from properties.laws.sampled.draft_faults import (
+from specverify.backends.base import Backend
+from specverify.properties import generations
+from specverify.properties.bet_group import BetGroup
+from specverify.properties.laws.sampled.draft_faults import (
     BETS,
     COIN,
     DIRECTION,
@@ -23,20 +23,20 @@ from properties.laws.sampled.draft_faults import (
     payments,
     without_residual,
 )
-from properties.laws.sampled.links import Links, Trial
-from properties.laws.sampled.sights import sights
-from properties.strategies.models import GALLERY
-from properties.streams import run_evidence, stream_of, streams_of
-from properties.tally import Tally, excess_evidence
-from properties.verdict.finding import Evidence
-from reference.architecture import Seeded
-from reference.case import Case
-from reference.draft import LanguageModel
-from reference.sampling import Sampling, Stops
-from reference.trace import Array
-from reference.tree import RankTree
-from reports.pages.sampling import power_rows
-from reports.record import sampling_tests
+from specverify.properties.laws.sampled.links import Links, Trial
+from specverify.properties.laws.sampled.sights import sights
+from specverify.properties.strategies.models import GALLERY
+from specverify.properties.streams import run_evidence, stream_of, streams_of
+from specverify.properties.tally import Tally, excess_evidence
+from specverify.properties.verdict.finding import Evidence
+from specverify.reference.architecture import Seeded
+from specverify.reference.case import Case
+from specverify.reference.draft import LanguageModel
+from specverify.reference.sampling import Sampling, Stops
+from specverify.reference.trace import Array
+from specverify.reference.tree import RankTree
+from specverify.reports.pages.sampling import power_rows
+from specverify.reports.record import sampling_tests
 from specverify.setup.subjects import subject_of
 from tests.corruption import ORACLE
 from tests.measure.stream_calibration import calibrate_streams

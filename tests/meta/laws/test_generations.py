@@ -6,25 +6,25 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from backends.base import Declaration
-from backends.compositions import open_cpu
-from backends.faults import fault_named
-from properties.generations import FULL_EFFORT, RUN_TESTS, SMALL_EFFORT, generation_evidence
-from properties.invariants.lossless import distribution as module
-from properties.invariants.lossless.distribution import distribution
-from properties.laws.sampled.gate import log_bar
-from properties.laws.sampled.neighbours import Neighbours
-from properties.strategies.models import GALLERY
-from properties.verdict.finding import Comparisons, Evidence, Finding
-from properties.verdict.invariant import Fact
-from properties.verdict.subject import Subject
-from reference.architecture import Seeded
-from reference.case import Case
-from reference.draft import LanguageModel
-from reference.rules import Rule
-from reference.sampling import Sampling, Stops
-from reference.trace import Stage, Step, Trace
-from reference.tree import RankTree
+from specverify.backends.base import Declaration
+from specverify.backends.compositions import open_cpu
+from specverify.backends.faults import fault_named
+from specverify.properties.generations import FULL_EFFORT, RUN_TESTS, SMALL_EFFORT, generation_evidence
+from specverify.properties.invariants.lossless import distribution as module
+from specverify.properties.invariants.lossless.distribution import distribution
+from specverify.properties.laws.sampled.gate import log_bar
+from specverify.properties.laws.sampled.neighbours import Neighbours
+from specverify.properties.strategies.models import GALLERY
+from specverify.properties.verdict.finding import Comparisons, Evidence, Finding
+from specverify.properties.verdict.invariant import Fact
+from specverify.properties.verdict.subject import Subject
+from specverify.reference.architecture import Seeded
+from specverify.reference.case import Case
+from specverify.reference.draft import LanguageModel
+from specverify.reference.rules import Rule
+from specverify.reference.sampling import Sampling, Stops
+from specverify.reference.trace import Stage, Step, Trace
+from specverify.reference.tree import RankTree
 from specverify.setup.subjects import subject_of
 from tests.corruption import ORACLE, planted
 

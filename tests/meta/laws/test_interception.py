@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from backends.interception.intercept import NotInterceptable, TooManyRuns, exact_law
+from specverify.backends.interception.intercept import NotInterceptable, TooManyRuns, exact_law
 from tests.strangers.eager_sampler import FAULTS, EagerSampler
 from tests.tiers import each
 

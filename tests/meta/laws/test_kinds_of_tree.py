@@ -11,21 +11,21 @@ from typing import Any
 
 import pytest
 
-from properties.strategies.models import GALLERY
-from reference.architecture import Seeded
-from reference.draft import LanguageModel
-from reference.draft.hidden import HiddenStates
-from reference.draft.medusa import Medusa
-from reference.draft_trees import Dispatch, Expansion, named_tree
-from reference.draft_trees.sampled import TREE_LAWS
-from reference.oracle import acceptance
-from reference.oracle.acceptance import Answer, Row, normalise
-from reference.oracle.coin_source import Chance, Number, enumerate_law
-from reference.oracle.law import Law, round_law, total_variation
-from reference.oracle.tree_growth import Path, siblings
-from reference.rules import DRAWS, Rule
-from reference.tree import Shape, Tree
 from specverify.commands.subjects import rules
+from specverify.properties.strategies.models import GALLERY
+from specverify.reference.architecture import Seeded
+from specverify.reference.draft import LanguageModel
+from specverify.reference.draft.hidden import HiddenStates
+from specverify.reference.draft.medusa import Medusa
+from specverify.reference.draft_trees import Dispatch, Expansion, named_tree
+from specverify.reference.draft_trees.sampled import TREE_LAWS
+from specverify.reference.oracle import acceptance
+from specverify.reference.oracle.acceptance import Answer, Row, normalise
+from specverify.reference.oracle.coin_source import Chance, Number, enumerate_law
+from specverify.reference.oracle.law import Law, round_law, total_variation
+from specverify.reference.oracle.tree_growth import Path, siblings
+from specverify.reference.rules import DRAWS, Rule
+from specverify.reference.tree import Shape, Tree
 from tests.meta.laws.test_law import Tables
 
 MODEL = Seeded(GALLERY[0], 1)

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from reference.malformed import Malformed
-from reference.oracle import acceptance
-from reference.oracle.acceptance import Answer, Program, Row
-from reference.oracle.coin_source import Chance, Number
-from reference.oracle.law import (
+from specverify.reference.malformed import Malformed
+from specverify.reference.oracle import acceptance
+from specverify.reference.oracle.acceptance import Answer, Program, Row
+from specverify.reference.oracle.coin_source import Chance, Number
+from specverify.reference.oracle.law import (
     Law,
     distance,
     expected_length,
@@ -28,12 +28,12 @@ from reference.oracle.law import (
     total_variation,
     world_law,
 )
-from reference.oracle.processing import softmax
-from reference.oracle.tree_growth import Path
-from reference.probability_world import GivenTree, World
-from reference.rules import DRAWS, Rule
-from reference.sampling import Sampling, Stops
-from reference.tree import Shape, Tree
+from specverify.reference.oracle.processing import softmax
+from specverify.reference.oracle.tree_growth import Path
+from specverify.reference.probability_world import GivenTree, World
+from specverify.reference.rules import DRAWS, Rule
+from specverify.reference.sampling import Sampling, Stops
+from specverify.reference.tree import Shape, Tree
 
 CHAINS = ((0, 0), (0, 0, 1), (0, 0, 1, 2))
 TREES = ((0, 0, 0), (0, 0, 0, 0), (0, 0, 0, 1, 1), (0, 2, 0, 0), (0, 0, 0, 2, 1))

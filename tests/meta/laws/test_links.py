@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from properties.laws.sampled.links import LINKS, Links, Trial, residual_band
-from reference.trace import Array
+from specverify.properties.laws.sampled.links import LINKS, Links, Trial, residual_band
+from specverify.reference.trace import Array
 from tests.tiers import first
 
 Weighted = list[tuple[float, Trial]]

@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from properties.bet_group import BetGroup
-from properties.laws.sampled.gate import ALPHA_RUN, log_evidence, stream_bar
-from properties.laws.sampled.partners import PARTNERS, PARTS, Partners
-from properties.resolution import GRID, Resolution, ResolutionSums
-from properties.streams import Stream, Streams, run_evidence, streams_of
-from properties.tally import Tally, excess_evidence
-from properties.verdict.finding import Evidence
-from reference.trace import Array
+from specverify.properties.bet_group import BetGroup
+from specverify.properties.laws.sampled.gate import ALPHA_RUN, log_evidence, stream_bar
+from specverify.properties.laws.sampled.partners import PARTNERS, PARTS, Partners
+from specverify.properties.resolution import GRID, Resolution, ResolutionSums
+from specverify.properties.streams import Stream, Streams, run_evidence, streams_of
+from specverify.properties.tally import Tally, excess_evidence
+from specverify.properties.verdict.finding import Evidence
+from specverify.reference.trace import Array
 
 WIDE = 24
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from backends.randomness.mersenne import next_block
-from backends.randomness.places import Draw
-from backends.randomness.positions import Positions
-from backends.randomness.recorder import Recorder, overlaps
+from specverify.backends.randomness.mersenne import next_block
+from specverify.backends.randomness.places import Draw
+from specverify.backends.randomness.positions import Positions
+from specverify.backends.randomness.recorder import Recorder, overlaps
 
 # Functions of NumPy are looked up when they are called: hooks take the place of names.
 SEEDED: dict[str, tuple[Callable[[int], Any], Callable[[Any], Any]]] = {

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from backends.interception.errors import DecidesTooOften
-from backends.interception.intercept import enumerate_law
-from backends.interception.races import probability
+from specverify.backends.interception.errors import DecidesTooOften
+from specverify.backends.interception.intercept import enumerate_law
+from specverify.backends.interception.races import probability
 from specverify.cli import main
 from tests.strangers.shared_draws import SAMPLERS, noise_and_its_coin
 

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from properties.laws.worlds import world_of
-from reference.case import Case
-from reference.draft import LanguageModel
-from reference.rules import Rule
-from reference.sampling import Sampling
-from reference.tree import RankTree
+from specverify.properties.laws.worlds import world_of
+from specverify.reference.case import Case
+from specverify.reference.draft import LanguageModel
+from specverify.reference.rules import Rule
+from specverify.reference.sampling import Sampling
+from specverify.reference.tree import RankTree
 from tests.models import LLAMA
 
 

@@ -9,17 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._dynamo.utils import counters
 
-from backends.engine.composition import SEAMS
-from backends.engine.model.recording.operators import OperatorRecorder
-from backends.engine.sampling.batched import BatchedVerify, pad_questions, tensors_of
-from backends.engine.sampling.coins import Coins, spent_places
-from backends.engine.sampling.forest import forest
-from backends.engine.sampling.question import BATCHED, Question
-from backends.engine.sampling.recorded import RecordedVerify, pad_to_sizes
-from backends.engine.sampling.verify import verify
-from reference.rules import RULES, Rule
-from reference.tape import stride
-from reference.tree import Tree
+from specverify.backends.engine.composition import SEAMS
+from specverify.backends.engine.model.recording.operators import OperatorRecorder
+from specverify.backends.engine.sampling.batched import BatchedVerify, pad_questions, tensors_of
+from specverify.backends.engine.sampling.coins import Coins, spent_places
+from specverify.backends.engine.sampling.forest import forest
+from specverify.backends.engine.sampling.question import BATCHED, Question
+from specverify.backends.engine.sampling.recorded import RecordedVerify, pad_to_sizes
+from specverify.backends.engine.sampling.verify import verify
+from specverify.reference.rules import RULES, Rule
+from specverify.reference.tape import stride
+from specverify.reference.tree import Tree
 
 SEAM = SEAMS.sampling
 TOGETHER = BatchedVerify()

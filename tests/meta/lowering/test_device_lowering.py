@@ -11,24 +11,24 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from backends.base import StageFailure, WrongFlag
-from backends.engine.attention.compact import Compact, compact, pack, stand_in
-from backends.engine.attention.from_words import Lane, pack_lanes
-from backends.engine.columns import AttentionInputs, RowWords
-from backends.engine.lower_tree import TreeTensors, broken_rules, lower_tree, refuse_broken
-from backends.engine.lowering import program
-from backends.engine.lowering.device import DeviceLowering
-from backends.engine.reach import Reach
-from backends.flags import DENSE_MASK_BYTES
-from backends.registry import open_backend
-from properties.strategies.models import GALLERY
-from reference.architecture import Seeded
-from reference.case import Case
-from reference.draft import Scripted
-from reference.layout import KINDS, KvLayout
-from reference.sampling import Stops
-from reference.trace import Trace
-from reference.tree import Tree
+from specverify.backends.base import StageFailure, WrongFlag
+from specverify.backends.engine.attention.compact import Compact, compact, pack, stand_in
+from specverify.backends.engine.attention.from_words import Lane, pack_lanes
+from specverify.backends.engine.columns import AttentionInputs, RowWords
+from specverify.backends.engine.lower_tree import TreeTensors, broken_rules, lower_tree, refuse_broken
+from specverify.backends.engine.lowering import program
+from specverify.backends.engine.lowering.device import DeviceLowering
+from specverify.backends.engine.reach import Reach
+from specverify.backends.flags import DENSE_MASK_BYTES
+from specverify.backends.registry import open_backend
+from specverify.properties.strategies.models import GALLERY
+from specverify.reference.architecture import Seeded
+from specverify.reference.case import Case
+from specverify.reference.draft import Scripted
+from specverify.reference.layout import KINDS, KvLayout
+from specverify.reference.sampling import Stops
+from specverify.reference.trace import Trace
+from specverify.reference.tree import Tree
 
 DEVICE = DeviceLowering("cpu")
 WAITS = {"aten::_local_scalar_dense", "aten::item", "aten::nonzero", "aten::equal", "aten::is_nonzero"}

@@ -8,31 +8,31 @@ import numpy as np
 import pytest
 import torch
 
-from backends import faults
-from backends.base import Unsupported
-from backends.compositions import open_cpu
-from backends.transformers_reference import PlainTransformers
-from properties.invariants import ALL
-from properties.invariants.attention.visibility import WITHIN_NOISE
-from properties.tally import Counts, Failure, Tally
-from properties.verdict.finding import Finding, Verdict
-from properties.verdict.judge import judge
-from reference.architecture import Checkpoint, Seeded
-from reference.case import Case
-from reference.draft import LanguageModel, Scripted
-from reference.layout import KvLayout
-from reference.oracle.checkpoint import identify
-from reference.sampling import Stops
-from reference.trace import Stage, Trace
-from reference.tree import RankTree, Tree
-from reports import bundle
-from reports.junit import junit
-from reports.pages.summary import summary_page
-from reports.pages.terminal import failure_page
-from reports.record import summary
+from specverify.backends import faults
+from specverify.backends.base import Unsupported
+from specverify.backends.compositions import open_cpu
+from specverify.backends.transformers_reference import PlainTransformers
 from specverify.campaign.against import ByTransformers, TransformersOracle, open_reference
 from specverify.campaign.replay import replay
 from specverify.cli import main
+from specverify.properties.invariants import ALL
+from specverify.properties.invariants.attention.visibility import WITHIN_NOISE
+from specverify.properties.tally import Counts, Failure, Tally
+from specverify.properties.verdict.finding import Finding, Verdict
+from specverify.properties.verdict.judge import judge
+from specverify.reference.architecture import Checkpoint, Seeded
+from specverify.reference.case import Case
+from specverify.reference.draft import LanguageModel, Scripted
+from specverify.reference.layout import KvLayout
+from specverify.reference.oracle.checkpoint import identify
+from specverify.reference.sampling import Stops
+from specverify.reference.trace import Stage, Trace
+from specverify.reference.tree import RankTree, Tree
+from specverify.reports import bundle
+from specverify.reports.junit import junit
+from specverify.reports.pages.summary import summary_page
+from specverify.reports.pages.terminal import failure_page
+from specverify.reports.record import summary
 from specverify.setup.errors import UnusableInput
 from specverify.setup.subjects import subject_of
 from tests.checkpoints import saved

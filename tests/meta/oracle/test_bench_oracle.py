@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from reference.tree import Tree
 from specverify.bench.growth import oracle
 from specverify.cli import main
+from specverify.reference.tree import Tree
 
 
 def test_both_sides_compute_the_same_trees(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,16 +10,16 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from backends.compositions import open_cpu
-from backends.engine.model import block_scales
-from properties.invariants import ALL
-from properties.verdict.judge import judge
-from reference.files.fields import UnreadableCheckpoint
-from reference.files.stored import numbers_of_e4m3
-from reference.oracle.checkpoint import identify, read_checkpoint
-from reference.oracle.decoder import Oracle
-from reference.trace import Stage
+from specverify.backends.compositions import open_cpu
+from specverify.backends.engine.model import block_scales
 from specverify.campaign.against import TransformersOracle
+from specverify.properties.invariants import ALL
+from specverify.properties.verdict.judge import judge
+from specverify.reference.files.fields import UnreadableCheckpoint
+from specverify.reference.files.stored import numbers_of_e4m3
+from specverify.reference.oracle.checkpoint import identify, read_checkpoint
+from specverify.reference.oracle.decoder import Oracle
+from specverify.reference.trace import Stage
 from specverify.setup.subjects import subject_of
 from tests.checkpoints import saved
 from tests.meta.oracle.test_against_transformers import case_of, same

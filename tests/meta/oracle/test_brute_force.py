@@ -9,18 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from reference.architecture import Architecture, Rope, Seeded
-from reference.case import Case
-from reference.draft import Draft, LanguageModel, Ngram, Scripted
-from reference.oracle.decoder import KV_STEPS, Oracle
-from reference.oracle.evaluator import Evaluator
-from reference.oracle.model import Inputs, Nodes, PathByPath
-from reference.oracle.parameters import Parameters, load
-from reference.oracle.shared_prefix import SharedPrefix
-from reference.oracle.stopping import clip
-from reference.sampling import Stops
-from reference.trace import Array, Kv, Step, Trace
-from reference.tree import RankTree, Tree
+from specverify.reference.architecture import Architecture, Rope, Seeded
+from specverify.reference.case import Case
+from specverify.reference.draft import Draft, LanguageModel, Ngram, Scripted
+from specverify.reference.oracle.decoder import KV_STEPS, Oracle
+from specverify.reference.oracle.evaluator import Evaluator
+from specverify.reference.oracle.model import Inputs, Nodes, PathByPath
+from specverify.reference.oracle.parameters import Parameters, load
+from specverify.reference.oracle.shared_prefix import SharedPrefix
+from specverify.reference.oracle.stopping import clip
+from specverify.reference.sampling import Stops
+from specverify.reference.trace import Array, Kv, Step, Trace
+from specverify.reference.tree import RankTree, Tree
 from tests.tiers import each, first
 
 VOCABULARY = 3

@@ -12,13 +12,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from reference.architecture import Architecture, Checkpoint, Rope, Seeded
-from reference.malformed import Malformed
-from reference.oracle.checkpoint import UnreadableCheckpoint, identify, read_checkpoint
-from reference.oracle.model import PathByPath
-from reference.oracle.parameters import load, round_to
-from reference.tree import Tree
-from reference.weights import seeded_weights, shapes
+from specverify.reference.architecture import Architecture, Checkpoint, Rope, Seeded
+from specverify.reference.malformed import Malformed
+from specverify.reference.oracle.checkpoint import UnreadableCheckpoint, identify, read_checkpoint
+from specverify.reference.oracle.model import PathByPath
+from specverify.reference.oracle.parameters import load, round_to
+from specverify.reference.tree import Tree
+from specverify.reference.weights import seeded_weights, shapes
 
 ARCH = Architecture("llama", 11, 8, 12, 2, 1, 4, (0, 0), max_positions=64)
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "float64": torch.float64}

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
-from reference.architecture import Architecture, Rope
-from reference.oracle.configuration import UnreadableCheckpoint, read_architecture, read_sizes
+from specverify.reference.architecture import Architecture, Rope
+from specverify.reference.oracle.configuration import UnreadableCheckpoint, read_architecture, read_sizes
 
 ARCH = Architecture("llama", 11, 8, 12, 2, 1, 4, (0, 0), max_positions=64)
 LLAMA: dict[str, Any] = {

@@ -11,9 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from reference.architecture import Architecture
-from reference.oracle.checkpoint import UnreadableCheckpoint, identify, read_checkpoint
-from reference.weights import shapes
+from specverify.reference.architecture import Architecture
+from specverify.reference.oracle.checkpoint import UnreadableCheckpoint, identify, read_checkpoint
+from specverify.reference.weights import shapes
 
 ARCH = Architecture("llama", 11, 8, 12, 2, 1, 4, (0, 0), max_positions=64)
 LLAMA: dict[str, Any] = {

@@ -3,16 +3,16 @@
 import numpy as np
 import pytest
 
-from reference.architecture import Seeded
-from reference.oracle.choices import Choices
-from reference.oracle.decoder import Oracle
-from reference.oracle.evaluator import routing, with_choices
-from reference.oracle.formulas.routers import UNKNOWN, Router
-from reference.oracle.model import PathByPath
-from reference.oracle.parameters import load
-from reference.oracle.shared_prefix import SharedPrefix
-from reference.trace import Array
-from reference.tree import Tree
+from specverify.reference.architecture import Seeded
+from specverify.reference.oracle.choices import Choices
+from specverify.reference.oracle.decoder import Oracle
+from specverify.reference.oracle.evaluator import routing, with_choices
+from specverify.reference.oracle.formulas.routers import UNKNOWN, Router
+from specverify.reference.oracle.model import PathByPath
+from specverify.reference.oracle.parameters import load
+from specverify.reference.oracle.shared_prefix import SharedPrefix
+from specverify.reference.trace import Array
+from specverify.reference.tree import Tree
 from tests.drawn_families import listed
 
 MIXING = ("mixtral", "qwen2_moe", "qwen3_moe", "glm4_moe", "gpt_oss", "deepseek_v2", "deepseek_v3", "llama4_text")

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 import torch
 
-from reference.case import Case
-from reference.draft.eagle3 import Eagle3
-from reference.draft.hidden import HiddenStates
-from reference.draft.layer_head import HeadLayer
-from reference.draft_files import open_head
-from reference.oracle.decoder import Oracle, select_states
-from reference.sampling import Stops
-from reference.trace import Array
-from reference.tree import RankTree
-from reference.weights import seeded_weights
+from specverify.reference.case import Case
+from specverify.reference.draft.eagle3 import Eagle3
+from specverify.reference.draft.hidden import HiddenStates
+from specverify.reference.draft.layer_head import HeadLayer
+from specverify.reference.draft_files import open_head
+from specverify.reference.oracle.decoder import Oracle, select_states
+from specverify.reference.sampling import Stops
+from specverify.reference.trace import Array
+from specverify.reference.tree import RankTree
+from specverify.reference.weights import seeded_weights
 from tests.headfiles import TARGET, inputs, weights_of
 
 pytest.importorskip("speculators", reason="needs the package speculators")

@@ -8,28 +8,28 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends.base import Unsupported
-from backends.compositions import open_cpu
-from backends.registry import open_backend
-from backends.shipped import ROWS
-from properties.invariants import ALL
-from properties.strategies.models import GALLERY
-from properties.verdict.judge import judge
-from reference.architecture import Architecture, Seeded
-from reference.case import Case
-from reference.case_json import case_from_json, case_to_json
-from reference.draft import LanguageModel
-from reference.files.fields import UnreadableCheckpoint
-from reference.layout import KINDS, KvLayout
-from reference.malformed import Malformed
-from reference.oracle.checkpoint import identify
-from reference.oracle.configuration import read_architecture
-from reference.oracle.decoder import Oracle
-from reference.oracle.parameters import load
-from reference.sampling import Stops
-from reference.tree import RankTree
-from reference.weights import probe_architecture
+from specverify.backends.base import Unsupported
+from specverify.backends.compositions import open_cpu
+from specverify.backends.registry import open_backend
+from specverify.backends.shipped import ROWS
 from specverify.campaign.against import TransformersOracle
+from specverify.properties.invariants import ALL
+from specverify.properties.strategies.models import GALLERY
+from specverify.properties.verdict.judge import judge
+from specverify.reference.architecture import Architecture, Seeded
+from specverify.reference.case import Case
+from specverify.reference.case_json import case_from_json, case_to_json
+from specverify.reference.draft import LanguageModel
+from specverify.reference.files.fields import UnreadableCheckpoint
+from specverify.reference.layout import KINDS, KvLayout
+from specverify.reference.malformed import Malformed
+from specverify.reference.oracle.checkpoint import identify
+from specverify.reference.oracle.configuration import read_architecture
+from specverify.reference.oracle.decoder import Oracle
+from specverify.reference.oracle.parameters import load
+from specverify.reference.sampling import Stops
+from specverify.reference.tree import RankTree
+from specverify.reference.weights import probe_architecture
 from specverify.setup.subjects import subject_of
 from tests.checkpoints import saved
 from tests.meta.engine.test_soft_cap import computed_and_refused

@@ -3,16 +3,16 @@
 import numpy as np
 import pytest
 
-from backends.adapt.engines.hf_generate import open_assisted, open_early_exit, open_lookup
-from properties.strategies.models import GALLERY
-from reference.architecture import Architecture, Seeded
-from reference.family.recurrent import RecurrentState
-from reference.malformed import Malformed
-from reference.oracle.model import PathByPath
-from reference.oracle.parameters import load
-from reference.oracle.shared_prefix import SharedPrefix
-from reference.tree import Tree
+from specverify.backends.adapt.engines.hf_generate import open_assisted, open_early_exit, open_lookup
 from specverify.campaign.against import ByTransformers
+from specverify.properties.strategies.models import GALLERY
+from specverify.reference.architecture import Architecture, Seeded
+from specverify.reference.family.recurrent import RecurrentState
+from specverify.reference.malformed import Malformed
+from specverify.reference.oracle.model import PathByPath
+from specverify.reference.oracle.parameters import load
+from specverify.reference.oracle.shared_prefix import SharedPrefix
+from specverify.reference.tree import Tree
 from tests.drawn_families import HYBRID, drawn
 from tests.tiers import gated
 

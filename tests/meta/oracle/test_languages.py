@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backends.base import Unsupported
-from backends.engine.guided.guide import masks, open_guide, take_back
-from properties.strategies.grammars import LANGUAGES
-from reference.grammar import CONVENTIONS, LIBRARIES, Convention, Grammar
-from reference.malformed import Malformed
-from reference.oracle.language import legal_after
-from reference.tree import Shape
+from specverify.backends.base import Unsupported
+from specverify.backends.engine.guided.guide import masks, open_guide, take_back
+from specverify.properties.strategies.grammars import LANGUAGES
+from specverify.reference.grammar import CONVENTIONS, LIBRARIES, Convention, Grammar
+from specverify.reference.malformed import Malformed
+from specverify.reference.oracle.language import legal_after
+from specverify.reference.tree import Shape
 
 WORDS = ("a", "b", "c", "ab", "bc", "aba", "0", "1", "10", ".", "é", b"\xc3", b"\xa9", "(", ")", "[", "]", ",", "")
 HEX = tuple((word if isinstance(word, bytes) else word.encode()).hex() for word in WORDS)

@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 import torch
 
-from backends.base import Unsupported
-from backends.compositions import open_cpu, open_engine
-from backends.engine.columns import AttentionInputs
-from properties.invariants import ALL
-from properties.verdict.judge import judge
-from reference.case import Case
-from reference.files.fields import UnreadableCheckpoint
-from reference.layout import KINDS, KvLayout
-from reference.oracle.checkpoint import identify
-from reference.oracle.decoder import Oracle
-from reference.oracle.parameters import load
+from specverify.backends.base import Unsupported
+from specverify.backends.compositions import open_cpu, open_engine
+from specverify.backends.engine.columns import AttentionInputs
+from specverify.properties.invariants import ALL
+from specverify.properties.verdict.judge import judge
+from specverify.reference.case import Case
+from specverify.reference.files.fields import UnreadableCheckpoint
+from specverify.reference.layout import KINDS, KvLayout
+from specverify.reference.oracle.checkpoint import identify
+from specverify.reference.oracle.decoder import Oracle
+from specverify.reference.oracle.parameters import load
 from specverify.setup.subjects import subject_of
 from tests.checkpoints import saved
 from tests.drawn_families import LATENT, listed

@@ -2,8 +2,8 @@
 
 import random
 
-from reference.oracle.lowering import is_visible, visibility
-from reference.tree import Tree
+from specverify.reference.oracle.lowering import is_visible, visibility
+from specverify.reference.tree import Tree
 
 REACHES = ((0, 0), (1, 0), (2, 0), (5, 0), (0, 1), (0, 3), (0, 4), (100, 0), (0, 100))
 

@@ -5,19 +5,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from backends.compositions import open_cpu
-from backends.engine.lower_tree import TreeTensors
-from backends.engine.reach import Reach
-from properties.strategies.models import GALLERY, SEEDS
-from properties.tolerance.closeness import noise, rms
-from properties.verdict.subject import Subject
-from reference.architecture import Architecture, Seeded
-from reference.case import Case
-from reference.draft import Scripted
-from reference.oracle.decoder import Oracle
-from reference.sampling import Stops
-from reference.trace import Array
-from reference.tree import Tree
+from specverify.backends.compositions import open_cpu
+from specverify.backends.engine.lower_tree import TreeTensors
+from specverify.backends.engine.reach import Reach
+from specverify.properties.strategies.models import GALLERY, SEEDS
+from specverify.properties.tolerance.closeness import noise, rms
+from specverify.properties.verdict.subject import Subject
+from specverify.reference.architecture import Architecture, Seeded
+from specverify.reference.case import Case
+from specverify.reference.draft import Scripted
+from specverify.reference.oracle.decoder import Oracle
+from specverify.reference.sampling import Stops
+from specverify.reference.trace import Array
+from specverify.reference.tree import Tree
 from tests.tiers import each
 
 SHAPE = (0, 0, 0, 1, 2)

@@ -13,15 +13,15 @@ import torch
 from transformers import LlamaForCausalLM
 from transformers.generation.candidate_generator import MTPCandidateGenerator
 
-from reference.case import Case
-from reference.draft.hidden import HiddenStates
-from reference.draft.layer_head import HeadLayer
-from reference.draft.mtp import Mtp
-from reference.draft_files import open_head
-from reference.oracle.checkpoint import identify
-from reference.oracle.decoder import Oracle
-from reference.sampling import Stops
-from reference.tree import RankTree
+from specverify.reference.case import Case
+from specverify.reference.draft.hidden import HiddenStates
+from specverify.reference.draft.layer_head import HeadLayer
+from specverify.reference.draft.mtp import Mtp
+from specverify.reference.draft_files import open_head
+from specverify.reference.oracle.checkpoint import identify
+from specverify.reference.oracle.decoder import Oracle
+from specverify.reference.sampling import Stops
+from specverify.reference.tree import RankTree
 from tests.headfiles import TARGET, checkpoint, weights_of
 
 PROMPT = (3, 1, 4, 1, 5)

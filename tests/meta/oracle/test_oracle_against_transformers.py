@@ -10,17 +10,17 @@ import pytest
 import torch
 from transformers import DynamicCache, modeling_rope_utils
 
-from reference.architecture import Architecture, Rope, Seeded
-from reference.case import Case
-from reference.oracle.decoder import Oracle
-from reference.oracle.formulas.rotary import frequencies, table, turn
-from reference.oracle.model import PathByPath
-from reference.oracle.parameters import Parameters, load
-from reference.oracle.shared_prefix import SharedPrefix
-from reference.sampling import Sampling, Stops
-from reference.trace import Array
-from reference.tree import Tree
-from reference.weights import representable, seeded_weights
+from specverify.reference.architecture import Architecture, Rope, Seeded
+from specverify.reference.case import Case
+from specverify.reference.oracle.decoder import Oracle
+from specverify.reference.oracle.formulas.rotary import frequencies, table, turn
+from specverify.reference.oracle.model import PathByPath
+from specverify.reference.oracle.parameters import Parameters, load
+from specverify.reference.oracle.shared_prefix import SharedPrefix
+from specverify.reference.sampling import Sampling, Stops
+from specverify.reference.trace import Array
+from specverify.reference.tree import Tree
+from specverify.reference.weights import representable, seeded_weights
 
 # Pangu is Llama with biases; transformers has no model of that name.
 MODULE_OF = {

@@ -22,12 +22,12 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from backends.engine.sampling import processing as engine
-from reference import user_processors
-from reference.malformed import Malformed
-from reference.oracle.processing import law, logprob, margin, scores, softmax
-from reference.sampling import Sampling, Stops
-from reference.trace import Array
+from specverify.backends.engine.sampling import processing as engine
+from specverify.reference import user_processors
+from specverify.reference.malformed import Malformed
+from specverify.reference.oracle.processing import law, logprob, margin, scores, softmax
+from specverify.reference.sampling import Sampling, Stops
+from specverify.reference.trace import Array
 
 VOCAB = 12
 WORDS = ((4,), (1, 7), (2, 1, 9), (3, 3))

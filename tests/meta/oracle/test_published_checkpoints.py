@@ -6,22 +6,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from backends.compositions import open_cpu
-from properties.strategies.models import GALLERY
-from properties.tolerance.amplification import CONTROL
-from properties.tolerance.bounds import UNIT
-from properties.tolerance.closeness import Noise, noise
-from properties.verdict.invariant import Oracle
-from properties.verdict.judge import judge
-from properties.verdict.subject import Subject
-from reference.architecture import Checkpoint, Model, Seeded
-from reference.case import Case
-from reference.draft import Scripted
-from reference.oracle.checkpoint import identify
-from reference.sampling import Stops
-from reference.trace import Trace
-from reference.tree import Tree
+from specverify.backends.compositions import open_cpu
 from specverify.campaign.against import ByBackend, TransformersOracle
+from specverify.properties.strategies.models import GALLERY
+from specverify.properties.tolerance.amplification import CONTROL
+from specverify.properties.tolerance.bounds import UNIT
+from specverify.properties.tolerance.closeness import Noise, noise
+from specverify.properties.verdict.invariant import Oracle
+from specverify.properties.verdict.judge import judge
+from specverify.properties.verdict.subject import Subject
+from specverify.reference.architecture import Checkpoint, Model, Seeded
+from specverify.reference.case import Case
+from specverify.reference.draft import Scripted
+from specverify.reference.oracle.checkpoint import identify
+from specverify.reference.sampling import Stops
+from specverify.reference.trace import Trace
+from specverify.reference.tree import Tree
 from specverify.setup.subjects import subject_of
 from tests.corruption import BY_NAME, ORACLE
 from tests.measure.checkpoints import DTYPES, measure

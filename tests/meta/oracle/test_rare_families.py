@@ -9,26 +9,26 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends import faults
-from backends.base import Unsupported
-from backends.compositions import open_cpu
-from properties.invariants import ALL
-from properties.strategies.models import ROPES
-from properties.verdict.judge import judge
-from reference.architecture import Architecture, Seeded
-from reference.case import Case
-from reference.draft import LanguageModel, Scripted
-from reference.files.fields import UnreadableCheckpoint
-from reference.layout import KINDS, KvLayout
-from reference.oracle.checkpoint import identify
-from reference.oracle.decoder import Oracle
-from reference.oracle.model import PathByPath
-from reference.oracle.parameters import load
-from reference.sampling import Stops
-from reference.trace import Trace
-from reference.tree import RankTree, Tree
-from reference.weights import probe_architecture
+from specverify.backends import faults
+from specverify.backends.base import Unsupported
+from specverify.backends.compositions import open_cpu
 from specverify.campaign.against import TransformersOracle
+from specverify.properties.invariants import ALL
+from specverify.properties.strategies.models import ROPES
+from specverify.properties.verdict.judge import judge
+from specverify.reference.architecture import Architecture, Seeded
+from specverify.reference.case import Case
+from specverify.reference.draft import LanguageModel, Scripted
+from specverify.reference.files.fields import UnreadableCheckpoint
+from specverify.reference.layout import KINDS, KvLayout
+from specverify.reference.oracle.checkpoint import identify
+from specverify.reference.oracle.decoder import Oracle
+from specverify.reference.oracle.model import PathByPath
+from specverify.reference.oracle.parameters import load
+from specverify.reference.sampling import Stops
+from specverify.reference.trace import Trace
+from specverify.reference.tree import RankTree, Tree
+from specverify.reference.weights import probe_architecture
 from specverify.setup.subjects import subject_of
 from tests.checkpoints import MODEL_TYPES, saved
 from tests.drawn_families import RARE, drawn, listed
@@ -145,7 +145,7 @@ def test_the_transparent_probe_sees_through_it(family: str) -> None:
 def test_experts_computed_row_by_row_leave_the_bits_of_other_rows_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """The strict twin of the grouped loop: the leakage that the bound forgives is the kernel's, and not the mask's."""
     monkeypatch.setattr(
-        "backends.engine.model.built_in.loop_over_experts",
+        "specverify.backends.engine.model.built_in.loop_over_experts",
         lambda network: setattr(network.config, "_experts_implementation", "batched_mm"),
     )
     (leakage,) = (one for one in ALL if one.name == "attention.no-leakage")

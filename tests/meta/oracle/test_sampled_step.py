@@ -5,16 +5,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from reference import tape
-from reference.architecture import Architecture, Seeded
-from reference.case import Case
-from reference.draft import LanguageModel
-from reference.oracle.decoder import Oracle
-from reference.oracle.model import PathByPath
-from reference.oracle.parameters import load
-from reference.sampling import Sampling, Stops
-from reference.trace import Array, Drafted
-from reference.tree import RankTree, Tree
+from specverify.reference import tape
+from specverify.reference.architecture import Architecture, Seeded
+from specverify.reference.case import Case
+from specverify.reference.draft import LanguageModel
+from specverify.reference.oracle.decoder import Oracle
+from specverify.reference.oracle.model import PathByPath
+from specverify.reference.oracle.parameters import load
+from specverify.reference.sampling import Sampling, Stops
+from specverify.reference.trace import Array, Drafted
+from specverify.reference.tree import RankTree, Tree
 
 ARCH = Architecture("llama", 6, 8, 8, 2, 1, 4, (0,), max_positions=64)
 TARGET, DRAFT = Seeded(ARCH, 3), Seeded(ARCH, 4)

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reference.architecture import Architecture, Rope, Seeded
-from reference.malformed import Malformed
-from reference.oracle import shared_prefix
-from reference.oracle.model import PathByPath
-from reference.oracle.parameters import load
-from reference.oracle.shared_prefix import MOST_CONTEXTS, SharedPrefix
-from reference.trace import Array
-from reference.tree import Tree
+from specverify.reference.architecture import Architecture, Rope, Seeded
+from specverify.reference.malformed import Malformed
+from specverify.reference.oracle import shared_prefix
+from specverify.reference.oracle.model import PathByPath
+from specverify.reference.oracle.parameters import load
+from specverify.reference.oracle.shared_prefix import MOST_CONTEXTS, SharedPrefix
+from specverify.reference.trace import Array
+from specverify.reference.tree import Tree
 
 VOCABULARY = 5  # small, so that contexts share prefixes and siblings share tokens
 

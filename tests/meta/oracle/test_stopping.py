@@ -11,26 +11,26 @@ from typing import Any
 
 import pytest
 
-from backends import faults
-from backends.base import Declaration
-from backends.compositions import open_cpu
-from backends.engine import stops as engine
-from backends.faults.output import stop_conditions
-from properties.invariants import ALL
-from properties.strategies.acceptance import continuation, steer_again
-from properties.strategies.models import GALLERY
-from properties.verdict.judge import judge
-from properties.verdict.subject import Subject
-from reference.architecture import Seeded
-from reference.case import Case
-from reference.case_json import case_from_json, case_to_json
-from reference.draft import LanguageModel, Scripted
-from reference.malformed import Malformed
-from reference.oracle.decoder import Oracle
-from reference.oracle.stopping import clip, completes, finish_reason
-from reference.sampling import Sampling, Stops
-from reference.trace import Stage, Trace
-from reference.tree import RankTree, Tree
+from specverify.backends import faults
+from specverify.backends.base import Declaration
+from specverify.backends.compositions import open_cpu
+from specverify.backends.engine import stops as engine
+from specverify.backends.faults.output import stop_conditions
+from specverify.properties.invariants import ALL
+from specverify.properties.strategies.acceptance import continuation, steer_again
+from specverify.properties.strategies.models import GALLERY
+from specverify.properties.verdict.judge import judge
+from specverify.properties.verdict.subject import Subject
+from specverify.reference.architecture import Seeded
+from specverify.reference.case import Case
+from specverify.reference.case_json import case_from_json, case_to_json
+from specverify.reference.draft import LanguageModel, Scripted
+from specverify.reference.malformed import Malformed
+from specverify.reference.oracle.decoder import Oracle
+from specverify.reference.oracle.stopping import clip, completes, finish_reason
+from specverify.reference.sampling import Sampling, Stops
+from specverify.reference.trace import Stage, Trace
+from specverify.reference.tree import RankTree, Tree
 from specverify.setup.subjects import subject_of
 from tests.models import TINY_LLAMA
 

@@ -8,26 +8,26 @@ import torch
 from transformers.models.qwen2_vl.configuration_qwen2_vl import Qwen2VLTextConfig
 from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLTextModel
 
-from backends.compositions import open_cpu
-from backends.engine.model.axes import axes_of
-from backends.transformers_reference import wide
-from properties.invariants import ALL
-from properties.verdict.judge import judge
-from reference.architecture import Architecture, Seeded
-from reference.case import Case
-from reference.draft import LanguageModel, Ngram, Scripted
-from reference.images.spans import Image, Images
-from reference.layout import KINDS, KvLayout
-from reference.malformed import Malformed
-from reference.oracle.decoder import Oracle
-from reference.oracle.formulas.axes import positions
-from reference.oracle.model import PathByPath
-from reference.oracle.parameters import load
-from reference.sampling import Sampling, Stops
-from reference.session import Action, Mate, Session
-from reference.tree import RankTree, Tree
-from reference.weights import seeded_weights
+from specverify.backends.compositions import open_cpu
+from specverify.backends.engine.model.axes import axes_of
+from specverify.backends.transformers_reference import wide
 from specverify.campaign.against import TransformersOracle
+from specverify.properties.invariants import ALL
+from specverify.properties.verdict.judge import judge
+from specverify.reference.architecture import Architecture, Seeded
+from specverify.reference.case import Case
+from specverify.reference.draft import LanguageModel, Ngram, Scripted
+from specverify.reference.images.spans import Image, Images
+from specverify.reference.layout import KINDS, KvLayout
+from specverify.reference.malformed import Malformed
+from specverify.reference.oracle.decoder import Oracle
+from specverify.reference.oracle.formulas.axes import positions
+from specverify.reference.oracle.model import PathByPath
+from specverify.reference.oracle.parameters import load
+from specverify.reference.sampling import Sampling, Stops
+from specverify.reference.session import Action, Mate, Session
+from specverify.reference.tree import RankTree, Tree
+from specverify.reference.weights import seeded_weights
 from specverify.setup.subjects import subject_of
 from tests.meta.oracle.test_rare_families import far_apart
 from tests.tiers import gated

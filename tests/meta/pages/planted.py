@@ -3,11 +3,11 @@
 from functools import cache
 from pathlib import Path
 
-from properties.invariants import ALL
-from properties.tally import Counts, Failure, Tally
-from properties.verdict.judge import judge
-from reference.oracle.decoder import Oracle
-from reports import bundle
+from specverify.properties.invariants import ALL
+from specverify.properties.tally import Counts, Failure, Tally
+from specverify.properties.verdict.judge import judge
+from specverify.reference.oracle.decoder import Oracle
+from specverify.reports import bundle
 from specverify.setup.subjects import open_planted, subject_of
 
 CORPUS = Path(__file__).resolve().parents[2] / "corpus"

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from reports.html.bench import bench_page
-from reports.html.pictures.plot import BOTTOM, plot, stacked_bars
+from specverify.reports.html.bench import bench_page
+from specverify.reports.html.pictures.plot import BOTTOM, plot, stacked_bars
 
 
 class Elements(HTMLParser):

@@ -5,21 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from backends import faults
-from backends.base import Unavailable
-from backends.compositions import open_cpu
-from backends.registry import eager_beside
-from backends.shipped import ROWS
-from properties.invariants import ALL
-from properties.tally import EagerOutcome, Failure
-from properties.verdict.judge import judge
-from reference.case import Case
-from reference.draft import Scripted
-from reference.sampling import Stops
-from reference.tree import Tree
-from reports.bundle import save
-from reports.pages.terminal import failure_page
-from reports.record import failure_fact
+from specverify.backends import faults
+from specverify.backends.base import Unavailable
+from specverify.backends.compositions import open_cpu
+from specverify.backends.registry import eager_beside
+from specverify.backends.shipped import ROWS
 from specverify.campaign import recorder
 from specverify.campaign.eager_twin import with_eager
 from specverify.cli import main
@@ -27,6 +17,16 @@ from specverify.commands import subjects
 from specverify.isolation import door
 from specverify.isolation.backend_spec import BackendSpec
 from specverify.plan import Plan
+from specverify.properties.invariants import ALL
+from specverify.properties.tally import EagerOutcome, Failure
+from specverify.properties.verdict.judge import judge
+from specverify.reference.case import Case
+from specverify.reference.draft import Scripted
+from specverify.reference.sampling import Stops
+from specverify.reference.tree import Tree
+from specverify.reports.bundle import save
+from specverify.reports.pages.terminal import failure_page
+from specverify.reports.record import failure_fact
 from specverify.setup.subjects import open_planted, subject_of
 from tests import inprocess
 from tests.corruption import ORACLE

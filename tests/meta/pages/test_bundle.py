@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 
-from properties.tally import Failure
-from properties.verdict.finding import Finding, Verdict
-from reference.architecture import Architecture, Checkpoint, Seeded
-from reference.case import Case
-from reference.case_json import case_from_json, case_to_json
-from reference.draft import LanguageModel, Ngram, Scripted
-from reference.layout import COMMITS, KINDS, POISONS, SYNCS, KvLayout
-from reference.sampling import Sampling, Stops
-from reference.trace import Stage
-from reference.tree import RankTree, Tree
-from reports.bundle import Bundle, Unreadable, bundle_content, load, save
-from reports.writing import Unwritable
+from specverify.properties.tally import Failure
+from specverify.properties.verdict.finding import Finding, Verdict
+from specverify.reference.architecture import Architecture, Checkpoint, Seeded
+from specverify.reference.case import Case
+from specverify.reference.case_json import case_from_json, case_to_json
+from specverify.reference.draft import LanguageModel, Ngram, Scripted
+from specverify.reference.layout import COMMITS, KINDS, POISONS, SYNCS, KvLayout
+from specverify.reference.sampling import Sampling, Stops
+from specverify.reference.trace import Stage
+from specverify.reference.tree import RankTree, Tree
+from specverify.reports.bundle import Bundle, Unreadable, bundle_content, load, save
+from specverify.reports.writing import Unwritable
 
 MODEL = Seeded(Architecture("llama", 16, 8, 8, 2, 1, 4, (0, 5)), 1)
 SHAPE = RankTree((0, 0, 0, 1), (0, 0, 1, 0))
@@ -221,7 +221,7 @@ def mutated(kind: str, draw: random.Random) -> bytes:
 
 def redigest(content: Any) -> None:
     """Give an edited case the id that it would have, so that the checks behind the digest are reached."""
-    from reference import case_json
+    from specverify.reference import case_json
 
     try:
         content["id"] = case_json._case(content).id

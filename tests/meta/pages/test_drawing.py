@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from reference.tree import Tree
-from reports.drawing import draw
-from reports.pages.terminal import wrapped_command
+from specverify.reference.tree import Tree
+from specverify.reports.drawing import draw
+from specverify.reports.pages.terminal import wrapped_command
 
 
 @st.composite

@@ -9,25 +9,25 @@ from typing import Any
 
 import pytest
 
-from properties.gate_result import GateResult, GateRun
-from properties.tally import Failure
-from reference.case_json import case_from_json
-from reference.tree import Tree
-from reports import bundle
-from reports.format import clean
-from reports.html import document
-from reports.html.law import law_page
-from reports.html.pages import diff_page, gate_page, replay_page
-from reports.html.pictures.grid import shown_indices
-from reports.html.pictures.heat import heat_maps
-from reports.html.pictures.mask import mask_picture
-from reports.html.pictures.slots import slots_picture
-from reports.html.pictures.step_truth import step_truth
-from reports.html.pictures.tree import tree_picture
-from reports.html.selftest import figures_page, selftest_page
-from reports.pages.selftest import CleanRun, FaultHunt, SelfTest
-from reports.tree_scene import Scene
 from specverify.law.command import Options, laws_of
+from specverify.properties.gate_result import GateResult, GateRun
+from specverify.properties.tally import Failure
+from specverify.reference.case_json import case_from_json
+from specverify.reference.tree import Tree
+from specverify.reports import bundle
+from specverify.reports.format import clean
+from specverify.reports.html import document
+from specverify.reports.html.law import law_page
+from specverify.reports.html.pages import diff_page, gate_page, replay_page
+from specverify.reports.html.pictures.grid import shown_indices
+from specverify.reports.html.pictures.heat import heat_maps
+from specverify.reports.html.pictures.mask import mask_picture
+from specverify.reports.html.pictures.slots import slots_picture
+from specverify.reports.html.pictures.step_truth import step_truth
+from specverify.reports.html.pictures.tree import tree_picture
+from specverify.reports.html.selftest import figures_page, selftest_page
+from specverify.reports.pages.selftest import CleanRun, FaultHunt, SelfTest
+from specverify.reports.tree_scene import Scene
 from specverify.setup.subjects import open_planted, subject_of
 from tests.meta.gate.hostile import strings
 from tests.meta.gate.test_reports import UNSAFE, result_of

@@ -7,20 +7,20 @@ from typing import Any
 
 import pytest
 
-from properties.tally import Counts, Tally
-from properties.verdict.finding import Finding, Verdict
-from properties.verdict.run_log import Event, RunLog
-from reference.draft import Scripted
-from reference.session import Action, Mate, Session
-from reference.trace import Accepted, Drafted, Shared, Stage, Step, Trace
-from reference.tree import Tree
-from reports.html.pages import diff_page
-from reports.html.pictures.bars import share_bars
-from reports.html.pictures.timeline import timeline
-from reports.tree_scene import scene_of
 from specverify.campaign import campaign
 from specverify.campaign.messages import Died, Done, Found, Located, Trouble, event_of
 from specverify.cli import main
+from specverify.properties.tally import Counts, Tally
+from specverify.properties.verdict.finding import Finding, Verdict
+from specverify.properties.verdict.run_log import Event, RunLog
+from specverify.reference.draft import Scripted
+from specverify.reference.session import Action, Mate, Session
+from specverify.reference.trace import Accepted, Drafted, Shared, Stage, Step, Trace
+from specverify.reference.tree import Tree
+from specverify.reports.html.pages import diff_page
+from specverify.reports.html.pictures.bars import share_bars
+from specverify.reports.html.pictures.timeline import timeline
+from specverify.reports.tree_scene import scene_of
 from tests.inprocess import in_this_process
 from tests.meta.pages.planted import CORPUS, FAULTS, failure_of, tally_of
 from tests.meta.pages.test_html import sound

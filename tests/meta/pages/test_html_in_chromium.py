@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from reports.html.law import law_page
-from reports.html.pages import diff_page
 from specverify.law.command import Options, laws_of
+from specverify.reports.html.law import law_page
+from specverify.reports.html.pages import diff_page
 from tests.chromium import Browser, installed
 from tests.meta.pages.planted import FAULTS, failure_of, tally_of
 

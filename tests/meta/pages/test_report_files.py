@@ -16,19 +16,19 @@ import pytest
 from junitparser import Error, JUnitXml, Skipped
 from junitparser import Failure as JUnitFailure
 
-from properties.tally import Counts, Failure, Tally
-from properties.verdict.finding import Evidence, Finding, Tie, Verdict
-from reference.architecture import Architecture, Seeded
-from reference.case import Case
-from reference.case_json import case_from_json
-from reference.draft import Scripted
-from reference.trace import Accepted, Stage, Step, Trace
-from reference.tree import Tree
-from reports.junit import junit
-from reports.pages.terminal import failure_page
-from reports.progress import Progress, shows_bars
-from reports.record import Lines, summary, verdict_line
-from reports.writing import Unwritable, jsonable, write_json
+from specverify.properties.tally import Counts, Failure, Tally
+from specverify.properties.verdict.finding import Evidence, Finding, Tie, Verdict
+from specverify.reference.architecture import Architecture, Seeded
+from specverify.reference.case import Case
+from specverify.reference.case_json import case_from_json
+from specverify.reference.draft import Scripted
+from specverify.reference.trace import Accepted, Stage, Step, Trace
+from specverify.reference.tree import Tree
+from specverify.reports.junit import junit
+from specverify.reports.pages.terminal import failure_page
+from specverify.reports.progress import Progress, shows_bars
+from specverify.reports.record import Lines, summary, verdict_line
+from specverify.reports.writing import Unwritable, jsonable, write_json
 
 ROOT = Path(__file__).resolve().parents[3]
 CASE = Case(Seeded(Architecture("llama", 16, 8, 8, 2, 1, 4, (0,)), 1), (3, 5), Scripted((Tree((0, 0), (5, 7)),)))
@@ -220,7 +220,7 @@ def test_json_is_written_whole_or_not_at_all(
 
 KILLED_WHILE_IT_WRITES = """
 import os, signal, sys
-from reports.writing import write_whole
+from specverify.reports.writing import write_whole
 os.fsync = lambda handle: os.kill(os.getpid(), signal.SIGKILL)
 write_whole(sys.argv[1], b"new")
 """

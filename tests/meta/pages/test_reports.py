@@ -12,22 +12,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from properties.invariants import EVERY_INVARIANT
-from properties.tally import Counts, Failure, Tally
-from properties.verdict.finding import Finding, Positions, Tie, Verdict
-from reference.architecture import Architecture, Checkpoint, Seeded
-from reference.case import Case
-from reference.draft import Scripted
-from reference.layout import KvLayout
-from reference.sampling import Stops
-from reference.trace import Accepted, Committed, Drafted, Emitted, Lowered, Scored, Stage, Step, Trace
-from reference.tree import Tree
-from reports.case_diff import differences
-from reports.format import expected_and_observed, number, show
-from reports.pages.summary import WRONG, opening, summary_page
-from reports.pages.terminal import failure_page
-from reports.tree_scene import scene_of
-from reports.vocabulary import SENTENCES, SIDES, account
+from specverify.properties.invariants import EVERY_INVARIANT
+from specverify.properties.tally import Counts, Failure, Tally
+from specverify.properties.verdict.finding import Finding, Positions, Tie, Verdict
+from specverify.reference.architecture import Architecture, Checkpoint, Seeded
+from specverify.reference.case import Case
+from specverify.reference.draft import Scripted
+from specverify.reference.layout import KvLayout
+from specverify.reference.sampling import Stops
+from specverify.reference.trace import Accepted, Committed, Drafted, Emitted, Lowered, Scored, Stage, Step, Trace
+from specverify.reference.tree import Tree
+from specverify.reports.case_diff import differences
+from specverify.reports.format import expected_and_observed, number, show
+from specverify.reports.pages.summary import WRONG, opening, summary_page
+from specverify.reports.pages.terminal import failure_page
+from specverify.reports.tree_scene import scene_of
+from specverify.reports.vocabulary import SENTENCES, SIDES, account
 
 GOLDEN = Path(__file__).parent / "golden"
 

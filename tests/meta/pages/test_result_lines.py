@@ -9,20 +9,20 @@ from typing import Any
 
 import pytest
 
-from properties.strategies.models import GALLERY
-from properties.tally import Tally
-from properties.verdict.finding import Finding, Verdict
-from reference.architecture import Seeded
-from reference.case import Case
-from reference.case_json import case_from_json
-from reference.draft import Scripted
-from reference.trace import Stage
-from reference.tree import Tree
-from reports.record import Lines, run_fact, verdict_line
 from specverify import __version__
 from specverify.campaign import campaign
 from specverify.campaign.recorder import diff
 from specverify.plan import Plan
+from specverify.properties.strategies.models import GALLERY
+from specverify.properties.tally import Tally
+from specverify.properties.verdict.finding import Finding, Verdict
+from specverify.reference.architecture import Seeded
+from specverify.reference.case import Case
+from specverify.reference.case_json import case_from_json
+from specverify.reference.draft import Scripted
+from specverify.reference.trace import Stage
+from specverify.reference.tree import Tree
+from specverify.reports.record import Lines, run_fact, verdict_line
 
 CASE = Case(Seeded(GALLERY[3], 0), (3, 1, 4), Scripted((Tree((0, 0), (4, 5)),)))
 FINDING = Finding("cache.isolation", Stage.ATTENDED, 0, {"slot": 1}, [1.0], [2.0])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from reports.pages.screen import Screen, screen_of
+from specverify.reports.pages.screen import Screen, screen_of
 from tests.meta.pages.test_reports import PAGES
 
 CODE = re.compile(r"\x1b\[[0-9;]*m")

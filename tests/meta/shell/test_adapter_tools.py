@@ -187,7 +187,7 @@ def test_a_trace_that_holds_nothing_is_no_pass(module: str, capsys: pytest.Captu
     ("name", "line", "place"),
     [
         ("text_", "generate returned str, expected the generated token ids", "def text"),
-        ("Nothing", "what run returned: None, expected reference.trace.Trace", "def run"),
+        ("Nothing", "what run returned: None, expected specverify.reference.trace.Trace", "def run"),
     ],
 )
 @pytest.mark.parametrize("command", ["check-adapter", "diff"])
@@ -216,7 +216,7 @@ UNOPENED = {
     "number": ("has no factory called 'number' ({file}:{line}): expected a function without arg", "number = "),
     "absent": ("has no factory called 'absent' ({file}): expected a function without arguments", ""),
     "wrong_dtype": ("declaration.dtypes[0]: 'float99', expected one of {dtypes} ({file}:{line})", "wrong_dtype = "),
-    "Listed": ("declaration.reveals: list of 1 (str), expected a frozenset of reference.trace.Stage", ""),
+    "Listed": ("declaration.reveals: list of 1 (str), expected a frozenset of specverify.reference.trace.Stage", ""),
 }
 
 

@@ -13,22 +13,22 @@ import numpy as np
 import pytest
 import torch
 
-from backends.admission import Misshapen, admit_trace
-from backends.base import Declaration
-from backends.compositions import open_cpu
-from properties.invariants import ALL
-from properties.strategies.models import GALLERY
-from properties.verdict.judge import judge
-from reference.architecture import Seeded
-from reference.case import Case
-from reference.draft import LanguageModel
-from reference.layout import KvLayout
-from reference.oracle.decoder import Oracle
-from reference.rules import Rule
-from reference.sampling import Sampling, Stops
-from reference.session import Action, Mate, Session
-from reference.trace import Array, Scored, Shared, Stage, Trace
-from reference.tree import RankTree, Shape, Tree
+from specverify.backends.admission import Misshapen, admit_trace
+from specverify.backends.base import Declaration
+from specverify.backends.compositions import open_cpu
+from specverify.properties.invariants import ALL
+from specverify.properties.strategies.models import GALLERY
+from specverify.properties.verdict.judge import judge
+from specverify.reference.architecture import Seeded
+from specverify.reference.case import Case
+from specverify.reference.draft import LanguageModel
+from specverify.reference.layout import KvLayout
+from specverify.reference.oracle.decoder import Oracle
+from specverify.reference.rules import Rule
+from specverify.reference.sampling import Sampling, Stops
+from specverify.reference.session import Action, Mate, Session
+from specverify.reference.trace import Array, Scored, Shared, Stage, Trace
+from specverify.reference.tree import RankTree, Shape, Tree
 from specverify.setup.subjects import subject_of
 from tests.models import LLAMA
 
@@ -121,15 +121,15 @@ ROWS = "int [rows=4]"
 
 # fmt: off
 WRONG: tuple[tuple[str, str, Change, str, str], ...] = (
-    ("None", "", lambda _: None, ": None", "reference.trace.Trace"),
-    ("a dict", "", lambda one: {"output": one.output}, ": dict", "reference.trace.Trace"),
-    ("a list of tokens", "", lambda one: [*one.output], ": list of 6 (int)", "reference.trace.Trace"),
+    ("None", "", lambda _: None, ": None", "specverify.reference.trace.Trace"),
+    ("a dict", "", lambda one: {"output": one.output}, ": dict", "specverify.reference.trace.Trace"),
+    ("a list of tokens", "", lambda one: [*one.output], ": list of 6 (int)", "specverify.reference.trace.Trace"),
     ("a tuple of trace and time", "", lambda one: (one, 0.5),
-     ": tuple of 2 (Trace, float)", "reference.trace.Trace"),
-    ("a generator", "", lambda one: (step for step in one.steps), ": generator", "reference.trace.Trace"),
+     ": tuple of 2 (Trace, float)", "specverify.reference.trace.Trace"),
+    ("a generator", "", lambda one: (step for step in one.steps), ": generator", "specverify.reference.trace.Trace"),
     ("a namespace", "", lambda one: SimpleNamespace(**vars(one)),
-     ": SimpleNamespace", "reference.trace.Trace"),
-    ("a step", "", lambda one: one.steps[0], ": Step", "reference.trace.Trace"),
+     ": SimpleNamespace", "specverify.reference.trace.Trace"),
+    ("a step", "", lambda one: one.steps[0], ": Step", "specverify.reference.trace.Trace"),
     ("output of floats", "output", lambda one: [float(x) for x in one], "[0]: 7.0", TOKEN),
     ("output of bools", "output", lambda _: [True, False], "[0]: True", TOKEN),
     ("output of words", "output", lambda _: ["the", "cat"], "[0]: 'the'", TOKEN),
@@ -142,11 +142,11 @@ WRONG: tuple[tuple[str, str, Change, str, str], ...] = (
     ("output of 80 digits", "output", lambda one: (*one[:-1], 10**80), "[5]: an int of 266 bits", TOKEN),
     ("a finish of its own", "finish", lambda _: "max_tokens", ": 'max_tokens'", "eos, stop, grammar, length or None"),
     ("finish a bool", "finish", lambda _: True, ": True", "a str"),
-    ("steps a dict", "steps", lambda one: dict(enumerate(one)), ": dict", "a tuple of reference.trace.Step"),
+    ("steps a dict", "steps", lambda one: dict(enumerate(one)), ": dict", "a tuple of specverify.reference.trace.Step"),
     ("steps a generator", "steps", lambda one: (step for step in one),
-     ": generator", "a tuple of reference.trace.Step"),
-    ("a step that is a dict", "steps.1", vars, ": dict", "reference.trace.Step"),
-    ("counters a dict", "accounting", vars, ": dict", "reference.trace.Accounting"),
+     ": generator", "a tuple of specverify.reference.trace.Step"),
+    ("a step that is a dict", "steps.1", vars, ": dict", "specverify.reference.trace.Step"),
+    ("counters a dict", "accounting", vars, ": dict", "specverify.reference.trace.Accounting"),
     ("counters of floats", "accounting.proposed", float, ": 12.0", "an int"),
     ("seconds not finite", "forward_s", lambda _: float("nan"), ": nan", "a finite number"),
     ("seconds before zero", "forward_s", lambda _: -1.0, ": -1.0", "seconds of at least 0"),
@@ -158,13 +158,13 @@ WRONG: tuple[tuple[str, str, Change, str, str], ...] = (
     ("context beyond the vocabulary", "steps.0.context", lambda _: (3, 99), "[1]: 99", TOKEN),
     ("context nested", "steps.0.context", lambda one: [one], "[0]: tuple of 2 (int)", TOKEN),
     ("stages swapped", "steps.0", lambda one: replace(one, scored=one.attended, attended=one.scored),
-     ", attended: Scored", "reference.trace.Attended"),
+     ", attended: Scored", "specverify.reference.trace.Attended"),
     ("a stage that is its array", "steps.0.scored", lambda one: one.logits,
-     ": float32 array [4, 17]", "reference.trace.Scored"),
+     ": float32 array [4, 17]", "specverify.reference.trace.Scored"),
     ("tree as lists", "steps.0.drafted.tree", lambda one: [[*one.parent], [*one.token]],
-     ": list of 2 (list)", "reference.tree.Tree"),
+     ": list of 2 (list)", "specverify.reference.tree.Tree"),
     ("tree without tokens", "steps.0.drafted.tree", lambda one: Shape(one.parent),
-     ": Shape", "reference.tree.Tree"),
+     ": Shape", "specverify.reference.tree.Tree"),
     ("drafted beyond the vocabulary", "steps.0.drafted.tree", lambda one: Tree(one.parent, (*one.token[:-1], 17)),
      ".token[3]: 17", TOKEN),
     ("draft logits without leaves", "steps.0.drafted.logits", lambda one: one[:2],
@@ -221,7 +221,7 @@ WRONG: tuple[tuple[str, str, Change, str, str], ...] = (
     ("no log-probability", "steps.0.emitted.logprobs", lambda _: (None,), "[0]: None", "a number"),
     ("a committed length in words", "steps.0.committed.length", str, ": '3'", "an int"),
     ("keys and values as a pair", "steps.0.committed.after", lambda one: (one.keys, one.values),
-     ": tuple of 2 (ndarray)", "reference.trace.Kv"),
+     ": tuple of 2 (ndarray)", "specverify.reference.trace.Kv"),
     ("keys with batch axis", "steps.0.committed.after.keys", lambda one: one[:, None],
      ": float32 array [2, 1, 1, 3, 4]", CACHE),
     ("keys for every query head", "steps.0.committed.after.keys", lambda one: np.repeat(one, 2, axis=1),

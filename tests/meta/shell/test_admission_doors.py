@@ -12,29 +12,29 @@ import numpy as np
 import pytest
 import torch
 
-import backends
-from backends.admission import LiveAdmission, Misshapen, admit_blocks, admit_trace
-from backends.base import Declaration
-from backends.compositions import open_cpu
-from backends.registry import UnknownBackend, open_backend
-from backends.shipped import ROWS
-from properties.invariants import ALL
-from properties.tally import Failure
-from properties.verdict.judge import judge
-from properties.verdict.subject import Crash, NoTrace
-from reference.case import Case
-from reference.draft import LanguageModel, Scripted
-from reference.layout import KvLayout
-from reference.oracle.decoder import Oracle
-from reference.probability_world import Blocks, World
-from reference.sampling import Sampling, Stops
-from reference.session import Action, Event, Mate, Session
-from reference.tape import stride
-from reference.trace import Shared, Stage, Trace
-from reference.tree import RankTree, Shape, Tree
-from reports import bundle
+from specverify import backends
+from specverify.backends.admission import LiveAdmission, Misshapen, admit_blocks, admit_trace
+from specverify.backends.base import Declaration
+from specverify.backends.compositions import open_cpu
+from specverify.backends.registry import UnknownBackend, open_backend
+from specverify.backends.shipped import ROWS
 from specverify.campaign.search import Search
 from specverify.plan import Plan
+from specverify.properties.invariants import ALL
+from specverify.properties.tally import Failure
+from specverify.properties.verdict.judge import judge
+from specverify.properties.verdict.subject import Crash, NoTrace
+from specverify.reference.case import Case
+from specverify.reference.draft import LanguageModel, Scripted
+from specverify.reference.layout import KvLayout
+from specverify.reference.oracle.decoder import Oracle
+from specverify.reference.probability_world import Blocks, World
+from specverify.reference.sampling import Sampling, Stops
+from specverify.reference.session import Action, Event, Mate, Session
+from specverify.reference.tape import stride
+from specverify.reference.trace import Shared, Stage, Trace
+from specverify.reference.tree import RankTree, Shape, Tree
+from specverify.reports import bundle
 from specverify.setup.subjects import subject_of
 from tests.models import LLAMA
 
@@ -97,11 +97,11 @@ def spoilt(trace: Trace) -> Trace:
 WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "nothing of the session": (
         lambda: replace(clean(), shared=None),
-        "shared, of a session of 3 requests: None, expected reference.trace.Shared",
+        "shared, of a session of 3 requests: None, expected specverify.reference.trace.Shared",
     ),
     "a list of traces": (
         lambda: rebuilt(clean(), shared=requests()),
-        "shared, of a session of 3 requests: tuple of 3 (Trace), expected reference.trace.Shared",
+        "shared, of a session of 3 requests: tuple of 3 (Trace), expected specverify.reference.trace.Shared",
     ),
     "a request too few": (
         lambda: shared(requests=requests()[:2]),
@@ -109,7 +109,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a request that is a list of tokens": (
         lambda: shared(requests=(requests()[0], [1, 2], None)),
-        "request 1, its trace: list of 2 (int), expected reference.trace.Trace",
+        "request 1, its trace: list of 2 (int), expected specverify.reference.trace.Trace",
     ),
     "a request's logits": (
         lambda: shared(requests=(requests()[0], spoilt(requests()[1]), requests()[2])),
@@ -137,11 +137,11 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "accounts by action": (
         lambda: shared(accounts={0: None}),
-        "shared.accounts: dict, expected a tuple of reference.session.Account",
+        "shared.accounts: dict, expected a tuple of specverify.reference.session.Account",
     ),
     "an account as a dict": (
         lambda: shared(accounts=({"free": ()},)),
-        "shared.accounts[0]: dict, expected reference.session.Account",
+        "shared.accounts[0]: dict, expected specverify.reference.session.Account",
     ),
     "a pool of a billion pages": (
         lambda: account(total=10**9),
@@ -165,11 +165,11 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "events by action": (
         lambda: shared(events={0: None}),
-        "shared.events: dict, expected a tuple of reference.session.Event",
+        "shared.events: dict, expected a tuple of specverify.reference.session.Event",
     ),
     "an event as a dict": (
         lambda: shared(events=({"kind": "launched"},)),
-        "shared.events[0]: dict, expected reference.session.Event",
+        "shared.events[0]: dict, expected specverify.reference.session.Event",
     ),
     "an event of another kind": (
         lambda: shared(events=(Event("resolved", 0, 0, 0),)),
@@ -273,7 +273,7 @@ WORLD = World(SHAPE, np.zeros((1, 3)), np.zeros((1, 1, 3)), Sampling(1.0))
 TAPE = np.full((5, stride(3)), 0.25)
 TABLES: dict[str, tuple[Callable[[Blocks], Any], str]] = {
     "a tuple": (lambda one: (one.path, one.tokens), "the tables' answer: tuple of 2 (ndarray), expected "),
-    "None": (lambda _: None, "the tables' answer: None, expected reference.probability_world.Blocks"),
+    "None": (lambda _: None, "the tables' answer: None, expected specverify.reference.probability_world.Blocks"),
     "a request too few": (
         lambda one: replace(one, path=one.path[1:]),
         "path: int64 array [4, 3], expected int [requests=5, height + 1=3]",
@@ -337,9 +337,9 @@ DECLARATIONS: dict[str, tuple[dict[str, Any], str]] = {
     "no dtypes": ({"dtypes": ()}, "dtypes: an empty tuple, expected at least one dtype, the default first"),
     "dtypes of torch": ({"dtypes": (torch.float32,)}, "dtypes[0]: dtype, expected one of float64, float32"),
     "an unknown dtype": ({"dtypes": ("float32", "fp8")}, "dtypes[1]: 'fp8', expected one of float64"),
-    "reveals words": ({"reveals": ["scored"]}, "reveals: list of 1 (str), expected a frozenset of reference"),
+    "reveals words": ({"reveals": ["scored"]}, "reveals: list of 1 (str), expected a frozenset of"),
     "reveals a set of words": ({"reveals": {"scored"}}, "reveals: a set with 'scored', expected a frozenset of"),
-    "reveals one stage": ({"reveals": Stage.SCORED}, "reveals: Stage, expected a frozenset of reference"),
+    "reveals one stage": ({"reveals": Stage.SCORED}, "reveals: Stage, expected a frozenset of"),
     "an unknown layout": ({"layouts": ("ring",)}, "layouts[0]: 'ring', expected one of branch, overwrite"),
     "an unknown draft": ({"drafts": ("eagle",)}, "drafts[0]: 'eagle', expected one of model, ngram, scripted"),
     "an unknown commit": ({"commits": ("copy",)}, "commits[0]: 'copy', expected one of path, fast, length"),

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from reference.trace import Trace
 from specverify.isolation import ancestor, keeping
 from specverify.isolation.ancestor import Ancestor
 from specverify.isolation.backend_spec import BackendSpec
 from specverify.isolation.isolated import Isolated
 from specverify.isolation.lifeline import children
+from specverify.reference.trace import Trace
 from tests.meta.shell.test_isolation import ROOT, case_of
 
 CLEAN = BackendSpec("tests.strangers.hostile:clean")

@@ -9,13 +9,21 @@ import pytest
 import torch
 from jsonschema import Draft202012Validator
 
-from backends.engine.attention.measured.device import device_name
-from backends.engine.attention.measured.table import Shape, Sizes, WrongTable, nearest, read_table, schema, table_of
-from properties.strategies.models import GALLERY
+from specverify.backends.engine.attention.measured.device import device_name
+from specverify.backends.engine.attention.measured.table import (
+    Shape,
+    Sizes,
+    WrongTable,
+    nearest,
+    read_table,
+    schema,
+    table_of,
+)
 from specverify.bench import attention
 from specverify.bench.attention import SETTINGS, _attend, measure, paths, scenes
 from specverify.bench.ways import table as ways
 from specverify.cli import main
+from specverify.properties.strategies.models import GALLERY
 
 SMALL = replace(SETTINGS["cpu"], prefixes=(16, 32), nodes=(5,), batches=(1, 2), dim=8)
 

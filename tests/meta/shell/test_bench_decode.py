@@ -11,13 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from backends.adapt.models import words_tokenizer
-from backends.engine.accept import greedy_walk
-from backends.engine.composition import SEAMS
-from backends.engine.lower_tree import TreeTensors
-from backends.flags import ATTENTION_TABLE
-from reference.trace import CHOSEN
-from reports.pages.decode import decode_page
+from specverify.backends.adapt.models import words_tokenizer
+from specverify.backends.engine.accept import greedy_walk
+from specverify.backends.engine.composition import SEAMS
+from specverify.backends.engine.lower_tree import TreeTensors
+from specverify.backends.flags import ATTENTION_TABLE
 from specverify.bench import attention
 from specverify.bench.agreement import compare_turn, first_difference, noise_between
 from specverify.bench.budgets import grids
@@ -27,6 +25,8 @@ from specverify.bench.stage_clock import STAGES
 from specverify.bench.turn import Turn, Way
 from specverify.cli import main
 from specverify.records.read import check
+from specverify.reference.trace import CHOSEN
+from specverify.reports.pages.decode import decode_page
 from tests.checkpoints import saved
 
 
@@ -145,7 +145,7 @@ def test_a_text_that_is_not_the_targets_own_is_told(
         path, bonus = greedy_walk(tensors, logits)
         return path, (bonus + 1) % 32 if len(tensors.token) > 1 else bonus
 
-    monkeypatch.setattr("backends.compositions.SEAMS", replace(SEAMS, walk=walk))
+    monkeypatch.setattr("specverify.backends.compositions.SEAMS", replace(SEAMS, walk=walk))
     assert (
         bench(
             "--model",

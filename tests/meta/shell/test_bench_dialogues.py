@@ -10,34 +10,34 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from backends.adapt.models import words_tokenizer
-from backends.compositions import open_cpu
-from backends.engine.accept import greedy_walk
-from backends.engine.backend import EngineBackend
-from backends.engine.composition import SEAMS
-from backends.engine.dialogue.server import DialogueServer
-from backends.engine.lower_tree import TreeTensors
-from backends.engine.two_modes import in_mode
-from properties.strategies.draft.head import LAYERS
-from properties.strategies.models import GALLERY
-from reference.architecture import Seeded
-from reference.case import Case
-from reference.draft import Draft, LanguageModel, Ngram, most_rows
-from reference.draft.eagle1 import Eagle1
-from reference.draft.eagle3 import Eagle3
-from reference.draft.head import Head
-from reference.draft.hidden import HiddenStates
-from reference.draft.layer_head import HeadLayer
-from reference.draft.medusa import Medusa
-from reference.draft.mtp import Mtp
-from reference.layout import KINDS, KvLayout
-from reference.sampling import Stops
-from reference.tree import RankTree
+from specverify.backends.adapt.models import words_tokenizer
+from specverify.backends.compositions import open_cpu
+from specverify.backends.engine.accept import greedy_walk
+from specverify.backends.engine.backend import EngineBackend
+from specverify.backends.engine.composition import SEAMS
+from specverify.backends.engine.dialogue.server import DialogueServer
+from specverify.backends.engine.lower_tree import TreeTensors
+from specverify.backends.engine.two_modes import in_mode
 from specverify.bench.agreement import logit_rows
 from specverify.bench.dialogues.transformers_dialogue import TransformersDialogue
 from specverify.bench.hugging_face import ASSISTED, LOOKUP, PLAIN, continue_turn, generate_turn
 from specverify.cli import main
+from specverify.properties.strategies.draft.head import LAYERS
+from specverify.properties.strategies.models import GALLERY
 from specverify.records.read import check
+from specverify.reference.architecture import Seeded
+from specverify.reference.case import Case
+from specverify.reference.draft import Draft, LanguageModel, Ngram, most_rows
+from specverify.reference.draft.eagle1 import Eagle1
+from specverify.reference.draft.eagle3 import Eagle3
+from specverify.reference.draft.head import Head
+from specverify.reference.draft.hidden import HiddenStates
+from specverify.reference.draft.layer_head import HeadLayer
+from specverify.reference.draft.medusa import Medusa
+from specverify.reference.draft.mtp import Mtp
+from specverify.reference.layout import KINDS, KvLayout
+from specverify.reference.sampling import Stops
+from specverify.reference.tree import RankTree
 from tests.checkpoints import saved
 from tests.headfiles import checkpoint as published_target
 from tests.headfiles import saved as saved_head
@@ -286,7 +286,7 @@ def test_a_text_of_a_turn_that_is_not_the_targets_own_is_dumped(
         path, bonus = greedy_walk(tensors, logits)
         return path, (bonus + 1) % 32 if len(tensors.token) > 1 else bonus
 
-    monkeypatch.setattr("backends.compositions.SEAMS", replace(SEAMS, walk=walk))
+    monkeypatch.setattr("specverify.backends.compositions.SEAMS", replace(SEAMS, walk=walk))
     drafts = ("--draft", f"model:{checkpoint}")
     asked = ("--model", checkpoint, "--dialogues", said, "--new-tokens", 6, "--trace", tmp_path / "traced")
     assert bench(*asked, *drafts) == 1

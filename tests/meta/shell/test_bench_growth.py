@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from reports.pages.growth import grid
 from specverify.bench.growth import forwards
 from specverify.bench.growth.lines import line_through
 from specverify.cli import main
+from specverify.reports.pages.growth import grid
 from tests.checkpoints import saved
 
 

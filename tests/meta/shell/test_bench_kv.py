@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from backends.engine.kv.base import KvCache
-from reference.layout import KINDS
-from reports.pages.tables import kv_table
+from specverify.backends.engine.kv.base import KvCache
 from specverify.bench import kv
 from specverify.bench.kv import ACCEPTED, PREFIXES, ROWS, Cell, cells, measure
 from specverify.cli import main
+from specverify.reference.layout import KINDS
+from specverify.reports.pages.tables import kv_table
 
 
 def told(cache: KvCache, cell: Cell, keys: Tensor) -> tuple[float, float]:

@@ -13,23 +13,23 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from backends.adapt.blackbox import PARAMETERS
-from backends.adapt.generated import tokens_of
-from backends.registry import UnknownBackend, open_backend
-from properties.invariants import ALL
-from properties.strategies.models import GALLERY
-from properties.verdict.finding import Verdict
-from properties.verdict.judge import judge
-from reference.architecture import Seeded
-from reference.case import Case
-from reference.draft import LanguageModel
-from reference.oracle.decoder import Oracle
-from reference.sampling import Sampling, Stops
-from reference.tree import RankTree
 from specverify.adapt import blackbox, checkpoint_of, transformers_model
+from specverify.backends.adapt.blackbox import PARAMETERS
+from specverify.backends.adapt.generated import tokens_of
+from specverify.backends.registry import UnknownBackend, open_backend
 from specverify.cli import main
 from specverify.isolation.backend_spec import BackendSpec
 from specverify.isolation.isolated import Isolated
+from specverify.properties.invariants import ALL
+from specverify.properties.strategies.models import GALLERY
+from specverify.properties.verdict.finding import Verdict
+from specverify.properties.verdict.judge import judge
+from specverify.reference.architecture import Seeded
+from specverify.reference.case import Case
+from specverify.reference.draft import LanguageModel
+from specverify.reference.oracle.decoder import Oracle
+from specverify.reference.sampling import Sampling, Stops
+from specverify.reference.tree import RankTree
 from specverify.setup.subjects import subject_of
 from tests.inprocess import in_this_process
 from tests.models import LLAMA

@@ -9,24 +9,24 @@ import numpy as np
 import pytest
 import torch
 
-from backends.adapt.generated import Block, block_of, blocks_of
-from properties.invariants import ALL
-from properties.laws.draw_by_draw import logit_bound, points
-from properties.speculation import Speculation
-from properties.strategies import cases
-from properties.strategies.draft.language_model import CHAIN
-from properties.strategies.settings import explore
-from properties.tolerance.closeness import noise
-from properties.verdict.finding import Verdict
-from properties.verdict.judge import judge
-from reference.case import Case
-from reference.draft import LanguageModel
-from reference.oracle.decoder import Oracle
-from reference.sampling import Sampling, Stops
-from reference.trace import Speculated, Stage
-from reports.unrevealed import NEEDS, best_stages
 from specverify.adapt import Generated, blackbox
+from specverify.backends.adapt.generated import Block, block_of, blocks_of
 from specverify.campaign.search import ROUND, round_seed
+from specverify.properties.invariants import ALL
+from specverify.properties.laws.draw_by_draw import logit_bound, points
+from specverify.properties.speculation import Speculation
+from specverify.properties.strategies import cases
+from specverify.properties.strategies.draft.language_model import CHAIN
+from specverify.properties.strategies.settings import explore
+from specverify.properties.tolerance.closeness import noise
+from specverify.properties.verdict.finding import Verdict
+from specverify.properties.verdict.judge import judge
+from specverify.reference.case import Case
+from specverify.reference.draft import LanguageModel
+from specverify.reference.oracle.decoder import Oracle
+from specverify.reference.sampling import Sampling, Stops
+from specverify.reference.trace import Speculated, Stage
+from specverify.reports.unrevealed import NEEDS, best_stages
 from specverify.setup.subjects import subject_of
 from tests.meta.shell.test_black_box import diff
 from tests.models import LLAMA

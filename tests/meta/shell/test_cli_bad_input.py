@@ -14,15 +14,15 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from reference.architecture import Seeded
-from reference.case import Case
-from reference.case_json import case_to_json
-from reference.draft import LanguageModel
-from reference.oracle.checkpoint import identify
-from reference.sampling import Stops
-from reference.tree import RankTree
-from reference.weights import shapes
 from specverify.cli import main
+from specverify.reference.architecture import Seeded
+from specverify.reference.case import Case
+from specverify.reference.case_json import case_to_json
+from specverify.reference.draft import LanguageModel
+from specverify.reference.oracle.checkpoint import identify
+from specverify.reference.sampling import Stops
+from specverify.reference.tree import RankTree
+from specverify.reference.weights import shapes
 from tests.inprocess import in_this_process
 from tests.models import ONE_LAYER
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from reference.case_json import case_to_json
-from reference.grammar import Grammar
-from reports import bundle
 from specverify.cli import main
+from specverify.reference.case_json import case_to_json
+from specverify.reference.grammar import Grammar
+from specverify.reports import bundle
 
 CASE = bundle.load(Path(__file__).resolve().parents[2] / "corpus" / "grammar-mask-of-parent.json").case
 

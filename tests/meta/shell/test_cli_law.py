@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from reference import rules
-from reference.oracle import acceptance
-from reference.oracle.coin_source import Chance
 from specverify.cli import main
 from specverify.law.standard_worlds import worlds
+from specverify.reference import rules
+from specverify.reference.oracle import acceptance
+from specverify.reference.oracle.coin_source import Chance
 
 FIVE = "0.5,0.2,0.15,0.1,0.05"
 ONE = ("--siblings", "1")
@@ -293,7 +293,7 @@ OWN = """
 import random
 from fractions import Fraction
 import numpy as np
-from reference.oracle import acceptance
+from specverify.reference.oracle import acceptance
 
 number = 3
 calls = []

@@ -10,27 +10,27 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from backends.base import Declaration
-from backends.compositions import open_cpu
-from backends.engine import backend
-from backends.engine.model.causal_lm import CausalLm
-from backends.registry import open_backend
-from backends.shipped import ROWS
-from properties.invariants import ALL
-from properties.strategies.cases import cases
-from properties.strategies.models import GALLERY
-from properties.verdict.finding import Verdict
-from reference.architecture import Seeded
-from reference.case import Case
-from reference.case_json import case_to_json
-from reference.draft import Scripted
-from reference.layout import KINDS, KvLayout
-from reference.oracle.decoder import Oracle
-from reference.sampling import Stops
-from reference.tree import Tree
+from specverify.backends.base import Declaration
+from specverify.backends.compositions import open_cpu
+from specverify.backends.engine import backend
+from specverify.backends.engine.model.causal_lm import CausalLm
+from specverify.backends.registry import open_backend
+from specverify.backends.shipped import ROWS
 from specverify.campaign.search import Search
 from specverify.cli import main
 from specverify.plan import Plan
+from specverify.properties.invariants import ALL
+from specverify.properties.strategies.cases import cases
+from specverify.properties.strategies.models import GALLERY
+from specverify.properties.verdict.finding import Verdict
+from specverify.reference.architecture import Seeded
+from specverify.reference.case import Case
+from specverify.reference.case_json import case_to_json
+from specverify.reference.draft import Scripted
+from specverify.reference.layout import KINDS, KvLayout
+from specverify.reference.oracle.decoder import Oracle
+from specverify.reference.sampling import Stops
+from specverify.reference.tree import Tree
 from specverify.setup.subjects import subject_of
 from tests.inprocess import in_this_process
 
@@ -44,7 +44,7 @@ CASE = Case(
 )
 FACTORY = """
 from dataclasses import replace
-from backends.compositions import open_cpu
+from specverify.backends.compositions import open_cpu
 def plain():
     backend = open_cpu()
     backend.declaration = replace(backend.declaration, name="plain", layouts=("branch", "static"))

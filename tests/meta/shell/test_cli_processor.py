@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from reference import user_processors
-from reference.architecture import Seeded
-from reference.case import Case
-from reference.case_json import case_from_json, case_to_json
-from reference.draft import Scripted
-from reference.sampling import Sampling, Stops
-from reference.tree import Tree
 from specverify.cli import main
+from specverify.reference import user_processors
+from specverify.reference.architecture import Seeded
+from specverify.reference.case import Case
+from specverify.reference.case_json import case_from_json, case_to_json
+from specverify.reference.draft import Scripted
+from specverify.reference.sampling import Sampling, Stops
+from specverify.reference.tree import Tree
 from tests.inprocess import in_this_process
 from tests.models import ONE_LAYER
 

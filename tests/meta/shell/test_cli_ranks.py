@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from backends.ranked import RankedBackend
-from properties.invariants.lossless.ranks import NAME
-from reference.abilities import Abilities
-from reference.case import Case
-from reference.parallel.ranks import SHARDED
-from reference.trace import Trace
+from specverify.backends.ranked import RankedBackend
 from specverify.cli import main
+from specverify.properties.invariants.lossless.ranks import NAME
+from specverify.reference.abilities import Abilities
+from specverify.reference.case import Case
+from specverify.reference.parallel.ranks import SHARDED
+from specverify.reference.trace import Trace
 from specverify.setup.selection import Unknown, over_ranks
 from tests.inprocess import in_this_process
 

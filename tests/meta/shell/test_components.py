@@ -12,21 +12,21 @@ from typing import Any
 import pytest
 import torch
 
-from backends.adapt.component import CONTRACTS
-from properties.invariants import ALL
-from properties.strategies import cases
-from properties.strategies.models import GALLERY
-from properties.strategies.settings import explore
-from properties.verdict.finding import Verdict
-from properties.verdict.judge import judge
-from reference.architecture import Seeded
-from reference.case import Case
-from reference.draft import LanguageModel, Scripted
-from reference.oracle.decoder import Oracle
-from reference.sampling import Sampling, Stops
-from reference.tree import RankTree, Tree
 from specverify.adapt import component
+from specverify.backends.adapt.component import CONTRACTS
 from specverify.cli import main
+from specverify.properties.invariants import ALL
+from specverify.properties.strategies import cases
+from specverify.properties.strategies.models import GALLERY
+from specverify.properties.strategies.settings import explore
+from specverify.properties.verdict.finding import Verdict
+from specverify.properties.verdict.judge import judge
+from specverify.reference.architecture import Seeded
+from specverify.reference.case import Case
+from specverify.reference.draft import LanguageModel, Scripted
+from specverify.reference.oracle.decoder import Oracle
+from specverify.reference.sampling import Sampling, Stops
+from specverify.reference.tree import RankTree, Tree
 from specverify.setup.subjects import subject_of
 from tests.inprocess import in_this_process
 from tests.models import LLAMA

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from backends.compositions import open_engine
+from specverify.backends.compositions import open_engine
 from specverify.conformance.drawn import NARROWED, why_undeclared
 from tests.tiers import first
 

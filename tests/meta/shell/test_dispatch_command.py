@@ -8,19 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from backends.compositions import open_cpu
-from properties.accepted_ranks import RankCounts, counts_of, counts_of_run
-from reference.case import Case
-from reference.draft import LanguageModel
-from reference.draft_trees import Dispatch, named_tree, tree_of_paths
-from reference.recorded.lines import trace_lines
-from reference.sampling import Stops
-from reference.tree import RankTree, Tree
+from specverify.backends.compositions import open_cpu
 from specverify.checkpoints.tree_table import table_in
 from specverify.cli import main
 from specverify.dispatch.lengths import best_tree, expected_accepted, rates_of
 from specverify.dispatch.measure import forward_seconds, tree_of
 from specverify.dispatch.table import rows, table
+from specverify.properties.accepted_ranks import RankCounts, counts_of, counts_of_run
+from specverify.reference.case import Case
+from specverify.reference.draft import LanguageModel
+from specverify.reference.draft_trees import Dispatch, named_tree, tree_of_paths
+from specverify.reference.recorded.lines import trace_lines
+from specverify.reference.sampling import Stops
+from specverify.reference.tree import RankTree, Tree
 from tests.models import OTHER_LLAMA
 
 RATES = {(1, 0): 0.6, (1, 1): 0.2, (1, 2): 0.1, (2, 0): 0.5, (2, 1): 0.3, (3, 0): 0.4}

@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from backends.adapt.blackbox import PARAMETERS
-from backends.adapt.component import CONTRACTS
-from backends.registry import open_backend
-from properties.invariants import ALL
-from properties.verdict.judge import judge
-from reference.case import Case
-from reference.oracle.decoder import Oracle
-from reference.oracle.family import FAMILIES
-from reference.sampling import Stops
 from specverify.adapters.init_command import KINDS
+from specverify.backends.adapt.blackbox import PARAMETERS
+from specverify.backends.adapt.component import CONTRACTS
+from specverify.backends.registry import open_backend
 from specverify.cli import main
+from specverify.properties.invariants import ALL
+from specverify.properties.verdict.judge import judge
+from specverify.reference.case import Case
+from specverify.reference.oracle.decoder import Oracle
+from specverify.reference.oracle.family import FAMILIES
+from specverify.reference.sampling import Stops
 from specverify.setup.subjects import subject_of
 from tests.measure.documents.pages import ROOT, blocks
 from tests.models import LLAMA

@@ -9,32 +9,32 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from backends.registry import open_backend
-from properties.invariants import ALL
-from properties.tally import Failure
-from properties.verdict.finding import Finding, Verdict
-from reference.case import Case
-from reference.draft.eagle1 import Eagle1
-from reference.draft.eagle3 import Eagle3
-from reference.draft.head import Head
-from reference.draft.hidden import HiddenStates
-from reference.draft.layer_head import HeadLayer
-from reference.draft.medusa import Medusa
-from reference.draft.mtp import Mtp
-from reference.draft_files import open_head
-from reference.layout import KINDS
-from reference.oracle.checkpoint import identify
-from reference.oracle.decoder import Oracle
-from reference.sampling import Stops
-from reference.trace import Stage
-from reference.tree import RankTree
-from reference.weights import seeded_weights
-from reports import bundle
+from specverify.backends.registry import open_backend
 from specverify.checkpoints.cases import prepare
 from specverify.checkpoints.sessions import check_admitted, side_by_side
 from specverify.cli import main
 from specverify.commands.sampling_options import sampling_of
 from specverify.plan import Plan
+from specverify.properties.invariants import ALL
+from specverify.properties.tally import Failure
+from specverify.properties.verdict.finding import Finding, Verdict
+from specverify.reference.case import Case
+from specverify.reference.draft.eagle1 import Eagle1
+from specverify.reference.draft.eagle3 import Eagle3
+from specverify.reference.draft.head import Head
+from specverify.reference.draft.hidden import HiddenStates
+from specverify.reference.draft.layer_head import HeadLayer
+from specverify.reference.draft.medusa import Medusa
+from specverify.reference.draft.mtp import Mtp
+from specverify.reference.draft_files import open_head
+from specverify.reference.layout import KINDS
+from specverify.reference.oracle.checkpoint import identify
+from specverify.reference.oracle.decoder import Oracle
+from specverify.reference.sampling import Stops
+from specverify.reference.trace import Stage
+from specverify.reference.tree import RankTree
+from specverify.reference.weights import seeded_weights
+from specverify.reports import bundle
 from specverify.setup.errors import UnusableInput
 from specverify.setup.subjects import subject_of
 from tests.headfiles import TARGET, checkpoint, saved, weights_of

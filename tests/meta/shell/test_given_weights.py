@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from backends.registry import open_backend
-from properties.invariants import ALL
-from reference.oracle.decoder import Oracle
+from specverify.backends.registry import open_backend
 from specverify.checkpoints.cases import prepare
 from specverify.plan import Plan
+from specverify.properties.invariants import ALL
+from specverify.reference.oracle.decoder import Oracle
 from specverify.setup.subjects import subject_of
 from tests.headfiles import checkpoint, saved
 from tests.inprocess import in_this_process

@@ -11,19 +11,19 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from properties.verdict.finding import Verdict
-from properties.verdict.judge import judge
-from reference.abilities import Abilities
-from reference.architecture import Architecture
-from reference.draft import Scripted
-from reference.oracle.decoder import Oracle
-from reference.sampling import Sampling
-from reference.weights import shapes
 from specverify.checkpoints.cases import prepare
 from specverify.checkpoints.guided import check_guides
 from specverify.checkpoints.words import alphabet
 from specverify.commands.sampling_options import grammar_of
 from specverify.plan import Plan
+from specverify.properties.verdict.finding import Verdict
+from specverify.properties.verdict.judge import judge
+from specverify.reference.abilities import Abilities
+from specverify.reference.architecture import Architecture
+from specverify.reference.draft import Scripted
+from specverify.reference.oracle.decoder import Oracle
+from specverify.reference.sampling import Sampling
+from specverify.reference.weights import shapes
 from specverify.setup import given_grammar
 from specverify.setup.errors import MissingInput, UnusableInput
 from specverify.setup.selection import invariants_matching

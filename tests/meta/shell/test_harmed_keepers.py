@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from properties.verdict.subject import Crash
-from reference.trace import Trace
 from specverify.campaign import crew as crew_module
 from specverify.campaign.crew import Crew, _Hand
 from specverify.campaign.messages import Died
@@ -22,6 +20,8 @@ from specverify.isolation.handle import Handle
 from specverify.isolation.isolated import Isolated
 from specverify.isolation.keeping import end_keeping
 from specverify.isolation.limits import Patience
+from specverify.properties.verdict.subject import Crash
+from specverify.reference.trace import Trace
 from tests.meta.shell.test_isolation import ROOT, case_of
 from tests.meta.shell.test_kills import processes, started
 

@@ -14,17 +14,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from reference import case_json
-from reference.architecture import Seeded
-from reference.case import Case
-from reference.case_json import case_to_json
-from reference.oracle.checkpoint import UnreadableCheckpoint, identify, read_checkpoint
-from reference.sampling import Stops
-from reference.weights import shapes
-from reports import bundle
 from specverify.checkpoints import prompts
 from specverify.checkpoints.opening import open_checkpoint
 from specverify.cli import main
+from specverify.reference import case_json
+from specverify.reference.architecture import Seeded
+from specverify.reference.case import Case
+from specverify.reference.case_json import case_to_json
+from specverify.reference.oracle.checkpoint import UnreadableCheckpoint, identify, read_checkpoint
+from specverify.reference.sampling import Stops
+from specverify.reference.weights import shapes
+from specverify.reports import bundle
 from specverify.setup.errors import UnusableInput
 from tests.models import ONE_LAYER
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from reference.layout import KINDS as LAYOUTS
+from specverify.reference.layout import KINDS as LAYOUTS
 
 ROOT = Path(__file__).resolve().parents[3]
 ROOMS = ("specverify", "reference", "backends", "properties", "reports")
@@ -28,7 +28,7 @@ def name_of(file: Path) -> str:
 
 
 def imported(file: Path) -> Iterator[str]:
-    """Names of the modules that a file imports, wherever in it: `torch.nn`, `reference.tree`."""
+    """Names of the modules that a file imports, wherever in it: `torch.nn`, `specverify.reference.tree`."""
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -144,9 +144,9 @@ def test_the_arrows_point_down() -> None:
 def test_these_tests_see_what_they_forbid(tmp_path: Path) -> None:
     file = tmp_path / "x.py"
     file.write_text(
-        "import numpy as np\ndef f():\n    from torch.nn import Module\n    import reference.tree, pickle\n"
+        "import numpy as np\ndef f():\n    from torch.nn import Module\n    import specverify.reference.tree, pickle\n"
     )
-    assert sorted(imported(file)) == ["numpy", "pickle", "reference.tree", "torch.nn"]
+    assert sorted(imported(file)) == ["numpy", "pickle", "specverify.reference.tree", "torch.nn"]
     assert VAGUE.search("test_utils")
     assert VAGUE.search("helpers")
     assert VAGUE.search("common")

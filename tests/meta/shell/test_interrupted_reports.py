@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from reports.pages import summary
 from specverify.cli import main
+from specverify.reports.pages import summary
 from tests.inprocess import in_this_process
 
 

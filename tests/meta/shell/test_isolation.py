@@ -11,21 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from backends.base import Unavailable
-from properties.invariants import ALL
-from properties.strategies.models import GALLERY
-from properties.tally import Failure
-from properties.verdict.judge import judge
-from properties.verdict.subject import Crash
-from reference.architecture import Seeded
-from reference.case import Case
-from reference.case_json import case_to_json
-from reference.draft import Scripted
-from reference.oracle.decoder import Oracle
-from reference.sampling import Stops
-from reference.trace import Trace
-from reference.tree import Tree
-from reports import bundle
+from specverify.backends.base import Unavailable
 from specverify.campaign.replay import replay
 from specverify.cli import main
 from specverify.isolation.backend_spec import BackendSpec
@@ -35,6 +21,20 @@ from specverify.isolation.lifeline import children
 from specverify.isolation.limits import AFTER_A_HANG_S, Patience, default_memory, size_of, size_words
 from specverify.isolation.process import how_ended, last_words
 from specverify.isolation.watch import Watch
+from specverify.properties.invariants import ALL
+from specverify.properties.strategies.models import GALLERY
+from specverify.properties.tally import Failure
+from specverify.properties.verdict.judge import judge
+from specverify.properties.verdict.subject import Crash
+from specverify.reference.architecture import Seeded
+from specverify.reference.case import Case
+from specverify.reference.case_json import case_to_json
+from specverify.reference.draft import Scripted
+from specverify.reference.oracle.decoder import Oracle
+from specverify.reference.sampling import Stops
+from specverify.reference.trace import Trace
+from specverify.reference.tree import Tree
+from specverify.reports import bundle
 from tests.models import LLAMA
 from tests.strangers import hostile
 from tests.tiers import first

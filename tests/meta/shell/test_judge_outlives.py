@@ -10,30 +10,30 @@ from xml.etree import ElementTree
 
 import pytest
 
-from backends.base import Unavailable
-from backends.compositions import open_cpu
-from properties.invariants import ALL
-from properties.live.watch import JudgeFailure, SessionStats, Watch
-from properties.strategies.models import GALLERY
-from properties.tally import Tally
-from properties.verdict import judge as judging
-from properties.verdict import session_members
-from properties.verdict.finding import Comparisons, Finding
-from properties.verdict.internal import JUDGE
-from properties.verdict.invariant import Fact, Invariant, Oracle, needing
-from properties.verdict.judge import judge
-from properties.verdict.routing import Exchanges
-from properties.verdict.subject import Subject
-from reference.architecture import Seeded
-from reference.case import Case
-from reference.oracle.decoder import Oracle as Definition
-from reference.sampling import Stops
-from reference.session import Action, Mate, Session
-from reference.trace import Stage, Trace
-from reports import bundle
-from reports.html.pages import diff_page
+from specverify.backends.base import Unavailable
+from specverify.backends.compositions import open_cpu
 from specverify.cli import main
+from specverify.properties.invariants import ALL
+from specverify.properties.live.watch import JudgeFailure, SessionStats, Watch
+from specverify.properties.strategies.models import GALLERY
+from specverify.properties.tally import Tally
+from specverify.properties.verdict import judge as judging
+from specverify.properties.verdict import session_members
+from specverify.properties.verdict.finding import Comparisons, Finding
+from specverify.properties.verdict.internal import JUDGE
+from specverify.properties.verdict.invariant import Fact, Invariant, Oracle, needing
+from specverify.properties.verdict.judge import judge
+from specverify.properties.verdict.routing import Exchanges
+from specverify.properties.verdict.subject import Subject
 from specverify.pytest_plugin import BackendUnderTest
+from specverify.reference.architecture import Seeded
+from specverify.reference.case import Case
+from specverify.reference.oracle.decoder import Oracle as Definition
+from specverify.reference.sampling import Stops
+from specverify.reference.session import Action, Mate, Session
+from specverify.reference.trace import Stage, Trace
+from specverify.reports import bundle
+from specverify.reports.html.pages import diff_page
 from specverify.setup import selection
 from specverify.setup.subjects import subject_of
 from tests.corruption import BY_NAME
@@ -194,7 +194,7 @@ def test_the_fixture_of_pytest_fails_a_test_whose_judge_raised() -> None:
 
 
 def test_a_live_session_whose_judge_raised_was_not_judged(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("properties.live.watch.LIVE_INVARIANTS", (BROKEN,))
+    monkeypatch.setattr("specverify.properties.live.watch.LIVE_INVARIANTS", (BROKEN,))
     played = SessionStats()
     session = Session((Mate((3,), stops=Stops(1)),), ())
     watch = Watch(replace(CASE, session=session), Definition(), subject_of(open_cpu()), played)

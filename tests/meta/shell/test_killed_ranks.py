@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from backends.adapt.models import words_tokenizer
+from specverify.backends.adapt.models import words_tokenizer
 from specverify.cli import main
 from specverify.records.merge import shard_folder
 from tests.checkpoints import saved

@@ -7,25 +7,25 @@ from pathlib import Path
 import pytest
 from rich.cells import cell_len
 
-from backends.base import StageFailure
-from backends.engine.backend import EngineBackend
-from backends.engine.composition import SEAMS
-from properties.strategies.models import GALLERY
-from properties.tally import Failure, Tally
-from properties.verdict.finding import FINISHED, Finding, Verdict
-from properties.verdict.judge import judge
-from properties.verdict.subject import Crash
-from reference.architecture import Seeded
-from reference.case import Case
-from reference.draft import Scripted
-from reference.sampling import Stops
-from reference.trace import Stage
-from reference.tree import Tree
-from reports.bundle import FINDING_FIELDS, bundle_content, load, save
-from reports.junit import junit
-from reports.layout80 import SAID_LINES, WIDTH
-from reports.pages.terminal import failure_page
-from reports.record import failure_fact, verdict_line
+from specverify.backends.base import StageFailure
+from specverify.backends.engine.backend import EngineBackend
+from specverify.backends.engine.composition import SEAMS
+from specverify.properties.strategies.models import GALLERY
+from specverify.properties.tally import Failure, Tally
+from specverify.properties.verdict.finding import FINISHED, Finding, Verdict
+from specverify.properties.verdict.judge import judge
+from specverify.properties.verdict.subject import Crash
+from specverify.reference.architecture import Seeded
+from specverify.reference.case import Case
+from specverify.reference.draft import Scripted
+from specverify.reference.sampling import Stops
+from specverify.reference.trace import Stage
+from specverify.reference.tree import Tree
+from specverify.reports.bundle import FINDING_FIELDS, bundle_content, load, save
+from specverify.reports.junit import junit
+from specverify.reports.layout80 import SAID_LINES, WIDTH
+from specverify.reports.pages.terminal import failure_page
+from specverify.reports.record import failure_fact, verdict_line
 from specverify.setup.subjects import FRAMES, last_frames, subject_of
 from tests.corruption import BY_NAME, ORACLE
 

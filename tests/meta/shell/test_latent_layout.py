@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from reference.architecture import Checkpoint
-from reference.layout import KvLayout
 from specverify.checkpoints.sessions import PAGE, layout_of
 from specverify.cli import main
+from specverify.reference.architecture import Checkpoint
+from specverify.reference.layout import KvLayout
 from specverify.setup.errors import UnusableInput
 from specverify.setup.selection import Unknown, check_latent, check_layout, kind_of
 from tests.checkpoints import saved

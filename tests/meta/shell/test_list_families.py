@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from reference.family import FAMILIES
-from reference.files.fields import UnreadableCheckpoint
-from reference.oracle.configuration import read_architecture
-from reference.oracle.family.unread import UNREAD
 from specverify.cli import main
 from specverify.commands.families import families
+from specverify.reference.family import FAMILIES
+from specverify.reference.files.fields import UnreadableCheckpoint
+from specverify.reference.oracle.configuration import read_architecture
+from specverify.reference.oracle.family.unread import UNREAD
 
 
 def test_every_family_says_what_it_reads_and_where_it_runs() -> None:

@@ -10,24 +10,24 @@ from typing import Any
 
 import pytest
 
-from backends.base import Backend, Declaration, Unsupported
-from backends.compositions import open_cpu
-from properties.shortfall import LEAST_JUDGED, shortfalls
-from properties.strategies.models import GALLERY
-from properties.tally import Counts, Failure, Tally
-from properties.verdict.finding import Finding, Verdict
-from reference.architecture import Seeded
-from reference.case import Case
-from reference.sampling import Stops
-from reference.trace import Stage, Trace
-from reports import bundle
-from reports.pages.summary import summary_page
-from reports.writing import Unwritable
+from specverify.backends.base import Backend, Declaration, Unsupported
+from specverify.backends.compositions import open_cpu
 from specverify.campaign import campaign
 from specverify.campaign.messages import Began, Broken, Died, Done, Found, Located, Opened
 from specverify.cli import main
 from specverify.interrupts import Interrupts
 from specverify.plan import Plan
+from specverify.properties.shortfall import LEAST_JUDGED, shortfalls
+from specverify.properties.strategies.models import GALLERY
+from specverify.properties.tally import Counts, Failure, Tally
+from specverify.properties.verdict.finding import Finding, Verdict
+from specverify.reference.architecture import Seeded
+from specverify.reference.case import Case
+from specverify.reference.sampling import Stops
+from specverify.reference.trace import Stage, Trace
+from specverify.reports import bundle
+from specverify.reports.pages.summary import summary_page
+from specverify.reports.writing import Unwritable
 from tests.inprocess import in_this_process
 
 CASE = Case(Seeded(GALLERY[0], 1), (1, 2), stops=Stops(2))

@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 
-from properties.invariants import ALL, BESIDE_TOKENS, WITHOUT_ORACLE
-from properties.invariants.pair import peer_of
-from properties.verdict.invariant import NoReference, NotApplicable
-from properties.verdict.judge import judge
-from properties.verdict.peer import Peer, shared_abilities
-from reference.abilities import Abilities
-from reference.case import Case
-from reference.oracle.decoder import Oracle
-from reference.sampling import Sampling, Stops
-from reference.trace import Emitted, Step, Trace
 from specverify.campaign.replay import replay
 from specverify.cli import main
+from specverify.properties.invariants import ALL, BESIDE_TOKENS, WITHOUT_ORACLE
+from specverify.properties.invariants.pair import peer_of
+from specverify.properties.verdict.invariant import NoReference, NotApplicable
+from specverify.properties.verdict.judge import judge
+from specverify.properties.verdict.peer import Peer, shared_abilities
+from specverify.reference.abilities import Abilities
+from specverify.reference.case import Case
+from specverify.reference.oracle.decoder import Oracle
+from specverify.reference.sampling import Sampling, Stops
+from specverify.reference.trace import Emitted, Step, Trace
 from specverify.setup.subjects import subject_of
 from tests.inprocess import in_this_process
 from tests.models import LLAMA
@@ -60,7 +60,7 @@ def refuse(case: Case) -> Trace:
 
 
 def test_no_invariant_of_a_pair_asks_an_oracle() -> None:
-    from backends.compositions import open_cpu
+    from specverify.backends.compositions import open_cpu
 
     chosen = [one for one in ALL if one.name in WITHOUT_ORACLE]
     assert {one.name for one in chosen} == WITHOUT_ORACLE

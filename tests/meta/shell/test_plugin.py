@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from backends.devices import why_no_device
+from specverify.backends.devices import why_no_device
 from specverify.pytest_selection import Selection
 
 ROOT = Path(__file__).resolve().parents[3]

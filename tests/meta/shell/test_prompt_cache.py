@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from backends.adapt.models import words_tokenizer
+from specverify.backends.adapt.models import words_tokenizer
 from specverify.checkpoints.prompt_cache import digest, load_or_encode
 
 TEXTS = ["3 1 4", "1 5"]

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from backends import registry
-from backends.adapters import ADAPTERS, FOLDER, Adapter
-from backends.base import Unavailable
-from backends.registry import UnknownBackend, open_backend, shipped_names, why_unavailable
-from backends.shipped import ROWS
+from specverify.backends import registry
+from specverify.backends.adapters import ADAPTERS, FOLDER, Adapter
+from specverify.backends.base import Unavailable
+from specverify.backends.registry import UnknownBackend, open_backend, shipped_names, why_unavailable
+from specverify.backends.shipped import ROWS
 from specverify.commands.doctor_checks import examine
 from specverify.commands.subjects import backends
 from specverify.plan import DEFAULT_CASES, default_cases
@@ -84,7 +84,7 @@ def test_an_engine_that_is_absent_is_told_with_its_extra(monkeypatch: pytest.Mon
 def test_an_engine_that_cannot_be_imported_is_unavailable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "broken_engine.py").write_text("raise RuntimeError('no such\\ninstruction')\n")
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
-    monkeypatch.setattr("backends.adapters.FOLDER", "broken_engine")
+    monkeypatch.setattr("specverify.backends.adapters.FOLDER", "broken_engine")
     monkeypatch.setattr(Adapter, "module", "broken_engine")
     monkeypatch.setattr(registry, "ADAPTERS", (replace(ADAPTERS[0], name="broken"),))
     assert why_unavailable("broken") == "broken cannot be imported: RuntimeError: no such instruction"

@@ -7,22 +7,22 @@ from pathlib import Path
 
 import pytest
 
-from backends.adapt.models import words_tokenizer
-from properties.tally import Failure
-from properties.verdict.judge import judge
-from reference.oracle.decoder import Oracle
-from reports.bundle import load
-from reports.progress import Progress
-from reports.record import Lines
+from specverify.backends.adapt.models import words_tokenizer
 from specverify.bench.decode_record import measurements_of
 from specverify.campaign.recorder import Recorder
 from specverify.cli import main
 from specverify.plan import Plan
+from specverify.properties.tally import Failure
+from specverify.properties.verdict.judge import judge
 from specverify.records.merge import merge_records, shard_folder, shards_in
 from specverify.records.of_diff import manifest_for
 from specverify.records.ranks import Ranks, ranks_of
 from specverify.records.read import check, read
 from specverify.records.write import Writer
+from specverify.reference.oracle.decoder import Oracle
+from specverify.reports.bundle import load
+from specverify.reports.progress import Progress
+from specverify.reports.record import Lines
 from specverify.setup.errors import UnusableInput
 from specverify.setup.selection import invariants_matching
 from specverify.setup.subjects import open_planted, subject_of

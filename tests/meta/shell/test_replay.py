@@ -13,13 +13,13 @@ from xml.etree import ElementTree
 
 import pytest
 
-from backends import faults
-from properties.invariants import ALL
-from reference.architecture import Seeded
-from reference.case import Case
-from reference.case_json import case_from_json, case_to_json
-from reference.sampling import Sampling, Stops
+from specverify.backends import faults
 from specverify.cli import main
+from specverify.properties.invariants import ALL
+from specverify.reference.architecture import Seeded
+from specverify.reference.case import Case
+from specverify.reference.case_json import case_from_json, case_to_json
+from specverify.reference.sampling import Sampling, Stops
 from tests.models import ONE_LAYER
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -14,24 +14,24 @@ import torch
 from hypothesis import given, seed
 from safetensors.torch import save_file
 
-from properties.strategies import cases
-from properties.strategies.settings import drawing_settings
-from properties.tally import Failure
-from properties.verdict.finding import Finding, Verdict
-from reference.architecture import ROPE_KINDS, Architecture, Checkpoint, Rope, Seeded
-from reference.case import DTYPES, Case
-from reference.case_json import case_to_json
-from reference.draft import LanguageModel, Ngram, Scripted
-from reference.family import FAMILIES
-from reference.layout import COMMITS
-from reference.oracle.checkpoint import identify
-from reference.sampling import Stops
-from reference.trace import Stage
-from reference.tree import RankTree, Tree
-from reference.weights import shapes
-from reports.bundle import bundle_content
 from specverify.checkpoints import opening
 from specverify.cli import main
+from specverify.properties.strategies import cases
+from specverify.properties.strategies.settings import drawing_settings
+from specverify.properties.tally import Failure
+from specverify.properties.verdict.finding import Finding, Verdict
+from specverify.reference.architecture import ROPE_KINDS, Architecture, Checkpoint, Rope, Seeded
+from specverify.reference.case import DTYPES, Case
+from specverify.reference.case_json import case_to_json
+from specverify.reference.draft import LanguageModel, Ngram, Scripted
+from specverify.reference.family import FAMILIES
+from specverify.reference.layout import COMMITS
+from specverify.reference.oracle.checkpoint import identify
+from specverify.reference.sampling import Stops
+from specverify.reference.trace import Stage
+from specverify.reference.tree import RankTree, Tree
+from specverify.reference.weights import shapes
+from specverify.reports.bundle import bundle_content
 from tests.models import ONE_LAYER
 
 KINDS = ("scripted", "ngram", "model", "checkpoint")
@@ -172,7 +172,7 @@ def changed(content: Any, draw: random.Random) -> None:
 
 def redigest(content: Any) -> None:
     """Give an edited case the id that it would have, so that what lies behind the digest is reached."""
-    from reference import case_json
+    from specverify.reference import case_json
 
     try:
         content["id"] = case_json._case(content).id

@@ -11,21 +11,21 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from backends.base import Unsupported
-from backends.engine.model.models import ModelCache
-from properties.tally import Failure
-from properties.verdict.finding import Finding, Verdict
-from reference.architecture import Architecture, Checkpoint, Seeded
-from reference.case import Case
-from reference.draft import LanguageModel, Scripted
-from reference.oracle.checkpoint import identify
-from reference.sampling import Stops
-from reference.session import Action, Mate, Session
-from reference.trace import Stage
-from reference.tree import RankTree
-from reference.weights import shapes
-from reports import bundle
+from specverify.backends.base import Unsupported
+from specverify.backends.engine.model.models import ModelCache
 from specverify.cli import main
+from specverify.properties.tally import Failure
+from specverify.properties.verdict.finding import Finding, Verdict
+from specverify.reference.architecture import Architecture, Checkpoint, Seeded
+from specverify.reference.case import Case
+from specverify.reference.draft import LanguageModel, Scripted
+from specverify.reference.oracle.checkpoint import identify
+from specverify.reference.sampling import Stops
+from specverify.reference.session import Action, Mate, Session
+from specverify.reference.trace import Stage
+from specverify.reference.tree import RankTree
+from specverify.reference.weights import shapes
+from specverify.reports import bundle
 from tests.inprocess import in_this_process
 
 ARCH = Architecture("llama", 11, 8, 12, 2, 1, 4, (0,), max_positions=128)

@@ -8,9 +8,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from properties.verdict.subject import Crash
-from reference.case_json import case_to_json
-from reference.trace import Trace
 from specverify.campaign import campaign
 from specverify.cli import main
 from specverify.isolation.backend_spec import BackendSpec
@@ -18,7 +15,10 @@ from specverify.isolation.growth import BLOCKS, RISES, Growth, Trend
 from specverify.isolation.isolated import Isolated
 from specverify.isolation.keeping import end_keeping
 from specverify.isolation.limits import Patience
+from specverify.properties.verdict.subject import Crash
 from specverify.pytest_plugin import pytest_terminal_summary, yield_backend
+from specverify.reference.case_json import case_to_json
+from specverify.reference.trace import Trace
 from tests.inprocess import CrewHere
 from tests.meta.shell.test_isolation import ROOT, case_of, said
 

@@ -10,17 +10,17 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from properties.verdict.finding import Verdict
-from properties.verdict.judge import judge
-from reference.architecture import Architecture
-from reference.draft import LanguageModel, Ngram, Scripted
-from reference.oracle.decoder import Oracle
-from reference.rules import Rule
-from reference.sampling import Sampling
-from reference.weights import shapes
 from specverify.checkpoints.cases import prepare
 from specverify.commands.sampling_options import NAMES, sampling_of
 from specverify.plan import Plan
+from specverify.properties.verdict.finding import Verdict
+from specverify.properties.verdict.judge import judge
+from specverify.reference.architecture import Architecture
+from specverify.reference.draft import LanguageModel, Ngram, Scripted
+from specverify.reference.oracle.decoder import Oracle
+from specverify.reference.rules import Rule
+from specverify.reference.sampling import Sampling
+from specverify.reference.weights import shapes
 from specverify.setup.selection import invariants_matching
 from specverify.setup.subjects import open_planted, subject_of
 from tests.tiers import first

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from backends.registry import UnknownBackend, open_backend
 from specverify import shadowing
+from specverify.backends.registry import UnknownBackend, open_backend
 from specverify.law.user_rule import own_rule
 from specverify.setup import processors
 from specverify.setup.errors import UnusableInput
@@ -109,7 +109,7 @@ def test_a_program_is_our_command_only_if_it_was_started_as_such() -> None:
     assert not asked([], [])
 
 
-ENGINE = """from backends.registry import open_backend
+ENGINE = """from specverify.backends.registry import open_backend
 def open():
     return open_backend("cpu-eager")
 def rule(*asked):

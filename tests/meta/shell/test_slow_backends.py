@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from properties.tolerance.closeness import noise
-from properties.verdict.subject import Subject
-from reference.case import Case
-from reference.draft import Scripted
-from reference.oracle.decoder import Oracle
-from reference.sampling import Stops
-from reference.trace import Trace
 from specverify.plan import DEFAULT_CASES, default_cases
+from specverify.properties.tolerance.closeness import noise
+from specverify.properties.verdict.subject import Subject
+from specverify.reference.case import Case
+from specverify.reference.draft import Scripted
+from specverify.reference.oracle.decoder import Oracle
+from specverify.reference.sampling import Stops
+from specverify.reference.trace import Trace
 from specverify.setup.subjects import open_planted, subject_of
 from tests.models import LARGE_LLAMA
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from backends import availability, devices
-from backends.adapters import SHIPPED_BACKENDS
-from backends.availability import why_absent
-from backends.faults.unplanted import reports
-from backends.registry import why_unavailable
+from specverify.backends import availability, devices
+from specverify.backends.adapters import SHIPPED_BACKENDS
+from specverify.backends.availability import why_absent
+from specverify.backends.faults.unplanted import reports
+from specverify.backends.registry import why_unavailable
 from specverify.commands import subjects
 
 ROOT = Path(__file__).resolve().parents[3]

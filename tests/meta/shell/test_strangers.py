@@ -7,20 +7,20 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "strangers"))
 
-from properties.invariants import ALL
-from properties.tally import Failure, Tally
-from properties.verdict.finding import Verdict
-from properties.verdict.subject import Subject
-from reference.case import Case
-from reference.draft import Scripted
-from reference.oracle.decoder import Oracle
-from reference.sampling import Stops
-from reference.trace import Stage
-from reference.tree import Tree
-from reports import bundle
 from specverify.campaign.replay import replay
 from specverify.campaign.search import Search
 from specverify.plan import Plan
+from specverify.properties.invariants import ALL
+from specverify.properties.tally import Failure, Tally
+from specverify.properties.verdict.finding import Verdict
+from specverify.properties.verdict.subject import Subject
+from specverify.reference.case import Case
+from specverify.reference.draft import Scripted
+from specverify.reference.oracle.decoder import Oracle
+from specverify.reference.sampling import Stops
+from specverify.reference.trace import Stage
+from specverify.reference.tree import Tree
+from specverify.reports import bundle
 from specverify.setup.errors import UnusableInput
 from specverify.setup.selection import invariants_matching
 from specverify.setup.subjects import open_planted, subject_of
@@ -30,7 +30,7 @@ CASE = Case(LLAMA, (3, 1, 4), Scripted((Tree((0, 0, 1), (4, 2, 5)),)), stops=Sto
 
 
 def judged(backend: str) -> Verdict:
-    from properties.verdict.judge import judge
+    from specverify.properties.verdict.judge import judge
 
     return judge(CASE, ALL, Oracle(), subject_of(open_planted(f"terse_engine:{backend}", None)))
 
@@ -67,7 +67,7 @@ def test_a_crash_is_a_finding_and_shrinks_to_the_shortest_prompt_that_crashes() 
 def test_a_case_outside_the_declaration_is_declined_and_no_pass() -> None:
     from dataclasses import replace
 
-    from properties.verdict.judge import judge
+    from specverify.properties.verdict.judge import judge
 
     subject = subject_of(open_planted("terse_engine:terse", None))
     verdict = judge(replace(CASE, dtype="float64"), ALL, Oracle(), subject)

@@ -9,18 +9,18 @@ from typing import Any
 import jsonschema
 import pytest
 
-from backends.registry import open_backend
-from reference.case import Case
-from reference.draft import Scripted
-from reference.layout import KvLayout
-from reference.recorded.json_types import encode
-from reference.recorded.lines import read_runs, trace_lines
-from reference.recorded.schema import schema
-from reference.sampling import Sampling, Stops
-from reference.trace import Trace
-from reference.tree import Tree
 from specverify.adapt import save_checkpoint
+from specverify.backends.registry import open_backend
 from specverify.cli import main
+from specverify.reference.case import Case
+from specverify.reference.draft import Scripted
+from specverify.reference.layout import KvLayout
+from specverify.reference.recorded.json_types import encode
+from specverify.reference.recorded.lines import read_runs, trace_lines
+from specverify.reference.recorded.schema import schema
+from specverify.reference.sampling import Sampling, Stops
+from specverify.reference.trace import Trace
+from specverify.reference.tree import Tree
 from tests.models import LLAMA
 
 CASE = Case(

@@ -7,9 +7,9 @@ from typing import Any
 
 from safetensors.torch import load_file, save_file
 
-from backends.adapt.models import save_checkpoint
-from properties.strategies.models import GALLERY
-from reference.architecture import Seeded
+from specverify.backends.adapt.models import save_checkpoint
+from specverify.properties.strategies.models import GALLERY
+from specverify.reference.architecture import Seeded
 from specverify.training.plan import TrainingPlan
 
 MODEL = Seeded(GALLERY[7], 0)

@@ -5,14 +5,14 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from reference.draft import Ngram
-from reference.draft.eagle3 import Eagle3
-from reference.draft_trees import Expansion
-from reference.oracle.draft.eagle3 import Eagle3Formulas
-from reference.oracle.draft.head import propose_by_head
-from reference.oracle.draft.ngram import propose
-from reference.oracle.draft.question import Question
-from reference.tree import RankTree, Tree
+from specverify.reference.draft import Ngram
+from specverify.reference.draft.eagle3 import Eagle3
+from specverify.reference.draft_trees import Expansion
+from specverify.reference.oracle.draft.eagle3 import Eagle3Formulas
+from specverify.reference.oracle.draft.head import propose_by_head
+from specverify.reference.oracle.draft.ngram import propose
+from specverify.reference.oracle.draft.question import Question
+from specverify.reference.tree import RankTree, Tree
 from specverify.training.acceptance import Acceptance, HeldOutText, grow_paths, head_acceptance, ngram_acceptance
 from tests.meta.training.test_trained_heads import FUSED, LAYER, module
 from tests.models import LLAMA

@@ -6,19 +6,19 @@ import numpy as np
 import pytest
 import torch
 
-from reference.case import Case
-from reference.draft.eagle1 import Eagle1
-from reference.draft.eagle3 import Eagle3
-from reference.draft.hidden import HiddenStates
-from reference.draft.layer_head import HeadLayer
-from reference.draft.medusa import Medusa
-from reference.oracle.draft.eagle1 import Eagle1Formulas
-from reference.oracle.draft.eagle3 import Eagle3Formulas
-from reference.oracle.draft.medusa import guess
-from reference.oracle.draft.question import Question
-from reference.oracle.sampled_step import SampledStep
-from reference.tree import RankTree
-from reference.weights import seeded_head, seeded_weights
+from specverify.reference.case import Case
+from specverify.reference.draft.eagle1 import Eagle1
+from specverify.reference.draft.eagle3 import Eagle3
+from specverify.reference.draft.hidden import HiddenStates
+from specverify.reference.draft.layer_head import HeadLayer
+from specverify.reference.draft.medusa import Medusa
+from specverify.reference.oracle.draft.eagle1 import Eagle1Formulas
+from specverify.reference.oracle.draft.eagle3 import Eagle3Formulas
+from specverify.reference.oracle.draft.medusa import guess
+from specverify.reference.oracle.draft.question import Question
+from specverify.reference.oracle.sampled_step import SampledStep
+from specverify.reference.tree import RankTree
+from specverify.reference.weights import seeded_head, seeded_weights
 from specverify.training.heads.base import Batch, TrainedHead
 from specverify.training.heads.eagle1 import Eagle1Module
 from specverify.training.heads.eagle3 import Eagle3Module

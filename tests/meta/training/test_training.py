@@ -15,7 +15,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from reference.draft_trees import Expansion
+from specverify.reference.draft_trees import Expansion
 from specverify.training import data, loop, run
 from specverify.training.heads.eagle3 import Eagle3Module
 from specverify.training.run import train

@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 
-from reference.draft.hidden import HiddenStates
 from specverify.cli import main
+from specverify.reference.draft.hidden import HiddenStates
 from specverify.setup.errors import UnusableInput
 from specverify.training import vocabulary as vocabularies
 from specverify.training.data import prepare_data

@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-import reference
-from reference.architecture import Architecture, Checkpoint, Seeded
-from reference.case import Case
-from reference.case_json import case_from_json, case_to_json, short_json
-from reference.draft import LanguageModel
-from reference.files.json_words import plain
-from reference.malformed import Malformed
-from reference.tree import RankTree
+from specverify import reference
+from specverify.reference.architecture import Architecture, Checkpoint, Seeded
+from specverify.reference.case import Case
+from specverify.reference.case_json import case_from_json, case_to_json, short_json
+from specverify.reference.draft import LanguageModel
+from specverify.reference.files.json_words import plain
+from specverify.reference.malformed import Malformed
+from specverify.reference.tree import RankTree
 
 LINES = (Path(__file__).parent / "golden" / "case_ids.jsonl").read_text(encoding="utf-8").splitlines()
 SAVED: dict[str, dict[str, Any]] = {line["of"]: line["case"] for line in map(json.loads, LINES)}

@@ -8,18 +8,18 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from reference.architecture import Architecture, Seeded
-from reference.case import Case
-from reference.case_json import case_from_json, case_to_json
-from reference.draft import LanguageModel, Ngram, Scripted
-from reference.layout import KvLayout
-from reference.malformed import Malformed
-from reference.probability_world import GivenTree, World
-from reference.rules import Rule
-from reference.sampling import Sampling, Stops
-from reference.session import Action, Mate, Session
-from reference.tree import RankTree, Shape, Tree
 from specverify.campaign.case_stream import stream
+from specverify.reference.architecture import Architecture, Seeded
+from specverify.reference.case import Case
+from specverify.reference.case_json import case_from_json, case_to_json
+from specverify.reference.draft import LanguageModel, Ngram, Scripted
+from specverify.reference.layout import KvLayout
+from specverify.reference.malformed import Malformed
+from specverify.reference.probability_world import GivenTree, World
+from specverify.reference.rules import Rule
+from specverify.reference.sampling import Sampling, Stops
+from specverify.reference.session import Action, Mate, Session
+from specverify.reference.tree import RankTree, Shape, Tree
 
 MODEL = Seeded(Architecture("llama", 4, 8, 8, 1, 1, 4, (0,), max_positions=12), 1)
 BASE = Case(MODEL, (3, 1), Scripted((Tree((0, 0), (1, 2)),)), stops=Stops(3))

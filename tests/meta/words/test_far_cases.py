@@ -11,26 +11,26 @@ import torch
 from hypothesis import given, seed
 from hypothesis import strategies as st
 
-from backends.engine.attention.triton_launch import plan_for_cpu, plan_for_gpu
-from properties.shrinking.cases import nearer
-from properties.shrinking.sessions import lengths_below, plainer_mates
-from properties.strategies import sessions
-from properties.strategies.far_conditions import FAR, INTERPRETED, SPLIT
-from properties.strategies.models import FAR as FAR_MODELS
-from properties.strategies.models import FAR_POSITIONS, small_draft
-from properties.strategies.prompts import LONGEST, MARKS, far_lengths, far_prompts
-from properties.strategies.settings import drawing_settings
-from properties.verdict.finding import Verdict
-from properties.verdict.subject import Refusal, Subject
-from reference.architecture import Seeded
-from reference.case import Case
-from reference.draft import LanguageModel, Scripted
-from reference.oracle.decoder import Oracle
-from reference.sampling import Stops
-from reference.session import Action, Mate, Session
-from reference.tree import RankTree, Tree
+from specverify.backends.engine.attention.triton_launch import plan_for_cpu, plan_for_gpu
 from specverify.campaign.search import Search
 from specverify.plan import Plan
+from specverify.properties.shrinking.cases import nearer
+from specverify.properties.shrinking.sessions import lengths_below, plainer_mates
+from specverify.properties.strategies import sessions
+from specverify.properties.strategies.far_conditions import FAR, INTERPRETED, SPLIT
+from specverify.properties.strategies.models import FAR as FAR_MODELS
+from specverify.properties.strategies.models import FAR_POSITIONS, small_draft
+from specverify.properties.strategies.prompts import LONGEST, MARKS, far_lengths, far_prompts
+from specverify.properties.strategies.settings import drawing_settings
+from specverify.properties.verdict.finding import Verdict
+from specverify.properties.verdict.subject import Refusal, Subject
+from specverify.reference.architecture import Seeded
+from specverify.reference.case import Case
+from specverify.reference.draft import LanguageModel, Scripted
+from specverify.reference.oracle.decoder import Oracle
+from specverify.reference.sampling import Stops
+from specverify.reference.session import Action, Mate, Session
+from specverify.reference.tree import RankTree, Tree
 from specverify.setup.subjects import open_planted, subject_of
 from tests.models import TINY_LLAMA
 
@@ -78,7 +78,7 @@ def test_long_prompts_and_their_prefixes_end_below_at_and_above_every_mark(most:
 
 
 def test_a_search_draws_long_prompts_and_shorter_ones_for_a_slow_backend(monkeypatch: pytest.MonkeyPatch) -> None:
-    drawing = import_module("properties.strategies.cases")
+    drawing = import_module("specverify.properties.strategies.cases")
     monkeypatch.setattr(drawing, "FAR", 1)  # all cases, where it is one in twenty
     monkeypatch.setattr(drawing, "with_mates", lambda case, layout, within: st.just(case))
     longest = {}

@@ -9,33 +9,33 @@ import pytest
 import torch
 from torch import Tensor
 
-from backends.base import Unsupported
-from backends.engine.draft import OPENERS, Opening
-from backends.engine.draft.base import Proposal
-from backends.engine.kv.base import KvCache
-from backends.engine.sampling.step import StepSampling
-from backends.registry import open_backend
-from properties.invariants import ALL
-from properties.shrinking.cases import nearer, size
-from properties.strategies.models import GALLERY
-from properties.verdict.judge import judge
-from reference.case import Case
-from reference.case_json import case_from_json, case_to_json
-from reference.draft import KINDS
-from reference.draft.hidden import HiddenStates
-from reference.draft.static import Static
-from reference.files.json_parts import rank_tree_from_json
-from reference.layout import KINDS as LAYOUTS
-from reference.layout import KvLayout
-from reference.malformed import Malformed
-from reference.oracle.decoder import Oracle, select_states
-from reference.oracle.draft import PROPOSALS, Question
-from reference.sampling import Stops
-from reference.session import Action, Mate, Session
-from reference.trace import Drafted
-from reference.tree import RankTree, Tree
-from reports.case_diff import differences
+from specverify.backends.base import Unsupported
+from specverify.backends.engine.draft import OPENERS, Opening
+from specverify.backends.engine.draft.base import Proposal
+from specverify.backends.engine.kv.base import KvCache
+from specverify.backends.engine.sampling.step import StepSampling
+from specverify.backends.registry import open_backend
 from specverify.campaign.against import ByTransformers
+from specverify.properties.invariants import ALL
+from specverify.properties.shrinking.cases import nearer, size
+from specverify.properties.strategies.models import GALLERY
+from specverify.properties.verdict.judge import judge
+from specverify.reference.case import Case
+from specverify.reference.case_json import case_from_json, case_to_json
+from specverify.reference.draft import KINDS
+from specverify.reference.draft.hidden import HiddenStates
+from specverify.reference.draft.static import Static
+from specverify.reference.files.json_parts import rank_tree_from_json
+from specverify.reference.layout import KINDS as LAYOUTS
+from specverify.reference.layout import KvLayout
+from specverify.reference.malformed import Malformed
+from specverify.reference.oracle.decoder import Oracle, select_states
+from specverify.reference.oracle.draft import PROPOSALS, Question
+from specverify.reference.sampling import Stops
+from specverify.reference.session import Action, Mate, Session
+from specverify.reference.trace import Drafted
+from specverify.reference.tree import RankTree, Tree
+from specverify.reports.case_diff import differences
 from specverify.setup.subjects import subject_of
 from tests.models import LLAMA
 

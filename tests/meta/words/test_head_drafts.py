@@ -8,35 +8,35 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from backends.base import Unsupported
-from backends.engine.draft import OPENERS, Opening
-from backends.engine.draft.head import HeadDraft
-from backends.registry import open_backend
-from properties.invariants import ALL
-from properties.strategies.acceptance import continuation
-from properties.strategies.draft.drawing import DRAWN, DraftSetting
-from properties.strategies.models import GALLERY, targets
-from properties.verdict.judge import judge
-from reference.architecture import Architecture, Checkpoint, Seeded
-from reference.case import Case
-from reference.case_json import case_from_json, case_to_json
-from reference.draft import Ngram
-from reference.draft.eagle1 import Eagle1
-from reference.draft.eagle3 import Eagle3
-from reference.draft.head import Head
-from reference.draft.hidden import HiddenStates
-from reference.draft.layer_head import HeadLayer
-from reference.draft.medusa import Medusa
-from reference.draft.mtp import Mtp
-from reference.layout import KINDS, KvLayout
-from reference.malformed import Malformed
-from reference.oracle.decoder import Oracle
-from reference.oracle.model import PathByPath
-from reference.sampling import Sampling, Stops
-from reference.session import Action, Mate, Session
-from reference.trace import Array, Trace
-from reference.tree import RankTree, Tree
-from reference.weights import seeded_head, seeded_weights
+from specverify.backends.base import Unsupported
+from specverify.backends.engine.draft import OPENERS, Opening
+from specverify.backends.engine.draft.head import HeadDraft
+from specverify.backends.registry import open_backend
+from specverify.properties.invariants import ALL
+from specverify.properties.strategies.acceptance import continuation
+from specverify.properties.strategies.draft.drawing import DRAWN, DraftSetting
+from specverify.properties.strategies.models import GALLERY, targets
+from specverify.properties.verdict.judge import judge
+from specverify.reference.architecture import Architecture, Checkpoint, Seeded
+from specverify.reference.case import Case
+from specverify.reference.case_json import case_from_json, case_to_json
+from specverify.reference.draft import Ngram
+from specverify.reference.draft.eagle1 import Eagle1
+from specverify.reference.draft.eagle3 import Eagle3
+from specverify.reference.draft.head import Head
+from specverify.reference.draft.hidden import HiddenStates
+from specverify.reference.draft.layer_head import HeadLayer
+from specverify.reference.draft.medusa import Medusa
+from specverify.reference.draft.mtp import Mtp
+from specverify.reference.layout import KINDS, KvLayout
+from specverify.reference.malformed import Malformed
+from specverify.reference.oracle.decoder import Oracle
+from specverify.reference.oracle.model import PathByPath
+from specverify.reference.sampling import Sampling, Stops
+from specverify.reference.session import Action, Mate, Session
+from specverify.reference.trace import Array, Trace
+from specverify.reference.tree import RankTree, Tree
+from specverify.reference.weights import seeded_head, seeded_weights
 from specverify.setup.subjects import subject_of
 from tests.models import LLAMA
 

@@ -7,24 +7,24 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends.registry import open_backend
-from properties.invariants import ALL
-from properties.verdict.judge import judge
-from reference.case import Case
-from reference.case_json import case_from_json, case_to_json
-from reference.draft.eagle1 import Eagle1
-from reference.draft.eagle3 import Eagle3
-from reference.draft.head import Head
-from reference.draft.hidden import HiddenStates
-from reference.draft.layer_head import HeadLayer
-from reference.draft.medusa import Medusa
-from reference.draft_files import open_head
-from reference.draft_trees import Expansion
-from reference.oracle.decoder import Oracle
-from reference.sampling import Stops
-from reference.trace import Array, Drafted, Trace
-from reference.tree import RankTree
-from reference.weights import seeded_head
+from specverify.backends.registry import open_backend
+from specverify.properties.invariants import ALL
+from specverify.properties.verdict.judge import judge
+from specverify.reference.case import Case
+from specverify.reference.case_json import case_from_json, case_to_json
+from specverify.reference.draft.eagle1 import Eagle1
+from specverify.reference.draft.eagle3 import Eagle3
+from specverify.reference.draft.head import Head
+from specverify.reference.draft.hidden import HiddenStates
+from specverify.reference.draft.layer_head import HeadLayer
+from specverify.reference.draft.medusa import Medusa
+from specverify.reference.draft_files import open_head
+from specverify.reference.draft_trees import Expansion
+from specverify.reference.oracle.decoder import Oracle
+from specverify.reference.sampling import Stops
+from specverify.reference.trace import Array, Drafted, Trace
+from specverify.reference.tree import RankTree
+from specverify.reference.weights import seeded_head
 from specverify.setup.subjects import subject_of
 from tests.headfiles import TARGET, saved, weights_of
 

@@ -10,21 +10,21 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from reference.case import Case
-from reference.draft.eagle1 import Eagle1
-from reference.draft.eagle3 import Eagle3
-from reference.draft.head import Head
-from reference.draft.hidden import HiddenStates
-from reference.draft.layer_head import HeadLayer
-from reference.draft.medusa import Medusa
-from reference.draft_files import open_head
-from reference.files.fields import UnreadableCheckpoint
-from reference.files.head_files import HeadFiles
-from reference.malformed import Malformed
-from reference.sampling import Stops
-from reference.trace import Array
-from reference.tree import RankTree
-from reference.weights import head_weights
+from specverify.reference.case import Case
+from specverify.reference.draft.eagle1 import Eagle1
+from specverify.reference.draft.eagle3 import Eagle3
+from specverify.reference.draft.head import Head
+from specverify.reference.draft.hidden import HiddenStates
+from specverify.reference.draft.layer_head import HeadLayer
+from specverify.reference.draft.medusa import Medusa
+from specverify.reference.draft_files import open_head
+from specverify.reference.files.fields import UnreadableCheckpoint
+from specverify.reference.files.head_files import HeadFiles
+from specverify.reference.malformed import Malformed
+from specverify.reference.sampling import Stops
+from specverify.reference.trace import Array
+from specverify.reference.tree import RankTree
+from specverify.reference.weights import head_weights
 from tests.headfiles import TARGET, saved, weights_of
 
 BARE = RankTree((0,), (0,))
@@ -283,7 +283,7 @@ def test_stored_weights_have_no_seed_and_keep_their_words(tmp_path: Path) -> Non
 
 
 def _on_checkpoint(folder: Path, head: Head) -> Case:
-    from reference.architecture import Checkpoint
+    from specverify.reference.architecture import Checkpoint
 
     (folder / "target").mkdir()
     (folder / "target" / "config.json").write_text(json.dumps({}))

@@ -5,21 +5,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from backends.registry import open_backend
-from properties.shrinking.cases import nearer
-from properties.verdict.judge import judge
-from reference.architecture import Seeded
-from reference.case import Case
-from reference.draft.hidden import HiddenStates
-from reference.draft.medusa import Medusa
-from reference.draft_trees import Expansion
-from reference.layout import KvLayout
-from reference.malformed import Malformed
-from reference.oracle.model import PathByPath
-from reference.sampling import Sampling, Stops
-from reference.trace import Array
-from reference.tree import RankTree, Tree
-from reference.weights import seeded_head, seeded_weights
+from specverify.backends.registry import open_backend
+from specverify.properties.shrinking.cases import nearer
+from specverify.properties.verdict.judge import judge
+from specverify.reference.architecture import Seeded
+from specverify.reference.case import Case
+from specverify.reference.draft.hidden import HiddenStates
+from specverify.reference.draft.medusa import Medusa
+from specverify.reference.draft_trees import Expansion
+from specverify.reference.layout import KvLayout
+from specverify.reference.malformed import Malformed
+from specverify.reference.oracle.model import PathByPath
+from specverify.reference.sampling import Sampling, Stops
+from specverify.reference.trace import Array
+from specverify.reference.tree import RankTree, Tree
+from specverify.reference.weights import seeded_head, seeded_weights
 from specverify.setup.subjects import subject_of
 from tests.meta.words.test_head_drafts import DRAFTS, ORACLE
 from tests.models import LLAMA

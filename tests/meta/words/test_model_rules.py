@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from reference.architecture import Architecture, Rope, Seeded
-from reference.malformed import Malformed
+from specverify.reference.architecture import Architecture, Rope, Seeded
+from specverify.reference.malformed import Malformed
 
 ARCH = Architecture("llama", 5, 8, 8, 2, 1, 4, (0, 3), max_positions=64)
 CHUNKED = replace(ARCH, family="llama4", windows=(0, 0), chunks=(4, 0))

@@ -8,22 +8,22 @@ import torch
 from transformers import LlamaForCausalLM
 from transformers.modeling_layers import MtpModel
 
-from backends.engine.model.built_in import config_of
-from backends.engine.model.family import EXACT
-from backends.engine.model.float64_modules import make_exact
-from backends.registry import open_backend
-from properties.shrinking.cases import nearer
-from reference.architecture import Seeded
-from reference.case import Case
-from reference.draft.hidden import HiddenStates
-from reference.draft.layer_head import HeadLayer
-from reference.draft.mtp import Mtp, module_prefix
-from reference.layout import KvLayout
-from reference.malformed import Malformed
-from reference.oracle.model import PathByPath
-from reference.sampling import Stops
-from reference.tree import RankTree
-from reference.weights import seeded_head, seeded_weights
+from specverify.backends.engine.model.built_in import config_of
+from specverify.backends.engine.model.family import EXACT
+from specverify.backends.engine.model.float64_modules import make_exact
+from specverify.backends.registry import open_backend
+from specverify.properties.shrinking.cases import nearer
+from specverify.reference.architecture import Seeded
+from specverify.reference.case import Case
+from specverify.reference.draft.hidden import HiddenStates
+from specverify.reference.draft.layer_head import HeadLayer
+from specverify.reference.draft.mtp import Mtp, module_prefix
+from specverify.reference.layout import KvLayout
+from specverify.reference.malformed import Malformed
+from specverify.reference.oracle.model import PathByPath
+from specverify.reference.sampling import Stops
+from specverify.reference.tree import RankTree
+from specverify.reference.weights import seeded_head, seeded_weights
 from tests.meta.words.test_head_drafts import ORACLE, compared, judged
 from tests.models import LLAMA
 

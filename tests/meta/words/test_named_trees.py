@@ -2,12 +2,12 @@
 
 import pytest
 
-from reference.case import Case
-from reference.case_json import case_from_json, case_to_json
-from reference.draft import Draft, LanguageModel, Ngram
-from reference.draft_trees import CHOICES, name_of, named_tree, tree_of_paths
-from reference.malformed import Malformed
-from reference.tree import RankTree
+from specverify.reference.case import Case
+from specverify.reference.case_json import case_from_json, case_to_json
+from specverify.reference.draft import Draft, LanguageModel, Ngram
+from specverify.reference.draft_trees import CHOICES, name_of, named_tree, tree_of_paths
+from specverify.reference.malformed import Malformed
+from specverify.reference.tree import RankTree
 from tests.models import TINY_LLAMA
 
 

@@ -9,19 +9,19 @@ import numpy as np
 import pytest
 import torch
 
-from backends.engine.model.quantised import dequantise, quantise
-from backends.registry import open_backend
-from properties.shrinking.cases import nearer
-from properties.verdict.judge import judge
-from reference.case import Case
-from reference.case_json import case_from_json, case_to_json
-from reference.draft import LanguageModel
-from reference.malformed import Malformed
-from reference.oracle.formulas.quantised import nearest_e4m3, quantised_weights
-from reference.oracle.parameters import load, load_head
-from reference.quantisation.rows import QUANTISED
-from reference.sampling import Stops
-from reference.tree import RankTree
+from specverify.backends.engine.model.quantised import dequantise, quantise
+from specverify.backends.registry import open_backend
+from specverify.properties.shrinking.cases import nearer
+from specverify.properties.verdict.judge import judge
+from specverify.reference.case import Case
+from specverify.reference.case_json import case_from_json, case_to_json
+from specverify.reference.draft import LanguageModel
+from specverify.reference.malformed import Malformed
+from specverify.reference.oracle.formulas.quantised import nearest_e4m3, quantised_weights
+from specverify.reference.oracle.parameters import load, load_head
+from specverify.reference.quantisation.rows import QUANTISED
+from specverify.reference.sampling import Stops
+from specverify.reference.tree import RankTree
 from specverify.setup.subjects import open_planted, subject_of
 from tests.meta.words.test_head_drafts import DRAFTS, HEADS, ORACLE
 from tests.models import LLAMA

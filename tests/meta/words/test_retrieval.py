@@ -6,26 +6,26 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from backends.engine.composition import SEAMS
-from backends.engine.draft import Opening, open_draft
-from backends.engine.retrieval.automaton import SuffixAutomaton
-from backends.engine.retrieval.trie import NgramTrie
-from backends.registry import open_backend
-from properties.shrinking.cases import nearer
-from properties.verdict.judge import judge
-from properties.verdict.subject import Subject
-from reference.case import Case
-from reference.case_json import case_from_json, case_to_json
-from reference.draft import Draft, Ngram, Scripted
-from reference.draft.automaton import Automaton
-from reference.draft.merged import Merged
-from reference.draft.trie import Trie
-from reference.malformed import Malformed
-from reference.oracle.draft.automaton import continuation
-from reference.oracle.draft.trie import entries, trie_grams
-from reference.sampling import Sampling, Stops
-from reference.session import Action, Mate, Session
-from reference.tree import RankTree
+from specverify.backends.engine.composition import SEAMS
+from specverify.backends.engine.draft import Opening, open_draft
+from specverify.backends.engine.retrieval.automaton import SuffixAutomaton
+from specverify.backends.engine.retrieval.trie import NgramTrie
+from specverify.backends.registry import open_backend
+from specverify.properties.shrinking.cases import nearer
+from specverify.properties.verdict.judge import judge
+from specverify.properties.verdict.subject import Subject
+from specverify.reference.case import Case
+from specverify.reference.case_json import case_from_json, case_to_json
+from specverify.reference.draft import Draft, Ngram, Scripted
+from specverify.reference.draft.automaton import Automaton
+from specverify.reference.draft.merged import Merged
+from specverify.reference.draft.trie import Trie
+from specverify.reference.malformed import Malformed
+from specverify.reference.oracle.draft.automaton import continuation
+from specverify.reference.oracle.draft.trie import entries, trie_grams
+from specverify.reference.sampling import Sampling, Stops
+from specverify.reference.session import Action, Mate, Session
+from specverify.reference.tree import RankTree
 from specverify.setup.subjects import subject_of
 from tests.meta.words.test_head_drafts import DRAFTS as INVARIANTS
 from tests.meta.words.test_head_drafts import ORACLE

@@ -14,15 +14,15 @@ import pytest
 from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
-from properties.invariants import ALL
-from properties.live.play import play
-from properties.live.watch import SessionStats
-from properties.strategies.settings import drawing_settings, explore, without_local_constants
-from reference.oracle.decoder import Oracle
 from specverify.bench.throughput import throughput
 from specverify.campaign.case_stream import Stream
 from specverify.campaign.search import Search
 from specverify.plan import DEFAULT_DTYPES, Plan
+from specverify.properties.invariants import ALL
+from specverify.properties.live.play import play
+from specverify.properties.live.watch import SessionStats
+from specverify.properties.strategies.settings import drawing_settings, explore, without_local_constants
+from specverify.reference.oracle.decoder import Oracle
 from specverify.setup.subjects import open_planted, subject_of
 
 ROOT = Path(__file__).resolve().parents[3]

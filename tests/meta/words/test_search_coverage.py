@@ -5,16 +5,16 @@ from dataclasses import replace
 
 import pytest
 
-from properties.strategies.conditions import CONDITIONS
-from reference.case import Case
-from reference.draft import LanguageModel, Scripted
-from reference.draft_trees import Dispatch, Expansion
-from reference.layout import KvLayout
-from reference.sampling import Sampling, Stops
-from reference.session import Action, Mate, Session
-from reference.tree import RankTree, Tree
 from specverify.campaign.case_stream import stream
 from specverify.plan import default_dtypes
+from specverify.properties.strategies.conditions import CONDITIONS
+from specverify.reference.case import Case
+from specverify.reference.draft import LanguageModel, Scripted
+from specverify.reference.draft_trees import Dispatch, Expansion
+from specverify.reference.layout import KvLayout
+from specverify.reference.sampling import Sampling, Stops
+from specverify.reference.session import Action, Mate, Session
+from specverify.reference.tree import RankTree, Tree
 from tests.measure import search_coverage
 from tests.measure.__main__ import main
 from tests.measure.pages import search_table

@@ -7,9 +7,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from reference.architecture import Architecture, Seeded
-from reference.malformed import Malformed
-from reference.weights import PROBE_CODES, permutation, probe_architecture, representable, seeded_weights, shapes
+from specverify.reference.architecture import Architecture, Seeded
+from specverify.reference.malformed import Malformed
+from specverify.reference.weights import (
+    PROBE_CODES,
+    permutation,
+    probe_architecture,
+    representable,
+    seeded_weights,
+    shapes,
+)
 
 LLAMA = Architecture("llama", 11, 8, 12, 2, 1, 4, (0, 0))
 QWEN3 = Architecture("qwen3", 11, 8, 12, 2, 1, 4, (0,), tied=True, qk_norm=True)

@@ -7,13 +7,13 @@ from math import inf, nan
 
 import pytest
 
-from reference.architecture import Architecture, Seeded
-from reference.draft import LanguageModel, Ngram, Scripted, largest_tree_size
-from reference.layout import KvLayout
-from reference.malformed import Malformed, under
-from reference.rules import RULES, Rule
-from reference.sampling import Sampling, Stops
-from reference.tree import RankTree, Shape, Tree
+from specverify.reference.architecture import Architecture, Seeded
+from specverify.reference.draft import LanguageModel, Ngram, Scripted, largest_tree_size
+from specverify.reference.layout import KvLayout
+from specverify.reference.malformed import Malformed, under
+from specverify.reference.rules import RULES, Rule
+from specverify.reference.sampling import Sampling, Stops
+from specverify.reference.tree import RankTree, Shape, Tree
 
 MODEL = Seeded(Architecture("llama", 4, 8, 8, 1, 1, 4, (0,), max_positions=12), 1)
 PAIR = RankTree((0, 0, 0), (0, 1, 2))

@@ -7,24 +7,24 @@ from random import Random
 import pytest
 from hypothesis import HealthCheck, find, settings
 
-from properties.invariants import ALL
-from properties.strategies import cases
-from properties.strategies.far_conditions import FAR
-from properties.strategies.models import GALLERY, SEEDS
-from properties.verdict.invariant import taking_turns
-from reference.architecture import ROPE_KINDS, Architecture, Seeded
-from reference.case import Case
-from reference.draft import LanguageModel, Scripted
-from reference.family import FAMILIES
-from reference.layout import COMMITS, KvLayout
-from reference.oracle.decoder import Oracle
-from reference.oracle.stopping import finish_reason
-from reference.sampling import Stops
-from reference.session import Session
-from reference.trace import Trace
-from reference.tree import Shape, Tree
 from specverify.campaign.case_stream import Stream
 from specverify.plan import DEFAULT_DTYPES
+from specverify.properties.invariants import ALL
+from specverify.properties.strategies import cases
+from specverify.properties.strategies.far_conditions import FAR
+from specverify.properties.strategies.models import GALLERY, SEEDS
+from specverify.properties.verdict.invariant import taking_turns
+from specverify.reference.architecture import ROPE_KINDS, Architecture, Seeded
+from specverify.reference.case import Case
+from specverify.reference.draft import LanguageModel, Scripted
+from specverify.reference.family import FAMILIES
+from specverify.reference.layout import COMMITS, KvLayout
+from specverify.reference.oracle.decoder import Oracle
+from specverify.reference.oracle.stopping import finish_reason
+from specverify.reference.sampling import Stops
+from specverify.reference.session import Session
+from specverify.reference.trace import Trace
+from specverify.reference.tree import Shape, Tree
 from tests.models import LARGE_LLAMA
 
 MOST = 2000

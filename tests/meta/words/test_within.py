@@ -8,19 +8,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from backends.registry import open_backend
-from properties.strategies import cases
-from properties.strategies.settings import explore
-from reference.abilities import ENDS, LAYOUT_SETTINGS, PROCESSING, TREES, Abilities
-from reference.architecture import Seeded
-from reference.case import DTYPES, Case
-from reference.draft import KINDS as DRAFTS
-from reference.draft_trees import TREE_KINDS
-from reference.family import FAMILIES
-from reference.layout import COMMITS, KINDS
-from reference.rules import DRAWS, RULES
-from reference.session import ACTIONS
+from specverify.backends.registry import open_backend
 from specverify.campaign.search import ROUND, round_seed
+from specverify.properties.strategies import cases
+from specverify.properties.strategies.settings import explore
+from specverify.reference.abilities import ENDS, LAYOUT_SETTINGS, PROCESSING, TREES, Abilities
+from specverify.reference.architecture import Seeded
+from specverify.reference.case import DTYPES, Case
+from specverify.reference.draft import KINDS as DRAFTS
+from specverify.reference.draft_trees import TREE_KINDS
+from specverify.reference.family import FAMILIES
+from specverify.reference.layout import COMMITS, KINDS
+from specverify.reference.rules import DRAWS, RULES
+from specverify.reference.session import ACTIONS
 
 BARE = Abilities(dtypes=("float32",), layout_settings=(), stops=("max_new_tokens",), draws=())
 """The least that an engine can have: greedy decoding of one request, with a draft and a cache of its own."""

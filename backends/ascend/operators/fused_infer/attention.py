@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from backends.ascend.operators.fused_infer.call import Call
-from backends.ascend.operators.fused_infer.latent import Rope, latent_attention
-from backends.ascend.operators.fused_infer.ragged import ragged_attention
-from backends.ascend.operators.layouts import LAYOUTS, RANKS, from_bnsd, to_bnsd
-from backends.ascend.operators.masked import WIDE_OPEN, attend, check_compressed, mode_mask
-from backends.ascend.operators.pages import Cache, cache_of, check_table
-from backends.ascend.operators.rules import NotEmulated, demand, demand_defined
+from specverify.backends.ascend.operators.fused_infer.call import Call
+from specverify.backends.ascend.operators.fused_infer.latent import Rope, latent_attention
+from specverify.backends.ascend.operators.fused_infer.ragged import ragged_attention
+from specverify.backends.ascend.operators.layouts import LAYOUTS, RANKS, from_bnsd, to_bnsd
+from specverify.backends.ascend.operators.masked import WIDE_OPEN, attend, check_compressed, mode_mask
+from specverify.backends.ascend.operators.pages import Cache, cache_of, check_table
+from specverify.backends.ascend.operators.rules import NotEmulated, demand, demand_defined
 
 
 def version_1(

@@ -9,10 +9,10 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from backends.ascend.operators.fused_infer.call import Call
-from backends.ascend.operators.masked import attend, check_compressed, mode_mask
-from backends.ascend.operators.pages import cache_of
-from backends.ascend.operators.rules import demand
+from specverify.backends.ascend.operators.fused_infer.call import Call
+from specverify.backends.ascend.operators.masked import attend, check_compressed, mode_mask
+from specverify.backends.ascend.operators.pages import cache_of
+from specverify.backends.ascend.operators.rules import demand
 
 
 def ragged_attention(call: Call) -> tuple[Tensor, Tensor]:

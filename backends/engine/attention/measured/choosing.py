@@ -10,10 +10,10 @@ from pathlib import Path
 
 from torch import Tensor
 
-from backends.base import Unavailable, Unsupported, WrongFlag
-from backends.engine.attention.gathered import eager_gathered, gather_columns
-from backends.engine.attention.measured.device import device_name
-from backends.engine.attention.measured.table import (
+from specverify.backends.base import Unavailable, Unsupported, WrongFlag
+from specverify.backends.engine.attention.gathered import eager_gathered, gather_columns
+from specverify.backends.engine.attention.measured.device import device_name
+from specverify.backends.engine.attention.measured.table import (
     Scene,
     Shape,
     Sizes,
@@ -23,10 +23,10 @@ from backends.engine.attention.measured.table import (
     nearest_width_scene,
     read_table,
 )
-from backends.engine.attention.measured.ways import Way, ways_on
-from backends.engine.columns import Attend, AttentionInputs
-from backends.flags import ATTENTION_TABLE
-from reference.trace import CHOSEN
+from specverify.backends.engine.attention.measured.ways import Way, ways_on
+from specverify.backends.engine.columns import Attend, AttentionInputs
+from specverify.backends.flags import ATTENTION_TABLE
+from specverify.reference.trace import CHOSEN
 
 DRAWN = Path(__file__).parent / "drawn.json"
 """The table of the models that cases draw: `bench attention --model drawn` on an AMD EPYC, with one thread."""

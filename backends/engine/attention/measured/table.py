@@ -15,7 +15,7 @@ from typing import Any
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import best_match
 
-from reference.case_json import dotted_path, shorten
+from specverify.reference.case_json import dotted_path, shorten
 
 VERSION = 1
 """Version of the format; the field `attention_table` of a file holds it."""

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from backends.engine.attention.eager import eager
-from backends.engine.attention.flex import Flex
-from backends.engine.attention.sdpa import Sdpa
-from backends.engine.attention.split import Split
-from backends.engine.columns import Attend, AttentionInputs
+from specverify.backends.engine.attention.eager import eager
+from specverify.backends.engine.attention.flex import Flex
+from specverify.backends.engine.attention.sdpa import Sdpa
+from specverify.backends.engine.attention.split import Split
+from specverify.backends.engine.columns import Attend, AttentionInputs
 
 EAGER, SDPA, SPLIT, FLEX, TRITON = "eager", "sdpa", "split", "flex", "triton"
 """The names of the ways in tables."""
@@ -51,7 +51,7 @@ class Way:
 
 
 def _triton() -> Attend:
-    from backends.engine.attention.triton_launch import compiled_kernel
+    from specverify.backends.engine.attention.triton_launch import compiled_kernel
 
     return compiled_kernel()
 

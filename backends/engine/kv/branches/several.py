@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from backends.engine.kv.base import CacheSpec, Pair
-from backends.engine.kv.branch import Branch
+from specverify.backends.engine.kv.base import CacheSpec, Pair
+from specverify.backends.engine.kv.branch import Branch
 
 Cells = dict[int, Pair]
 """For each row of a branch its keys and values, [kv_heads, width]."""

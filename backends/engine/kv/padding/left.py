@@ -7,8 +7,8 @@ a shorter one, which hold a large number and which no row sees. Rows keep the po
 import torch
 from torch import Tensor
 
-from backends.engine.columns import AttentionInputs
-from backends.engine.kv.lanes import BatchCache
+from specverify.backends.engine.columns import AttentionInputs
+from specverify.backends.engine.kv.lanes import BatchCache
 
 DEAD = 3e4
 """The content of dead columns: finite in every working dtype, and far from any key or value."""

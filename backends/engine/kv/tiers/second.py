@@ -9,10 +9,10 @@ from collections.abc import Callable, Hashable
 
 import torch
 
-from backends.engine.kv.base import Pair
-from backends.engine.kv.paged import Pool
-from backends.engine.kv.pages import Pages
-from backends.engine.kv.recurrent import LayerStates
+from specverify.backends.engine.kv.base import Pair
+from specverify.backends.engine.kv.paged import Pool
+from specverify.backends.engine.kv.pages import Pages
+from specverify.backends.engine.kv.recurrent import LayerStates
 
 Key = tuple[object, tuple[int, ...]]
 """The owner of a page (the draft model that shares the blocks, or None), and every token up to the page's end."""

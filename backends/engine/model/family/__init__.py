@@ -4,8 +4,8 @@ Every module of this folder is imported, and its `ModelFamily` objects are enter
 new file here and no line elsewhere.
 """
 
-from backends.engine.model.family.base import Exact, ModelFamily
-from reference.family.base import members
+from specverify.backends.engine.model.family.base import Exact, ModelFamily
+from specverify.reference.family.base import members
 
 FAMILIES: dict[str, ModelFamily] = {family.name: family for family in members(__name__, __path__, ModelFamily)}
 """Every family by its name."""

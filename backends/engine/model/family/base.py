@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from backends.base import Unsupported
-from reference.architecture import Architecture, Rope
+from specverify.backends.base import Unsupported
+from specverify.reference.architecture import Architecture, Rope
 
 Exact = Callable[[nn.Module, Any], nn.Module]
 """From a module of a model and the model's config to a module that computes the same formula in float64."""
@@ -21,16 +21,16 @@ class ModelFamily:
     """A model family, as the engine opens it.
 
     Attributes:
-        name: The name in `reference.family.FAMILIES`.
+        name: The name in `specverify.reference.family.FAMILIES`.
         config: transformers' class of its config.
         model: transformers' class of its causal model.
         fields: From an architecture to the fields of the config that not all families share. Raises Unsupported for an
             architecture that transformers' model cannot have.
         caps_scores: Whether transformers' model applies a soft cap to the scores of attention itself, set by `fields`.
             For other families the engine passes `Architecture.score_cap` to attention.
-        rename: From the name of a weight in `reference.weights` to transformers' name.
-        arrange: From the state dict of `reference.weights`, with transformers' names, to that of the model, which may
-            hold several of its tensors in one.
+        rename: From the name of a weight in `specverify.reference.weights` to transformers' name.
+        arrange: From the state dict of `specverify.reference.weights`, with transformers' names, to that of the model,
+            which may hold several of its tensors in one.
         complete: Gives a built-in model, in place, the buffers that no state dict holds.
         prepare: Changes an open model, in place, where transformers' own code is wrong for a tree of rows, or hands
             its cache something else than keys and values.

@@ -20,10 +20,10 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from backends.base import Unsupported
-from backends.engine.model.family.base import ModelFamily, no_irope, no_window, refuse_unequal
-from backends.engine.model.float64_modules import rms_norm
-from reference.architecture import Architecture
+from specverify.backends.base import Unsupported
+from specverify.backends.engine.model.family.base import ModelFamily, no_irope, no_window, refuse_unequal
+from specverify.backends.engine.model.float64_modules import rms_norm
+from specverify.reference.architecture import Architecture
 
 EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
 

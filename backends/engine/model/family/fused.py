@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from transformers import Glm4Config, Glm4ForCausalLM, Phi3Config, Phi3ForCausalLM
 
-from backends.engine.model.family.base import ModelFamily, no_irope, no_window, refuse_unequal
-from backends.engine.model.float64_modules import rms_norm
-from reference.architecture import Architecture
+from specverify.backends.engine.model.family.base import ModelFamily, no_irope, no_window, refuse_unequal
+from specverify.backends.engine.model.float64_modules import rms_norm
+from specverify.reference.architecture import Architecture
 
 Parts = dict[str, tuple[str, ...]]
 """The name of a fused projection, and the projections whose rows it holds, in order."""

@@ -12,10 +12,10 @@ import torch
 from torch import nn
 from transformers import Gemma2Config, Gemma2ForCausalLM
 
-from backends.base import Unsupported
-from backends.engine.model.family.base import ModelFamily, layer_types, no_irope, refuse_unequal
-from backends.engine.model.float64_modules import rms_norm
-from reference.architecture import Architecture
+from specverify.backends.base import Unsupported
+from specverify.backends.engine.model.family.base import ModelFamily, layer_types, no_irope, refuse_unequal
+from specverify.backends.engine.model.float64_modules import rms_norm
+from specverify.reference.architecture import Architecture
 
 
 def fields_of(arch: Architecture) -> dict[str, Any]:

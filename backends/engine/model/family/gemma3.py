@@ -7,11 +7,11 @@ from typing import Any
 
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
-from backends.base import Unsupported
-from backends.engine.model.family import gemma2
-from backends.engine.model.family.base import ModelFamily, layered_rope
-from backends.engine.model.float64_modules import ExactLayeredRotary, rms_norm
-from reference.architecture import Architecture
+from specverify.backends.base import Unsupported
+from specverify.backends.engine.model.family import gemma2
+from specverify.backends.engine.model.family.base import ModelFamily, layered_rope
+from specverify.backends.engine.model.float64_modules import ExactLayeredRotary, rms_norm
+from specverify.reference.architecture import Architecture
 
 
 def _fields(arch: Architecture) -> dict[str, Any]:

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from transformers import GptOssConfig, GptOssForCausalLM
 
-from backends.base import Unsupported
-from backends.engine.model.family.base import ModelFamily, layer_types, no_irope, refuse_unequal
-from backends.engine.model.float64_modules import ExactRotary, rms_norm
-from reference.architecture import Architecture
+from specverify.backends.base import Unsupported
+from specverify.backends.engine.model.family.base import ModelFamily, layer_types, no_irope, refuse_unequal
+from specverify.backends.engine.model.float64_modules import ExactRotary, rms_norm
+from specverify.reference.architecture import Architecture
 
 EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.(weight|bias)")
 

@@ -4,9 +4,9 @@ from typing import Any
 
 from transformers import GraniteConfig, GraniteForCausalLM
 
-from backends.engine.model.family.base import ModelFamily, no_irope, no_window, refuse_unequal
-from backends.engine.model.float64_modules import rms_norm
-from reference.architecture import Architecture
+from specverify.backends.engine.model.family.base import ModelFamily, no_irope, no_window, refuse_unequal
+from specverify.backends.engine.model.float64_modules import rms_norm
+from specverify.reference.architecture import Architecture
 
 
 def _fields(arch: Architecture) -> dict[str, Any]:

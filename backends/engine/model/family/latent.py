@@ -2,7 +2,7 @@
 
 transformers 5.23 hands its cache latent vectors and rotated parts, and expands them to keys and values after every
 read. The engine's caches hold either, as the case's layout says: `LatentRowsCache` stands between. Attention over
-latent rows is that of `backends.engine.attention.latent`.
+latent rows is that of `specverify.backends.engine.attention.latent`.
 """
 
 from typing import Any
@@ -12,13 +12,19 @@ from torch import Tensor, nn
 from transformers import DeepseekV2Config, DeepseekV2ForCausalLM, DeepseekV3Config, DeepseekV3ForCausalLM
 from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2Attention
 
-from backends.base import Unsupported
-from backends.engine.attention.interface import through_interface
-from backends.engine.attention.latent import Absorption
-from backends.engine.model.family.base import ModelFamily, no_irope, no_window, refuse_unequal, rope_parameters
-from backends.engine.model.family.experts import ExactGroupRouter, expert_counts, stack_experts
-from backends.engine.model.float64_modules import ExactComplexRotary, rms_norm
-from reference.architecture import Architecture
+from specverify.backends.base import Unsupported
+from specverify.backends.engine.attention.interface import through_interface
+from specverify.backends.engine.attention.latent import Absorption
+from specverify.backends.engine.model.family.base import (
+    ModelFamily,
+    no_irope,
+    no_window,
+    refuse_unequal,
+    rope_parameters,
+)
+from specverify.backends.engine.model.family.experts import ExactGroupRouter, expert_counts, stack_experts
+from specverify.backends.engine.model.float64_modules import ExactComplexRotary, rms_norm
+from specverify.reference.architecture import Architecture
 
 
 class LatentRowsCache:

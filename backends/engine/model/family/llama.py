@@ -14,9 +14,16 @@ from transformers import (
     SmolLM3ForCausalLM,
 )
 
-from backends.engine.model.family.base import ModelFamily, layer_types, no_chunks, no_irope, no_window, refuse_unequal
-from backends.engine.model.float64_modules import rms_norm
-from reference.architecture import Architecture
+from specverify.backends.engine.model.family.base import (
+    ModelFamily,
+    layer_types,
+    no_chunks,
+    no_irope,
+    no_window,
+    refuse_unequal,
+)
+from specverify.backends.engine.model.float64_modules import rms_norm
+from specverify.reference.architecture import Architecture
 
 PANGU_DEFAULTS = {
     "max_position_embeddings": 32768,

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from transformers import Llama4ForCausalLM, Llama4TextConfig
 from transformers.models.llama4.modeling_llama4 import Llama4Router, Llama4TextAttention
 
-from backends.engine.attention.interface import through_interface
-from backends.engine.model.family.base import ModelFamily, no_window, refuse_unequal
-from backends.engine.model.family.experts import stack_experts
-from backends.engine.model.float64_modules import ExactComplexRotary, rms_norm
-from reference.architecture import Architecture
+from specverify.backends.engine.attention.interface import through_interface
+from specverify.backends.engine.model.family.base import ModelFamily, no_window, refuse_unequal
+from specverify.backends.engine.model.family.experts import stack_experts
+from specverify.backends.engine.model.float64_modules import ExactComplexRotary, rms_norm
+from specverify.reference.architecture import Architecture
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from transformers import Ministral3Config, Ministral3ForCausalLM, MistralConfig, MistralForCausalLM
 
-from backends.base import Unsupported
-from backends.engine.model.family.base import ModelFamily, no_irope, refuse_unequal, rope_of
-from backends.engine.model.float64_modules import rms_norm
-from reference.architecture import Architecture
+from specverify.backends.base import Unsupported
+from specverify.backends.engine.model.family.base import ModelFamily, no_irope, refuse_unequal, rope_of
+from specverify.backends.engine.model.float64_modules import rms_norm
+from specverify.reference.architecture import Architecture
 
 
 def _fields(arch: Architecture) -> dict[str, Any]:

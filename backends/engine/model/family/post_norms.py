@@ -11,8 +11,8 @@ from transformers import (
     Olmo3ForCausalLM,
 )
 
-from backends.base import Unsupported
-from backends.engine.model.family.base import (
+from specverify.backends.base import Unsupported
+from specverify.backends.engine.model.family.base import (
     ModelFamily,
     layer_types,
     layered_rope,
@@ -21,8 +21,8 @@ from backends.engine.model.family.base import (
     no_window,
     refuse_unequal,
 )
-from backends.engine.model.float64_modules import ExactLayeredRotary, rms_norm
-from reference.architecture import Architecture
+from specverify.backends.engine.model.float64_modules import ExactLayeredRotary, rms_norm
+from specverify.reference.architecture import Architecture
 
 
 def _olmo2(arch: Architecture) -> dict[str, Any]:

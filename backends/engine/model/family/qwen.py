@@ -7,9 +7,9 @@ from typing import Any
 
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from backends.engine.model.family.base import ModelFamily, layer_types, no_irope, refuse_unequal
-from backends.engine.model.float64_modules import rms_norm
-from reference.architecture import Architecture
+from specverify.backends.engine.model.family.base import ModelFamily, layer_types, no_irope, refuse_unequal
+from specverify.backends.engine.model.float64_modules import rms_norm
+from specverify.reference.architecture import Architecture
 
 
 def _qwen2(arch: Architecture) -> dict[str, Any]:

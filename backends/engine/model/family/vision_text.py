@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from transformers import Qwen2Config, Qwen2ForCausalLM
 from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLRotaryEmbedding
 
-from backends.engine.model.family.base import ModelFamily, no_irope, no_window, rope_of
-from backends.engine.model.float64_modules import ExactRotary
-from reference.architecture import Architecture
-from reference.family.vision_text import SECTIONS
+from specverify.backends.engine.model.family.base import ModelFamily, no_irope, no_window, rope_of
+from specverify.backends.engine.model.float64_modules import ExactRotary
+from specverify.reference.architecture import Architecture
+from specverify.reference.family.vision_text import SECTIONS
 
 
 class VisionTextConfig(Qwen2Config):  # type: ignore[misc]

@@ -7,12 +7,12 @@ tensors before each replay, and one recording then serves later steps, and other
 import torch
 from torch import Tensor
 
-from backends.engine.columns import Paging
-from backends.engine.kv.base import KvCache, Pair
-from backends.engine.kv.lanes import BatchCache
-from backends.engine.kv.overwrite import Overwrite
-from backends.engine.kv.paged import Paged, Pool
-from backends.engine.kv.static import Static
+from specverify.backends.engine.columns import Paging
+from specverify.backends.engine.kv.base import KvCache, Pair
+from specverify.backends.engine.kv.lanes import BatchCache
+from specverify.backends.engine.kv.overwrite import Overwrite
+from specverify.backends.engine.kv.paged import Paged, Pool
+from specverify.backends.engine.kv.static import Static
 
 REFUSAL = "not captured: only static buffers and pages of one pool, without left padding, keep their addresses"
 

@@ -70,7 +70,7 @@ class OperatorRecorder:
     """A recorder that lists operators, for tensors on any device."""
 
     def record(self, run: Callable[[], list[Tensor]]) -> tuple[list[Tensor], Callable[[], None]]:
-        """See `backends.engine.model.graphs.Recorder`."""
+        """See `specverify.backends.engine.model.graphs.Recorder`."""
         with OperatorList() as listing:
             results = run()
 

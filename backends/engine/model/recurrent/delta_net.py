@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDeltaNet
 
-from backends.engine.kv.lanes import BatchCache
-from backends.engine.kv.recurrent import LayerState, states_of
+from specverify.backends.engine.kv.lanes import BatchCache
+from specverify.backends.engine.kv.recurrent import LayerState, states_of
 
 LEAST = 1e-6
 """Added to the sum of squares by which queries and keys are normed."""

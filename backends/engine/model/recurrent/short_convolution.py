@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from transformers.models.lfm2.modeling_lfm2 import Lfm2ShortConv
 
-from backends.engine.kv.lanes import BatchCache
-from backends.engine.kv.recurrent import states_of
+from specverify.backends.engine.kv.lanes import BatchCache
+from specverify.backends.engine.kv.recurrent import states_of
 
 
 class TreeShortConv(Lfm2ShortConv):  # type: ignore[misc]  # transformers is untyped here

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from transformers.models.falcon_h1.modeling_falcon_h1 import FalconH1Mixer
 
-from backends.engine.kv.lanes import BatchCache
-from backends.engine.kv.recurrent import LayerState, states_of
+from specverify.backends.engine.kv.lanes import BatchCache
+from specverify.backends.engine.kv.recurrent import LayerState, states_of
 
 
 class TreeMixer(FalconH1Mixer):  # type: ignore[misc]  # transformers is untyped here

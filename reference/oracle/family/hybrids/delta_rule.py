@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from reference.architecture import Architecture
-from reference.files.fields import Fields, quote_value
-from reference.oracle.family.base import OracleFamily, Place, partial_rotary, settings_of
-from reference.oracle.family.experts import EXPERTS, num_experts
-from reference.oracle.formulas.layer import Formulas, State, linear, rms_norm, sigmoid, silu
-from reference.oracle.formulas.recurrence import LayerState, Recurrence, convolve
-from reference.trace import Array
+from specverify.reference.architecture import Architecture
+from specverify.reference.files.fields import Fields, quote_value
+from specverify.reference.oracle.family.base import OracleFamily, Place, partial_rotary, settings_of
+from specverify.reference.oracle.family.experts import EXPERTS, num_experts
+from specverify.reference.oracle.formulas.layer import Formulas, State, linear, rms_norm, sigmoid, silu
+from specverify.reference.oracle.formulas.recurrence import LayerState, Recurrence, convolve
+from specverify.reference.trace import Array
 
 LEAST = 1e-6
 """Added to the sum of squares by which queries and keys of the delta rule are normed, as transformers does."""

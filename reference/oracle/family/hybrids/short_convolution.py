@@ -4,12 +4,12 @@ from typing import Any
 
 import numpy as np
 
-from reference.architecture import Architecture
-from reference.files.fields import Fields, quote_value
-from reference.oracle.family.base import OracleFamily, Place, settings_of
-from reference.oracle.formulas.layer import Formulas, State, linear
-from reference.oracle.formulas.recurrence import LayerState, Recurrence, convolve
-from reference.trace import Array
+from specverify.reference.architecture import Architecture
+from specverify.reference.files.fields import Fields, quote_value
+from specverify.reference.oracle.family.base import OracleFamily, Place, settings_of
+from specverify.reference.oracle.formulas.layer import Formulas, State, linear
+from specverify.reference.oracle.formulas.recurrence import LayerState, Recurrence, convolve
+from specverify.reference.trace import Array
 
 
 def _initial_state(arch: Architecture) -> LayerState:
@@ -80,7 +80,7 @@ NAMES = (
 
 
 def stored_name(name: str) -> str:
-    """The name of a tensor of `reference.weights` in a checkpoint of LFM2."""
+    """The name of a tensor of `specverify.reference.weights` in a checkpoint of LFM2."""
     for our_part, their_part in NAMES:
         if our_part != "_norm.weight" or ".self_attn." in name:
             name = name.replace(our_part, their_part)

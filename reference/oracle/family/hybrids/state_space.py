@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from reference.architecture import Architecture
-from reference.family.hybrids.state_space import INTEGER_SETTINGS, PARTS
-from reference.files.fields import Fields, quote_value
-from reference.oracle.family.base import OracleFamily, Place, settings_of
-from reference.oracle.formulas.layer import Formulas, State, linear, rms_norm, silu
-from reference.oracle.formulas.recurrence import LayerState, Recurrence, convolve
-from reference.trace import Array
+from specverify.reference.architecture import Architecture
+from specverify.reference.family.hybrids.state_space import INTEGER_SETTINGS, PARTS
+from specverify.reference.files.fields import Fields, quote_value
+from specverify.reference.oracle.family.base import OracleFamily, Place, settings_of
+from specverify.reference.oracle.formulas.layer import Formulas, State, linear, rms_norm, silu
+from specverify.reference.oracle.formulas.recurrence import LayerState, Recurrence, convolve
+from specverify.reference.trace import Array
 
 
 def _initial_state(arch: Architecture) -> LayerState:
@@ -138,7 +138,7 @@ def _fields(fields: Fields) -> dict[str, Any]:
 
 
 def stored_name(name: str) -> str:
-    """The name of a tensor of `reference.weights` in a checkpoint of Falcon-H1."""
+    """The name of a tensor of `specverify.reference.weights` in a checkpoint of Falcon-H1."""
     return name.replace(".mlp.", ".feed_forward.").replace("model.norm.", "model.final_layernorm.")
 
 

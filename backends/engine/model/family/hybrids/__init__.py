@@ -1,7 +1,7 @@
-"""The transformers models of hybrids; see `reference.family.hybrids`."""
+"""The transformers models of hybrids; see `specverify.reference.family.hybrids`."""
 
-from backends.engine.model.family.hybrids.delta_rule import QWEN3_NEXT
-from backends.engine.model.family.hybrids.short_convolution import LFM2
-from backends.engine.model.family.hybrids.state_space import FALCON_H1
+from specverify.backends.engine.model.family.hybrids.delta_rule import QWEN3_NEXT
+from specverify.backends.engine.model.family.hybrids.short_convolution import LFM2
+from specverify.backends.engine.model.family.hybrids.state_space import FALCON_H1
 
 __all__ = ["FALCON_H1", "LFM2", "QWEN3_NEXT"]

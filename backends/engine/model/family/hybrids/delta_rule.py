@@ -6,12 +6,12 @@ import torch
 from torch import Tensor, nn
 from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
 
-from backends.base import Unsupported
-from backends.engine.model.family.base import ModelFamily, no_irope, no_window, refuse_unequal
-from backends.engine.model.family.experts import ExactRouter, stack_experts
-from backends.engine.model.float64_modules import rms_norm
-from backends.engine.model.recurrent.delta_net import over_trees
-from reference.architecture import Architecture
+from specverify.backends.base import Unsupported
+from specverify.backends.engine.model.family.base import ModelFamily, no_irope, no_window, refuse_unequal
+from specverify.backends.engine.model.family.experts import ExactRouter, stack_experts
+from specverify.backends.engine.model.float64_modules import rms_norm
+from specverify.backends.engine.model.recurrent.delta_net import over_trees
+from specverify.reference.architecture import Architecture
 
 
 def _fields(arch: Architecture) -> dict[str, Any]:

@@ -4,11 +4,11 @@ from typing import Any
 
 from transformers import Lfm2Config, Lfm2ForCausalLM
 
-from backends.base import Unsupported
-from backends.engine.model.family.base import ModelFamily, no_irope, no_window
-from backends.engine.model.float64_modules import rms_norm
-from backends.engine.model.recurrent.short_convolution import over_trees
-from reference.architecture import Architecture
+from specverify.backends.base import Unsupported
+from specverify.backends.engine.model.family.base import ModelFamily, no_irope, no_window
+from specverify.backends.engine.model.float64_modules import rms_norm
+from specverify.backends.engine.model.recurrent.short_convolution import over_trees
+from specverify.reference.architecture import Architecture
 
 NAMES = {
     "self_attn.o_proj": "self_attn.out_proj",
@@ -19,7 +19,7 @@ NAMES = {
     "mlp.down_proj": "feed_forward.w2",
     "model.norm": "model.embedding_norm",
 }
-"""Parts of names in `reference.weights`, and those of transformers."""
+"""Parts of names in `specverify.reference.weights`, and those of transformers."""
 
 
 def _rename(name: str) -> str:

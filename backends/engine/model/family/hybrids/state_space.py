@@ -5,10 +5,10 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import FalconH1Config, FalconH1ForCausalLM
 
-from backends.engine.model.family.base import ModelFamily, no_irope, no_window, refuse_unequal
-from backends.engine.model.float64_modules import rms_norm
-from backends.engine.model.recurrent.state_space import over_trees, with_factors
-from reference.architecture import Architecture
+from specverify.backends.engine.model.family.base import ModelFamily, no_irope, no_window, refuse_unequal
+from specverify.backends.engine.model.float64_modules import rms_norm
+from specverify.backends.engine.model.recurrent.state_space import over_trees, with_factors
+from specverify.reference.architecture import Architecture
 
 NAMES = {
     "mamba_n_heads": "mixer_heads",
