@@ -218,15 +218,18 @@ def eagle(
 ) -> Answer:
     """EAGLE-2 and 3, evaluate_posterior: nodes with equal token paths count as one, as it compares token prefixes.
 
-    The path names the first such node of each level, so with twins a node of the path need not be the parent of the
-    next.
+    The law of a level is read at the first such node. The accepted path is the way from the root to the last accepted
+    node, as it reads the row of `retrieve_indices` that ends the search.
     """
-    path, twins = [0], [0]
+    node, twins = 0, [0]
+    paths: dict[int, tuple[int, ...]] = {0: (0,)}
     while True:
-        candidates = sorted(child for node in twins for child in tree.children[node])
+        below = {child: (*paths[twin], child) for twin in twins for child in tree.children[twin]}
+        paths |= below
+        candidates = sorted(below)
         if not candidates:
-            return tuple(path), list(target[path[-1]])
-        p = list(target[path[-1]])
+            return paths[node], list(target[node])
+        p = list(target[node])
         tried_tokens: set[int] = set()
         for child in candidates:
             x = tree.token[child]
@@ -237,9 +240,9 @@ def eagle(
             p = normalise(without_tokens(p, {x}))
             tried_tokens.add(x)
         else:
-            return tuple(path), _law_or_target(p, target[path[-1]])
+            return paths[node], _law_or_target(p, target[node])
         twins = [twin for twin in candidates if tree.token[twin] == x]
-        path.append(twins[0])
+        node = twins[0]
 
 
 def typical(

@@ -153,7 +153,8 @@ def eagle(
 ) -> Walk:
     """Walk token prefixes instead of nodes: siblings with one token are one candidate, accepted with p(x).
 
-    A rejected token is set to zero in the law.
+    A rejected token is set to zero in the law. The path is the way from the root to the last accepted node: a child of
+    any twin of an accepted node may follow it.
     """
     lanes = trees.requests()
     walk = Walk.begin(target)
@@ -176,7 +177,18 @@ def eagle(
         accepted = level.accepted
         on_path = candidates & (trees.token == trees.token[lanes, accepted][:, None]) & (accepted > 0)[:, None]
         walk.descend(accepted, candidates.any(-1), level.law, level.rejected)
+    walk.path = _way_to(walk.node, trees)
     return walk
+
+
+def _way_to(node: Tensor, trees: Forest) -> list[Tensor]:
+    """The nodes from the root to `node` [B]: int64 [B] for each level, -1 below `node`."""
+    way = []
+    for depth in range(trees.height, -1, -1):
+        is_here = trees.depth.gather(1, node[:, None])[:, 0] == depth
+        way.append(torch.where(is_here, node, -1))
+        node = torch.where(is_here, trees.parent.gather(1, node[:, None])[:, 0], node)
+    return way[::-1]
 
 
 def target_only(

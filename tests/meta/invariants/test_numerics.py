@@ -117,7 +117,7 @@ FAMILIES = ("structure", "attention", "acceptance", "cache", "draft", "lossless"
 
 
 @pytest.mark.parametrize(
-    ("family", "seed_", "count"), [("draft", 0, 6), *gated(product(FAMILIES, range(6), (150,)), lambda place: False)]
+    ("family", "seed_", "count"), [("draft", 3, 8), *gated(product(FAMILIES, range(6), (150,)), lambda place: False)]
 )
 def test_a_family_by_itself_is_clean_in_bfloat16(
     family: str, seed_: int, count: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -107,13 +107,16 @@ def test_multi_round_with_certain_siblings() -> None:
 
 
 def test_eagle_takes_equal_prefixes_for_one() -> None:
-    """Nodes 1 and 3 are twins; the children of both are candidates once their token is accepted."""
+    """Nodes 1 and 3 are twins: the children of both are candidates once their token is accepted.
+
+    The path goes to the accepted child through its own parent.
+    """
     tree = Tree((0, 0, 0, 0, 3, 1, 3), (0, 1, 2, 1, 3, 0, 0))
     assert decided("eagle", tree) == ((0,), [1, 0, 0, 0], accepts(1, 2))
     path, weights, used = decided("eagle", tree, accept_1=0.2)
     assert (path, used) == ((0, 1), accepts(1, 4, 5))
     assert weights == [0, F(2, 5), F(3, 5), 0]
-    assert decided("eagle", tree, accept_1=0.2, accept_4=0.39) == ((0, 1, 4), LAST, accepts(1, 4))
+    assert decided("eagle", tree, accept_1=0.2, accept_4=0.39) == ((0, 3, 4), LAST, accepts(1, 4))
     assert decided("eagle", tree, accept_1=0.2, accept_5=0.16)[0] == (0, 1, 5)
     assert decided("eagle", tree, accept_1=0.2, accept_5=0.17)[0] == (0, 1)
 
