@@ -83,7 +83,7 @@ def test_a_good_draft_is_accepted_and_changes_nothing() -> None:
     assert drafted["tokens"] == plain["tokens"]
     assert drafted["timings"]["draft_n_accepted"] > 0
     assert "draft_n" not in plain["timings"]
-    counted = llama_cpp.generated(
+    counted = llama_cpp.generate_with_server(
         llama_cpp.server(folder(7), folder(7), "draft"), llama_cpp.request_of(PROMPT, 12, **SETTINGS)
     )
     assert counted.accepted == drafted["timings"]["draft_n_accepted"]

@@ -36,7 +36,7 @@ def own(at: int) -> list[int]:
 
 def text(at: int, speculation: dict[str, int], draft: str | None = None, stops: tuple[int, ...] = ()) -> Generated:
     opened = onnx_genai.model(folder(at), draft, stops)
-    told: Generated = onnx_genai.generated(opened, PROMPT, 10, onnx_genai.search(**GREEDY), speculation, stops)
+    told: Generated = onnx_genai.generate(opened, PROMPT, 10, onnx_genai.search(**GREEDY), speculation, stops)
     return told
 
 
@@ -67,10 +67,10 @@ def test_what_the_builder_passes_over_is_refused_and_not_declared(arch: Any, lin
 
 
 def test_a_draft_and_ngrams_are_accepted_and_change_nothing() -> None:
-    drafted = text(1, {"max_draft_tokens": onnx_genai.DRAFTED}, folder(1))
+    drafted = text(1, {"max_draft_tokens": onnx_genai.MOST_DRAFTED}, folder(1))
     assert drafted.tokens == own(1)
     assert drafted.proposed == drafted.accepted != 0
-    looked_up = {"max_draft_tokens": onnx_genai.DRAFTED, "ngram_size": onnx_genai.LOOKED_UP}
+    looked_up = {"max_draft_tokens": onnx_genai.MOST_DRAFTED, "ngram_size": onnx_genai.NGRAM_SIZE}
     guessed = text(1, looked_up)
     assert guessed.tokens == own(1)
     assert guessed.accepted
@@ -79,13 +79,13 @@ def test_a_draft_and_ngrams_are_accepted_and_change_nothing() -> None:
 @pytest.mark.parametrize("draft", [None, folder(1)], ids=["plain", "drafted"])
 def test_a_token_that_ends_the_text_is_returned(draft: str | None) -> None:
     last = own(1)[4]
-    told = text(1, {"max_draft_tokens": onnx_genai.DRAFTED} if draft else {}, draft, (last,)).tokens
+    told = text(1, {"max_draft_tokens": onnx_genai.MOST_DRAFTED} if draft else {}, draft, (last,)).tokens
     assert told == own(1)[: own(1).index(last) + 1]
 
 
 def test_an_engine_error_is_told_with_its_words() -> None:
     with pytest.raises(Exception, match="max_length"):
-        onnx_genai.generated(onnx_genai.model(folder(1), None, ()), PROMPT, 10**6, {"do_sample": False}, {}, ())
+        onnx_genai.generate(onnx_genai.model(folder(1), None, ()), PROMPT, 10**6, {"do_sample": False}, {}, ())
 
 
 def test_top_p_is_not_declared_since_the_engine_leaves_the_nucleus() -> None:
