@@ -32,13 +32,17 @@ def continuation(model: Seeded, prompt: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def first_law(model: Seeded, prompt: tuple[int, ...], temperature: float) -> tuple[float, ...]:
-    """The probabilities of the first token at `temperature`, in descending order; empty for greedy decoding."""
+    """The probabilities of the first token at `temperature`, in descending order; empty for greedy decoding.
+
+    They are rounded to 12 decimals: the last bits of a product depend on where its operands lie in memory, and the
+    thresholds of a case, which are drawn from these numbers, must not.
+    """
     if temperature == 0.0:
         return ()
     scored = ORACLE(Case(model, prompt, stops=Stops(max_new_tokens=LOOKAHEAD), dtype="float64")).steps[0].scored
     assert scored is not None
     weight = np.sort(np.exp((scored.logits[0] - scored.logits[0].max()) / temperature))[::-1]
-    return tuple((weight / weight.sum()).tolist())
+    return tuple(np.round(weight / weight.sum(), 12).tolist())
 
 
 def output_under_min_tokens(model: Seeded, prompt: tuple[int, ...], stops: Stops, least: int) -> tuple[int, ...]:

@@ -5,11 +5,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from random import Random
 from types import ModuleType
 
+import numpy as np
 import pytest
 from hypothesis import given, seed, settings
 from hypothesis import strategies as st
@@ -21,12 +23,17 @@ from specverify.plan import DEFAULT_DTYPES, Plan
 from specverify.properties.invariants import ALL
 from specverify.properties.live.play import play
 from specverify.properties.live.watch import SessionStats
+from specverify.properties.strategies import acceptance
 from specverify.properties.strategies.settings import drawing_settings, explore, without_local_constants
+from specverify.reference.case import Case
 from specverify.reference.oracle.decoder import Oracle
+from specverify.reference.trace import Trace
 from specverify.setup.subjects import open_planted, subject_of
+from tests.models import LLAMA
 
 ROOT = Path(__file__).resolve().parents[3]
 NUMBER, WANTED = 5, 60
+PROMPTS = ((1,), (2, 3), (4, 0, 1), (3, 3, 2, 1))
 NOTHING_LOADED = f"""
 from itertools import islice
 from specverify.campaign.case_stream import Stream
@@ -133,3 +140,17 @@ def test_the_constants_are_back_for_the_tests_of_others() -> None:
     with without_local_constants(), without_local_constants():
         pass
     assert (providers._get_local_constants, providers.CONSTANTS_CACHE) == before
+
+
+def test_thresholds_do_not_depend_on_the_last_bits_of_a_law(monkeypatch: pytest.MonkeyPatch) -> None:
+    laws = [acceptance.first_law(LLAMA, prompt, temperature) for prompt in PROMPTS for temperature in (0.4, 1.0, 2.5)]
+
+    def nudge(case: Case) -> Trace:
+        trace = Oracle()(case)
+        scored = trace.steps[0].scored
+        assert scored is not None
+        step = replace(trace.steps[0], scored=replace(scored, logits=np.nextafter(scored.logits, np.inf)))
+        return replace(trace, steps=(step,))
+
+    monkeypatch.setattr(acceptance, "ORACLE", nudge)
+    assert laws == [acceptance.first_law(LLAMA, prompt, t) for prompt in PROMPTS for t in (0.4, 1.0, 2.5)]
