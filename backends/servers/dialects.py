@@ -19,7 +19,7 @@ LARGEST_SEED = 2**31 - 1
 
 @dataclass(frozen=True)
 class Question:
-    """One request, in the words of a black box (`specverify.backends.adapt.blackbox.PARAMETERS`)."""
+    """A request in the words of a black box (`specverify.backends.adapt.blackbox.PARAMETERS`)."""
 
     prompt_ids: Sequence[int]
     max_new_tokens: int

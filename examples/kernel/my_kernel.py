@@ -1,4 +1,4 @@
-"""One attention kernel in the place of ours: every other part of the engine is SpecVerify's own."""
+"""An attention kernel in the place of SpecVerify's: every other part of the engine is SpecVerify's own."""
 
 from specverify.adapt import component
 

@@ -238,7 +238,7 @@ KvReads = Callable[[str, tuple[int, int, int], float], Reads]
 
 
 def kv_reads(source_case: Case, tokens: tuple[int, ...]) -> KvReads:
-    """What differences of the columns of `tokens` read, which the oracle reveals as `before` on `source_case`."""
+    """The reads behind differences of the columns of `tokens`, which the oracle shows as `before` of `source_case`."""
 
     def reads(kind: str, place: tuple[int, int, int], limit: float) -> Reads:
         def row(oracle: Oracle) -> Array | None:
@@ -251,7 +251,7 @@ def kv_reads(source_case: Case, tokens: tuple[int, ...]) -> KvReads:
 
 
 def committed_reads(error: Noise, step: Step) -> KvReads | None:
-    """What differences of the columns that are committed behind `step` read."""
+    """The reads behind differences of the columns that are committed behind `step`."""
     if step.drafted is None or step.accepted is None or step.committed is None:
         return None
     tree = step.drafted.tree

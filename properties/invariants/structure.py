@@ -36,7 +36,7 @@ OF_DRAFTED = ("structure.parent-range", "structure.validity-closed")
 
 
 class _LoweredStep:
-    """One step as the backend lowered it (`lowered`), beside the oracle's lowering of the same tree (`expected`)."""
+    """A step as the backend lowered it (`lowered`), beside the oracle's lowering of the same tree (`expected`)."""
 
     def __init__(self, name: str, step: int, tree: Tree, context: int, lowered: Lowered, expected: Lowered) -> None:
         self.name = name

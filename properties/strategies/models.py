@@ -239,7 +239,7 @@ def candidates(target: Seeded) -> tuple[Seeded, ...]:
 
 
 def drafts(target: Seeded) -> st.SearchStrategy[Seeded]:
-    """One of the draft models for `target`, itself half of the time."""
+    """A draft model for `target`: the target itself half of the time."""
     return st.sampled_from((*candidates(target), target))
 
 
@@ -259,5 +259,5 @@ def close_drafts(target: Seeded) -> st.SearchStrategy[Seeded]:
 
 
 def other_drafts(target: Seeded, model: Seeded) -> st.SearchStrategy[Seeded]:
-    """One of the draft models for `target` that is not `model`."""
+    """A draft model for `target` other than `model`."""
     return st.sampled_from([candidate for candidate in candidates(target) if candidate != model])

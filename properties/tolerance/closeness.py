@@ -114,7 +114,7 @@ class Noise:
     def expected(
         self, base: Step, variant: Step, rows: list[int], variant_rows: list[int]
     ) -> tuple[Array | None, Array]:
-        """What attention outputs and logits of rows `variant_rows` of `variant` must be, by rows `rows` of `base`.
+        """The attention outputs and logits that rows `variant_rows` of `variant` must have, by rows `rows` of `base`.
 
         Two runs of a backend may take other experts in a row: by so much as the oracle moves with them, the numbers
         must move.
@@ -140,7 +140,7 @@ class Noise:
         return bool(same_choices.all()) and all(is_decided(row, self.logits) for row in logits)
 
     def expected_kv(self, base: Step, variant: Step) -> Kv | None:
-        """What the committed columns behind `variant` must be, by those behind `base`; see `expected`."""
+        """The committed columns that `variant` must leave, by the columns that `base` leaves; see `expected`."""
         assert base.committed is not None
         columns = base.committed.after
         pair = kv_shift(self.amplification.control, self.amplification.oracle, base, variant)

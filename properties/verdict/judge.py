@@ -297,7 +297,7 @@ class _Answer:
 
     @property
     def outcome(self) -> Outcome:
-        """One of OUTCOMES."""
+        """The outcome, a word of OUTCOMES."""
         if self.errors and not self.findings:
             return "internal"
         if self.findings:

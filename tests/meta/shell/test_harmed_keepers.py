@@ -3,7 +3,9 @@
 import multiprocessing as mp
 import os
 import signal
+import socket
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from multiprocessing.connection import wait
@@ -95,6 +97,25 @@ def test_an_ancestor_is_missed_only_when_a_keeper_is_wanted(deed: str) -> None:
         os.kill(keeper(), 9)
         assert isinstance(subject.run_fresh(case_of(1)), Crash)
         assert isinstance(subject.run_fresh(case_of(2)), Trace)
+
+
+def test_an_order_that_a_dying_keeper_took_goes_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The socket of a killed process takes orders until its last thread has ended."""
+    keeper_end, own_end = socket.socketpair()
+    dying = keeping_module.Keeping(own_end)
+    end_keeping()
+    keeping_module._keeping.append(dying)
+
+    def take_order() -> None:
+        keeper_end.recv(1)
+        keeper_end.close()
+
+    last_thread = threading.Thread(target=take_order)
+    last_thread.start()
+    with Isolated(BackendSpec("tests.strangers.hostile:clean"), Patience(60.0)) as backend:
+        assert isinstance(backend.subject(0).run_fresh(case_of(1)), Trace)
+        assert keeping_module.keeping() is not dying
+    last_thread.join()
 
 
 def test_nobody_outlives_the_worker(mark: Path) -> None:
