@@ -4,7 +4,6 @@ As many workers as in a run of `diff` judge at the same time. Each worker judges
 worker's process and on one in a process of its own, in turn.
 """
 
-import gc
 import multiprocessing as mp
 import time
 from collections import Counter
@@ -14,6 +13,7 @@ from typing import Any
 
 from specverify.campaign.case_stream import Stream
 from specverify.campaign.threads import ForWorkers
+from specverify.campaign.worker import make_collections_rare
 from specverify.isolation.backend_spec import BackendSpec
 from specverify.isolation.isolated import Isolated
 from specverify.plan import default_jobs, drawn_dtypes
@@ -70,7 +70,7 @@ def _measure_share(backend: str, count: int, number: int) -> dict[str, float]:
     interval = declared.variant_interval
     drawn = list(islice(Stream(number, drawn_dtypes(declared.dtypes), interval, within=declared), count))
     spent = dict.fromkeys(SPENT, 0.0) | {"drawing_s": time.perf_counter() - began, "cases": len(drawn)}
-    gc.freeze()  # as a worker does
+    make_collections_rare()  # as a worker of `diff` does
     with Isolated(BackendSpec(backend)) as apart:
         # Opening the backend has used processor time already, which does not count.
         began_there = apart.processor_s

@@ -38,6 +38,12 @@ YOUNG = 20_000
 a twentieth of a worker's time."""
 
 
+def make_collections_rare() -> None:
+    """Let garbage collections begin after YOUNG new objects, and skip what is imported now."""
+    gc.freeze()  # modules live as long as the worker
+    gc.set_threshold(YOUNG)
+
+
 class Refused(Exception):
     """The plan cannot be run: one line, and exit code 2 (wrong input) or 3 (something is missing)."""
 
@@ -128,8 +134,7 @@ def work(plan: Plan, tell: Tell, orders: Orders, judged: tuple[str, ...] = ()) -
             raise Refused(f"--against {plan.against}: {why}", 3) from why
         except (Unavailable, MissingInput) as why:
             raise Refused(str(why), 3) from why
-        gc.freeze()  # modules live as long as the worker, so that garbage collections can skip them
-        gc.set_threshold(YOUNG)
+        make_collections_rare()
         declared = backend.declaration
         names = tuple(invariant.name for invariant in invariants)
         tell(

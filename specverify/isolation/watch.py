@@ -6,6 +6,7 @@ of it is read from a few files of /proc. On other systems nothing is seen.
 """
 
 import os
+import re
 import signal
 from collections.abc import Callable
 
@@ -22,6 +23,9 @@ COUNTED = {"threads": "threads", "open files": "open descriptors", "processes": 
 
 MASKS = {b"SigBlk": "blocked", b"SigIgn": "ignored", b"SigCgt": "handled"}
 """Lines of the file `status`, with what each says of a signal."""
+
+LINES = re.compile(rb"^(Threads|SigBlk|SigIgn|SigCgt):\s*(\S+)", re.MULTILINE)
+"""The lines of the file `status` that are read; it has sixty."""
 
 OF_C = 1 << 31 | 1 << 32
 """The bits of signals 32 and 33, which the C library handles since its first thread."""
@@ -101,7 +105,7 @@ class Watch:
 
 
 def _lines(status: bytes) -> dict[bytes, bytes]:
-    return {name: value.strip() for name, _, value in (line.partition(b":") for line in status.splitlines())}
+    return dict(LINES.findall(status))
 
 
 def _masks(lines: dict[bytes, bytes]) -> dict[bytes, int]:
