@@ -23,6 +23,8 @@ GITHUB = """\
 name: speculation
 on: [pull_request]
 permissions: {contents: read}
+env:
+  SPECVERIFY: SOURCE
 jobs:
   gate:
     runs-on: ubuntu-latest      # a runner with your device
@@ -31,13 +33,18 @@ jobs:
       - uses: actions/checkout@v4
       - uses: actions/setup-python@v5
         with: {python-version: "3.12", cache: pip}
-      - run: pip install -e path/to/specverify
-      - uses: actions/cache@v4  # failures of earlier runs, tried first
+      - run: pip install "$SPECVERIFY"
+      - uses: actions/cache/restore@v4  # failures of earlier runs, tried first
         with:
           path: .specverify/memory
-          key: specverify-${{ github.run_id }}
+          key: specverify-${{ github.run_id }}-${{ github.run_attempt }}
           restore-keys: specverify-
       - run: specverify gate --seed ${{ github.run_number }}
+      - uses: actions/cache/save@v4
+        if: always()            # a red run has found what the next one tries first
+        with:
+          path: .specverify/memory
+          key: specverify-${{ github.run_id }}-${{ github.run_attempt }}
       - uses: actions/upload-artifact@v4
         if: always()
         with:
@@ -54,13 +61,14 @@ speculation:
   rules:
     - if: $CI_PIPELINE_SOURCE == "merge_request_event"
   variables:
+    SPECVERIFY: SOURCE
     PIP_CACHE_DIR: $CI_PROJECT_DIR/.cache/pip
   cache:
     key: specverify
     when: always                # a red run has found what the next one tries first
     paths: [.cache/pip, .specverify/memory]
   script:
-    - pip install -e path/to/specverify
+    - pip install "$SPECVERIFY"
     - specverify gate --seed $CI_PIPELINE_IID
   artifacts:
     when: always
@@ -75,6 +83,8 @@ GITHUB_SHARDS = """\
 name: speculation
 on: [pull_request]
 permissions: {contents: read}
+env:
+  SPECVERIFY: SOURCE
 jobs:
   shard:
     runs-on: ubuntu-latest      # runners with your device
@@ -86,11 +96,11 @@ jobs:
       - uses: actions/checkout@v4
       - uses: actions/setup-python@v5
         with: {python-version: "3.12", cache: pip}
-      - run: pip install -e path/to/specverify
+      - run: pip install "$SPECVERIFY"
       - uses: actions/cache/restore@v4  # failures of earlier runs, tried first
         with:
           path: .specverify/memory
-          key: specverify-${{ github.run_id }}
+          key: specverify-${{ github.run_id }}-${{ github.run_attempt }}
           restore-keys: specverify-
       - run: specverify gate --seed ${{ github.run_number }} --shard ${{ matrix.shard }}/COUNT
       - uses: actions/upload-artifact@v4
@@ -108,15 +118,20 @@ jobs:
       - uses: actions/checkout@v4
       - uses: actions/setup-python@v5
         with: {python-version: "3.12", cache: pip}
-      - run: pip install -e path/to/specverify
-      - uses: actions/cache@v4
+      - run: pip install "$SPECVERIFY"
+      - uses: actions/cache/restore@v4
         with:
           path: .specverify/memory
-          key: specverify-${{ github.run_id }}
+          key: specverify-${{ github.run_id }}-${{ github.run_attempt }}
           restore-keys: specverify-
       - uses: actions/download-artifact@v4
         with: {pattern: shard-*, path: shards}
       - run: specverify gate --merge shards/*
+      - uses: actions/cache/save@v4
+        if: always()            # a red run has found what the next one tries first
+        with:
+          path: .specverify/memory
+          key: specverify-${{ github.run_id }}-${{ github.run_attempt }}
       - uses: actions/upload-artifact@v4
         if: always()
         with:
@@ -134,6 +149,7 @@ speculation-shard:
   rules:
     - if: $CI_PIPELINE_SOURCE == "merge_request_event"
   variables:
+    SPECVERIFY: SOURCE
     PIP_CACHE_DIR: $CI_PROJECT_DIR/.cache/pip
   cache:
     key: specverify
@@ -141,7 +157,7 @@ speculation-shard:
     paths: [.cache/pip, .specverify/memory]
   allow_failure: true           # the job below decides, with all shards before it
   script:
-    - pip install -e path/to/specverify
+    - pip install "$SPECVERIFY"
     - specverify gate --seed $CI_PIPELINE_IID --shard $CI_NODE_INDEX/$CI_NODE_TOTAL --report shards/$CI_NODE_INDEX
   artifacts:
     when: always
@@ -155,13 +171,14 @@ speculation:                    # applies floors; a shard that is missing is no 
     - if: $CI_PIPELINE_SOURCE == "merge_request_event"
       when: always
   variables:
+    SPECVERIFY: SOURCE
     PIP_CACHE_DIR: $CI_PROJECT_DIR/.cache/pip
   cache:
     key: specverify
     when: always                # a red run has found what the next one tries first
     paths: [.cache/pip, .specverify/memory]
   script:
-    - pip install -e path/to/specverify
+    - pip install "$SPECVERIFY"
     - specverify gate --merge shards/*
   artifacts:
     when: always
@@ -170,6 +187,9 @@ speculation:                    # applies floors; a shard that is missing is no 
       junit: .specverify/junit.xml
       codequality: .specverify/code-quality.json
 """
+
+SOURCE = "git+https://github.com/OWNER/specverify@v0.1.0"
+"""What CI files give to pip: a repository at a tag. OWNER stands for whoever publishes it."""
 
 PLACES = {"github": Path(".github/workflows/speculation.yml"), "gitlab": Path(".gitlab-ci.yml")}
 """The CI file of each service."""
@@ -181,8 +201,10 @@ INCLUDED_FILE = Path("speculation.gitlab-ci.yml")
 def ci_file(service: str, shards: int = 1) -> str:
     """The CI file of a service: one job, or with several shards a job for each and one that merges their reports."""
     if shards == 1:
-        return GITHUB if service == "github" else GITLAB
-    text = GITHUB_SHARDS if service == "github" else GITLAB_SHARDS
+        text = GITHUB if service == "github" else GITLAB
+    else:
+        text = GITHUB_SHARDS if service == "github" else GITLAB_SHARDS
+    text = text.replace("SPECVERIFY: SOURCE", f"SPECVERIFY: {SOURCE}")
     return text.replace("NUMBERS", ", ".join(map(str, range(1, shards + 1)))).replace("COUNT", str(shards))
 
 
@@ -207,7 +229,7 @@ def start(folder: Path, service: str, shards: int = 1) -> list[str]:
         lines.append(f"wrote {OWN_FILE}: name your engine under backends")
     (folder / place).parent.mkdir(parents=True, exist_ok=True)
     write_whole(folder / place, ci_file(service, shards).encode())
-    lines.append(f"wrote {place}: put the path of specverify in place of path/to/specverify")
+    lines.append(f"wrote {place}: name in its variable SPECVERIFY what pip installs, a git URL at a tag or a path")
     if place == INCLUDED_FILE:
         lines.append(f"add to .gitlab-ci.yml: include: [{{local: {INCLUDED_FILE}}}]")
     return [*lines, "run it here first: specverify gate"]

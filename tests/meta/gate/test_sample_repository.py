@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -12,7 +13,9 @@ import pytest
 from jsonschema import Draft202012Validator
 from junitparser import JUnitXml
 
+from specverify.gate import starting
 from specverify.reports.gate import record
+from tests.ci_services import Checkout, run_github, run_gitlab
 from tests.meta.gate.conftest import IGNORED, SAMPLE, Sample
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -78,6 +81,46 @@ def test_the_profile_that_the_docs_show_is_one(tmp_path: Path) -> None:
     profile = load(tmp_path / "specverify.toml")
     assert profile.backends == ("my_engine:open_", "my_engine:fused")
     assert profile.floors.reached == ("cache.*",)
+
+
+def runs_of_ci(sample: Sample, tmp_path: Path, service: str, text: str) -> list[tuple[bool, bool]]:
+    """Three runs of a CI file, the first without a fault: whether each succeeded, and whether it tried a saved case."""
+    source = tmp_path / "source"
+    shutil.copytree(sample.folder, source, ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "caches").mkdir()
+    checkout = Checkout(source, sample.folder, tmp_path / "caches")
+    run = run_github if service == "github" else run_gitlab
+
+    remembered: list[str] = []
+
+    def shell(line: str) -> int:
+        program, *words = shlex.split(line)
+        if program == "pip":
+            assert words[:-1] == ["install"]
+            assert re.fullmatch(r"git\+https://\S+@v\d\S*", words[-1])
+            return 0
+        assert program == "specverify"
+        remembered[:] = [file.stem for file in (sample.folder / ".specverify/memory").glob("*.json")]
+        return sample(*words)
+
+    results = []
+    for number, fault in enumerate(("", "unverified", "unverified"), 1):
+        sample.plant(fault)
+        succeeded = run(text, checkout, shell, number)
+        results.append((succeeded, not {line["id"] for line in sample.lines()}.isdisjoint(remembered)))
+    return results
+
+
+@pytest.mark.parametrize("service", ["github", "gitlab"])
+def test_a_red_run_leaves_its_failures_to_the_next(sample: Sample, tmp_path: Path, service: str) -> None:
+    text = starting.ci_file(service)
+    assert runs_of_ci(sample, tmp_path, service, text) == [(True, False), (False, False), (False, True)]
+
+
+def test_a_cache_that_is_saved_on_success_alone_would_lose_them(sample: Sample, tmp_path: Path) -> None:
+    text = starting.ci_file("github").replace("actions/cache/restore", "actions/cache")
+    text = re.sub(r" +- uses: actions/cache/save.*?(?= +- uses)", "", text, flags=re.DOTALL)
+    assert runs_of_ci(sample, tmp_path, "github", text) == [(True, False), (False, False), (False, False)]
 
 
 @pytest.mark.slow
