@@ -12,7 +12,7 @@ from specverify.backends.engine.ranks.spread import merge_spread
 from specverify.backends.engine.seams import Seams
 from specverify.backends.engine.two_modes import in_mode
 from specverify.reference.case import Case
-from specverify.reference.parallel.ranks import SHARDED
+from specverify.reference.parallel import SHARDED
 from specverify.reference.probability_world import Blocks, GivenTree, World
 from specverify.reference.trace import Array, Trace
 

@@ -1,4 +1,4 @@
-"""The random numbers that a run reads, as its trace holds them (`specverify.reference.draws`).
+"""The random numbers that a run reads, as its trace holds them (`specverify.reference.trace`).
 
 Draws that decide no token are left out: weights of a model that is made, normal numbers, what the standard library
 draws for itself, and coins of a case's tape, whose places the trace shows already.
@@ -19,7 +19,7 @@ from specverify.backends.randomness.places import Site
 from specverify.backends.randomness.recorder import Recorder
 from specverify.reference import tape
 from specverify.reference.case import Case
-from specverify.reference.draws import Draw
+from specverify.reference.trace import Draw
 
 T = TypeVar("T")
 

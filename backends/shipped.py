@@ -1,7 +1,7 @@
 """The table of the backends that we ship, one row each."""
 
 from specverify.backends.row import HALF_DTYPES, MATRIX_DTYPES, Row, widest
-from specverify.reference.parallel.ranks import RANKS
+from specverify.reference.parallel import RANKS
 
 ROWS: tuple[Row, ...] = (
     widest("cpu-eager", "eager", "cpu", "the engine with written-out attention, on the CPU", ranks=RANKS),

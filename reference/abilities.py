@@ -13,7 +13,7 @@ from specverify.reference.case import Case
 from specverify.reference.draft_trees import TREE_KINDS
 from specverify.reference.family import FAMILIES
 from specverify.reference.layout import KvLayout
-from specverify.reference.parallel.ranks import sharding_refusal
+from specverify.reference.parallel import sharding_refusal
 from specverify.reference.rules import DRAWS
 from specverify.reference.sampling import Sampling
 from specverify.reference.session import ACTIONS, EARLY
@@ -52,7 +52,7 @@ class Abilities:
     Attributes:
         dtypes: Working dtypes, the default first.
         spread: Whether requests are shared out among ranks that hold the whole target.
-        ranks: Numbers of ranks over which the engine shards a target (`specverify.reference.parallel.ranks.RANKS`).
+        ranks: Numbers of ranks over which the engine shards a target (`specverify.reference.parallel.RANKS`).
         drafts: Kinds of draft that the engine runs (scripted, ngram, model, ...); empty if the engine brings its own
             draft, or has none. Its cases then propose no tree.
         draft_trees: Whether the engine fills the tree of a draft model, from the part of the vocabulary that the draft

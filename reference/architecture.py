@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import ClassVar
 
-from specverify.reference.adapters.low_rank import ADAPTED, Adapter
+from specverify.reference.adapters import ADAPTED, Adapter
 from specverify.reference.family import FAMILIES, Family
 from specverify.reference.family.llama4 import check_irope
-from specverify.reference.images.spans import Images, check_images
+from specverify.reference.images import Images, check_images
 from specverify.reference.malformed import Malformed
-from specverify.reference.quantisation.rows import QUANTISED, check_quantised
+from specverify.reference.quantisation import QUANTISED, check_quantised
 from specverify.reference.rules import OMIT_DEFAULT
 
 LARGEST = 2**22
@@ -207,7 +207,7 @@ class Seeded:
 
     Attributes:
         weights: `margin` draws weights whose logits move visibly with every mask cell; `transparent` builds a probe
-            whose logits show which row sees which token (see reference/weights/models.py).
+            whose logits show which row sees which token (see reference/weights.py).
         probed_layer: The one layer of a `transparent` model that attends.
         relabel: 0 keeps the vocabulary; another number renames every token id by the permutation of that seed.
         noise: Share of other random numbers in `margin` weights, from 0 (none) to 1 (nothing else). A draft whose noise

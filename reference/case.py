@@ -8,15 +8,15 @@ import json
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from specverify.reference.adapters import Adapter
 from specverify.reference.architecture import Checkpoint, Model, Seeded
 from specverify.reference.draft import Draft, Scripted, largest_tree_size
 from specverify.reference.draft.head import Head
-from specverify.reference.files.json_words import plain
-from specverify.reference.images.spans import check_inside
+from specverify.reference.files.json_parts import plain
+from specverify.reference.images import Images, check_inside
 from specverify.reference.layout import KvLayout
 from specverify.reference.malformed import Malformed, under
-from specverify.reference.parallel.ranks import RANKS
-from specverify.reference.requests.models import model_of_request
+from specverify.reference.parallel import RANKS
 from specverify.reference.rules import OMIT_DEFAULT
 from specverify.reference.sampling import Sampling, Stops
 from specverify.reference.session import Session
@@ -299,3 +299,21 @@ def max_positions(model: Model) -> int:
         return model.max_positions
     assert isinstance(model, Seeded)
     return model.architecture.max_positions
+
+
+def model_of_request(model: Model, adapter: Adapter | None, images: Images, text: tuple[int, ...]) -> Model:
+    """`model` with this adapter, and with those of `images` that end before the last token of `text`.
+
+    A fork's twin has a text that begins with its source's: its images are told by their places in that text.
+    """
+    images = tuple(image for image in images if image.end < len(text))
+    if (model.adapter, model.images) == (adapter, images):
+        return model
+    if not isinstance(model, Seeded):
+        raise Malformed("adapter", "only built-in models have adapters and images")
+    return replace(model, adapter=adapter, images=images)
+
+
+def marks(model: Model) -> object:
+    """What beside tokens the keys and values of a request on `model` depend on; None for tokens alone."""
+    return (model.adapter, model.images) if model.images else model.adapter

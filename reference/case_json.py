@@ -14,16 +14,15 @@ from typing import Any, TypeVar
 import jsonschema
 
 from specverify.reference import draft, layout
-from specverify.reference.adapters.low_rank import Adapter
+from specverify.reference.adapters import Adapter
 from specverify.reference.architecture import Architecture, Rope, Seeded
 from specverify.reference.case import SCHEMA, Case
 from specverify.reference.draft import Draft, Scripted
 from specverify.reference.draft.layer_head import HeadLayer
 from specverify.reference.family import FAMILIES
-from specverify.reference.files.json_parts import adapter_from_json, model_from_json
-from specverify.reference.files.json_words import is_younger, plain
+from specverify.reference.files.json_parts import adapter_from_json, is_younger, model_from_json, plain
 from specverify.reference.grammar import Grammar
-from specverify.reference.images.spans import images_from_json
+from specverify.reference.images import images_from_json
 from specverify.reference.layout import KvLayout
 from specverify.reference.malformed import Malformed, under
 from specverify.reference.rules import Rule

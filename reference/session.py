@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, field
 
-from specverify.reference.adapters.low_rank import Adapter
+from specverify.reference.adapters import Adapter
 from specverify.reference.draft import Draft, Scripted
-from specverify.reference.images.spans import Images
+from specverify.reference.images import Images
 from specverify.reference.malformed import Malformed
 from specverify.reference.rules import OMIT_DEFAULT
 from specverify.reference.sampling import Sampling, Stops

@@ -12,9 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from specverify.reference.draft.hidden import HeadInput
-from specverify.reference.draws import Draw
 from specverify.reference.family.recurrent import RecurrentState
-from specverify.reference.parallel.ranks import RankRun
+from specverify.reference.parallel import RankRun
 from specverify.reference.session import Account, Event
 from specverify.reference.tree import Tree
 
@@ -252,6 +251,41 @@ class Speculated:
 
     proposed: int
     accepted: int
+
+
+@dataclass(frozen=True)
+class Draw:
+    """Consecutive random numbers of one stream, read by one call.
+
+    A stream is the sequence of numbers that follows one seed, or one state, of a generator. Two generators with equal
+    seeds are one stream: they give the same numbers.
+
+    Attributes:
+        stream: The stream by name: its library, and the seed or state from which its offsets count.
+        offset: The number of the first number that was read, from 0.
+        size: How many numbers were read.
+        site: The frames of the call, the innermost last, each `file:line in function: source line`.
+        call: The function that was called and its generator, in words.
+        step: Index of the speculative step, where it is known.
+    """
+
+    stream: str
+    offset: int
+    size: int
+    site: tuple[str, ...]
+    call: str = ""
+    step: int = 0
+
+    @property
+    def end(self) -> int:
+        """The number behind the last one that was read."""
+        return self.offset + self.size
+
+    @property
+    def numbers(self) -> str:
+        """The place in words: `number 3 of torch, seed 7`, or `numbers 3 to 5 of torch, seed 7`."""
+        span = f"number {self.offset}" if self.size == 1 else f"numbers {self.offset} to {self.end - 1}"
+        return f"{span} of {self.stream}"
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from specverify.reference.case import DTYPES
 from specverify.reference.draft_trees import TREE_KINDS
 from specverify.reference.family import FAMILIES
 from specverify.reference.layout import COMMITS, KINDS
-from specverify.reference.parallel.ranks import RANKS
+from specverify.reference.parallel import RANKS
 from specverify.reference.rules import DRAWS, RULES
 from specverify.reference.sampling import Stops
 from specverify.reference.session import ACTIONS

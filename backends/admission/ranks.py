@@ -3,7 +3,7 @@
 from specverify.backends.admission.misshapen import refusal
 from specverify.backends.admission.numbers import TOKEN, admit_ints, admit_word
 from specverify.backends.admission.stages import require_type
-from specverify.reference.parallel.ranks import RankRun
+from specverify.reference.parallel import RankRun
 
 
 def admit_rank_runs(value: object, ranks: int) -> tuple[RankRun, ...] | None:

@@ -22,10 +22,9 @@ from specverify.backends.engine.retrieval.shared import SharedTries
 from specverify.backends.engine.seams import Seams
 from specverify.backends.engine.step.accounts import account_of
 from specverify.backends.engine.step.naming import naming_stage
-from specverify.reference.case import Case
+from specverify.reference.case import Case, marks
 from specverify.reference.draft import most_rows
 from specverify.reference.malformed import Malformed
-from specverify.reference.requests.models import marks
 from specverify.reference.session import Account, Action, Session
 from specverify.reference.trace import Shared, Stage, Trace
 

@@ -12,8 +12,8 @@ from specverify.backends.servers.address import Address, address_of
 from specverify.backends.servers.counts import counts_of
 from specverify.backends.servers.dialects import BY_NAME, Dialect, OpenAI, Question
 from specverify.backends.servers.web import RefusedRequest, Web, WrongAnswer
-from specverify.reference.files.end_tokens import end_tokens
 from specverify.reference.files.fields import UnreadableCheckpoint
+from specverify.reference.files.generation_settings import end_tokens
 
 OWNERS = {"vllm": "vllm", "llamacpp": "llama.cpp", "sglang": "sglang"}
 """The dialect of a server by the `owned_by` of its models."""

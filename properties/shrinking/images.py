@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from specverify.reference.architecture import Model, Seeded
-from specverify.reference.images.spans import Images
+from specverify.reference.images import Images
 
 SIDES = ("frames", "height", "width")
 """The sizes of a block."""

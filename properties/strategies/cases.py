@@ -45,7 +45,7 @@ from specverify.reference.case import Case
 from specverify.reference.draft import Scripted, most_rows
 from specverify.reference.layout import KINDS, KvLayout
 from specverify.reference.malformed import Malformed
-from specverify.reference.parallel.ranks import RANKS, sharding_refusal
+from specverify.reference.parallel import RANKS, sharding_refusal
 from specverify.reference.rules import RULES
 from specverify.reference.sampling import Stops
 

@@ -139,7 +139,7 @@ class Draft(ABC):
 
     @property
     def tree_kind(self) -> str:
-        """The kind of tree that the draft fills, one of `specverify.reference.draft_trees.plan.TREE_KINDS`."""
+        """The kind of tree that the draft fills, one of `specverify.reference.draft_trees.TREE_KINDS`."""
         return "static"
 
     @property

@@ -14,11 +14,34 @@ from specverify.reference.draft.base import Tokens
 from specverify.reference.draft.hidden import HiddenStates
 from specverify.reference.draft.static import Static
 from specverify.reference.draft_trees import DraftTree, draft_tree_from_json
-from specverify.reference.files.head_files import FILES_SCHEMA, HeadFiles
 from specverify.reference.malformed import Malformed, under
-from specverify.reference.quantisation.rows import QUANTISED, check_quantised
+from specverify.reference.quantisation import QUANTISED, check_quantised
 from specverify.reference.rules import OMIT_DEFAULT
 from specverify.reference.tree import RankTree, Shape, Tree
+
+
+@dataclass(frozen=True)
+class HeadFiles:
+    """A directory with the weights of a head, known by its content.
+
+    Attributes:
+        source: The directory that was read. Not part of the case's digest.
+        digest: `sha256:` over config.json and the safetensors files; a replay on another machine checks the weights
+            by it.
+    """
+
+    source: str
+    digest: str
+
+
+FILES_SCHEMA: Mapping[str, Any] = {
+    "type": "object",
+    "additionalProperties": False,
+    "required": ["source", "digest"],
+    "properties": {"source": {"type": "string"}, "digest": {"type": "string"}},
+}
+"""The JSON Schema of HeadFiles."""
+
 
 HeadT = TypeVar("HeadT", bound="Head")
 

@@ -11,14 +11,13 @@ import numpy as np
 from specverify.reference.architecture import Model
 from specverify.reference.draft.eagle1 import Eagle1
 from specverify.reference.draft.eagle3 import LAYER_PREFIX, Eagle3
-from specverify.reference.draft.head import Head
+from specverify.reference.draft.head import Head, HeadFiles
 from specverify.reference.draft.medusa import Medusa
 from specverify.reference.draft.mtp import Mtp
 from specverify.reference.draft_files import eagle1, eagle3, medusa, mtp
 from specverify.reference.draft_files.target_sizes import TargetSizes, target_sizes
 from specverify.reference.draft_files.tensors import HeadTensors
 from specverify.reference.files.fields import Fields, UnreadableCheckpoint, quote_value, read_json
-from specverify.reference.files.head_files import HeadFiles
 from specverify.reference.files.stored import FLOATS, INTEGERS, StoredTensor
 from specverify.reference.files.weight_files import digest, weight_files
 from specverify.reference.malformed import Malformed

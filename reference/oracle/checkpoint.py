@@ -19,7 +19,6 @@ from specverify.reference.files.weight_files import digest, weight_files
 from specverify.reference.oracle.configuration import read_architecture, read_sizes
 from specverify.reference.oracle.family import FAMILIES
 from specverify.reference.oracle.family.base import Place
-from specverify.reference.oracle.formulas.block_scales import apply_scales, factors_shape
 from specverify.reference.trace import Array
 from specverify.reference.weights import shapes
 
@@ -218,3 +217,15 @@ def _check_tied(stored: dict[str, StoredTensor]) -> None:
             f"{head.file}: tensor lm_head.weight differs from the embedding although tie_word_embeddings is true; "
             "set it to false or remove the tensor"
         )
+
+
+def apply_scales(numbers: Array, factors: Array, block: tuple[int, int]) -> Array:
+    """The weights of a matrix [out, in] with a factor for each block: exact in float64 where factors are float32."""
+    rows, columns = (np.arange(count) // size for count, size in zip(numbers.shape, block, strict=True))
+    weights: Array = numbers * factors[rows[:, None], columns]
+    return weights
+
+
+def factors_shape(shape: tuple[int, ...], block: tuple[int, int]) -> tuple[int, ...]:
+    """The shape of the factors of a matrix of this shape."""
+    return tuple(-(-count // size) for count, size in zip(shape, block, strict=True))

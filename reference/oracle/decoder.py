@@ -15,7 +15,6 @@ from specverify.reference.draft.hidden import HiddenStates
 from specverify.reference.oracle import acceptance, lowering, processing, sampled_step, stopping
 from specverify.reference.oracle.choices import Choices
 from specverify.reference.oracle.draft import Question, propose
-from specverify.reference.oracle.draft.chunk import cut_to_chunk
 from specverify.reference.oracle.evaluator import (
     PERTURBATIONS,
     Evaluator,
@@ -30,6 +29,7 @@ from specverify.reference.oracle.evaluator import (
     with_choices,
 )
 from specverify.reference.oracle.formulas import rotary
+from specverify.reference.oracle.lowering import cut_to_chunk
 from specverify.reference.oracle.model import Inputs, Nodes
 from specverify.reference.oracle.parameters import Parameters, load
 from specverify.reference.oracle.sampled_step import SampledStep, one_hot_proposal

@@ -10,8 +10,7 @@ import numpy as np
 
 from specverify.reference.family.recurrent import RecurrentState
 from specverify.reference.oracle.formulas import rotary
-from specverify.reference.oracle.formulas.layer import soft_cap
-from specverify.reference.oracle.formulas.reach import first_visible
+from specverify.reference.oracle.formulas.layer import first_visible, soft_cap
 from specverify.reference.oracle.formulas.recurrence import LayerState
 from specverify.reference.oracle.parameters import Parameters
 from specverify.reference.trace import Array, Kv

@@ -11,20 +11,19 @@ import numpy as np
 
 from specverify.reference.architecture import Architecture, Checkpoint, Model, Seeded
 from specverify.reference.draft.head import Head
-from specverify.reference.images.spans import Images
+from specverify.reference.images import Images
 from specverify.reference.malformed import Malformed
 from specverify.reference.oracle.checkpoint import UnreadableCheckpoint, identify, read_checkpoint
 from specverify.reference.oracle.choices import Choices
 from specverify.reference.oracle.family import FAMILIES
-from specverify.reference.oracle.formulas import axes, rotary
+from specverify.reference.oracle.formulas import rotary
 from specverify.reference.oracle.formulas.layer import Formulas, gated_block, linear, rms_norm
-from specverify.reference.oracle.formulas.quantised import QUANTISED_NAMES, quantised_weights
 from specverify.reference.oracle.formulas.recurrence import LayerState
 from specverify.reference.oracle.formulas.routers import Router
+from specverify.reference.quantisation import QUANTISED
 from specverify.reference.trace import Array
 from specverify.reference.tree import Tree
-from specverify.reference.weights import head_weights, seeded_weights
-from specverify.reference.weights.adapters import low_rank
+from specverify.reference.weights import head_weights, low_rank, seeded_weights
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,7 +99,7 @@ class Parameters:
         """`rotary.table` at the positions of the tokens at `columns` [T] of a text."""
         if not self.images:
             return rotary.table(columns, inv_freq, scaling)
-        return axes.table(self.architecture, axes.positions(self.images, columns), inv_freq, scaling)
+        return rotary.grid_table(self.architecture, rotary.grid_positions(self.images, columns), inv_freq, scaling)
 
     def sinks(self, layer: int) -> Array | None:
         """The sink of each head of `layer`, [heads], or None: a score that takes a share of the softmax."""
@@ -313,3 +312,31 @@ def round_to(weight: Array, dtype: str, name: str = "weight") -> Array:
     if not np.isfinite(widened).all():
         raise Malformed("dtype", f"{name} holds {np.abs(weight).max():g}, too large for {dtype}")
     return widened
+
+
+QUANTISED_NAMES = ("_proj.weight", "fc.weight", ".linear.weight")
+"""The ends of the names of quantised matrices: projections, and the two kinds of matrices that only heads have."""
+
+
+def quantised_weights(weight: Array, kind: str) -> Array:
+    """The products number * scale that stand for `weight` [out, in], exact in float64."""
+    weight32 = weight.astype(np.float32)
+    largest = np.abs(weight32).max(axis=1, keepdims=True)
+    scale = np.where(largest == 0, np.float32(1), largest / np.float32(QUANTISED[kind]))
+    numbers = (weight32 / scale).astype(np.float64)
+    rounded = np.rint(numbers) if kind == "int8" else nearest_e4m3(numbers)
+    products: Array = rounded * scale.astype(np.float64)
+    return products
+
+
+def nearest_e4m3(values: Array) -> Array:
+    """Each value, of at most 448, as the nearest 8-bit float with 4 bits of exponent and 3 of mantissa, ties to even.
+
+    >>> nearest_e4m3(np.array([17.0, 19.0, 448.0, 0.001])).tolist()
+    [16.0, 20.0, 448.0, 0.001953125]
+    """
+    # 2**exponent <= |value| < 2**(exponent + 1); below the smallest normal number 2**-6 the step stays.
+    exponent = np.maximum(np.frexp(values)[1] - 1, -6)
+    step = np.ldexp(1.0, exponent - 3)
+    nearest: Array = np.rint(values / step) * step
+    return nearest

@@ -21,8 +21,8 @@ from specverify.reference.abilities import Abilities
 from specverify.reference.architecture import Checkpoint
 from specverify.reference.case import Case
 from specverify.reference.draft import Draft, LanguageModel, Ngram, Scripted
-from specverify.reference.files.end_tokens import end_tokens
 from specverify.reference.files.fields import UnreadableCheckpoint
+from specverify.reference.files.generation_settings import end_tokens
 from specverify.reference.layout import KvLayout
 from specverify.reference.malformed import Malformed
 from specverify.reference.sampling import Sampling, Stops

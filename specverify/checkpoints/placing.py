@@ -10,10 +10,9 @@ from specverify.checkpoints.opening import directory_of, open_checkpoint
 from specverify.reference.architecture import Checkpoint, Model
 from specverify.reference.case import Case
 from specverify.reference.draft import Draft
-from specverify.reference.draft.head import Head
+from specverify.reference.draft.head import Head, HeadFiles
 from specverify.reference.draft_files import open_head, stored_head
 from specverify.reference.files.fields import UnreadableCheckpoint
-from specverify.reference.files.head_files import HeadFiles
 from specverify.reference.malformed import Malformed
 from specverify.reports.bundle import Bundle
 from specverify.reports.format import clean, cut

@@ -9,8 +9,8 @@ from specverify.backends.servers.address import PREFIX as SERVER
 from specverify.commands import guard_options, sampling_options, shared_options
 from specverify.plan import DEFAULT_CASES, FOCI, TRANSFORMERS, Plan, default_cases, default_dtypes, default_jobs
 from specverify.reference.case import DTYPES
-from specverify.reference.parallel.ranks import RANKS
-from specverify.reference.quantisation.rows import QUANTISED
+from specverify.reference.parallel import RANKS
+from specverify.reference.quantisation import QUANTISED
 
 DEVICES = {"cpu": "cpu-eager", "cuda": "cuda-eager", "npu": "ascend-eager"}
 """The backend that `--device` means when `--backend` is not given."""

@@ -208,7 +208,7 @@ def rules() -> list[dict[str, Any]]:
 
 def trees() -> list[dict[str, Any]]:
     """Every kind of drafted tree, and the ways to name its siblings for which a rule can be told their law."""
-    from specverify.reference.draft_trees.sampled import TREE_LAWS
+    from specverify.reference.draft_trees import TREE_LAWS
     from specverify.reference.rules import DRAWS
 
     return [

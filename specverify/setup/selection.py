@@ -8,7 +8,7 @@ from specverify.properties.invariants import ALL, BESIDE_TOKENS, EVERY_INVARIANT
 from specverify.properties.verdict.invariant import Invariant
 from specverify.reference.abilities import Abilities
 from specverify.reference.layout import KINDS
-from specverify.reference.parallel.ranks import SHARDED
+from specverify.reference.parallel import SHARDED
 
 
 class Unknown(ValueError):

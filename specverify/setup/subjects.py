@@ -17,11 +17,10 @@ from specverify.backends.places import function_at
 from specverify.backends.registry import open_backend
 from specverify.properties.verdict.subject import Crash, Live, NoTrace, Refusal, Subject
 from specverify.reference.case import Case
-from specverify.reference.draws import Draw
 from specverify.reference.probability_world import Blocks, GivenTree, World
 from specverify.reference.session import Action
 from specverify.reference.tape import stride
-from specverify.reference.trace import Array, Stage, Trace
+from specverify.reference.trace import Array, Draw, Stage, Trace
 from specverify.setup.selection import Unknown
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from specverify.backends.engine.collectives.group import Group
-from specverify.reference.parallel.ranks import rank_part
+from specverify.reference.parallel import rank_part
 
 
 def partial(group: Group, rows: Tensor, weight: Tensor, bias: Tensor | None, name: str) -> Tensor:

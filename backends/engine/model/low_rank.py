@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from specverify.reference.architecture import Model, Seeded
-from specverify.reference.weights.adapters import low_rank
+from specverify.reference.weights import low_rank
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,6 +1,6 @@
 """Quantised weights in torch's own 8-bit types.
 
-The rule is that of `specverify.reference.quantisation.rows.QUANTISED`. A draft's matrices become numbers with a scale
+The rule is that of `specverify.reference.quantisation.QUANTISED`. A draft's matrices become numbers with a scale
 for each row when the model is opened; its forwards run on the products in the working dtype.
 """
 
@@ -10,7 +10,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from specverify.reference.quantisation.rows import QUANTISED
+from specverify.reference.quantisation import QUANTISED
 
 NAMES = ("_proj.weight", "fc.weight", ".linear.weight")
 """Ends of the names of matrices that are quantised; `fc` and `linear` are matrices of heads."""

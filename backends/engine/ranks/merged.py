@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from specverify.reference.parallel.ranks import RankRun, kv_part
+from specverify.reference.parallel import RankRun, kv_part
 from specverify.reference.trace import Array, Kv, Step, Trace, frozen
 
 

@@ -18,7 +18,7 @@ from specverify.backends.engine.collectives.group import Group
 from specverify.backends.engine.collectives.seams import RankSeams
 from specverify.backends.engine.kv.base import CacheSpec
 from specverify.backends.engine.model.causal_lm import CausalLm
-from specverify.reference.parallel.ranks import kv_part, rank_part
+from specverify.reference.parallel import kv_part, rank_part
 
 CLASSES = (
     "LlamaForCausalLM",

@@ -16,8 +16,7 @@ from specverify.backends.engine.model.models import ModelCache
 from specverify.backends.engine.seams import Seams
 from specverify.backends.engine.step.naming import naming_stage
 from specverify.reference.case import Case
-from specverify.reference.parallel.ranks import RankRun
-from specverify.reference.parallel.spread import owners
+from specverify.reference.parallel import RankRun, owners
 from specverify.reference.session import Account, Action
 from specverify.reference.trace import Trace
 

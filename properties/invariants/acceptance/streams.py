@@ -1,6 +1,6 @@
 """The invariant of random streams: two draws for different purposes read no number twice.
 
-A draw of torch, NumPy or random has a place: its stream, its offset and its size (`specverify.reference.draws`). Coins
+A draw of torch, NumPy or random has a place: its stream, its offset and its size (`specverify.reference.trace`). Coins
 of a tape
 have places too, one for each decision. Rejection sampling needs independent numbers: where the coin of an acceptance is
 the number that drew the token, or the noise that drew a rejected token draws its replacement, the output follows
@@ -17,8 +17,7 @@ from specverify.properties.verdict.invariant import Fact, Invariant, NotApplicab
 from specverify.properties.verdict.subject import NoTrace, Subject
 from specverify.reference import tape
 from specverify.reference.case import Case
-from specverify.reference.draws import Draw
-from specverify.reference.trace import Stage, Trace
+from specverify.reference.trace import Draw, Stage, Trace
 
 NAME = "acceptance.streams-disjoint"
 

@@ -10,8 +10,8 @@ from specverify.properties.verdict.subject import Subject
 from specverify.reference.architecture import Seeded
 from specverify.reference.case import Case
 from specverify.reference.draft_trees import tree_description
-from specverify.reference.oracle.draft.chunk import cut_to_chunk
 from specverify.reference.oracle.draft.level_by_level import tree_of_step
+from specverify.reference.oracle.lowering import cut_to_chunk
 from specverify.reference.trace import Drafted, Stage, Trace
 from specverify.reference.tree import RankTree, Shape, Tree
 

@@ -35,7 +35,7 @@ NAME = "draft.tree-top-m"
 ROUNDING = {"float64": 1e-12, "float32": 1e-5, "bfloat16": 1e-5, "float16": 1e-5}
 """Noise of a sum that an engine computes from its own logits, for each level and relative to their size.
 
-Engines in 16 bits add in float32 (`specverify.reference.draft_trees.expansion`).
+Engines in 16 bits add in float32 (`specverify.reference.draft_trees`).
 """
 
 

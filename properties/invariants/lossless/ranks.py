@@ -10,7 +10,7 @@ from specverify.properties.verdict.finding import Comparisons, Finding
 from specverify.properties.verdict.invariant import Fact, Invariant, Oracle, Unobserved, needing
 from specverify.properties.verdict.subject import Subject
 from specverify.reference.case import Case
-from specverify.reference.parallel.ranks import RankRun
+from specverify.reference.parallel import RankRun
 from specverify.reference.trace import Stage
 
 NAME = "lossless.ranks-agree"

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from specverify.reference.architecture import Seeded
-from specverify.reference.quantisation.rows import QUANTISED
+from specverify.reference.quantisation import QUANTISED
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from specverify.properties.strategies.acceptance import continuation, steer_again
 from specverify.properties.strategies.prompts import LONGEST
 from specverify.reference.abilities import Abilities
-from specverify.reference.adapters.low_rank import ADAPTED, Adapter
+from specverify.reference.adapters import ADAPTED, Adapter
 from specverify.reference.architecture import Seeded
 from specverify.reference.case import Case
 from specverify.reference.draft import Draft, Scripted

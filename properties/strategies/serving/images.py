@@ -14,7 +14,7 @@ from specverify.reference.architecture import Architecture, Seeded
 from specverify.reference.case import Case
 from specverify.reference.draft import Draft
 from specverify.reference.family import FAMILIES
-from specverify.reference.images.spans import Image, Images
+from specverify.reference.images import Image, Images
 from specverify.reference.session import Session
 
 IMAGES = 16

@@ -6,8 +6,7 @@ Each node is scored by running its whole path from scratch.
 import numpy as np
 
 from specverify.reference.draft import LanguageModel
-from specverify.reference.oracle.draft.expansion import Path
-from specverify.reference.oracle.draft.level_by_level import tree_of
+from specverify.reference.oracle.draft.level_by_level import Path, tree_of
 from specverify.reference.oracle.draft.question import Question, proposes
 from specverify.reference.oracle.evaluator import Evaluator
 from specverify.reference.trace import Array, Drafted

@@ -1,4 +1,4 @@
-"""Rotary position embedding and its six variants, in float64 throughout.
+"""Rotary position embedding, its six variants, and positions on three axes, in float64.
 
 The variants mean what they mean in Hugging Face's configs. Sources: RoFormer (arXiv 2104.09864); position interpolation
 (2306.15595) for `linear`; YaRN (2309.00071); LongRoPE (2402.13753); Llama 3.1's reference code for `llama3`. Field
@@ -6,10 +6,13 @@ names and corner cases are those of transformers' `modeling_rope_utils.py`, whic
 """
 
 import math
+from collections.abc import Iterable
 
 import numpy as np
 
-from specverify.reference.architecture import Rope
+from specverify.reference.architecture import Architecture, Rope
+from specverify.reference.family.vision_text import SECTIONS
+from specverify.reference.images import Images
 from specverify.reference.malformed import Malformed
 from specverify.reference.trace import Array
 
@@ -73,6 +76,40 @@ def table(positions: Array, inv_freq: Array, scaling: float) -> tuple[Array, Arr
     """Cosine and sine of every pair's angle at `positions` [T], scaled: float64 [T, head_dim / 2] each."""
     angle = np.multiply.outer(positions, inv_freq)
     return np.cos(angle) * scaling, np.sin(angle) * scaling
+
+
+def grid_positions(images: Images, columns: Iterable[int]) -> Array:
+    """The positions of the tokens at `columns` on the axes time, height and width: int64 [3, T].
+
+    >>> from specverify.reference.images import Image
+    >>> grid_positions((Image(1, 1, 2, 2),), range(7)).tolist()
+    [[0, 1, 1, 1, 1, 3, 4], [0, 1, 1, 2, 2, 3, 4], [0, 1, 2, 1, 2, 3, 4]]
+    """
+    column_list = [int(column) for column in columns]
+    token_positions: list[tuple[int, int, int]] = []
+    image_at = {image.start: image for image in images}
+    last, position = max(column_list, default=-1), 0
+    while len(token_positions) <= last:
+        image = image_at.get(len(token_positions))
+        if image is None:
+            token_positions.append((position, position, position))
+            position += 1
+        else:
+            grid = np.ndindex(image.frames, image.height, image.width)
+            token_positions += [(position + frame, position + row, position + column) for frame, row, column in grid]
+            position += max(image.frames, image.height, image.width)
+    places = [token_positions[column] for column in column_list]
+    by_axis: Array = np.array(places, dtype=np.int64).reshape(len(places), 3).T
+    return by_axis
+
+
+def grid_table(arch: Architecture, places: Array, inv_freq: Array, scaling: float) -> tuple[Array, Array]:
+    """As `table`, of `places` [3, T]: each pair's angle is that of the axis to which the pair belongs."""
+    axis = np.repeat(np.arange(3), [int(arch.setting(name)) for name in SECTIONS])
+    by_axis = [table(place, inv_freq, scaling) for place in places]
+    pairs = np.arange(len(inv_freq))
+    cos, sin = (np.stack([tables[kind] for tables in by_axis])[axis, :, pairs].T for kind in range(2))
+    return cos, sin
 
 
 def turn(x: Array, cos: Array, sin: Array) -> Array:

@@ -8,7 +8,7 @@ import pytest
 from specverify.backends.compositions import open_engine
 from specverify.properties.strategies.models import GALLERY
 from specverify.reference.abilities import Abilities
-from specverify.reference.adapters.low_rank import ADAPTED, PROJECTIONS, Adapter
+from specverify.reference.adapters import ADAPTED, PROJECTIONS, Adapter
 from specverify.reference.architecture import Architecture, Seeded
 from specverify.reference.case import Case
 from specverify.reference.draft import LanguageModel, Scripted
@@ -20,8 +20,7 @@ from specverify.reference.sampling import Stops
 from specverify.reference.session import Action, Mate, Session
 from specverify.reference.trace import Trace
 from specverify.reference.tree import RankTree, Tree
-from specverify.reference.weights import seeded_weights
-from specverify.reference.weights.adapters import low_rank
+from specverify.reference.weights import low_rank, seeded_weights
 
 ARCH = next(one for one in GALLERY if one.family == "llama" and one.vocab_size > 8)
 EVERY = Adapter(3, 2.0, PROJECTIONS, 1)

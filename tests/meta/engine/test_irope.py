@@ -21,12 +21,12 @@ from specverify.reference.architecture import Architecture, Seeded
 from specverify.reference.case import Case
 from specverify.reference.case_json import case_from_json, case_to_json
 from specverify.reference.draft import Draft, LanguageModel, Ngram, Scripted
-from specverify.reference.files.json_words import plain
+from specverify.reference.files.json_parts import plain
 from specverify.reference.layout import KvLayout
 from specverify.reference.malformed import Malformed
 from specverify.reference.oracle.decoder import Oracle
-from specverify.reference.oracle.draft.chunk import cut_to_chunk
 from specverify.reference.oracle.formulas.layer import temperature
+from specverify.reference.oracle.lowering import cut_to_chunk
 from specverify.reference.sampling import Sampling, Stops
 from specverify.reference.trace import Drafted
 from specverify.reference.tree import RankTree, Tree

@@ -12,7 +12,7 @@ from specverify.properties.strategies.models import GALLERY
 from specverify.properties.verdict.finding import Finding
 from specverify.properties.verdict.judge import judge
 from specverify.reference.abilities import Abilities
-from specverify.reference.adapters.low_rank import Adapter
+from specverify.reference.adapters import Adapter
 from specverify.reference.architecture import Seeded
 from specverify.reference.case import Case
 from specverify.reference.draft import Scripted

@@ -19,8 +19,7 @@ from specverify.reference.architecture import Seeded
 from specverify.reference.case import Case
 from specverify.reference.draft import Scripted
 from specverify.reference.malformed import Malformed
-from specverify.reference.parallel.ranks import RANKS, rank_part, sharding_refusal
-from specverify.reference.parallel.spread import owners
+from specverify.reference.parallel import RANKS, owners, rank_part, sharding_refusal
 from specverify.reference.sampling import Sampling, Stops
 from specverify.reference.session import Action, Mate, Session
 from specverify.reference.trace import Trace

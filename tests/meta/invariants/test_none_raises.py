@@ -12,7 +12,7 @@ from specverify.properties.invariants import ALL
 from specverify.properties.verdict.judge import judge
 from specverify.properties.verdict.subject import NoTrace, Subject
 from specverify.reference.case import Case
-from specverify.reference.parallel.ranks import RankRun
+from specverify.reference.parallel import RankRun
 from specverify.reference.trace import Drafted, Shared, Stage, Step, Trace
 from specverify.reference.tree import Tree
 from specverify.reports import bundle

@@ -23,9 +23,9 @@ from specverify.properties.verdict.finding import Verdict
 from specverify.properties.verdict.judge import judge
 from specverify.reference.case import Case
 from specverify.reference.draft import LanguageModel
-from specverify.reference.draws import Draw
 from specverify.reference.oracle.decoder import Oracle
 from specverify.reference.sampling import Sampling, Stops
+from specverify.reference.trace import Draw
 from specverify.reports.vocabulary import account
 from specverify.setup.subjects import subject_of
 from tests.corruption import BY_NAME

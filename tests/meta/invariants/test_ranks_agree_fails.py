@@ -12,7 +12,7 @@ from specverify.properties.verdict.judge import judge
 from specverify.properties.verdict.subject import Subject
 from specverify.reference.case import Case
 from specverify.reference.oracle.decoder import Oracle
-from specverify.reference.parallel.ranks import RankRun
+from specverify.reference.parallel import RankRun
 from specverify.reference.trace import Stage, Trace
 from specverify.reports import bundle
 from specverify.reports.vocabulary import account

@@ -17,8 +17,7 @@ from specverify.reference.architecture import Seeded
 from specverify.reference.draft import LanguageModel
 from specverify.reference.draft.hidden import HiddenStates
 from specverify.reference.draft.medusa import Medusa
-from specverify.reference.draft_trees import Dispatch, Expansion, named_tree
-from specverify.reference.draft_trees.sampled import TREE_LAWS
+from specverify.reference.draft_trees import TREE_LAWS, Dispatch, Expansion, named_tree
 from specverify.reference.oracle import acceptance
 from specverify.reference.oracle.acceptance import Answer, Row, normalise
 from specverify.reference.oracle.coin_source import Chance, Number, enumerate_law

@@ -17,11 +17,11 @@ from specverify.properties.verdict.judge import judge
 from specverify.reference.architecture import Architecture, Seeded
 from specverify.reference.case import Case
 from specverify.reference.draft import LanguageModel, Ngram, Scripted
-from specverify.reference.images.spans import Image, Images
+from specverify.reference.images import Image, Images
 from specverify.reference.layout import KINDS, KvLayout
 from specverify.reference.malformed import Malformed
 from specverify.reference.oracle.decoder import Oracle
-from specverify.reference.oracle.formulas.axes import positions
+from specverify.reference.oracle.formulas.rotary import grid_positions
 from specverify.reference.oracle.model import PathByPath
 from specverify.reference.oracle.parameters import load
 from specverify.reference.sampling import Sampling, Stops
@@ -85,7 +85,7 @@ def in_transformers(model: Seeded, tokens: tuple[int, ...], places: np.ndarray) 
 @pytest.mark.parametrize("images", [WIDE, TALL, FILM])
 def test_the_oracle_says_what_transformers_text_model_says(images: Images, sections: tuple[int, int, int]) -> None:
     model = Seeded(architecture(sections), 3, images=images)
-    theirs = in_transformers(model.bare, PROMPT, positions(images, range(len(PROMPT))))
+    theirs = in_transformers(model.bare, PROMPT, grid_positions(images, range(len(PROMPT))))
     for at in range(images[-1].end + 1, len(PROMPT)):
         chain = Tree((0,), PROMPT[at : at + 1])
         mine = PathByPath(load(model, "float64")).nodes(PROMPT[:at], chain).logits[0]
@@ -95,7 +95,7 @@ def test_the_oracle_says_what_transformers_text_model_says(images: Images, secti
 def test_positions_written_out() -> None:
     """The example of transformers' `get_rope_index`: a film of 3 frames of 2 * 2, then five tokens of text."""
     film = (Image(0, 3, 2, 2),)
-    time, height, width = positions(film, range(17)).tolist()
+    time, height, width = grid_positions(film, range(17)).tolist()
     assert time == [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 4, 5, 6, 7]
     assert height == [0, 0, 1, 1, 0, 0, 1, 1, 0, 0, 1, 1, 3, 4, 5, 6, 7]
     assert width == [0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 3, 4, 5, 6, 7]
@@ -106,9 +106,9 @@ def test_the_engine_numbers_as_the_oracle_does(images: Images) -> None:
     axes = axes_of(Seeded(architecture(), 1, images=images))
     assert axes is not None
     columns = torch.arange(20)
-    assert axes.of_prompt(columns).tolist() == positions(images, range(20)).tolist()
+    assert axes.of_prompt(columns).tolist() == grid_positions(images, range(20)).tolist()
     behind = columns[images[-1].end :]
-    assert axes.of_text(behind).tolist() == positions(images, behind.tolist()).tolist()
+    assert axes.of_text(behind).tolist() == grid_positions(images, behind.tolist()).tolist()
 
 
 @pytest.mark.parametrize("kind", gated(list(KINDS), lambda at: at % 3 == 0))

@@ -12,7 +12,7 @@ from specverify.cli import main
 from specverify.properties.invariants.lossless.ranks import NAME
 from specverify.reference.abilities import Abilities
 from specverify.reference.case import Case
-from specverify.reference.parallel.ranks import SHARDED
+from specverify.reference.parallel import SHARDED
 from specverify.reference.trace import Trace
 from specverify.setup.selection import Unknown, over_ranks
 from tests.inprocess import in_this_process

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from specverify.reference.files.end_tokens import end_tokens
 from specverify.reference.files.fields import UnreadableCheckpoint
+from specverify.reference.files.generation_settings import end_tokens
 
 
 def written(folder: Path, **files: object) -> Path:

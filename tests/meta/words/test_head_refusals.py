@@ -13,13 +13,12 @@ from safetensors.numpy import save_file
 from specverify.reference.case import Case
 from specverify.reference.draft.eagle1 import Eagle1
 from specverify.reference.draft.eagle3 import Eagle3
-from specverify.reference.draft.head import Head
+from specverify.reference.draft.head import Head, HeadFiles
 from specverify.reference.draft.hidden import HiddenStates
 from specverify.reference.draft.layer_head import HeadLayer
 from specverify.reference.draft.medusa import Medusa
 from specverify.reference.draft_files import open_head
 from specverify.reference.files.fields import UnreadableCheckpoint
-from specverify.reference.files.head_files import HeadFiles
 from specverify.reference.malformed import Malformed
 from specverify.reference.sampling import Stops
 from specverify.reference.trace import Array

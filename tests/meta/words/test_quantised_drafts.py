@@ -17,9 +17,8 @@ from specverify.reference.case import Case
 from specverify.reference.case_json import case_from_json, case_to_json
 from specverify.reference.draft import LanguageModel
 from specverify.reference.malformed import Malformed
-from specverify.reference.oracle.formulas.quantised import nearest_e4m3, quantised_weights
-from specverify.reference.oracle.parameters import load, load_head
-from specverify.reference.quantisation.rows import QUANTISED
+from specverify.reference.oracle.parameters import load, load_head, nearest_e4m3, quantised_weights
+from specverify.reference.quantisation import QUANTISED
 from specverify.reference.sampling import Stops
 from specverify.reference.tree import RankTree
 from specverify.setup.subjects import open_planted, subject_of

@@ -1,7 +1,7 @@
 """A low-rank adapter (LoRA, arXiv 2106.09685): its words.
 
 A server holds the weights of one model, and each request may name an adapter. A projection W [out, in] that the adapter
-names computes W x + (alpha / rank) B A x, with A [rank, in] and B [out, rank]. `specverify.reference.weights.adapters`
+names computes W x + (alpha / rank) B A x, with A [rank, in] and B [out, rank]. `specverify.reference.weights`
 makes A and B from the seed.
 """
 

@@ -1,12 +1,14 @@
-"""Ranks: the part of a target that each holds, and the record of its run.
+"""Ranks: the part of a target, or the requests, that each holds, and the record of its run.
 
 Heads, inner width and vocabulary are cut into contiguous parts. Where there are fewer KV heads than ranks, several
-ranks hold the same KV head (as vLLM's and SGLang's QKV projections do).
+ranks hold the same KV head (as vLLM's and SGLang's QKV projections do). In data parallelism every rank holds the whole
+target, and requests are shared out by their numbers; a fork's twin follows its source, whose pages it shares.
 """
 
 from dataclasses import dataclass
 
 from specverify.reference.architecture import Architecture
+from specverify.reference.session import Session
 
 RANKS = (1, 2, 4)
 """Numbers of ranks that a case may ask for."""
@@ -58,3 +60,17 @@ def sharding_refusal(arch: Architecture, ranks: int) -> str | None:
     if arch.kv_heads % ranks and ranks % arch.kv_heads:
         return f"model of {arch.kv_heads} KV heads on {ranks} ranks"
     return None
+
+
+def owners(session: Session | None, ranks: int) -> tuple[int, ...]:
+    """The rank of each request in data parallelism; request 0 alone where there is no session."""
+    if session is None:
+        return (0,)
+    ranks_of = [number % ranks for number in range(1 + len(session.mates))]
+    entered_requests: set[int] = set()
+    for action in session.actions:
+        if action.kind == "fork" and action.requests[1] not in entered_requests:
+            ranks_of[action.requests[1]] = ranks_of[action.requests[0]]
+        if action.kind in ("add", "fork"):
+            entered_requests |= set(action.requests)
+    return tuple(ranks_of)

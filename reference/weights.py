@@ -1,10 +1,16 @@
-"""The seeded weights of built-in models, named as in a Hugging Face state dict."""
+"""The weights of built-in models, their adapters and draft heads, made from seeds.
+
+The oracle and the engines share these tensors. Seeded ones are exact in every working dtype. Names are those of a
+Hugging Face state dict, and for heads the published ones. Stored heads are read by `specverify.reference.draft_files`.
+"""
 
 from functools import lru_cache
 
 import numpy as np
 
-from specverify.reference.architecture import Architecture, Seeded
+from specverify.reference.architecture import Architecture, Model, Seeded
+from specverify.reference.draft.head import Head
+from specverify.reference.draft_files import stored_head
 from specverify.reference.trace import Array
 
 ROUTER_GAIN = 3.0
@@ -15,7 +21,6 @@ QUERY_KEY_GAIN = 1.0
 
 HEAD_GAIN = 3.0
 """Standard deviation of the logits: large enough that the top two lie far apart compared with float32 noise."""
-
 
 ROUTER = ".mlp.gate.weight"
 """The end of the names of routers: the matrix [experts, hidden] whose products say which experts a row takes."""
@@ -196,3 +201,77 @@ def _transparent_weights(model: Seeded) -> dict[str, Array]:
     state[f"{prefix}.o_proj.weight"][num_codes:blocks] = np.eye(arch.heads * num_codes)
     state["lm_head.weight"][: arch.heads * num_codes, num_codes:blocks] = np.eye(arch.heads * num_codes)
     return state
+
+
+ADAPTER_GAIN = 0.5
+"""Standard deviation of the entries of B A beside those of W; alpha / rank multiplies it."""
+
+
+@lru_cache(maxsize=128)
+def low_rank(model: Seeded) -> dict[str, tuple[Array, Array]]:
+    """The matrices A [rank, in] and B [out, rank] of the model's adapter for each weight that it changes.
+
+    They are read-only float64, and exact in every working dtype. A model without an adapter has none.
+    """
+    adapter = model.adapter
+    if adapter is None:
+        return {}
+    # The seed of the model enters as well, so that two models have unlike adapters.
+    draw = np.random.default_rng((adapter.seed, model.seed, adapter.rank))
+    matrices = {}
+    for name, (rows, columns) in ((n, s) for n, s in shapes(model.architecture).items() if adapter.names(n)):
+        down = representable(draw.normal(size=(adapter.rank, columns)) / np.sqrt(columns))
+        up = representable(draw.normal(size=(rows, adapter.rank)) * ADAPTER_GAIN / np.sqrt(adapter.rank))
+        for array in (down, up):
+            array.flags.writeable = False
+        matrices[name] = down, up
+    return matrices
+
+
+@lru_cache(maxsize=128)
+def _draw_head(head: Head, target: Seeded) -> dict[str, Array]:
+    # The seed of the target enters as well, so that two targets have unlike heads.
+    draw = np.random.default_rng((head.seed, target.seed, len(head.TAG)))
+    state = {}
+    for name, shape in head.tensors(target.architecture).items():
+        noise = draw.normal(size=shape)
+        if name.endswith("norm.weight"):
+            values = 1.0 + 0.1 * noise
+        elif name.endswith("bias"):
+            values = 0.3 * noise
+        else:
+            values = noise * (HEAD_GAIN if name in head.by_token else 1.0) / np.sqrt(shape[-1])
+        state[name] = representable(values)
+    for name in head.by_token:
+        renamed_rows = np.empty_like(state[name])
+        # Row t becomes row `renamed[t]`, as in the embedding of the target.
+        renamed_rows[permutation(target.relabel, target.vocab_size)] = state[name]
+        state[name] = renamed_rows[list(head.vocabulary)] if head.vocabulary else renamed_rows
+    if head.vocabulary:
+        vocabulary = np.array(head.vocabulary)
+        # Offsets, as published files have them: target id = draft id + d2t[draft id].
+        state["d2t"] = vocabulary - np.arange(len(vocabulary))
+        state["t2d"] = np.isin(np.arange(target.vocab_size), vocabulary)
+    for array in state.values():
+        array.flags.writeable = False
+    return state
+
+
+def seeded_head(head: Head, target: Seeded) -> dict[str, Array]:
+    """The weights of `head` on `target`: read-only float64, matrices as [out, in]; d2t int64 and t2d bool if reduced.
+
+    The tree of the head changes no weight.
+    """
+    return _draw_head(head.weights, target)
+
+
+def head_weights(head: Head, target: Model) -> dict[str, Array]:
+    """The weights of `head` on `target`, stored or seeded; see `seeded_head`.
+
+    Raises:
+        UnreadableCheckpoint: stored weights cannot be read, or are not those of the case.
+    """
+    if head.files is not None:
+        return stored_head(head.weights, target)
+    assert isinstance(target, Seeded), "a seeded head is made for a built-in target"
+    return seeded_head(head, target)

@@ -1,1 +1,0 @@
-"""Adapters: the words of low-rank additions to a target's projections."""

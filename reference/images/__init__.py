@@ -1,1 +1,0 @@
-"""Blocks of a prompt whose tokens have positions on time, height and width."""

@@ -1,1 +1,0 @@
-"""Tensor parallelism: the parts of ranks, and the records of their runs."""

@@ -1,1 +1,0 @@
-"""Quantisation: the written rules for weights of few bits, one file each."""

@@ -1,1 +1,0 @@
-"""What one request of a session has of its own."""
