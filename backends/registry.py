@@ -6,9 +6,12 @@ A name stands for a backend that we ship (`backends/shipped.py`) or for a ready 
 exception gives the reason in one line.
 """
 
+import ast
+import difflib
 import importlib
 import os
 import sys
+from pathlib import Path
 from types import ModuleType
 
 from specverify.backends.adapters import ADAPTERS, SHIPPED_BACKENDS, Adapter
@@ -130,10 +133,33 @@ def shipped_names() -> tuple[str, ...]:
 
 
 def unknown(name: str) -> str:
-    """The refusal of a name that stands for no backend."""
-    names = ", ".join(row.name for row in ROWS)
-    other_forms = f"{', '.join(form for form, *_ in FORMS)} and the adapters of `specverify list backends`"
-    return f"no backend is called {name!r}: known are {names}, {other_forms}"
+    """The refusal of a name that stands for no backend, with what the user may have meant."""
+    refusal = f"no backend is called {name!r}"
+    module_name = name.removesuffix(".py")
+    file = Path(f"{module_name.replace('.', '/')}.py")
+    if factories := _factories_in(file):
+        return f"{refusal}: {file} is here and has {factories[0]}; did you mean {module_name}:{factories[0]}?"
+    if similar_names := difflib.get_close_matches(name, shipped_names(), n=3):
+        return f"{refusal}: did you mean {' or '.join(similar_names)}? `specverify list backends` names all"
+    other_forms = ", ".join(form for form, *_ in FORMS)
+    return f"{refusal}: `specverify list backends` names those that there are; others are {other_forms}"
+
+
+def _factories_in(file: Path) -> list[str]:
+    """The names in a user's file that may be factories, `open_` first; the file is read and not run."""
+    try:
+        module = ast.parse(file.read_text())
+    except (OSError, SyntaxError, ValueError):
+        return []
+    names = [
+        target.id
+        for node in module.body
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    ]
+    names += [node.name for node in module.body if isinstance(node, ast.FunctionDef) and not node.args.args]
+    return sorted((name for name in names if name.startswith("open")), key=lambda name: name != "open_")
 
 
 def _open_adapter(adapter: Adapter) -> Backend:

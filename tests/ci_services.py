@@ -8,6 +8,7 @@ On GitLab a job stores its cache where it succeeded, or always with `when: alway
 import re
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,7 @@ def run_github(text: str, checkout: Checkout, shell: Shell, number: int) -> bool
         if action == "actions/cache/save":
             checkout.save(options["key"], options["path"])
         if action == "actions/cache":
-            last_steps.append(lambda options=options: checkout.save(options["key"], options["path"]))
+            last_steps.append(partial(checkout.save, options["key"], options["path"]))
     if not has_failed:
         for last_step in last_steps:
             last_step()

@@ -22,6 +22,7 @@ class Comparison:
     Attributes:
         failing: Failures of the second result that the first has not.
         fixed: Failures of the first that the second has not, although it judged their invariant.
+        known: Failures of the first that the second shows too, and takes for known.
         gone: Failures of the first whose invariant the second did not judge.
         less: Runs, invariants and cases that the second judged less.
         slower: Runs of the second whose checks cost more, in units of the backend's own time.
@@ -31,6 +32,7 @@ class Comparison:
 
     failing: list[str] = field(default_factory=list)
     fixed: list[str] = field(default_factory=list)
+    known: list[str] = field(default_factory=list)
     gone: list[str] = field(default_factory=list)
     less: list[str] = field(default_factory=list)
     slower: list[str] = field(default_factory=list)
@@ -44,9 +46,16 @@ class Comparison:
 
     def sections(self) -> list[tuple[str, list[str]]]:
         """Every kind of difference with its lines, the gravest first."""
-        names = ("newly failing", "no longer judged", "judged less", "slower", "drawn otherwise", "fixed")
-        lists = (self.failing, self.gone, self.less, self.slower, self.otherwise, self.fixed)
-        return [(name, lines) for name, lines in zip(names, lists, strict=True) if lines]
+        sections = {
+            "newly failing": self.failing,
+            "no longer judged": self.gone,
+            "judged less": self.less,
+            "slower": self.slower,
+            "drawn otherwise": self.otherwise,
+            "now known": self.known,
+            "fixed": self.fixed,
+        }
+        return [(name, lines) for name, lines in sections.items() if lines]
 
 
 def runs_of(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -71,7 +80,7 @@ def compare_results(before: dict[str, Any], after: dict[str, Any]) -> Comparison
     comparison = Comparison(unjudged=after.get("outcome") == "unjudged")
     runs_before, runs_after = runs_of(before), runs_of(after)
     for name, run in runs_after.items():
-        _compare(cut(name, 100), runs_before.get(name, {}), run, comparison)
+        _compare(cut(name, 100), runs_before.get(name, {}), run, _known_signatures(after, run), comparison)
     missing_runs = [name for name in runs_before if name not in runs_after]
     comparison.unjudged |= bool(missing_runs)
     comparison.less += [f"{cut(name, 100)}: did not run" for name in missing_runs]
@@ -99,7 +108,23 @@ def failures_of(run: dict[str, Any]) -> dict[str, str]:
     return {str(signature): str(finding["invariant"]) for signature, finding in zip(signatures, findings, strict=False)}
 
 
-def _compare(name: str, before: dict[str, Any], after: dict[str, Any], comparison: Comparison) -> None:
+def _known_signatures(result: dict[str, Any], run: dict[str, Any]) -> set[str]:
+    """The signatures of the known failures that a run of `result` showed, with those that belong to them."""
+    known_failures = [
+        known_failure
+        for known_failure in result.get("known", [])
+        if known_failure["name"] in run.get("known", {}) and known_failure["backend"] == run.get("name")
+    ]
+    return {
+        signature
+        for known_failure in known_failures
+        for signature in (known_failure["signature"], *known_failure.get("also", []))
+    }
+
+
+def _compare(
+    name: str, before: dict[str, Any], after: dict[str, Any], known_signatures: set[str], comparison: Comparison
+) -> None:
     failures_before, failures_after = failures_of(before), failures_of(after)
     comparison.failing += [
         f"{name}: {cut(signature, 200)}" for signature in failures_after if signature not in failures_before
@@ -110,9 +135,12 @@ def _compare(name: str, before: dict[str, Any], after: dict[str, Any], compariso
         comparison.otherwise.append(f"{name}: is new in the second result")
         return
     for signature, invariant in failures_before.items():
-        if signature not in failures_after:
-            counts = after["invariants"].get(invariant, {})
-            (comparison.fixed if counts.get("checked") else comparison.gone).append(f"{name}: {cut(signature, 200)}")
+        line = f"{name}: {cut(signature, 200)}"
+        if signature in known_signatures:
+            comparison.known.append(line)
+        elif signature not in failures_after:
+            is_checked = after["invariants"].get(invariant, {}).get("checked", 0) > 0
+            (comparison.fixed if is_checked else comparison.gone).append(line)
     comparison.less += [f"{name}: {line}" for line in _judged_less(before, after)]
     ratios = [_time_ratio(run) for run in (before, after)]
     if ratios[0] is not None and ratios[1] is not None and ratios[1] > SLOWER * ratios[0]:

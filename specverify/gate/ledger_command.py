@@ -66,13 +66,14 @@ def add(
 def list_(file: Path | None) -> int:
     """Print the known failures."""
     from specverify.gate import ledger as ledgers
+    from specverify.reports.format import plural
 
     _, place = _places(file)
     entries = ledgers.load(place)
     for entry in entries:
         expired = "  EXPIRED" if entry.is_expired() else ""
         click.echo(f"{_line(entry)}{expired}")
-    click.echo(f"{len(entries)} known failures in {place}")
+    click.echo(f"{plural(len(entries), 'known failure')} in {place}")
     return 0
 
 

@@ -45,6 +45,17 @@ VALUE = "cache.isolation at committed (cache target, kind value)"
 UNASKED = {"cache.isolation": COUNTS | {"checked": 0}, "lossless.stops": COUNTS}
 
 
+@pytest.mark.parametrize("entry", [{"signature": KEY}, {"signature": VALUE, "also": [KEY]}], ids=["main", "beside it"])
+def test_what_the_ledger_took_in_is_known_and_not_fixed(entry: dict[str, Any]) -> None:
+    known = {"name": "lookup", "backend": "mine", "state": "seen", **entry}
+    comparison = compare_results(gate(run(KEY)), gate(run(known={"lookup": 3}), known=[known]))
+    assert dict(comparison.sections()) == {"now known": [f"mine: {KEY}"]}
+    assert comparison.exit_code == 0
+    # Of another backend, or where the run did not show it, the entry says nothing about this failure.
+    for other in (gate(run(), known=[known]), gate(run(known={"lookup": 3}), known=[{**known, "backend": "other"}])):
+        assert dict(compare_results(gate(run(KEY)), other).sections()) == {"fixed": [f"mine: {KEY}"]}
+
+
 @pytest.mark.parametrize(
     ("before", "after", "code", "section", "words"),
     [

@@ -158,7 +158,7 @@ def test_a_known_failure_is_green_and_shown(knowing: Sample) -> None:
     assert "the lookup is new" in knowing.report("summary.md")
     assert '<skipped message="known failure: the lookup is new"' in knowing.report("junit.xml")
     assert knowing("ledger", "list") == 0
-    assert "1 known failures" in knowing.out
+    assert "1 known failure in" in knowing.out
     outcomes = [line["outcome"] for line in knowing.lines()]
     assert outcomes.count("known") == known["cases"]
     assert "differ" not in outcomes

@@ -85,6 +85,26 @@ def complaint(capfd: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, 
     return ended.value.code, err
 
 
+def test_a_module_without_its_factory_and_a_misspelt_name_are_recognised(
+    work: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    engine = work / "my_engine.py"
+    engine.write_text(
+        "from specverify.adapt import blackbox\nraise SystemExit('it is not run')\nopen_ = blackbox(str)\n"
+    )
+    for name in ("my_engine", "my_engine.py"):
+        code, err = complaint(capfd, "diff", "--backend", name)
+        assert code == 2
+        assert "my_engine.py is here and has open_; did you mean my_engine:open_?" in err
+    engine.write_text("def open_small():\n    pass\n\n\ndef open_(size):\n    pass\n")
+    assert "did you mean my_engine:open_small?" in complaint(capfd, "diff", "--backend", "my_engine")[1]
+    engine.write_text("def broken(:\n")
+    assert "no backend is called 'my_engine': `specverify" in complaint(capfd, "diff", "--backend", "my_engine")[1]
+    assert "did you mean cpu-eager" in complaint(capfd, "diff", "--backend", "cpu_eager")[1]
+    for name in ("..", "a/b"):
+        assert complaint(capfd, "diff", "--backend", name)[0] == 2
+
+
 USAGE = {
     "no command": (["nope"], "No such command 'nope'"),
     "option": (["diff", "--nope"], "No such option"),
@@ -97,7 +117,10 @@ USAGE = {
     "no file": (["replay"], "Missing argument 'FILE'"),
     "prompts alone": (["diff", "--prompts", "x.txt"], "--prompts needs --model"),
     "device": (["diff", "--backend", "cpu-eager", "--device", "cuda"], "--device cuda contradicts --backend cpu-eager"),
-    "backend": (["diff", "--backend", "nope"], "no backend is called 'nope': known are cpu-eager,"),
+    "backend": (
+        ["diff", "--backend", "nope"],
+        "no backend is called 'nope': `specverify list backends` names those that there are; others are openai:URL,",
+    ),
     "backend to bench": (["bench", "--backend", "nope"], "no backend is called 'nope'"),
     "against": (["diff", "--against", "nope"], "no backend is called 'nope'"),
     "against itself": (["diff", "--model", "x", "--against", "cpu-eager"], "--against cpu-eager is the backend itself"),
