@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from specverify.reference.adapters import ADAPTED, Adapter
 from specverify.reference.family import FAMILIES, Family
-from specverify.reference.family.llama4 import check_irope
+from specverify.reference.family.settings import Settings
 from specverify.reference.images import Images, check_images
 from specverify.reference.malformed import Malformed
 from specverify.reference.quantisation import QUANTISED, check_quantised
@@ -75,7 +75,7 @@ class Architecture:
             being their position (arXiv 2501.19399 as Llama 4 has it); 0 for none.
         attn_scale: See floor_scale.
         score_cap: Soft cap c of attention (arXiv 2408.00118): a scaled score s becomes c * tanh(s / c); 0.0 for none.
-        settings: Values of `Family.settings` that differ from the family's default, by name in ascending order.
+        settings: The family's own settings, of the class `Family.settings`.
     """
 
     family: str
@@ -99,7 +99,7 @@ class Architecture:
     floor_scale: int = field(default=0, metadata=OMIT_DEFAULT)
     attn_scale: float = field(default=0.1, metadata=OMIT_DEFAULT)
     score_cap: float = field(default=0.0, metadata=OMIT_DEFAULT)
-    settings: tuple[tuple[str, float], ...] = field(default=(), metadata=OMIT_DEFAULT)
+    settings: Settings = field(default=Settings(), metadata=OMIT_DEFAULT)
 
     def __post_init__(self) -> None:
         if self.family not in FAMILIES:
@@ -112,8 +112,12 @@ class Architecture:
                 "a window is a number of tokens, or 0 for none" if self.windows else "a model has at least one layer"
             )
             raise Malformed("windows", reason)
-        check_irope(self.windows, self.chunks, self.unrotated, self.floor_scale, self.attn_scale)
-        self._check_settings()
+        self._check_chunks()
+        if type(self.settings) is Settings:
+            object.__setattr__(self, "settings", self.words.settings())
+        if type(self.settings) is not self.words.settings:
+            raise Malformed("settings", f"{type(self.settings).__name__} are not those of {self.family}")
+        self.settings.check(self)
         if not 0 <= self.score_cap <= 1e6:
             raise Malformed("score_cap", f"{self.score_cap} is no soft cap (above 0, up to 1e6; 0 for none)")
         if len(self.unattended) == self.layers:
@@ -129,37 +133,41 @@ class Architecture:
             if self.rope.kind == "longrope" and len(getattr(self.rope, name)) != pairs:
                 raise Malformed(f"rope.{name}", f"{len(getattr(self.rope, name))} factors for {pairs} rotary pairs")
 
-    def _check_settings(self) -> None:
-        """Raise Malformed for a setting that the family lacks, that is out of range, or that repeats the default."""
-        settings, names = self.words.settings, [name for name, _ in self.settings]
-        if names != sorted(set(names)):
-            raise Malformed("settings", "names in ascending order, each once")
-        for name, value in self.settings:
-            if name not in settings:
-                raise Malformed("settings", f"{self.family} has no {name!r}; it has {', '.join(settings) or 'none'}")
-            if not 0 <= value <= 1e6 or value == settings[name]:  # a stated default would give one model two digests
-                raise Malformed("settings", f"{name} of {value} is not from 0 to 1e6, or only says the default")
-        self.words.check(self)
-
-    def setting(self, name: str) -> float:
-        """The value of the setting `name`, one of `Family.settings`: the model's own, else the family's default."""
-        return dict(self.settings).get(name, self.words.settings[name])
+    def _check_chunks(self) -> None:
+        """Raise Malformed where chunks, unrotated layers and temperature make no sense together."""
+        chunks, unrotated, layers = self.chunks, self.unrotated, self.layers
+        if len(chunks) not in (0, layers):
+            raise Malformed("chunks", f"{len(chunks)} entries for {layers} layers (or none at all)")
+        if chunks and (min(chunks) < 0 or not any(chunks)):
+            none = "no layer has a chunk: leave the field empty"
+            raise Malformed("chunks", "a chunk is a number of tokens, or 0 for none" if min(chunks) < 0 else none)
+        for layer, (window, chunk) in enumerate(self.reaches):
+            if window and chunk:
+                raise Malformed(f"chunks[{layer}]", "a layer has a window or a chunk, not both")
+        # Comparing with the sorted set refuses wrong order, repetition and layers that do not exist at once.
+        if list(unrotated) != sorted({layer for layer in unrotated if 0 <= layer < layers}):
+            raise Malformed("unrotated", f"layers 0..{layers - 1} in ascending order, each once")
+        if self.floor_scale < 0:
+            raise Malformed("floor_scale", f"{self.floor_scale} is negative (0 leaves the temperature alone)")
+        if self.floor_scale and not unrotated:
+            raise Malformed("floor_scale", "scales the queries of unrotated layers, and this model has none")
+        if not 0 < self.attn_scale <= 100:
+            raise Malformed("attn_scale", f"{self.attn_scale} is not above 0 and at most 100")
 
     @property
     def rotary_dim(self) -> int:
         """The number of dimensions of a head that rotary embedding turns: the first ones, or a latent head's last."""
-        return int(self.setting("rotary_dim") if "rotary_dim" in self.words.settings else 0) or self.head_dim
+        return self.settings.rotary_dim or self.head_dim
 
     @property
     def value_dim(self) -> int:
         """The width of a head of values; that of queries and keys but for latent attention."""
-        return int(self.setting("value_dim")) if "value_dim" in self.words.settings else self.head_dim
+        return self.settings.value_dim or self.head_dim
 
     @property
     def mixes_rows(self) -> bool:
         """Whether some layer has experts, so that the low bits of a row may depend on the other rows of a forward."""
-        dense = self.setting("dense_layers") if "dense_layers" in self.words.settings else 0
-        return self.words.mixes_rows and dense < self.layers
+        return self.words.mixes_rows and self.settings.dense_layers < self.layers
 
     @property
     def words(self) -> Family:

@@ -144,7 +144,6 @@ PROBE_CODES = 32
 def probe_architecture(arch: Architecture) -> Architecture:
     """`arch` resized so that its transparent weights can name PROBE_CODES rows; heads, windows and chunks stay."""
     num_codes = PROBE_CODES
-    settings = arch.words.probed(dict(arch.settings), num_codes)
     return Architecture(
         family=arch.family,
         vocab_size=arch.heads * num_codes + 1,
@@ -167,7 +166,7 @@ def probe_architecture(arch: Architecture) -> Architecture:
         floor_scale=arch.floor_scale,
         attn_scale=arch.attn_scale,
         score_cap=arch.score_cap,
-        settings=tuple(sorted((name, value) for name, value in settings.items() if value != arch.words.settings[name])),
+        settings=arch.settings.probed(num_codes),
     )
 
 

@@ -6,7 +6,12 @@ from dataclasses import replace
 from specverify.properties.strategies.models import GALLERY, ROPES
 from specverify.reference.architecture import Architecture
 from specverify.reference.family import FAMILIES
-from specverify.reference.family.hybrids.state_space import FLAGS
+from specverify.reference.family.hybrid_delta_rule import Qwen3NextSettings
+from specverify.reference.family.hybrid_short_convolution import Lfm2Settings
+from specverify.reference.family.hybrid_state_space import FalconH1Settings
+from specverify.reference.family.latent import DeepseekV2Settings, DeepseekV3Settings
+from specverify.reference.family.settings import Settings
+from specverify.reference.family.vision_text import VisionTextSettings
 
 RARE = tuple(name for name, family in FAMILIES.items() if family.rare)
 """The families that this file draws."""
@@ -36,7 +41,7 @@ def drawn(family: str, seed: int) -> Architecture:
     kv_heads, group = rng.randint(1, 3), 1 if family in LATENT else rng.randint(1, 3)
     heads, layers = kv_heads * group, rng.randint(2 if family in HYBRID else 1, 3)
     biased = family in ALWAYS_BIASED or (family in BIASED and rng.random() < 0.6)
-    head_dim = rng.choice((6, 8, 10) if "rotary_dim" in FAMILIES[family].settings else (4, 6, 8, 10))
+    head_dim = rng.choice((6, 8, 10) if "rotary_dim" in vars(FAMILIES[family].settings()) else (4, 6, 8, 10))
     arch = Architecture(
         family=family,
         vocab_size=rng.randint(5, 60),
@@ -63,18 +68,20 @@ def drawn(family: str, seed: int) -> Architecture:
     bare = _unrotated(arch, rng)
     if family == "llama4_text" and bare:
         arch = replace(arch, unrotated=bare, floor_scale=rng.choice((0, 1, 3)), attn_scale=rng.choice((0.1, 0.7)))
-    settings = {name: value for name, value in _settings(arch, rng).items() if value != FAMILIES[family].settings[name]}
-    return replace(arch, unrotated=bare, settings=tuple(sorted(settings.items())))
+    return replace(arch, unrotated=bare, settings=_settings(arch, rng))
 
 
-def _first_settings(family: str, head_dim: int) -> tuple[tuple[str, float], ...]:
+def _first_settings(family: str, head_dim: int) -> Settings:
     """Settings that are replaced later, where the family's defaults do not fit a small model."""
-    first = {"qwen3_next": "attention_every", "lfm2": "attention_layers", "falcon_h1": "mixer_heads"}
-    if family in HYBRID:
-        return ((first[family], 2.0),)
-    if family == "qwen2_vl":
-        return (("height_pairs", 0.0), ("time_pairs", head_dim / 2), ("width_pairs", 0.0))
-    return (("rotary_dim", 2.0),) if family in LATENT else ()
+    settings: dict[str, Settings] = {
+        "qwen3_next": Qwen3NextSettings(attention_every=2),
+        "lfm2": Lfm2Settings(attention_layers=2),
+        "falcon_h1": FalconH1Settings(mixer_heads=2),
+        "qwen2_vl": VisionTextSettings(head_dim // 2, 0, 0),
+        "deepseek_v2": DeepseekV2Settings(rotary_dim=2),
+        "deepseek_v3": DeepseekV3Settings(rotary_dim=2),
+    }
+    return settings.get(family, Settings())
 
 
 def _windows(family: str, layers: int, rng: random.Random) -> tuple[int, ...]:
@@ -102,7 +109,7 @@ def _unrotated(arch: Architecture, rng: random.Random) -> tuple[int, ...]:
     return ()
 
 
-def _settings(arch: Architecture, rng: random.Random) -> dict[str, float]:
+def _settings(arch: Architecture, rng: random.Random) -> Settings:
     experts, groups = rng.randint(2, 5), 1
     if arch.family in ("glm4_moe", *LATENT) and rng.random() < 0.5:
         groups = rng.randint(2, 3)
@@ -154,12 +161,13 @@ def _settings(arch: Architecture, rng: random.Random) -> dict[str, float]:
         "width_pairs": pairs - by_time - by_height,
     }
     if arch.family == "falcon_h1":
-        values |= {name: rng.choice((1.0, 0.6, 1.7)) for name in arch.words.settings if name.endswith("_multiplier")}
-        values |= {name: rng.randint(0, 1) for name in FLAGS}
+        defaults = vars(FalconH1Settings())
+        values |= {name: rng.choice((1.0, 0.6, 1.7)) for name in defaults if name.endswith("_multiplier")}
+        values |= {name: rng.randint(0, 1) for name, default in defaults.items() if isinstance(default, bool)}
         groups = rng.randint(1, 2)
         values |= {"mixer_groups": groups, "mixer_heads": groups * rng.randint(1, 2)}
         values |= {"mixer_width": rng.randint(1, 4), "state_width": rng.randint(1, 5)}
-    return {name: float(values[name]) for name in arch.words.settings}
+    return replace(arch.settings, **{name: values[name] for name in vars(arch.settings)})
 
 
 def _rotary_widths(arch: Architecture) -> tuple[int, ...]:

@@ -104,6 +104,6 @@ def _architecture(model: Model) -> Architecture | None:
 def _cache(model: Model | None, latent: bool) -> Cache:
     """The axes of a model's cache; `latent` asks for latent rows of a model that has them."""
     arch = None if model is None else _architecture(model)
-    if arch is not None and latent and "latent_rank" in arch.words.settings:
-        return Cache(arch.layers, 1, int(arch.setting("latent_rank")), arch.rotary_dim)
+    if arch is not None and latent and arch.settings.latent_rank:
+        return Cache(arch.layers, 1, arch.settings.latent_rank, arch.rotary_dim)
     return Cache() if arch is None else Cache(arch.layers, arch.kv_heads, arch.head_dim, arch.value_dim)

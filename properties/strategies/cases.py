@@ -121,7 +121,7 @@ def single_cases(
         if sampling.grammar is not None and draft.trees is not None:
             legal = output_under_grammar(model, prompt, sampling, stops)
             draft = Scripted(steer_again(draft.trees, (prompt[-1], *ahead), (prompt[-1], *legal), model.vocab_size))
-    latent = "latent_rank" in model.architecture.words.settings and "latent" not in ignored_settings(within)
+    latent = model.architecture.settings.latent_rank > 0 and "latent" not in ignored_settings(within)
     latent = latent and draw(st.integers(0, LATENT - 1)) > 0
     branching = within is None or within.trees != "chains"
     if latent and sampling.greedy and branching and draft.trees and draw(st.integers(0, 2)):

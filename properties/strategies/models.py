@@ -138,7 +138,7 @@ FIRST_OF_FAMILY = tuple(
 )
 """Indices of the first of them of each family."""
 
-LATENT = tuple(index for index, arch in enumerate(GALLERY) if "latent_rank" in arch.words.settings)
+LATENT = tuple(index for index, arch in enumerate(GALLERY) if arch.settings.latent_rank)
 """Indices of models with latent attention, whose rows are cached, paged and moved in a form of their own."""
 
 RECURRENT = tuple(index for index, arch in enumerate(GALLERY) if arch.recurrent)
@@ -198,7 +198,7 @@ def _narrow(architectures: Sequence[Architecture], dtype: str) -> Sequence[Archi
     """The members of `architectures`, and in 16 bits those with latent attention alone NARROW times more."""
     if dtype not in ("bfloat16", "float16"):
         return architectures
-    latent = {arch for arch in architectures if "latent_rank" in arch.words.settings and not arch.mixes_rows}
+    latent = {arch for arch in architectures if arch.settings.latent_rank and not arch.mixes_rows}
     return [*architectures, *sorted(latent, key=architectures.index) * NARROW]
 
 

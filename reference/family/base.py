@@ -9,67 +9,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
+
+from specverify.reference.family.settings import ArchitectureFields, Settings
 
 T = TypeVar("T")
-
-
-class ArchitectureFields(Protocol):
-    """The fields that a family reads of a `specverify.reference.architecture.Architecture`."""
-
-    @property
-    def words(self) -> "Family":
-        """The family."""
-        ...
-
-    @property
-    def hidden_size(self) -> int:
-        """The width of the residual stream."""
-        ...
-
-    @property
-    def intermediate_size(self) -> int:
-        """The inner width of a gated block."""
-        ...
-
-    @property
-    def heads(self) -> int:
-        """The number of query heads."""
-        ...
-
-    @property
-    def kv_heads(self) -> int:
-        """The number of heads of keys and values."""
-        ...
-
-    @property
-    def head_dim(self) -> int:
-        """The width of a head."""
-        ...
-
-    @property
-    def qkv_bias(self) -> bool:
-        """Whether the projections of attention's input have biases."""
-        ...
-
-    @property
-    def output_bias(self) -> bool:
-        """Whether the projection of attention's output has a bias."""
-        ...
-
-    @property
-    def qk_norm(self) -> bool:
-        """Whether queries and keys are normed."""
-        ...
-
-    @property
-    def mlp_bias(self) -> bool:
-        """Whether a gated block has biases."""
-        ...
-
-    def setting(self, name: str) -> float:
-        """The value of one of the family's settings."""
-        ...
 
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -141,14 +85,12 @@ class Family:
         recurrent: The tensors of a layer by which it has a recurrent state; None for a layer without one.
         beside_attention: Whether layers with a recurrent state have attention too; else it stands in its place.
         gated_attention: Whether the projection of queries is twice as wide, for a gate on the output of attention.
-        probed: Function from settings and a number of codes to the settings of a transparent probe of such a model.
         mixes_rows: Whether the low bits of a row may depend on the other rows of a forward; see
             `specverify.reference.architecture.Checkpoint.mixes_rows`.
         sinks: Whether each head of attention has a sink, a score without a column.
-        check: Raises Malformed for an architecture that the family cannot have.
+        three_axes: Whether tokens have positions on the axes time, height and width.
         fixed: The ends of the names of seeded weights that are no random numbers, each with the value.
-        settings: The numbers that this family alone has, each with its default; `Architecture.settings` holds a
-            model's values that differ.
+        settings: The class of the numbers that this family alone has.
         soft_caps: Whether the family's own attention has a soft cap.
         drawn: Architectures that generated cases run, as fields of `Architecture` without `family`, the simplest
             first. Families with an empty list are drawn from `specverify.properties.strategies.models.GALLERY`.
@@ -167,20 +109,18 @@ class Family:
     recurrent: Callable[[ArchitectureFields, int], Shapes | None] = attention_alone
     beside_attention: bool = False
     gated_attention: bool = False
-    probed: Callable[[dict[str, float], int], dict[str, float]] = lambda settings, width: settings
     mixes_rows: bool = False
     sinks: bool = False
-    check: Callable[[ArchitectureFields], None] = lambda arch: None
+    three_axes: bool = False
     soft_caps: bool = False
     fixed: Mapping[str, float] = field(default_factory=dict)
-    settings: Mapping[str, float] = field(default_factory=dict)
+    settings: type[Settings] = Settings
     drawn: tuple[Mapping[str, Any], ...] = ()
     rare: bool = False
 
-    @property
-    def three_axes(self) -> bool:
-        """Whether tokens have positions on the axes time, height and width."""
-        return "time_pairs" in self.settings
+    def read_settings(self, pairs: Iterable[tuple[str, float]]) -> Settings:
+        """The settings that the `pairs` of a case file hold; see `Settings.read`."""
+        return self.settings.read(self.name, pairs)
 
     @property
     def hybrid(self) -> bool:

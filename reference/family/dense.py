@@ -3,7 +3,10 @@
 Their layers have two norms with gains around 1, and `Architecture` has a field for nearly all of their settings.
 """
 
+from dataclasses import dataclass
+
 from specverify.reference.family.base import Family
+from specverify.reference.family.settings import Settings
 
 SIZES = {"vocab_size": 27, "hidden_size": 16, "intermediate_size": 24, "heads": 2, "kv_heads": 1, "head_dim": 4}
 
@@ -17,14 +20,24 @@ SEED_OSS = Family(
     rare=True,
     drawn=({**SIZES, "vocab_size": 29, "windows": (0, 0), "qkv_bias": True, "norm_eps": 1e-6},),
 )
+
+
+@dataclass(frozen=True)
+class Ministral3Settings(Settings):
+    """Ministral 3's scale of queries.
+
+    At position p it is 1 + scale_beta * ln(1 + floor(p / original)), original being that of the rotary embedding.
+    """
+
+    scale_beta: float = 0.0
+
+
 MINISTRAL3 = Family(
     "ministral3",
     rare=True,
-    # Queries at position p are scaled by 1 + scale_beta * ln(1 + floor(p / original)), original being that of the
-    # rotary embedding.
-    settings={"scale_beta": 0.0},
+    settings=Ministral3Settings,
     drawn=(
-        {**SIZES, "vocab_size": 37, "windows": (0, 0), "settings": (("scale_beta", 0.5),),
+        {**SIZES, "vocab_size": 37, "windows": (0, 0), "settings": Ministral3Settings(scale_beta=0.5),
          "rope": {"kind": "yarn", "factor": 4.0, "original": 8}},
     ),
 )  # fmt: skip

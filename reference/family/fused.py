@@ -6,17 +6,16 @@ neighbouring dimensions together.
 """
 
 from specverify.reference.family.base import Family, LayerNorms
-from specverify.reference.family.rotary_width import check_width
+from specverify.reference.family.settings import PartialRotary
 
 SIZES = {"vocab_size": 27, "hidden_size": 16, "intermediate_size": 24, "heads": 2, "kv_heads": 1, "head_dim": 8}
 
 PHI3 = Family(
     "phi3",
     rare=True,
-    check=check_width,
-    settings={"rotary_dim": 0.0},  # rotary embedding turns so many leading dimensions of a head; 0 for all
+    settings=PartialRotary,
     drawn=(
-        {**SIZES, "vocab_size": 19, "windows": (0, 0), "settings": (("rotary_dim", 6.0),)},
+        {**SIZES, "vocab_size": 19, "windows": (0, 0), "settings": PartialRotary(rotary_dim=6)},
         {**SIZES, "vocab_size": 33, "heads": 3, "kv_heads": 3, "hidden_size": 24, "windows": (6, 6), "tied": True},
     ),
 )
@@ -24,10 +23,9 @@ GLM4 = Family(
     "glm4",
     norms=LayerNorms(after_attention="post_self_attn_layernorm", after_feed_forward="post_mlp_layernorm"),
     rare=True,
-    check=check_width,
-    settings={"rotary_dim": 0.0},
+    settings=PartialRotary,
     drawn=(
         {**SIZES, "vocab_size": 23, "windows": (0, 0), "qkv_bias": True, "norm_eps": 1.5625e-07,
-         "settings": (("rotary_dim", 4.0),)},
+         "settings": PartialRotary(rotary_dim=4)},
     ),
 )  # fmt: skip

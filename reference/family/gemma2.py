@@ -5,7 +5,19 @@ hidden size; the feed-forward block is GeGLU. Attention's scores and the logits 
 has a sliding window.
 """
 
+from dataclasses import dataclass
+
 from specverify.reference.family.base import Family, LayerNorms
+from specverify.reference.family.settings import Settings
+
+
+@dataclass(frozen=True)
+class Gemma2Settings(Settings):
+    """The soft cap of logits, and the scale of scores."""
+
+    logit_cap: float = 0.0  # a logit s becomes cap * tanh(s / cap); 0 for none
+    query_scalar: float = 0.0  # scores are divided by the square root of it; 0 for that of the head size
+
 
 GEMMA2 = Family(
     "gemma2",
@@ -16,19 +28,16 @@ GEMMA2 = Family(
     ),
     resting_gain=0.0,
     soft_caps=True,
-    settings={
-        "logit_cap": 0.0,  # a logit s becomes cap * tanh(s / cap); 0 for none
-        "query_scalar": 0.0,  # scores are divided by the square root of it; 0 for that of the head size
-    },
+    settings=Gemma2Settings,
     drawn=(
         {
             "vocab_size": 25, "hidden_size": 16, "intermediate_size": 24, "heads": 2, "kv_heads": 1, "head_dim": 4,
             "windows": (4, 0), "norm_eps": 1e-6, "tied": True, "score_cap": 1.0,
-            "settings": (("logit_cap", 4.0), ("query_scalar", 6.0)),
+            "settings": Gemma2Settings(logit_cap=4.0, query_scalar=6.0),
         },
         {
             "vocab_size": 53, "hidden_size": 16, "intermediate_size": 24, "heads": 4, "kv_heads": 2, "head_dim": 8,
-            "windows": (6, 0, 6), "norm_eps": 1e-6, "settings": (("logit_cap", 6.0),),
+            "windows": (6, 0, 6), "norm_eps": 1e-6, "settings": Gemma2Settings(logit_cap=6.0),
         },
     ),
 )  # fmt: skip

@@ -8,16 +8,18 @@ DeepSeek-V3 scores experts as GLM-4 MoE does; DeepSeek-V2 takes the softmax over
 best one.
 """
 
-from specverify.reference.family.base import ArchitectureFields, Family, Shapes
-from specverify.reference.family.experts import check_experts, mixture
+from dataclasses import dataclass, replace
+
+from specverify.reference.family.base import Family, Shapes
+from specverify.reference.family.experts import Mixture, mixture
+from specverify.reference.family.settings import ArchitectureFields, check_whole, whole
 from specverify.reference.malformed import Malformed
 
 
 def _projections(arch: ArchitectureFields, layer: int) -> Shapes:
+    settings = Latent.of(arch)
     hidden, heads, query_width = arch.hidden_size, arch.heads, arch.heads * arch.head_dim
-    rank, latent, turned, values = (
-        int(arch.setting(name)) for name in ("query_rank", "latent_rank", "rotary_dim", "value_dim")
-    )
+    rank, latent, turned = settings.query_rank, settings.latent_rank, settings.rotary_dim
     table: dict[str, tuple[int, ...]] = {}
     widths = {"kv_a_proj_with_mqa": latent + turned}
     if rank:
@@ -30,47 +32,67 @@ def _projections(arch: ArchitectureFields, layer: int) -> Shapes:
         if arch.qkv_bias:
             table[f"{name}.bias"] = (width,)
     table["kv_a_layernorm.weight"] = (latent,)
-    table["kv_b_proj.weight"] = (heads * (arch.head_dim - turned + values), latent)
-    table["o_proj.weight"] = (hidden, heads * values)
+    table["kv_b_proj.weight"] = (heads * (arch.head_dim - turned + settings.value_dim), latent)
+    table["o_proj.weight"] = (hidden, heads * settings.value_dim)
     if arch.output_bias:
         table["o_proj.bias"] = (hidden,)
     return {f"self_attn.{name}": shape for name, shape in table.items()}
 
 
-def _check(arch: ArchitectureFields) -> None:
-    check_experts(arch)
-    for name, least in (("query_rank", 0), ("latent_rank", 1), ("rotary_dim", 2), ("value_dim", 1)):
-        value = arch.setting(name)
-        if value != int(value) or not least <= value <= 65536:
-            raise Malformed("settings", f"{name} of {value} is not a whole number from {least} to 65536")
-    if "interleaved" in arch.words.settings and arch.setting("interleaved") not in (0, 1):
-        raise Malformed("settings", "interleaved is neither 0 nor 1")
-    if arch.heads != arch.kv_heads:
-        raise Malformed("kv_heads", f"{arch.kv_heads} for {arch.heads} heads: each head has keys of its own here")
-    if arch.qk_norm:
-        raise Malformed("qk_norm", f"{arch.words.name} has no norms of whole queries and keys")
+@dataclass(frozen=True)
+class Latent(Mixture):
+    """The settings of latent attention, and those of experts that both families have."""
+
+    query_rank: int = whole(1536, least=0)  # the width of compressed queries; 0 for queries projected in one step
+    latent_rank: int = whole(512)  # the width of the latent vector of keys and values
+    rotary_dim: int = 64  # the last so many dimensions of a head are rotated, and all heads share those of keys
+    value_dim: int = whole(128)  # the width of a head of values
+    experts_per_token: int = whole(8)
+    shared_experts: int = whole(1, least=0)
+    dense_layers: int = whole(3, least=0)
+    groups: int = whole(8)
+    top_groups: int = whole(4)
+    routed_scale: float = 2.5
+    experts: int = whole(256)
+    expert_size: int = whole(2048)
+
+    def check(self, arch: ArchitectureFields) -> None:
+        """See `Settings.check`."""
+        super().check(arch)
+        check_whole("rotary_dim", self.rotary_dim, least=2)
+        if arch.heads != arch.kv_heads:
+            raise Malformed("kv_heads", f"{arch.kv_heads} for {arch.heads} heads: each head has keys of its own here")
+        if arch.qk_norm:
+            raise Malformed("qk_norm", f"{arch.family} has no norms of whole queries and keys")
+
+    def probed(self, width: int) -> "Latent":
+        """Latent vectors and values hold the codes; see `Settings.probed`."""
+        return replace(self, latent_rank=width, value_dim=width)
 
 
-def _probed(settings: dict[str, float], width: int) -> dict[str, float]:
-    """The settings of a transparent probe: latent vectors and values hold `width` codes."""
-    return {**settings, "latent_rank": float(width), "value_dim": float(width)}
+@dataclass(frozen=True)
+class DeepseekV3Settings(Latent):
+    """The settings of DeepSeek-V3 and Kimi K2."""
+
+    corrected = True
+
+    norm_topk: bool = True
+    interleaved: bool = True  # rotary embedding turns neighbours; else dimension i with the one half a width further
 
 
-ATTENTION = {
-    "query_rank": 1536.0,  # the width of compressed queries; 0 where queries are projected in one step
-    "latent_rank": 512.0,  # the width of the latent vector of keys and values
-    "rotary_dim": 64.0,  # the last so many dimensions of a head are rotated, and all heads share those of keys
-    "value_dim": 128.0,  # the width of a head of values
-}
+@dataclass(frozen=True)
+class DeepseekV2Settings(Latent):
+    """The settings of DeepSeek-V2."""
 
-EXPERTS = {
-    "experts_per_token": 8.0,
-    "shared_experts": 1.0,
-    "dense_layers": 3.0,
-    "groups": 8.0,
-    "top_groups": 4.0,
-    "routed_scale": 2.5,
-}
+    experts_per_token: int = whole(6)
+    shared_experts: int = whole(2, least=0)
+    dense_layers: int = whole(0, least=0)
+    groups: int = whole(1)  # 1 is transformers' topk_method greedy, more are group_limited_greedy
+    top_groups: int = whole(1)
+    routed_scale: float = 1.0
+    experts: int = whole(64)
+    expert_size: int = whole(1407)
+
 
 SIZES = {"vocab_size": 23, "hidden_size": 16, "intermediate_size": 20, "heads": 2, "kv_heads": 2, "head_dim": 6,
          "windows": (0, 0), "norm_eps": 1e-6}  # fmt: skip
@@ -79,31 +101,21 @@ DEEPSEEK_V3 = Family(
     "deepseek_v3",
     feed_forward=mixture,
     projections=_projections,
-    probed=_probed,
     mixes_rows=True,
     rare=True,
-    check=_check,
-    settings={
-        **ATTENTION,
-        **EXPERTS,
-        "experts": 256.0,
-        "expert_size": 2048.0,
-        "norm_topk": 1.0,
-        "interleaved": 1.0,  # rotary embedding turns neighbours; else dimension i with the one half a width further
-    },
+    settings=DeepseekV3Settings,
     drawn=(
-        {**SIZES, "settings": (("dense_layers", 1.0), ("expert_size", 8.0), ("experts", 4.0),
-                               ("experts_per_token", 2.0), ("groups", 2.0), ("latent_rank", 8.0), ("query_rank", 6.0),
-                               ("rotary_dim", 2.0), ("top_groups", 1.0), ("value_dim", 4.0))},
+        {**SIZES, "settings": DeepseekV3Settings(query_rank=6, latent_rank=8, rotary_dim=2, value_dim=4, experts=4,
+                                                  experts_per_token=2, expert_size=8, dense_layers=1, groups=2,
+                                                  top_groups=1)},
         # Without experts, so that it is drawn in 16 bits too.
         {**SIZES, "vocab_size": 21, "head_dim": 8,
-         "settings": (("dense_layers", 2.0), ("latent_rank", 12.0), ("query_rank", 0.0), ("rotary_dim", 4.0),
-                      ("value_dim", 6.0))},
+         "settings": DeepseekV3Settings(query_rank=0, latent_rank=12, rotary_dim=4, value_dim=6, dense_layers=2)},
         {**SIZES, "vocab_size": 35, "heads": 3, "kv_heads": 3, "hidden_size": 18, "head_dim": 10,
          "rope": {"kind": "yarn", "factor": 8.0, "original": 64, "mscale": 1.0, "mscale_all_dim": 1.0},
-         "settings": (("dense_layers", 0.0), ("expert_size", 8.0), ("experts", 6.0), ("experts_per_token", 3.0),
-                      ("groups", 3.0), ("interleaved", 0.0), ("latent_rank", 10.0), ("query_rank", 0.0),
-                      ("rotary_dim", 4.0), ("top_groups", 2.0), ("value_dim", 6.0))},
+         "settings": DeepseekV3Settings(query_rank=0, latent_rank=10, rotary_dim=4, value_dim=6, experts=6,
+                                        experts_per_token=3, expert_size=8, dense_layers=0, groups=3, top_groups=2,
+                                        interleaved=False)},
     ),
 )  # fmt: skip
 
@@ -111,26 +123,13 @@ DEEPSEEK_V2 = Family(
     "deepseek_v2",
     feed_forward=mixture,
     projections=_projections,
-    probed=_probed,
     mixes_rows=True,
     rare=True,
-    check=_check,
-    settings={
-        **ATTENTION,
-        **EXPERTS,
-        "experts": 64.0,
-        "experts_per_token": 6.0,
-        "expert_size": 1407.0,
-        "shared_experts": 2.0,
-        "dense_layers": 0.0,
-        "groups": 1.0,  # 1 is transformers' topk_method greedy, more are group_limited_greedy
-        "top_groups": 1.0,
-        "routed_scale": 1.0,
-    },
+    settings=DeepseekV2Settings,
     drawn=(
         {**SIZES, "vocab_size": 27, "rope": {"kind": "yarn", "factor": 4.0, "original": 64, "mscale_all_dim": 0.7},
-         "settings": (("dense_layers", 1.0), ("expert_size", 8.0), ("experts", 4.0), ("experts_per_token", 2.0),
-                      ("groups", 2.0), ("latent_rank", 8.0), ("query_rank", 0.0), ("rotary_dim", 4.0),
-                      ("routed_scale", 2.0), ("shared_experts", 1.0), ("value_dim", 6.0))},
+         "settings": DeepseekV2Settings(query_rank=0, latent_rank=8, rotary_dim=4, value_dim=6, experts=4,
+                                        experts_per_token=2, expert_size=8, shared_experts=1, dense_layers=1, groups=2,
+                                        routed_scale=2.0)},
     ),
 )  # fmt: skip

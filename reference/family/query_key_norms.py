@@ -4,7 +4,8 @@ Hunyuan norms them after rotary embedding, Apertus before it. Apertus (arXiv 250
 without a gate, with the activation xIELU (2411.13010) of two numbers that are learned in each layer.
 """
 
-from specverify.reference.family.base import ArchitectureFields, Family, LayerNorms, Shapes
+from specverify.reference.family.base import Family, LayerNorms, Shapes
+from specverify.reference.family.settings import ArchitectureFields
 
 SIZES = {"vocab_size": 27, "hidden_size": 16, "intermediate_size": 24, "heads": 4, "kv_heads": 2, "head_dim": 6,
          "qk_norm": True}  # fmt: skip

@@ -5,48 +5,59 @@ turn by the position on that axis; `mrope_section` of config.json holds their nu
 and is Qwen 2's.
 """
 
-from specverify.reference.family.base import ArchitectureFields, Family
+from dataclasses import dataclass
+
+from specverify.reference.family.base import Family
+from specverify.reference.family.settings import ArchitectureFields, Settings
 from specverify.reference.malformed import Malformed
 
-SECTIONS = ("time_pairs", "height_pairs", "width_pairs")
-"""The settings that say how many rotary pairs turn by each axis, the pairs of the highest frequencies first."""
 
+@dataclass(frozen=True)
+class VisionTextSettings(Settings):
+    """How many rotary pairs turn by each axis, the pairs of the highest frequencies first.
 
-DEFAULTS = dict(zip(SECTIONS, (16.0, 24.0, 24.0), strict=True))
-"""Their numbers in the published models, for heads of 128."""
+    The defaults are those of the published models, for heads of 128.
+    """
 
+    time_pairs: int = 16
+    height_pairs: int = 24
+    width_pairs: int = 24
 
-def _check(arch: ArchitectureFields) -> None:
-    if sum(arch.setting(name) for name in SECTIONS) != arch.head_dim // 2:
-        raise Malformed("settings", f"{', '.join(SECTIONS)} do not share {arch.head_dim // 2} rotary pairs")
-    if not arch.qkv_bias or arch.output_bias or arch.mlp_bias or arch.qk_norm:
-        raise Malformed(
-            "qkv_bias", f"{arch.words.name} has biases on q, k and v, and neither others nor norms of these"
-        )
+    @property
+    def sections(self) -> tuple[int, int, int]:
+        """The three numbers, in the order of `mrope_section`."""
+        return self.time_pairs, self.height_pairs, self.width_pairs
 
+    def check(self, arch: ArchitectureFields) -> None:
+        """See `Settings.check`."""
+        pairs = arch.head_dim // 2
+        if sum(self.sections) != pairs or any(section % 1 for section in self.sections):
+            raise Malformed("settings", f"time_pairs, height_pairs, width_pairs do not share {pairs} rotary pairs")
+        if not arch.qkv_bias or arch.output_bias or arch.mlp_bias or arch.qk_norm:
+            raise Malformed(
+                "qkv_bias", f"{arch.family} has biases on q, k and v, and neither others nor norms of these"
+            )
 
-def _probed(settings: dict[str, float], width: int) -> dict[str, float]:
-    """All pairs of a probe's heads of `width` turn by time; a number that is the default is not said."""
-    shares = dict(zip(SECTIONS, (float(width // 2), 0.0, 0.0), strict=True))
-    return {name: share for name, share in shares.items() if share != DEFAULTS[name]}
+    def probed(self, width: int) -> "VisionTextSettings":
+        """All pairs of a probe's heads turn by time; see `Settings.probed`."""
+        return VisionTextSettings(width // 2, 0, 0)
 
 
 QWEN2_VL = Family(
     "qwen2_vl",
     rare=True,
-    check=_check,
-    probed=_probed,
-    settings=DEFAULTS,
+    three_axes=True,
+    settings=VisionTextSettings,
     drawn=(
         {
             "vocab_size": 15, "hidden_size": 16, "intermediate_size": 24, "heads": 2, "kv_heads": 1, "head_dim": 8,
             "windows": (0, 0), "qkv_bias": True,
-            "settings": (("height_pairs", 1.0), ("time_pairs", 2.0), ("width_pairs", 1.0)),
+            "settings": VisionTextSettings(2, 1, 1),
         },
         {
             "vocab_size": 33, "hidden_size": 24, "intermediate_size": 24, "heads": 4, "kv_heads": 2, "head_dim": 6,
             "windows": (0, 0), "qkv_bias": True, "tied": True, "norm_eps": 1e-6,
-            "settings": (("height_pairs", 1.0), ("time_pairs", 1.0), ("width_pairs", 1.0)),
+            "settings": VisionTextSettings(1, 1, 1),
         },
     ),
 )  # fmt: skip

@@ -9,6 +9,8 @@ from typing import Any
 
 from specverify.reference.adapters import Adapter
 from specverify.reference.architecture import Architecture, Checkpoint, Model, Rope, Seeded
+from specverify.reference.family import FAMILIES
+from specverify.reference.family.settings import Settings
 from specverify.reference.images import images_from_json
 from specverify.reference.malformed import under
 from specverify.reference.tree import RankTree, Tree
@@ -19,6 +21,11 @@ def is_younger(owner: type, field: "Field[Any]") -> bool:
     return bool(field.metadata.get("omit_default"))
 
 
+def _written(value: Any) -> Any:
+    """`value`, or the pairs of settings: the default of the field is no family's."""
+    return value.pairs if isinstance(value, Settings) else value
+
+
 def plain(value: Any, may_omit: Callable[[type, "Field[Any]"], bool] = is_younger) -> Any:
     """`value` as JSON holds it: objects, lists, numbers, strings; tuples become lists, NumPy numbers become numbers.
 
@@ -27,11 +34,11 @@ def plain(value: Any, may_omit: Callable[[type, "Field[Any]"], bool] = is_younge
     """
     if is_dataclass(value) and not isinstance(value, type):
         owner = type(value)
-        content = {
-            field.name: plain(getattr(value, field.name), may_omit)
-            for field in fields(value)
-            if not (getattr(value, field.name) == field.default and may_omit(owner, field))
-        }
+        content = {}
+        for field in fields(value):
+            part, default = _written(getattr(value, field.name)), _written(field.default)
+            if not (part == default and may_omit(owner, field)):
+                content[field.name] = plain(part, may_omit)
         tag = getattr(owner, "TAG", None)  # only classes that share a field with other classes have a tag
         return {"kind": tag, **content} if tag else content
     if isinstance(value, (tuple, list)):
@@ -90,8 +97,9 @@ def model_from_json(content: dict[str, Any]) -> Model:
     for name in ("norm_eps", "attn_scale", "score_cap"):
         if name in architecture_fields:
             architecture_fields[name] = float(architecture_fields[name])
-    if "settings" in architecture_fields:
-        architecture_fields["settings"] = tuple((name, float(value)) for name, value in architecture_fields["settings"])
     with under("architecture"):
+        if "settings" in architecture_fields:
+            pairs = [(name, float(value)) for name, value in architecture_fields["settings"]]
+            architecture_fields["settings"] = FAMILIES[architecture_fields["family"]].read_settings(pairs)
         architecture = Architecture(**architecture_fields, rope=rope)
     return Seeded(architecture=architecture, **fields)

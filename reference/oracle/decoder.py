@@ -165,7 +165,7 @@ class Oracle:
 
     def _kv(self, case: Case, target: Evaluator, context: tuple[int, ...]) -> Kv | None:
         """The columns that the cache of the case's layout holds of `context`."""
-        latent = case.layout.latent and "latent_rank" in target.parameters.architecture.words.settings
+        latent = case.layout.latent and target.parameters.architecture.settings.latent_rank > 0
         return latent_kv(target, context) if latent else target.kv(context)
 
     def _run(self, case: Case) -> Trace:

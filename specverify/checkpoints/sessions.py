@@ -53,7 +53,7 @@ def layout_of(name: str | None, checkpoint: Checkpoint) -> KvLayout:
 def _check_latent(layout: str, where: Path) -> None:
     """Raise UnusableInput if `where`, a config.json, is of no family that has latent rows."""
     model_type = read_json(where).get("model_type")
-    has_latent = {kind: "latent_rank" in FAMILIES[family.name].settings for kind, family in BY_TYPE.items()}
+    has_latent = {kind: FAMILIES[family.name].settings.latent_rank > 0 for kind, family in BY_TYPE.items()}
     if not has_latent.get(str(model_type), False):
         having = " and ".join(kind for kind, latent in has_latent.items() if latent)
         refusal = (

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specverify.reference.architecture import Architecture
-from specverify.reference.family import FAMILIES
 from specverify.reference.files.fields import Fields, quote_value
 from specverify.reference.oracle.formulas.layer import LLAMA, Formulas
 from specverify.reference.trace import Array
@@ -44,6 +43,22 @@ def all_or_none(fields: Fields, layers: int, slides: bool, family: str) -> list[
             f"layer_types contradicts sliding_window, which {family} gives to all layers or none; correct it"
         )
     return [slides] * layers
+
+
+def no_slides(fields: Fields, layers: int, family: str) -> list[bool]:
+    """False for every layer, whatever the file says of windows."""
+    return [False] * layers
+
+
+def window_for_all(fields: Fields, layers: int, family: str) -> list[bool]:
+    """True for every layer where the file has a `sliding_window`, else False."""
+    return all_or_none(fields, layers, fields.get("sliding_window") is not None, family)
+
+
+def every_second(fields: Fields, layers: int, family: str) -> list[bool]:
+    """The layers that `layer_types` names; without that field every second layer, the first included."""
+    stated_slides = sliding_layers(fields, layers)
+    return [layer % 2 == 0 for layer in range(layers)] if stated_slides is None else stated_slides
 
 
 def no_window(fields: Fields, layers: int, family: str) -> list[bool]:
@@ -110,12 +125,6 @@ def partial_rotary(fields: Fields, default: float = 1.0) -> int:
             f"partial_rotary_factor is {factor}: it leaves {width} of {head_dim} dimensions; correct it"
         )
     return 0 if width == head_dim else width
-
-
-def settings_of(family: str, settings: Mapping[str, float]) -> tuple[tuple[str, float], ...]:
-    """Those of `settings` that differ from the defaults of the family, as `Architecture.settings` holds them."""
-    defaults = FAMILIES[family].settings
-    return tuple(sorted((name, float(value)) for name, value in settings.items() if float(value) != defaults[name]))
 
 
 def same_place(arch: Architecture, name: str, shape: tuple[int, ...]) -> "Place":

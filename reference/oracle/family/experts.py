@@ -14,9 +14,15 @@ from typing import Any
 import numpy as np
 
 from specverify.reference.architecture import Architecture
-from specverify.reference.family.experts import has_correction
+from specverify.reference.family.experts import (
+    Glm4MoeSettings,
+    MixtralSettings,
+    Mixture,
+    Qwen2MoeSettings,
+    Qwen3MoeSettings,
+)
 from specverify.reference.files.fields import Fields
-from specverify.reference.oracle.family.base import OracleFamily, Place, all_or_none, partial_rotary, settings_of
+from specverify.reference.oracle.family.base import OracleFamily, Place, no_slides, partial_rotary, window_for_all
 from specverify.reference.oracle.formulas.layer import Experts, Formulas, State, gated_block, sigmoid
 from specverify.reference.oracle.formulas.routers import Router
 from specverify.reference.trace import Array
@@ -27,7 +33,7 @@ LEAST = 1e-20
 
 def router(arch: Architecture, state: State, layer: int, x: Array) -> Router | None:
     """See `Experts.router`."""
-    prefix, settings = f"model.layers.{layer}.mlp", arch.words.settings
+    prefix, settings = f"model.layers.{layer}.mlp", Mixture.of(arch)
     if f"{prefix}.gate.weight" not in state:
         return None
     products = x @ state[f"{prefix}.gate.weight"].T
@@ -38,23 +44,18 @@ def router(arch: Architecture, state: State, layer: int, x: Array) -> Router | N
     else:
         weights = sigmoid(products)
         scores = weights + bias
-    experts_per_row = int(arch.setting("experts_per_token"))
-    if "groups" not in settings:
-        return Router(scores, weights, experts_per_row)
     # The score of a group is the sum of its two best experts, or its best one in DeepSeek-V2.
-    best = 2 if has_correction(arch) else 1
-    return Router(scores, weights, experts_per_row, int(arch.setting("groups")), int(arch.setting("top_groups")), best)
+    best = 2 if settings.corrected else 1
+    return Router(scores, weights, settings.experts_per_token, settings.groups, settings.top_groups, best)
 
 
 def _expert_weights(arch: Architecture, router: Router, experts: Array) -> Array:
     """The weights of the chosen experts, [T, experts per token]."""
     weights: Array = np.take_along_axis(router.weights, experts, axis=-1)
-    settings = arch.words.settings
-    # Mixtral always scales the weights to the sum of 1, DeepSeek-V2 never does; neither has the setting.
-    if arch.setting("norm_topk") if "norm_topk" in settings else "groups" not in settings:
-        least = LEAST if "groups" in settings else 0.0
-        weights = weights / (weights.sum(axis=-1, keepdims=True) + least)
-    return weights * (arch.setting("routed_scale") if "routed_scale" in settings else 1.0)
+    settings = Mixture.of(arch)
+    if settings.norm_topk:
+        weights = weights / (weights.sum(axis=-1, keepdims=True) + (LEAST if settings.corrected else 0.0))
+    return weights * settings.routed_scale
 
 
 def mix_experts(experts: Array, weights: Array, x: Array, expert: Callable[[int, Array], Array]) -> Array:
@@ -85,16 +86,9 @@ EXPERTS = Experts(router, expert_block)
 FORMULAS = Formulas(experts=EXPERTS)
 
 
-def _mixtral_slides(fields: Fields, layers: int, family: str) -> list[bool]:
-    return all_or_none(fields, layers, fields.get("sliding_window") is not None, family)
-
-
 def _mixtral(fields: Fields) -> dict[str, Any]:
-    settings = {
-        "experts": num_experts(fields, "num_local_experts", "num_experts", 8),
-        "experts_per_token": fields.integer("num_experts_per_tok", 2),
-    }
-    return {"settings": settings_of("mixtral", settings)}
+    experts = num_experts(fields, "num_local_experts", "num_experts", 8)
+    return {"settings": MixtralSettings(experts, fields.integer("num_experts_per_tok", 2))}
 
 
 def _mixtral_places(arch: Architecture, name: str, shape: tuple[int, ...]) -> Place:
@@ -112,7 +106,7 @@ def num_experts(fields: Fields, name: str, other_name: str, default: int) -> int
     return counts.pop() if counts else default
 
 
-def _qwen(fields: Fields, experts: int) -> dict[str, float]:
+def _qwen(fields: Fields, experts: int) -> dict[str, Any]:
     if fields.get("mlp_only_layers"):
         raise fields.refuse("mlp_only_layers names layers; the oracle computes decoder_sparse_step alone")
     if fields.flag("use_sliding_window"):
@@ -121,19 +115,14 @@ def _qwen(fields: Fields, experts: int) -> dict[str, float]:
         "experts": num_experts(fields, "num_experts", "num_local_experts", experts),
         "experts_per_token": fields.integer("num_experts_per_tok"),
         "expert_size": fields.integer("moe_intermediate_size"),
-        "norm_topk": float(fields.flag("norm_topk_prob")),
+        "norm_topk": fields.flag("norm_topk_prob"),
         "sparse_step": fields.integer("decoder_sparse_step", 1),
     }
 
 
-def _no_slides(fields: Fields, layers: int, family: str) -> list[bool]:
-    return [False] * layers
-
-
 def _qwen2(fields: Fields) -> dict[str, Any]:
-    settings = {**_qwen(fields, 60), "shared_size": fields.integer("shared_expert_intermediate_size")}
-    biased = fields.flag("qkv_bias", True)
-    return {"qkv_bias": biased, "settings": settings_of("qwen2_moe", settings)}
+    settings = Qwen2MoeSettings(**_qwen(fields, 60), shared_size=fields.integer("shared_expert_intermediate_size"))
+    return {"qkv_bias": fields.flag("qkv_bias", True), "settings": settings}
 
 
 def _qwen3(fields: Fields) -> dict[str, Any]:
@@ -142,27 +131,27 @@ def _qwen3(fields: Fields) -> dict[str, Any]:
         "qkv_bias": biased,
         "output_bias": biased,
         "qk_norm": True,
-        "settings": settings_of("qwen3_moe", _qwen(fields, 128)),
+        "settings": Qwen3MoeSettings(**_qwen(fields, 128)),
     }
 
 
 def _glm(fields: Fields) -> dict[str, Any]:
-    settings = {
-        "experts": num_experts(fields, "n_routed_experts", "num_local_experts", 128),
-        "experts_per_token": fields.integer("num_experts_per_tok"),
-        "expert_size": fields.integer("moe_intermediate_size"),
-        "shared_experts": fields.integer("n_shared_experts"),
-        "dense_layers": fields.integer("first_k_dense_replace"),
-        "groups": fields.integer("n_group"),
-        "top_groups": fields.integer("topk_group"),
-        "norm_topk": float(fields.flag("norm_topk_prob", True)),
-        "routed_scale": fields.number("routed_scaling_factor", 1.0),
-        "rotary_dim": partial_rotary(fields, 0.5),
-    }
+    settings = Glm4MoeSettings(
+        experts=num_experts(fields, "n_routed_experts", "num_local_experts", 128),
+        experts_per_token=fields.integer("num_experts_per_tok"),
+        expert_size=fields.integer("moe_intermediate_size"),
+        shared_experts=fields.integer("n_shared_experts"),
+        dense_layers=fields.integer("first_k_dense_replace"),
+        groups=fields.integer("n_group"),
+        top_groups=fields.integer("topk_group"),
+        norm_topk=fields.flag("norm_topk_prob", True),
+        routed_scale=fields.number("routed_scaling_factor", 1.0),
+        rotary_dim=partial_rotary(fields, 0.5),
+    )
     return {
         "qkv_bias": fields.flag("attention_bias"),
         "qk_norm": fields.flag("use_qk_norm"),
-        "settings": settings_of("glm4_moe", settings),
+        "settings": settings,
     }
 
 
@@ -176,7 +165,7 @@ MIXTRAL = OracleFamily(
         "rms_norm_eps": 1e-5,
         "rope_theta": 1000000.0,
     },
-    slides=_mixtral_slides,
+    slides=window_for_all,
     fields=_mixtral,
     place=_mixtral_places,
 )
@@ -191,7 +180,7 @@ QWEN2_MOE = OracleFamily(
         "moe_intermediate_size": 1408,
         "shared_expert_intermediate_size": 5632,
     },
-    slides=_no_slides,
+    slides=no_slides,
     fields=_qwen2,
     refuses={"mlp_only_layers": "empty", "use_sliding_window": "false"},
 )
@@ -205,7 +194,7 @@ QWEN3_MOE = OracleFamily(
         "num_experts_per_tok": 8,
         "moe_intermediate_size": 768,
     },
-    slides=_no_slides,
+    slides=no_slides,
     fields=_qwen3,
     refuses={"mlp_only_layers": "empty", "use_sliding_window": "false"},
 )

@@ -7,14 +7,14 @@ queries, keys and values in one. GLM-4 turns neighbouring dimensions together.
 from typing import Any
 
 from specverify.reference.architecture import Architecture
+from specverify.reference.family.settings import PartialRotary
 from specverify.reference.files.fields import Fields
 from specverify.reference.oracle.family.base import (
     OracleFamily,
     Place,
-    all_or_none,
     partial_rotary,
     rope_dictionary,
-    settings_of,
+    window_for_all,
 )
 from specverify.reference.oracle.formulas import rotary
 from specverify.reference.oracle.formulas.layer import Formulas
@@ -46,10 +46,6 @@ def _qkv_or_gate_up(arch: Architecture, name: str, shape: tuple[int, ...]) -> Pl
     return _gate_up(arch, name, shape)
 
 
-def _slides(fields: Fields, layers: int, family: str) -> list[bool]:
-    return all_or_none(fields, layers, fields.get("sliding_window") is not None, family)
-
-
 def _phi3_rope(fields: Fields) -> Any:
     """The rope dictionary; older files call longrope `su` or `yarn`, as transformers reads them."""
     content = rope_dictionary(fields)
@@ -62,7 +58,7 @@ def _phi3_rope(fields: Fields) -> Any:
 
 
 def _phi3(fields: Fields) -> dict[str, Any]:
-    return {"settings": settings_of("phi3", {"rotary_dim": partial_rotary(fields)})}
+    return {"settings": PartialRotary(partial_rotary(fields))}
 
 
 PHI3 = OracleFamily(
@@ -74,7 +70,7 @@ PHI3 = OracleFamily(
         "num_attention_heads": 32,
         "rms_norm_eps": 1e-5,
     },
-    slides=_slides,
+    slides=window_for_all,
     fields=_phi3,
     place=_qkv_or_gate_up,
     partial_rotary=True,
@@ -87,8 +83,8 @@ def _rotate(arch: Architecture, x: Array, cos: Array, sin: Array) -> Array:
 
 
 def _glm4(fields: Fields) -> dict[str, Any]:
-    settings = {"rotary_dim": partial_rotary(fields, 0.5)}
-    return {"qkv_bias": fields.flag("attention_bias", True), "settings": settings_of("glm4", settings)}
+    settings = PartialRotary(partial_rotary(fields, 0.5))
+    return {"qkv_bias": fields.flag("attention_bias", True), "settings": settings}
 
 
 GLM4 = OracleFamily(

@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 
 from specverify.reference.architecture import Architecture
+from specverify.reference.family.gemma2 import Gemma2Settings
 from specverify.reference.files.fields import Fields
-from specverify.reference.oracle.family.base import OracleFamily, sliding_layers
+from specverify.reference.oracle.family.base import OracleFamily, every_second
 from specverify.reference.oracle.formulas.layer import Formulas, gelu_tanh, soft_cap
 
 
 def _score_scale(arch: Architecture) -> float:
-    return float(1 / np.sqrt(arch.setting("query_scalar") or arch.head_dim))
+    return float(1 / np.sqrt(Gemma2Settings.of(arch).query_scalar or arch.head_dim))
 
 
 FORMULAS = Formulas(
@@ -24,14 +25,8 @@ FORMULAS = Formulas(
     activation=gelu_tanh,
     score_scale=_score_scale,
     embedding_scale=lambda arch: float(np.sqrt(arch.hidden_size)),
-    logits=lambda arch, scored: soft_cap(scored, arch.setting("logit_cap")),
+    logits=lambda arch, scored: soft_cap(scored, Gemma2Settings.of(arch).logit_cap),
 )
-
-
-def _slides(fields: Fields, layers: int, family: str) -> list[bool]:
-    """The layers that `layer_types` names; without that field every second layer, the first included."""
-    stated_slides = sliding_layers(fields, layers)
-    return [layer % 2 == 0 for layer in range(layers)] if stated_slides is None else stated_slides
 
 
 def _cap(fields: Fields, name: str) -> float:
@@ -49,16 +44,12 @@ def read(fields: Fields) -> dict[str, Any]:
     if fields.flag("use_bidirectional_attention"):
         raise fields.refuse("use_bidirectional_attention is true: such a model generates nothing token by token")
     biased = fields.flag("attention_bias")
-    settings = {
-        "logit_cap": _cap(fields, "final_logit_softcapping"),
-        "query_scalar": float(fields.number("query_pre_attn_scalar")),
-    }
+    settings = Gemma2Settings(_cap(fields, "final_logit_softcapping"), float(fields.number("query_pre_attn_scalar")))
     return {
         "qkv_bias": biased,
         "output_bias": biased,
         "score_cap": _cap(fields, "attn_logit_softcapping"),
-        # `Architecture` refuses a setting that repeats its default, here 0.
-        "settings": tuple((name, value) for name, value in settings.items() if value),
+        "settings": settings,
     }
 
 
@@ -79,7 +70,7 @@ GEMMA2 = OracleFamily(
         "hidden_activation": "gelu_pytorch_tanh",
     },
     activation=("hidden_activation", "gelu_pytorch_tanh"),
-    slides=_slides,
+    slides=every_second,
     fields=read,
     refuses={"use_bidirectional_attention": "false"},
 )

@@ -8,16 +8,17 @@ from dataclasses import replace
 from typing import Any
 
 from specverify.reference.architecture import Architecture, Rope
+from specverify.reference.family.gemma3 import Gemma3Settings
 from specverify.reference.files.fields import Fields
 from specverify.reference.oracle.family import gemma2
-from specverify.reference.oracle.family.base import OracleFamily, layered_rope, settings_of, sliding_layers
+from specverify.reference.oracle.family.base import OracleFamily, layered_rope, sliding_layers
 
 
 def _rope_of(arch: Architecture, layer: int) -> Rope:
     """Layers with a window have no variant, and a base of their own."""
     if not arch.windows[layer]:
         return arch.rope
-    return Rope(theta=arch.setting("local_theta") or arch.rope.theta)
+    return Rope(theta=Gemma3Settings.of(arch).local_theta or arch.rope.theta)
 
 
 def _slides(fields: Fields, layers: int, family: str) -> list[bool]:
@@ -38,11 +39,9 @@ def _fields(fields: Fields) -> dict[str, Any]:
         raise fields.refuse("attn_logit_softcapping is not null, and transformers' Gemma 3 computes no such cap")
     architecture_fields = gemma2.read(fields)
     content, local = _layered(fields)
-    settings = {
-        **dict(architecture_fields["settings"]),
-        "local_theta": 0.0 if local == content["rope_theta"] else local,
-    }
-    return {**architecture_fields, "qk_norm": True, "settings": settings_of("gemma3", settings)}
+    local_theta = 0.0 if local == content["rope_theta"] else local
+    settings = Gemma3Settings(**vars(architecture_fields["settings"]), local_theta=local_theta)
+    return {**architecture_fields, "qk_norm": True, "settings": settings}
 
 
 GEMMA3 = OracleFamily(

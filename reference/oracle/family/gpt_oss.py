@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from specverify.reference.architecture import Architecture
+from specverify.reference.family.gpt_oss import GptOssSettings
 from specverify.reference.files.fields import Fields
-from specverify.reference.oracle.family.base import OracleFamily, Place, rope_dictionary, settings_of, sliding_layers
+from specverify.reference.oracle.family.base import OracleFamily, Place, every_second, rope_dictionary
 from specverify.reference.oracle.family.experts import mix_experts, num_experts
 from specverify.reference.oracle.formulas.layer import Experts, Formulas, State, linear, sigmoid
 from specverify.reference.oracle.formulas.routers import Router
@@ -18,15 +19,16 @@ from specverify.reference.trace import Array
 
 def _clamped_expert(arch: Architecture, state: State, prefix: str, x: Array) -> Array:
     """An expert: (up + 1) * gate * sigmoid(alpha * gate), both clamped, through the last projection."""
-    limit = arch.setting("gate_limit")
+    settings = GptOssSettings.of(arch)
+    limit = settings.gate_limit
     gate = np.minimum(linear(x, state, f"{prefix}.gate_proj"), limit)
     up = np.clip(linear(x, state, f"{prefix}.up_proj"), -limit, limit)
-    return linear((up + 1) * gate * sigmoid(arch.setting("gate_alpha") * gate), state, f"{prefix}.down_proj")
+    return linear((up + 1) * gate * sigmoid(settings.gate_alpha * gate), state, f"{prefix}.down_proj")
 
 
 def _router(arch: Architecture, state: State, layer: int, x: Array) -> Router:
     scores = linear(x, state, f"model.layers.{layer}.mlp.gate")
-    return Router(scores, scores, int(arch.setting("experts_per_token")))
+    return Router(scores, scores, GptOssSettings.of(arch).experts_per_token)
 
 
 def _mix(arch: Architecture, state: State, layer: int, x: Array, router: Router, experts: Array) -> Array:
@@ -39,12 +41,6 @@ def _mix(arch: Architecture, state: State, layer: int, x: Array, router: Router,
     )
 
 
-def _slides(fields: Fields, layers: int, family: str) -> list[bool]:
-    """The layers that `layer_types` names; without that field every second layer, the first included."""
-    stated_slides = sliding_layers(fields, layers)
-    return [layer % 2 == 0 for layer in range(layers)] if stated_slides is None else stated_slides
-
-
 def _rope(fields: Fields) -> Any:
     content = rope_dictionary(fields)
     if not content:
@@ -53,14 +49,14 @@ def _rope(fields: Fields) -> Any:
 
 
 def _fields(fields: Fields) -> dict[str, Any]:
-    settings = {
-        "experts": num_experts(fields, "num_local_experts", "num_experts", 128),
-        "experts_per_token": fields.integer("num_experts_per_tok", 4),
-        "gate_alpha": fields.number("swiglu_alpha", 1.702),
-        "gate_limit": fields.number("swiglu_limit", 7.0),
-    }
+    settings = GptOssSettings(
+        experts=num_experts(fields, "num_local_experts", "num_experts", 128),
+        experts_per_token=fields.integer("num_experts_per_tok", 4),
+        gate_alpha=fields.number("swiglu_alpha", 1.702),
+        gate_limit=fields.number("swiglu_limit", 7.0),
+    )
     biased = fields.flag("attention_bias", True)
-    return {"qkv_bias": biased, "output_bias": biased, "settings": settings_of("gpt_oss", settings)}
+    return {"qkv_bias": biased, "output_bias": biased, "settings": settings}
 
 
 def _place(arch: Architecture, name: str, shape: tuple[int, ...]) -> Place:
@@ -69,7 +65,7 @@ def _place(arch: Architecture, name: str, shape: tuple[int, ...]) -> Place:
         return Place(name.replace(".mlp.gate.", ".mlp.router."), shape)
     prefix, number, part, kind = name.rsplit(".", 3)
     expert, is_down = int(number), part == "down_proj"
-    experts, inner, hidden = int(arch.setting("experts")), arch.intermediate_size, arch.hidden_size
+    experts, inner, hidden = GptOssSettings.of(arch).experts, arch.intermediate_size, arch.hidden_size
     width = hidden if is_down else 2 * inner
     columns = slice(None) if is_down else slice(0 if part == "gate_proj" else 1, None, 2)
     stored = f"{prefix}.{'down_proj' if is_down else 'gate_up_proj'}"
@@ -91,7 +87,7 @@ GPT_OSS = OracleFamily(
         "rope_theta": 150000.0,
         "sliding_window": 128,
     },
-    slides=_slides,
+    slides=every_second,
     fields=_fields,
     place=_place,
     rope=_rope,

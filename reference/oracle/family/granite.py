@@ -2,15 +2,14 @@
 
 from typing import Any
 
+from specverify.reference.family.granite import GraniteSettings
 from specverify.reference.files.fields import Fields
-from specverify.reference.oracle.family.base import OracleFamily, settings_of
+from specverify.reference.oracle.family.base import OracleFamily
 from specverify.reference.oracle.formulas.layer import Formulas
-
-MULTIPLIERS = ("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling")
 
 
 def _fields(fields: Fields) -> dict[str, Any]:
-    settings = {name: fields.number(name, 1.0) for name in MULTIPLIERS}
+    settings = {name: fields.number(name, 1.0) for name in vars(GraniteSettings())}
     wrong_name = next((name for name, value in settings.items() if value <= 0), None)
     if wrong_name is not None:
         raise fields.refuse(f"{wrong_name} is {settings[wrong_name]}, not positive; correct it")
@@ -19,18 +18,18 @@ def _fields(fields: Fields) -> dict[str, Any]:
         "qkv_bias": biased,
         "output_bias": biased,
         "mlp_bias": fields.flag("mlp_bias"),
-        "settings": settings_of("granite", settings),
+        "settings": GraniteSettings(**settings),
     }
 
 
 GRANITE = OracleFamily(
     "granite",
     Formulas(
-        score_scale=lambda arch: arch.setting("attention_multiplier"),
-        embedding_scale=lambda arch: arch.setting("embedding_multiplier"),
+        score_scale=lambda arch: GraniteSettings.of(arch).attention_multiplier,
+        embedding_scale=lambda arch: GraniteSettings.of(arch).embedding_multiplier,
         embedding_rounded=False,  # a factor of Python, which torch multiplies by in float32 for 16 bits
-        residual_scale=lambda arch: arch.setting("residual_multiplier"),
-        logits=lambda arch, scored: scored / arch.setting("logits_scaling"),
+        residual_scale=lambda arch: GraniteSettings.of(arch).residual_multiplier,
+        logits=lambda arch, scored: scored / GraniteSettings.of(arch).logits_scaling,
     ),
     model_types=("granite",),
     defaults={"max_position_embeddings": 2048},

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from specverify.reference.architecture import Architecture
+from specverify.reference.family.latent import DeepseekV2Settings, DeepseekV3Settings
 from specverify.reference.files.fields import Fields, quote_value
-from specverify.reference.oracle.family.base import OracleFamily, rope_dictionary, settings_of
+from specverify.reference.oracle.family.base import OracleFamily, rope_dictionary
 from specverify.reference.oracle.family.experts import EXPERTS, num_experts
 from specverify.reference.oracle.formulas import rotary
 from specverify.reference.oracle.formulas.layer import Formulas, State, linear, rms_norm
@@ -25,7 +26,7 @@ EPSILON = 1e-6
 
 def compress(arch: Architecture, state: State, layer: int, x: Array) -> tuple[Array, Array]:
     """The latent vectors [T, rank] and the part of keys to be rotated [T, rotary_dim] of rows `x` [T, hidden]."""
-    prefix, rank = f"model.layers.{layer}.self_attn", int(arch.setting("latent_rank"))
+    prefix, rank = f"model.layers.{layer}.self_attn", arch.settings.latent_rank
     joined = linear(x, state, f"{prefix}.kv_a_proj_with_mqa")
     return rms_norm(joined[:, :rank], state[f"{prefix}.kv_a_layernorm.weight"], EPSILON), joined[:, rank:]
 
@@ -52,10 +53,11 @@ def _rotate(arch: Architecture, x: Array, cos: Array, sin: Array) -> Array:
     """Each head with its last dimensions turned; DeepSeek-V3 puts the first ones of all pairs before the second."""
     nope = x.shape[-1] - 2 * cos.shape[-1]
     part = x[..., nope:]
-    if "interleaved" not in arch.words.settings:
+    settings = arch.settings
+    if not isinstance(settings, DeepseekV3Settings):
         part = rotary.turn_neighbours(part, cos, sin)
     else:
-        if arch.setting("interleaved"):
+        if settings.interleaved:
             part = np.concatenate([part[..., 0::2], part[..., 1::2]], axis=-1)
         part = rotary.turn(part, cos, sin)
     return np.concatenate([x[..., :nope], part], axis=-1)
@@ -100,7 +102,7 @@ def _refuse_other_values(fields: Fields, computed_values: Mapping[str, Any]) -> 
             raise fields.refuse(f"{name} is {quote_value(value)}; the oracle computes {quote_value(computed)} alone")
 
 
-def _attention_fields(fields: Fields) -> tuple[dict[str, Any], dict[str, float]]:
+def _attention_fields(fields: Fields) -> tuple[dict[str, Any], dict[str, Any]]:
     rotated = fields.integer("qk_rope_head_dim")
     biased, heads = fields.flag("attention_bias"), fields.integer("num_attention_heads")
     sizes = {
@@ -124,7 +126,7 @@ def _attention_fields(fields: Fields) -> tuple[dict[str, Any], dict[str, float]]
     }
 
 
-def _expert_settings(fields: Fields, other_name: str, default: int) -> dict[str, float]:
+def _expert_settings(fields: Fields, other_name: str, default: int) -> dict[str, Any]:
     return {
         "experts": num_experts(fields, "n_routed_experts", other_name, default),
         "experts_per_token": fields.integer("num_experts_per_tok"),
@@ -142,10 +144,10 @@ def _v3(fields: Fields) -> dict[str, Any]:
     sizes, settings = _attention_fields(fields)
     settings |= {
         **_expert_settings(fields, "num_local_experts", 256),
-        "norm_topk": float(fields.flag("norm_topk_prob", True)),
-        "interleaved": float(fields.flag("rope_interleave", True)),
+        "norm_topk": fields.flag("norm_topk_prob", True),
+        "interleaved": fields.flag("rope_interleave", True),
     }
-    return {**sizes, "settings": settings_of("deepseek_v3", settings)}
+    return {**sizes, "settings": DeepseekV3Settings(**settings)}
 
 
 def _v2(fields: Fields) -> dict[str, Any]:
@@ -159,7 +161,7 @@ def _v2(fields: Fields) -> dict[str, Any]:
         raise fields.refuse(f"topk_method is {quote_value(method)}, neither greedy nor group_limited_greedy")
     if method == "greedy":
         settings |= {"groups": 1, "top_groups": 1}
-    return {**sizes, "settings": settings_of("deepseek_v2", settings)}
+    return {**sizes, "settings": DeepseekV2Settings(**settings)}
 
 
 DEFAULTS = {

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from specverify.reference.architecture import Architecture
+from specverify.reference.family.llama4 import Llama4TextSettings
 from specverify.reference.files.fields import Fields, quote_value
-from specverify.reference.oracle.family.base import OracleFamily, Place, settings_of
+from specverify.reference.oracle.family.base import OracleFamily, Place
 from specverify.reference.oracle.family.experts import router
 from specverify.reference.oracle.family.llama import unrotated_layers
 from specverify.reference.oracle.formulas import rotary
@@ -89,12 +90,12 @@ def _fields(fields: Fields) -> dict[str, Any]:
     layers, biased = fields.integer("num_hidden_layers"), fields.flag("attention_bias")
     unrotated = unrotated_layers(fields, layers, (None, []))
     has_temperature = fields.flag("attn_temperature_tuning", True) and bool(unrotated)
-    settings = {
-        "experts": fields.integer("num_local_experts", 16),
-        "experts_per_token": fields.integer("num_experts_per_tok", 1),
-        "expert_size": fields.integer("intermediate_size", 8192),
-        "sparse_step": _sparse_step(fields, layers),
-    }
+    settings = Llama4TextSettings(
+        experts=fields.integer("num_local_experts", 16),
+        experts_per_token=fields.integer("num_experts_per_tok", 1),
+        expert_size=fields.integer("intermediate_size", 8192),
+        sparse_step=_sparse_step(fields, layers),
+    )
     floor, scale = fields.integer("floor_scale", 8192), fields.number("attn_scale", 0.1)
     if has_temperature and (floor < 1 or scale <= 0):
         raise fields.refuse(f"floor_scale is {floor} and attn_scale {scale}; correct them")
@@ -106,7 +107,7 @@ def _fields(fields: Fields) -> dict[str, Any]:
         "unrotated": unrotated,
         "chunks": _chunk_sizes(fields, layers, unrotated),
         **({"floor_scale": floor, "attn_scale": float(scale)} if has_temperature else {}),
-        "settings": settings_of("llama4_text", settings),
+        "settings": settings,
     }
 
 
@@ -116,8 +117,8 @@ def _place(arch: Architecture, name: str, shape: tuple[int, ...]) -> Place:
     if ".feed_forward.experts." not in stored:
         return Place(stored, shape)
     prefix, number, part, _ = stored.rsplit(".", 3)
-    expert, inner = int(number), int(arch.setting("expert_size"))
-    experts, hidden = int(arch.setting("experts")), arch.hidden_size
+    settings, expert = Llama4TextSettings.of(arch), int(number)
+    experts, inner, hidden = settings.experts, settings.expert_size, arch.hidden_size
     if part == "down_proj":
         return Place(f"{prefix}.down_proj", (experts, inner, hidden), lambda values: values[expert].T)
     columns = slice(None, inner) if part == "gate_proj" else slice(inner, None)

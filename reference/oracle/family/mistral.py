@@ -8,26 +8,22 @@ from typing import Any
 import numpy as np
 
 from specverify.reference.architecture import Architecture
+from specverify.reference.family.dense import Ministral3Settings
 from specverify.reference.files.fields import Fields
-from specverify.reference.oracle.family.base import OracleFamily, all_or_none, rope_dictionary, settings_of
+from specverify.reference.oracle.family.base import OracleFamily, rope_dictionary, window_for_all
 from specverify.reference.oracle.formulas.layer import Formulas
 from specverify.reference.trace import Array
-
-
-def _slides(fields: Fields, layers: int, family: str) -> list[bool]:
-    return all_or_none(fields, layers, fields.get("sliding_window") is not None, family)
-
 
 MISTRAL = OracleFamily(
     "mistral",
     model_types=("mistral",),
     defaults={"max_position_embeddings": 131072, "num_key_value_heads": 8, "sliding_window": 4096},
-    slides=_slides,
+    slides=window_for_all,
 )
 
 
 def _query_factors(arch: Architecture, layer: int, positions: Array) -> Array:
-    beta = arch.setting("scale_beta")
+    beta = Ministral3Settings.of(arch).scale_beta
     factors: Array = np.ones(len(positions))
     return factors + beta * np.log(1 + positions // arch.rope.original) if beta else factors
 
@@ -41,10 +37,10 @@ def _rope(fields: Fields) -> Any:
 
 def _ministral3(fields: Fields) -> dict[str, Any]:
     rope_fields = Fields(fields.where, _rope(fields), {})
-    settings = {"scale_beta": rope_fields.number("llama_4_scaling_beta")}
-    if settings["scale_beta"] and rope_fields.get("original_max_position_embeddings") is None:
+    settings = Ministral3Settings(rope_fields.number("llama_4_scaling_beta"))
+    if settings.scale_beta and rope_fields.get("original_max_position_embeddings") is None:
         raise fields.refuse("rope_parameters has no original_max_position_embeddings, by which queries are scaled")
-    return {"settings": settings_of("ministral3", settings)}
+    return {"settings": settings}
 
 
 MINISTRAL3 = OracleFamily(
@@ -57,7 +53,7 @@ MINISTRAL3 = OracleFamily(
         "head_dim": 128,
         "rms_norm_eps": 1e-5,
     },
-    slides=_slides,
+    slides=window_for_all,
     fields=_ministral3,
     rope=_rope,
     rope_fields=frozenset({"llama_4_scaling_beta", "max_position_embeddings"}),

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from specverify.reference.architecture import Architecture, Rope
-from specverify.reference.family.vision_text import SECTIONS
+from specverify.reference.family.vision_text import VisionTextSettings
 from specverify.reference.images import Images
 from specverify.reference.malformed import Malformed
 from specverify.reference.trace import Array
@@ -105,7 +105,7 @@ def grid_positions(images: Images, columns: Iterable[int]) -> Array:
 
 def grid_table(arch: Architecture, places: Array, inv_freq: Array, scaling: float) -> tuple[Array, Array]:
     """As `table`, of `places` [3, T]: each pair's angle is that of the axis to which the pair belongs."""
-    axis = np.repeat(np.arange(3), [int(arch.setting(name)) for name in SECTIONS])
+    axis = np.repeat(np.arange(3), VisionTextSettings.of(arch).sections)
     by_axis = [table(place, inv_freq, scaling) for place in places]
     pairs = np.arange(len(inv_freq))
     cos, sin = (np.stack([tables[kind] for tables in by_axis])[axis, :, pairs].T for kind in range(2))

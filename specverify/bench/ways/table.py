@@ -64,8 +64,8 @@ def settings(device: str, model: str | None, dtype: str | None) -> list[Setting]
 def heads_of(architecture: Architecture) -> list[tuple[int, int, int]]:
     """Query heads, KV heads and head dimension of a model's attention; of latent attention, over latent rows too."""
     sizes = [(architecture.heads, architecture.kv_heads, architecture.head_dim)]
-    if "latent_rank" in architecture.words.settings:
-        sizes.append((architecture.heads, 1, int(architecture.setting("latent_rank")) + architecture.rotary_dim))
+    if architecture.settings.latent_rank:
+        sizes.append((architecture.heads, 1, architecture.settings.latent_rank + architecture.rotary_dim))
     return sizes
 
 

@@ -18,6 +18,7 @@ from specverify.backends.compositions import open_engine
 from specverify.backends.engine.columns import AttentionInputs, Paging
 from specverify.properties.invariants import ALL
 from specverify.properties.verdict.judge import judge
+from specverify.reference.family.latent import DeepseekV3Settings
 from specverify.reference.layout import KvLayout
 from specverify.reference.oracle.decoder import Oracle
 from specverify.setup.subjects import subject_of
@@ -177,7 +178,7 @@ def test_deepseeks_tree_runs_by_the_operator(kind: str) -> None:
     backend.seams = replace(backend.seams, attend=asking(made))
     # Without experts, whose ties would explain any difference in 16 bits.
     plain = listed("deepseek_v3")[0]
-    arch = replace(plain, settings=tuple(sorted({**dict(plain.settings), "dense_layers": 2.0}.items())))
+    arch = replace(plain, settings=replace(DeepseekV3Settings.of(plain), dense_layers=2))
     case = case_for(
         arch, KvLayout(kind=kind, page_size=16 if kind in ("paged", "prefix") else 0, latent=True), "bfloat16"
     )

@@ -16,6 +16,7 @@ from specverify.properties.verdict.judge import judge
 from specverify.reference.architecture import Architecture, Seeded
 from specverify.reference.case import Case
 from specverify.reference.draft import Draft, Scripted
+from specverify.reference.family.llama4 import Llama4TextSettings
 from specverify.reference.oracle.configuration import UnreadableCheckpoint, read_architecture
 from specverify.reference.oracle.decoder import Oracle
 from specverify.reference.sampling import Stops
@@ -83,10 +84,10 @@ def read(folder: Path, **fields: Any) -> Architecture:
 
 def test_defaults_are_those_of_transformers(tmp_path: Path) -> None:
     arch = read(tmp_path)
-    assert (arch.family, arch.intermediate_size, arch.setting("expert_size")) == ("llama4_text", 20, 12)
+    assert (arch.family, arch.intermediate_size) == ("llama4_text", 20)
+    assert arch.settings == Llama4TextSettings(experts=2, experts_per_token=1, expert_size=12, sparse_step=1)
     assert (arch.chunks, arch.unrotated, arch.qk_norm) == ((8192, 8192, 8192, 0), (3,), True)
     assert (arch.floor_scale, arch.attn_scale, arch.rope.theta, arch.norm_eps) == (8192, 0.1, 500000.0, 1e-5)
-    assert (arch.setting("experts"), arch.setting("experts_per_token"), arch.setting("sparse_step")) == (2, 1, 1)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +116,7 @@ def test_fields_are_honoured(fields: dict[str, Any], wanted: dict[str, Any], tmp
     ],
 )
 def test_the_layers_with_experts_are_those_named(fields: dict[str, Any], step: int, tmp_path: Path) -> None:
-    assert read(tmp_path, **fields).setting("sparse_step") == step
+    assert Llama4TextSettings.of(read(tmp_path, **fields)).sparse_step == step
 
 
 @pytest.mark.parametrize(

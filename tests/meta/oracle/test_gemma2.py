@@ -20,6 +20,8 @@ from specverify.reference.architecture import Architecture, Seeded
 from specverify.reference.case import Case
 from specverify.reference.case_json import case_from_json, case_to_json
 from specverify.reference.draft import LanguageModel
+from specverify.reference.family import FAMILIES
+from specverify.reference.family.gemma2 import Gemma2Settings
 from specverify.reference.files.fields import UnreadableCheckpoint
 from specverify.reference.layout import KINDS, KvLayout
 from specverify.reference.malformed import Malformed
@@ -87,12 +89,12 @@ def test_the_published_config_is_read(tmp_path: Path) -> None:
     arch = reading(tmp_path)
     assert arch == Architecture(
         "gemma2", 256000, 2304, 9216, 8, 4, 256, (4096, 0) * 13, norm_eps=1e-6, max_positions=8192, tied=True,
-        score_cap=50.0, settings=(("logit_cap", 30.0), ("query_scalar", 256.0)),
+        score_cap=50.0, settings=Gemma2Settings(30.0, 256.0),
     )  # fmt: skip
     names = ("attn_logit_softcapping", "final_logit_softcapping", "head_dim", "query_pre_attn_scalar", "sliding_window")
     assert reading(tmp_path, **dict.fromkeys(names, ...)) == arch  # the defaults of transformers
     bare = reading(tmp_path, attn_logit_softcapping=None, final_logit_softcapping=None, tie_word_embeddings=False)
-    assert (bare.score_cap, bare.setting("logit_cap"), bare.tied) == (0.0, 0.0, False)
+    assert (bare.score_cap, Gemma2Settings.of(bare).logit_cap, bare.tied) == (0.0, 0.0, False)
     named = reading(tmp_path, num_hidden_layers=2, layer_types=["full_attention", "sliding_attention"])
     assert named.windows == (0, 4096)
 
@@ -157,8 +159,8 @@ def test_every_setting_changes_the_logits() -> None:
     whole = logits(arch)
     for without in (
         {"score_cap": 0.0},
-        {"settings": (("logit_cap", 4.0),)},
-        {"settings": (("query_scalar", 6.0),)},
+        {"settings": Gemma2Settings(logit_cap=4.0)},
+        {"settings": Gemma2Settings(query_scalar=6.0)},
         {"windows": (0, 0)},
     ):
         assert np.abs(logits(replace(arch, **without)) - whole).max() > 0.01, without
@@ -208,12 +210,14 @@ def test_a_case_file_holds_its_settings() -> None:
 )
 def test_settings_that_make_no_sense_are_refused(settings: Any, line: str) -> None:
     with pytest.raises(Malformed, match=line):
-        replace(DRAWN[0], settings=settings)
+        FAMILIES["gemma2"].read_settings(settings)
     with pytest.raises(Malformed, match=r"llama has no 'logit_cap'; it has none"):
-        replace(GALLERY[0], settings=(("logit_cap", 1.0),))
+        FAMILIES["llama"].read_settings((("logit_cap", 1.0),))
+    with pytest.raises(Malformed, match=r"settings: Gemma2Settings are not those of llama"):
+        replace(GALLERY[0], settings=Gemma2Settings())
 
 
 def test_transformers_takes_whole_numbers_alone() -> None:
-    arch = replace(DRAWN[0], settings=(("query_scalar", 2.5),))
+    arch = replace(DRAWN[0], settings=Gemma2Settings(query_scalar=2.5))
     with pytest.raises(Unsupported, match=r"query_scalar of 2\.5"):
         open_cpu().run(case_for(arch, KvLayout()))

@@ -1,5 +1,7 @@
 """Recurrent states of hybrids: within 1e-9 of transformers' own, along every path of a tree, in both evaluators."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -7,6 +9,7 @@ from specverify.backends.adapt.engines.hf_generate import open_assisted, open_ea
 from specverify.campaign.against import ByTransformers
 from specverify.properties.strategies.models import GALLERY
 from specverify.reference.architecture import Architecture, Seeded
+from specverify.reference.family.hybrid_delta_rule import Qwen3NextSettings
 from specverify.reference.family.recurrent import RecurrentState
 from specverify.reference.malformed import Malformed
 from specverify.reference.oracle.model import PathByPath
@@ -61,9 +64,9 @@ def test_a_node_goes_on_from_the_state_of_its_parent() -> None:
 
 def test_a_model_without_attention_is_refused() -> None:
     arch = next(one for one in GALLERY if one.recurrent)
-    fields = {**vars(arch), "settings": tuple(sorted({**dict(arch.settings), "attention_every": 3.0}.items()))}
+    settings = replace(Qwen3NextSettings.of(arch), attention_every=3)
     with pytest.raises(Malformed, match="no layer has attention"):
-        Architecture(**fields)
+        replace(arch, settings=settings)
 
 
 def test_adapters_of_generate_decline_hybrids_by_name() -> None:

@@ -49,7 +49,7 @@ def test_attention_over_latent_rows_is_that_over_keys_and_values(family: str, ki
     assert held.before is not None
     assert step.before is not None
     length = held.before.length
-    assert held.before.keys.shape == (arch.layers, 1, length, arch.setting("latent_rank"))
+    assert held.before.keys.shape == (arch.layers, 1, length, arch.settings.latent_rank)
     assert held.before.values.shape == (arch.layers, 1, length, arch.rotary_dim)
     assert np.abs(held.before.keys - step.before.keys).max() < 1e-9
     assert np.abs(held.before.values - step.before.values).max() < 1e-9

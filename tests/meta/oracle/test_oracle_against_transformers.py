@@ -12,6 +12,7 @@ from transformers import DynamicCache, modeling_rope_utils
 
 from specverify.reference.architecture import Architecture, Rope, Seeded
 from specverify.reference.case import Case
+from specverify.reference.family.gemma2 import Gemma2Settings
 from specverify.reference.oracle.decoder import Oracle
 from specverify.reference.oracle.formulas.rotary import frequencies, table, turn
 from specverify.reference.oracle.model import PathByPath
@@ -115,9 +116,9 @@ def hugging_face(arch: Architecture, seed: int) -> Any:
     elif name == "Gemma2":
         fields |= {
             "attention_bias": arch.qkv_bias,
-            "query_pre_attn_scalar": int(arch.setting("query_scalar")) or arch.head_dim,
+            "query_pre_attn_scalar": int(Gemma2Settings.of(arch).query_scalar) or arch.head_dim,
             "attn_logit_softcapping": arch.score_cap or None,
-            "final_logit_softcapping": arch.setting("logit_cap") or None,
+            "final_logit_softcapping": Gemma2Settings.of(arch).logit_cap or None,
             "sliding_window": max(arch.windows) or 1,  # asked for even where no layer has one
             "layer_types": ["sliding_attention" if window else "full_attention" for window in arch.windows],
         }
@@ -215,8 +216,8 @@ MODELS = {
     "llama4-tempered": small("llama4", chunks=(8, 0), unrotated=(1,), floor_scale=4, attn_scale=0.7),
     "llama4-all-tempered": small("llama4", unrotated=(0, 1), floor_scale=1),
     "gemma2": small("gemma2"),
-    "gemma2-caps": small("gemma2", score_cap=0.7, settings=(("logit_cap", 3.0),), windows=(5, 0)),
-    "gemma2-scalar": small("gemma2", settings=(("query_scalar", 3.0),), windows=(0, 0, 0), norm_eps=0.1),
+    "gemma2-caps": small("gemma2", score_cap=0.7, settings=Gemma2Settings(logit_cap=3.0), windows=(5, 0)),
+    "gemma2-scalar": small("gemma2", settings=Gemma2Settings(query_scalar=3.0), windows=(0, 0, 0), norm_eps=0.1),
     "gemma2-odd-width-tied": small("gemma2", hidden_size=20, tied=True, score_cap=50.0, windows=(2, 2)),
     "gemma2-bias": small("gemma2", qkv_bias=True, output_bias=True, rope=Rope(kind="linear", factor=3.0)),
     "llama4-yarn": small("llama4", rope=Rope(theta=100.0, kind="yarn", factor=4.0, original=16, truncate=False)),

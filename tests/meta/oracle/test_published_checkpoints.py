@@ -18,6 +18,7 @@ from specverify.properties.verdict.subject import Subject
 from specverify.reference.architecture import Checkpoint, Model, Seeded
 from specverify.reference.case import Case
 from specverify.reference.draft import Scripted
+from specverify.reference.family.granite import GraniteSettings
 from specverify.reference.oracle.checkpoint import identify
 from specverify.reference.sampling import Stops
 from specverify.reference.trace import Trace
@@ -124,8 +125,7 @@ def test_a_backend_as_reference_has_the_amplification_of_the_oracle() -> None:
 def test_log_probabilities_beside_small_logits_may_be_rounded_themselves() -> None:
     """Falcon-H1 multiplies its logits by 1/64 or less, so that the logarithm of the vocabulary outweighs them."""
     arch = next(arch for arch in GALLERY if arch.family == "granite")
-    settings = {**dict(arch.settings), "logits_scaling": 1e5}
-    small = replace(arch, settings=tuple(sorted(settings.items())))
+    small = replace(arch, settings=replace(GraniteSettings.of(arch), logits_scaling=1e5))
     subject = subject_of(open_cpu())
     for seed in range(4):
         case = Case(Seeded(small, seed), (1, 2, 3), Scripted(), stops=Stops(6), dtype="float32")

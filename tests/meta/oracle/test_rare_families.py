@@ -115,10 +115,11 @@ def test_every_setting_changes_the_logits(family: str) -> None:
              "mixer_width", "mixer_groups", "state_width", "time_pairs", "height_pairs", "width_pairs"}  # fmt: skip
     for arch in listed(family):
         whole = logits(arch)
-        for name, _ in arch.settings:
+        defaults = vars(arch.words.settings())
+        for name, _ in arch.settings.pairs:
             if name not in sizes:
-                kept = tuple(pair for pair in arch.settings if pair[0] != name)
-                assert np.abs(logits(replace(arch, settings=kept)) - whole).max() > 1e-3, name
+                settings = replace(arch.settings, **{name: defaults[name]})
+                assert np.abs(logits(replace(arch, settings=settings)) - whole).max() > 1e-3, name
         if any(arch.windows):
             assert np.abs(logits(replace(arch, windows=(0,) * arch.layers)) - whole).max() > 1e-3
         if any(arch.chunks):
@@ -134,8 +135,7 @@ def test_the_transparent_probe_sees_through_it(family: str) -> None:
     arch = listed(family)[-1]
     probe = probe_architecture(arch)
     model = Seeded(probe, 0, "transparent", arch.layers - 1)
-    own = arch.words.probed(dict(arch.settings), probe.head_dim)
-    assert dict(load(model, "float64").architecture.settings) == own
+    assert load(model, "float64").architecture.settings == arch.settings.probed(probe.head_dim)
     mask = tuple(one for one in ALL if one.name in ("attention.no-leakage", "structure.mask-is-ancestry"))
     verdict = judge(case_for(arch, dtype="float32"), mask, Oracle(), subject_of(open_cpu()))
     assert verdict.findings == ()

@@ -17,6 +17,8 @@ from specverify.properties.verdict.judge import judge
 from specverify.reference.architecture import Architecture, Seeded
 from specverify.reference.case import Case
 from specverify.reference.draft import LanguageModel, Ngram, Scripted
+from specverify.reference.family.settings import Settings
+from specverify.reference.family.vision_text import VisionTextSettings
 from specverify.reference.images import Image, Images
 from specverify.reference.layout import KINDS, KvLayout
 from specverify.reference.malformed import Malformed
@@ -39,10 +41,9 @@ TREE = RankTree((0, 0, 0, 1, 2, 1), (0, 0, 1, 0, 0, 1))
 
 def architecture(sections: tuple[int, int, int] = (1, 2, 1)) -> Architecture:
     """A small model whose heads are as wide together as its hidden states, as transformers' own class demands."""
-    named = dict(zip(("time_pairs", "height_pairs", "width_pairs"), map(float, sections), strict=True))
-    return Architecture(
-        "qwen2_vl", 23, 16, 24, 2, 1, 8, (0, 0), max_positions=256, qkv_bias=True, settings=tuple(sorted(named.items()))
-    )
+    settings = VisionTextSettings(*sections)
+    sizes = (23, 16, 24, 2, 1, 8, (0, 0))
+    return Architecture("qwen2_vl", *sizes, max_positions=256, qkv_bias=True, settings=settings)
 
 
 def case_for(images: Images, layout: KvLayout | None = None, sections: tuple[int, int, int] = (1, 2, 1)) -> Case:
@@ -55,7 +56,7 @@ def case_for(images: Images, layout: KvLayout | None = None, sections: tuple[int
 def in_transformers(model: Seeded, tokens: tuple[int, ...], places: np.ndarray) -> np.ndarray:
     """The logits of transformers' Qwen2VLTextModel, in float64, at explicit positions [3, T]."""
     arch = model.architecture
-    sections = [int(arch.setting(name)) for name in ("time_pairs", "height_pairs", "width_pairs")]
+    sections = list(VisionTextSettings.of(arch).sections)
     config = Qwen2VLTextConfig(
         vocab_size=arch.vocab_size,
         hidden_size=arch.hidden_size,
@@ -134,7 +135,7 @@ def test_each_axis_and_the_numbering_of_text_change_the_logits() -> None:
 def test_text_alone_is_qwen_2_bit_for_bit() -> None:
     arch = architecture()
     case = replace(case_for(()), dtype="float32", draft=Scripted((Tree((0, 0, 1), (PROMPT[-1], 3, 4)),)))
-    plain = replace(case, model=Seeded(replace(arch, family="qwen2", settings=()), 1))
+    plain = replace(case, model=Seeded(replace(arch, family="qwen2", settings=Settings()), 1))
     mine, theirs = open_cpu().run(case), open_cpu().run(plain)
     for one, other in zip(mine.steps, theirs.steps, strict=True):
         assert one.scored is not None
@@ -169,6 +170,6 @@ def test_images_that_no_prompt_can_have_are_refused() -> None:
     with pytest.raises(Malformed, match="begins at token 3"):
         Seeded(arch, 1, images=(Image(0, 1, 2, 2), Image(3, 1, 1, 2)))
     with pytest.raises(Malformed, match="on one axis"):
-        Seeded(replace(arch, family="qwen2", settings=()), 1, images=WIDE)
+        Seeded(replace(arch, family="qwen2", settings=Settings()), 1, images=WIDE)
     with pytest.raises(Malformed, match="adapter or images"):
         replace(case_for(()), draft=LanguageModel(Seeded(arch, 1, images=WIDE), TREE))

@@ -111,7 +111,7 @@ def rope_of(arch: Architecture) -> dict[str, Any]:
     if arch.rope.kind == "dynamic" and arch.rotary_dim == 2:
         raise Unsupported(f"{arch.family} with 2 dimensions turned by dynamic: transformers divides by these less 2")
     fields = rope_parameters(arch.rope)
-    if "rotary_dim" not in arch.words.settings or arch.words.projections is not None:
+    if not arch.settings.partial_rotary:
         return fields  # transformers knows the rotated width of latent attention by a field of its own
     factor = arch.rotary_dim / arch.head_dim
     if int(arch.head_dim * factor) != arch.rotary_dim:

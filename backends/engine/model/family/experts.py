@@ -24,6 +24,7 @@ from specverify.backends.base import Unsupported
 from specverify.backends.engine.model.family.base import ModelFamily, no_irope, no_window, refuse_unequal
 from specverify.backends.engine.model.float64_modules import rms_norm
 from specverify.reference.architecture import Architecture
+from specverify.reference.family.experts import Mixture
 
 EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
 
@@ -89,29 +90,41 @@ class ExactGroupRouter(nn.Module):
         return products, weights * self.factor, experts
 
 
-def expert_counts(arch: Architecture) -> dict[str, Any]:
+def expert_counts(settings: Mixture) -> dict[str, Any]:
     """The fields on experts that several families call alike."""
-    settings = arch.words.settings
     return {
-        "num_experts_per_tok": int(arch.setting("experts_per_token")),
-        "moe_intermediate_size": int(arch.setting("expert_size")),
-        "norm_topk_prob": bool(arch.setting("norm_topk") if "norm_topk" in settings else 0),
+        "num_experts_per_tok": settings.experts_per_token,
+        "moe_intermediate_size": settings.expert_size,
+        "norm_topk_prob": settings.norm_topk,
+    }
+
+
+def grouped_counts(settings: Mixture) -> dict[str, Any]:
+    """The fields on groups of experts that GLM-4 MoE and DeepSeek call alike."""
+    return {
+        "n_routed_experts": settings.experts,
+        "n_shared_experts": settings.shared_experts,
+        "n_group": settings.groups,
+        "topk_group": settings.top_groups,
+        "first_k_dense_replace": settings.dense_layers,
+        "routed_scaling_factor": settings.routed_scale,
     }
 
 
 def _qwen(arch: Architecture) -> dict[str, Any]:
     no_irope(arch)
     no_window(arch)
+    settings = Mixture.of(arch)
     return {
-        **expert_counts(arch),
-        "num_experts": int(arch.setting("experts")),
-        "decoder_sparse_step": int(arch.setting("sparse_step")),
+        **expert_counts(settings),
+        "num_experts": settings.experts,
+        "decoder_sparse_step": settings.sparse_step,
         "mlp_only_layers": [],
     }
 
 
 def _qwen2(arch: Architecture) -> dict[str, Any]:
-    shared = int(arch.setting("shared_size"))
+    shared = Mixture.of(arch).shared_size
     return {**_qwen(arch), "qkv_bias": arch.qkv_bias, "shared_expert_intermediate_size": shared}
 
 
@@ -123,26 +136,23 @@ def _qwen3(arch: Architecture) -> dict[str, Any]:
 def _mixtral(arch: Architecture) -> dict[str, Any]:
     no_irope(arch)
     refuse_unequal(arch, "all windows", *arch.windows)
+    settings = Mixture.of(arch)
     return {
         "sliding_window": max(arch.windows) or None,
-        "num_local_experts": int(arch.setting("experts")),
-        "num_experts_per_tok": int(arch.setting("experts_per_token")),
+        "num_local_experts": settings.experts,
+        "num_experts_per_tok": settings.experts_per_token,
     }
 
 
 def _glm(arch: Architecture) -> dict[str, Any]:
     no_irope(arch)
     no_window(arch)
-    if not arch.setting("shared_experts"):
+    settings = Mixture.of(arch)
+    if not settings.shared_experts:
         raise Unsupported("glm4_moe without a shared expert: transformers' model always has one")
     return {
-        **expert_counts(arch),
-        "n_routed_experts": int(arch.setting("experts")),
-        "n_shared_experts": int(arch.setting("shared_experts")),
-        "n_group": int(arch.setting("groups")),
-        "topk_group": int(arch.setting("top_groups")),
-        "first_k_dense_replace": int(arch.setting("dense_layers")),
-        "routed_scaling_factor": arch.setting("routed_scale"),
+        **expert_counts(settings),
+        **grouped_counts(settings),
         "attention_bias": arch.qkv_bias,
         "use_qk_norm": arch.qk_norm,
     }

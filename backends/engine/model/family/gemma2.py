@@ -16,6 +16,7 @@ from specverify.backends.base import Unsupported
 from specverify.backends.engine.model.family.base import ModelFamily, layer_types, no_irope, refuse_unequal
 from specverify.backends.engine.model.float64_modules import rms_norm
 from specverify.reference.architecture import Architecture
+from specverify.reference.family.gemma2 import Gemma2Settings
 
 
 def fields_of(arch: Architecture) -> dict[str, Any]:
@@ -23,7 +24,8 @@ def fields_of(arch: Architecture) -> dict[str, Any]:
     no_irope(arch)
     refuse_unequal(arch, "qkv_bias and output_bias", arch.qkv_bias, arch.output_bias)
     refuse_unequal(arch, "windows in all layers that have one", *filter(None, arch.windows))
-    scalar = arch.setting("query_scalar") or arch.head_dim
+    settings = Gemma2Settings.of(arch)
+    scalar = settings.query_scalar or arch.head_dim
     if scalar != int(scalar):
         raise Unsupported(
             f"{arch.family} with a query_scalar of {scalar}: transformers' config holds whole numbers alone"
@@ -34,7 +36,7 @@ def fields_of(arch: Architecture) -> dict[str, Any]:
         "sliding_window": max(arch.windows) or 1,  # transformers makes its mask even where no layer has a window
         "query_pre_attn_scalar": int(scalar),
         "attn_logit_softcapping": arch.score_cap or None,
-        "final_logit_softcapping": arch.setting("logit_cap") or None,
+        "final_logit_softcapping": settings.logit_cap or None,
     }
 
 

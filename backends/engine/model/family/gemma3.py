@@ -12,12 +12,13 @@ from specverify.backends.engine.model.family import gemma2
 from specverify.backends.engine.model.family.base import ModelFamily, layered_rope
 from specverify.backends.engine.model.float64_modules import ExactLayeredRotary, rms_norm
 from specverify.reference.architecture import Architecture
+from specverify.reference.family.gemma3 import Gemma3Settings
 
 
 def _fields(arch: Architecture) -> dict[str, Any]:
     if arch.score_cap:
         raise Unsupported("gemma3 with a soft cap of attention: transformers' attention hands none on")
-    rope = layered_rope(arch, arch.setting("local_theta") or arch.rope.theta)
+    rope = layered_rope(arch, Gemma3Settings.of(arch).local_theta or arch.rope.theta)
     return {**gemma2.fields_of(arch), "rope_parameters": rope}
 
 

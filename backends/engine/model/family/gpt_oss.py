@@ -14,6 +14,7 @@ from specverify.backends.base import Unsupported
 from specverify.backends.engine.model.family.base import ModelFamily, layer_types, no_irope, refuse_unequal
 from specverify.backends.engine.model.float64_modules import ExactRotary, rms_norm
 from specverify.reference.architecture import Architecture
+from specverify.reference.family.gpt_oss import GptOssSettings
 
 EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.(weight|bias)")
 
@@ -29,7 +30,7 @@ def _arrange(state: dict[str, Tensor], arch: Architecture) -> dict[str, Tensor]:
             experts.setdefault((expert[1], expert[4]), {})[expert[3], int(expert[2])] = tensor
     for (prefix, kind), parts in experts.items():
         gate, up, down = (
-            torch.stack([parts[part, expert_number] for expert_number in range(int(arch.setting("experts")))])
+            torch.stack([parts[part, expert_number] for expert_number in range(GptOssSettings.of(arch).experts)])
             for part in ("gate", "up", "down")
         )
         # [experts, 2 * inner, ...] with the rows of gate and up in turn.
@@ -48,14 +49,15 @@ def _fields(arch: Architecture) -> dict[str, Any]:
     refuse_unequal(arch, "windows in all layers that have one", *filter(None, arch.windows))
     if arch.score_cap:
         raise Unsupported("gpt_oss with a soft cap: transformers' attention with sinks has none")
+    settings = GptOssSettings.of(arch)
     return {
         "attention_bias": arch.qkv_bias,
         "layer_types": layer_types(arch),
         "sliding_window": max(arch.windows) or 1,  # transformers makes its mask even where no layer has a window
-        "num_local_experts": int(arch.setting("experts")),
-        "num_experts_per_tok": int(arch.setting("experts_per_token")),
-        "swiglu_alpha": arch.setting("gate_alpha"),
-        "swiglu_limit": arch.setting("gate_limit"),
+        "num_local_experts": settings.experts,
+        "num_experts_per_tok": settings.experts_per_token,
+        "swiglu_alpha": settings.gate_alpha,
+        "swiglu_limit": settings.gate_limit,
     }
 
 

@@ -13,8 +13,7 @@ def _fields(arch: Architecture) -> dict[str, Any]:
     no_irope(arch)
     no_window(arch)
     refuse_unequal(arch, "qkv_bias and output_bias", arch.qkv_bias, arch.output_bias)
-    multipliers = {name: arch.setting(name) for name in arch.words.settings}
-    return {"attention_bias": arch.qkv_bias, "mlp_bias": arch.mlp_bias, **multipliers}
+    return {"attention_bias": arch.qkv_bias, "mlp_bias": arch.mlp_bias, **vars(arch.settings)}
 
 
 GRANITE = ModelFamily(

@@ -22,9 +22,15 @@ from specverify.backends.engine.model.family.base import (
     refuse_unequal,
     rope_parameters,
 )
-from specverify.backends.engine.model.family.experts import ExactGroupRouter, expert_counts, stack_experts
+from specverify.backends.engine.model.family.experts import (
+    ExactGroupRouter,
+    expert_counts,
+    grouped_counts,
+    stack_experts,
+)
 from specverify.backends.engine.model.float64_modules import ExactComplexRotary, rms_norm
 from specverify.reference.architecture import Architecture
+from specverify.reference.family.latent import DeepseekV3Settings, Latent
 
 
 class LatentRowsCache:
@@ -130,7 +136,8 @@ def _fields(arch: Architecture) -> dict[str, Any]:
     refuse_unequal(arch, "qkv_bias and output_bias", arch.qkv_bias, arch.output_bias)
     if arch.mlp_bias:
         raise Unsupported(f"{arch.family} with biases in its feed-forward blocks: transformers' experts have none")
-    if not arch.setting("shared_experts"):
+    settings = Latent.of(arch)
+    if not settings.shared_experts:
         raise Unsupported(f"{arch.family} without a shared expert: transformers' model always has one")
     rope = rope_parameters(arch.rope)
     if arch.rope.kind == "dynamic" and arch.rotary_dim == 2:
@@ -141,33 +148,28 @@ def _fields(arch: Architecture) -> dict[str, Any]:
         rope["mscale_all_dim"] = arch.rope.mscale_all_dim
     rotated = int(arch.rotary_dim)
     return {
-        **expert_counts(arch),
+        **expert_counts(settings),
         "head_dim": rotated,
         "rope_parameters": rope,
         "attention_bias": arch.qkv_bias,
-        "q_lora_rank": int(arch.setting("query_rank")) or None,
-        "kv_lora_rank": int(arch.setting("latent_rank")),
+        "q_lora_rank": settings.query_rank or None,
+        "kv_lora_rank": settings.latent_rank,
         "qk_rope_head_dim": rotated,
         "qk_nope_head_dim": arch.head_dim - rotated,
         "v_head_dim": arch.value_dim,
-        "n_routed_experts": int(arch.setting("experts")),
-        "n_shared_experts": int(arch.setting("shared_experts")),
-        "n_group": int(arch.setting("groups")),
-        "topk_group": int(arch.setting("top_groups")),
-        "first_k_dense_replace": int(arch.setting("dense_layers")),
-        "routed_scaling_factor": arch.setting("routed_scale"),
+        **grouped_counts(settings),
     }
 
 
 def _v3(arch: Architecture) -> dict[str, Any]:
-    return {**_fields(arch), "rope_interleave": bool(arch.setting("interleaved"))}
+    return {**_fields(arch), "rope_interleave": DeepseekV3Settings.of(arch).interleaved}
 
 
 def _v2(arch: Architecture) -> dict[str, Any]:
-    if arch.setting("latent_rank") % 2 or arch.head_dim % 2:
+    settings = Latent.of(arch)
+    if settings.latent_rank % 2 or arch.head_dim % 2:
         raise Unsupported(f"{arch.family} with an odd latent rank or head: transformers turns pairs in place")
-    grouped = arch.setting("groups") > 1
-    return {**_fields(arch), "topk_method": "group_limited_greedy" if grouped else "greedy"}
+    return {**_fields(arch), "topk_method": "group_limited_greedy" if settings.groups > 1 else "greedy"}
 
 
 def _kimi(content: dict[str, Any]) -> Any:

@@ -17,6 +17,7 @@ from specverify.backends.engine.model.family.base import ModelFamily, no_window,
 from specverify.backends.engine.model.family.experts import stack_experts
 from specverify.backends.engine.model.float64_modules import ExactComplexRotary, rms_norm
 from specverify.reference.architecture import Architecture
+from specverify.reference.family.llama4 import Llama4TextSettings
 
 
 @dataclass(frozen=True)
@@ -130,13 +131,13 @@ def _fields(arch: Architecture) -> dict[str, Any]:
 
 def _text_fields(arch: Architecture) -> dict[str, Any]:
     """The fields of Llama 4's config that other families lack; `intermediate_size` is that of experts."""
-    step = int(arch.setting("sparse_step"))
+    settings = Llama4TextSettings.of(arch)
     return {
         **_fields(arch),
-        "moe_layers": [layer for layer in range(arch.layers) if step and (layer + 1) % step == 0],
-        "intermediate_size": int(arch.setting("expert_size")),
-        "num_local_experts": int(arch.setting("experts")),
-        "num_experts_per_tok": int(arch.setting("experts_per_token")),
+        "moe_layers": [layer for layer in range(arch.layers) if settings.has_experts(layer)],
+        "intermediate_size": settings.expert_size,
+        "num_local_experts": settings.experts,
+        "num_experts_per_tok": settings.experts_per_token,
     }
 
 

@@ -15,6 +15,7 @@ from specverify.backends.base import Unsupported
 from specverify.backends.engine.model.family.base import ModelFamily, no_irope, refuse_unequal, rope_of
 from specverify.backends.engine.model.float64_modules import rms_norm
 from specverify.reference.architecture import Architecture
+from specverify.reference.family.dense import Ministral3Settings
 
 
 def _fields(arch: Architecture) -> dict[str, Any]:
@@ -31,7 +32,7 @@ BETA = "llama_4_scaling_beta"
 
 
 def _ministral3(arch: Architecture) -> dict[str, Any]:
-    beta = arch.setting("scale_beta")
+    beta = Ministral3Settings.of(arch).scale_beta
     if beta and not arch.rope.original:
         raise Unsupported("ministral3 with scaled queries and no original context: its rotary embedding has none")
     # transformers divides positions by the original context even where the scale is 0.

@@ -15,7 +15,7 @@ from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLRotaryEmbeddin
 from specverify.backends.engine.model.family.base import ModelFamily, no_irope, no_window, rope_of
 from specverify.backends.engine.model.float64_modules import ExactRotary
 from specverify.reference.architecture import Architecture
-from specverify.reference.family.vision_text import SECTIONS
+from specverify.reference.family.vision_text import VisionTextSettings
 
 
 class VisionTextConfig(Qwen2Config):  # type: ignore[misc]
@@ -57,7 +57,7 @@ def _exact(_: nn.Module, config: Any) -> nn.Module:
 def _fields(arch: Architecture) -> dict[str, Any]:
     no_irope(arch)
     no_window(arch)
-    sections = [int(arch.setting(name)) for name in SECTIONS]
+    sections = list(VisionTextSettings.of(arch).sections)
     return {"use_sliding_window": False, "rope_parameters": {**rope_of(arch), "mrope_section": sections}}
 
 

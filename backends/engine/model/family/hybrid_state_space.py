@@ -1,17 +1,18 @@
-"""The Mamba-2 mixer of Falcon-H1, over a tree of rows.
-
-transformers scans the rows of a forward as one chain, whatever the mask. Here each row goes on from the state of its
-parent, which the request's states hold. Attention stands beside the mixer and sees the tree by its mask.
-"""
+"""Falcon-H1: a Mamba-2 mixer beside attention in every layer."""
 
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import FalconH1Config, FalconH1ForCausalLM
 from transformers.models.falcon_h1.modeling_falcon_h1 import FalconH1Mixer
 
 from specverify.backends.engine.kv.lanes import BatchCache
 from specverify.backends.engine.kv.recurrent import LayerState, states_of
+from specverify.backends.engine.model.family.base import ModelFamily, no_irope, no_window, refuse_unequal
+from specverify.backends.engine.model.float64_modules import rms_norm
+from specverify.reference.architecture import Architecture
+from specverify.reference.family.hybrid_state_space import FalconH1Settings
 
 
 class TreeMixer(FalconH1Mixer):  # type: ignore[misc]  # transformers is untyped here
@@ -95,3 +96,66 @@ def over_trees(network: Any) -> None:
     for module in network.modules():
         if type(module) is FalconH1Mixer:
             module.__class__ = TreeMixer  # the weights and settings of the module stay
+
+
+def _fields(arch: Architecture) -> dict[str, Any]:
+    """The fields of the config that other families lack."""
+    no_irope(arch)
+    no_window(arch)
+    refuse_unequal(arch, "qkv_bias and output_bias", arch.qkv_bias, arch.output_bias)
+    settings = FalconH1Settings.of(arch)
+    return {
+        "attention_bias": arch.qkv_bias,
+        "mlp_bias": arch.mlp_bias,
+        "mamba_d_ssm": settings.inner,
+        "mamba_n_heads": settings.mixer_heads,
+        "mamba_d_head": settings.mixer_width,
+        "mamba_n_groups": settings.mixer_groups,
+        "mamba_d_state": settings.state_width,
+        "mamba_d_conv": settings.conv_width,
+        "mamba_conv_bias": settings.conv_bias,
+        "mamba_proj_bias": settings.mixer_bias,
+        "projectors_bias": settings.mixer_output_bias,
+        "mamba_rms_norm": settings.gated_norm,
+        "mamba_norm_before_gate": settings.norm_before_gate,
+        "mlp_multipliers": [settings.gate_multiplier, settings.down_multiplier],
+        "ssm_multipliers": list(settings.part_multipliers),
+        "embedding_multiplier": settings.embedding_multiplier,
+        "lm_head_multiplier": settings.logits_multiplier,
+        "key_multiplier": settings.key_multiplier,
+        "attention_in_multiplier": settings.attention_in_multiplier,
+        "attention_out_multiplier": settings.attention_out_multiplier,
+        "ssm_in_multiplier": settings.mixer_in_multiplier,
+        "ssm_out_multiplier": settings.mixer_out_multiplier,
+    }
+
+
+class ExactGroupNorm(nn.Module):
+    """The norm of the mixer's output in the dtype of its input: each group is normed, before or after its gate."""
+
+    def __init__(self, module: Any, _: Any) -> None:
+        super().__init__()
+        self.weight = module.weight
+        self.eps = module.variance_epsilon
+        self.groups = module.n_groups
+        self.first = module.norm_before_gate
+
+    def forward(self, hidden: Tensor, gate: Tensor) -> Tensor:
+        """Return `hidden` [..., width], normed by group, times weight, and times silu of `gate` [..., width]."""
+        gate_values = nn.functional.silu(gate)
+        rows = hidden if self.first else hidden * gate_values
+        rows = rows.reshape(*rows.shape[:-1], self.groups, -1)
+        normed: Tensor = (rows * (rows.pow(2).mean(-1, keepdim=True) + self.eps).rsqrt()).flatten(-2) * self.weight
+        return normed * gate_values if self.first else normed
+
+
+FALCON_H1 = ModelFamily(
+    "falcon_h1",
+    FalconH1Config,
+    FalconH1ForCausalLM,
+    _fields,
+    rename=lambda name: name.replace(".mlp.", ".feed_forward.").replace("model.norm.", "model.final_layernorm."),
+    complete=with_factors,
+    prepare=over_trees,
+    exact={"FalconH1RMSNorm": rms_norm("variance_epsilon"), "FalconH1RMSNormGated": ExactGroupNorm},
+)

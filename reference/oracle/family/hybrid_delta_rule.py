@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from specverify.reference.architecture import Architecture
+from specverify.reference.family.hybrid_delta_rule import Qwen3NextSettings
 from specverify.reference.files.fields import Fields, quote_value
-from specverify.reference.oracle.family.base import OracleFamily, Place, partial_rotary, settings_of
+from specverify.reference.oracle.family.base import OracleFamily, Place, no_slides, partial_rotary
 from specverify.reference.oracle.family.experts import EXPERTS, num_experts
 from specverify.reference.oracle.formulas.layer import Formulas, State, linear, rms_norm, sigmoid, silu
 from specverify.reference.oracle.formulas.recurrence import LayerState, Recurrence, convolve
@@ -20,18 +21,10 @@ LEAST = 1e-6
 """Added to the sum of squares by which queries and keys of the delta rule are normed, as transformers does."""
 
 
-def _sizes(arch: Architecture) -> tuple[int, int, int, int]:
-    """Key heads, value heads, and the widths of a key and of a value."""
-    keys, values, key_width, value_width = (
-        int(arch.setting(name)) for name in ("key_heads", "value_heads", "key_width", "value_width")
-    )
-    return keys, values, key_width, value_width
-
-
 def _initial_state(arch: Architecture) -> LayerState:
-    keys, values, key_width, value_width = _sizes(arch)
-    channels = 2 * keys * key_width + values * value_width
-    return np.zeros((int(arch.setting("conv_width")) - 1, channels)), np.zeros((values, key_width, value_width))
+    settings = Qwen3NextSettings.of(arch)
+    memory = np.zeros((settings.value_heads, settings.key_width, settings.value_width))
+    return np.zeros((settings.conv_width - 1, settings.channels)), memory
 
 
 def delta_rule(memory: Array, query: Array, key: Array, value: Array, decay: Array, rate: Array) -> tuple[Array, Array]:
@@ -57,7 +50,9 @@ def _normalise(x: Array) -> Array:
 
 
 def _step(arch: Architecture, state: State, layer: int, before: LayerState, row: Array) -> tuple[LayerState, Array]:
-    prefix, (keys, values, key_width, value_width) = f"model.layers.{layer}.linear_attn", _sizes(arch)
+    prefix, settings = f"model.layers.{layer}.linear_attn", Qwen3NextSettings.of(arch)
+    keys, values = settings.key_heads, settings.value_heads
+    key_width, value_width = settings.key_width, settings.value_width
     group = values // keys
     # The projection puts the parts of one key head side by side: its query, its key, its values, their gates.
     parts = linear(row, state, f"{prefix}.in_proj_qkvz").reshape(keys, -1)
@@ -126,34 +121,30 @@ def _attention_interval(fields: Fields, layers: int) -> int:
     )
 
 
-def _no_slides(fields: Fields, layers: int, family: str) -> list[bool]:
-    return [False] * layers
-
-
 def _fields(fields: Fields) -> dict[str, Any]:
     if fields.get("mlp_only_layers"):
         raise fields.refuse("mlp_only_layers names layers; the oracle computes decoder_sparse_step alone")
-    settings = {
-        "attention_every": _attention_interval(fields, fields.integer("num_hidden_layers")),
-        "key_heads": fields.integer("linear_num_key_heads", 16),
-        "value_heads": fields.integer("linear_num_value_heads", 32),
-        "key_width": fields.integer("linear_key_head_dim", 128),
-        "value_width": fields.integer("linear_value_head_dim", 128),
-        "conv_width": fields.integer("linear_conv_kernel_dim", 4),
-        "rotary_dim": partial_rotary(fields, 0.25),
-        "experts": num_experts(fields, "num_experts", "num_local_experts", 512),
-        "experts_per_token": fields.integer("num_experts_per_tok", 10),
-        "expert_size": fields.integer("moe_intermediate_size", 512),
-        "shared_size": fields.integer("shared_expert_intermediate_size", 512),
-        "norm_topk": float(fields.flag("norm_topk_prob", True)),
-        "sparse_step": fields.integer("decoder_sparse_step", 1),
-    }
+    settings = Qwen3NextSettings(
+        attention_every=_attention_interval(fields, fields.integer("num_hidden_layers")),
+        key_heads=fields.integer("linear_num_key_heads", 16),
+        value_heads=fields.integer("linear_num_value_heads", 32),
+        key_width=fields.integer("linear_key_head_dim", 128),
+        value_width=fields.integer("linear_value_head_dim", 128),
+        conv_width=fields.integer("linear_conv_kernel_dim", 4),
+        rotary_dim=partial_rotary(fields, 0.25),
+        experts=num_experts(fields, "num_experts", "num_local_experts", 512),
+        experts_per_token=fields.integer("num_experts_per_tok", 10),
+        expert_size=fields.integer("moe_intermediate_size", 512),
+        shared_size=fields.integer("shared_expert_intermediate_size", 512),
+        norm_topk=fields.flag("norm_topk_prob", True),
+        sparse_step=fields.integer("decoder_sparse_step", 1),
+    )
     biased = fields.flag("attention_bias")
     return {
         "qkv_bias": biased,
         "output_bias": biased,
         "qk_norm": True,
-        "settings": settings_of("qwen3_next", settings),
+        "settings": settings,
     }
 
 
@@ -172,7 +163,7 @@ QWEN3_NEXT = OracleFamily(
         "head_dim": 256,
         "rms_norm_eps": 1e-6,
     },
-    slides=_no_slides,
+    slides=no_slides,
     fields=_fields,
     place=_place,
     partial_rotary=True,

@@ -1,17 +1,20 @@
-"""The gated delta rule of Qwen3-Next, over a tree of rows.
-
-transformers runs the rows of a forward as one chain, whatever the mask: a row of another branch would change the state
-of every row behind it. Here each row goes on from the state of its parent, which the request's states hold.
-"""
+"""Qwen3-Next: gated delta rule in most layers, gated attention in the others."""
 
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDeltaNet
 
+from specverify.backends.base import Unsupported
 from specverify.backends.engine.kv.lanes import BatchCache
 from specverify.backends.engine.kv.recurrent import LayerState, states_of
+from specverify.backends.engine.model.family.base import ModelFamily, no_irope, no_window, refuse_unequal
+from specverify.backends.engine.model.family.experts import ExactRouter, expert_counts, stack_experts
+from specverify.backends.engine.model.float64_modules import rms_norm
+from specverify.reference.architecture import Architecture
+from specverify.reference.family.hybrid_delta_rule import Qwen3NextSettings
 
 LEAST = 1e-6
 """Added to the sum of squares by which queries and keys are normed."""
@@ -86,3 +89,59 @@ def over_trees(network: Any) -> None:
     for module in network.modules():
         if type(module) is Qwen3NextGatedDeltaNet:
             module.__class__ = TreeDeltaNet  # the weights and settings of the module stay
+
+
+def _fields(arch: Architecture) -> dict[str, Any]:
+    """The fields of the config that other families lack."""
+    no_irope(arch)
+    no_window(arch)
+    refuse_unequal(arch, "qkv_bias and output_bias", arch.qkv_bias, arch.output_bias)
+    if not arch.qk_norm:
+        raise Unsupported("qwen3_next without norms of queries and keys: transformers' model always has them")
+    settings = Qwen3NextSettings.of(arch)
+    kinds = ("full_attention", "linear_attention")
+    return {
+        "attention_bias": arch.qkv_bias,
+        "layer_types": [kinds[layer in arch.recurrent] for layer in range(arch.layers)],
+        "linear_num_key_heads": settings.key_heads,
+        "linear_num_value_heads": settings.value_heads,
+        "linear_key_head_dim": settings.key_width,
+        "linear_value_head_dim": settings.value_width,
+        "linear_conv_kernel_dim": settings.conv_width,
+        **expert_counts(settings),
+        "num_experts": settings.experts,
+        "shared_expert_intermediate_size": settings.shared_size,
+        "decoder_sparse_step": settings.sparse_step,
+        "mlp_only_layers": [],
+    }
+
+
+class ExactGatedNorm(nn.Module):
+    """The norm behind the delta rule in the dtype of its input: the normed row, its weight, and silu of the gate."""
+
+    def __init__(self, module: Any, _: Any) -> None:
+        super().__init__()
+        self.weight = module.weight
+        self.eps = module.variance_epsilon
+
+    def forward(self, hidden: Tensor, gate: Tensor) -> Tensor:
+        """Return `hidden` [..., width], normed, times weight and silu of `gate` [..., width]."""
+        normed = hidden * torch.rsqrt(hidden.pow(2).mean(-1, keepdim=True) + self.eps)
+        scaled: Tensor = self.weight * normed * nn.functional.silu(gate)
+        return scaled
+
+
+QWEN3_NEXT = ModelFamily(
+    "qwen3_next",
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
+    _fields,
+    rename=lambda name: name.replace(".linear_attn.gain", ".linear_attn.norm.weight"),
+    arrange=stack_experts,
+    prepare=over_trees,
+    exact={
+        "Qwen3NextRMSNorm": rms_norm("eps", offset=1.0),
+        "Qwen3NextRMSNormGated": ExactGatedNorm,
+        "Qwen3NextTopKRouter": ExactRouter,
+    },
+)

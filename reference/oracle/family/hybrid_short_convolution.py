@@ -5,15 +5,16 @@ from typing import Any
 import numpy as np
 
 from specverify.reference.architecture import Architecture
+from specverify.reference.family.hybrid_short_convolution import Lfm2Settings
 from specverify.reference.files.fields import Fields, quote_value
-from specverify.reference.oracle.family.base import OracleFamily, Place, settings_of
+from specverify.reference.oracle.family.base import OracleFamily, Place, no_slides
 from specverify.reference.oracle.formulas.layer import Formulas, State, linear
 from specverify.reference.oracle.formulas.recurrence import LayerState, Recurrence, convolve
 from specverify.reference.trace import Array
 
 
 def _initial_state(arch: Architecture) -> LayerState:
-    return np.zeros((int(arch.setting("conv_width")) - 1, arch.hidden_size)), np.zeros((0, 0, 0))
+    return np.zeros((Lfm2Settings.of(arch).conv_width - 1, arch.hidden_size)), np.zeros((0, 0, 0))
 
 
 def _step(arch: Architecture, state: State, layer: int, before: LayerState, row: Array) -> tuple[LayerState, Array]:
@@ -56,15 +57,12 @@ def _inner_width(fields: Fields) -> int:
 def _fields(fields: Fields) -> dict[str, Any]:
     if fields.flag("conv_bias"):
         raise fields.refuse("conv_bias is true; the oracle computes convolutions without biases")
-    settings = {
-        "attention_layers": _attention_layers(fields, fields.integer("num_hidden_layers")),
-        "conv_width": fields.integer("conv_L_cache", 3),
-    }
+    attention_layers = _attention_layers(fields, fields.integer("num_hidden_layers"))
     return {
         "intermediate_size": _inner_width(fields),
         "norm_eps": float(fields.number("norm_eps", 1e-5)),
         "qk_norm": True,
-        "settings": settings_of("lfm2", settings),
+        "settings": Lfm2Settings(attention_layers, fields.integer("conv_L_cache", 3)),
     }
 
 
@@ -87,10 +85,6 @@ def stored_name(name: str) -> str:
     return name
 
 
-def _no_slides(fields: Fields, layers: int, family: str) -> list[bool]:
-    return [False] * layers
-
-
 LFM2 = OracleFamily(
     "lfm2",
     Formulas(recurrence=Recurrence(_initial_state, _step)),
@@ -102,7 +96,7 @@ LFM2 = OracleFamily(
         "rope_theta": 1000000.0,
         "tie_word_embeddings": True,
     },
-    slides=_no_slides,
+    slides=no_slides,
     fields=_fields,
     place=lambda arch, name, shape: Place(stored_name(name), shape),
     refuses={"conv_bias": "false"},

@@ -9,17 +9,18 @@ from typing import Any
 import numpy as np
 
 from specverify.reference.architecture import Architecture
-from specverify.reference.family.hybrids.state_space import INTEGER_SETTINGS, PARTS
+from specverify.reference.family.hybrid_state_space import FalconH1Settings
 from specverify.reference.files.fields import Fields, quote_value
-from specverify.reference.oracle.family.base import OracleFamily, Place, settings_of
+from specverify.reference.oracle.family.base import OracleFamily, Place, no_slides
 from specverify.reference.oracle.formulas.layer import Formulas, State, linear, rms_norm, silu
 from specverify.reference.oracle.formulas.recurrence import LayerState, Recurrence, convolve
 from specverify.reference.trace import Array
 
 
 def _initial_state(arch: Architecture) -> LayerState:
-    heads, width, groups, state_width, taps = (int(arch.setting(name)) for name in INTEGER_SETTINGS)
-    return np.zeros((taps - 1, heads * width + 2 * groups * state_width)), np.zeros((heads, width, state_width))
+    settings = FalconH1Settings.of(arch)
+    memory = np.zeros((settings.mixer_heads, settings.mixer_width, settings.state_width))
+    return np.zeros((settings.conv_width - 1, settings.inner + 2 * settings.shared)), memory
 
 
 def state_space(memory: Array, value: Array, key: Array, query: Array, rate: Array, time: Array) -> tuple[Array, Array]:
@@ -39,47 +40,47 @@ def state_space(memory: Array, value: Array, key: Array, query: Array, rate: Arr
 
 
 def _step(arch: Architecture, state: State, layer: int, before: LayerState, row: Array) -> tuple[LayerState, Array]:
-    prefix = f"model.layers.{layer}.mamba"
-    heads, width, groups, state_width, _ = (int(arch.setting(name)) for name in INTEGER_SETTINGS)
-    inner, shared = heads * width, groups * state_width
+    prefix, settings = f"model.layers.{layer}.mamba", FalconH1Settings.of(arch)
+    heads, groups, inner, shared = settings.mixer_heads, settings.mixer_groups, settings.inner, settings.shared
     # The parts of the projection: gate, value, key, query, and the length of the step.
-    factors = np.repeat([arch.setting(name) for name in PARTS], [inner, inner, shared, shared, heads])
-    parts = linear(row * arch.setting("mixer_in_multiplier"), state, f"{prefix}.in_proj") * factors
+    factors = np.repeat(settings.part_multipliers, [inner, inner, shared, shared, heads])
+    parts = linear(row * settings.mixer_in_multiplier, state, f"{prefix}.in_proj") * factors
     gate, entering, rise = np.split(parts, [inner, 2 * (inner + shared)])
     mixed, window = convolve(before[0], entering, state[f"{prefix}.conv1d.weight"][:, 0])
     mixed = silu(mixed + state.get(f"{prefix}.conv1d.bias", 0.0))
-    value = mixed[:inner].reshape(heads, width)
-    key, query = (
-        np.repeat(rows.reshape(groups, state_width), heads // groups, axis=0) for rows in np.split(mixed[inner:], 2)
-    )
+    value = mixed[:inner].reshape(heads, -1)
+    key, query = (np.repeat(rows.reshape(groups, -1), heads // groups, axis=0) for rows in np.split(mixed[inner:], 2))
     time = np.logaddexp(0.0, rise + state[f"{prefix}.dt_bias"])
     memory, output = state_space(before[1], value, key, query, np.exp(state[f"{prefix}.A_log"]), time)
     out = _gate_and_norm(
         arch, state, f"{prefix}.norm.weight", (output + state[f"{prefix}.D"][:, None] * value).ravel(), gate
     )
-    return (window, memory), linear(out, state, f"{prefix}.out_proj") * arch.setting("mixer_out_multiplier")
+    return (window, memory), linear(out, state, f"{prefix}.out_proj") * settings.mixer_out_multiplier
 
 
 def _gate_and_norm(arch: Architecture, state: State, gain: str, read: Array, gate: Array) -> Array:
     """What the mixer read [heads * width], times silu of `gate`, and normed by group where the model has that norm."""
     if gain not in state:
         return read * silu(gate)
-    groups, first = int(arch.setting("mixer_groups")), bool(arch.setting("norm_before_gate"))
+    settings = FalconH1Settings.of(arch)
+    groups, first = settings.mixer_groups, settings.norm_before_gate
     rows = (read if first else read * silu(gate)).reshape(groups, -1)
     normed = rms_norm(rows, state[gain].reshape(groups, -1), arch.norm_eps).ravel()
     return normed * silu(gate) if first else normed
 
 
 def _project(arch: Architecture, state: State, layer: int, name: str, x: Array) -> Array:
-    y = linear(x * arch.setting("attention_in_multiplier"), state, f"model.layers.{layer}.self_attn.{name}_proj")
+    settings = FalconH1Settings.of(arch)
+    y = linear(x * settings.attention_in_multiplier, state, f"model.layers.{layer}.self_attn.{name}_proj")
     by_head: Array = y.reshape(len(x), -1, arch.head_dim)
-    return by_head * arch.setting("key_multiplier") if name == "k" else by_head
+    return by_head * settings.key_multiplier if name == "k" else by_head
 
 
 def _feed_forward(arch: Architecture, state: State, layer: int, x: Array) -> Array:
+    settings = FalconH1Settings.of(arch)
     gate, up = (linear(x, state, f"model.layers.{layer}.mlp.{name}_proj") for name in ("gate", "up"))
-    inner = silu(gate * arch.setting("gate_multiplier")) * up
-    return linear(inner, state, f"model.layers.{layer}.mlp.down_proj") * arch.setting("down_multiplier")
+    inner = silu(gate * settings.gate_multiplier) * up
+    return linear(inner, state, f"model.layers.{layer}.mlp.down_proj") * settings.down_multiplier
 
 
 def _factors(fields: Fields, name: str, count: int) -> list[float]:
@@ -105,35 +106,41 @@ def _fields(fields: Fields) -> dict[str, Any]:
     width = fields.get("mamba_d_head")
     if heads < 1 or inner % heads or width not in (None, "auto", inner // heads):
         raise fields.refuse(f"mamba_d_ssm of {inner} does not fit mamba_n_heads and mamba_d_head; correct it")
-    settings: dict[str, float] = {
-        "mixer_heads": heads,
-        "mixer_width": inner // heads,
-        "mixer_groups": fields.integer("mamba_n_groups", 1),
-        "state_width": fields.integer("mamba_d_state", 256),
-        "conv_width": fields.integer("mamba_d_conv", 4),
-        "conv_bias": fields.flag("mamba_conv_bias", True),
-        "mixer_bias": fields.flag("mamba_proj_bias"),
-        "mixer_output_bias": fields.flag("projectors_bias"),
-        "gated_norm": fields.flag("mamba_rms_norm"),
-        "norm_before_gate": fields.flag("mamba_norm_before_gate", True),
-        "embedding_multiplier": fields.number("embedding_multiplier", 1.0),
-        "logits_multiplier": fields.number("lm_head_multiplier", 1.0),
-        "key_multiplier": fields.number("key_multiplier", 1.0),
-        "attention_in_multiplier": fields.number("attention_in_multiplier", 1.0),
-        "attention_out_multiplier": fields.number("attention_out_multiplier", 1.0),
-        "mixer_in_multiplier": fields.number("ssm_in_multiplier", 1.0),
-        "mixer_out_multiplier": fields.number("ssm_out_multiplier", 1.0),
-        **dict(zip(("gate_multiplier", "down_multiplier"), _factors(fields, "mlp_multipliers", 2), strict=True)),
-        **dict(zip(PARTS, _factors(fields, "ssm_multipliers", 5), strict=True)),
-    }
-    if not settings["gated_norm"]:
-        settings["norm_before_gate"] = 1.0  # says nothing without the norm
+    gate, down = _factors(fields, "mlp_multipliers", 2)
+    part_multipliers = _factors(fields, "ssm_multipliers", 5)
+    gated_norm, first = fields.flag("mamba_rms_norm"), fields.flag("mamba_norm_before_gate", True)
+    settings = FalconH1Settings(
+        mixer_heads=heads,
+        mixer_width=inner // heads,
+        mixer_groups=fields.integer("mamba_n_groups", 1),
+        state_width=fields.integer("mamba_d_state", 256),
+        conv_width=fields.integer("mamba_d_conv", 4),
+        conv_bias=fields.flag("mamba_conv_bias", True),
+        mixer_bias=fields.flag("mamba_proj_bias"),
+        mixer_output_bias=fields.flag("projectors_bias"),
+        gated_norm=gated_norm,
+        norm_before_gate=first or not gated_norm,  # says nothing without the norm
+        embedding_multiplier=fields.number("embedding_multiplier", 1.0),
+        logits_multiplier=fields.number("lm_head_multiplier", 1.0),
+        key_multiplier=fields.number("key_multiplier", 1.0),
+        attention_in_multiplier=fields.number("attention_in_multiplier", 1.0),
+        attention_out_multiplier=fields.number("attention_out_multiplier", 1.0),
+        mixer_in_multiplier=fields.number("ssm_in_multiplier", 1.0),
+        mixer_out_multiplier=fields.number("ssm_out_multiplier", 1.0),
+        gate_multiplier=gate,
+        down_multiplier=down,
+        mixer_gate_multiplier=part_multipliers[0],
+        mixer_value_multiplier=part_multipliers[1],
+        mixer_key_multiplier=part_multipliers[2],
+        mixer_query_multiplier=part_multipliers[3],
+        mixer_time_multiplier=part_multipliers[4],
+    )
     biased = fields.flag("attention_bias")
     return {
         "qkv_bias": biased,
         "output_bias": biased,
         "mlp_bias": fields.flag("mlp_bias"),
-        "settings": settings_of("falcon_h1", settings),
+        "settings": settings,
     }
 
 
@@ -142,20 +149,16 @@ def stored_name(name: str) -> str:
     return name.replace(".mlp.", ".feed_forward.").replace("model.norm.", "model.final_layernorm.")
 
 
-def _no_slides(fields: Fields, layers: int, family: str) -> list[bool]:
-    return [False] * layers
-
-
 FALCON_H1 = OracleFamily(
     "falcon_h1",
     Formulas(
         project=_project,
         feed_forward=_feed_forward,
         recurrence=Recurrence(_initial_state, _step),
-        embedding_scale=lambda arch: arch.setting("embedding_multiplier"),
+        embedding_scale=lambda arch: FalconH1Settings.of(arch).embedding_multiplier,
         embedding_rounded=False,  # a factor of Python, which torch multiplies by in float32 for 16 bits
-        attention_scale=lambda arch: arch.setting("attention_out_multiplier"),
-        logits=lambda arch, scored: scored * arch.setting("logits_multiplier"),
+        attention_scale=lambda arch: FalconH1Settings.of(arch).attention_out_multiplier,
+        logits=lambda arch, scored: scored * FalconH1Settings.of(arch).logits_multiplier,
     ),
     model_types=("falcon_h1",),
     defaults={
@@ -164,7 +167,7 @@ FALCON_H1 = OracleFamily(
         "num_key_value_heads": 8,
         "mamba_d_ssm": 1024,
     },
-    slides=_no_slides,
+    slides=no_slides,
     fields=_fields,
     place=lambda arch, name, shape: Place(stored_name(name), shape),
 )
