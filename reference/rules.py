@@ -3,7 +3,8 @@
 Each rule declares a `Promise`: whether its output follows the target's law, and under which condition.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from specverify.reference.malformed import Malformed
@@ -13,6 +14,14 @@ OMIT_DEFAULT: dict[str, Any] = {"omit_default": True}
 
 DRAWS = ("top-k", "without-replacement", "with-replacement")
 """How a draft names siblings: its best tokens, or tokens drawn one after the other from its law."""
+
+
+PLAIN = "multi-round"
+"""The rule of a case that names no other."""
+
+
+def _as_declared(rule: "Rule", draws: str, distinct: bool) -> bool:
+    return True
 
 
 @dataclass(frozen=True)
@@ -25,6 +34,15 @@ class Promise:
         chains_only: Whether the rule verifies chains alone.
         source: Where the rule was published.
         sentence: What the rule does.
+        keeps: Function from a rule with its thresholds, how siblings are named, and whether all siblings differ, to
+            whether `condition` holds as far as the case decides it.
+        draws: How siblings are named in its publication, one of DRAWS.
+        thresholds: The fields of `Rule` that it reads, each with the values that cases draw.
+        reads_draft_law: Whether it compares p with q; other rules read the target alone.
+        tries_in_turn: Whether it tries siblings one after the other, each with its own coin, against the residual of p.
+        joins_twins: Whether siblings with one token are one candidate.
+        law_by_sibling: Whether siblings may come from drafts with different laws.
+        takes_coins: Whether coins decide.
     """
 
     lossless: bool
@@ -32,6 +50,14 @@ class Promise:
     chains_only: bool
     source: str
     sentence: str
+    keeps: Callable[["Rule", str, bool], bool] = _as_declared
+    draws: str = "without-replacement"
+    thresholds: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    reads_draft_law: bool = True
+    tries_in_turn: bool = False
+    joins_twins: bool = False
+    law_by_sibling: bool = False
+    takes_coins: bool = True
 
 
 RULES = {
@@ -41,13 +67,15 @@ RULES = {
         True,
         "Leviathan et al. 2023, algorithm 1; Chen et al. 2023",
         "Accept x with probability min(1, p(x)/q(x)); a rejection is replaced from relu(p - q), normalised.",
+        tries_in_turn=True,
     ),
-    "multi-round": Promise(
+    PLAIN: Promise(
         True,
         "",
         False,
         "Chen et al. 2024 (Sequoia), Jeon et al. 2024 (RSD), EAGLE-1",
         "Siblings are tried in the order in which they were drawn, p becoming relu(p - q) after each rejection.",
+        tries_in_turn=True,
     ),
     "eagle": Promise(
         True,
@@ -55,6 +83,10 @@ RULES = {
         False,
         "EAGLE-2 and EAGLE-3, evaluate_posterior",
         "Tokens are tried as if surely drafted: accept x with probability p(x), else zero it; twins are one candidate.",
+        draws="top-k",
+        reads_draft_law=False,
+        tries_in_turn=True,
+        joins_twins=True,
     ),
     "specinfer": Promise(
         True,
@@ -62,6 +94,9 @@ RULES = {
         False,
         "Miao et al. 2024 (SpecInfer), multi-step speculative sampling",
         "Siblings are tried in random order, each against the law of the draft that proposed it.",
+        keeps=lambda rule, draws, distinct: draws == "with-replacement" or (draws == "top-k" and distinct),
+        draws="with-replacement",
+        law_by_sibling=True,
     ),
     "target-only": Promise(
         True,
@@ -69,6 +104,10 @@ RULES = {
         False,
         "SGLang, tree_speculative_sampling_target_only",
         "One coin a level: the first sibling at which the covered mass of p exceeds the coin is accepted.",
+        keeps=lambda rule, draws, distinct: rule.threshold_acc == 1.0 and rule.threshold_single >= 1.0 and distinct,
+        draws="top-k",
+        thresholds={"threshold_single": (1.0, 0.5, 0.2), "threshold_acc": (1.0, 0.9, 0.5)},
+        reads_draft_law=False,
     ),
     "typical": Promise(
         False,
@@ -76,6 +115,10 @@ RULES = {
         False,
         "Cai et al. 2024 (Medusa), typical acceptance",
         "Accept x where p(x) > min(epsilon, delta * exp(-entropy of p)); the longest path wins, then the likeliest.",
+        draws="top-k",
+        thresholds={"epsilon": (0.3, 0.09), "delta": (0.09, 0.3)},
+        reads_draft_law=False,
+        takes_coins=False,
     ),
     "block": Promise(
         True,
@@ -100,7 +143,7 @@ class Rule:
         delta: typical: the factor of exp(-entropy).
     """
 
-    name: str = "multi-round"
+    name: str = PLAIN
     threshold_single: float = field(default=1.0, metadata=OMIT_DEFAULT)
     threshold_acc: float = field(default=1.0, metadata=OMIT_DEFAULT)
     epsilon: float = field(default=0.3, metadata=OMIT_DEFAULT)
@@ -109,7 +152,7 @@ class Rule:
     def __post_init__(self) -> None:
         if self.name not in RULES:
             raise Malformed("name", f"{self.name!r} is no acceptance rule: known are {', '.join(RULES)}")
-        for name in ("threshold_single", "threshold_acc", "epsilon", "delta"):
+        for name in THRESHOLDS:
             value = getattr(self, name)
             # Refuses NaN as well.
             if not 0.0 < value < float("inf"):
@@ -127,16 +170,15 @@ class Rule:
             draws: How siblings are named, one of DRAWS.
             distinct: Whether no two siblings carry the same token.
         """
-        # These two conditions depend on the case; those of other rules are constants of the Promise.
-        if self.name == "target-only":
-            return self.threshold_acc == 1.0 and self.threshold_single >= 1.0 and distinct
-        if self.name == "specinfer":
-            return draws == "with-replacement" or (draws == "top-k" and distinct)
-        return self.promise.lossless
+        return self.promise.lossless and self.promise.keeps(self, draws, distinct)
 
     def refuses(self, branches: bool) -> str | None:
         """Why the rule cannot verify a tree, or None; `branches` tells whether a node may have more than one child."""
         # Siblings have no place in the formulas of these rules.
         if self.promise.chains_only and branches:
-            return f"rule {self.name} verifies chains; this tree branches (use multi-round)"
+            return f"rule {self.name} verifies chains; this tree branches (use {PLAIN})"
         return None
+
+
+THRESHOLDS = tuple(threshold.name for threshold in fields(Rule) if threshold.name != "name")
+"""The names of all thresholds."""

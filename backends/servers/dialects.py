@@ -44,6 +44,8 @@ class Dialect(ABC):
 
     NAME: ClassVar[str]
     PATH: ClassVar[str]
+    OWNER: ClassVar[str | None] = None
+    """The `owned_by` of the models of such a server."""
     PROCESSES: ClassVar[tuple[str, ...]] = ("top_k", "top_p", "min_p")
     """The processing of logits that a request can ask for."""
     NAMED_STOPS: ClassVar[bool] = True
@@ -133,6 +135,7 @@ class Vllm(OpenAI):
     """vLLM's completions: further settings, and token ids in the answer (`return_token_ids`)."""
 
     NAME = "vllm"
+    OWNER = "vllm"
     PROCESSES = ("top_k", "top_p", "min_p")
     NAMED_STOPS = True
 
@@ -156,6 +159,7 @@ class LlamaCpp(Dialect):
     """llama.cpp's own route, with ids in the answer (`return_tokens`)."""
 
     NAME = "llama.cpp"
+    OWNER = "llamacpp"
     PATH = "/completion"
     NAMED_STOPS = False
 
@@ -193,6 +197,7 @@ class SGLang(Dialect):
     """SGLang's own route, which takes `input_ids` and gives `output_ids`."""
 
     NAME = "sglang"
+    OWNER = "sglang"
     PATH = "/generate"
 
     def body(self, question: Question) -> dict[str, Any]:

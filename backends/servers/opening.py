@@ -15,7 +15,7 @@ from specverify.backends.servers.web import RefusedRequest, Web, WrongAnswer
 from specverify.reference.files.fields import UnreadableCheckpoint
 from specverify.reference.files.generation_settings import end_tokens
 
-OWNERS = {"vllm": "vllm", "llamacpp": "llama.cpp", "sglang": "sglang"}
+BY_OWNER = {dialect.OWNER: dialect for dialect in BY_NAME.values() if dialect.OWNER is not None}
 """The dialect of a server by the `owned_by` of its models."""
 
 PROBES = ((0,), (1,), (2,))
@@ -102,7 +102,7 @@ def _dialect(web: Web, address: Address) -> Dialect:
     owner = None
     if address.model is None or address.dialect is None:
         model, owner = _model(web, address)
-    kind = BY_NAME[address.dialect or OWNERS.get(owner or "", OpenAI.NAME)]
+    kind = BY_NAME[address.dialect] if address.dialect else BY_OWNER.get(owner or "", OpenAI)
     forms = [kind(model or "", logprobs, as_text) for as_text in (False, True) for logprobs in (True, False)]
     refusal = ""
     for form in forms:

@@ -22,9 +22,6 @@ from specverify.reference.oracle.acceptance import without_tokens
 from specverify.reference.trace import Array, Step, Trace
 from specverify.reference.tree import Tree
 
-TRIED_IN_TURN = ("chain", "multi-round", "eagle")
-"""Rules that try siblings one after the other, each with its own coin, against the residual of p."""
-
 ROUNDING = {"float64": 1e-11, "float32": 2e-5, "bfloat16": 2e-5, "float16": 2e-5}
 """How far an engine's arithmetic may move a score between its own logits and its law.
 
@@ -150,7 +147,7 @@ def tried_siblings(case: Case, trace: Trace) -> list[tuple[TriedSiblings, bool]]
 
     None where the rule tries no siblings in turn, or the trace does not show a walk that leads to its own output.
     """
-    if case.sampling.rule.name not in TRIED_IN_TURN:
+    if not case.sampling.rule.promise.tries_in_turn:
         return None
     siblings: list[tuple[TriedSiblings, bool]] = []
     emitted: tuple[int, ...] = ()
@@ -170,7 +167,7 @@ def _levels(case: Case, step: Step) -> list[tuple[TriedSiblings, bool]] | None:
     tree = step.drafted.tree
     path = step.accepted.path
     proposal = step.drafted.proposal
-    eagle = case.sampling.rule.name == "eagle"
+    rule = case.sampling.rule.promise
     without_replacement = not is_deterministic(case) and case.sampling.draws == "without-replacement"
     if proposal.shape != (len(tree), case.model.vocab_size) or path[:1] != (0,):
         return None
@@ -179,15 +176,15 @@ def _levels(case: Case, step: Step) -> list[tuple[TriedSiblings, bool]] | None:
     if block[: len(step.emitted.tokens)] != step.emitted.tokens:
         return None
     levels: list[tuple[TriedSiblings, bool]] = []
-    # All nodes with the accepted token path: for eagle, the children of twins are tried together.
+    # All nodes with the accepted token path: where twins are one candidate, their children are tried together.
     twins = [0]
     # None stands for the end of the walk, where all siblings tried were rejected or none existed.
     for node in (*path[1:], None):
         siblings = sorted(child for twin in twins for child in tree.children[twin])
-        # eagle tries equal tokens once; a chain has one child at most.
-        if eagle:
+        # Twins are tried once; a chain has one child at most.
+        if rule.joins_twins:
             siblings = _distinct(tree, siblings)
-        elif case.sampling.rule.name == "chain":
+        elif rule.chains_only:
             siblings = siblings[:1]
         if node is not None and node not in siblings:
             return None
@@ -195,12 +192,14 @@ def _levels(case: Case, step: Step) -> list[tuple[TriedSiblings, bool]] | None:
         tried: TriedSiblings = []
         for child in tried_nodes:
             drawn_tokens = {token for token, _ in tried} if without_replacement else set()
-            q = None if eagle else _proposal_law(proposal[child], tree.token[child], drawn_tokens)
+            q = _proposal_law(proposal[child], tree.token[child], drawn_tokens) if rule.reads_draft_law else None
             tried.append((tree.token[child], q))
         levels.append((tried, node is not None))
         if node is not None:
             candidates = sorted(child for twin in twins for child in tree.children[twin])
-            twins = [child for child in candidates if tree.token[child] == tree.token[node]] if eagle else [node]
+            twins = (
+                [child for child in candidates if tree.token[child] == tree.token[node]] if rule.joins_twins else [node]
+            )
     return levels
 
 

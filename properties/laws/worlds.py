@@ -53,8 +53,7 @@ def world_of(case: Case, salt: str = "world") -> World:
         if kind == "heavy" and (not draws_tokens or len(tree_shape) <= 3)
         else int(rng.integers(3, 5 if draws_tokens else 7))
     )
-    # specinfer is the rule that tries each sibling against the law of its own draft.
-    drafts = 2 if sampling.rule.name == "specinfer" else 1
+    drafts = 2 if sampling.rule.promise.law_by_sibling else 1
     rows = min(ROWS, sum(vocab**depth for depth in range(tree_shape.height + 1)))
     target, tables = draw_laws(kind, rng, rows, vocab, drafts)
     settings, stops = _settings(sampling, vocab, kind, LANGUAGES[int(case.id, 16) % len(LANGUAGES)])

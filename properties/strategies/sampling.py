@@ -8,7 +8,7 @@ from specverify.properties.strategies.within import admitted_values, fit_samplin
 from specverify.reference.abilities import Abilities
 from specverify.reference.architecture import Seeded
 from specverify.reference.draft import Draft
-from specverify.reference.rules import DRAWS, RULES, Rule
+from specverify.reference.rules import DRAWS, PLAIN, RULES, Rule
 from specverify.reference.sampling import Sampling, Stops
 
 TEMPERATURES = (1.0, 0.4, 2.5, 8.0)
@@ -24,17 +24,17 @@ def rules(draw: st.DrawFn, chains: bool, within: Abilities | None = None) -> Rul
 
     It is the plain rule for an engine that accepts by a rule of its own.
     """
-    # Most engines have multi-round, so it is frequent; rules for chains alone are too, since few cases are chains.
+    # Most engines have the plain rule, so it is frequent; rules for chains alone are too, since few cases are chains.
     special = [name for name, promise in RULES.items() if promise.chains_only]
     names = [*RULES, *special * 5] if chains else [name for name in RULES if name not in special]
-    frequent_names = admitted_values(("multi-round", "multi-round", *names), within, "rules")
+    frequent_names = admitted_values((PLAIN, PLAIN, *names), within, "rules")
     if not frequent_names:
         return Rule()
     name = draw(st.sampled_from(frequent_names))
-    if name == "target-only" and draw(st.integers(0, 2)) == 0:
-        return Rule(name, draw(st.sampled_from((1.0, 0.5, 0.2))), draw(st.sampled_from((1.0, 0.9, 0.5))))
-    if name == "typical":
-        return Rule(name, epsilon=draw(st.sampled_from((0.3, 0.09))), delta=draw(st.sampled_from((0.09, 0.3))))
+    promise = RULES[name]
+    # The defaults keep the promise of a rule that has one.
+    if promise.thresholds and (not promise.lossless or draw(st.integers(0, 2)) == 0):
+        return Rule(name, **{field: draw(st.sampled_from(values)) for field, values in promise.thresholds.items()})
     return Rule(name)
 
 

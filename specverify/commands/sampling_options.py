@@ -13,7 +13,7 @@ from specverify.reference.files.fields import UnreadableCheckpoint
 from specverify.reference.files.generation_settings import generation_settings
 from specverify.reference.grammar import LIBRARIES
 from specverify.reference.malformed import Malformed
-from specverify.reference.rules import DRAWS, RULES, Rule
+from specverify.reference.rules import DRAWS, PLAIN, RULES, Rule
 from specverify.reference.sampling import Sampling
 from specverify.setup.errors import UnusableInput
 from specverify.setup.given_grammar import GivenGrammar, read_grammar
@@ -51,7 +51,7 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
                 type=click.Choice(LIBRARIES),
                 help=f"What computes the masks of --grammar (default {LIBRARIES[0]}).",
             ),
-            click.option("--rule", type=click.Choice(list(RULES)), help="Acceptance rule (default multi-round)."),
+            click.option("--rule", type=click.Choice(list(RULES)), help=f"Acceptance rule (default {PLAIN})."),
             click.option(
                 "--draws", type=click.Choice(DRAWS), help="How a model draft names siblings (default: as the rule)."
             ),
@@ -112,10 +112,8 @@ def _rule_of(typed: dict[str, Any]) -> tuple[Rule, str]:
     Raises:
         UsageError: The rule is lossy for these draws, and --lossy does not say that this is meant.
     """
-    from specverify.law.command import PUBLISHED
-
     rule = Rule(typed["rule"] or Rule().name)
-    draws = typed["draws"] or PUBLISHED.get(rule.name, "without-replacement")
+    draws = typed["draws"] or rule.promise.draws
     # A rule that is lossy for every tree, such as typical, says so by its own promise.
     if rule.promise.lossless and not rule.lossless(draws, draws != "with-replacement") and not typed.get("lossy"):
         lossless_draws = [

@@ -12,7 +12,7 @@ import click
 from specverify import __version__
 from specverify.backends.interception.errors import DecidesTooOften
 from specverify.law.enumeration import LawQuery, enumerate_law
-from specverify.law.world_file import THRESHOLDS, WrittenWorld, read
+from specverify.law.world_file import WrittenWorld, read
 from specverify.law.world_options import (
     Tables,
     exact_number,
@@ -23,7 +23,7 @@ from specverify.law.world_options import (
     shape_of,
 )
 from specverify.reference.malformed import Malformed
-from specverify.reference.rules import RULES, Rule
+from specverify.reference.rules import PLAIN, RULES, THRESHOLDS, Rule
 from specverify.reference.tree import Shape
 from specverify.reports import writing
 from specverify.reports.pages.law import (
@@ -37,12 +37,6 @@ from specverify.reports.pages.law import (
 )
 from specverify.setup.errors import UnusableInput
 from specverify.setup.report_files import check_apart
-
-PUBLISHED = {"eagle": "top-k", "target-only": "top-k", "typical": "top-k", "specinfer": "with-replacement"}
-"""The default way to draw siblings, as each rule was published; for other rules it is without replacement."""
-
-OWN_THRESHOLDS = {"target-only": ("threshold_single", "threshold_acc"), "typical": ("epsilon", "delta")}
-"""The thresholds that each rule reads."""
 
 
 @dataclass(frozen=True)
@@ -152,16 +146,15 @@ def _rule_law(options: Options) -> LawFacts:
     thresholds = {**world.thresholds, **_thresholds(options)}
     try:
         # Annotated as floats, but rules only compare and divide thresholds; fractions keep the law exact.
-        rule = Rule(options.rule or "multi-round", **{name: cast(float, value) for name, value in thresholds.items()})
+        rule = Rule(options.rule or PLAIN, **{name: cast(float, value) for name, value in thresholds.items()})
     except Malformed as why:
         raise UnusableInput(f"{why.path}: {why.why}") from None
     # Only a built-in rule declares which trees it verifies.
     refused = rule.refuses(world.tables.shape.branches) if options.user_rule is None else None
     if refused is not None:
         raise UnusableInput(f"{refused}, or give --siblings 1")
-    draws = options.draws or world.draws or ("top-k" if options.soft_q else PUBLISHED.get(options.rule or ""))
     # The order of precedence: the command line, the world file, the soft q, the rule as published.
-    draws = draws or "without-replacement"
+    draws = options.draws or world.draws or ("top-k" if options.soft_q else rule.promise.draws)
     if world.tables.tokens is not None and (options.draws is not None or options.soft_q):
         raise click.UsageError("--draws and --soft-q mean nothing where tokens are given: none is drawn")
     if options.soft_q and (draws != "top-k" or len(world.tables.drafts) > 1):
@@ -222,13 +215,13 @@ def _shape(options: Options) -> Shape:
 def _thresholds(options: Options) -> dict[str, Fraction]:
     typed = {name: getattr(options, name) for name in THRESHOLDS if getattr(options, name) is not None}
     for name in typed:
-        if options.rule is not None and name not in OWN_THRESHOLDS.get(options.rule, ()):
+        if options.rule is not None and name not in RULES[options.rule].thresholds:
             raise click.UsageError(f"--{name.replace('_', '-')} means nothing to the rule {options.rule}")
     return {name: exact_number(text, f"--{name.replace('_', '-')}") for name, text in typed.items()}
 
 
 def _in_words(rule: Rule, thresholds: dict[str, Fraction], options: Options) -> str:
     """The settings in words: the thresholds that the rule reads, and whether the soft q is handed over."""
-    heeded = THRESHOLDS if options.user_rule is not None else OWN_THRESHOLDS.get(rule.name, ())
+    heeded = THRESHOLDS if options.user_rule is not None else rule.promise.thresholds
     parts = [f"{name} {thresholds[name]}" for name in heeded if name in thresholds]
     return ", ".join(parts + (["soft q handed over"] if options.soft_q else []))

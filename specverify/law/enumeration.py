@@ -26,9 +26,6 @@ MOST_WORK = 120_000
 NOISE = 1e-10
 """Total variation allowed to a user's rule that computes in floats; fractions are exact."""
 
-READ_Q = ("chain", "multi-round", "specinfer", "block")
-"""Rules that compare p with q; the others read the target alone."""
-
 
 @dataclass(frozen=True)
 class LawQuery:
@@ -79,7 +76,7 @@ def enumerate_law(query: LawQuery, most: int | None = None) -> LawFacts:
         # A user's rule promises only what the command line claims for it.
         promise = True if query.claims else None
         condition = ""
-    elif query.soft and rule.name in READ_Q:
+    elif query.soft and rule.promise.reads_draft_law:
         promise = False
         condition = "tokens are drawn from the q that is handed over"
         why = f"a greedy draft treated as a sample: {rule.name} promises the target's law only where {condition}"

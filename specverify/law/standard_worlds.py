@@ -25,8 +25,11 @@ HEAVY_EXACT: tuple[Row, Row] = (
 )
 """The designed laws of target and draft, as fractions equal to their written decimals."""
 
+LOOSE = "target-only"
+"""A rule whose promise depends on thresholds, and on siblings that differ."""
+
 LOSSY = (("threshold_acc", Fraction(9, 10)), ("threshold_single", Fraction(1, 5)))
-"""Thresholds with which target-only does not promise to be lossless."""
+"""Thresholds with which it does not promise to be lossless."""
 
 
 def standard_laws() -> list[LawFacts]:
@@ -35,9 +38,9 @@ def standard_laws() -> list[LawFacts]:
         _row({world: LawQuery(Rule(name), tables, draws) for world, tables in worlds(name).items()})
         for name, draws in itertools.product(RULES, DRAWS)
     ]
-    loose = worlds("target-only")
+    loose = worlds(LOOSE)
     for name, value in LOSSY:
-        rule = Rule("target-only", **{name: cast(float, value)})  # only compared and divided: a fraction stays exact
+        rule = Rule(LOOSE, **{name: cast(float, value)})  # only compared and divided: a fraction stays exact
         rows.append(
             _row({world: LawQuery(rule, tables, "top-k", f"{name} {value}") for world, tables in loose.items()})
         )
@@ -47,12 +50,7 @@ def standard_laws() -> list[LawFacts]:
         for world, tables in loose.items()
     }
     rows.append(
-        _row(
-            {
-                world: LawQuery(Rule("target-only"), tables, "top-k", "repeated siblings")
-                for world, tables in twins.items()
-            }
-        )
+        _row({world: LawQuery(Rule(LOOSE), tables, "top-k", "repeated siblings") for world, tables in twins.items()})
     )
     return rows
 

@@ -13,15 +13,12 @@ from specverify.law.world_options import LONGEST, Tables, exact_number, fitting_
 from specverify.reference.files.regular import TooLarge, read_whole
 from specverify.reference.oracle.acceptance import Row
 from specverify.reference.oracle.tree_growth import Path
-from specverify.reference.rules import DRAWS
+from specverify.reference.rules import DRAWS, THRESHOLDS
 from specverify.reference.tree import Shape
 from specverify.setup.errors import UnusableInput
 
 MOST_BYTES = 4_000_000
 """Largest file that is read, in bytes."""
-
-THRESHOLDS = ("threshold_single", "threshold_acc", "epsilon", "delta")
-"""The thresholds that a file may set for a rule."""
 
 FIELDS = ("parents", "target", "draft", "draws", "tokens", "thresholds")
 """The fields of a world file."""

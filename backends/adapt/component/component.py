@@ -19,7 +19,7 @@ from specverify.backends.engine.backend import EngineBackend
 from specverify.backends.engine.seams import Seams
 from specverify.reference.case import Case
 from specverify.reference.probability_world import Blocks, GivenTree, World
-from specverify.reference.rules import DRAWS
+from specverify.reference.rules import DRAWS, PLAIN
 from specverify.reference.trace import Array, Lowered, Stage, Step, Trace
 
 CONTRACTS = {contract.kind: contract for contract in (TREE_BUILDER, VERIFY, SAMPLER, ATTENTION, COMMIT)}
@@ -99,7 +99,7 @@ def component(
     part = Component(function, CONTRACTS[kind])
     if part.parameters & set(COINS) and not set(COINS) <= part.parameters:
         raise TypeError(f"component: {part.name} as sampler takes one of {' and '.join(COINS)}; take both or none")
-    rules = rules or (("chain",) if trees == "chains" else ("multi-round",))
+    rules = rules or (("chain",) if trees == "chains" else (PLAIN,))
     interval = variant_interval or (8 if part.parameters & set(COINS) else 1)
     settings = Settings(name or part.name, device, dtypes, trees, rules, draws, interval)
     return lambda: ComponentBackend(part, settings)

@@ -6,10 +6,8 @@ from torch import Tensor
 
 from specverify.backends.engine.sampling.coins import Coins
 from specverify.backends.engine.sampling.forest import Forest
+from specverify.backends.engine.sampling.rules import BATCHED, PROGRAMS
 from specverify.reference.rules import Rule
-
-BATCHED = ("chain", "multi-round", "target-only")
-"""The rules whose requests are asked together."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +37,6 @@ class Question:
     @property
     def kind(self) -> tuple[object, ...] | None:
         """What requests must share to be asked together; None for a request that is asked alone."""
-        if self.rule.name not in BATCHED or not self.by_program:
+        if PROGRAMS[self.rule.name] not in BATCHED or not self.by_program:
             return None
         return self.rule, self.removed, self.law.shape[-1], self.law.dtype

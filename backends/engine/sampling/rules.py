@@ -330,3 +330,6 @@ PROGRAMS: dict[str, Program] = {
     "block": block,
 }
 """The program of each rule of `specverify.reference.rules.RULES`."""
+
+BATCHED = (multi_round, target_only)
+"""The programs that decide for the requests of a batch together."""

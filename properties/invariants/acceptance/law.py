@@ -195,8 +195,8 @@ def edge_coins(case: Case, oracle: Oracle, subject: Subject) -> Iterator[Fact]:
     if not subject.takes_tape:
         raise Unobserved("the backend takes no tape, so that no coin can be put at the end of its range")
     world = world_of(case, "edges")
-    if world.sampling.rule.name == "typical":
-        raise NotApplicable("typical acceptance looks at no coin")
+    if not world.sampling.rule.promise.takes_coins:
+        raise NotApplicable(f"{world.sampling.rule.name} acceptance looks at no coin")
     rng = np.random.default_rng(int(case.id, 16))
     # The target gets probability 0 for the draft's likeliest token, so that rejection at probability 0 is tried often.
     target = world.target.copy()

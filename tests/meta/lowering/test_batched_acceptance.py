@@ -14,8 +14,9 @@ from specverify.backends.engine.model.recording.operators import OperatorRecorde
 from specverify.backends.engine.sampling.batched import BatchedVerify, pad_questions, tensors_of
 from specverify.backends.engine.sampling.coins import Coins, spent_places
 from specverify.backends.engine.sampling.forest import forest
-from specverify.backends.engine.sampling.question import BATCHED, Question
+from specverify.backends.engine.sampling.question import Question
 from specverify.backends.engine.sampling.recorded import RecordedVerify, pad_to_sizes
+from specverify.backends.engine.sampling.rules import BATCHED, PROGRAMS
 from specverify.backends.engine.sampling.verify import verify
 from specverify.reference.rules import RULES, Rule
 from specverify.reference.tape import stride
@@ -81,7 +82,8 @@ def test_other_batches_and_trees_of_known_sizes_are_not_captured_again() -> None
 
 
 def test_only_rules_of_programs_that_were_compared_are_asked_together() -> None:
-    assert {*BATCHED} <= {*RULES}
+    assert {*PROGRAMS} == {*RULES}
+    assert {*BATCHED} <= {*PROGRAMS.values()}
     one = question(3, Rule("typical"), False)
     assert one.kind is None
     asked = replace(one, rule=Rule("chain"))
