@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from torch import Tensor
 
 from specverify.backends.engine.request import Request
+from specverify.backends.engine.sampling.batched import kind_of
 from specverify.backends.engine.sampling.question import Question
 from specverify.backends.engine.sampling.step import StepSampling
 from specverify.reference.trace import Stage
@@ -31,8 +32,9 @@ def decide_together(
     for request, (flat, _) in zip(batch, results, strict=True):
         with naming(request):
             question = _pose_question(request, flat)
-        if question is not None and question[1].kind is not None:
-            kinds.setdefault(question[1].kind, []).append(question)
+        kind = None if question is None else kind_of(question[1])
+        if question is not None and kind is not None:
+            kinds.setdefault(kind, []).append(question)
     for posed_questions in kinds.values():
         with naming(batch[0]):
             answers = sampling.batched([question for _, question in posed_questions], sampling)

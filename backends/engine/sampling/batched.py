@@ -15,6 +15,7 @@ from torch import Tensor
 from specverify.backends.engine.sampling.coins import Below, Coins, Inverse
 from specverify.backends.engine.sampling.forest import Forest
 from specverify.backends.engine.sampling.question import Question
+from specverify.backends.engine.sampling.rules import BATCHED, PROGRAMS
 from specverify.backends.engine.sampling.seams import SamplingSeams
 from specverify.backends.engine.sampling.verify import by_rule
 from specverify.reference.rules import Rule
@@ -112,6 +113,13 @@ def power_of_two(number: int) -> int:
     return 1 << max(0, number - 1).bit_length()
 
 
+def kind_of(question: Question) -> tuple[object, ...] | None:
+    """What requests must share to be asked together; None for a request that is asked alone."""
+    if PROGRAMS[question.rule.name] not in BATCHED or not question.by_program:
+        return None
+    return question.rule, question.removed, question.law.shape[-1], question.law.dtype
+
+
 @dataclass(frozen=True)
 class BatchedVerify:
     """Acceptance in one captured call for all requests of a batch that share rule and vocabulary.
@@ -129,7 +137,7 @@ class BatchedVerify:
     def __call__(self, questions: list[Question], seams: SamplingSeams) -> list[tuple[list[int], int]]:
         """The accepted rows of each question, root first, and the token after them; its coins note what was spent.
 
-        All questions are of one kind (`Question.kind`).
+        All questions are of one kind (`kind_of`).
         """
         batch = self.pad_questions(questions)
         first = questions[0]

@@ -6,7 +6,6 @@ from torch import Tensor
 
 from specverify.backends.engine.sampling.coins import Coins
 from specverify.backends.engine.sampling.forest import Forest
-from specverify.backends.engine.sampling.rules import BATCHED, PROGRAMS
 from specverify.reference.rules import Rule
 
 
@@ -33,10 +32,3 @@ class Question:
     rule: Rule
     removed: bool
     by_program: bool = True
-
-    @property
-    def kind(self) -> tuple[object, ...] | None:
-        """What requests must share to be asked together; None for a request that is asked alone."""
-        if PROGRAMS[self.rule.name] not in BATCHED or not self.by_program:
-            return None
-        return self.rule, self.removed, self.law.shape[-1], self.law.dtype
