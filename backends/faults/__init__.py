@@ -1,8 +1,8 @@
 """Publicly reported faults of speculative decoding, as patches of engine seams.
 
 Each fault has a name and changes one seam of the engine (`backends/engine/seams.py`). Every module below this folder is
-imported, and the `FAULTS` of each are entered. A new fault is a decorated function in the file of its stage, or in a
-new file there, and a case in `tests/corpus`.
+imported, and the `FAULTS` of each are entered. A new fault is a decorated function or class in the file of its
+stage, or in a new file there, and a case in `tests/corpus`.
 """
 
 from functools import cache

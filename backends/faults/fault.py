@@ -1,15 +1,23 @@
 """Fault: a reported defect of speculative decoding as a patch of an engine seam.
 
-Files below this folder define faults as decorated functions, or as rows of a table.
+Files below this folder define faults under the decorator `fault`: a function from seams to seams, or, under
+`in_place_of` as well, the function or class that takes the place of one seam.
 """
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
+from operator import attrgetter
+from types import UnionType
 from typing import Any
 
+from specverify.backends.base import Unsupported
 from specverify.backends.engine.seams import Seams
 from specverify.reference.trace import Stage
+
+Plant = Callable[[Seams], Seams]
+"""A function from the right seams to seams with a defect in one of them."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +41,7 @@ class Fault:
     sentence: str
     source: str
     trigger: str
-    plant: Callable[[Seams], Seams]
+    plant: Plant
     harmless: Mapping[str, str] = field(default_factory=dict)
     on: str = "cpu-eager"
 
@@ -52,17 +60,67 @@ def fault(
     trigger: str,
     harmless: Mapping[str, str] | None = None,
     on: str = "cpu-eager",
-) -> Callable[[Callable[[Seams], Seams]], Fault]:
+) -> Callable[[Plant], Fault]:
     """A decorator that makes a fault of a function from seams to seams.
 
     The first paragraph of the function's docstring is the fault's sentence, which users read.
     """
 
-    def decorate(plant: Callable[[Seams], Seams]) -> Fault:
+    def decorate(plant: Plant) -> Fault:
         sentence = " ".join((plant.__doc__ or "").split("\n\n")[0].split())
         return Fault(name, stage, sentence, source, trigger, plant, harmless or {}, on)
 
     return decorate
+
+
+def in_place_of(
+    seam: str, owner: type | UnionType = object, refusal: str = ""
+) -> Callable[[Callable[..., Any]], Plant]:
+    """A decorator that makes a function from seams to seams of what takes the place of one seam.
+
+    A class stands there as it is. A function is given the object of which the seam is a field, and then the seam's
+    arguments. The docstring goes with it.
+
+    Args:
+        seam: The fields that lead to the seam, as in "kv.lanes".
+        owner: What the object of which the seam is a field must be.
+        refusal: The words of Unsupported where the object is something else.
+    """
+    *path, _ = seam.split(".")
+
+    def decorate(wrong: Callable[..., Any]) -> Plant:
+        def plant(seams: Seams) -> Seams:
+            right = attrgetter(".".join(path))(seams) if path else seams
+            if not isinstance(right, owner):
+                raise Unsupported(refusal)
+            replaced: Seams = with_seam(seams, seam, wrong if isinstance(wrong, type) else partial(wrong, right))
+            return replaced
+
+        plant.__doc__ = wrong.__doc__
+        return plant
+
+    return decorate
+
+
+def on_result_of(
+    seam: str, owner: type | UnionType = object, refusal: str = ""
+) -> Callable[[Callable[[Any], Any]], Plant]:
+    """A decorator as `in_place_of`, for a function that changes what the right seam returns."""
+
+    def decorate(change: Callable[[Any], Any]) -> Plant:
+        def wrong(right: Any, *args: Any) -> Any:
+            return change(getattr(right, seam.rpartition(".")[2])(*args))
+
+        wrong.__doc__ = change.__doc__
+        return in_place_of(seam, owner, refusal)(wrong)
+
+    return decorate
+
+
+def with_seam(seams: Any, seam: str, value: Any) -> Any:
+    """`seams` with `value` in the place of the seam to which the fields `seam` lead, as in "kv.lanes"."""
+    first, _, rest = seam.partition(".")
+    return replace(seams, **{first: with_seam(getattr(seams, first), rest, value) if rest else value})
 
 
 def faults_in(module: Mapping[str, Any]) -> tuple[Fault, ...]:

@@ -13,7 +13,7 @@ from specverify.backends.engine.kv.paged import Paged
 from specverify.backends.engine.model.causal_lm import Rows
 from specverify.backends.engine.request import Request
 from specverify.backends.engine.seams import Seams
-from specverify.backends.faults.fault import fault, faults_in
+from specverify.backends.faults.fault import fault, faults_in, in_place_of
 from specverify.reference.trace import Stage
 from specverify.reference.tree import Shape
 
@@ -65,22 +65,20 @@ def slot_from_position(seams: Seams) -> Seams:
     "vllm-project/vllm-ascend PR #9322; catalogue BZ-050: graph parameters bound to layers in wrong order",
     "a layer with a window or chunk behind one without, and a context longer than it",
 )
-def masks_by_group(seams: Seams) -> Seams:
+@in_place_of("request")
+class Bound(Request):
     """The facts that attention needs for each layer are listed by KV groups, and bound to layers in that order.
 
     The list begins with the layers of the shortest window or chunk, while the model reads it in the order of its
     layers.
     """
 
-    class Bound(Request):
-        @property
-        def rows(self) -> Rows:
-            right = super().rows
-            reaches = self.target.reaches
-            order = sorted(range(len(reaches)), key=lambda layer: reaches[layer].span or float("inf"))
-            return replace(right, visible=[right.visible[layer] for layer in order])
-
-    return replace(seams, request=Bound)
+    @property
+    def rows(self) -> Rows:
+        right = super().rows
+        reaches = self.target.reaches
+        order = sorted(range(len(reaches)), key=lambda layer: reaches[layer].span or float("inf"))
+        return replace(right, visible=[right.visible[layer] for layer in order])
 
 
 @fault(
@@ -89,25 +87,21 @@ def masks_by_group(seams: Seams) -> Seams:
     "vllm-project/vllm-ascend PR #6835; catalogue BZ-042: prefill classified as decode when its length is K+1",
     "a prefill, or a chunk of one, of as many tokens as the tree has rows, and a tree that branches",
 )
-def prefill_as_block(seams: Seams) -> Seams:
+@in_place_of("request")
+class Uniform(Request):
     """A prefill as long as a verify block is taken for one, and runs under the mask of its tree.
 
     Only a prefill of as many tokens as the tree has nodes is affected, since the row count is all that is compared.
     """
 
-    class Uniform(Request):
-        def prefill(self) -> None:
-            right = self.seams
-            draft = self.case.draft
-            for shape in draft.shapes[:1]:
-                self.seams = replace(
-                    right, prefill_attend=_under_tree_mask(shape, right.prefill_attend or right.attend)
-                )
-            super().prefill()
-            # The verify forward must run on the right seams again.
-            self.seams = right
-
-    return replace(seams, request=Uniform)
+    def prefill(self) -> None:
+        right = self.seams
+        draft = self.case.draft
+        for shape in draft.shapes[:1]:
+            self.seams = replace(right, prefill_attend=_under_tree_mask(shape, right.prefill_attend or right.attend))
+        super().prefill()
+        # The verify forward must run on the right seams again.
+        self.seams = right
 
 
 def _under_tree_mask(shape: Shape, attend: Attend) -> Attend:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from specverify.backends.engine.columns import AttentionInputs
 from specverify.backends.engine.seams import Seams
-from specverify.backends.faults.fault import fault, faults_in
+from specverify.backends.faults.fault import fault, faults_in, in_place_of
 from specverify.reference.trace import Stage
 
 
@@ -17,19 +17,16 @@ from specverify.reference.trace import Stage
     "catalogue BZ-145: mask check skipped in tiles below the causal diagonal",
     "two branches",
 )
-def tiles_below_diagonal(seams: Seams) -> Seams:
+@in_place_of("attend")
+def tiles_below_diagonal(seams: Seams, query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
     """Attention skips the tree mask for keys that lie before the query in the block.
 
     The block is the last `rows` columns; every key before the query in it becomes visible.
     """
-
-    def attend(query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
-        rows, width = columns.visible.shape[-2:]
-        below = torch.zeros(rows, width, dtype=torch.bool, device=query.device)
-        below[:, width - rows :] = torch.tril(torch.ones(rows, rows, dtype=torch.bool), -1)
-        return seams.attend(query, replace(columns, visible=columns.visible | below), scaling)
-
-    return replace(seams, attend=attend)
+    rows, width = columns.visible.shape[-2:]
+    below = torch.zeros(rows, width, dtype=torch.bool, device=query.device)
+    below[:, width - rows :] = torch.tril(torch.ones(rows, rows, dtype=torch.bool), -1)
+    return seams.attend(query, replace(columns, visible=columns.visible | below), scaling)
 
 
 @fault(
@@ -38,22 +35,19 @@ def tiles_below_diagonal(seams: Seams) -> Seams:
     "catalogue BZ-148: speculative rows never take the cached-prefix path",
     "a tree of two nodes over a context",
 )
-def block_sees_itself_only(seams: Seams) -> Seams:
+@in_place_of("attend")
+def block_sees_itself_only(seams: Seams, query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
     """A block of several rows attends to itself and never to the cached context.
 
     The columns of the committed context are hidden from a verify block of more than one row.
     """
-
-    def attend(query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
-        rows, width = columns.visible.shape[-2:]
-        # Plain decoding has one row and stays right, so the fault shows in tree verification only.
-        if rows == 1:
-            return seams.attend(query, columns, scaling)
-        block_only = columns.visible.clone()
-        block_only[..., : width - rows] = False
-        return seams.attend(query, replace(columns, visible=block_only), scaling)
-
-    return replace(seams, attend=attend)
+    rows, width = columns.visible.shape[-2:]
+    # Plain decoding has one row and stays right, so the fault shows in tree verification only.
+    if rows == 1:
+        return seams.attend(query, columns, scaling)
+    block_only = columns.visible.clone()
+    block_only[..., : width - rows] = False
+    return seams.attend(query, replace(columns, visible=block_only), scaling)
 
 
 @fault(
@@ -62,31 +56,28 @@ def block_sees_itself_only(seams: Seams) -> Seams:
     "catalogue BZ-097: non-causal decode keeps padding lanes",
     "a key length that does not fill its tile",
 )
-def denominator_counts_padding(seams: Seams) -> Seams:
+@in_place_of("attend")
+def denominator_counts_padding(seams: Seams, query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
     """Padding columns beyond the last key of a tile stay in the softmax denominator.
 
     The columns are filled to a multiple of four with visible zero keys, whose score is 0.
     """
+    key = columns.key
+    visible = columns.visible
 
-    def attend(query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
-        key = columns.key
-        visible = columns.visible
-
-        tile = 4
-        spare = -key.shape[2] % tile
-        if not spare:
-            return seams.attend(query, columns, scaling)
-        lanes = key.new_zeros(*key.shape[:2], spare, key.shape[3])
-        open_lanes = torch.ones(*visible.shape[:-1], spare, dtype=torch.bool, device=visible.device)
-        longer = replace(
-            columns,
-            key=torch.cat([key, lanes], 2),
-            value=torch.cat([columns.value, lanes], 2),
-            visible=torch.cat([visible, open_lanes], -1),
-        )
-        return seams.attend(query, longer, scaling)
-
-    return replace(seams, attend=attend)
+    tile = 4
+    spare = -key.shape[2] % tile
+    if not spare:
+        return seams.attend(query, columns, scaling)
+    lanes = key.new_zeros(*key.shape[:2], spare, key.shape[3])
+    open_lanes = torch.ones(*visible.shape[:-1], spare, dtype=torch.bool, device=visible.device)
+    longer = replace(
+        columns,
+        key=torch.cat([key, lanes], 2),
+        value=torch.cat([columns.value, lanes], 2),
+        visible=torch.cat([visible, open_lanes], -1),
+    )
+    return seams.attend(query, longer, scaling)
 
 
 @fault(
@@ -124,16 +115,13 @@ def mask_kept(seams: Seams) -> Seams:
     "own: this engine took any argument of attention that it did not know and dropped it (Gemma 2's soft cap)",
     "a model whose attention has a soft cap",
 )
-def cap_dropped(seams: Seams) -> Seams:
+@in_place_of("attend")
+def cap_dropped(seams: Seams, query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
     """Attention drops the argument that caps the scores, and computes them as they are.
 
     The soft cap of `AttentionInputs` is set to 0.0, which means none.
     """
-
-    def attend(query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
-        return seams.attend(query, replace(columns, cap=0.0), scaling)
-
-    return replace(seams, attend=attend)
+    return seams.attend(query, replace(columns, cap=0.0), scaling)
 
 
 @fault(
@@ -142,17 +130,14 @@ def cap_dropped(seams: Seams) -> Seams:
     "catalogue BZ-076: the term of the sink is added to the sum of the first query row alone",
     "a tree on a model with attention sinks",
 )
-def sink_in_first_row(seams: Seams) -> Seams:
+@in_place_of("attend")
+def sink_in_first_row(seams: Seams, query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
     """The sinks of attention take their share of the softmax in the first row of a block alone."""
-
-    def attend(query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
-        right = seams.attend(query, columns, scaling)
-        if columns.sinks is None:
-            return right
-        wrong = seams.attend(query, replace(columns, sinks=None), scaling)
-        return torch.cat([right[:, :, :1], wrong[:, :, 1:]], 2)
-
-    return replace(seams, attend=attend)
+    right = seams.attend(query, columns, scaling)
+    if columns.sinks is None:
+        return right
+    wrong = seams.attend(query, replace(columns, sinks=None), scaling)
+    return torch.cat([right[:, :, :1], wrong[:, :, 1:]], 2)
 
 
 FAULTS = faults_in(globals())

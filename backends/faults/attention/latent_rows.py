@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 from specverify.backends.engine.kv.base import KvCache
 from specverify.backends.engine.seams import Seams
 from specverify.backends.faults.attention.model_blocks import in_network
-from specverify.backends.faults.fault import fault, faults_in
+from specverify.backends.faults.fault import fault, faults_in, in_place_of
 from specverify.reference.trace import Stage
 
 
@@ -21,21 +20,18 @@ from specverify.reference.trace import Stage
     "own: engines hold latent vectors and rotated parts in two tensors, each with a copy of its own at a commit",
     "latent rows, and an accepted path that is not a prefix of the row order",
 )
-def without_rope_part(seams: Seams) -> Seams:
+@in_place_of("commit")
+def without_rope_part(seams: Seams, cache: KvCache, path: list[int]) -> str | None:
     """The commit moves the latent vectors of accepted rows, and leaves their rotated parts where they were.
 
     The committed columns then have the rotated parts of the first rows of the block.
     """
-
-    def commit(cache: KvCache, path: list[int]) -> str | None:
-        for layer in range(cache.layers if cache.latent else 0):
-            latent, rotated_parts = cache.block(layer)
-            moved_parts = rotated_parts.clone()
-            moved_parts[..., path, :] = rotated_parts[..., : len(path), :]
-            cache.amend(layer, latent, moved_parts)
-        return seams.commit(cache, path)
-
-    return replace(seams, commit=commit)
+    for layer in range(cache.layers if cache.latent else 0):
+        latent, rotated_parts = cache.block(layer)
+        moved_parts = rotated_parts.clone()
+        moved_parts[..., path, :] = rotated_parts[..., : len(path), :]
+        cache.amend(layer, latent, moved_parts)
+    return seams.commit(cache, path)
 
 
 def _attentions(model: Any) -> list[Any]:
@@ -50,7 +46,6 @@ class _ShiftedCache:
         self.cache = cache
 
     def update(self, latent: Tensor, rotated: Tensor, layer: int, *_: Any, **__: Any) -> Any:
-        """See `specverify.backends.engine.model.family.latent.LatentRowsCache`."""
         return self.cache.update(latent, torch.cat([rotated[:, :, :1], rotated[:, :, :-1]], 2), layer)
 
 
@@ -60,17 +55,15 @@ class _ShiftedCache:
     "own: latent vectors and rotated parts reach a cache by two writes, and an index by arrival takes the row beside",
     "a tree on a model with latent attention",
 )
-def rope_part_of_other_node(seams: Seams) -> Seams:
+@in_network
+def rope_part_of_other_node(model: Any, tree: Callable[[], bool]) -> None:
     """A node of a tree has the rotated part of the row before it in the block, beside its own latent vector."""
 
-    def change(model: Any, tree: Callable[[], bool]) -> None:
-        def shift_cache(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            return (args, {**kwargs, "past_key_values": _ShiftedCache(kwargs["past_key_values"])}) if tree() else None
+    def shift_cache(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return (args, {**kwargs, "past_key_values": _ShiftedCache(kwargs["past_key_values"])}) if tree() else None
 
-        for attention in _attentions(model):
-            attention.register_forward_pre_hook(shift_cache, with_kwargs=True)
-
-    return in_network(seams, change)
+    for attention in _attentions(model):
+        attention.register_forward_pre_hook(shift_cache, with_kwargs=True)
 
 
 @fault(
@@ -79,14 +72,11 @@ def rope_part_of_other_node(seams: Seams) -> Seams:
     "own: kernels are given the unrotated and the rotated part of a head apart, and derive the scale from the former",
     "a tree on a model with latent attention",
 )
-def scale_by_nope(seams: Seams) -> Seams:
+@in_network
+def scale_by_nope(model: Any, tree: Callable[[], bool]) -> None:
     """The scale of a tree's scores is that of heads without their rotated dimensions."""
-
-    def change(model: Any, tree: Callable[[], bool]) -> None:
-        for attention in _attentions(model):
-            attention.register_forward_pre_hook(_scale_hook(attention, tree), with_kwargs=True)
-
-    return in_network(seams, change)
+    for attention in _attentions(model):
+        attention.register_forward_pre_hook(_scale_hook(attention, tree), with_kwargs=True)
 
 
 def _scale_hook(attention: Any, tree: Callable[[], bool]) -> Callable[..., None]:

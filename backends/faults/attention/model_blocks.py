@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from specverify.backends.engine.model.causal_lm import CausalLm
 from specverify.backends.engine.seams import Seams
-from specverify.backends.faults.fault import fault, faults_in
+from specverify.backends.faults.fault import Plant, fault, faults_in
 from specverify.reference.trace import Stage
 
 HookChange = Callable[[Any, Callable[[], bool]], None]
@@ -24,8 +24,18 @@ WIDE = 3
 """Rows of a tree from which on it is called wide."""
 
 
-def in_network(seams: Seams, change: HookChange) -> Seams:
-    """The seams whose target runs a copy of its model with this change."""
+def in_network(change: HookChange) -> Plant:
+    """A decorator that makes a function from seams to seams, whose target runs a copy of its model with this change."""
+
+    def plant(seams: Seams) -> Seams:
+        return replace(seams, network=changed_network(change))
+
+    plant.__doc__ = change.__doc__
+    return plant
+
+
+def changed_network(change: HookChange) -> Callable[[CausalLm], CausalLm]:
+    """From the target's model to its copy with this change, which is made once."""
     changed_models = dict[CausalLm, CausalLm]()
 
     def network(model: CausalLm) -> CausalLm:
@@ -41,7 +51,7 @@ def in_network(seams: Seams, change: HookChange) -> Seams:
             changed_models[model] = CausalLm(model_copy, str(model.device))
         return changed_models[model]
 
-    return replace(seams, network=network)
+    return network
 
 
 @fault(
@@ -50,18 +60,15 @@ def in_network(seams: Seams, change: HookChange) -> Seams:
     "own: routers flatten the rows of a batch, and an index by arrival takes the row beside",
     "a tree on a model with experts",
 )
-def router_of_sibling(seams: Seams) -> Seams:
+@in_network
+def router_of_sibling(model: Any, tree: Callable[[], bool]) -> None:
     """The router of a mixture of experts scores the row before in the block in place of the row itself.
 
     The experts that it chooses run on the right row.
     """
-
-    def change(model: Any, tree: Callable[[], bool]) -> None:
-        for name, module in model.named_modules():
-            if name.endswith((".mlp.gate", ".mlp.router", ".feed_forward.router")):
-                module.register_forward_pre_hook(lambda _, args: (args[0].roll(1, -2),) if tree() else None)
-
-    return in_network(seams, change)
+    for name, module in model.named_modules():
+        if name.endswith((".mlp.gate", ".mlp.router", ".feed_forward.router")):
+            module.register_forward_pre_hook(lambda _, args: (args[0].roll(1, -2),) if tree() else None)
 
 
 @fault(
@@ -70,17 +77,14 @@ def router_of_sibling(seams: Seams) -> Seams:
     "own: a fused kernel of experts leaves the shared expert to a path for few rows",
     "a tree of some rows on a model with a shared expert",
 )
-def shared_expert_skipped(seams: Seams) -> Seams:
+@in_network
+def shared_expert_skipped(model: Any, tree: Callable[[], bool]) -> None:
     """The shared expert adds nothing to the rows of a wide tree."""
-
-    def change(model: Any, tree: Callable[[], bool]) -> None:
-        for name, module in model.named_modules():
-            if name.endswith((".shared_expert", ".shared_experts")):
-                module.register_forward_hook(
-                    lambda _, __, output: torch.zeros_like(output) if tree() and output.shape[-2] >= WIDE else None
-                )
-
-    return in_network(seams, change)
+    for name, module in model.named_modules():
+        if name.endswith((".shared_expert", ".shared_experts")):
+            module.register_forward_hook(
+                lambda _, __, output: torch.zeros_like(output) if tree() and output.shape[-2] >= WIDE else None
+            )
 
 
 @fault(
@@ -89,24 +93,22 @@ def shared_expert_skipped(seams: Seams) -> Seams:
     "own: kernels with a capacity for each expert drop the rows beyond it, and a tree's rows choose alike",
     "a tree with two rows that choose one expert",
 )
-def expert_full(seams: Seams) -> Seams:
+@in_network
+def expert_full(model: Any, tree: Callable[[], bool]) -> None:
     """Each expert takes the first row of a tree that chooses it, and adds nothing to later rows."""
 
-    def change(model: Any, tree: Callable[[], bool]) -> None:
-        def first_alone(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-            hidden, expert_ids, weights = args
-            if not tree():
-                return None
-            # [rows, k, rows]: whether the k-th expert of a row is one of another row, which must be an earlier one.
-            same_expert = (expert_ids[:, :, None, None] == expert_ids[None, None]).any(-1)
-            earlier = torch.ones(len(expert_ids), len(expert_ids), dtype=torch.bool).tril(-1)
-            return hidden, expert_ids, weights.masked_fill((same_expert & earlier[:, None]).any(-1), 0)
+    def first_alone(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        hidden, expert_ids, weights = args
+        if not tree():
+            return None
+        # [rows, k, rows]: whether the k-th expert of a row is one of another row, which must be an earlier one.
+        same_expert = (expert_ids[:, :, None, None] == expert_ids[None, None]).any(-1)
+        earlier = torch.ones(len(expert_ids), len(expert_ids), dtype=torch.bool).tril(-1)
+        return hidden, expert_ids, weights.masked_fill((same_expert & earlier[:, None]).any(-1), 0)
 
-        for name, module in model.named_modules():
-            if name.endswith(".mlp.experts"):
-                module.register_forward_pre_hook(first_alone)
-
-    return in_network(seams, change)
+    for name, module in model.named_modules():
+        if name.endswith(".mlp.experts"):
+            module.register_forward_pre_hook(first_alone)
 
 
 @fault(
@@ -115,16 +117,13 @@ def expert_full(seams: Seams) -> Seams:
     "own: kernels of experts weigh what leaves an expert, and Llama 4 weighs what enters it",
     "a tree on a Llama 4 model with experts",
 )
-def factor_on_output(seams: Seams) -> Seams:
+@in_network
+def factor_on_output(model: Any, tree: Callable[[], bool]) -> None:
     """The router's factor of a tree's row multiplies the output of an expert in place of its input."""
-
-    def change(model: Any, tree: Callable[[], bool]) -> None:
-        for layer in model.model.layers:
-            block = getattr(layer, "feed_forward", None)
-            if hasattr(block, "router"):
-                _weigh_output(block, tree)
-
-    return in_network(seams, change)
+    for layer in model.model.layers:
+        block = getattr(layer, "feed_forward", None)
+        if hasattr(block, "router"):
+            _weigh_output(block, tree)
 
 
 def _weigh_output(block: Any, tree: Callable[[], bool]) -> None:
@@ -147,24 +146,21 @@ def _weigh_output(block: Any, tree: Callable[[], bool]) -> None:
     "own: models with a rotary table for each kind of layer run on engines that hold one",
     "a tree on a model whose kinds of layers have tables of their own",
 )
-def one_rotary_table(seams: Seams) -> Seams:
+@in_network
+def one_rotary_table(model: Any, tree: Callable[[], bool]) -> None:
     """Every layer turns a tree's queries and keys by the rotary table of the first layer."""
+    first: list[Any] = []
 
-    def change(model: Any, tree: Callable[[], bool]) -> None:
-        first: list[Any] = []
+    def keep_first(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        first[:] = [kwargs["position_embeddings"]]
 
-        def keep_first(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            first[:] = [kwargs["position_embeddings"]]
+    def replace_table(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return (args, {**kwargs, "position_embeddings": first[0]}) if tree() else None
 
-        def replace_table(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            return (args, {**kwargs, "position_embeddings": first[0]}) if tree() else None
-
-        layers = list(model.model.layers)
-        layers[0].self_attn.register_forward_pre_hook(keep_first, with_kwargs=True)
-        for layer in layers[1:]:
-            layer.self_attn.register_forward_pre_hook(replace_table, with_kwargs=True)
-
-    return in_network(seams, change)
+    layers = list(model.model.layers)
+    layers[0].self_attn.register_forward_pre_hook(keep_first, with_kwargs=True)
+    for layer in layers[1:]:
+        layer.self_attn.register_forward_pre_hook(replace_table, with_kwargs=True)
 
 
 @fault(
@@ -173,19 +169,16 @@ def one_rotary_table(seams: Seams) -> Seams:
     "own: families differ in the order of the norm and the rotary embedding of queries and keys",
     "a tree on a model that norms queries and keys before rotary embedding",
 )
-def norm_after_rotary(seams: Seams) -> Seams:
+@in_network
+def norm_after_rotary(model: Any, tree: Callable[[], bool]) -> None:
     """Queries and keys of a tree are normed after their rotary embedding, where the model norms them before.
 
     Rotary embedding keeps the root mean square, so that the norm's weight alone falls on other dimensions.
     """
-
-    def change(model: Any, tree: Callable[[], bool]) -> None:
-        for layer in model.model.layers:
-            attention = layer.self_attn
-            if hasattr(attention, "q_norm") and attention.q_norm.weight.shape[0] == attention.head_dim:
-                _after_rotary(attention, tree)
-
-    return in_network(seams, change)
+    for layer in model.model.layers:
+        attention = layer.self_attn
+        if hasattr(attention, "q_norm") and attention.q_norm.weight.shape[0] == attention.head_dim:
+            _after_rotary(attention, tree)
 
 
 def _after_rotary(attention: Any, tree: Callable[[], bool]) -> None:
@@ -221,16 +214,13 @@ def _after_rotary(attention: Any, tree: Callable[[], bool]) -> None:
     "own: transformers 5.23 scales the queries of Llama 4 by the index of the row in cache and forward",
     "a tree on a model whose queries have a temperature",
 )
-def temperature_by_arrival(seams: Seams) -> Seams:
+@in_network
+def temperature_by_arrival(model: Any, tree: Callable[[], bool]) -> None:
     """The temperature of a query follows from the row's place in the block in place of its position."""
-
-    def change(model: Any, tree: Callable[[], bool]) -> None:
-        for layer in model.model.layers:
-            right = getattr(layer.self_attn, "temperature", None)
-            if right is not None:
-                layer.self_attn.temperature = _by_arrival(right)
-
-    return in_network(seams, change)
+    for layer in model.model.layers:
+        right = getattr(layer.self_attn, "temperature", None)
+        if right is not None:
+            layer.self_attn.temperature = _by_arrival(right)
 
 
 def _by_arrival(right: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:

@@ -1,18 +1,25 @@
 """Faults of several branch caches of one request."""
 
-from dataclasses import replace
-
 from torch import Tensor
 
 from specverify.backends.engine.kv.base import Pair
 from specverify.backends.engine.kv.branches.several import Branches
-from specverify.backends.engine.seams import Seams
-from specverify.backends.faults.fault import fault, faults_in
+from specverify.backends.faults.fault import fault, faults_in, in_place_of
 from specverify.reference.trace import Stage
 
 
+@fault(
+    "branch-of-sibling-committed",
+    Stage.COMMITTED,
+    "https://github.com/Neroued/ninfer/pull/73",
+    "layout branch with several branches, and an accepted row below a root with other children",
+)
+@in_place_of("kv.branches")
 class CommitsSibling(Branches):
-    """Branches whose commit replays another branch than the one that was accepted."""
+    """The commit replays the rows of the branch beside the accepted one.
+
+    The number of rows is right, so that lengths and positions show nothing.
+    """
 
     def replay_rows(self, layer: int, path: list[int]) -> list[Pair]:
         """See `Branches.replay_rows`; rows at the same places of the next branch."""
@@ -25,50 +32,20 @@ class CommitsSibling(Branches):
 
 
 @fault(
-    "branch-of-sibling-committed",
-    Stage.COMMITTED,
-    "https://github.com/Neroued/ninfer/pull/73",
-    "layout branch with several branches, and an accepted row below a root with other children",
-)
-def sibling_committed(seams: Seams) -> Seams:
-    """The commit replays the rows of the branch beside the accepted one.
-
-    The number of rows is right, so that lengths and positions show nothing.
-    """
-    return replace(seams, kv=replace(seams.kv, branches=CommitsSibling))
-
-
-class BranchesThatStay(Branches):
-    """Branches that stay after a commit."""
-
-    def drop(self) -> None:
-        """Keep every branch."""
-
-
-@fault(
     "branch-not-dropped-after-commit",
     Stage.ATTENDED,
     "family of https://github.com/sgl-project/sglang/pull/24086",
     "layout branch with several branches, and a step after a step",
 )
-def never_dropped(seams: Seams) -> Seams:
+@in_place_of("kv.branches")
+class BranchesThatStay(Branches):
     """Branches are not dropped when one is committed, and the next step finds its rows among theirs.
 
     Rows are known by their number in the block, which the next block uses again.
     """
-    return replace(seams, kv=replace(seams.kv, branches=BranchesThatStay))
 
-
-class IntoThePrefix(Branches):
-    """Branches of which the second and later ones do not copy the prefix before they write."""
-
-    def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        """See `Branches.write`; the last row of the last branch also lands on the last committed column."""
-        super().write(layer, keys, values)
-        if len(self.paths) > 1 and self.length:
-            row = self.paths[-1][-1]
-            for stored_cells, cell in zip(self.committed_pairs[layer], self.cells[-1][layer][row], strict=True):
-                stored_cells[:, -1] = cell
+    def drop(self) -> None:
+        """Keep every branch."""
 
 
 @fault(
@@ -77,9 +54,17 @@ class IntoThePrefix(Branches):
     "family of https://github.com/xLLM-AI/xllm/pull/1984: beams that part need a copy of what they share",
     "layout branch with several branches, and a tree with two leaves over a committed prefix",
 )
-def into_the_prefix(seams: Seams) -> Seams:
+@in_place_of("kv.branches")
+class IntoThePrefix(Branches):
     """A second branch shares the committed columns without a copy, and its write lands on the last of them."""
-    return replace(seams, kv=replace(seams.kv, branches=IntoThePrefix))
+
+    def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        """See `Branches.write`; the last row of the last branch also lands on the last committed column."""
+        super().write(layer, keys, values)
+        if len(self.paths) > 1 and self.length:
+            row = self.paths[-1][-1]
+            for stored_cells, cell in zip(self.committed_pairs[layer], self.cells[-1][layer][row], strict=True):
+                stored_cells[:, -1] = cell
 
 
 FAULTS = faults_in(globals())

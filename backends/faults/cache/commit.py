@@ -1,11 +1,9 @@
 """Faults of the commit, in the target's cache and in the draft model's cache."""
 
-from dataclasses import replace
-
 from specverify.backends.engine.kv.base import KvCache
 from specverify.backends.engine.kv.branch import Branch
 from specverify.backends.engine.seams import Seams
-from specverify.backends.faults.fault import fault, faults_in
+from specverify.backends.faults.fault import fault, faults_in, in_place_of
 from specverify.reference.trace import Stage
 
 
@@ -15,16 +13,13 @@ from specverify.reference.trace import Stage
     "catalogue BZ-074: KV rewind is one integer, insufficient for a tree",
     "an accepted path that is not a prefix of the row order",
 )
-def truncated_without_gather(seams: Seams) -> Seams:
+@in_place_of("commit")
+def truncated_without_gather(seams: Seams, cache: KvCache, path: list[int]) -> str | None:
     """After verification the KV cache is cut to its new length without gathering the accepted rows.
 
     The commit keeps the first rows of the block, as many as the accepted path has, instead of the path's own rows.
     """
-
-    def commit(cache: KvCache, path: list[int]) -> str | None:
-        return seams.commit(cache, list(range(len(path))))
-
-    return replace(seams, commit=commit)
+    return seams.commit(cache, list(range(len(path))))
 
 
 @fault(
@@ -33,23 +28,20 @@ def truncated_without_gather(seams: Seams) -> Seams:
     "catalogue BZ-132: overlapping in-place KV compaction",
     "two accepted rows, the first of them not in place",
 )
-def overlapping_moves(seams: Seams) -> Seams:
+@in_place_of("commit")
+def overlapping_moves(seams: Seams, cache: KvCache, path: list[int]) -> str | None:
     """Accepted rows are compacted in place in an order that overwrites sources before they are read.
 
     Rows are moved from the last to the first, so a row may be overwritten before it is read as a source.
     """
-
-    def commit(cache: KvCache, path: list[int]) -> str | None:
-        for layer in range(cache.layers):
-            block = cache.block(layer)
-            # For a path [0, 2, 3], row 3 goes to place 2 before row 2 is read.
-            for place in reversed(range(len(path))):
-                for cells in block:
-                    cells[..., place, :] = cells[..., path[place], :]
-            cache.amend(layer, *block)
-        return seams.commit(cache, list(range(len(path))))
-
-    return replace(seams, commit=commit)
+    for layer in range(cache.layers):
+        block = cache.block(layer)
+        # For a path [0, 2, 3], row 3 goes to place 2 before row 2 is read.
+        for place in reversed(range(len(path))):
+            for cells in block:
+                cells[..., place, :] = cells[..., path[place], :]
+        cache.amend(layer, *block)
+    return seams.commit(cache, list(range(len(path))))
 
 
 @fault(
@@ -58,22 +50,19 @@ def overlapping_moves(seams: Seams) -> Seams:
     "catalogue BZ-133: value cache moved with another layout",
     "an accepted path that is not a prefix of the row order",
 )
-def values_in_place(seams: Seams) -> Seams:
+@in_place_of("commit")
+def values_in_place(seams: Seams, cache: KvCache, path: list[int]) -> str | None:
     """The value cache is compacted with another index formula than the key cache.
 
     Keys are gathered by the accepted rows. Values are written from the first rows to the places of the accepted ones.
     """
-
-    def commit(cache: KvCache, path: list[int]) -> str | None:
-        for layer in range(cache.layers):
-            keys, values = cache.block(layer)
-            moved_values = values.clone()
-            # The exchange of source and target, before the right commit gathers both.
-            moved_values[..., path, :] = values[..., : len(path), :]
-            cache.amend(layer, keys, moved_values)
-        return seams.commit(cache, path)
-
-    return replace(seams, commit=commit)
+    for layer in range(cache.layers):
+        keys, values = cache.block(layer)
+        moved_values = values.clone()
+        # The exchange of source and target, before the right commit gathers both.
+        moved_values[..., path, :] = values[..., : len(path), :]
+        cache.amend(layer, keys, moved_values)
+    return seams.commit(cache, path)
 
 
 @fault(
@@ -82,16 +71,13 @@ def values_in_place(seams: Seams) -> Seams:
     "catalogue BZ-137: draft cache not popped for unaccepted tokens",
     "a draft model whose tree has an inner node",
 )
-def draft_not_popped(seams: Seams) -> Seams:
+@in_place_of("roll_back")
+def draft_not_popped(seams: Seams, cache: KvCache, rows: list[int]) -> None:
     """The draft model's cache keeps the tokens that were rejected.
 
     The draft's roll-back keeps every open row, rejected rows included.
     """
-
-    def roll_back(cache: KvCache, rows: list[int]) -> None:
-        seams.roll_back(cache, list(range(cache.rows)))
-
-    return replace(seams, roll_back=roll_back)
+    seams.roll_back(cache, list(range(cache.rows)))
 
 
 @fault(
@@ -100,17 +86,14 @@ def draft_not_popped(seams: Seams) -> Seams:
     "catalogue BZ-141: draft cache rewind trims two entries too many",
     "a draft model",
 )
-def draft_overtrimmed(seams: Seams) -> Seams:
+@in_place_of("roll_back")
+def draft_overtrimmed(seams: Seams, cache: KvCache, rows: list[int]) -> None:
     """The draft model's cache is rewound two entries too far.
 
     After the right roll-back, the cache is cut two columns shorter.
     """
-
-    def roll_back(cache: KvCache, rows: list[int]) -> None:
-        seams.roll_back(cache, rows)
-        cache.crop(max(cache.length - 2, 1))
-
-    return replace(seams, roll_back=roll_back)
+    seams.roll_back(cache, rows)
+    cache.crop(max(cache.length - 2, 1))
 
 
 @fault(
@@ -119,31 +102,19 @@ def draft_overtrimmed(seams: Seams) -> Seams:
     "catalogue BZ-167: KV of the last draft token never written",
     "a draft model whose inner node is accepted",
 )
-def draft_hole(seams: Seams) -> Seams:
+@in_place_of("roll_back")
+def draft_hole(seams: Seams, cache: KvCache, rows: list[int]) -> None:
     """The KV of the last accepted draft token is never written, and the hole is not marked.
 
     The last kept row of the draft counts as cached, although its keys and values are zeros.
     """
-
-    def roll_back(cache: KvCache, rows: list[int]) -> None:
-        if rows:
-            for layer in range(cache.layers):
-                keys, values = cache.block(layer)
-                keys[..., rows[-1], :] = 0
-                values[..., rows[-1], :] = 0
-                cache.amend(layer, keys, values)
-        seams.roll_back(cache, rows)
-
-    return replace(seams, roll_back=roll_back)
-
-
-class NeverFast(Branch):
-    """A branch cache that commits by path wherever the fast way was chosen, and gives no reason."""
-
-    def way_of(self, path: list[int]) -> tuple[str, str | None]:
-        """See `Branch.way_of`."""
-        way, why = super().way_of(path)
-        return ("path", None) if way == "fast" else (way, why)
+    if rows:
+        for layer in range(cache.layers):
+            keys, values = cache.block(layer)
+            keys[..., rows[-1], :] = 0
+            values[..., rows[-1], :] = 0
+            cache.amend(layer, keys, values)
+    seams.roll_back(cache, rows)
 
 
 @fault(
@@ -152,12 +123,16 @@ class NeverFast(Branch):
     "EAGLE-Pangu, fast cache reorder: a guard that always falls back changes no output and costs the speed",
     "a commit by fast after something was committed",
 )
-def fast_never_taken(seams: Seams) -> Seams:
+@in_place_of("kv.branch")
+class NeverFast(Branch):
     """The fast reorder is never taken: each commit gathers the whole cache, and says nothing of it.
 
     Output and cache stay right; only the reported way of the commit shows the fault.
     """
-    return replace(seams, kv=replace(seams.kv, branch=NeverFast))
+
+    def way_of(self, path: list[int]) -> tuple[str, str | None]:
+        way, why = super().way_of(path)
+        return ("path", None) if way == "fast" else (way, why)
 
 
 FAULTS = faults_in(globals())

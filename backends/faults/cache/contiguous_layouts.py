@@ -13,7 +13,7 @@ from specverify.backends.engine.kv.scratch import Scratch
 from specverify.backends.engine.kv.sliding import Sliding
 from specverify.backends.engine.kv.static import Static
 from specverify.backends.engine.seams import Seams
-from specverify.backends.faults.fault import fault, faults_in
+from specverify.backends.faults.fault import fault, faults_in, in_place_of
 from specverify.reference.trace import Stage
 
 # The draft's cache is of the same class: what a fault does to the target alone, it does in the seam of its commit.
@@ -25,18 +25,15 @@ from specverify.reference.trace import Stage
     "family of catalogue BZ-061: one of several buffers is left out of the move",
     "an accepted path that is not a prefix of the row order",
 )
-def last_layer_in_place(seams: Seams) -> Seams:
+@in_place_of("commit")
+def last_layer_in_place(seams: Seams, cache: KvCache, path: list[int]) -> str | None:
     """Accepted rows are moved in all layers but the last, whose buffer is forgotten."""
-
-    def commit(cache: KvCache, path: list[int]) -> str | None:
-        for layer in range(max(1, cache.layers - 1)):
-            block = cache.block(layer)
-            for cells, accepted_rows in zip(block, pick_columns(block, path), strict=True):
-                cells[..., : len(path), :] = accepted_rows
-            cache.amend(layer, *block)
-        return seams.commit(cache, list(range(len(path))))
-
-    return replace(seams, commit=commit)
+    for layer in range(max(1, cache.layers - 1)):
+        block = cache.block(layer)
+        for cells, accepted_rows in zip(block, pick_columns(block, path), strict=True):
+            cells[..., : len(path), :] = accepted_rows
+        cache.amend(layer, *block)
+    return seams.commit(cache, list(range(len(path))))
 
 
 class Fast(Branch):
@@ -77,13 +74,10 @@ def fast_without_offset(seams: Seams) -> Seams:
     "family of catalogue BZ-132: compaction that presumes increasing rows",
     "layout scratch, and an accepted node whose row comes before its parent's",
 )
-def scratch_in_row_order(seams: Seams) -> Seams:
+@in_place_of("commit")
+def scratch_in_row_order(seams: Seams, cache: KvCache, path: list[int]) -> str | None:
     """Accepted scratch rows are copied in the order of the rows, not in that of the path."""
-
-    def commit(cache: KvCache, path: list[int]) -> str | None:
-        return seams.commit(cache, sorted(path) if isinstance(cache, Scratch) else path)
-
-    return replace(seams, commit=commit)
+    return seams.commit(cache, sorted(path) if isinstance(cache, Scratch) else path)
 
 
 class Flat(Scratch):
@@ -254,7 +248,6 @@ class NumberingArena(Arena):
         tokens: tuple[int, ...] = (),
         adapter: object = None,
     ) -> CacheLease:
-        """See `Arena.lease`."""
         lease = super().lease(target, draft, capacity, rows, tokens, adapter)
         if isinstance(lease.target, RestoresColumn):
             lease.target.sequence = min(set(range(len(self._taken_numbers) + 1)) - self._taken_numbers)
@@ -263,7 +256,6 @@ class NumberingArena(Arena):
         return lease
 
     def give_back(self, lease: CacheLease, tokens: tuple[int, ...] = ()) -> None:
-        """See `Arena.give_back`."""
         if isinstance(lease.target, RestoresColumn):
             self._taken_numbers.discard(lease.target.sequence)
         super().give_back(lease, tokens)

@@ -6,7 +6,7 @@ from specverify.backends.engine.kv.arena import Arena, CacheLease
 from specverify.backends.engine.kv.pages import Blocks, Pages
 from specverify.backends.engine.kv.prefix import PrefixCache
 from specverify.backends.engine.seams import Seams
-from specverify.backends.faults.fault import fault, faults_in
+from specverify.backends.faults.fault import fault, faults_in, in_place_of
 from specverify.reference.trace import Stage
 
 
@@ -40,7 +40,6 @@ class Selfish(Blocks):
     """A block table that frees its pages even if other requests share them."""
 
     def release(self) -> None:
-        """See `Blocks.release`."""
         while self.table:
             page = self.table.pop()
             if isinstance(self.pages, Lenient):
@@ -65,7 +64,6 @@ class RememberingBlocks(Blocks):
     """A block table that keeps its entries after it has given all pages back."""
 
     def release(self) -> None:
-        """See `Blocks.release`."""
         # The table is not emptied, so the second release drops the same pages again.
         for page in reversed(self.table):
             self.pages.drop(page)
@@ -85,39 +83,24 @@ def freed_twice(seams: Seams) -> Seams:
     return replace(seams, kv=replace(seams.kv, pages=Twice, blocks=RememberingBlocks))
 
 
-class CommittedOnly(Arena):
-    """An arena that takes back only the pages of committed columns."""
-
-    def give_back(self, lease: CacheLease, tokens: tuple[int, ...] = ()) -> None:
-        """See `Arena.give_back`."""
-        if lease.blocks is not None:
-            # Rounded up: a partly filled page holds committed columns too.
-            lease.blocks.table = lease.blocks.table[: -(-lease.target.length // lease.blocks.size)]
-        super().give_back(lease, tokens)
-
-
 @fault(
     "overhang-never-freed",
     Stage.COMMITTED,
     "catalogue BZ-067: kv_allocated_len not tracked in paged path, pages never released",
     "a request with a page beyond its committed length that is cancelled, evicted or over",
 )
-def overhang_lost(seams: Seams) -> Seams:
+@in_place_of("arena")
+class CommittedOnly(Arena):
     """Pages allocated beyond the committed length are not released with the request.
 
     The table is cut to the committed columns before it goes back, so the pages behind them never come back.
     """
-    return replace(seams, arena=CommittedOnly)
 
-
-class ReserveInPages(Blocks):
-    """A block table whose reserve is a number of columns that is taken for a number of pages."""
-
-    def reserve(self, columns: int) -> None:
-        """See `Blocks.reserve`."""
-        num_missing = -(-columns // self.size) + self.overhang - len(self.table)
-        if num_missing > 0:
-            self.table += self.pages.take(num_missing)
+    def give_back(self, lease: CacheLease, tokens: tuple[int, ...] = ()) -> None:
+        if lease.blocks is not None:
+            # Rounded up: a partly filled page holds committed columns too.
+            lease.blocks.table = lease.blocks.table[: -(-lease.target.length // lease.blocks.size)]
+        super().give_back(lease, tokens)
 
 
 @fault(
@@ -127,19 +110,23 @@ class ReserveInPages(Blocks):
     "PR #250",
     "a layout with pages of more than one column, and a reserve",
 )
-def reserve_in_pages(seams: Seams) -> Seams:
+@in_place_of("kv.blocks")
+class ReserveInPages(Blocks):
     """The reserve beyond a request's columns is counted in tokens and handed out in pages.
 
     The pool runs out while most of its columns are empty, and requests wait that have room.
     """
-    return replace(seams, kv=replace(seams.kv, blocks=ReserveInPages))
+
+    def reserve(self, columns: int) -> None:
+        num_missing = -(-columns // self.size) + self.overhang - len(self.table)
+        if num_missing > 0:
+            self.table += self.pages.take(num_missing)
 
 
 class Ruthless(PrefixCache):
     """A prefix cache that evicts its oldest pages even if requests read them."""
 
     def evict(self, count: int) -> None:
-        """See `PrefixCache.evict`."""
         for key in list(self.entries)[:count]:
             page = self.entries.pop(key)
             if isinstance(self.pages, Lenient):

@@ -11,12 +11,22 @@ from specverify.backends.engine.kv.lanes import BatchCache
 from specverify.backends.engine.kv.paged import Paged
 from specverify.backends.engine.kv.pages import Blocks
 from specverify.backends.engine.seams import Seams
-from specverify.backends.faults.fault import fault, faults_in
+from specverify.backends.faults.fault import fault, faults_in, in_place_of
 from specverify.reference.trace import Stage
 
 
+@fault(
+    "slots-of-equal-rows",
+    Stage.ATTENDED,
+    "catalogue BZ-047: decode slot mapping assumes the same number of tokens per request",
+    "two requests in a batch, the first with fewer rows than another",
+)
+@in_place_of("kv.lanes")
 class Uniform(BatchCache):
-    """A batch cache that reads the packed rows of a batch as a rectangle."""
+    """Rows are written to slots as if every request of the batch had as many of them.
+
+    Rows of all lanes lie packed, but their slots are computed as if every lane had `width` of them.
+    """
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> Any:
         """Take the rows of lane b from index b * width on, among the packed rows of all lanes."""
@@ -30,20 +40,6 @@ class Uniform(BatchCache):
             # Clamped, so that a wrong slot reads a wrong row and raises no index error.
             moved_states[lane, :, :rows] = packed_rows[:, index.clamp(max=packed_rows.shape[1] - 1)]
         return moved_states
-
-
-@fault(
-    "slots-of-equal-rows",
-    Stage.ATTENDED,
-    "catalogue BZ-047: decode slot mapping assumes the same number of tokens per request",
-    "two requests in a batch, the first with fewer rows than another",
-)
-def rectangular_slots(seams: Seams) -> Seams:
-    """Rows are written to slots as if every request of the batch had as many of them.
-
-    Rows of all lanes lie packed, but their slots are computed as if every lane had `width` of them.
-    """
-    return replace(seams, kv=replace(seams.kv, lanes=Uniform))
 
 
 class Contiguous(Paged):

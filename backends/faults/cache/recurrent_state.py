@@ -12,13 +12,8 @@ from specverify.backends.engine.kv.arena import Arena, CacheLease
 from specverify.backends.engine.kv.recurrent import LayerState, LayerStates, RecurrentStates, states_of
 from specverify.backends.engine.request import Request
 from specverify.backends.engine.seams import Seams
-from specverify.backends.faults.fault import fault, faults_in
+from specverify.backends.faults.fault import fault, faults_in, in_place_of
 from specverify.reference.trace import Stage
-
-
-def _with_states(seams: Seams, states: type[RecurrentStates]) -> Seams:
-    """The seams with `states` as the class of recurrent states."""
-    return replace(seams, kv=replace(seams.kv, states=states))
 
 
 def _last(states: RecurrentStates) -> LayerStates:
@@ -33,17 +28,15 @@ def _last(states: RecurrentStates) -> LayerStates:
     "vLLM keeps the state of slot accepted - 1, which is right for chains alone",
     "recurrent layers; an accepted path that is not a prefix of the row order",
 )
-def by_depth(seams: Seams) -> Seams:
+@in_place_of("kv.states")
+class ByDepth(RecurrentStates):
     """The recurrent state kept is that of the row whose number is the accepted count, not that of the accepted node.
 
     Rows of a chain are numbered by their depth; rows of a tree are not.
     """
 
-    class ByDepth(RecurrentStates):
-        def commit(self, path: list[int]) -> None:
-            super().commit(list(range(len(path))))
-
-    return _with_states(seams, ByDepth)
+    def commit(self, path: list[int]) -> None:
+        super().commit(list(range(len(path))))
 
 
 @fault(
@@ -52,25 +45,23 @@ def by_depth(seams: Seams) -> Seams:
     "catalogue BZ-111: crop() does not roll back recurrent states",
     "recurrent layers; a rejected row behind the last accepted one",
 )
-def not_rolled_back(seams: Seams) -> Seams:
+@in_place_of("kv.states")
+class KeepsMemory(RecurrentStates):
     """Rejected rows are cropped from the KV cache and from the convolution, but the recurrent memory keeps them.
 
     The memory after the whole forward stays; keys, values and the convolution's window are those of the accepted rows.
     """
 
-    class KeepsMemory(RecurrentStates):
-        def commit(self, path: list[int]) -> None:
-            last_states = _last(self)
-            super().commit(path)
-            if path:
-                mixed_states = {
-                    layer: (window, last_states[layer][1])
-                    for layer, (window, _) in self.committed.items()
-                    if layer in last_states
-                }
-                self.states_by_length[self.length] = mixed_states
-
-    return _with_states(seams, KeepsMemory)
+    def commit(self, path: list[int]) -> None:
+        last_states = _last(self)
+        super().commit(path)
+        if path:
+            mixed_states = {
+                layer: (window, last_states[layer][1])
+                for layer, (window, _) in self.committed.items()
+                if layer in last_states
+            }
+            self.states_by_length[self.length] = mixed_states
 
 
 @fault(
@@ -79,25 +70,23 @@ def not_rolled_back(seams: Seams) -> Seams:
     "public reports of hybrids: the convolution's state is a second state, and is rolled back apart from the first",
     "recurrent layers; a rejected row behind the last accepted one",
 )
-def window_of_last_row(seams: Seams) -> Seams:
+@in_place_of("kv.states")
+class Windows(RecurrentStates):
     """The recurrent memory is that of the accepted node, but the convolution's window ends at the last row.
 
     The next token is convolved with inputs of rejected tokens.
     """
 
-    class Windows(RecurrentStates):
-        def commit(self, path: list[int]) -> None:
-            last_states = _last(self)
-            super().commit(path)
-            if path:
-                mixed_states = {
-                    layer: (last_states[layer][0], memory)
-                    for layer, (_, memory) in self.committed.items()
-                    if layer in last_states
-                }
-                self.states_by_length[self.length] = mixed_states
-
-    return _with_states(seams, Windows)
+    def commit(self, path: list[int]) -> None:
+        last_states = _last(self)
+        super().commit(path)
+        if path:
+            mixed_states = {
+                layer: (last_states[layer][0], memory)
+                for layer, (_, memory) in self.committed.items()
+                if layer in last_states
+            }
+            self.states_by_length[self.length] = mixed_states
 
 
 @fault(
@@ -106,20 +95,18 @@ def window_of_last_row(seams: Seams) -> Seams:
     "vLLM issue #39273: a hybrid's state after all drafted tokens stays when some are rejected",
     "recurrent layers; a rejected row behind the last accepted one",
 )
-def of_last_row(seams: Seams) -> Seams:
+@in_place_of("kv.states")
+class Last(RecurrentStates):
     """After verification the recurrent state is that of the last row of the block, accepted or not.
 
     A padding row counts as the last row too.
     """
 
-    class Last(RecurrentStates):
-        def commit(self, path: list[int]) -> None:
-            last_states = _last(self)
-            super().commit(path)
-            if path and last_states:
-                self.states_by_length[self.length] = last_states
-
-    return _with_states(seams, Last)
+    def commit(self, path: list[int]) -> None:
+        last_states = _last(self)
+        super().commit(path)
+        if path and last_states:
+            self.states_by_length[self.length] = last_states
 
 
 @fault(
@@ -128,20 +115,18 @@ def of_last_row(seams: Seams) -> Seams:
     "transformers runs the rows of a forward as one chain through a recurrent layer, whatever the mask",
     "recurrent layers; a tree with a side branch",
 )
-def scanned_in_order(seams: Seams) -> Seams:
+@in_place_of("kv.states")
+class ScansInOrder(RecurrentStates):
     """The rows of a tree run through recurrent layers as one chain, in row order: no mask repairs that.
 
     Each row goes on from the state of the row before it, which may lie on another branch.
     """
 
-    class ScansInOrder(RecurrentStates):
-        def order(self, first: int) -> list[int]:
-            return list(range(first, len(self.parents)))
+    def order(self, first: int) -> list[int]:
+        return list(range(first, len(self.parents)))
 
-        def above(self, layer: int, row: int) -> LayerState | None:
-            return self.rows[layer][row - 1] if row else self.committed.get(layer)
-
-    return _with_states(seams, ScansInOrder)
+    def above(self, layer: int, row: int) -> LayerState | None:
+        return self.rows[layer][row - 1] if row else self.committed.get(layer)
 
 
 @fault(
@@ -150,19 +135,17 @@ def scanned_in_order(seams: Seams) -> Seams:
     "catalogue BZ-122: hybrid cell copy missing, stale source in recurrent slot search",
     "recurrent layers; a node whose parent is not the first row",
 )
-def cell_of_neighbour(seams: Seams) -> Seams:
+@in_place_of("kv.states")
+class NeighbourCell(RecurrentStates):
     """A new branch reads the recurrent state of the cell beside its parent's, which belongs to another branch.
 
     The source of a copied cell is one row off; where that row has not run yet, the parent's own cell is read.
     """
 
-    class NeighbourCell(RecurrentStates):
-        def above(self, layer: int, row: int) -> LayerState | None:
-            neighbour = self.parents[row] - 1
-            neighbour_state = self.rows.get(layer, {}).get(neighbour) if neighbour >= 0 else None
-            return super().above(layer, row) if neighbour_state is None else neighbour_state
-
-    return _with_states(seams, NeighbourCell)
+    def above(self, layer: int, row: int) -> LayerState | None:
+        neighbour = self.parents[row] - 1
+        neighbour_state = self.rows.get(layer, {}).get(neighbour) if neighbour >= 0 else None
+        return super().above(layer, row) if neighbour_state is None else neighbour_state
 
 
 @fault(
@@ -171,31 +154,29 @@ def cell_of_neighbour(seams: Seams) -> Seams:
     "vLLM issue #52942: a step without drafts reads slot 0 of a block of several",
     "recurrent layers; a step of one row after a block of several",
 )
-def slot_zero(seams: Seams) -> Seams:
+@in_place_of("kv.states")
+class Slots(RecurrentStates):
     """A step without drafts goes on from slot 0 of the block before it, however many rows of that were accepted.
 
     Slot 0 holds the state after the block's root.
     """
 
-    class Slots(RecurrentStates):
-        def __init__(self, border: int = 0) -> None:
-            super().__init__(border)
-            self.zero: LayerStates = {}
+    def __init__(self, border: int = 0) -> None:
+        super().__init__(border)
+        self.zero: LayerStates = {}
 
-        def close(self) -> None:
-            rows = len(self.parents)
-            self.zero = (
-                {layer: states_by_row[0] for layer, states_by_row in self.rows.items() if 0 in states_by_row}
-                if rows > 1
-                else {}
-            )
-            super().close()
+    def close(self) -> None:
+        rows = len(self.parents)
+        self.zero = (
+            {layer: states_by_row[0] for layer, states_by_row in self.rows.items() if 0 in states_by_row}
+            if rows > 1
+            else {}
+        )
+        super().close()
 
-        def above(self, layer: int, row: int) -> LayerState | None:
-            alone = len(self.parents) == 1 and layer in self.zero
-            return self.zero[layer] if alone else super().above(layer, row)
-
-    return _with_states(seams, Slots)
+    def above(self, layer: int, row: int) -> LayerState | None:
+        alone = len(self.parents) == 1 and layer in self.zero
+        return self.zero[layer] if alone else super().above(layer, row)
 
 
 @fault(
@@ -204,20 +185,18 @@ def slot_zero(seams: Seams) -> Seams:
     "transformers issue #45513: several tokens behind a cached prefix are convolved as if nothing came before",
     "recurrent layers; two rows or more behind committed tokens",
 )
-def window_not_continued(seams: Seams) -> Seams:
+@in_place_of("kv.states")
+class Anew(RecurrentStates):
     """A block of several rows is convolved as if no token came before it; a single row is convolved rightly.
 
     The recurrent memory goes on from the committed tokens, the window of the convolution begins with zeros.
     """
 
-    class Anew(RecurrentStates):
-        def above(self, layer: int, row: int) -> LayerState | None:
-            state = super().above(layer, row)
-            if state is None or self.parents[row] >= 0 or len(self.parents) == 1:
-                return state
-            return torch.zeros_like(state[0]), state[1]
-
-    return _with_states(seams, Anew)
+    def above(self, layer: int, row: int) -> LayerState | None:
+        state = super().above(layer, row)
+        if state is None or self.parents[row] >= 0 or len(self.parents) == 1:
+            return state
+        return torch.zeros_like(state[0]), state[1]
 
 
 @fault(
@@ -252,33 +231,31 @@ def lost_by_eviction(seams: Seams) -> Seams:
     "public reports of parallel sampling on hybrids: copies of a request share one recurrent slot",
     "recurrent layers; a fork, and steps of both requests",
 )
-def shared_by_fork(seams: Seams) -> Seams:
+@in_place_of("kv.states")
+class SharedSlot(RecurrentStates):
     """A fork takes the recurrent state of its source by reference, so that each step of one changes the other's.
 
     Keys and values are in pages of their own from then on; the state is one slot that both write.
     """
 
-    class SharedSlot(RecurrentStates):
-        def __init__(self, border: int = 0) -> None:
-            super().__init__(border)
-            self.shared = False
+    def __init__(self, border: int = 0) -> None:
+        super().__init__(border)
+        self.shared = False
 
-        def begin_as(self, source: RecurrentStates, length: int) -> None:
-            super().begin_as(source, length)
-            self.shared = True
-            if isinstance(source, SharedSlot):
-                source.shared = True
+    def begin_as(self, source: RecurrentStates, length: int) -> None:
+        super().begin_as(source, length)
+        self.shared = True
+        if isinstance(source, SharedSlot):
+            source.shared = True
 
-        def keep(self, states: LayerStates) -> None:
-            slot: Any = self.committed
-            if self.shared and slot:
-                for layer, state in states.items():
-                    for old, new in zip(slot[layer], state, strict=True):
-                        old.copy_(new)
-                states = slot
-            super().keep(states)
-
-    return _with_states(seams, SharedSlot)
+    def keep(self, states: LayerStates) -> None:
+        slot: Any = self.committed
+        if self.shared and slot:
+            for layer, state in states.items():
+                for old, new in zip(slot[layer], state, strict=True):
+                    old.copy_(new)
+            states = slot
+        super().keep(states)
 
 
 @fault(

@@ -4,27 +4,12 @@ They concern what is copied out, the name under which it is kept, and the page t
 """
 
 from collections.abc import Hashable
-from dataclasses import replace
 
 from specverify.backends.engine.kv.paged import Pool
 from specverify.backends.engine.kv.pages import Pages
 from specverify.backends.engine.kv.tiers.second import Key, SecondTier
-from specverify.backends.engine.seams import Seams
-from specverify.backends.faults.fault import fault, faults_in
+from specverify.backends.faults.fault import fault, faults_in, in_place_of
 from specverify.reference.trace import Stage
-
-
-def _with_tier(seams: Seams, tier: type[SecondTier]) -> Seams:
-    return replace(seams, kv=replace(seams.kv, tier=tier))
-
-
-class TargetAlone(SecondTier):
-    """A second tier that knows no pool but the target's."""
-
-    def pools(self, owner: object) -> list[Pool]:
-        """See `SecondTier.pools`."""
-        # The draft's pool is made first, the target's last.
-        return super().pools(owner)[-1:]
 
 
 @fault(
@@ -33,21 +18,16 @@ class TargetAlone(SecondTier):
     "https://github.com/sgl-project/sglang/pull/17338",
     "a second tier, and a request with a model draft that begins with a page from there",
 )
-def draft_forgotten(seams: Seams) -> Seams:
+@in_place_of("kv.tier")
+class TargetAlone(SecondTier):
     """A page comes back from the second tier with the target's columns, and the draft reads whatever lay there.
 
     The second tier keeps the target's columns alone, but a hit counts for target and draft.
     """
-    return _with_tier(seams, TargetAlone)
 
-
-class ByOwnTokens(SecondTier):
-    """A second tier that names a page by the tokens in it."""
-
-    def name(self, key: Key) -> Hashable:
-        """See `SecondTier.name`."""
-        owner, tokens = key
-        return owner, len(tokens), tokens[-self.page_size :]
+    def pools(self, owner: object) -> list[Pool]:
+        # The draft's pool is made first, the target's last.
+        return super().pools(owner)[-1:]
 
 
 @fault(
@@ -56,21 +36,16 @@ class ByOwnTokens(SecondTier):
     "https://github.com/openvinotoolkit/openvino.genai/issues/3722",
     "a second tier, and two prompts with the same page of tokens behind unlike tokens",
 )
-def named_by_own_tokens(seams: Seams) -> Seams:
+@in_place_of("kv.tier")
+class ByOwnTokens(SecondTier):
     """The second tier names a page by its place and the tokens in it, and not by the tokens before it.
 
     Two pages then have one name, and the copy of one is brought back for the other.
     """
-    return _with_tier(seams, ByOwnTokens)
 
-
-class TooSoon(SecondTier):
-    """A second tier whose copy runs before the last column of a page is written."""
-
-    def copy_out(self, pool: Pool, page: int, slot: int) -> None:
-        """Copy the page as it was before its last column was written."""
-        for cells, copies in self.cells(pool):
-            copies[slot, :-1] = cells[page, :-1].to(copies.device)
+    def name(self, key: Key) -> Hashable:
+        owner, tokens = key
+        return owner, len(tokens), tokens[-self.page_size :]
 
 
 @fault(
@@ -79,16 +54,31 @@ class TooSoon(SecondTier):
     "https://github.com/vllm-project/vllm/pull/46278",
     "a second tier, and a request that begins with a page from there",
 )
-def copied_too_soon(seams: Seams) -> Seams:
+@in_place_of("kv.tier")
+class TooSoon(SecondTier):
     """A page is copied out before its last column is written: the copy holds there what the slot held before.
 
     The copy does not wait for the forward that writes the page.
     """
-    return _with_tier(seams, TooSoon)
+
+    def copy_out(self, pool: Pool, page: int, slot: int) -> None:
+        """Copy the page as it was before its last column was written."""
+        for cells, copies in self.cells(pool):
+            copies[slot, :-1] = cells[page, :-1].to(copies.device)
 
 
+@fault(
+    "tier-brought-into-held-page",
+    Stage.ATTENDED,
+    "https://github.com/vllm-project/vllm/issues/46951",
+    "a second tier, and a request that begins with a page from there while another holds pages",
+)
+@in_place_of("kv.tier")
 class IntoHeldPage(SecondTier):
-    """A second tier whose copies land in a page that was handed out again in the meantime."""
+    """A page is brought back into a page of the pool that somebody else holds, and overwrites the columns there.
+
+    The pages of a copy on its way are handed out again before it arrives.
+    """
 
     def destination(self, pages: Pages) -> int:
         """A page with a holder where there is any; it becomes shared."""
@@ -99,21 +89,17 @@ class IntoHeldPage(SecondTier):
 
 
 @fault(
-    "tier-brought-into-held-page",
-    Stage.ATTENDED,
-    "https://github.com/vllm-project/vllm/issues/46951",
-    "a second tier, and a request that begins with a page from there while another holds pages",
+    "tier-slot-keeps-old-name",
+    Stage.COMMITTED,
+    "https://github.com/ovg-project/kvcached/issues/362",
+    "a second tier that is full, and a prompt whose page gave its slot to another",
 )
-def brought_into_held(seams: Seams) -> Seams:
-    """A page is brought back into a page of the pool that somebody else holds, and overwrites the columns there.
-
-    The pages of a copy on its way are handed out again before it arrives.
-    """
-    return _with_tier(seams, IntoHeldPage)
-
-
+@in_place_of("kv.tier")
 class StaleNames(SecondTier):
-    """A second tier that gives a slot to another page and still finds the old page there."""
+    """A slot of the second tier is given to another page, and the old page's name still leads to it.
+
+    A prompt that asks for the old page gets the columns of the new one.
+    """
 
     def free_slot(self) -> int:
         """A slot; the name of the copy that it held stays known."""
@@ -124,20 +110,6 @@ class StaleNames(SecondTier):
                 self.slots[name] = slot
                 self.slots.move_to_end(name)
         return slot
-
-
-@fault(
-    "tier-slot-keeps-old-name",
-    Stage.COMMITTED,
-    "https://github.com/ovg-project/kvcached/issues/362",
-    "a second tier that is full, and a prompt whose page gave its slot to another",
-)
-def slot_keeps_name(seams: Seams) -> Seams:
-    """A slot of the second tier is given to another page, and the old page's name still leads to it.
-
-    A prompt that asks for the old page gets the columns of the new one.
-    """
-    return _with_tier(seams, StaleNames)
 
 
 FAULTS = faults_in(globals())

@@ -8,12 +8,22 @@ from specverify.backends.engine.kv.pages import Blocks
 from specverify.backends.engine.kv.prefix import PrefixCache
 from specverify.backends.engine.kv.tiers.second import Key
 from specverify.backends.engine.seams import Seams
-from specverify.backends.faults.fault import fault, faults_in
+from specverify.backends.faults.fault import fault, faults_in, in_place_of
 from specverify.reference.trace import Stage
 
 
+@fault(
+    "pages-published-unwritten",
+    Stage.ATTENDED,
+    "catalogue BZ-021: prefix blocks published before the forward pass wrote their KV",
+    "layout prefix, and two prompts that begin with the same page, or one that is evicted and restored",
+)
+@in_place_of("arena")
 class Early(Arena):
-    """An arena that publishes the pages of a prompt as soon as they are allocated."""
+    """Pages of a prompt are published before a forward has written them, and the next request reads nothing.
+
+    The prefix cache finds pages by their tokens before a forward has written their keys and values.
+    """
 
     def lease(
         self,
@@ -24,7 +34,6 @@ class Early(Arena):
         tokens: tuple[int, ...] = (),
         adapter: object = None,
     ) -> CacheLease:
-        """See `Arena.lease`."""
         lease = super().lease(target, draft, capacity, rows, tokens, adapter)
         if self.prefix is not None and lease.blocks is not None:
             try:
@@ -37,21 +46,14 @@ class Early(Arena):
 
 
 @fault(
-    "pages-published-unwritten",
+    "reused-prefix-one-too-long",
     Stage.ATTENDED,
-    "catalogue BZ-021: prefix blocks published before the forward pass wrote their KV",
-    "layout prefix, and two prompts that begin with the same page, or one that is evicted and restored",
+    "catalogue BZ-126: n_past computed with off-by-one from position",
+    "layout prefix, and a hit that is shorter than the prompt",
 )
-def published_unwritten(seams: Seams) -> Seams:
-    """Pages of a prompt are published before a forward has written them, and the next request reads nothing.
-
-    The prefix cache finds pages by their tokens before a forward has written their keys and values.
-    """
-    return replace(seams, arena=Early)
-
-
+@in_place_of("arena")
 class OneMore(Arena):
-    """An arena that counts one column too many as reused."""
+    """The committed length of a reused prefix counts the position after it, whose KV nobody wrote."""
 
     def lease(
         self,
@@ -62,7 +64,6 @@ class OneMore(Arena):
         tokens: tuple[int, ...] = (),
         adapter: object = None,
     ) -> CacheLease:
-        """See `Arena.lease`."""
         lease = super().lease(target, draft, capacity, rows, tokens, adapter)
         if 0 < lease.reused < len(tokens):
             lease.target.length += 1
@@ -70,21 +71,19 @@ class OneMore(Arena):
 
 
 @fault(
-    "reused-prefix-one-too-long",
+    "pages-handed-over-from-the-tail",
     Stage.ATTENDED,
-    "catalogue BZ-126: n_past computed with off-by-one from position",
-    "layout prefix, and a hit that is shorter than the prompt",
+    "catalogue BZ-054: P/D transfer misaligns blocks if prompt is a multiple of the block size",
+    "a fork whose prefix is a multiple of the page size",
 )
-def reused_one_more(seams: Seams) -> Seams:
-    """The committed length of a reused prefix counts the position after it, whose KV nobody wrote."""
-    return replace(seams, arena=OneMore)
-
-
+@in_place_of("arena")
 class MisalignedArena(Arena):
-    """An arena whose fork takes the source's pages from the second one on, where the last page is full."""
+    """Where the last page is full, one side has a page more for drafts, and tables are aligned at their ends.
+
+    Two tables are aligned at their ends, but one of them has a page for drafts behind its full last page.
+    """
 
     def fork(self, source: CacheLease, target: Model, draft: Model | None, capacity: int, rows: int) -> CacheLease:
-        """See `Arena.fork`."""
         blocks = source.blocks
         columns = source.target.length
         # The report needs a full last page and one more page behind it.
@@ -98,42 +97,31 @@ class MisalignedArena(Arena):
 
 
 @fault(
-    "pages-handed-over-from-the-tail",
-    Stage.ATTENDED,
-    "catalogue BZ-054: P/D transfer misaligns blocks if prompt is a multiple of the block size",
-    "a fork whose prefix is a multiple of the page size",
+    "shared-page-written",
+    Stage.COMMITTED,
+    "family of catalogue BZ-068: pages shared by prefix corrupt unrelated requests",
+    "a fork whose prefix ends inside a page, both stepped in one batch",
 )
-def handed_over_from_tail(seams: Seams) -> Seams:
-    """Where the last page is full, one side has a page more for drafts, and tables are aligned at their ends.
-
-    Two tables are aligned at their ends, but one of them has a page for drafts behind its full last page.
-    """
-    return replace(seams, arena=MisalignedArena)
-
-
+@in_place_of("kv.blocks")
 class WritesSharedPages(Blocks):
-    """A block table that writes to pages which other requests hold."""
+    """A partly filled page that two requests share is written by both: copy on write is missed.
+
+    Copy on write is skipped, so every sharer writes to the same page.
+    """
 
     def copy_on_write(self, begin: int, end: int) -> None:
         """Copy no page."""
 
 
 @fault(
-    "shared-page-written",
-    Stage.COMMITTED,
-    "family of catalogue BZ-068: pages shared by prefix corrupt unrelated requests",
-    "a fork whose prefix ends inside a page, both stepped in one batch",
+    "copy-on-write-forgets-draft",
+    Stage.DRAFTED,
+    "family of catalogue BZ-061: a buffer beside keys and values is left out of the move",
+    "a fork with a draft model whose prefix ends inside a page",
 )
-def never_copied(seams: Seams) -> Seams:
-    """A partly filled page that two requests share is written by both: copy on write is missed.
-
-    Copy on write is skipped, so every sharer writes to the same page.
-    """
-    return replace(seams, kv=replace(seams.kv, blocks=WritesSharedPages))
-
-
+@in_place_of("kv.blocks")
 class TargetOnly(Blocks):
-    """A block table whose copy on write copies only the target's pool."""
+    """A shared page is copied in the target's pool, and not in the draft's, which shares the block table."""
 
     def copy_on_write(self, begin: int, end: int) -> None:
         """Copy pages in the target's pool only."""
@@ -145,24 +133,22 @@ class TargetOnly(Blocks):
 
 
 @fault(
-    "copy-on-write-forgets-draft",
-    Stage.DRAFTED,
-    "family of catalogue BZ-061: a buffer beside keys and values is left out of the move",
-    "a fork with a draft model whose prefix ends inside a page",
+    "page-known-by-own-tokens",
+    Stage.ATTENDED,
+    "family of catalogue BZ-126: what is reused is told by too little",
+    "layout prefix, and a page of tokens met again in another place",
 )
-def copied_in_target(seams: Seams) -> Seams:
-    """A shared page is copied in the target's pool, and not in the draft's, which shares the block table."""
-    return replace(seams, kv=replace(seams.kv, blocks=TargetOnly))
-
-
+@in_place_of("kv.prefix")
 class ByPage(PrefixCache):
-    """A prefix cache that knows a page by the tokens in it, and not by the tokens before it."""
+    """A kept page is found by the tokens in it, whatever came before them.
+
+    The key of a kept page leaves out the tokens before it, on which its keys and values depend.
+    """
 
     def _key(self, owner: object, tokens: tuple[int, ...], end: int) -> Key:
         return owner, tokens[end - self.page_size : end]
 
     def match(self, owner: object, tokens: tuple[int, ...]) -> list[int]:
-        """See `PrefixCache.match`."""
         pages: list[int] = []
         for end in range(self.page_size, len(tokens) + 1, self.page_size):
             page = self.entries.get(self._key(owner, tokens, end))
@@ -173,26 +159,11 @@ class ByPage(PrefixCache):
         return pages
 
     def insert(self, owner: object, tokens: tuple[int, ...], table: list[int]) -> None:
-        """See `PrefixCache.insert`."""
         for place in range(len(tokens) // self.page_size):
             key = self._key(owner, tokens, (place + 1) * self.page_size)
             if key not in self.entries:
                 self.pages.share(table[place])
                 self.entries[key] = table[place]
-
-
-@fault(
-    "page-known-by-own-tokens",
-    Stage.ATTENDED,
-    "family of catalogue BZ-126: what is reused is told by too little",
-    "layout prefix, and a page of tokens met again in another place",
-)
-def known_by_own_tokens(seams: Seams) -> Seams:
-    """A kept page is found by the tokens in it, whatever came before them.
-
-    The key of a kept page leaves out the tokens before it, on which its keys and values depend.
-    """
-    return replace(seams, kv=replace(seams.kv, prefix=ByPage))
 
 
 class AnyDraft(Arena):
@@ -203,7 +174,6 @@ class AnyDraft(Arena):
     """
 
     def fork(self, source: CacheLease, target: Model, draft: Model | None, capacity: int, rows: int) -> CacheLease:
-        """See `Arena.fork`."""
         lease = super().fork(source, target, draft, capacity, rows)
         if lease.blocks is not None and lease.draft is not None and source.draft is not None:
             lease.draft.length = min(source.draft.length, source.target.length)
@@ -217,11 +187,9 @@ class AnyOwner(PrefixCache):
     """
 
     def match(self, owner: object, tokens: tuple[int, ...]) -> list[int]:
-        """See `PrefixCache.match`."""
         return super().match(owner is not None, tokens)
 
     def insert(self, owner: object, tokens: tuple[int, ...], table: list[int]) -> None:
-        """See `PrefixCache.insert`."""
         super().insert(owner is not None, tokens, table)
 
 

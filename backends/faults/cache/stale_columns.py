@@ -57,7 +57,6 @@ class MarkedStatic(Static):
     stale = 0
 
     def open(self, rows: int) -> None:
-        """See `KvCache.open`."""
         super().open(rows)
         # `stale` is the end of what earlier blocks wrote, `high` the end with this block.
         self.stale = self.high

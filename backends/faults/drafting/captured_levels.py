@@ -1,32 +1,26 @@
 """Faults of draft forwards over persistent buffers, padded to captured sizes."""
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
+from functools import partial
 
 from torch import Tensor
 
-from specverify.backends.base import Unsupported
 from specverify.backends.engine.captured.buffers import Buffers
 from specverify.backends.engine.captured.lanes import LaneRows, PaddingCache
 from specverify.backends.engine.captured.runner import CapturedDrafts
 from specverify.backends.engine.kv.base import KvCache
-from specverify.backends.engine.seams import Seams
-from specverify.backends.faults.fault import fault, faults_in
+from specverify.backends.faults.fault import fault, faults_in, in_place_of
 from specverify.reference.trace import Stage
 
 CAPTURED_BACKEND = "cpu-captured-drafts"
 
 
-def with_parts(seams: Seams, **parts: Any) -> Seams:
-    """`seams` with other `parts` of captured draft forwards, by the names of `CapturedDrafts`.
-
-    Raises:
-        Unsupported: if the engine runs drafts one by one.
-    """
-    if not isinstance(seams.captured_drafts, CapturedDrafts):
-        raise Unsupported("a fault of drafts over persistent buffers: this backend runs drafts one by one")
-    return replace(seams, captured_drafts=replace(seams.captured_drafts, **parts))
+in_captured_drafts = partial(
+    in_place_of,
+    owner=CapturedDrafts,
+    refusal="a fault of drafts over persistent buffers: this backend runs drafts one by one",
+)
+"""A decorator as `in_place_of`, for a part of captured draft forwards."""
 
 
 @fault(
@@ -36,20 +30,18 @@ def with_parts(seams: Seams, **parts: Any) -> Seams:
     "three requests that draft together: their forward is padded to four lanes",
     on=CAPTURED_BACKEND,
 )
-def padded_lanes_write(seams: Seams) -> Seams:
+@in_captured_drafts("captured_drafts.padding_cache")
+class Live(PaddingCache):
     """Padded lanes write their keys and values to the slots of the first live lane."""
 
-    class Live(PaddingCache):
-        def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
-            super().write(layer, keys, values)
-            first = self.live()[0]
-            rows = min(keys.shape[1], first.block(layer)[0].shape[1])
-            columns = [cells.clone() for cells in first.block(layer)]
-            for cells, new in zip(columns, (keys, values), strict=True):
-                cells[:, -rows:] = new[:, :rows]
-            first.amend(layer, *columns)
-
-    return with_parts(seams, padding_cache=Live)
+    def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        super().write(layer, keys, values)
+        first = self.live()[0]
+        rows = min(keys.shape[1], first.block(layer)[0].shape[1])
+        columns = [cells.clone() for cells in first.block(layer)]
+        for cells, new in zip(columns, (keys, values), strict=True):
+            cells[:, -rows:] = new[:, :rows]
+        first.amend(layer, *columns)
 
 
 @fault(
@@ -59,16 +51,14 @@ def padded_lanes_write(seams: Seams) -> Seams:
     "three requests that draft together: their forward is padded to four lanes",
     on=CAPTURED_BACKEND,
 )
-def padded_positions_stale(seams: Seams) -> Seams:
+@in_captured_drafts("captured_drafts.buffers")
+class Stale(Buffers):
     """Padded lanes run with the positions that their buffers held before."""
 
-    class Stale(Buffers):
-        def pad(self, lane_number: int, rows: int) -> None:
-            before = self.positions[lane_number].clone()
-            super().pad(lane_number, rows)
-            self.positions[lane_number] = before
-
-    return with_parts(seams, buffers=Stale)
+    def pad(self, lane_number: int, rows: int) -> None:
+        before = self.positions[lane_number].clone()
+        super().pad(lane_number, rows)
+        self.positions[lane_number] = before
 
 
 @fault(
@@ -78,19 +68,17 @@ def padded_positions_stale(seams: Seams) -> Seams:
     "a draft with a cache and a tree of three levels",
     on=CAPTURED_BACKEND,
 )
-def lengths_stale(seams: Seams) -> Seams:
+@in_captured_drafts("captured_drafts.buffers")
+class LengthsStale(Buffers):
     """A lane that stays in use keeps the length of the level before, so that its newest columns are hidden."""
 
-    class Stale(Buffers):
-        def put(self, place: int, lane: LaneRows, number: int) -> None:
-            before = int(self.lengths[place])
-            slot_before = int(self.slots[place])
-            super().put(place, lane, number)
-            rows = len(lane.tokens)
-            if slot_before == number and 0 < before < int(self.lengths[place]) <= before + rows:
-                self.lengths[place] = before
-
-    return with_parts(seams, buffers=Stale)
+    def put(self, place: int, lane: LaneRows, number: int) -> None:
+        before = int(self.lengths[place])
+        slot_before = int(self.slots[place])
+        super().put(place, lane, number)
+        rows = len(lane.tokens)
+        if slot_before == number and 0 < before < int(self.lengths[place]) <= before + rows:
+            self.lengths[place] = before
 
 
 @fault(
@@ -100,13 +88,10 @@ def lengths_stale(seams: Seams) -> Seams:
     "three requests that draft together",
     on=CAPTURED_BACKEND,
 )
-def smaller_graph(seams: Seams) -> Seams:
+@in_captured_drafts("captured_drafts.size")
+def smaller_graph(drafts: CapturedDrafts, live: int, sizes: tuple[int, ...]) -> int | None:
     """A batch between two captured sizes is run by the graph of the smaller: the last lanes are not run."""
-
-    def size(live: int, sizes: tuple[int, ...]) -> int | None:
-        return max(captured_size for captured_size in sizes if captured_size <= live)
-
-    return with_parts(seams, size=size)
+    return max(captured_size for captured_size in sizes if captured_size <= live)
 
 
 @fault(
@@ -116,20 +101,18 @@ def smaller_graph(seams: Seams) -> Seams:
     "three requests that draft together: their forward is padded to four lanes",
     on=CAPTURED_BACKEND,
 )
-def outputs_from_end(seams: Seams) -> Seams:
+@in_captured_drafts("captured_drafts.buffers")
+class FromEnd(Buffers):
     """The outputs of a padded forward are read from its last lanes, the padded ones among them."""
 
-    class FromEnd(Buffers):
-        spare = 0
+    spare = 0
 
-        def fill(self, lanes: list[LaneRows], numbers: list[int], size: int) -> None:
-            super().fill(lanes, numbers, size)
-            self.spare = size - len(lanes)
+    def fill(self, lanes: list[LaneRows], numbers: list[int], size: int) -> None:
+        super().fill(lanes, numbers, size)
+        self.spare = size - len(lanes)
 
-        def take(self, place: int, rows: int) -> Tensor:
-            return super().take(place + self.spare, rows)
-
-    return with_parts(seams, buffers=FromEnd)
+    def take(self, place: int, rows: int) -> Tensor:
+        return super().take(place + self.spare, rows)
 
 
 @fault(
@@ -139,22 +122,20 @@ def outputs_from_end(seams: Seams) -> Seams:
     "a head with a tree of three levels",
     on=CAPTURED_BACKEND,
 )
-def hidden_states_stale(seams: Seams) -> Seams:
+@in_captured_drafts("captured_drafts.buffers")
+class HiddenStatesStale(Buffers):
     """A lane that stays in use keeps the hidden states of the level before."""
 
-    class Stale(Buffers):
-        def put(self, place: int, lane: LaneRows, number: int) -> None:
-            states_before = (
-                None
-                if self.hidden_states is None or int(self.slots[place]) != number
-                else self.hidden_states[place].clone()
-            )
-            super().put(place, lane, number)
-            if states_before is not None and self.hidden_states is not None:
-                rows = states_before.isnan().flatten(1).any(1)
-                self.hidden_states[place][~rows] = states_before[~rows]
-
-    return with_parts(seams, buffers=Stale)
+    def put(self, place: int, lane: LaneRows, number: int) -> None:
+        states_before = (
+            None
+            if self.hidden_states is None or int(self.slots[place]) != number
+            else self.hidden_states[place].clone()
+        )
+        super().put(place, lane, number)
+        if states_before is not None and self.hidden_states is not None:
+            rows = states_before.isnan().flatten(1).any(1)
+            self.hidden_states[place][~rows] = states_before[~rows]
 
 
 @fault(
@@ -164,29 +145,27 @@ def hidden_states_stale(seams: Seams) -> Seams:
     "two requests that draft together, and then the second one alone",
     on=CAPTURED_BACKEND,
 )
-def old_indices(seams: Seams) -> Seams:
+@in_captured_drafts("captured_drafts.buffers")
+class Shrunk(Buffers):
     """Once a batch has shrunk, its outputs are read from the lanes that its requests had in the larger batch.
 
     A batch shrinks between two levels if one tree is complete, and between two steps if one request is absent.
     """
 
-    class Shrunk(Buffers):
-        larger: Sequence[KvCache] = ()
-        places: Sequence[int] = ()
+    larger: Sequence[KvCache] = ()
+    places: Sequence[int] = ()
 
-        def fill(self, lanes: list[LaneRows], numbers: list[int], size: int) -> None:
-            super().fill(lanes, numbers, size)
-            cache_ids_before = [id(cache) for cache in self.larger]
-            cache_ids = [id(lane.cache) for lane in lanes]
-            if not {*cache_ids} < {*cache_ids_before}:
-                self.larger = [lane.cache for lane in lanes]
-                cache_ids_before = cache_ids
-            self.places = [cache_ids_before.index(cache_id) for cache_id in cache_ids]
+    def fill(self, lanes: list[LaneRows], numbers: list[int], size: int) -> None:
+        super().fill(lanes, numbers, size)
+        cache_ids_before = [id(cache) for cache in self.larger]
+        cache_ids = [id(lane.cache) for lane in lanes]
+        if not {*cache_ids} < {*cache_ids_before}:
+            self.larger = [lane.cache for lane in lanes]
+            cache_ids_before = cache_ids
+        self.places = [cache_ids_before.index(cache_id) for cache_id in cache_ids]
 
-        def take(self, place: int, rows: int) -> Tensor:
-            return super().take(self.places[place], rows)
-
-    return with_parts(seams, buffers=Shrunk)
+    def take(self, place: int, rows: int) -> Tensor:
+        return super().take(self.places[place], rows)
 
 
 FAULTS = faults_in(globals())

@@ -1,9 +1,7 @@
 """Faults in the choice of a static tree by batch size."""
 
-from dataclasses import replace
-
-from specverify.backends.engine.seams import Seams
-from specverify.backends.faults.fault import fault, faults_in
+from specverify.backends.engine.trees.growth import GrowthSeams
+from specverify.backends.faults.fault import fault, faults_in, in_place_of
 from specverify.reference.draft_trees import Dispatch
 from specverify.reference.trace import Stage
 from specverify.reference.tree import RankTree
@@ -15,13 +13,10 @@ from specverify.reference.tree import RankTree
     "arXiv 2508.08192: the tree is chosen by the size of the batch that is about to step",
     "a table of trees by batch size, and a step whose batch is not as large as the one before it",
 )
-def batch_before(seams: Seams) -> Seams:
+@in_place_of("trees.dispatch")
+def batch_before(trees: GrowthSeams, table: Dispatch, batches: list[int]) -> RankTree:
     """The tree is chosen by the number of requests of the step before, which a host that plans ahead knows."""
-
-    def dispatch(table: Dispatch, batches: list[int]) -> RankTree:
-        return seams.trees.dispatch(table, batches[:-1] or batches)
-
-    return replace(seams, trees=replace(seams.trees, dispatch=dispatch))
+    return trees.dispatch(table, batches[:-1] or batches)
 
 
 @fault(
@@ -30,13 +25,10 @@ def batch_before(seams: Seams) -> Seams:
     "arXiv 2508.08192: a tree serves all batches up to its bound",
     "a table of trees by batch size, and a batch as large as a bound that is not the last",
 )
-def bound_left_out(seams: Seams) -> Seams:
+@in_place_of("trees.dispatch")
+def bound_left_out(trees: GrowthSeams, table: Dispatch, batches: list[int]) -> RankTree:
     """A batch as large as a bound of the table gets the tree of the next bound."""
-
-    def dispatch(table: Dispatch, batches: list[int]) -> RankTree:
-        return seams.trees.dispatch(table, [size + 1 for size in batches])
-
-    return replace(seams, trees=replace(seams.trees, dispatch=dispatch))
+    return trees.dispatch(table, [size + 1 for size in batches])
 
 
 FAULTS = faults_in(globals())

@@ -12,8 +12,8 @@ from specverify.backends.engine.kv.paged import Paged, Pool
 from specverify.backends.engine.kv.prefix import PrefixCache
 from specverify.backends.engine.sampling.step import StepSampling
 from specverify.backends.engine.seams import Seams
-from specverify.backends.faults.drafting.model_drafts import with_draft_class
-from specverify.backends.faults.fault import fault, faults_in
+from specverify.backends.faults.drafting.model_drafts import in_place_of_draft, with_draft_class
+from specverify.backends.faults.fault import fault, faults_in, in_place_of
 from specverify.reference.trace import Stage
 
 
@@ -23,22 +23,20 @@ from specverify.reference.trace import Stage
     "catalogue BZ-011: KV corruption in the draft cache with and without a bonus token",
     "a draft model whose accepted path ends in a leaf, and a bonus that it would not have guessed",
 )
-def own_guess_fed(seams: Seams) -> Seams:
+@in_place_of_draft
+class GuessingDraft(ModelDraft):
     """After full acceptance the draft is fed its own best token where the bonus stands, and its KV stays.
 
     The guess lies in the cache at the place of the bonus token, and is not replaced.
     """
 
-    class GuessingDraft(ModelDraft):
-        def catch_up(self, tokens: list[int]) -> Tensor:
-            if not 0 < self.cache.length == len(tokens) - 2:
-                return super().catch_up(tokens)
-            # The accepted leaf and the bonus are missing: it was not told of the bonus yet.
-            ahead = super().catch_up(tokens[:-1])
-            guess = int(self.named_ids[int(ahead[0].argmax())])
-            return super().catch_up([*tokens[:-1], guess])
-
-    return with_draft_class(seams, GuessingDraft)
+    def catch_up(self, tokens: list[int]) -> Tensor:
+        if not 0 < self.cache.length == len(tokens) - 2:
+            return super().catch_up(tokens)
+        # The accepted leaf and the bonus are missing: it was not told of the bonus yet.
+        ahead = super().catch_up(tokens[:-1])
+        guess = int(self.named_ids[int(ahead[0].argmax())])
+        return super().catch_up([*tokens[:-1], guess])
 
 
 @fault(
@@ -47,36 +45,34 @@ def own_guess_fed(seams: Seams) -> Seams:
     "catalogue BZ-036: unverified drafts stay in the draft's KV across a transfer",
     "a draft model; a rejected inner node beside an accepted leaf; then evict, restore and step",
 )
-def unverified_restored(seams: Seams) -> Seams:
+@in_place_of_draft
+class SavingDraft(ModelDraft):
     """The draft's cache is restored with the rows of its last block as valid, verified or not.
 
     The cache is saved before the roll-back removes the rejected rows, and is restored from that copy.
     """
 
-    class SavingDraft(ModelDraft):
-        _saved_pairs: tuple[Pair, ...] = ()
+    _saved_pairs: tuple[Pair, ...] = ()
 
-        def settle(self, kept_nodes: list[int]) -> None:
-            self._saved_pairs = tuple(self.cache.read(layer) for layer in range(self.cache.layers))
-            super().settle(kept_nodes)
+    def settle(self, kept_nodes: list[int]) -> None:
+        self._saved_pairs = tuple(self.cache.read(layer) for layer in range(self.cache.layers))
+        super().settle(kept_nodes)
 
-        def resume(self, cache: KvCache | None) -> None:
-            super().resume(cache)
-            columns = min((keys.shape[-2] for keys, _ in self._saved_pairs), default=0)
-            # A cache with a limit of open rows cannot take all saved columns at once.
-            if columns and not self.cache.length and not self.cache.most_rows:
-                self.cache.open(columns)
-                for layer, (keys, values) in enumerate(self._saved_pairs):
-                    self.cache.write(layer, keys[:, :columns], values[:, :columns])
-                self.cache.commit(list(range(columns)))
+    def resume(self, cache: KvCache | None) -> None:
+        super().resume(cache)
+        columns = min((keys.shape[-2] for keys, _ in self._saved_pairs), default=0)
+        # A cache with a limit of open rows cannot take all saved columns at once.
+        if columns and not self.cache.length and not self.cache.most_rows:
+            self.cache.open(columns)
+            for layer, (keys, values) in enumerate(self._saved_pairs):
+                self.cache.write(layer, keys[:, :columns], values[:, :columns])
+            self.cache.commit(list(range(columns)))
 
-        def catch_up(self, tokens: list[int]) -> Tensor:
-            if self.cache.length > len(tokens):
-                # The restored rows may be more than the tokens that are committed now.
-                self.cache.crop(len(tokens))
-            return super().catch_up(tokens)
-
-    return with_draft_class(seams, SavingDraft)
+    def catch_up(self, tokens: list[int]) -> Tensor:
+        if self.cache.length > len(tokens):
+            # The restored rows may be more than the tokens that are committed now.
+            self.cache.crop(len(tokens))
+        return super().catch_up(tokens)
 
 
 @fault(
@@ -85,26 +81,24 @@ def unverified_restored(seams: Seams) -> Seams:
     "catalogue BZ-170: speculated future tokens survive a restart",
     "a draft model; a step, then evict, restore and step",
 )
-def scores_survive(seams: Seams) -> Seams:
+@in_place_of_draft
+class RememberingDraft(ModelDraft):
     """Scores of the root that the draft remembers survive a restart.
 
     The request has more tokens by then, so the scores belong to an earlier root.
     """
 
-    class RememberingDraft(ModelDraft):
-        _stale: Tensor | None = None
+    _stale: Tensor | None = None
 
-        def resume(self, cache: KvCache | None) -> None:
-            self._stale = self.root_scores
-            super().resume(cache)
+    def resume(self, cache: KvCache | None) -> None:
+        self._stale = self.root_scores
+        super().resume(cache)
 
-        def catch_up(self, tokens: list[int]) -> Tensor:
-            right = super().catch_up(tokens)
-            stale = self._stale
-            self._stale = None
-            return right if stale is None else stale
-
-    return with_draft_class(seams, RememberingDraft)
+    def catch_up(self, tokens: list[int]) -> Tensor:
+        right = super().catch_up(tokens)
+        stale = self._stale
+        self._stale = None
+        return right if stale is None else stale
 
 
 @fault(
@@ -113,20 +107,18 @@ def scores_survive(seams: Seams) -> Seams:
     "family of catalogue BZ-167: a hole in the draft's KV after full acceptance",
     "a draft model whose accepted path ends in a leaf",
 )
-def leaf_filled_with_bonus(seams: Seams) -> Seams:
+@in_place_of_draft
+class Short(ModelDraft):
     """Of the tokens that the draft lacks only the last is handed over, in the place of all of them.
 
     The last token is fed once for each token that the cache lacks.
     """
 
-    class Short(ModelDraft):
-        def catch_up(self, tokens: list[int]) -> Tensor:
-            num_cached = self.cache.length
-            if num_cached:
-                tokens = [*tokens[:num_cached], *tokens[-1:] * (len(tokens) - num_cached)]
-            return super().catch_up(tokens)
-
-    return with_draft_class(seams, Short)
+    def catch_up(self, tokens: list[int]) -> Tensor:
+        num_cached = self.cache.length
+        if num_cached:
+            tokens = [*tokens[:num_cached], *tokens[-1:] * (len(tokens) - num_cached)]
+        return super().catch_up(tokens)
 
 
 @fault(
@@ -135,18 +127,15 @@ def leaf_filled_with_bonus(seams: Seams) -> Seams:
     "catalogue BZ-032: padding tokens keep real slots",
     "a draft model; a rejected inner node before an accepted one",
 )
-def rejected_rewritten(seams: Seams) -> Seams:
+@in_place_of("roll_back")
+def rejected_rewritten(seams: Seams, cache: KvCache, rows_fed: list[int]) -> None:
     """Rejected rows stay in the draft's batch as padding with real slots, over what was moved there.
 
     Among the kept rows, a rejected row that was not moved over keeps its own place.
     """
-
-    def roll_back(cache: KvCache, rows_fed: list[int]) -> None:
-        padding = [row for row in range(len(rows_fed)) if row not in rows_fed]
-        rows = [row if row in padding else rows_fed[row] for row in range(len(rows_fed))]
-        seams.roll_back(cache, rows)
-
-    return replace(seams, roll_back=roll_back)
+    padding = [row for row in range(len(rows_fed)) if row not in rows_fed]
+    rows = [row if row in padding else rows_fed[row] for row in range(len(rows_fed))]
+    seams.roll_back(cache, rows)
 
 
 @fault(
@@ -196,17 +185,15 @@ def one_cache(seams: Seams) -> Seams:
     "catalogue BZ-085: draft attention metadata refers to the target's KV pool",
     "pages; a target that drafts for itself; rows that do not lie as the draft's do",
 )
-def one_pool(seams: Seams) -> Seams:
+@in_place_of("arena")
+class OnePool(Arena):
     """The draft's cache lies in the target's pool.
 
     The draft then writes into pages that hold the target's columns.
     """
 
-    class OnePool(Arena):
-        def pool(self, model: Model, role: str, capacity: int, rows: int) -> Pool:
-            return super().pool(model, "target", capacity, rows)
-
-    return replace(seams, arena=OnePool)
+    def pool(self, model: Model, role: str, capacity: int, rows: int) -> Pool:
+        return super().pool(model, "target", capacity, rows)
 
 
 @fault(
@@ -215,20 +202,18 @@ def one_pool(seams: Seams) -> Seams:
     "family of catalogue BZ-170: draft cache length not synchronised when a prefix is reused",
     "pages; a fork of a request with a draft model that has not been fed everything",
 )
-def fork_complete(seams: Seams) -> Seams:
+@in_place_of("arena")
+class Complete(Arena):
     """A fork marks as many columns of the draft's cache as filled as of the target's.
 
     The draft's cache of the source may lack columns that the target's has.
     """
 
-    class Complete(Arena):
-        def fork(self, source: CacheLease, target: Model, draft: Model | None, capacity: int, rows: int) -> CacheLease:
-            lease = super().fork(source, target, draft, capacity, rows)
-            if isinstance(lease.draft, Paged):
-                lease.draft.length = lease.target.length
-            return lease
-
-    return replace(seams, arena=Complete)
+    def fork(self, source: CacheLease, target: Model, draft: Model | None, capacity: int, rows: int) -> CacheLease:
+        lease = super().fork(source, target, draft, capacity, rows)
+        if isinstance(lease.draft, Paged):
+            lease.draft.length = lease.target.length
+        return lease
 
 
 @fault(
@@ -237,19 +222,17 @@ def fork_complete(seams: Seams) -> Seams:
     "family of catalogue BZ-170: draft cache length not synchronised when a prefix is reused",
     "a prefix cache; a request with a draft model that lags behind at its end, and one that begins alike",
 )
-def kept_without_draft(seams: Seams) -> Seams:
+@in_place_of("arena")
+class TargetOnly(Arena):
     """Pages are kept that the draft never wrote: the next request finds its cache uninitialised.
 
     Pages are kept as far as the target has committed, although the draft may lag behind.
     """
 
-    class TargetOnly(Arena):
-        def give_back(self, lease: CacheLease, tokens: tuple[int, ...] = ()) -> None:
-            if lease.draft is not None and tokens:
-                lease.draft.length = lease.target.length
-            super().give_back(lease, tokens)
-
-    return replace(seams, arena=TargetOnly)
+    def give_back(self, lease: CacheLease, tokens: tuple[int, ...] = ()) -> None:
+        if lease.draft is not None and tokens:
+            lease.draft.length = lease.target.length
+        super().give_back(lease, tokens)
 
 
 @fault(
@@ -258,43 +241,41 @@ def kept_without_draft(seams: Seams) -> Seams:
     "catalogue BZ-063: prefix hit shifts the draft's inputs",
     "a prefix cache; two requests with a draft model that part at the last token of a page",
 )
-def key_one_short(seams: Seams) -> Seams:
+@in_place_of("arena")
+class Nearly(Arena):
     """A kept page's draft KV is shared with a request whose tokens differ in the last one that it depends on.
 
     The draft's cells of a kept page are copied to a request whose tokens match all but the last of that page.
     """
 
-    class Nearly(Arena):
-        def paged(
-            self,
-            target: Model,
-            draft: Model | None,
-            capacity: int,
-            rows: int,
-            tokens: tuple[int, ...],
-            adapter: object = None,
-        ) -> CacheLease:
-            lease = super().paged(target, draft, capacity, rows, tokens, adapter)
-            page = None if self.prefix is None else self._near(self.prefix, draft, tokens, lease.reused)
-            if page is None or not isinstance(lease.draft, Paged):
-                return lease
-            copied_cells = [
-                tuple(cells[page].transpose(0, 1).clone() for cells in pair) for pair in lease.draft.pool.layers
-            ]
-            lease.draft.open(self.layout.page_size)
-            for layer, (keys, values) in enumerate(copied_cells):
-                lease.draft.write(layer, keys, values)
-            lease.draft.commit(list(range(self.layout.page_size)))
+    def paged(
+        self,
+        target: Model,
+        draft: Model | None,
+        capacity: int,
+        rows: int,
+        tokens: tuple[int, ...],
+        adapter: object = None,
+    ) -> CacheLease:
+        lease = super().paged(target, draft, capacity, rows, tokens, adapter)
+        page = None if self.prefix is None else self._near(self.prefix, draft, tokens, lease.reused)
+        if page is None or not isinstance(lease.draft, Paged):
             return lease
+        copied_cells = [
+            tuple(cells[page].transpose(0, 1).clone() for cells in pair) for pair in lease.draft.pool.layers
+        ]
+        lease.draft.open(self.layout.page_size)
+        for layer, (keys, values) in enumerate(copied_cells):
+            lease.draft.write(layer, keys, values)
+        lease.draft.commit(list(range(self.layout.page_size)))
+        return lease
 
-        def _near(self, prefix: PrefixCache, draft: Model | None, tokens: tuple[int, ...], reused: int) -> int | None:
-            end = reused + self.layout.page_size
-            for (owner, known_tokens), page in prefix.entries.items() if end <= len(tokens) else ():
-                if owner is draft and len(known_tokens) == end and known_tokens[:-1] == tokens[: end - 1]:
-                    return page
-            return None
-
-    return replace(seams, arena=Nearly)
+    def _near(self, prefix: PrefixCache, draft: Model | None, tokens: tuple[int, ...], reused: int) -> int | None:
+        end = reused + self.layout.page_size
+        for (owner, known_tokens), page in prefix.entries.items() if end <= len(tokens) else ():
+            if owner is draft and len(known_tokens) == end and known_tokens[:-1] == tokens[: end - 1]:
+                return page
+        return None
 
 
 FAULTS = faults_in(globals())

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from specverify.backends.engine.seams import Seams
-from specverify.backends.faults.fault import fault, faults_in
+from specverify.backends.engine.trees.growth import GrowthSeams
+from specverify.backends.faults.fault import fault, faults_in, in_place_of
 from specverify.reference.trace import Stage
 
 
@@ -16,16 +17,13 @@ from specverify.reference.trace import Stage
     "SafeAILab/EAGLE, topK_genrate: the kept candidates are sorted by index, so that parents come first",
     "a dynamic tree of two levels",
 )
-def parents_not_first(seams: Seams) -> Seams:
+@in_place_of("trees.rerank")
+def parents_not_first(trees: GrowthSeams, scores: Tensor, parents: list[int], most: int) -> list[int]:
     """The kept candidates are not sorted by number after the rerank: children stand before their parents.
 
     They stay in the order of an ascending sort by score, where a child comes before its likelier parent.
     """
-
-    def rerank(scores: Tensor, parents: list[int], most: int) -> list[int]:
-        return sorted(seams.trees.rerank(scores, parents, most), key=scores.tolist().__getitem__)
-
-    return replace(seams, trees=replace(seams.trees, rerank=rerank))
+    return sorted(trees.rerank(scores, parents, most), key=scores.tolist().__getitem__)
 
 
 @fault(
@@ -65,13 +63,10 @@ def not_accumulated(seams: Seams) -> Seams:
     "arXiv 2406.16858, section 4.1: the top-k tokens of each layer are the input of the next",
     "a dynamic tree of two levels, in which the last expanded node has a child",
 )
-def one_short(seams: Seams) -> Seams:
+@in_place_of("trees.frontier")
+def one_short(trees: GrowthSeams, scores: Tensor, most: int) -> list[int]:
     """Each level is expanded by a node less than the tree asks for, down to one node."""
-
-    def frontier(scores: Tensor, most: int) -> list[int]:
-        return seams.trees.frontier(scores, max(most - 1, 1))
-
-    return replace(seams, trees=replace(seams.trees, frontier=frontier))
+    return trees.frontier(scores, max(most - 1, 1))
 
 
 @fault(
@@ -80,13 +75,10 @@ def one_short(seams: Seams) -> Seams:
     "arXiv 2406.16858, section 4.1: the top-k tokens of each layer are the input of the next",
     "a dynamic tree of three levels whose best candidates are not all children of the first node",
 )
-def first_candidates(seams: Seams) -> Seams:
+@in_place_of("trees.frontier")
+def first_candidates(trees: GrowthSeams, scores: Tensor, most: int) -> list[int]:
     """The first candidates of a level are expanded in place of the best: those below its first nodes."""
-
-    def frontier(scores: Tensor, most: int) -> list[int]:
-        return list(range(min(most, len(scores))))
-
-    return replace(seams, trees=replace(seams.trees, frontier=frontier))
+    return list(range(min(most, len(scores))))
 
 
 @fault(
@@ -95,13 +87,10 @@ def first_candidates(seams: Seams) -> Seams:
     "arXiv 2406.16858, section 4.2: the candidates of all layers are reranked, and the best m are kept",
     "a dynamic tree with more candidates than nodes",
 )
-def not_reranked(seams: Seams) -> Seams:
+@in_place_of("trees.rerank")
+def not_reranked(trees: GrowthSeams, scores: Tensor, parents: list[int], most: int) -> list[int]:
     """The tree holds the first candidates by number: the uppermost levels in place of the best nodes."""
-
-    def rerank(scores: Tensor, parents: list[int], most: int) -> list[int]:
-        return list(range(1, most + 1))
-
-    return replace(seams, trees=replace(seams.trees, rerank=rerank))
+    return list(range(1, most + 1))
 
 
 FAULTS = faults_in(globals())

@@ -1,16 +1,13 @@
 """Faults of the hidden states that a draft's head reads, and of their tokens."""
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
 from specverify.backends.engine.draft.head import HeadDraft
 from specverify.backends.engine.model.hidden import HiddenTap
 from specverify.backends.engine.request import Request
-from specverify.backends.engine.seams import Seams
-from specverify.backends.faults.drafting.model_drafts import with_draft_class
-from specverify.backends.faults.fault import fault, faults_in
+from specverify.backends.faults.drafting.model_drafts import in_place_of_draft
+from specverify.backends.faults.fault import fault, faults_in, in_place_of
 from specverify.reference.draft.hidden import HiddenStates
 from specverify.reference.trace import Stage
 from specverify.reference.tree import Tree
@@ -22,17 +19,15 @@ from specverify.reference.tree import Tree
     "family of catalogue BZ-063: the draft's inputs are shifted by one against the target's states",
     "a head, and a prompt of three tokens",
 )
-def state_one_early(seams: Seams) -> Seams:
+@in_place_of_draft
+class Early(HeadDraft):
     """Each row of a head holds the state of the position before its own.
 
     The first row keeps its own state, since there is none before.
     """
 
-    class Early(HeadDraft):
-        def row_states(self, hidden: Tensor, first: int, last: int) -> Tensor:
-            return hidden[[max(row - 1, 0) for row in range(first, last)]]
-
-    return with_draft_class(seams, Early)
+    def row_states(self, hidden: Tensor, first: int, last: int) -> Tensor:
+        return hidden[[max(row - 1, 0) for row in range(first, last)]]
 
 
 @fault(
@@ -41,17 +36,15 @@ def state_one_early(seams: Seams) -> Seams:
     "vllm-project/vllm PR #43671, sgl-project/sglang PR #25454; catalogue BZ-031: auxiliary states one layer off",
     "a head that reads the residual stream",
 )
-def layers_one_off(seams: Seams) -> Seams:
+@in_place_of("tap")
+class Higher(HiddenTap):
     """The layers of a head's states are counted by their outputs where its weights count them by their inputs.
 
     Each state is taken one layer further up, the last layer's stays.
     """
 
-    class Higher(HiddenTap):
-        def places(self, reads: HiddenStates, layers: int) -> list[int | str]:
-            return [min(place + 1, layers - 1) if isinstance(place, int) else place for place in _right(reads)]
-
-    return replace(seams, tap=Higher)
+    def places(self, reads: HiddenStates, layers: int) -> list[int | str]:
+        return [min(place + 1, layers - 1) if isinstance(place, int) else place for place in _right(reads)]
 
 
 def _right(reads: HiddenStates) -> list[int | str]:
@@ -65,14 +58,12 @@ def _right(reads: HiddenStates) -> list[int | str]:
     "family of catalogue BZ-031: the state is taken before the last norm instead of behind it",
     "a head that reads the output of the last norm",
 )
-def before_last_norm(seams: Seams) -> Seams:
+@in_place_of("tap")
+class TapBeforeNorm(HiddenTap):
     """A head that expects the normed last state is given the residual stream before the norm."""
 
-    class TapBeforeNorm(HiddenTap):
-        def places(self, reads: HiddenStates, layers: int) -> list[int | str]:
-            return [layers - 1 if place == "normed" else place for place in _right(reads)]
-
-    return replace(seams, tap=TapBeforeNorm)
+    def places(self, reads: HiddenStates, layers: int) -> list[int | str]:
+        return [layers - 1 if place == "normed" else place for place in _right(reads)]
 
 
 @fault(
@@ -81,17 +72,15 @@ def before_last_norm(seams: Seams) -> Seams:
     "vllm-project/vllm-ascend PR #6914; catalogue BZ-052: rotated target features fed to an un-rotated draft fc",
     "a head",
 )
-def rotated_states(seams: Seams) -> Seams:
+@in_place_of_draft
+class RotatedStates(HeadDraft):
     """The target's states are handed over in a rotated basis, which the weights of the head do not know.
 
     The rotation reverses the order of the dimensions.
     """
 
-    class RotatedStates(HeadDraft):
-        def row_states(self, hidden: Tensor, first: int, last: int) -> Tensor:
-            return super().row_states(hidden, first, last).flip(-1)
-
-    return with_draft_class(seams, RotatedStates)
+    def row_states(self, hidden: Tensor, first: int, last: int) -> Tensor:
+        return super().row_states(hidden, first, last).flip(-1)
 
 
 @fault(
@@ -100,28 +89,26 @@ def rotated_states(seams: Seams) -> Seams:
     "arXiv 2508.08192, section 3.4: after prefill the first new token is fused with its own hidden state",
     "a head, and a first step",
 )
-def root_without_state(seams: Seams) -> Seams:
+@in_place_of_draft
+class Empty(HeadDraft):
     """The first root after a prefill stands beside an empty state in place of that of the token before it.
 
     The buffer of states is written by verifications alone.
     """
 
-    class Empty(HeadDraft):
-        fresh = False
+    fresh = False
 
-        def catch_up(self, tokens: list[int], hidden: Tensor) -> Tensor:
-            # Only a prefill begins without a row.
-            self.fresh = not self.cache.length
-            return super().catch_up(tokens, hidden)
+    def catch_up(self, tokens: list[int], hidden: Tensor) -> Tensor:
+        # Only a prefill begins without a row.
+        self.fresh = not self.cache.length
+        return super().catch_up(tokens, hidden)
 
-        def row_states(self, hidden: Tensor, first: int, last: int) -> Tensor:
-            states = super().row_states(hidden, first, last)
-            # The last chunk of a prefill ends with the last state there is.
-            if self.fresh and last == len(hidden):
-                states = torch.cat([states[:-1], torch.zeros_like(states[-1:])])
-            return states
-
-    return with_draft_class(seams, Empty)
+    def row_states(self, hidden: Tensor, first: int, last: int) -> Tensor:
+        states = super().row_states(hidden, first, last)
+        # The last chunk of a prefill ends with the last state there is.
+        if self.fresh and last == len(hidden):
+            states = torch.cat([states[:-1], torch.zeros_like(states[-1:])])
+        return states
 
 
 @fault(
@@ -130,15 +117,13 @@ def root_without_state(seams: Seams) -> Seams:
     "sgl-project/sglang PR #26329: the last row of a prefill chunk needs the first token of the next chunk",
     "a head, and a prefill in chunks",
 )
-def chunk_seam(seams: Seams) -> Seams:
+@in_place_of_draft
+class ChunkSeam(HeadDraft):
     """The last row of a prefill chunk holds the chunk's own last token, since the next chunk is not known yet."""
 
-    class ChunkSeam(HeadDraft):
-        def row_tokens(self, tokens: list[int], first: int, last: int) -> list[int]:
-            right = super().row_tokens(tokens, first, last)
-            return right if last == len(tokens) - 1 else [*right[:-1], tokens[last - 1]]
-
-    return with_draft_class(seams, ChunkSeam)
+    def row_tokens(self, tokens: list[int], first: int, last: int) -> list[int]:
+        right = super().row_tokens(tokens, first, last)
+        return right if last == len(tokens) - 1 else [*right[:-1], tokens[last - 1]]
 
 
 @fault(
@@ -147,21 +132,17 @@ def chunk_seam(seams: Seams) -> Seams:
     "arXiv 2406.16858, and SafeAILab/EAGLE, update_inference_inputs: states are gathered by the accepted path",
     "a draft that reads hidden states, an accepted node with a sibling, and a step after it",
 )
-def wrong_sibling(seams: Seams) -> Seams:
+@in_place_of("request")
+class SiblingStates(Request):
     """The state kept for an accepted node is that of its first sibling, which was rejected."""
 
-    class SiblingStates(Request):
-        def accepted_states(self, verified: Tensor, tree: Tree, kept_nodes: list[int]) -> Tensor:
-            siblings = [
-                [sibling for sibling in tree.children[tree.parent[node]] if sibling != node] for node in kept_nodes
-            ]
-            wrong_nodes = [
-                node_siblings[0] if node and node_siblings else node
-                for node, node_siblings in zip(kept_nodes, siblings, strict=True)
-            ]
-            return super().accepted_states(verified, tree, wrong_nodes)
-
-    return replace(seams, request=SiblingStates)
+    def accepted_states(self, verified: Tensor, tree: Tree, kept_nodes: list[int]) -> Tensor:
+        siblings = [[sibling for sibling in tree.children[tree.parent[node]] if sibling != node] for node in kept_nodes]
+        wrong_nodes = [
+            node_siblings[0] if node and node_siblings else node
+            for node, node_siblings in zip(kept_nodes, siblings, strict=True)
+        ]
+        return super().accepted_states(verified, tree, wrong_nodes)
 
 
 @fault(
@@ -170,14 +151,12 @@ def wrong_sibling(seams: Seams) -> Seams:
     "family of catalogue BZ-112: what a verification leaves is cut to the accepted length, not gathered by path",
     "a draft that reads hidden states, an accepted path that is no prefix of the rows, and a step after it",
 )
-def states_truncated(seams: Seams) -> Seams:
+@in_place_of("request")
+class TruncatedStates(Request):
     """The states kept after a verification are those of its first rows, as many as were accepted."""
 
-    class TruncatedStates(Request):
-        def accepted_states(self, verified: Tensor, tree: Tree, kept_nodes: list[int]) -> Tensor:
-            return super().accepted_states(verified, tree, list(range(len(kept_nodes))))
-
-    return replace(seams, request=TruncatedStates)
+    def accepted_states(self, verified: Tensor, tree: Tree, kept_nodes: list[int]) -> Tensor:
+        return super().accepted_states(verified, tree, list(range(len(kept_nodes))))
 
 
 LARGEST = 2.0
@@ -193,17 +172,13 @@ States of built-in targets are of the size of 1, and those of large models reach
     "SafeAILab/EAGLE PR #69; catalogue BZ-009: hidden states overflow float16, and the draft reads infinities",
     "a head, and a hidden state with a large value",
 )
-def input_overflows(seams: Seams) -> Seams:
+@in_place_of_draft
+class Narrow(HeadDraft):
     """A value of a hidden state beyond what the head's narrow type holds becomes infinite on its way to the head."""
 
-    class Narrow(HeadDraft):
-        def row_states(self, hidden: Tensor, first: int, last: int) -> Tensor:
-            states = super().row_states(hidden, first, last)
-            return torch.where(
-                states.abs() > LARGEST, torch.copysign(torch.full_like(states, torch.inf), states), states
-            )
-
-    return with_draft_class(seams, Narrow)
+    def row_states(self, hidden: Tensor, first: int, last: int) -> Tensor:
+        states = super().row_states(hidden, first, last)
+        return torch.where(states.abs() > LARGEST, torch.copysign(torch.full_like(states, torch.inf), states), states)
 
 
 FAULTS = faults_in(globals())

@@ -7,8 +7,7 @@ from specverify.backends.engine.draft.base import Proposal
 from specverify.backends.engine.draft.head import HeadDraft
 from specverify.backends.engine.reach import Reach
 from specverify.backends.engine.sampling.step import StepSampling
-from specverify.backends.engine.seams import Seams
-from specverify.backends.faults.drafting.model_drafts import with_draft_class
+from specverify.backends.faults.drafting.model_drafts import in_place_of_draft
 from specverify.backends.faults.fault import fault, faults_in
 from specverify.reference.trace import Stage
 
@@ -19,19 +18,15 @@ from specverify.reference.trace import Stage
     "vllm-project/vllm issue #14649: the head's own states stay in its KV where the target's are known",
     "a head with an accepted node that has a child",
 )
-def own_states_kept(seams: Seams) -> Seams:
+@in_place_of_draft
+class KeepsOwnStates(HeadDraft):
     """Rows of accepted nodes keep the states that the head put out itself, and are not run again with the target's.
 
     As a draft model keeps the KV of accepted tokens, the head keeps its rows.
     """
 
-    class KeepsOwnStates(HeadDraft):
-        def rows_to_keep(self, kept_nodes: list[int]) -> list[int]:
-            return [
-                self.slots[node] - self.cache.length for node in self.shape.path(kept_nodes[-1]) if node in self.slots
-            ]
-
-    return with_draft_class(seams, KeepsOwnStates)
+    def rows_to_keep(self, kept_nodes: list[int]) -> list[int]:
+        return [self.slots[node] - self.cache.length for node in self.shape.path(kept_nodes[-1]) if node in self.slots]
 
 
 @fault(
@@ -40,16 +35,14 @@ def own_states_kept(seams: Seams) -> Seams:
     "mlc-ai/mlc-llm PR #2939; family of catalogue BZ-137: draft cache not popped for unaccepted tokens",
     "a head with a rejected node that has a child, and an accepted node",
 )
-def rejected_kept(seams: Seams) -> Seams:
+@in_place_of_draft
+class KeepsRejectedRow(HeadDraft):
     """The row of a rejected node stays in the head's cache, in the place of the first accepted token."""
 
-    class KeepsRejectedRow(HeadDraft):
-        def rows_to_keep(self, kept_nodes: list[int]) -> list[int]:
-            rejected_nodes = [node for node in sorted(self.slots) if node not in kept_nodes]
-            # With the bare root accepted the next step would have no row to run.
-            return [self.slots[rejected_nodes[0]] - self.cache.length] if rejected_nodes and len(kept_nodes) > 1 else []
-
-    return with_draft_class(seams, KeepsRejectedRow)
+    def rows_to_keep(self, kept_nodes: list[int]) -> list[int]:
+        rejected_nodes = [node for node in sorted(self.slots) if node not in kept_nodes]
+        # With the bare root accepted the next step would have no row to run.
+        return [self.slots[rejected_nodes[0]] - self.cache.length] if rejected_nodes and len(kept_nodes) > 1 else []
 
 
 @fault(
@@ -58,18 +51,14 @@ def rejected_kept(seams: Seams) -> Seams:
     "family of catalogue BZ-051: d2t holds offsets (target id = draft id + d2t), and is read as ids",
     "a head with a reduced vocabulary",
 )
-def offsets_as_ids(seams: Seams) -> Seams:
+@in_place_of_draft
+class Offsets(HeadDraft):
     """The table d2t of a head is read as target ids, although it holds their offsets from the draft ids."""
 
-    class Offsets(HeadDraft):
-        def propose(
-            self, tokens: list[int], chance: StepSampling | None = None, hidden: Tensor | None = None
-        ) -> Proposal:
-            if self.head.d2t is not None:
-                self.named_ids = self.head.d2t.cpu()
-            return super().propose(tokens, chance, hidden)
-
-    return with_draft_class(seams, Offsets)
+    def propose(self, tokens: list[int], chance: StepSampling | None = None, hidden: Tensor | None = None) -> Proposal:
+        if self.head.d2t is not None:
+            self.named_ids = self.head.d2t.cpu()
+        return super().propose(tokens, chance, hidden)
 
 
 @fault(
@@ -78,14 +67,12 @@ def offsets_as_ids(seams: Seams) -> Seams:
     "family of catalogue BZ-062: a row of the draft's tree continues another node's parent",
     "a head whose tree has two inner nodes with unlike parents at one depth",
 )
-def output_of_another_node(seams: Seams) -> Seams:
+@in_place_of_draft
+class RolledStates(HeadDraft):
     """A node's row holds the output of another node's parent: the states of a level are in another order."""
 
-    class RolledStates(HeadDraft):
-        def node_states(self, level: list[int]) -> Tensor:
-            return super().node_states(level).roll(1, 0)
-
-    return with_draft_class(seams, RolledStates)
+    def node_states(self, level: list[int]) -> Tensor:
+        return super().node_states(level).roll(1, 0)
 
 
 @fault(
@@ -94,15 +81,13 @@ def output_of_another_node(seams: Seams) -> Seams:
     "family of catalogue BZ-059: positions of later draft levels are those of the first",
     "a head whose tree has inner nodes at two depths",
 )
-def positions_frozen(seams: Seams) -> Seams:
+@in_place_of_draft
+class Frozen(HeadDraft):
     """Every row of a head's tree stands at the position of the first level."""
 
-    class Frozen(HeadDraft):
-        def branch(self, level: list[int], root: int, reaches: list[Reach]) -> tuple[Tensor, list[Tensor]]:
-            positions, masks = super().branch(level, root, reaches)
-            return torch.full_like(positions, root + 1), masks
-
-    return with_draft_class(seams, Frozen)
+    def branch(self, level: list[int], root: int, reaches: list[Reach]) -> tuple[Tensor, list[Tensor]]:
+        positions, masks = super().branch(level, root, reaches)
+        return torch.full_like(positions, root + 1), masks
 
 
 FAULTS = faults_in(globals())

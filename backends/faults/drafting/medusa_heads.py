@@ -4,8 +4,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from specverify.backends.engine.draft.medusa import MedusaDraft
-from specverify.backends.engine.seams import Seams
-from specverify.backends.faults.drafting.model_drafts import with_draft_class
+from specverify.backends.faults.drafting.model_drafts import in_place_of_draft
 from specverify.backends.faults.fault import fault, faults_in
 from specverify.reference.draft.medusa import HEADS_PREFIX
 from specverify.reference.trace import Stage
@@ -17,17 +16,15 @@ from specverify.reference.trace import Stage
     "arXiv 2401.10774, section 2.1: head k guesses the token k + 1 positions ahead; heads are counted from 0 or from 1",
     "at least two Medusa heads",
 )
-def head_of_next_depth(seams: Seams) -> Seams:
+@in_place_of_draft
+class Further(MedusaDraft):
     """The children of a node are named by the Medusa head of the next depth; the last head stays.
 
     Heads that count from 1, the target's own head being number 0, are read as if they counted from 0.
     """
 
-    class Further(MedusaDraft):
-        def of_depth(self, depth: int) -> Tensor:
-            return super().of_depth(min(depth + 1, self.heads - 1))
-
-    return with_draft_class(seams, Further)
+    def of_depth(self, depth: int) -> Tensor:
+        return super().of_depth(min(depth + 1, self.heads - 1))
 
 
 @fault(
@@ -36,14 +33,12 @@ def head_of_next_depth(seams: Seams) -> Seams:
     "family of vllm-project/vllm #14464: the residual of a head's output is dropped",
     "a Medusa head",
 )
-def residual_dropped(seams: Seams) -> Seams:
+@in_place_of_draft
+class Bare(MedusaDraft):
     """The block of a Medusa head puts out `silu(W s + b)` without the state s beside it."""
 
-    class Bare(MedusaDraft):
-        def block(self, state: Tensor, head: int) -> Tensor:
-            return super().block(state, head) - state
-
-    return with_draft_class(seams, Bare)
+    def block(self, state: Tensor, head: int) -> Tensor:
+        return super().block(state, head) - state
 
 
 @fault(
@@ -52,16 +47,12 @@ def residual_dropped(seams: Seams) -> Seams:
     "family of vllm-project/vllm issue #22558: the bias of a head's projection is not loaded",
     "a Medusa head with a bias",
 )
-def bias_dropped(seams: Seams) -> Seams:
+@in_place_of_draft
+class WithoutBias(MedusaDraft):
     """The block of a Medusa head leaves out the bias that its weights have."""
 
-    class WithoutBias(MedusaDraft):
-        def block(self, state: Tensor, head: int) -> Tensor:
-            return state + functional.silu(
-                functional.linear(state, self.weights[f"{HEADS_PREFIX}.{head}.0.linear.weight"])
-            )
-
-    return with_draft_class(seams, WithoutBias)
+    def block(self, state: Tensor, head: int) -> Tensor:
+        return state + functional.silu(functional.linear(state, self.weights[f"{HEADS_PREFIX}.{head}.0.linear.weight"]))
 
 
 @fault(
@@ -70,17 +61,15 @@ def bias_dropped(seams: Seams) -> Seams:
     "family of catalogue BZ-063: the draft's inputs are shifted by one against the target's states",
     "a Medusa head, and a prompt of three tokens",
 )
-def state_one_early(seams: Seams) -> Seams:
+@in_place_of_draft
+class Early(MedusaDraft):
     """Medusa heads read the state of the token before the last whose state is known.
 
     Where one state is known, they read that one.
     """
 
-    class Early(MedusaDraft):
-        def last_state(self, hidden: Tensor) -> Tensor:
-            return hidden[-2:][:1]
-
-    return with_draft_class(seams, Early)
+    def last_state(self, hidden: Tensor) -> Tensor:
+        return hidden[-2:][:1]
 
 
 FAULTS = faults_in(globals())

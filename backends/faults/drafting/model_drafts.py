@@ -7,6 +7,7 @@ from specverify.backends.engine.draft.filling import TreeFilling
 from specverify.backends.engine.kv.arena import CacheLease
 from specverify.backends.engine.request import Request
 from specverify.backends.engine.seams import Seams
+from specverify.backends.faults.fault import Plant
 
 
 def with_draft_class(
@@ -29,3 +30,13 @@ def with_draft_class(
                 self.draft.__class__ = kind  # type: ignore[assignment]  # a subclass of the class that it has
 
     return replace(seams, request=AdoptingRequest)
+
+
+def in_place_of_draft(kind: type[TreeFilling]) -> Plant:
+    """A function from seams to seams that gives requests a draft of class `kind` in place of its base."""
+
+    def plant(seams: Seams) -> Seams:
+        return with_draft_class(seams, kind)
+
+    plant.__doc__ = kind.__doc__
+    return plant

@@ -5,8 +5,7 @@ from torch import Tensor
 
 from specverify.backends.engine.draft.base import HeadRows
 from specverify.backends.engine.draft.mtp import MtpDraft
-from specverify.backends.engine.seams import Seams
-from specverify.backends.faults.drafting.model_drafts import with_draft_class
+from specverify.backends.faults.drafting.model_drafts import in_place_of_draft
 from specverify.backends.faults.fault import fault, faults_in
 from specverify.reference.trace import Stage
 
@@ -17,14 +16,12 @@ from specverify.reference.trace import Stage
     "arXiv 2412.19437, section 2.2: module k predicts the k-th further token; the modules take turns by depth",
     "at least two MTP modules, and a tree with an inner node below the root",
 )
-def first_module_everywhere(seams: Seams) -> Seams:
+@in_place_of_draft
+class First(MtpDraft):
     """The children of every node are named by MTP module 0, whatever the depth of the node."""
 
-    class First(MtpDraft):
-        def child_scores(self, outputs: Tensor, depth: int) -> Tensor:
-            return super().child_scores(outputs, 0)
-
-    return with_draft_class(seams, First)
+    def child_scores(self, outputs: Tensor, depth: int) -> Tensor:
+        return super().child_scores(outputs, 0)
 
 
 @fault(
@@ -33,14 +30,12 @@ def first_module_everywhere(seams: Seams) -> Seams:
     "arXiv 2412.19437, section 2.2: a module reads the output of the module before it",
     "at least two MTP modules, and a tree with an inner node below the root",
 )
-def continues_itself(seams: Seams) -> Seams:
+@in_place_of_draft
+class Itself(MtpDraft):
     """The row of a node in an MTP module holds the output of the same module in its parent's row."""
 
-    class Itself(MtpDraft):
-        def node_states(self, level: list[int]) -> Tensor:
-            return super().node_states(level).roll(-1, 1)
-
-    return with_draft_class(seams, Itself)
+    def node_states(self, level: list[int]) -> Tensor:
+        return super().node_states(level).roll(-1, 1)
 
 
 @fault(
@@ -49,14 +44,12 @@ def continues_itself(seams: Seams) -> Seams:
     "family of catalogue BZ-036: later MTP layers attend to columns that hold no row of theirs",
     "at least two MTP modules",
 )
-def missing_rows_seen(seams: Seams) -> Seams:
+@in_place_of_draft
+class AllColumns(MtpDraft):
     """Later MTP modules attend to the columns of the first tokens, for which they have no row."""
 
-    class AllColumns(MtpDraft):
-        def module_mask(self, visible_columns: Tensor, own_columns: Tensor, rows: Tensor) -> Tensor:
-            return visible_columns
-
-    return with_draft_class(seams, AllColumns)
+    def module_mask(self, visible_columns: Tensor, own_columns: Tensor, rows: Tensor) -> Tensor:
+        return visible_columns
 
 
 @fault(
@@ -65,16 +58,14 @@ def missing_rows_seen(seams: Seams) -> Seams:
     "family of sgl-project/sglang PR #26329: a row at a seam needs what stands on the other side of it",
     "at least two MTP modules, and a second step or a prefill in chunks",
 )
-def row_before_lost(seams: Seams) -> Seams:
+@in_place_of_draft
+class LosesRowBefore(MtpDraft):
     """The first row of a step or of a prefill chunk has no output of the row before it in later MTP modules."""
 
-    class LosesRowBefore(MtpDraft):
-        def append(self, rows: HeadRows) -> Tensor:
-            if self.last_outputs is not None:
-                self.last_outputs = torch.zeros_like(self.last_outputs)
-            return super().append(rows)
-
-    return with_draft_class(seams, LosesRowBefore)
+    def append(self, rows: HeadRows) -> Tensor:
+        if self.last_outputs is not None:
+            self.last_outputs = torch.zeros_like(self.last_outputs)
+        return super().append(rows)
 
 
 FAULTS = faults_in(globals())

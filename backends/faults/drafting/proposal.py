@@ -15,8 +15,8 @@ from specverify.backends.engine.reach import Reach
 from specverify.backends.engine.request import Request
 from specverify.backends.engine.sampling.step import StepSampling
 from specverify.backends.engine.seams import Seams
-from specverify.backends.faults.drafting.model_drafts import with_draft_class
-from specverify.backends.faults.fault import fault, faults_in
+from specverify.backends.faults.drafting.model_drafts import in_place_of_draft
+from specverify.backends.faults.fault import fault, faults_in, in_place_of
 from specverify.reference.layout import KvLayout
 from specverify.reference.trace import Stage
 from specverify.reference.tree import Shape, Tree
@@ -30,17 +30,14 @@ Rows = tuple[list[int], list[list[int]]]
     "catalogue BZ-059: draft decode positions incremented before the forward",
     "a draft model whose tree has an inner node",
 )
-def early_positions(seams: Seams) -> Seams:
+@in_place_of("branch_rows")
+def early_positions(seams: Seams, shape: Shape, level: list[int], slots: dict[int, int], root: int) -> Rows:
     """Positions of the draft model are incremented before its forward.
 
     Each row of the draft's tree stands one position too far.
     """
-
-    def branch_rows(shape: Shape, level: list[int], slots: dict[int, int], root: int) -> Rows:
-        positions, columns = seams.branch_rows(shape, level, slots, root)
-        return [position + 1 for position in positions], columns
-
-    return replace(seams, branch_rows=branch_rows)
+    positions, columns = seams.branch_rows(shape, level, slots, root)
+    return [position + 1 for position in positions], columns
 
 
 @fault(
@@ -49,17 +46,14 @@ def early_positions(seams: Seams) -> Seams:
     "catalogue BZ-062: draft tree step uses the KV of the wrong parent",
     "a draft tree with two inner nodes at one depth and one below the second",
 )
-def wrong_parent(seams: Seams) -> Seams:
+@in_place_of("branch_rows")
+def wrong_parent(seams: Seams, shape: Shape, level: list[int], slots: dict[int, int], root: int) -> Rows:
     """A node of the draft tree attends to the KV of another node's parent.
 
     The ancestors of a node are moved one branch column down, where another node of the beam lies.
     """
-
-    def branch_rows(shape: Shape, level: list[int], slots: dict[int, int], root: int) -> Rows:
-        positions, columns = seams.branch_rows(shape, level, slots, root)
-        return positions, _shift(columns, root)
-
-    return replace(seams, branch_rows=branch_rows)
+    positions, columns = seams.branch_rows(shape, level, slots, root)
+    return positions, _shift(columns, root)
 
 
 def _shift(columns_of_rows: list[list[int]], root: int) -> list[list[int]]:
@@ -73,16 +67,13 @@ def _shift(columns_of_rows: list[list[int]], root: int) -> list[list[int]]:
     "catalogue BZ-051: draft head with a reduced vocabulary treated as full",
     "a draft with a reduced vocabulary",
 )
-def map_skipped(seams: Seams) -> Seams:
+@in_place_of("name_children")
+def map_skipped(seams: Seams, logits: Tensor, ranks: list[int], vocabulary: Tensor) -> tuple[list[int], list[int]]:
     """The draft's reduced vocabulary is not mapped to target ids.
 
     The vocabulary map is replaced by the identity.
     """
-
-    def name_children(logits: Tensor, ranks: list[int], vocabulary: Tensor) -> tuple[list[int], list[int]]:
-        return seams.name_children(logits, ranks, torch.arange(len(vocabulary)))
-
-    return replace(seams, name_children=name_children)
+    return seams.name_children(logits, ranks, torch.arange(len(vocabulary)))
 
 
 @fault(
@@ -91,23 +82,20 @@ def map_skipped(seams: Seams) -> Seams:
     "catalogue BZ-033: draft multi-step uses wrong paged_kv_indices",
     "a draft model with a tree of height three",
 )
-def lengths_of_last_level(seams: Seams) -> Seams:
+@in_place_of("draft_attend")
+def lengths_of_last_level(seams: Seams, query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
     """Levels of the draft after the first attend with the lengths of the level before, and miss their parents.
 
     The columns between the committed prefix and the level's own rows are hidden, and the level's parents lie there.
     """
-
-    def draft_attend(query: Tensor, columns: AttentionInputs, scaling: float) -> Tensor:
-        rows, width = columns.visible.shape[-2:]
-        begin = int(columns.prefix[0])
-        # Nothing lies between the prefix and these rows: they catch up, or are the first level that is fed.
-        if begin + rows == width:
-            return seams.draft_attend(query, columns, scaling)
-        visible = columns.visible.clone()
-        visible[..., begin : width - rows] = False
-        return seams.draft_attend(query, replace(columns, visible=visible), scaling)
-
-    return replace(seams, draft_attend=draft_attend)
+    rows, width = columns.visible.shape[-2:]
+    begin = int(columns.prefix[0])
+    # Nothing lies between the prefix and these rows: they catch up, or are the first level that is fed.
+    if begin + rows == width:
+        return seams.draft_attend(query, columns, scaling)
+    visible = columns.visible.clone()
+    visible[..., begin : width - rows] = False
+    return seams.draft_attend(query, replace(columns, visible=visible), scaling)
 
 
 @fault(
@@ -116,36 +104,32 @@ def lengths_of_last_level(seams: Seams) -> Seams:
     "SafeAILab/EAGLE commit e0150ac; catalogue BZ-007: last draft level sampled at random in greedy mode",
     "a draft model that names its best tokens, without chance",
 )
-def leaves_drawn(seams: Seams) -> Seams:
+@in_place_of_draft
+class DrawingDraft(ModelDraft):
     """The last level of a greedy draft is drawn at random, where the levels above it take the best tokens.
 
     Inner levels take the draft's best tokens; the leaves are named outside that loop, by a draw.
     """
 
-    class DrawingDraft(ModelDraft):
-        def propose(
-            self, tokens: list[int], chance: StepSampling | None = None, hidden: Tensor | None = None
-        ) -> Proposal:
-            best = super().propose(tokens, chance, hidden)
-            # The fault is one of greedy drafting; a request that samples keeps its proposal.
-            if chance is not None:
-                return best
-            assert best.logits is not None
-            assert best.draft_ids is not None
-            shape = self.shape
-            token = list(best.tree.token)
-            ids = list(best.draft_ids)
-            # By Gumbel's trick: the best of noisy logits are draws without replacement from their softmax.
-            noise = torch.rand(best.logits.shape, generator=torch.Generator().manual_seed(len(tokens)))
-            noisy = best.logits.cpu().double() - (-noise.double().log()).log()
-            for node in range(len(shape)):
-                last = [child for child in shape.children[node] if shape.depth[child] == shape.height]
-                for child, named_id in zip(last, noisy[node].topk(len(last)).indices.tolist(), strict=True):
-                    token[child] = int(self.named_ids[named_id])
-                    ids[child] = named_id
-            return replace(best, tree=Tree(shape.parent, tuple(token)), draft_ids=tuple(ids))
-
-    return with_draft_class(seams, DrawingDraft)
+    def propose(self, tokens: list[int], chance: StepSampling | None = None, hidden: Tensor | None = None) -> Proposal:
+        best = super().propose(tokens, chance, hidden)
+        # The fault is one of greedy drafting; a request that samples keeps its proposal.
+        if chance is not None:
+            return best
+        assert best.logits is not None
+        assert best.draft_ids is not None
+        shape = self.shape
+        token = list(best.tree.token)
+        ids = list(best.draft_ids)
+        # By Gumbel's trick: the best of noisy logits are draws without replacement from their softmax.
+        noise = torch.rand(best.logits.shape, generator=torch.Generator().manual_seed(len(tokens)))
+        noisy = best.logits.cpu().double() - (-noise.double().log()).log()
+        for node in range(len(shape)):
+            last = [child for child in shape.children[node] if shape.depth[child] == shape.height]
+            for child, named_id in zip(last, noisy[node].topk(len(last)).indices.tolist(), strict=True):
+                token[child] = int(self.named_ids[named_id])
+                ids[child] = named_id
+        return replace(best, tree=Tree(shape.parent, tuple(token)), draft_ids=tuple(ids))
 
 
 @fault(
@@ -182,20 +166,18 @@ def pool_outlives_request(seams: Seams) -> Seams:
     "EAGLE-Pangu, truncation of the draft's window: positions must go on after rows were dropped",
     "a draft model with a sliding window shorter than the context, whose tree has an inner node",
 )
-def old_positions(seams: Seams) -> Seams:
+@in_place_of_draft
+class WindowPositions(ModelDraft):
     """Once a draft's window is full, rows of its tree are counted from the first row that the window still holds.
 
     The rows in the window keep the positions that they had before others were dropped.
     """
 
-    class WindowPositions(ModelDraft):
-        def branch(self, level: list[int], root: int, reaches: list[Reach]) -> tuple[Tensor, list[Tensor]]:
-            positions, masks = super().branch(level, root, reaches)
-            windows = [reach.window for reach in reaches if reach.window]
-            num_dropped = max(0, root + 1 - min(windows)) if windows else 0
-            return positions - num_dropped, masks
-
-    return with_draft_class(seams, WindowPositions)
+    def branch(self, level: list[int], root: int, reaches: list[Reach]) -> tuple[Tensor, list[Tensor]]:
+        positions, masks = super().branch(level, root, reaches)
+        windows = [reach.window for reach in reaches if reach.window]
+        num_dropped = max(0, root + 1 - min(windows)) if windows else 0
+        return positions - num_dropped, masks
 
 
 FAULTS = faults_in(globals())

@@ -1,11 +1,9 @@
 """Faults of a draft's quantised weights."""
 
-from dataclasses import replace
-
 from torch import Tensor
 
 from specverify.backends.engine.seams import Seams
-from specverify.backends.faults.fault import fault, faults_in
+from specverify.backends.faults.fault import fault, faults_in, in_place_of
 from specverify.reference.trace import Stage
 
 
@@ -15,16 +13,13 @@ from specverify.reference.trace import Stage
     "family of pytorch/ao: a scale for each output channel is applied along the wrong axis or to a moved channel",
     "a draft model with quantised weights",
 )
-def scale_of_next_channel(seams: Seams) -> Seams:
+@in_place_of("dequantise")
+def scale_of_next_channel(seams: Seams, numbers: Tensor, scale: Tensor) -> Tensor:
     """Each output channel of a draft's quantised weights is multiplied by the scale of the channel after it.
 
     The numbers are right; the last channel takes the scale of the first.
     """
-
-    def dequantise(numbers: Tensor, scale: Tensor) -> Tensor:
-        return seams.dequantise(numbers, scale.roll(-1, 0))
-
-    return replace(seams, dequantise=dequantise)
+    return seams.dequantise(numbers, scale.roll(-1, 0))
 
 
 FAULTS = faults_in(globals())

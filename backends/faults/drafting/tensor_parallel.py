@@ -15,7 +15,7 @@ from specverify.backends.engine.model.causal_lm import CausalLm
 from specverify.backends.engine.request import Request
 from specverify.backends.engine.sampling.step import StepSampling
 from specverify.backends.engine.seams import Seams
-from specverify.backends.faults.drafting.model_drafts import with_draft_class
+from specverify.backends.faults.drafting.model_drafts import in_place_of_draft
 from specverify.backends.faults.fault import fault, faults_in
 from specverify.reference.trace import Stage
 
@@ -99,19 +99,17 @@ class ShardedHead:
     "sgl-project/sglang issue #4328, PR #6849; catalogue BZ-152: hot-token map indexes a sharded head",
     "a draft model with a vocabulary of its own",
 )
-def map_over_shard(seams: Seams) -> Seams:
+@in_place_of_draft
+class MapOverShard(ModelDraft):
     """The ids of a reduced vocabulary index one rank's part of the head as if it were the whole one.
 
     The ids of the whole head wrap around inside the rank's part.
     """
 
-    class MapOverShard(ModelDraft):
-        def catch_up(self, tokens: list[int]) -> Tensor:
-            if len(self.named_ids) < self.causal_lm.model.config.vocab_size and isinstance(self.causal_lm, CausalLm):
-                self.causal_lm = ShardedHead(self.causal_lm)  # type: ignore[assignment]  # all that a draft asks of one
-            return super().catch_up(tokens)
-
-    return with_draft_class(seams, MapOverShard)
+    def catch_up(self, tokens: list[int]) -> Tensor:
+        if len(self.named_ids) < self.causal_lm.model.config.vocab_size and isinstance(self.causal_lm, CausalLm):
+            self.causal_lm = ShardedHead(self.causal_lm)  # type: ignore[assignment]  # all that a draft asks of one
+        return super().catch_up(tokens)
 
 
 FAULTS = faults_in(globals())

@@ -7,7 +7,7 @@ import torch
 from specverify.backends.engine.lower_tree import TreeTensors
 from specverify.backends.engine.reach import Reach
 from specverify.backends.engine.seams import Seams
-from specverify.backends.faults.fault import fault, faults_in
+from specverify.backends.faults.fault import fault, faults_in, in_place_of
 from specverify.reference.trace import Stage
 from specverify.reference.tree import Shape, Tree
 
@@ -21,19 +21,16 @@ TABLE = 8
     "catalogue BZ-025: draft rotary cache sized from the draft config",
     "a draft model whose tree has an inner node beyond the table",
 )
-def short_rotary_table(seams: Seams) -> Seams:
+@in_place_of("branch_rows")
+def short_rotary_table(
+    seams: Seams, shape: Shape, level: list[int], slots: dict[int, int], root: int
+) -> tuple[list[int], list[list[int]]]:
     """Draft positions beyond the draft's own rotary table read its last row.
 
     The table has TABLE positions, and a position beyond them is clamped to the last.
     """
-
-    def branch_rows(
-        shape: Shape, level: list[int], slots: dict[int, int], root: int
-    ) -> tuple[list[int], list[list[int]]]:
-        positions, columns = seams.branch_rows(shape, level, slots, root)
-        return [min(position, TABLE - 1) for position in positions], columns
-
-    return replace(seams, branch_rows=branch_rows)
+    positions, columns = seams.branch_rows(shape, level, slots, root)
+    return [min(position, TABLE - 1) for position in positions], columns
 
 
 @fault(
@@ -42,24 +39,23 @@ def short_rotary_table(seams: Seams) -> Seams:
     "family of catalogue BZ-095, there of a sliding window: one bound for the whole block",
     "a tree across the end of a chunk",
 )
-def chunk_of_root(seams: Seams) -> Seams:
+@in_place_of("lower_tree")
+def chunk_of_root(
+    seams: Seams, tree: Tree, committed: int, position: int, reaches: list[Reach], padded_nodes: int
+) -> TreeTensors:
     """The chunk of the root begins the sight of every node, also of those in the next chunk.
 
     Every row sees from the beginning of the root's chunk on, although a deeper row may lie in the next chunk.
     """
-
-    def lower_tree(tree: Tree, committed: int, position: int, reaches: list[Reach], padded_nodes: int) -> TreeTensors:
-        tensors = seams.lower_tree(tree, committed, position, reaches, padded_nodes)
-        # Lowered again without windows and chunks, for the columns that the right mask hides.
-        unlimited = seams.lower_tree(tree, committed, position, [Reach()] * len(reaches), padded_nodes)
-        columns = torch.cat([torch.arange(committed), tensors.position])
-        visible = [
-            wide & (columns >= position - position % reach.chunk) if reach.chunk else mask
-            for mask, wide, reach in zip(tensors.visible, unlimited.visible, reaches, strict=True)
-        ]
-        return replace(tensors, visible=visible)
-
-    return replace(seams, lower_tree=lower_tree)
+    tensors = seams.lower_tree(tree, committed, position, reaches, padded_nodes)
+    # Lowered again without windows and chunks, for the columns that the right mask hides.
+    unlimited = seams.lower_tree(tree, committed, position, [Reach()] * len(reaches), padded_nodes)
+    columns = torch.cat([torch.arange(committed), tensors.position])
+    visible = [
+        wide & (columns >= position - position % reach.chunk) if reach.chunk else mask
+        for mask, wide, reach in zip(tensors.visible, unlimited.visible, reaches, strict=True)
+    ]
+    return replace(tensors, visible=visible)
 
 
 @fault(
@@ -68,23 +64,22 @@ def chunk_of_root(seams: Seams) -> Seams:
     "no public report: right for chains alone",
     "a branching tree near the end of a chunk",
 )
-def chunk_by_column(seams: Seams) -> Seams:
+@in_place_of("lower_tree")
+def chunk_by_column(
+    seams: Seams, tree: Tree, committed: int, position: int, reaches: list[Reach], padded_nodes: int
+) -> TreeTensors:
     """The chunk of a node is told by its KV column instead of its position.
 
     A row's column equals its position in a chain, but not in a tree.
     """
-
-    def lower_tree(tree: Tree, committed: int, position: int, reaches: list[Reach], padded_nodes: int) -> TreeTensors:
-        tensors = seams.lower_tree(tree, committed, position, reaches, padded_nodes)
-        unlimited = seams.lower_tree(tree, committed, position, [Reach()] * len(reaches), padded_nodes)
-        columns = torch.arange(committed + len(tensors.slot))
-        visible = [
-            reach.within(wide, tensors.slot, columns) if reach.chunk else mask
-            for mask, wide, reach in zip(tensors.visible, unlimited.visible, reaches, strict=True)
-        ]
-        return replace(tensors, visible=visible)
-
-    return replace(seams, lower_tree=lower_tree)
+    tensors = seams.lower_tree(tree, committed, position, reaches, padded_nodes)
+    unlimited = seams.lower_tree(tree, committed, position, [Reach()] * len(reaches), padded_nodes)
+    columns = torch.arange(committed + len(tensors.slot))
+    visible = [
+        reach.within(wide, tensors.slot, columns) if reach.chunk else mask
+        for mask, wide, reach in zip(tensors.visible, unlimited.visible, reaches, strict=True)
+    ]
+    return replace(tensors, visible=visible)
 
 
 @fault(
@@ -93,14 +88,13 @@ def chunk_by_column(seams: Seams) -> Seams:
     "no public report: transformers keeps the cache of a chunked layer as that of a sliding one",
     "a root that is not the last token of its chunk, or a tree across its end",
 )
-def chunk_slides(seams: Seams) -> Seams:
+@in_place_of("lower_tree")
+def chunk_slides(
+    seams: Seams, tree: Tree, committed: int, position: int, reaches: list[Reach], padded_nodes: int
+) -> TreeTensors:
     """A chunked layer is masked as a sliding window of the same length."""
-
-    def lower_tree(tree: Tree, committed: int, position: int, reaches: list[Reach], padded_nodes: int) -> TreeTensors:
-        sliding = [Reach(window=reach.chunk or reach.window) for reach in reaches]
-        return seams.lower_tree(tree, committed, position, sliding, padded_nodes)
-
-    return replace(seams, lower_tree=lower_tree)
+    sliding = [Reach(window=reach.chunk or reach.window) for reach in reaches]
+    return seams.lower_tree(tree, committed, position, sliding, padded_nodes)
 
 
 @fault(
@@ -109,19 +103,16 @@ def chunk_slides(seams: Seams) -> Seams:
     "no public report: a rule for chains carried over to trees",
     "a branching tree near the end of a chunk, kept inside it",
 )
-def cut_by_row(seams: Seams) -> Seams:
+@in_place_of("inside_chunk")
+def cut_by_row(seams: Seams, tree: Tree, position: int, reaches: list[Reach]) -> list[int]:
     """A tree kept inside the root's chunk is cut by its number of rows instead of by depth.
 
     As many rows stay as positions are left in the chunk, which is right for a chain and too few for a tree.
     """
-
-    def inside_chunk(tree: Tree, position: int, reaches: list[Reach]) -> list[int]:
-        chunks = [reach.chunk for reach in reaches if reach.chunk]
-        stay = seams.inside_chunk(tree, position, reaches)
-        room = min(chunks) - position % min(chunks) if chunks else len(tree)
-        return [row for row in stay if all(up < room for up in tree.path(row))]
-
-    return replace(seams, inside_chunk=inside_chunk)
+    chunks = [reach.chunk for reach in reaches if reach.chunk]
+    stay = seams.inside_chunk(tree, position, reaches)
+    room = min(chunks) - position % min(chunks) if chunks else len(tree)
+    return [row for row in stay if all(up < room for up in tree.path(row))]
 
 
 FAULTS = faults_in(globals())

@@ -1,6 +1,7 @@
 """Faults of the lowering by tensor operations, and of words in place of masks."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,27 +13,18 @@ from specverify.backends.engine.lowering.device import DeviceLowering
 from specverify.backends.engine.lowering.lanes import WordLanes
 from specverify.backends.engine.reach import Reach
 from specverify.backends.engine.seams import Seams
-from specverify.backends.faults.fault import fault, faults_in
+from specverify.backends.faults.fault import fault, faults_in, in_place_of
 from specverify.reference.trace import Stage
 
 WORDS = "cpu-split-words"
 
 
-def with_device_parts(seams: Seams, **parts: Any) -> Seams:
-    """`seams` with other parts of the lowering on a device.
-
-    Raises:
-        Unsupported: if the engine lowers its trees on the host.
-    """
-    program = seams.lower_tree
-    if not isinstance(program, DeviceLowering):
-        raise Unsupported("a fault of the lowering by tensor operations: this backend lowers trees on the host")
-    return replace(seams, lower_tree=replace(program, **parts))
-
-
-def part(seams: Seams, name: str) -> Any:
-    """The part `name` of the lowering on a device; None for another engine, which `with_device_parts` refuses."""
-    return getattr(seams.lower_tree, name, None)
+in_device_lowering = partial(
+    in_place_of,
+    owner=DeviceLowering,
+    refusal="a fault of the lowering by tensor operations: this backend lowers trees on the host",
+)
+"""A decorator as `in_place_of`, for a part of the lowering on a device."""
 
 
 @fault(
@@ -42,15 +34,11 @@ def part(seams: Seams, name: str) -> Any:
     "a tree of more than 32 rows",
     on=WORDS,
 )
-def first_word_alone(seams: Seams) -> Seams:
+@in_device_lowering("lower_tree.block_words")
+def first_word_alone(program: DeviceLowering, *args: Any) -> Tensor:
     """Ancestor bits are written to the first word alone: no row sees rows from 32 on, not even itself."""
-    right = part(seams, "block_words")
-
-    def block_words(*args: Any) -> Tensor:
-        words: Tensor = right(*args)
-        return torch.cat([words[..., :1], torch.zeros_like(words[..., 1:])], -1)
-
-    return with_device_parts(seams, block_words=block_words)
+    words: Tensor = program.block_words(*args)
+    return torch.cat([words[..., :1], torch.zeros_like(words[..., 1:])], -1)
 
 
 @fault(
@@ -60,15 +48,13 @@ def first_word_alone(seams: Seams) -> Seams:
     "a tree padded to more rows than it has",
     on=WORDS,
 )
-def padded_off_by_one(seams: Seams) -> Seams:
+@in_device_lowering("lower_tree.block_words")
+def padded_off_by_one(
+    program: DeviceLowering, ancestor: Tensor, depth: Tensor, position: Tensor, valid: Tensor, reach: Reach
+) -> Tensor:
     """In a padded tree the words of a row are those of the row before it."""
-    right = part(seams, "block_words")
-
-    def block_words(ancestor: Tensor, depth: Tensor, position: Tensor, valid: Tensor, reach: Reach) -> Tensor:
-        words: Tensor = right(ancestor, depth, position, valid, reach)
-        return torch.where(valid.all(1)[:, None, None], words, words.roll(1, 1))
-
-    return with_device_parts(seams, block_words=block_words)
+    words: Tensor = program.block_words(ancestor, depth, position, valid, reach)
+    return torch.where(valid.all(1)[:, None, None], words, words.roll(1, 1))
 
 
 @fault(
@@ -78,18 +64,14 @@ def padded_off_by_one(seams: Seams) -> Seams:
     "a tree of three levels",
     on=WORDS,
 )
-def doubled_too_few(seams: Seams) -> Seams:
+@in_device_lowering("lower_tree.climb")
+def doubled_too_few(program: DeviceLowering, parent: Tensor, levels: int) -> Tensor:
     """Ancestors are found by doubling, with a round too few: whatever lies more than two levels up is not found.
 
     The depth of a row, which is counted from its ancestors, is then two at most.
     """
-    right = part(seams, "climb")
-
-    def climb(parent: Tensor, levels: int) -> Tensor:
-        lift: Tensor = right(parent, levels)
-        return torch.cat([lift[:2], torch.zeros_like(lift[2:])])
-
-    return with_device_parts(seams, climb=climb)
+    lift: Tensor = program.climb(parent, levels)
+    return torch.cat([lift[:2], torch.zeros_like(lift[2:])])
 
 
 @fault(
@@ -99,15 +81,11 @@ def doubled_too_few(seams: Seams) -> Seams:
     "a window or chunk shorter than the context, and a node below the root",
     on=WORDS,
 )
-def first_of_root(seams: Seams) -> Seams:
+@in_device_lowering("lower_tree.first_columns")
+def first_of_root(program: DeviceLowering, position: Tensor, valid: Tensor, committed: Tensor, reach: Reach) -> Tensor:
     """The first column that the root sees is the first column of every row of the tree."""
-    right = part(seams, "first_columns")
-
-    def first_columns(position: Tensor, valid: Tensor, committed: Tensor, reach: Reach) -> Tensor:
-        columns: Tensor = right(position, valid, committed, reach)
-        return torch.where(valid, columns[:, :1], columns)
-
-    return with_device_parts(seams, first_columns=first_columns)
+    columns: Tensor = program.first_columns(position, valid, committed, reach)
+    return torch.where(valid, columns[:, :1], columns)
 
 
 @fault(
@@ -117,14 +95,10 @@ def first_of_root(seams: Seams) -> Seams:
     "two nodes that have children",
     on=WORDS,
 )
-def linked_across_parents(seams: Seams) -> Seams:
+@in_device_lowering("lower_tree.next_siblings")
+def linked_across_parents(program: DeviceLowering, parent: Tensor, has_siblings: Tensor) -> Tensor:
     """The last child of a node is linked to the first child of the next node that has any, as if it were a sibling."""
-    right = part(seams, "next_siblings")
-
-    def next_siblings(parent: Tensor, has_siblings: Tensor) -> Tensor:
-        return right(torch.zeros_like(parent), has_siblings)  # type: ignore[no-any-return]
-
-    return with_device_parts(seams, next_siblings=next_siblings)
+    return program.next_siblings(torch.zeros_like(parent), has_siblings)
 
 
 @fault(
@@ -134,14 +108,11 @@ def linked_across_parents(seams: Seams) -> Seams:
     "a node with two children",
     on=WORDS,
 )
-def last_child_first(seams: Seams) -> Seams:
+@in_device_lowering("lower_tree.first_children")
+def last_child_first(program: DeviceLowering, parent: Tensor, has_parent: Tensor) -> Tensor:
     """The link to a node's first child is that to its last child, so that earlier siblings are never tried."""
-
-    def first_children(parent: Tensor, has_parent: Tensor) -> Tensor:
-        row = torch.arange(parent.shape[1], device=parent.device).expand_as(parent)
-        return torch.zeros_like(parent).scatter_reduce(1, parent, torch.where(has_parent, row, 0), "amax")
-
-    return with_device_parts(seams, first_children=first_children)
+    row = torch.arange(parent.shape[1], device=parent.device).expand_as(parent)
+    return torch.zeros_like(parent).scatter_reduce(1, parent, torch.where(has_parent, row, 0), "amax")
 
 
 @fault(
@@ -151,15 +122,11 @@ def last_child_first(seams: Seams) -> Seams:
     "a tree of at least 32 rows",
     on=WORDS,
 )
-def saturated_word(seams: Seams) -> Seams:
+@in_device_lowering("lower_tree.block_words")
+def saturated_word(program: DeviceLowering, *args: Any) -> Tensor:
     """A word whose bit 31 is set is clamped to the greatest int32: its row sees rows 0 to 30, and not row 31."""
-    right = part(seams, "block_words")
-
-    def block_words(*args: Any) -> Tensor:
-        words: Tensor = right(*args)
-        return torch.where(words < 0, torch.iinfo(torch.int32).max, words)
-
-    return with_device_parts(seams, block_words=block_words)
+    words: Tensor = program.block_words(*args)
+    return torch.where(words < 0, torch.iinfo(torch.int32).max, words)
 
 
 @fault(

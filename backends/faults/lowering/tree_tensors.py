@@ -8,7 +8,7 @@ from torch import Tensor
 from specverify.backends.engine.lower_tree import TreeTensors
 from specverify.backends.engine.reach import Reach
 from specverify.backends.engine.seams import Seams
-from specverify.backends.faults.fault import fault, faults_in
+from specverify.backends.faults.fault import fault, faults_in, in_place_of
 from specverify.reference.trace import Stage
 from specverify.reference.tree import Tree
 
@@ -19,20 +19,19 @@ from specverify.reference.tree import Tree
     "catalogue BZ-078: chain routed through the tree worker",
     "any context",
 )
-def hide_first_prefix_entry(seams: Seams) -> Seams:
+@in_place_of("lower_tree")
+def hide_first_prefix_entry(
+    seams: Seams, tree: Tree, committed: int, position: int, reaches: list[Reach], padded_nodes: int
+) -> TreeTensors:
     """The tree mask of the step hides one context entry from every node.
 
     The mask's column 0 is hidden from every row.
     """
-
-    def lower_tree(tree: Tree, committed: int, position: int, reaches: list[Reach], padded_nodes: int) -> TreeTensors:
-        tensors = seams.lower_tree(tree, committed, position, reaches, padded_nodes)
-        if committed:
-            for mask in tensors.visible:
-                mask[:, 0] = False
-        return tensors
-
-    return replace(seams, lower_tree=lower_tree)
+    tensors = seams.lower_tree(tree, committed, position, reaches, padded_nodes)
+    if committed:
+        for mask in tensors.visible:
+            mask[:, 0] = False
+    return tensors
 
 
 @fault(
@@ -52,26 +51,25 @@ def advance_by_one(seams: Seams) -> Seams:
     "catalogue BZ-095: window start from the last draft token",
     "a sliding window shorter than context and tree",
 )
-def window_of_deepest(seams: Seams) -> Seams:
+@in_place_of("lower_tree")
+def window_of_deepest(
+    seams: Seams, tree: Tree, committed: int, position: int, reaches: list[Reach], padded_nodes: int
+) -> TreeTensors:
     """The sliding window of the deepest node bounds the context of every node.
 
     The window's start is computed from the deepest node's position, for all rows of the block.
     """
-
-    def lower_tree(tree: Tree, committed: int, position: int, reaches: list[Reach], padded_nodes: int) -> TreeTensors:
-        tensors = seams.lower_tree(tree, committed, position, reaches, padded_nodes)
-        deepest = int(tensors.position[tensors.valid].max())
-        visible = []
-        for mask, reach in zip(tensors.visible, reaches, strict=True):
-            cut_mask = mask.clone()
-            if reach.window:
-                # A window of w tokens that ends at position p begins at p - w + 1.
-                hidden = torch.arange(committed) <= deepest - reach.window
-                cut_mask[:, :committed] &= ~hidden
-            visible.append(cut_mask)
-        return replace(tensors, visible=visible)
-
-    return replace(seams, lower_tree=lower_tree)
+    tensors = seams.lower_tree(tree, committed, position, reaches, padded_nodes)
+    deepest = int(tensors.position[tensors.valid].max())
+    visible = []
+    for mask, reach in zip(tensors.visible, reaches, strict=True):
+        cut_mask = mask.clone()
+        if reach.window:
+            # A window of w tokens that ends at position p begins at p - w + 1.
+            hidden = torch.arange(committed) <= deepest - reach.window
+            cut_mask[:, :committed] &= ~hidden
+        visible.append(cut_mask)
+    return replace(tensors, visible=visible)
 
 
 @fault(
@@ -80,25 +78,24 @@ def window_of_deepest(seams: Seams) -> Seams:
     "own: kernels that count a window in columns take the order of arrival for the order of positions",
     "a sliding window over a tree with two branches",
 )
-def window_by_arrival(seams: Seams) -> Seams:
+@in_place_of("lower_tree")
+def window_by_arrival(
+    seams: Seams, tree: Tree, committed: int, position: int, reaches: list[Reach], padded_nodes: int
+) -> TreeTensors:
     """A row's sliding window ends at its place in the block in place of its position.
 
     Each row before it counts as one token, whatever its branch.
     """
-
-    def lower_tree(tree: Tree, committed: int, position: int, reaches: list[Reach], padded_nodes: int) -> TreeTensors:
-        bare = [Reach(chunk=reach.chunk) for reach in reaches]
-        tensors = seams.lower_tree(tree, committed, position, bare, padded_nodes)
-        row = torch.arange(len(tensors.visible[0]))[:, None]
-        column = torch.arange(committed + len(row))
-        visible = []
-        for mask, reach in zip(tensors.visible, reaches, strict=True):
-            # The row in place i of the block stands at column committed + i.
-            out = column[: mask.shape[1]] <= committed + row - reach.window
-            visible.append(mask & ~out if reach.window else mask)
-        return replace(tensors, visible=visible)
-
-    return replace(seams, lower_tree=lower_tree)
+    bare = [Reach(chunk=reach.chunk) for reach in reaches]
+    tensors = seams.lower_tree(tree, committed, position, bare, padded_nodes)
+    row = torch.arange(len(tensors.visible[0]))[:, None]
+    column = torch.arange(committed + len(row))
+    visible = []
+    for mask, reach in zip(tensors.visible, reaches, strict=True):
+        # The row in place i of the block stands at column committed + i.
+        out = column[: mask.shape[1]] <= committed + row - reach.window
+        visible.append(mask & ~out if reach.window else mask)
+    return replace(tensors, visible=visible)
 
 
 @fault(
@@ -107,17 +104,16 @@ def window_by_arrival(seams: Seams) -> Seams:
     "catalogue BZ-147: mask built for the new tokens only",
     "two branches",
 )
-def mask_of_new_tokens(seams: Seams) -> Seams:
+@in_place_of("lower_tree")
+def mask_of_new_tokens(
+    seams: Seams, tree: Tree, committed: int, position: int, reaches: list[Reach], padded_nodes: int
+) -> TreeTensors:
     """The block of new tokens gets a causal mask of its own, so branches see each other.
 
     The mask of the block is causal in row order, and its tree is forgotten.
     """
-
-    def lower_tree(tree: Tree, committed: int, position: int, reaches: list[Reach], padded_nodes: int) -> TreeTensors:
-        tensors = seams.lower_tree(tree, committed, position, reaches, padded_nodes)
-        return replace(tensors, visible=[_causal(mask, committed) for mask in tensors.visible])
-
-    return replace(seams, lower_tree=lower_tree)
+    tensors = seams.lower_tree(tree, committed, position, reaches, padded_nodes)
+    return replace(tensors, visible=[_causal(mask, committed) for mask in tensors.visible])
 
 
 def _causal(mask: Tensor, committed: int) -> Tensor:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from specverify.backends.engine.seams import Seams
 from specverify.backends.engine.stops import Limits, OutputTail
-from specverify.backends.faults.fault import fault, faults_in
+from specverify.backends.faults.fault import fault, faults_in, in_place_of
 from specverify.reference.trace import Stage
 
 ClippedBlock = tuple[list[int], str | None]
@@ -19,19 +19,16 @@ ClippedBlock = tuple[list[int], str | None]
     "catalogue BZ-128: EOS inside the draft block does not stop output",
     "an end token before the last token of a block",
 )
-def stop_seen_at_the_end(seams: Seams) -> Seams:
+@in_place_of("clip")
+def stop_seen_at_the_end(seams: Seams, block: list[int], written: OutputTail, ends: Limits) -> ClippedBlock:
     """An end of text inside an accepted block does not stop the output.
 
     Only the last token of the block is compared with the end tokens.
     """
-
-    def clip(block: list[int], written: OutputTail, ends: Limits) -> ClippedBlock:
-        kept_tokens, why = seams.clip(block, written, replace(ends, eos=frozenset(), stop=frozenset()))
-        if kept_tokens[-1] in ends.eos:
-            return kept_tokens, "eos"
-        return (kept_tokens, "stop") if kept_tokens[-1] in ends.stop else (kept_tokens, why)
-
-    return replace(seams, clip=clip)
+    kept_tokens, why = seams.clip(block, written, replace(ends, eos=frozenset(), stop=frozenset()))
+    if kept_tokens[-1] in ends.eos:
+        return kept_tokens, "eos"
+    return (kept_tokens, "stop") if kept_tokens[-1] in ends.stop else (kept_tokens, why)
 
 
 @fault(
@@ -40,17 +37,14 @@ def stop_seen_at_the_end(seams: Seams) -> Seams:
     "catalogue BZ-107: candidates exceed max_new_tokens",
     "an accepted block longer than what is left of the budget",
 )
-def budget_checked_per_block(seams: Seams) -> Seams:
+@in_place_of("clip")
+def budget_checked_per_block(seams: Seams, block: list[int], written: OutputTail, ends: Limits) -> ClippedBlock:
     """An accepted block runs past max_new_tokens.
 
     The budget is checked after the block, and does not cut it.
     """
-
-    def clip(block: list[int], written: OutputTail, ends: Limits) -> ClippedBlock:
-        kept_tokens, why = seams.clip(block, written, replace(ends, most=written.tokens + len(block) + 1))
-        return kept_tokens, why or ("length" if written.tokens + len(kept_tokens) >= ends.most else None)
-
-    return replace(seams, clip=clip)
+    kept_tokens, why = seams.clip(block, written, replace(ends, most=written.tokens + len(block) + 1))
+    return kept_tokens, why or ("length" if written.tokens + len(kept_tokens) >= ends.most else None)
 
 
 @fault(
@@ -59,18 +53,15 @@ def budget_checked_per_block(seams: Seams) -> Seams:
     "catalogue BZ-027: rejected placeholder slots emitted as token 0",
     "a step that accepts nothing",
 )
-def placeholder_zeros(seams: Seams) -> Seams:
+@in_place_of("clip")
+def placeholder_zeros(seams: Seams, block: list[int], written: OutputTail, ends: Limits) -> ClippedBlock:
     """Placeholder slots of rejected drafts are emitted as token 0.
 
     A block of the bonus alone is returned with its padding, one placeholder of id 0.
     """
-
-    def clip(block: list[int], written: OutputTail, ends: Limits) -> ClippedBlock:
-        kept_tokens, why = seams.clip(block, written, ends)
-        # An output that ends returns no further slots.
-        return ([*kept_tokens, 0], why) if len(block) == 1 and why is None else (kept_tokens, why)
-
-    return replace(seams, clip=clip)
+    kept_tokens, why = seams.clip(block, written, ends)
+    # An output that ends returns no further slots.
+    return ([*kept_tokens, 0], why) if len(block) == 1 and why is None else (kept_tokens, why)
 
 
 @fault(
@@ -79,17 +70,14 @@ def placeholder_zeros(seams: Seams) -> Seams:
     "catalogue BZ-124: every token reports logprob 0 when speculating",
     "a tree",
 )
-def certain_everywhere(seams: Seams) -> Seams:
+@in_place_of("logprobs")
+def certain_everywhere(seams: Seams, logits: Tensor) -> Tensor:
     """Every token that was speculated is reported with log-probability 0.
 
     A forward of several rows reports zeros; one of a single row reports the right values.
     """
-
-    def logprobs(logits: Tensor) -> Tensor:
-        logprobs_of_rows = seams.logprobs(logits)
-        return torch.zeros_like(logprobs_of_rows) if len(logits) > 1 else logprobs_of_rows
-
-    return replace(seams, logprobs=logprobs)
+    logprobs_of_rows = seams.logprobs(logits)
+    return torch.zeros_like(logprobs_of_rows) if len(logits) > 1 else logprobs_of_rows
 
 
 @fault(
@@ -98,17 +86,14 @@ def certain_everywhere(seams: Seams) -> Seams:
     "catalogue BZ-168: returned probs of one speculative batch overwrite one another",
     "a block of two tokens, or a node after the one that emits",
 )
-def one_buffer(seams: Seams) -> Seams:
+@in_place_of("logprobs")
+def one_buffer(seams: Seams, logits: Tensor) -> Tensor:
     """Log-probabilities of one block are views of one buffer: all come out as those of its last row.
 
     The last row overwrites the shared buffer, so all rows report its log-probabilities.
     """
-
-    def logprobs(logits: Tensor) -> Tensor:
-        logprobs_of_rows = seams.logprobs(logits)
-        return logprobs_of_rows[-1:].expand_as(logprobs_of_rows)
-
-    return replace(seams, logprobs=logprobs)
+    logprobs_of_rows = seams.logprobs(logits)
+    return logprobs_of_rows[-1:].expand_as(logprobs_of_rows)
 
 
 FAULTS = faults_in(globals())

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from specverify.backends.engine.sampling.processing import History
+from specverify.backends.engine.sampling.seams import SamplingSeams
 from specverify.backends.engine.seams import Seams
 from specverify.backends.engine.stops import Limits, OutputTail
-from specverify.backends.faults.fault import fault, faults_in
+from specverify.backends.faults.fault import fault, faults_in, in_place_of
 from specverify.reference.sampling import Sampling, Stops
 from specverify.reference.trace import Stage
 
@@ -24,18 +25,15 @@ ClippedBlock = tuple[list[int], str | None]
     "catalogue BZ-160: stop string completed in the middle of an accepted block leaves later token ids",
     "a stop string completed before the last token of a block",
 )
-def text_cut_only(seams: Seams) -> Seams:
+@in_place_of("clip")
+def text_cut_only(seams: Seams, block: list[int], written: OutputTail, ends: Limits) -> ClippedBlock:
     """A stop string completed in the middle of a block cuts the text and leaves later ids and log-probabilities.
 
     The stop string cuts the text, but the ids of the whole block stay.
     """
-
-    def clip(block: list[int], written: OutputTail, ends: Limits) -> ClippedBlock:
-        kept_tokens, why = seams.clip(block, written, ends)
-        # A stop token is not text, so its cut stays.
-        return (block, why) if why == "stop" and kept_tokens[-1] not in ends.stop else (kept_tokens, why)
-
-    return replace(seams, clip=clip)
+    kept_tokens, why = seams.clip(block, written, ends)
+    # A stop token is not text, so its cut stays.
+    return (block, why) if why == "stop" and kept_tokens[-1] not in ends.stop else (kept_tokens, why)
 
 
 @fault(
@@ -44,22 +42,19 @@ def text_cut_only(seams: Seams) -> Seams:
     "sgl-project/sglang PR #23802: stop-string check misses early matches during speculative decoding",
     "a stop string completed early in a block that is long for it",
 )
-def narrow_window(seams: Seams) -> Seams:
+@in_place_of("clip")
+def narrow_window(seams: Seams, block: list[int], written: OutputTail, ends: Limits) -> ClippedBlock:
     """Stop strings are looked for in a fixed window of last tokens, which a long block pushes them out of.
 
     After a block, stop strings are searched in the last n + 1 tokens, n being the characters of the longest string.
 
     The end, if one is found, is put in its right place.
     """
-
-    def clip(block: list[int], written: OutputTail, ends: Limits) -> ClippedBlock:
-        kept_tokens, why = seams.clip(block, written, ends)
-        # `reach` is n - 1: a match further back than the window is missed.
-        if why == "stop" and kept_tokens[-1] not in ends.stop and len(block) - len(kept_tokens) > ends.reach + 1:
-            return seams.clip(block, written, replace(ends, strings=()))
-        return kept_tokens, why
-
-    return replace(seams, clip=clip)
+    kept_tokens, why = seams.clip(block, written, ends)
+    # `reach` is n - 1: a match further back than the window is missed.
+    if why == "stop" and kept_tokens[-1] not in ends.stop and len(block) - len(kept_tokens) > ends.reach + 1:
+        return seams.clip(block, written, replace(ends, strings=()))
+    return kept_tokens, why
 
 
 @fault(
@@ -68,16 +63,13 @@ def narrow_window(seams: Seams) -> Seams:
     "catalogue BZ-160, its property: a stop string that spans tokens, here of two blocks",
     "a stop string over two blocks",
 )
-def tail_forgotten(seams: Seams) -> Seams:
+@in_place_of("clip")
+def tail_forgotten(seams: Seams, block: list[int], written: OutputTail, ends: Limits) -> ClippedBlock:
     """Each block is looked through for stop strings by itself, so one that began in the block before is missed.
 
     The text written before the block is replaced by an empty one.
     """
-
-    def clip(block: list[int], written: OutputTail, ends: Limits) -> ClippedBlock:
-        return seams.clip(block, replace(written, tail=""), ends)
-
-    return replace(seams, clip=clip)
+    return seams.clip(block, replace(written, tail=""), ends)
 
 
 @fault(
@@ -86,18 +78,15 @@ def tail_forgotten(seams: Seams) -> Seams:
     "sgl-project/sglang issue #31599: max_new_tokens cap masks an in-budget stop and leaks post-stop tokens",
     "a stop inside a block that runs past the budget",
 )
-def budget_first(seams: Seams) -> Seams:
+@in_place_of("clip")
+def budget_first(seams: Seams, block: list[int], written: OutputTail, ends: Limits) -> ClippedBlock:
     """The budget is looked at before the stops: a block that runs past it leaks tokens after a stop, as `length`.
 
     A block that reaches the budget is cut by its length only, and stops inside it are not looked for.
     """
-
-    def clip(block: list[int], written: OutputTail, ends: Limits) -> ClippedBlock:
-        if written.tokens + len(block) >= ends.most:
-            ends = replace(ends, eos=frozenset(), stop=frozenset(), strings=())
-        return seams.clip(block, written, ends)
-
-    return replace(seams, clip=clip)
+    if written.tokens + len(block) >= ends.most:
+        ends = replace(ends, eos=frozenset(), stop=frozenset(), strings=())
+    return seams.clip(block, written, ends)
 
 
 @fault(
@@ -106,20 +95,17 @@ def budget_first(seams: Seams) -> Seams:
     "catalogue BZ-169: wrong arithmetic when clipping n-gram drafts at the context limit",
     "a block longer than what is left, other than by as much again",
 )
-def room_taken_away(seams: Seams) -> Seams:
+@in_place_of("clip")
+def room_taken_away(seams: Seams, block: list[int], written: OutputTail, ends: Limits) -> ClippedBlock:
     """At the context limit, as many tokens as still fit are taken off a block instead of those that do not.
 
     The number of tokens that still fit is cut off the end, where the number that does not fit should be.
     """
-
-    def clip(block: list[int], written: OutputTail, ends: Limits) -> ClippedBlock:
-        room = ends.most - written.tokens
-        if len(block) <= room:
-            return seams.clip(block, written, ends)
-        kept_tokens, why = seams.clip(block[:-room], written, replace(ends, most=written.tokens + len(block)))
-        return kept_tokens, why or ("length" if len(kept_tokens) >= room else None)
-
-    return replace(seams, clip=clip)
+    room = ends.most - written.tokens
+    if len(block) <= room:
+        return seams.clip(block, written, ends)
+    kept_tokens, why = seams.clip(block[:-room], written, replace(ends, most=written.tokens + len(block)))
+    return kept_tokens, why or ("length" if len(kept_tokens) >= room else None)
 
 
 @fault(
@@ -128,19 +114,16 @@ def room_taken_away(seams: Seams) -> Seams:
     "vllm-project/vllm issue #21987, PR #22014: stop sequences end the output although min_tokens is not reached",
     "a stop string completed among the first min_tokens tokens",
 )
-def strings_unminded(seams: Seams) -> Seams:
+@in_place_of("clip")
+def strings_unminded(seams: Seams, block: list[int], written: OutputTail, ends: Limits) -> ClippedBlock:
     """A stop string ends the output before min_tokens.
 
     The minimum applies to end tokens only; stop strings are looked for from the first token on.
     """
-
-    def clip(block: list[int], written: OutputTail, ends: Limits) -> ClippedBlock:
-        kept_tokens, why = seams.clip(block, written, ends)
-        # End tokens are left to the right `clip`, so that only stop strings ignore the minimum.
-        early, reason = seams.clip(block, written, replace(ends, least=0, eos=frozenset(), stop=frozenset()))
-        return (early, reason) if reason == "stop" and len(early) < len(kept_tokens) else (kept_tokens, why)
-
-    return replace(seams, clip=clip)
+    kept_tokens, why = seams.clip(block, written, ends)
+    # End tokens are left to the right `clip`, so that only stop strings ignore the minimum.
+    early, reason = seams.clip(block, written, replace(ends, least=0, eos=frozenset(), stop=frozenset()))
+    return (early, reason) if reason == "stop" and len(early) < len(kept_tokens) else (kept_tokens, why)
 
 
 @fault(
@@ -149,17 +132,13 @@ def strings_unminded(seams: Seams) -> Seams:
     "catalogue BZ-017: min_tokens masks EOS on one extra draft row",
     "min_tokens, and an end token that is the target's choice right after them",
 )
-def one_row_more(seams: Seams) -> Seams:
+@in_place_of("sampling.scores")
+def one_row_more(seams: SamplingSeams, logits: Tensor, sampling: Sampling, stops: Stops, past: History) -> Tensor:
     """Ends are banned at one row of the block more than min_tokens asks for.
 
     The count of emitted tokens is one too small.
     """
-    inner = seams.sampling.scores
-
-    def scores(logits: Tensor, sampling: Sampling, stops: Stops, past: History) -> Tensor:
-        return inner(logits, sampling, stops, replace(past, emitted=past.emitted - 1))
-
-    return replace(seams, sampling=replace(seams.sampling, scores=scores))
+    return seams.scores(logits, sampling, stops, replace(past, emitted=past.emitted - 1))
 
 
 @fault(
@@ -168,19 +147,17 @@ def one_row_more(seams: Seams) -> Seams:
     "vllm-project/vllm PR #32642: min_tokens with speculative decoding, which verified rows unmasked",
     "min_tokens, and an end token that is the target's choice below the root",
 )
-def drafted_rows_unbanned(seams: Seams) -> Seams:
+@in_place_of("sampling.scores")
+def drafted_rows_unbanned(
+    seams: SamplingSeams, logits: Tensor, sampling: Sampling, stops: Stops, past: History
+) -> Tensor:
     """Ends are banned at the first row of a block alone: deeper rows may accept or choose one before min_tokens.
 
     Deeper rows are processed as if min_tokens were 0.
     """
-    inner = seams.sampling.scores
-
-    def scores(logits: Tensor, sampling: Sampling, stops: Stops, past: History) -> Tensor:
-        banned_scores = inner(logits, sampling, stops, past)
-        free_scores = inner(logits, replace(sampling, min_tokens=0), stops, past)
-        return torch.cat([banned_scores[:, :1], free_scores[:, 1:]], 1)
-
-    return replace(seams, sampling=replace(seams.sampling, scores=scores))
+    banned_scores = seams.scores(logits, sampling, stops, past)
+    free_scores = seams.scores(logits, replace(sampling, min_tokens=0), stops, past)
+    return torch.cat([banned_scores[:, :1], free_scores[:, 1:]], 1)
 
 
 FAULTS = faults_in(globals())

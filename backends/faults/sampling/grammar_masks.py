@@ -5,7 +5,6 @@ They lie in the masks of a tree, in the position of the matcher, and in the plac
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -15,26 +14,12 @@ from specverify.backends.engine.request import Request
 from specverify.backends.engine.sampling.processing import History, truncate
 from specverify.backends.engine.sampling.seams import SamplingSeams
 from specverify.backends.engine.seams import Seams
-from specverify.backends.faults.fault import fault, faults_in
+from specverify.backends.faults.fault import fault, faults_in, in_place_of
 from specverify.reference.sampling import Sampling, Stops
 from specverify.reference.trace import Stage
 from specverify.reference.tree import Shape
 
 TakeBack = Callable[[Guide], None]
-MakeMasks = Callable[[Guide, Shape, list[int], TakeBack], Masks]
-
-
-def _with_sampling(seams: Seams, change: Callable[[SamplingSeams], SamplingSeams]) -> Seams:
-    return replace(seams, sampling=change(seams.sampling))
-
-
-def _with_guide(seams: Seams, change: Callable[[GuidedSeams], GuidedSeams]) -> Seams:
-    return _with_sampling(seams, lambda sampling: replace(sampling, guided=change(sampling.guided)))
-
-
-def _with_masks(seams: Seams, wrong: Callable[[MakeMasks, Guide, Shape, list[int], TakeBack], Masks]) -> Seams:
-    """The seams with masks made by `wrong`, which is given the right function first."""
-    return _with_guide(seams, lambda guided: replace(guided, masks=partial(wrong, guided.masks)))
 
 
 @fault(
@@ -43,19 +28,15 @@ def _with_masks(seams: Seams, wrong: Callable[[MakeMasks, Guide, Shape, list[int
     "sgl-project/sglang #29110: the grammar is given a token a second time",
     "a grammar that goes on with the last token of a block once more",
 )
-def advanced_twice(seams: Seams) -> Seams:
+@in_place_of("sampling.guided.advance")
+def advanced_twice(
+    guided: GuidedSeams, guide: Guide, emitted: list[int], finish: str | None
+) -> tuple[list[int], str | None]:
     """The matcher reads the last token of a block twice: once when it is verified, and once when it is sent."""
-
-    def change(guided: GuidedSeams) -> GuidedSeams:
-        def advance(guide: Guide, emitted: list[int], finish: str | None) -> tuple[list[int], str | None]:
-            kept_tokens, why = guided.advance(guide, emitted, finish)
-            if why is None and bool(guide.row()[kept_tokens[-1]]):
-                guide.accept_token(kept_tokens[-1])
-            return kept_tokens, why
-
-        return replace(guided, advance=advance)
-
-    return _with_guide(seams, change)
+    kept_tokens, why = guided.advance(guide, emitted, finish)
+    if why is None and bool(guide.row()[kept_tokens[-1]]):
+        guide.accept_token(kept_tokens[-1])
+    return kept_tokens, why
 
 
 @fault(
@@ -64,14 +45,11 @@ def advanced_twice(seams: Seams) -> Seams:
     "family of vllm-project/vllm #49738: rows of the grammar's bitmask are shifted against the drafted tokens",
     "a grammar, and a drafted token behind which other tokens are legal than before it",
 )
-def mask_of_parent(seams: Seams) -> Seams:
+@in_place_of("sampling.guided.masks")
+def mask_of_parent(guided: GuidedSeams, guide: Guide, shape: Shape, token: list[int], taken_back: TakeBack) -> Masks:
     """Each node below the root has the grammar's mask of its parent: the rows of the bitmask are one token behind."""
-
-    def masks(right: MakeMasks, guide: Guide, shape: Shape, token: list[int], taken_back: TakeBack) -> Masks:
-        right_masks = right(guide, shape, token, taken_back)
-        return replace(right_masks, legal=right_masks.legal[list(shape.parent)])
-
-    return _with_masks(seams, masks)
+    right_masks = guided.masks(guide, shape, token, taken_back)
+    return replace(right_masks, legal=right_masks.legal[list(shape.parent)])
 
 
 @fault(
@@ -80,17 +58,14 @@ def mask_of_parent(seams: Seams) -> Seams:
     "catalogue BZ-080: grammar bitmask computed for a flat chain, applied to a tree",
     "a grammar, and a tree with siblings whose tokens are legal",
 )
-def flat_chain(seams: Seams) -> Seams:
+@in_place_of("sampling.guided.masks")
+def flat_chain(guided: GuidedSeams, guide: Guide, shape: Shape, token: list[int], taken_back: TakeBack) -> Masks:
     """The grammar's masks are computed as if the rows of the tree were one chain.
 
     Every row extends the row before it, whatever its parent is.
     """
-
-    def masks(right: MakeMasks, guide: Guide, shape: Shape, token: list[int], taken_back: TakeBack) -> Masks:
-        chain = Shape((0, *range(len(shape) - 1)))
-        return right(guide, chain, token, taken_back)
-
-    return _with_masks(seams, masks)
+    chain = Shape((0, *range(len(shape) - 1)))
+    return guided.masks(guide, chain, token, taken_back)
 
 
 @fault(
@@ -99,20 +74,17 @@ def flat_chain(seams: Seams) -> Seams:
     "family of catalogue BZ-080: the matcher of a tree is not taken back when the walk leaves a branch",
     "a grammar, and two legal siblings",
 )
-def not_taken_back(seams: Seams) -> Seams:
+@in_place_of("sampling.guided.masks")
+def not_taken_back(guided: GuidedSeams, guide: Guide, shape: Shape, token: list[int], taken_back: TakeBack) -> Masks:
     """The matcher stays behind a branch that the walk over the tree has left.
 
     The mask of a later sibling is that of a text with both siblings. The matcher is put right after the walk.
     """
-
-    def masks(right: MakeMasks, guide: Guide, shape: Shape, token: list[int], taken_back: TakeBack) -> Masks:
-        branches_left: list[Guide] = []
-        right_masks = right(guide, shape, token, branches_left.append)
-        for branch in branches_left:
-            taken_back(branch)
-        return right_masks
-
-    return _with_masks(seams, masks)
+    branches_left: list[Guide] = []
+    right_masks = guided.masks(guide, shape, token, branches_left.append)
+    for branch in branches_left:
+        taken_back(branch)
+    return right_masks
 
 
 @fault(
@@ -121,16 +93,13 @@ def not_taken_back(seams: Seams) -> Seams:
     "vllm-project/vllm #37506: the end of text is let through where the grammar cannot end",
     "a grammar, an end token, and a node where the text is not complete",
 )
-def ends_anywhere(seams: Seams) -> Seams:
+@in_place_of("sampling.guided.masks")
+def ends_anywhere(guided: GuidedSeams, guide: Guide, shape: Shape, token: list[int], taken_back: TakeBack) -> Masks:
     """The grammar's mask allows the end of text at every node, whether the text is complete or not."""
-
-    def masks(right: MakeMasks, guide: Guide, shape: Shape, token: list[int], taken_back: TakeBack) -> Masks:
-        right_masks = right(guide, shape, token, taken_back)
-        legal = right_masks.legal.clone()
-        legal[:, list(guide.ends)] = True
-        return replace(right_masks, legal=legal)
-
-    return _with_masks(seams, masks)
+    right_masks = guided.masks(guide, shape, token, taken_back)
+    legal = right_masks.legal.clone()
+    legal[:, list(guide.ends)] = True
+    return replace(right_masks, legal=legal)
 
 
 @fault(
@@ -141,21 +110,19 @@ def ends_anywhere(seams: Seams) -> Seams:
 )
 def mask_last(seams: Seams) -> Seams:
     """The grammar's mask is applied to the law that top-k, top-p and min-p have cut, and not to the logits."""
+    sampling = seams.sampling
 
-    def change(sampling: SamplingSeams) -> SamplingSeams:
-        def law(logits: Tensor, settings: Sampling, stops: Stops, past: History | None) -> Tensor:
-            if past is None or past.legal is None:
-                return sampling.target_law(logits, settings, stops, past)
-            full_law = sampling.target_law(logits, settings, stops, replace(past, legal=None))
-            legal_law = full_law * past.legal
-            total = legal_law.sum(-1, keepdim=True)
-            # Where truncation has left no legal token, the right law stands in: the fault would have none.
-            right = sampling.target_law(logits, settings, stops, past)
-            return torch.where(total > 0, legal_law / total, right)
+    def law(logits: Tensor, settings: Sampling, stops: Stops, past: History | None) -> Tensor:
+        if past is None or past.legal is None:
+            return sampling.target_law(logits, settings, stops, past)
+        full_law = sampling.target_law(logits, settings, stops, replace(past, legal=None))
+        legal_law = full_law * past.legal
+        total = legal_law.sum(-1, keepdim=True)
+        # Where truncation has left no legal token, the right law stands in: the fault would have none.
+        right = sampling.target_law(logits, settings, stops, past)
+        return torch.where(total > 0, legal_law / total, right)
 
-        return replace(sampling, target_law=law, bonus_law=law)
-
-    return _with_sampling(seams, change)
+    return replace(seams, sampling=replace(sampling, target_law=law, bonus_law=law))
 
 
 @fault(
@@ -169,28 +136,25 @@ def raw_residual(seams: Seams) -> Seams:
 
     The residual holds what the mask took away from the law.
     """
+    sampling = seams.sampling
+    raw: list[Tensor] = []
 
-    def change(sampling: SamplingSeams) -> SamplingSeams:
-        raw: list[Tensor] = []
+    def target(logits: Tensor, settings: Sampling, stops: Stops, past: History | None) -> Tensor:
+        masked = sampling.target_law(logits, settings, stops, past)
+        free = None if past is None else replace(past, legal=None)
+        raw[:] = [masked if past is None else sampling.target_law(logits, settings, stops, free)]
+        return masked
 
-        def target(logits: Tensor, settings: Sampling, stops: Stops, past: History | None) -> Tensor:
-            masked = sampling.target_law(logits, settings, stops, past)
-            free = None if past is None else replace(past, legal=None)
-            raw[:] = [masked if past is None else sampling.target_law(logits, settings, stops, free)]
-            return masked
+    def last(rows: Tensor, node: Tensor, remaining: Tensor, has_stopped: Tensor, rejected_node: Tensor) -> Tensor:
+        right_law = sampling.last_law(rows, node, remaining, has_stopped, rejected_node)
+        if not raw:  # a law that was given as a table has no grammar
+            return right_law
+        each = torch.arange(len(node), device=node.device)
+        # What the mask took away from the law comes back in the residual.
+        wrong = remaining + (raw.pop()[each, node] - rows[each, node]).clamp(min=0)
+        return torch.where(has_stopped[:, None], wrong / wrong.sum(-1, keepdim=True), right_law)
 
-        def last(rows: Tensor, node: Tensor, remaining: Tensor, has_stopped: Tensor, rejected_node: Tensor) -> Tensor:
-            right_law = sampling.last_law(rows, node, remaining, has_stopped, rejected_node)
-            if not raw:  # a law that was given as a table has no grammar
-                return right_law
-            each = torch.arange(len(node), device=node.device)
-            # What the mask took away from the law comes back in the residual.
-            wrong = remaining + (raw.pop()[each, node] - rows[each, node]).clamp(min=0)
-            return torch.where(has_stopped[:, None], wrong / wrong.sum(-1, keepdim=True), right_law)
-
-        return replace(sampling, target_law=target, bonus_law=target, last_law=last)
-
-    return _with_sampling(seams, change)
+    return replace(seams, sampling=replace(sampling, target_law=target, bonus_law=target, last_law=last))
 
 
 @fault(
@@ -199,18 +163,14 @@ def raw_residual(seams: Seams) -> Seams:
     "sgl-project/sglang #15050: the mask of the token after the path is not that of the last accepted node",
     "a sampling request with a grammar, and an accepted token behind which other tokens are legal",
 )
-def root_bonus(seams: Seams) -> Seams:
+@in_place_of("sampling.bonus_law")
+def root_bonus(
+    sampling: SamplingSeams, logits: Tensor, settings: Sampling, stops: Stops, past: History | None
+) -> Tensor:
     """The token after the accepted path is drawn under the grammar's mask of the first row of the tree."""
-
-    def change(sampling: SamplingSeams) -> SamplingSeams:
-        def law(logits: Tensor, settings: Sampling, stops: Stops, past: History | None) -> Tensor:
-            if past is not None and past.legal is not None:
-                past = replace(past, legal=past.legal[:, :1].expand_as(past.legal))
-            return sampling.target_law(logits, settings, stops, past)
-
-        return replace(sampling, bonus_law=law)
-
-    return _with_sampling(seams, change)
+    if past is not None and past.legal is not None:
+        past = replace(past, legal=past.legal[:, :1].expand_as(past.legal))
+    return sampling.target_law(logits, settings, stops, past)
 
 
 @fault(
@@ -219,18 +179,12 @@ def root_bonus(seams: Seams) -> Seams:
     "family of catalogue BZ-018: the law that the verifier is told of is not the one that the grammar has masked",
     "a sampling request with a grammar and a drawn draft",
 )
-def raw_claim(seams: Seams) -> Seams:
+@in_place_of("sampling.hand_over")
+def raw_claim(sampling: SamplingSeams, drawn_from: Tensor, logits: Tensor, settings: Sampling) -> Tensor:
     """Drafted tokens are drawn under the grammar, but the verifier is told the draft's law without it."""
-
-    def change(sampling: SamplingSeams) -> SamplingSeams:
-        def claimed_law(drawn_from: Tensor, logits: Tensor, settings: Sampling) -> Tensor:
-            if settings.grammar is None:
-                return sampling.hand_over(drawn_from, logits, settings)
-            return truncate(logits / settings.temperature, settings)
-
-        return replace(sampling, hand_over=claimed_law)
-
-    return _with_sampling(seams, change)
+    if settings.grammar is None:
+        return sampling.hand_over(drawn_from, logits, settings)
+    return truncate(logits / settings.temperature, settings)
 
 
 @fault(
@@ -239,17 +193,15 @@ def raw_claim(seams: Seams) -> Seams:
     "sgl-project/sglang #29110: a request that was taken back has a grammar at the beginning of its text",
     "a session in which a request with a grammar is evicted after a step, restored, and goes on",
 )
-def forgotten(seams: Seams) -> Seams:
+@in_place_of("request")
+class Forgetful(Request):
     """A request that was evicted goes on with a matcher at the beginning of its grammar."""
 
-    class Forgetful(Request):
-        def prefill(self) -> None:
-            super().prefill()
-            grammar = self.case.sampling.grammar
-            if grammar is not None and self.steps:  # no first prefill: the request was restored
-                self.guide = open_guide(grammar, self.case.stops.eos)
-
-    return replace(seams, request=Forgetful)
+    def prefill(self) -> None:
+        super().prefill()
+        grammar = self.case.sampling.grammar
+        if grammar is not None and self.steps:  # no first prefill: the request was restored
+            self.guide = open_guide(grammar, self.case.stops.eos)
 
 
 FAULTS = faults_in(globals())

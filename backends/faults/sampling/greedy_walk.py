@@ -10,7 +10,7 @@ from specverify.backends.engine.lower_tree import TreeTensors
 from specverify.backends.engine.model.causal_lm import CausalLm
 from specverify.backends.engine.request import Request
 from specverify.backends.engine.seams import Seams
-from specverify.backends.faults.fault import fault, faults_in
+from specverify.backends.faults.fault import fault, faults_in, in_place_of
 from specverify.reference.case import Case
 from specverify.reference.trace import Stage
 
@@ -21,21 +21,18 @@ from specverify.reference.trace import Stage
     "catalogue BZ-139: first draft token committed without verification",
     "a first child that the target does not choose",
 )
-def first_unverified(seams: Seams) -> Seams:
+@in_place_of("walk")
+def first_unverified(seams: Seams, tensors: TreeTensors, logits: Tensor) -> tuple[list[int], int]:
     """The first drafted token is committed without verification.
 
     The root's first child is accepted without a comparison with the target's choice.
     """
-
-    def walk(tensors: TreeTensors, logits: Tensor) -> tuple[list[int], int]:
-        # `next_token` is the first child; 0 means that there is none.
-        first = int(tensors.next_token[0])
-        path, bonus = seams.walk(tensors, logits)
-        if not first or path[1:2] == [first]:
-            return path, bonus
-        return [0, first], int(logits[first].argmax())
-
-    return replace(seams, walk=walk)
+    # `next_token` is the first child; 0 means that there is none.
+    first = int(tensors.next_token[0])
+    path, bonus = seams.walk(tensors, logits)
+    if not first or path[1:2] == [first]:
+        return path, bonus
+    return [0, first], int(logits[first].argmax())
 
 
 @fault(
@@ -44,22 +41,19 @@ def first_unverified(seams: Seams) -> Seams:
     "catalogue BZ-004: path padding encoded as token id 0",
     "an accepted token with id 0",
 )
-def zero_is_padding(seams: Seams) -> Seams:
+@in_place_of("walk")
+def zero_is_padding(seams: Seams, tensors: TreeTensors, logits: Tensor) -> tuple[list[int], int]:
     """Token id 0 is taken for padding of a candidate path, so a right token 0 is rejected.
 
     The walk ends at the first accepted node with token id 0.
     """
-
-    def walk(tensors: TreeTensors, logits: Tensor) -> tuple[list[int], int]:
-        path, bonus = seams.walk(tensors, logits)
-        kept_rows = [0]
-        for row in path[1:]:
-            if int(tensors.token[row]) == 0:
-                return kept_rows, int(logits[kept_rows[-1]].argmax())
-            kept_rows.append(row)
-        return path, bonus
-
-    return replace(seams, walk=walk)
+    path, bonus = seams.walk(tensors, logits)
+    kept_rows = [0]
+    for row in path[1:]:
+        if int(tensors.token[row]) == 0:
+            return kept_rows, int(logits[kept_rows[-1]].argmax())
+        kept_rows.append(row)
+    return path, bonus
 
 
 @fault(
@@ -68,18 +62,15 @@ def zero_is_padding(seams: Seams) -> Seams:
     "catalogue BZ-129: rejection handled one iteration late",
     "a rejected child",
 )
-def bonus_one_row_late(seams: Seams) -> Seams:
+@in_place_of("walk")
+def bonus_one_row_late(seams: Seams, tensors: TreeTensors, logits: Tensor) -> tuple[list[int], int]:
     """Rejection is handled one row late: the next token comes from the rejected row.
 
     The bonus is the arg-max at the rejected child, where the arg-max at its parent is right.
     """
-
-    def walk(tensors: TreeTensors, logits: Tensor) -> tuple[list[int], int]:
-        path, bonus = seams.walk(tensors, logits)
-        rejected_row = int(tensors.next_token[path[-1]])
-        return (path, int(logits[rejected_row].argmax())) if rejected_row else (path, bonus)
-
-    return replace(seams, walk=walk)
+    path, bonus = seams.walk(tensors, logits)
+    rejected_row = int(tensors.next_token[path[-1]])
+    return (path, int(logits[rejected_row].argmax())) if rejected_row else (path, bonus)
 
 
 @fault(
@@ -88,27 +79,16 @@ def bonus_one_row_late(seams: Seams) -> Seams:
     "catalogue BZ-140: bonus token discarded after full acceptance",
     "a path accepted to its leaf",
 )
-def bonus_discarded(seams: Seams) -> Seams:
+@in_place_of("walk")
+def bonus_discarded(seams: Seams, tensors: TreeTensors, logits: Tensor) -> tuple[list[int], int]:
     """After full acceptance there is no bonus token.
 
     Where the walk ends at a leaf, the last accepted token stands in for the bonus and ends the block.
     """
-
-    def walk(tensors: TreeTensors, logits: Tensor) -> tuple[list[int], int]:
-        path, bonus = seams.walk(tensors, logits)
-        if len(path) > 1 and not int(tensors.next_token[path[-1]]):
-            return path[:-1], int(tensors.token[path[-1]])
-        return path, bonus
-
-    return replace(seams, walk=walk)
-
-
-class ArgMax(Request):
-    """A request that decodes greedily, whatever its temperature."""
-
-    def __init__(self, case: Case, target: CausalLm, lease: CacheLease, draft: Draft, seams: Seams) -> None:
-        greedy = replace(case, sampling=replace(case.sampling, temperature=0.0))
-        super().__init__(greedy, target, lease, draft, seams)
+    path, bonus = seams.walk(tensors, logits)
+    if len(path) > 1 and not int(tensors.next_token[path[-1]]):
+        return path[:-1], int(tensors.token[path[-1]])
+    return path, bonus
 
 
 @fault(
@@ -117,12 +97,16 @@ class ArgMax(Request):
     "a sampling configuration that does not reach the speculative path: its kernels are right and never called",
     "a temperature above 0, and a law that is not sure of its best token",
 )
-def arg_max_throughout(seams: Seams) -> Seams:
+@in_place_of("request")
+class ArgMax(Request):
     """A request that samples is decoded by arg-max, its temperature lost on the way to the sampler.
 
     The sampling kernels stay right, but are never called.
     """
-    return replace(seams, request=ArgMax)
+
+    def __init__(self, case: Case, target: CausalLm, lease: CacheLease, draft: Draft, seams: Seams) -> None:
+        greedy = replace(case, sampling=replace(case.sampling, temperature=0.0))
+        super().__init__(greedy, target, lease, draft, seams)
 
 
 FAULTS = faults_in(globals())

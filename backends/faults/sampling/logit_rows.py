@@ -1,12 +1,10 @@
 """Faults of the logit rows that the verify forward hands to acceptance."""
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
 from specverify.backends.engine.seams import Seams
-from specverify.backends.faults.fault import fault, faults_in
+from specverify.backends.faults.fault import fault, faults_in, in_place_of
 from specverify.reference.trace import Stage
 
 
@@ -16,16 +14,13 @@ from specverify.reference.trace import Stage
     "catalogue BZ-159: logprob rows of accepted tokens selected from wrong positions",
     "a tree of two nodes",
 )
-def rows_shifted(seams: Seams) -> Seams:
+@in_place_of("score")
+def rows_shifted(seams: Seams, flat: Tensor, retrieve_index: Tensor) -> Tensor:
     """The logits of accepted tokens are selected from the wrong rows.
 
     Every node but the root gets the logits of the row before its own row.
     """
-
-    def score(flat: Tensor, retrieve_index: Tensor) -> Tensor:
-        return seams.score(flat, (retrieve_index - 1).clamp(min=0))
-
-    return replace(seams, score=score)
+    return seams.score(flat, (retrieve_index - 1).clamp(min=0))
 
 
 @fault(
@@ -34,16 +29,13 @@ def rows_shifted(seams: Seams) -> Seams:
     "catalogue BZ-165: softmax applied twice across upstream versions",
     "any step",
 )
-def softmax_on_the_way(seams: Seams) -> Seams:
+@in_place_of("score")
+def softmax_on_the_way(seams: Seams, flat: Tensor, retrieve_index: Tensor) -> Tensor:
     """Softmax is applied where logits are promised, so the consumer applies it a second time.
 
     Probabilities are passed on as if they were logits.
     """
-
-    def score(flat: Tensor, retrieve_index: Tensor) -> Tensor:
-        return torch.softmax(seams.score(flat, retrieve_index), -1)
-
-    return replace(seams, score=score)
+    return torch.softmax(seams.score(flat, retrieve_index), -1)
 
 
 FAULTS = faults_in(globals())

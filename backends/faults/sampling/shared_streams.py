@@ -4,14 +4,13 @@ An engine has a stream for each purpose: drawing tokens, accepting them, drawing
 with equal seeds, or with equal seeds and offsets, give equal numbers. Where a draft is not drawn, nothing is shared.
 """
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
 from specverify.backends.engine.sampling.coins import Coins
 from specverify.backends.engine.sampling.forest import Forest
 from specverify.backends.engine.sampling.seams import SamplingSeams
+from specverify.backends.faults.fault import faults_in, in_place_of
 from specverify.backends.faults.sampling.rejection import acceptance_fault
 
 FRESH = "a token that was named, not drawn, leaves the number of its draw unread, so that the number is a fresh one"
@@ -28,63 +27,49 @@ def has_drawn(dice: Coins, place: Tensor) -> Tensor:
     return has_drawn_token
 
 
-def acceptance_follows_draw(seams: SamplingSeams) -> SamplingSeams:
-    """The number that drew a token also accepts it."""
-
-    def accepts(dice: Coins, trees: Forest, child: Tensor, threshold: Tensor, open_requests: Tensor) -> Tensor:
-        draft_place = dice.place("draft", child)
-        place = torch.where(has_drawn(dice, draft_place), draft_place, dice.place("accept", child))
-        return dice.below(place, threshold, open_requests)
-
-    return replace(seams, accepts=accepts)
-
-
-def recovery_begins_anew(seams: SamplingSeams) -> SamplingSeams:
-    """The token after a rejection is drawn by the first number of the draft's stream."""
-
-    def bonus_place(dice: Coins, node: Tensor, rejected_node: Tensor) -> Tensor:
-        first = dice.place("draft", torch.ones_like(rejected_node))
-        draws_again = (rejected_node > 0) & has_drawn(dice, first)
-        return torch.where(draws_again, first, seams.bonus_place(dice, node, rejected_node))
-
-    return replace(seams, bonus_place=bonus_place)
-
-
-def noise_twice(seams: SamplingSeams) -> SamplingSeams:
-    """The number that drew a rejected token also draws the token that replaces it."""
-
-    def bonus_place(dice: Coins, node: Tensor, rejected_node: Tensor) -> Tensor:
-        draft_place = dice.place("draft", rejected_node)
-        draws_again = (rejected_node > 0) & has_drawn(dice, draft_place)
-        return torch.where(draws_again, draft_place, seams.bonus_place(dice, node, rejected_node))
-
-    return replace(seams, bonus_place=bonus_place)
-
-
-FAULTS = (
-    acceptance_fault(
-        "acceptance-by-the-drafts-coin",
-        "The random number that drew a drafted token also decides whether it is accepted.",
-        "vllm-project/vllm PR #47386: the acceptance uniform is the Philox draw of the draft's noise at that position",
-        "a draft that draws its tokens",
-        acceptance_follows_draw,
-        top_k=FRESH,
-    ),
-    acceptance_fault(
-        "recovery-on-the-drafts-stream",
-        "The token after a rejection is drawn by the first number of the draft's stream: both have one seed.",
-        "family of vllm-project/vllm PR #54282: drafts and recovered tokens draw from one random stream",
-        "a draft that draws its tokens, and a rejected one",
-        recovery_begins_anew,
-        top_k=FRESH,
-    ),
-    acceptance_fault(
-        "noise-of-the-rejected-token-again",
-        "The noise that drew a rejected token also draws the token that replaces it.",
-        "vllm-project/vllm PR #54282, vllm-project/vllm-ascend PR #15739: a rejected draft token is replaced by"
-        " the very noise that produced it",
-        "a draft that draws its tokens, and a rejected one",
-        noise_twice,
-        top_k=FRESH,
-    ),
+@acceptance_fault(
+    "acceptance-by-the-drafts-coin",
+    "vllm-project/vllm PR #47386: the acceptance uniform is the Philox draw of the draft's noise at that position",
+    "a draft that draws its tokens",
+    top_k=FRESH,
 )
+@in_place_of("sampling.accepts")
+def acceptance_follows_draw(
+    seams: SamplingSeams, dice: Coins, trees: Forest, child: Tensor, threshold: Tensor, open_requests: Tensor
+) -> Tensor:
+    """The random number that drew a drafted token also decides whether it is accepted."""
+    draft_place = dice.place("draft", child)
+    place = torch.where(has_drawn(dice, draft_place), draft_place, dice.place("accept", child))
+    return dice.below(place, threshold, open_requests)
+
+
+@acceptance_fault(
+    "recovery-on-the-drafts-stream",
+    "family of vllm-project/vllm PR #54282: drafts and recovered tokens draw from one random stream",
+    "a draft that draws its tokens, and a rejected one",
+    top_k=FRESH,
+)
+@in_place_of("sampling.bonus_place")
+def recovery_begins_anew(seams: SamplingSeams, dice: Coins, node: Tensor, rejected_node: Tensor) -> Tensor:
+    """The token after a rejection is drawn by the first number of the draft's stream: both have one seed."""
+    first = dice.place("draft", torch.ones_like(rejected_node))
+    draws_again = (rejected_node > 0) & has_drawn(dice, first)
+    return torch.where(draws_again, first, seams.bonus_place(dice, node, rejected_node))
+
+
+@acceptance_fault(
+    "noise-of-the-rejected-token-again",
+    "vllm-project/vllm PR #54282, vllm-project/vllm-ascend PR #15739: a rejected draft token is replaced by"
+    " the very noise that produced it",
+    "a draft that draws its tokens, and a rejected one",
+    top_k=FRESH,
+)
+@in_place_of("sampling.bonus_place")
+def noise_twice(seams: SamplingSeams, dice: Coins, node: Tensor, rejected_node: Tensor) -> Tensor:
+    """The noise that drew a rejected token also draws the token that replaces it."""
+    draft_place = dice.place("draft", rejected_node)
+    draws_again = (rejected_node > 0) & has_drawn(dice, draft_place)
+    return torch.where(draws_again, draft_place, seams.bonus_place(dice, node, rejected_node))
+
+
+FAULTS = faults_in(globals())

@@ -13,12 +13,19 @@ from specverify.backends.engine.model.causal_lm import Rows
 from specverify.backends.engine.model.low_rank import LowRank
 from specverify.backends.engine.request import Request
 from specverify.backends.engine.seams import Seams
-from specverify.backends.faults.fault import fault, faults_in
+from specverify.backends.faults.fault import fault, faults_in, in_place_of
 from specverify.reference.trace import Stage
 
 
+@fault(
+    "prefix-shared-across-adapters",
+    Stage.ATTENDED,
+    "vllm-project/vllm issues 30931 and 3264: prefix cache blocks shared between requests with different LoRA adapters",
+    "a prefix cache; two prompts that begin alike, under different adapters",
+)
+@in_place_of("arena")
 class OfTokens(Arena):
-    """An arena that knows the pages of a prefix by their tokens, whatever the adapter."""
+    """The prefix cache finds pages by their tokens alone, so that a request reads keys of another adapter."""
 
     def lease(
         self,
@@ -29,19 +36,7 @@ class OfTokens(Arena):
         tokens: tuple[int, ...] = (),
         adapter: object = None,
     ) -> CacheLease:
-        """See `Arena.lease`."""
         return super().lease(target, draft, capacity, rows, tokens)
-
-
-@fault(
-    "prefix-shared-across-adapters",
-    Stage.ATTENDED,
-    "vllm-project/vllm issues 30931 and 3264: prefix cache blocks shared between requests with different LoRA adapters",
-    "a prefix cache; two prompts that begin alike, under different adapters",
-)
-def prefix_of_another(seams: Seams) -> Seams:
-    """The prefix cache finds pages by their tokens alone, so that a request reads keys of another adapter."""
-    return replace(seams, arena=OfTokens)
 
 
 @fault(
@@ -50,14 +45,11 @@ def prefix_of_another(seams: Seams) -> Seams:
     "huggingface/peft issue 1960: one active adapter for all requests of a batch in place of each request's own",
     "a batch of requests with different adapters",
 )
-def of_the_first(seams: Seams) -> Seams:
+@in_place_of("gather")
+def of_the_first(seams: Seams, batch: list[Request]) -> list[Rows]:
     """All requests of a verify forward run with the adapter of the first one."""
-
-    def gather(batch: list[Request]) -> list[Rows]:
-        rows = seams.gather(batch)
-        return [replace(rows_of_request, adapter=rows[0].adapter) for rows_of_request in rows]
-
-    return replace(seams, gather=gather)
+    rows = seams.gather(batch)
+    return [replace(rows_of_request, adapter=rows[0].adapter) for rows_of_request in rows]
 
 
 @fault(
@@ -66,20 +58,16 @@ def of_the_first(seams: Seams) -> Seams:
     "family of sgl-project/sglang pull request 34337: a verify forward counts as an extend without its token counts",
     "an adapter",
 )
-def prefill_alone(seams: Seams) -> Seams:
+@in_place_of("gather")
+def prefill_alone(seams: Seams, batch: list[Request]) -> list[Rows]:
     """Prefills run with the adapter, and verify forwards with the bare target."""
-
-    def gather(batch: list[Request]) -> list[Rows]:
-        return [replace(rows_of_request, adapter=None) for rows_of_request in seams.gather(batch)]
-
-    return replace(seams, gather=gather)
+    return [replace(rows_of_request, adapter=None) for rows_of_request in seams.gather(batch)]
 
 
 class RootAlone(LowRank):
     """An adapter that is added to the first row of a block."""
 
     def added_output(self, module: str, rows: Tensor) -> Tensor | None:
-        """See `LowRank.added_output`."""
         more = super().added_output(module, rows)
         return None if more is None else torch.cat([more[:1], torch.zeros_like(more[1:])])
 
@@ -91,20 +79,15 @@ class RootAlone(LowRank):
     "to one row per decode request, although a speculative step has several",
     "an adapter, and a tree of several nodes",
 )
-def one_row(seams: Seams) -> Seams:
+@in_place_of("gather")
+def one_row(seams: Seams, batch: list[Request]) -> list[Rows]:
     """A verify forward adds the adapter to the root's row, and to no other node."""
-
-    def gather(batch: list[Request]) -> list[Rows]:
-        return [
-            rows_of_request
-            if rows_of_request.adapter is None
-            else replace(
-                rows_of_request, adapter=RootAlone(rows_of_request.adapter.scale, rows_of_request.adapter.parts)
-            )
-            for rows_of_request in seams.gather(batch)
-        ]
-
-    return replace(seams, gather=gather)
+    return [
+        rows_of_request
+        if rows_of_request.adapter is None
+        else replace(rows_of_request, adapter=RootAlone(rows_of_request.adapter.scale, rows_of_request.adapter.parts))
+        for rows_of_request in seams.gather(batch)
+    ]
 
 
 @fault(
@@ -113,19 +96,15 @@ def one_row(seams: Seams) -> Seams:
     "Blaizzy/mlx-vlm issue 845: the adapter is scaled by alpha in place of alpha / rank",
     "an adapter of a rank above 1",
 )
-def by_alpha(seams: Seams) -> Seams:
+@in_place_of("request")
+class ScaledByAlpha(Request):
     """The product of the adapter counts alpha times, and not alpha / rank times."""
 
-    class ScaledByAlpha(seams.request):  # type: ignore[misc,name-defined]
-        adapter: LowRank | None
-
-        def prefill(self) -> None:
-            words = self.case.model.adapter
-            if words is not None and self.adapter is not None:
-                self.adapter = LowRank(words.alpha, self.adapter.parts)
-            super().prefill()
-
-    return replace(seams, request=ScaledByAlpha)
+    def prefill(self) -> None:
+        words = self.case.model.adapter
+        if words is not None and self.adapter is not None:
+            self.adapter = LowRank(words.alpha, self.adapter.parts)
+        super().prefill()
 
 
 @fault(
@@ -134,27 +113,15 @@ def by_alpha(seams: Seams) -> Seams:
     "family of vllm-project/vllm issue 42125: keys of a prompt that other adapter weights made",
     "an adapter, and a prompt of several tokens",
 )
-def decode_alone(seams: Seams) -> Seams:
+@in_place_of("request")
+class Bare(Request):
     """The prompt is prefilled by the bare target, and verify forwards run with the adapter."""
 
-    class Bare(seams.request):  # type: ignore[misc,name-defined]
-        adapter: LowRank | None
-
-        def prefill(self) -> None:
-            adapter = self.adapter
-            self.adapter = None
-            super().prefill()
-            self.adapter = adapter
-
-    return replace(seams, request=Bare)
-
-
-class AnyAdapter(Arena):
-    """An arena that forks the columns of a request whatever the adapter of its twin."""
-
-    def shares(self, source: CacheLease, adapter: object) -> bool:
-        """See `Arena.shares`."""
-        return True
+    def prefill(self) -> None:
+        adapter = self.adapter
+        self.adapter = None
+        super().prefill()
+        self.adapter = adapter
 
 
 @fault(
@@ -163,9 +130,12 @@ class AnyAdapter(Arena):
     "family of vllm-project/vllm issue 30931: cached keys of one adapter serve a request with another one",
     "a fork whose twin names another adapter",
 )
-def forked_across(seams: Seams) -> Seams:
+@in_place_of("arena")
+class AnyAdapter(Arena):
     """A twin with another adapter takes over the committed columns of its source."""
-    return replace(seams, arena=AnyAdapter)
+
+    def shares(self, source: CacheLease, adapter: object) -> bool:
+        return True
 
 
 FAULTS = faults_in(globals())

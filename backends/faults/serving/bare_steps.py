@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from specverify.backends.engine.draft.base import Proposal
+from specverify.backends.engine.request import Request
 from specverify.backends.engine.sampling.step import StepSampling
 from specverify.backends.engine.seams import Seams
 from specverify.backends.engine.step.state import Verification
-from specverify.backends.faults.fault import fault, faults_in
+from specverify.backends.faults.fault import fault, faults_in, in_place_of
 from specverify.reference.trace import Committed, Stage
 from specverify.reference.tree import Tree
 
@@ -54,34 +55,32 @@ def _with_changed_states(
     "vllm-project/vllm-metal PR #716; vllm PR #53426: a step of K=0 leaves the draft KV behind",
     "a draft model that is asked behind a step without it",
 )
-def tokens_skipped(seams: Seams) -> Seams:
+@in_place_of("request")
+class SkippingRequest(Request):
     """The tokens that a step without the draft has committed are never fed to the draft's model.
 
     The draft goes on where it was: its next token stands behind the last one that it was fed.
     """
 
-    class SkippingRequest(seams.request):  # type: ignore[misc,name-defined]
-        missed_places: tuple[int, ...] = ()
+    missed_places: tuple[int, ...] = ()
 
-        def prefill(self) -> None:
-            self.missed_places = ()  # a restored request's draft is fed everything again
-            super().prefill()
+    def prefill(self) -> None:
+        self.missed_places = ()  # a restored request's draft is fed everything again
+        super().prefill()
 
-        def commit(self, verdict: Verification, rows: list[int]) -> Committed:
-            if verdict.block.bare and self.case.draft.model is not None and self.case.draft.reads is None:
-                begin = len(verdict.step.context)
-                self.missed_places += tuple(range(begin, begin + len(rows)))
-            committed: Committed = super().commit(verdict, rows)
-            return committed
+    def commit(self, verdict: Verification, rows: list[int]) -> Committed:
+        if verdict.block.bare and self.case.draft.model is not None and self.case.draft.reads is None:
+            begin = len(verdict.step.context)
+            self.missed_places += tuple(range(begin, begin + len(rows)))
+        committed: Committed = super().commit(verdict, rows)
+        return committed
 
-        def begin_drafting(
-            self,
-        ) -> tuple[StepSampling | None, tuple[list[int], StepSampling | None, Tensor | None]]:
-            chance, (tokens, draft_sampling, hidden) = super().begin_drafting()
-            fed_tokens = [token for place, token in enumerate(tokens) if place not in self.missed_places]
-            return chance, (fed_tokens, draft_sampling, hidden)
-
-    return replace(seams, request=SkippingRequest)
+    def begin_drafting(
+        self,
+    ) -> tuple[StepSampling | None, tuple[list[int], StepSampling | None, Tensor | None]]:
+        chance, (tokens, draft_sampling, hidden) = super().begin_drafting()
+        fed_tokens = [token for place, token in enumerate(tokens) if place not in self.missed_places]
+        return chance, (fed_tokens, draft_sampling, hidden)
 
 
 @fault(
@@ -111,32 +110,31 @@ def states_zero(seams: Seams) -> Seams:
     "vllm-project/vllm PR #31955, PR #30796: spec_token_ids of a preempted request are sent when it runs again",
     "a request that is preempted, takes a step without its draft, and then one with it",
 )
-def proposal_kept(seams: Seams) -> Seams:
+@in_place_of("request")
+class KeepingRequest(Request):
     """The tree that was drafted before a preemption is verified in the next drafted step, whatever came in between.
 
     The old ids hang from the new root; they are the right ones only where no token came in between.
     """
 
-    class KeepingRequest(seams.request):  # type: ignore[misc,name-defined]
-        old: Proposal | None = None
+    old: Proposal | None = None
 
-        def abandon(self) -> None:
-            self.old = None if self.block is None else self.block.proposal
-            super().abandon()
+    def abandon(self) -> None:
+        self.old = None if self.block is None else self.block.proposal
+        super().abandon()
 
-        def propose(self) -> None:
-            super().propose()
-            old = self.old
-            block = self.block
-            self.old = None
-            assert block is not None
-            if old is None or old.tree.parent != block.proposal.tree.parent:
-                return
-            nodes = block.nodes
-            self.lower(replace(old, tree=old.tree.with_root(block.proposal.tree.token[0])), block.chance)
-            self.block.nodes = nodes
-
-    return replace(seams, request=KeepingRequest)
+    def propose(self) -> None:
+        super().propose()
+        old = self.old
+        block = self.block
+        self.old = None
+        assert block is not None
+        if old is None or old.tree.parent != block.proposal.tree.parent:
+            return
+        nodes = block.nodes
+        self.lower(replace(old, tree=old.tree.with_root(block.proposal.tree.token[0])), block.chance)
+        assert self.block is not None
+        self.block.nodes = nodes
 
 
 @fault(

@@ -3,7 +3,6 @@
 Rows, padding or columns of one lane are written, read or seen in the place of another's.
 """
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,14 +12,8 @@ from specverify.backends.engine.kv.arena import Arena, CacheLease, Model
 from specverify.backends.engine.kv.base import KvCache
 from specverify.backends.engine.kv.lanes import BatchCache
 from specverify.backends.engine.kv.paged import Paged
-from specverify.backends.engine.seams import Seams
-from specverify.backends.faults.fault import fault, faults_in
+from specverify.backends.faults.fault import fault, faults_in, in_place_of
 from specverify.reference.trace import Stage
-
-
-def _lanes(seams: Seams, lanes: type[BatchCache]) -> Seams:
-    """The seams with `lanes` as the class of batch caches."""
-    return replace(seams, kv=replace(seams.kv, lanes=lanes))
 
 
 @fault(
@@ -29,26 +22,24 @@ def _lanes(seams: Seams, lanes: type[BatchCache]) -> Seams:
     "catalogue BZ-136: strange tokens of a batch larger than one",
     "a batch whose first tree is not the largest",
 )
-def tree_size_of_first(seams: Seams) -> Seams:
+@in_place_of("kv.lanes")
+class OneSize(BatchCache):
     """The tree size of the first request of the batch is used for all: longer ones are taken for padding.
 
     Rows from the size of lane 0's tree on count as padding, which sees nothing but itself.
     """
 
-    class OneSize(BatchCache):
-        def masks(self, layer: int, visible: list[Tensor]) -> Tensor:
-            right = super().masks(layer, visible)
-            first_rows = self.rows[0]
-            for lane, (cache, rows) in enumerate(zip(self.caches, self.rows, strict=True)):
-                # The mask of a padding row: its own column and no other.
-                alone = torch.zeros(rows, cache.length + cache.rows, dtype=torch.bool)
-                alone[torch.arange(rows), cache.length + torch.arange(rows)] = True
-                shown_columns = cache.cell_mask(layer, alone)
-                right[lane, 0, first_rows:rows] = False
-                right[lane, 0, first_rows:rows, : shown_columns.shape[1]] = shown_columns[first_rows:]
-            return right
-
-    return _lanes(seams, OneSize)
+    def masks(self, layer: int, visible: list[Tensor]) -> Tensor:
+        right = super().masks(layer, visible)
+        first_rows = self.rows[0]
+        for lane, (cache, rows) in enumerate(zip(self.caches, self.rows, strict=True)):
+            # The mask of a padding row: its own column and no other.
+            alone = torch.zeros(rows, cache.length + cache.rows, dtype=torch.bool)
+            alone[torch.arange(rows), cache.length + torch.arange(rows)] = True
+            shown_columns = cache.cell_mask(layer, alone)
+            right[lane, 0, first_rows:rows] = False
+            right[lane, 0, first_rows:rows, : shown_columns.shape[1]] = shown_columns[first_rows:]
+        return right
 
 
 @fault(
@@ -57,30 +48,28 @@ def tree_size_of_first(seams: Seams) -> Seams:
     "catalogue BZ-084: padded rows copied into a buffer sized for real tokens",
     "a batch whose first tree is smaller than another",
 )
-def padded_layout_packed(seams: Seams) -> Seams:
+@in_place_of("kv.lanes")
+class PackedBatch(BatchCache):
     """Padded rows are copied as they lie into a buffer for the real rows: padding lands on the next request's rows.
 
     The target buffer has room for the real rows only, one request after another.
     """
 
-    class PackedBatch(BatchCache):
-        def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> Any:
-            real = sum(self.rows)
-            moved_states = [
-                self._unpacked(states, states.transpose(0, 1).flatten(1, 2)[:, :real])
-                for states in (key_states, value_states)
-            ]
-            return super().update(moved_states[0], moved_states[1], layer_idx)
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> Any:
+        real = sum(self.rows)
+        moved_states = [
+            self._unpacked(states, states.transpose(0, 1).flatten(1, 2)[:, :real])
+            for states in (key_states, value_states)
+        ]
+        return super().update(moved_states[0], moved_states[1], layer_idx)
 
-        def _unpacked(self, padded_rows: Tensor, packed_rows: Tensor) -> Tensor:
-            lanes = padded_rows.clone()
-            begin = 0
-            for lane, rows in enumerate(self.rows):
-                lanes[lane, :, :rows] = packed_rows[:, begin : begin + rows]
-                begin += rows
-            return lanes
-
-    return _lanes(seams, PackedBatch)
+    def _unpacked(self, padded_rows: Tensor, packed_rows: Tensor) -> Tensor:
+        lanes = padded_rows.clone()
+        begin = 0
+        for lane, rows in enumerate(self.rows):
+            lanes[lane, :, :rows] = packed_rows[:, begin : begin + rows]
+            begin += rows
+        return lanes
 
 
 @fault(
@@ -89,22 +78,20 @@ def padded_layout_packed(seams: Seams) -> Seams:
     "catalogue BZ-049: padded rows point to a live slot 0",
     "pages, and a batch of unequal trees while a request holds page 0",
 )
-def padding_writes_slot_zero(seams: Seams) -> Seams:
+@in_place_of("kv.lanes")
+class NoNullSlot(BatchCache):
     """Padding rows write to slot 0, which belongs to a living request, instead of to a slot that nobody reads.
 
     Slot 0 of the pool is the first cell of page 0, and not a slot reserved for padding.
     """
 
-    class NoNullSlot(BatchCache):
-        def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> Any:
-            for lane, (cache, rows) in enumerate(zip(self.caches, self.rows, strict=True)):
-                if rows < self.width and isinstance(cache, Paged):
-                    for cells, new in zip(cache.pool.layers[layer_idx], (key_states, value_states), strict=True):
-                        # The last row of a lane with spare rows is a padding row.
-                        cells.flatten(0, 1)[0] = new[lane, :, -1]
-            return super().update(key_states, value_states, layer_idx)
-
-    return _lanes(seams, NoNullSlot)
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> Any:
+        for lane, (cache, rows) in enumerate(zip(self.caches, self.rows, strict=True)):
+            if rows < self.width and isinstance(cache, Paged):
+                for cells, new in zip(cache.pool.layers[layer_idx], (key_states, value_states), strict=True):
+                    # The last row of a lane with spare rows is a padding row.
+                    cells.flatten(0, 1)[0] = new[lane, :, -1]
+        return super().update(key_states, value_states, layer_idx)
 
 
 @fault(
@@ -113,18 +100,16 @@ def padding_writes_slot_zero(seams: Seams) -> Seams:
     "family of catalogue BZ-136: row 0 of the batch stands for every row",
     "a batch of two",
 )
-def mask_of_first(seams: Seams) -> Seams:
+@in_place_of("kv.lanes")
+class OneMask(BatchCache):
     """The tree mask of the first request of the batch is used for all.
 
     The mask of lane 0 is broadcast over the batch.
     """
 
-    class OneMask(BatchCache):
-        def masks(self, layer: int, visible: list[Tensor]) -> Tensor:
-            right = super().masks(layer, visible)
-            return right[:1].expand_as(right)
-
-    return _lanes(seams, OneMask)
+    def masks(self, layer: int, visible: list[Tensor]) -> Tensor:
+        right = super().masks(layer, visible)
+        return right[:1].expand_as(right)
 
 
 @fault(
@@ -133,19 +118,17 @@ def mask_of_first(seams: Seams) -> Seams:
     "catalogue BZ-075: decoder slots not in batch order",
     "pages, and a batch in another order than that of the first pages of its requests",
 )
-def caches_in_slot_order(seams: Seams) -> Seams:
+@in_place_of("kv.lanes")
+class BySlot(BatchCache):
     """The order of slots is taken for the order of the batch: rows attend to another request's cache.
 
     The rows are in the order of the batch, and the caches that they read in the order of their first pages.
     """
 
-    class BySlot(BatchCache):
-        def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> Any:
-            keys, values = super().update(key_states, value_states, layer_idx)
-            slot = sorted(range(len(self.caches)), key=lambda lane: _slot(self.caches[lane], lane))
-            return keys[slot], values[slot]
-
-    return _lanes(seams, BySlot)
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> Any:
+        keys, values = super().update(key_states, value_states, layer_idx)
+        slot = sorted(range(len(self.caches)), key=lambda lane: _slot(self.caches[lane], lane))
+        return keys[slot], values[slot]
 
 
 def _slot(cache: KvCache, lane: int) -> int:
@@ -159,21 +142,19 @@ def _slot(cache: KvCache, lane: int) -> int:
     "family of catalogue BZ-097: padding lanes stay in the softmax",
     "a batch of unequal prefixes or trees",
 )
-def filler_seen(seams: Seams) -> Seams:
+@in_place_of("kv.lanes")
+class Open(BatchCache):
     """A request with a shorter prefix sees the filler behind its own columns.
 
     The mask over the filler of a lane that has fewer columns than the widest is open.
     """
 
-    class Open(BatchCache):
-        def masks(self, layer: int, visible: list[Tensor]) -> Tensor:
-            right = super().masks(layer, visible)
-            for lane, (cache, rows) in enumerate(zip(self.caches, self.rows, strict=True)):
-                own_columns = cache.cell_mask(layer, visible[lane]).shape[1] + self.width - rows
-                right[lane, :, :, own_columns:] = True
-            return right
-
-    return _lanes(seams, Open)
+    def masks(self, layer: int, visible: list[Tensor]) -> Tensor:
+        right = super().masks(layer, visible)
+        for lane, (cache, rows) in enumerate(zip(self.caches, self.rows, strict=True)):
+            own_columns = cache.cell_mask(layer, visible[lane]).shape[1] + self.width - rows
+            right[lane, :, :, own_columns:] = True
+        return right
 
 
 @fault(
@@ -182,21 +163,19 @@ def filler_seen(seams: Seams) -> Seams:
     "family of catalogue BZ-097: padding lanes stay in the softmax",
     "a batch of unequal trees",
 )
-def padding_seen(seams: Seams) -> Seams:
+@in_place_of("kv.lanes")
+class PaddingSeen(BatchCache):
     """A request with a smaller tree sees the padding rows of its lane.
 
     The columns of padding rows lie behind the lane's own, and the mask shows them to every row.
     """
 
-    class PaddingSeen(BatchCache):
-        def masks(self, layer: int, visible: list[Tensor]) -> Tensor:
-            right = super().masks(layer, visible)
-            for lane, (cache, rows) in enumerate(zip(self.caches, self.rows, strict=True)):
-                begin = cache.cell_mask(layer, visible[lane]).shape[1]
-                right[lane, :, :, begin : begin + self.width - rows] = True
-            return right
-
-    return _lanes(seams, PaddingSeen)
+    def masks(self, layer: int, visible: list[Tensor]) -> Tensor:
+        right = super().masks(layer, visible)
+        for lane, (cache, rows) in enumerate(zip(self.caches, self.rows, strict=True)):
+            begin = cache.cell_mask(layer, visible[lane]).shape[1]
+            right[lane, :, :, begin : begin + self.width - rows] = True
+        return right
 
 
 @fault(
@@ -205,26 +184,24 @@ def padding_seen(seams: Seams) -> Seams:
     "catalogue BZ-073: buffers sized by context length instead of speculative capacity",
     "a pre-allocated layout; a tree wider than high, or padded, near the end of the output",
 )
-def room_without_tree(seams: Seams) -> Seams:
+@in_place_of("arena")
+class Tight(Arena):
     """KV buffers are sized by the longest text without the tree that hangs from its end.
 
     Buffers lose the columns of the speculative rows; pages, which are reserved on demand, are not affected.
     """
 
-    class Tight(Arena):
-        def lease(
-            self,
-            target: Model,
-            draft: Model | None,
-            capacity: int,
-            rows: int,
-            tokens: tuple[int, ...] = (),
-            adapter: object = None,
-        ) -> CacheLease:
-            tight = capacity if self.layout.traits.pages else capacity - rows
-            return super().lease(target, draft, tight, rows, tokens, adapter)
-
-    return replace(seams, arena=Tight)
+    def lease(
+        self,
+        target: Model,
+        draft: Model | None,
+        capacity: int,
+        rows: int,
+        tokens: tuple[int, ...] = (),
+        adapter: object = None,
+    ) -> CacheLease:
+        tight = capacity if self.layout.traits.pages else capacity - rows
+        return super().lease(target, draft, tight, rows, tokens, adapter)
 
 
 FAULTS = faults_in(globals())

@@ -18,7 +18,7 @@ from specverify.backends.engine.model.causal_lm import CausalLm, Rows
 from specverify.backends.engine.request import Request
 from specverify.backends.engine.seams import Seams
 from specverify.backends.engine.step_seams import StepSeams
-from specverify.backends.faults.fault import fault, faults_in
+from specverify.backends.faults.fault import fault, faults_in, in_place_of
 from specverify.reference.case import Case
 from specverify.reference.trace import Stage, Step
 
@@ -66,21 +66,18 @@ def first_axis(seams: Seams) -> Seams:
     "told apart by request",
     "a batch of requests with unlike images",
 )
-def of_the_first(seams: Seams) -> Seams:
+@in_place_of("gather")
+def of_the_first(seams: Seams, batch: list[Request]) -> list[Rows]:
     """All requests of a verify forward have the rope delta of the first one."""
-
-    def gather(batch: list[Request]) -> list[Rows]:
-        first = batch[0].axes
-        of_text = Axes(torch.empty(3, 0, dtype=torch.int64), 0 if first is None else first.delta).of_text
-        rows = seams.gather(batch)
-        none = all(rows_of_request.axes is None for rows_of_request in rows)
-        return (
-            rows
-            if none
-            else [replace(rows_of_request, axes=of_text(rows_of_request.positions)) for rows_of_request in rows]
-        )
-
-    return replace(seams, gather=gather)
+    first = batch[0].axes
+    of_text = Axes(torch.empty(3, 0, dtype=torch.int64), 0 if first is None else first.delta).of_text
+    rows = seams.gather(batch)
+    none = all(rows_of_request.axes is None for rows_of_request in rows)
+    return (
+        rows
+        if none
+        else [replace(rows_of_request, axes=of_text(rows_of_request.positions)) for rows_of_request in rows]
+    )
 
 
 @fault(
@@ -114,20 +111,17 @@ def of_the_latest(seams: Seams) -> Seams:
     "family of vllm-project/vllm pull request 10403: the delta is a constant of the sequence, and is computed anew",
     "a request with an image that is evicted and restored",
 )
-def lost_on_restore(seams: Seams) -> Seams:
+@in_place_of("request")
+class Forgetful(Request):
     """A restored request is numbered by its columns from the end of its prompt on."""
 
-    class Forgetful(seams.request):  # type: ignore[misc,name-defined]
-        axes: Axes | None
-        has_entered = False
+    has_entered = False
 
-        def prefill(self) -> None:
-            if self.has_entered and self.axes is not None:
-                self.axes = Axes(self.axes.image_positions, 0)
-            self.has_entered = True
-            super().prefill()
-
-    return replace(seams, request=Forgetful)
+    def prefill(self) -> None:
+        if self.has_entered and self.axes is not None:
+            self.axes = Axes(self.axes.image_positions, 0)
+        self.has_entered = True
+        super().prefill()
 
 
 @fault(
@@ -136,24 +130,19 @@ def lost_on_restore(seams: Seams) -> Seams:
     "sgl-project/sglang pull request 8219: the decode side of a disaggregated pair has no mrope_position_delta",
     "a request with an image that is handed over, and then steps",
 )
-def not_handed_over(seams: Seams) -> Seams:
+@in_place_of("request")
+class ArrivedRequest(Request):
     """A request that was handed over goes on with the numbers of its columns."""
 
-    class ArrivedRequest(seams.request):  # type: ignore[misc,name-defined]
-        axes: Axes | None
-
-        def carry_on(self, state: RequestState, steps: list[Step], over: HandOverSeams) -> None:
-            super().carry_on(state, steps, over)
-            self.axes = None
-
-    return replace(seams, request=ArrivedRequest)
+    def carry_on(self, state: RequestState, steps: list[Step], over: HandOverSeams) -> None:
+        super().carry_on(state, steps, over)
+        self.axes = None
 
 
 class AlwaysFromTheStart(Axes):
     """Positions of a prompt that begin anew with each chunk of its prefill."""
 
     def of_prompt(self, columns: Tensor) -> Tensor:
-        """See `Axes.of_prompt`."""
         return super().of_prompt(columns - columns[0])
 
 
@@ -163,24 +152,25 @@ class AlwaysFromTheStart(Axes):
     "Blaizzy/mlx-vlm pull request 1741 and issue 1755: each chunk of a prefill takes the first positions of the prompt",
     "an image in a prompt that is prefilled in chunks, or behind pages of a prefix cache",
 )
-def from_the_start(seams: Seams) -> Seams:
+@in_place_of("request")
+class ChunkedRequest(Request):
     """Every chunk of a prefill has the positions of the prompt's first tokens."""
 
-    class ChunkedRequest(seams.request):  # type: ignore[misc,name-defined]
-        axes: Axes | None
-
-        def __init__(
-            self, case: Case, target: CausalLm, lease: CacheLease, draft: Draft, step_seams: StepSeams
-        ) -> None:
-            super().__init__(case, target, lease, draft, step_seams)
-            if self.axes is not None:
-                self.axes = AlwaysFromTheStart(self.axes.image_positions, self.axes.delta)
-
-    return replace(seams, request=ChunkedRequest)
+    def __init__(self, case: Case, target: CausalLm, lease: CacheLease, draft: Draft, step_seams: StepSeams) -> None:
+        super().__init__(case, target, lease, draft, step_seams)
+        if self.axes is not None:
+            self.axes = AlwaysFromTheStart(self.axes.image_positions, self.axes.delta)
 
 
+@fault(
+    "prefix-shared-across-images",
+    Stage.ATTENDED,
+    "LMCache/LMCache issue 690 and ROCm/ATOM pull request 1358: pages are named by placeholder tokens alone",
+    "a prefix cache; two prompts with equal tokens and unlike images",
+)
+@in_place_of("arena")
 class ByTokens(Arena):
-    """An arena that knows the pages of a prefix by their tokens, whatever the images."""
+    """The prefix cache finds pages by their tokens alone, so that a request reads keys of another image."""
 
     def lease(
         self,
@@ -191,19 +181,7 @@ class ByTokens(Arena):
         tokens: tuple[int, ...] = (),
         adapter: object = None,
     ) -> CacheLease:
-        """See `Arena.lease`."""
         return super().lease(target, draft, capacity, rows, tokens, None if isinstance(adapter, tuple) else adapter)
-
-
-@fault(
-    "prefix-shared-across-images",
-    Stage.ATTENDED,
-    "LMCache/LMCache issue 690 and ROCm/ATOM pull request 1358: pages are named by placeholder tokens alone",
-    "a prefix cache; two prompts with equal tokens and unlike images",
-)
-def prefix_of_another(seams: Seams) -> Seams:
-    """The prefix cache finds pages by their tokens alone, so that a request reads keys of another image."""
-    return replace(seams, arena=ByTokens)
 
 
 FAULTS = faults_in(globals())

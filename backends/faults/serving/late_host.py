@@ -10,7 +10,7 @@ from functools import partial
 from specverify.backends.engine.request import Request
 from specverify.backends.engine.seams import Seams
 from specverify.backends.engine.step.state import Emission, Verification
-from specverify.backends.faults.fault import fault, faults_in
+from specverify.backends.faults.fault import fault, faults_in, in_place_of
 from specverify.reference.trace import Committed, Stage
 
 
@@ -50,23 +50,21 @@ def placeholders_in_lookup(seams: Seams) -> Seams:
     "sgl-project/sglang-omni PR #590, #758: a request that ended in the frame before stays in the planned batch",
     "a request that ends in a session with launched steps, and takes part in a later action",
 )
-def end_told_late(seams: Seams) -> Seams:
+@in_place_of("request")
+class Late(Request):
     """The end of a request reaches the scheduler a step late: in between the request is planned once more.
 
     The output is cut rightly where it ends; what the next step emits comes behind the end.
     """
 
-    class Late(seams.request):  # type: ignore[misc,name-defined]
-        silent = False
+    silent = False
 
-        def record(self, verdict: Verification, emission: Emission, committed: Committed) -> None:
-            Request.record(self, verdict, emission, committed)
-            # A request that was never launched has `list` there.
-            if emission.finish is not None and self.fill is not list and not self.silent:
-                self.silent = True
-                self.finish = None
-
-    return replace(seams, request=Late)
+    def record(self, verdict: Verification, emission: Emission, committed: Committed) -> None:
+        Request.record(self, verdict, emission, committed)
+        # A request that was never launched has `list` there.
+        if emission.finish is not None and self.fill is not list and not self.silent:
+            self.silent = True
+            self.finish = None
 
 
 FAULTS = faults_in(globals())

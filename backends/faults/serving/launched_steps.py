@@ -11,12 +11,13 @@ from torch import Tensor
 from specverify.backends.engine.kv.arena import CacheLease
 from specverify.backends.engine.kv.pages import Blocks
 from specverify.backends.engine.overlap.frame import Frame, LaunchedRow, Place
+from specverify.backends.engine.overlap.seams import OverlapSeams
 from specverify.backends.engine.request import Request
 from specverify.backends.engine.sampling.forest import Forest
 from specverify.backends.engine.sampling.processing import History
 from specverify.backends.engine.seams import Seams
 from specverify.backends.engine.step.state import Emission
-from specverify.backends.faults.fault import fault, faults_in
+from specverify.backends.faults.fault import fault, faults_in, in_place_of
 from specverify.backends.faults.serving.overlap import Hollow
 from specverify.reference.sampling import Sampling, Stops
 from specverify.reference.trace import Stage
@@ -43,19 +44,17 @@ def one_step_reserved(seams: Seams) -> Seams:
     "family of catalogue BZ-057: host seq_lens are not those of the device (vllm-project/vllm-ascend PR #8461)",
     "a launch while a step of the request is in flight",
 )
-def host_length(seams: Seams) -> Seams:
+@in_place_of("request")
+class Late(Request):
     """A step that is launched ahead is lowered at the length that the host knows, which lacks the step in flight.
 
     The target's cache is cut to the host's length, so that the rows of the step in flight are overwritten.
     """
 
-    class Late(seams.request):  # type: ignore[misc,name-defined]
-        def propose(self) -> None:
-            if len(self.tokens) > len(self.resolved_tokens):
-                self.lease.target.crop(len(self.resolved_tokens) - 1)
-            super().propose()
-
-    return replace(seams, request=Late)
+    def propose(self) -> None:
+        if len(self.tokens) > len(self.resolved_tokens):
+            self.lease.target.crop(len(self.resolved_tokens) - 1)
+        super().propose()
 
 
 def _over_too(part: LaunchedRow, epoch: int, over: bool) -> bool:
@@ -124,18 +123,15 @@ def stale_frame_kept(seams: Seams) -> Seams:
     "sgl-project/sglang FutureMap by batch row; of the family of catalogue BZ-136: one row stands for another",
     "two steps in flight whose batches have unlike requests in one row",
 )
-def routed_by_row(seams: Seams) -> Seams:
+@in_place_of("overlap.results")
+def routed_by_row(overlap: OverlapSeams, part: LaunchedRow, frame: Frame) -> list[int]:
     """The host reads the tokens of a frame by row in the results that were written last: another request's, mostly.
 
     A row of the batch is taken for the request, though requests have joined, left or changed places since.
     """
-
-    def results(part: LaunchedRow, frame: Frame) -> list[int]:
-        row = part.place.row
-        right = seams.overlap.results(part, frame)
-        return right if row >= len(frame.parts) else frame.parts[row].verdict.accepted
-
-    return replace(seams, overlap=replace(seams.overlap, results=results))
+    row = part.place.row
+    right = overlap.results(part, frame)
+    return right if row >= len(frame.parts) else frame.parts[row].verdict.accepted
 
 
 @fault(

@@ -8,33 +8,8 @@ from specverify.backends.engine.kv.padding.left import LeftPadded
 from specverify.backends.engine.model.causal_lm import Rows
 from specverify.backends.engine.request import Request
 from specverify.backends.engine.seams import Seams
-from specverify.backends.faults.fault import fault, faults_in
+from specverify.backends.faults.fault import fault, faults_in, in_place_of
 from specverify.reference.trace import Stage
-
-
-class Open(LeftPadded):
-    """Lanes whose dead columns are closed while nothing is committed, and open afterwards."""
-
-    def close_columns(self, mask: Tensor, dead: int) -> Tensor:
-        """See `LeftPadded.close_columns`."""
-        padded_mask = super().close_columns(mask, dead)
-        if all(cache.length for cache in self.caches):
-            padded_mask[:, :dead] = True
-        return padded_mask
-
-
-class OfTheFirst(LeftPadded):
-    """Lanes whose masks all begin behind as many dead columns as that of the first lane."""
-
-    def dead_columns(self, widths: list[int]) -> list[int]:
-        """See `LeftPadded.dead_columns`."""
-        dead_columns = super().dead_columns(widths)
-        self._first = dead_columns[0]
-        return dead_columns
-
-    def close_columns(self, mask: Tensor, dead: int) -> Tensor:
-        """See `LeftPadded.close_columns`."""
-        return super().close_columns(mask, dead).roll(self._first - dead, 1)
 
 
 @fault(
@@ -43,9 +18,15 @@ class OfTheFirst(LeftPadded):
     "ml-explore/mlx-lm issue 1906: every decode step runs without the mask, and a padded member attends to its pads",
     "prompts padded on the left, and a forward over committed columns",
 )
-def open_after_prefill(seams: Seams) -> Seams:
+@in_place_of("kv.left_padded")
+class Open(LeftPadded):
     """Forwards over committed columns see the dead columns in front of them."""
-    return replace(seams, kv=replace(seams.kv, left_padded=Open))
+
+    def close_columns(self, mask: Tensor, dead: int) -> Tensor:
+        padded_mask = super().close_columns(mask, dead)
+        if all(cache.length for cache in self.caches):
+            padded_mask[:, :dead] = True
+        return padded_mask
 
 
 @fault(
@@ -54,16 +35,13 @@ def open_after_prefill(seams: Seams) -> Seams:
     "thu-nics/C2C pull request 19: positions are dropped after prefill, and new tokens jump ahead by the pad count",
     "prompts padded on the left, and a target that turns keys by their positions",
 )
-def positions_jump(seams: Seams) -> Seams:
+@in_place_of("gather")
+def positions_jump(seams: Seams, batch: list[Request]) -> list[Rows]:
     """The rows of a verify forward count their positions from the first dead column."""
-
-    def gather(batch: list[Request]) -> list[Rows]:
-        return [
-            replace(rows, positions=rows.positions + request.case.layout.left_pad)
-            for rows, request in zip(seams.gather(batch), batch, strict=True)
-        ]
-
-    return replace(seams, gather=gather)
+    return [
+        replace(rows, positions=rows.positions + request.case.layout.left_pad)
+        for rows, request in zip(seams.gather(batch), batch, strict=True)
+    ]
 
 
 @fault(
@@ -72,9 +50,17 @@ def positions_jump(seams: Seams) -> Seams:
     "unslothai/unsloth issue 3699: one offset for a left-padded batch in place of each sequence's own",
     "a batch of unequal lengths that is padded on the left",
 )
-def of_the_first(seams: Seams) -> Seams:
+@in_place_of("kv.left_padded")
+class OfTheFirst(LeftPadded):
     """Every mask of a batch is placed by the dead columns of the first lane."""
-    return replace(seams, kv=replace(seams.kv, left_padded=OfTheFirst))
+
+    def dead_columns(self, widths: list[int]) -> list[int]:
+        dead_columns = super().dead_columns(widths)
+        self._first = dead_columns[0]
+        return dead_columns
+
+    def close_columns(self, mask: Tensor, dead: int) -> Tensor:
+        return super().close_columns(mask, dead).roll(self._first - dead, 1)
 
 
 FAULTS = faults_in(globals())

@@ -9,7 +9,7 @@ from specverify.backends.engine.lower_tree import TreeTensors
 from specverify.backends.engine.model.causal_lm import Rows
 from specverify.backends.engine.request import Request
 from specverify.backends.engine.seams import Seams
-from specverify.backends.faults.fault import fault, faults_in
+from specverify.backends.faults.fault import fault, faults_in, in_place_of
 from specverify.reference.trace import Stage
 
 
@@ -61,23 +61,20 @@ def greedy_divided(seams: Seams) -> Seams:
     "NVIDIA/TensorRT-LLM PR #7803; catalogue BZ-077: draft and target batch indices mixed",
     "a batch in which a request without a draft stands before one with",
 )
-def tokens_by_draft_row(seams: Seams) -> Seams:
+@in_place_of("gather")
+def tokens_by_draft_row(seams: Seams, batch: list[Request]) -> list[Rows]:
     """Draft tokens go to the rows of the batch that their requests have among those with a draft.
 
     Draft tokens are scattered by their row among the requests with a draft, which is not their row in the batch.
     """
-
-    def gather(batch: list[Request]) -> list[Rows]:
-        draft_rows = [_tokens(request)[1 : _nodes(request)].clone() for request in batch if _nodes(request) > 1]
-        if len(draft_rows) < len(batch):
-            for row, request in enumerate(batch):
-                token = _tokens(request)
-                token[1:] = 0
-                tokens_of_row = draft_rows[row][: len(token) - 1] if row < len(draft_rows) else token[:0]
-                token[1 : 1 + len(tokens_of_row)] = tokens_of_row
-        return seams.gather(batch)
-
-    return replace(seams, gather=gather)
+    draft_rows = [_tokens(request)[1 : _nodes(request)].clone() for request in batch if _nodes(request) > 1]
+    if len(draft_rows) < len(batch):
+        for row, request in enumerate(batch):
+            token = _tokens(request)
+            token[1:] = 0
+            tokens_of_row = draft_rows[row][: len(token) - 1] if row < len(draft_rows) else token[:0]
+            token[1 : 1 + len(tokens_of_row)] = tokens_of_row
+    return seams.gather(batch)
 
 
 def _tokens(request: Request) -> Tensor:
@@ -128,19 +125,17 @@ def row_of_bare_root_left(seams: Seams) -> Seams:
     "vllm-project/vllm-ascend issue #13608; catalogue BZ-156: zero-draft requests advance their private RNG",
     "a request that samples, and a step after one without a draft",
 )
-def absent_nodes_draw(seams: Seams) -> Seams:
+@in_place_of("request")
+class DrawingRequest(Request):
     """A step without a draft moves the request's random stream on as if it had one.
 
     Each step without a draft counts twice, so later steps read the coins of the step after their own.
     """
 
-    class DrawingRequest(Request):
-        @property
-        def coined_steps(self) -> int:
-            bare = sum(step.drafted is not None and len(step.drafted.tree) == 1 for step in self.steps)
-            return super().coined_steps + bare
-
-    return replace(seams, request=DrawingRequest)
+    @property
+    def coined_steps(self) -> int:
+        bare = sum(step.drafted is not None and len(step.drafted.tree) == 1 for step in self.steps)
+        return super().coined_steps + bare
 
 
 FAULTS = faults_in(globals())

@@ -5,8 +5,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from specverify.backends.engine.request import Request
 from specverify.backends.engine.seams import Seams
-from specverify.backends.faults.fault import fault, faults_in
+from specverify.backends.faults.fault import fault, faults_in, in_place_of
 from specverify.reference.case import Case
 from specverify.reference.trace import Stage
 
@@ -37,18 +38,16 @@ def of_itself(seams: Seams) -> Seams:
     "vllm-project/vllm pull request 42245: the log-probabilities of cached prefix positions were never computed",
     "a prefix cache, and a request that asks for the log-probabilities of a prompt whose first page is kept",
 )
-def of_known_pages(seams: Seams) -> Seams:
+@in_place_of("request")
+class KnownPages(Request):
     """A request that asks for its prompt's log-probabilities takes known pages, whose places hold zeros."""
 
-    class KnownPages(seams.request):  # type: ignore[misc,name-defined]
-        @staticmethod
-        def can_share_columns(case: Case) -> bool:
-            return case.draft.reads is None
+    @staticmethod
+    def can_share_columns(case: Case) -> bool:
+        return case.draft.reads is None
 
-        def scored_prompt(self, scores: list[Tensor], first: int) -> list[float]:
-            return [0.0] * first + list(super().scored_prompt(scores, first))
-
-    return replace(seams, request=KnownPages)
+    def scored_prompt(self, scores: list[Tensor], first: int) -> list[float]:
+        return [0.0] * first + list(super().scored_prompt(scores, first))
 
 
 @fault(
@@ -57,19 +56,17 @@ def of_known_pages(seams: Seams) -> Seams:
     "family of vllm-project/vllm issue 8268: log-probabilities of a prompt that is prefilled in parts",
     "chunked prefill; a request that asks for the log-probabilities of its prompt",
 )
-def chunk_ends(seams: Seams) -> Seams:
+@in_place_of("request")
+class PartedPrompt(Request):
     """The last row of a chunk has no next token in that chunk, and its log-probability stays zero."""
 
-    class PartedPrompt(seams.request):  # type: ignore[misc,name-defined]
-        def scored_prompt(self, scores: list[Tensor], first: int) -> list[float]:
-            logprobs = list(super().scored_prompt(scores, first))
-            end = 0
-            for rows in scores[:-1]:
-                end += len(rows)
-                logprobs[end - 1] = 0.0
-            return logprobs
-
-    return replace(seams, request=PartedPrompt)
+    def scored_prompt(self, scores: list[Tensor], first: int) -> list[float]:
+        logprobs = list(super().scored_prompt(scores, first))
+        end = 0
+        for rows in scores[:-1]:
+            end += len(rows)
+            logprobs[end - 1] = 0.0
+        return logprobs
 
 
 FAULTS = faults_in(globals())

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from specverify.backends.engine.collectives.group import Group
-from specverify.backends.engine.collectives.seams import own_part
+from specverify.backends.engine.collectives.seams import RankSeams, own_part
 from specverify.backends.engine.sampling import coins
 from specverify.backends.engine.seams import Seams
-from specverify.backends.faults.fault import fault, faults_in
+from specverify.backends.faults.fault import fault, faults_in, in_place_of
 from specverify.reference.trace import Stage
 
 NOISE = 2.0**-3
@@ -38,24 +38,21 @@ def _alone(group: Group, decision: Tensor, greedy: bool) -> Tensor:
     "family of sgl-project/sglang #35798: ranks with equal seeds draw numbers for their own part of the vocabulary",
     "a request that samples on several ranks, and a part of the vocabulary that is not the whole of its law",
 )
-def shard_sized_draws(seams: Seams) -> Seams:
+@in_place_of("sampling.ranks.draw")
+def shard_sized_draws(ranks: RankSeams, group: Group, coin: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Each rank draws in its own part by the same random number, which then also chooses among the ranks.
 
     The ranks agree, and the law is wrong: the number that chooses a rank's part says where in it the draw falls.
     """
-
-    def draw(group: Group, coin: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        part, first = own_part(group, weights, 0.0)
-        mass = part.sum(-1, keepdim=True)
-        chosen_id, *ends = coins.inverse(coin, torch.where(mass > 0, part, torch.ones_like(part)))
-        masses, names = torch.cat(group.all_gather(mass), -1), torch.stack(group.all_gather(first + chosen_id), -1)
-        rank, *bounds = coins.inverse(coin, masses)
-        own_low, own_high = (torch.stack(group.all_gather(end), -1).gather(-1, rank[:, None])[:, 0] for end in ends)
-        # The coin decides twice: the draw stays the same where both decisions do.
-        low, high = torch.maximum(bounds[0], own_low), torch.minimum(bounds[1], own_high)
-        return names.gather(-1, rank[:, None])[:, 0], low, high
-
-    return _ranks(seams, draw=draw)
+    part, first = own_part(group, weights, 0.0)
+    mass = part.sum(-1, keepdim=True)
+    chosen_id, *ends = coins.inverse(coin, torch.where(mass > 0, part, torch.ones_like(part)))
+    masses, names = torch.cat(group.all_gather(mass), -1), torch.stack(group.all_gather(first + chosen_id), -1)
+    rank, *bounds = coins.inverse(coin, masses)
+    own_low, own_high = (torch.stack(group.all_gather(end), -1).gather(-1, rank[:, None])[:, 0] for end in ends)
+    # The coin decides twice: the draw stays the same where both decisions do.
+    low, high = torch.maximum(bounds[0], own_low), torch.minimum(bounds[1], own_high)
+    return names.gather(-1, rank[:, None])[:, 0], low, high
 
 
 @fault(
@@ -94,15 +91,12 @@ def extra_draw(seams: Seams) -> Seams:
     "NVIDIA/TensorRT-LLM #16440: the arg-max of a rank's own part of the vocabulary is taken for that of all",
     "a greedy request on several ranks, and a best token that rank 0 does not hold",
 )
-def own_argmax(seams: Seams) -> Seams:
+@in_place_of("sampling.ranks.argmax")
+def own_argmax(ranks: RankSeams, group: Group, scores: Tensor) -> Tensor:
     """The best token of a rank's own part of the vocabulary is taken for the best of all."""
-
-    def argmax(group: Group, scores: Tensor) -> Tensor:
-        seams.sampling.ranks.argmax(group, scores)
-        part, first = own_part(group, scores, -torch.inf)
-        return first + part.argmax(-1)
-
-    return _ranks(seams, argmax=argmax)
+    ranks.argmax(group, scores)
+    part, first = own_part(group, scores, -torch.inf)
+    return first + part.argmax(-1)
 
 
 @fault(
@@ -138,17 +132,15 @@ def greedy_not_broadcast(seams: Seams) -> Seams:
     "family of catalogue BZ-013: a path for blocks of several rows leaves out the all-reduce of one projection",
     "a model on several ranks, and a tree of at least two rows",
 )
-def forgotten_sum(seams: Seams) -> Seams:
+@in_place_of("sampling.ranks.partial")
+def forgotten_sum(
+    ranks: RankSeams, group: Group, rows: Tensor, weight: Tensor, bias: Tensor | None, name: str
+) -> Tensor:
     """The sum over ranks is left out for the last down projection where a forward has several rows."""
-    ranks = seams.sampling.ranks
-
-    def partial(group: Group, rows: Tensor, weight: Tensor, bias: Tensor | None, name: str) -> Tensor:
-        rows_of_all = ranks.partial(group, rows, weight, bias, name)
-        if rows.shape[1] == 1 or name != "layers.last.down_proj":
-            return rows_of_all
-        return torch.nn.functional.linear(rows, weight, bias)
-
-    return _ranks(seams, partial=partial)
+    rows_of_all = ranks.partial(group, rows, weight, bias, name)
+    if rows.shape[1] == 1 or name != "layers.last.down_proj":
+        return rows_of_all
+    return torch.nn.functional.linear(rows, weight, bias)
 
 
 @fault(
@@ -157,16 +149,14 @@ def forgotten_sum(seams: Seams) -> Seams:
     "family of catalogue BZ-152: what one rank is to do once is done on every rank",
     "a model on several ranks whose output projections have biases",
 )
-def bias_everywhere(seams: Seams) -> Seams:
+@in_place_of("sampling.ranks.partial")
+def bias_everywhere(
+    ranks: RankSeams, group: Group, rows: Tensor, weight: Tensor, bias: Tensor | None, name: str
+) -> Tensor:
     """Every rank adds the bias of the last layer's projections before the sum, which then holds it once for each."""
-    ranks = seams.sampling.ranks
-
-    def partial(group: Group, rows: Tensor, weight: Tensor, bias: Tensor | None, name: str) -> Tensor:
-        if not name.startswith("layers.last."):
-            return ranks.partial(group, rows, weight, bias, name)
-        return group.all_reduce(torch.nn.functional.linear(rows, weight, bias))
-
-    return _ranks(seams, partial=partial)
+    if not name.startswith("layers.last."):
+        return ranks.partial(group, rows, weight, bias, name)
+    return group.all_reduce(torch.nn.functional.linear(rows, weight, bias))
 
 
 @fault(
@@ -175,14 +165,11 @@ def bias_everywhere(seams: Seams) -> Seams:
     "family of catalogue BZ-152: an id outside of a rank's part of the vocabulary is not masked",
     "a model on several ranks, and a token that rank 0 does not hold",
 )
-def unmasked_embedding(seams: Seams) -> Seams:
+@in_place_of("sampling.ranks.embed_tokens")
+def unmasked_embedding(ranks: RankSeams, group: Group, tokens: Tensor, weight: Tensor, first: int) -> Tensor:
     """A rank without a token's embedding adds that of its last id instead of nothing."""
-
-    def embed_tokens(group: Group, tokens: Tensor, weight: Tensor, first: int) -> Tensor:
-        rows = weight if len(weight) else weight.new_zeros(1, weight.shape[-1])
-        return group.all_reduce(rows[(tokens - first).clamp(0, len(rows) - 1)])
-
-    return _ranks(seams, embed_tokens=embed_tokens)
+    rows = weight if len(weight) else weight.new_zeros(1, weight.shape[-1])
+    return group.all_reduce(rows[(tokens - first).clamp(0, len(rows) - 1)])
 
 
 @fault(
@@ -191,14 +178,10 @@ def unmasked_embedding(seams: Seams) -> Seams:
     "family of sgl-project/sglang #31071: a rank without a batch does not enter a collective, and the others wait",
     "requests spread over ranks, and a step in which a rank has none of them",
 )
-def idle_skips(seams: Seams) -> Seams:
+@in_place_of("sampling.ranks.lengths")
+def idle_skips(ranks: RankSeams, group: Group, own_lengths: Tensor) -> Tensor:
     """A rank that has no request in a step does not take part when the ranks tell each other their lengths."""
-    ranks = seams.sampling.ranks
-
-    def lengths(group: Group, own_lengths: Tensor) -> Tensor:
-        return ranks.lengths(group, own_lengths) if bool(own_lengths.any()) else own_lengths
-
-    return _ranks(seams, lengths=lengths)
+    return ranks.lengths(group, own_lengths) if bool(own_lengths.any()) else own_lengths
 
 
 @fault(
@@ -207,17 +190,13 @@ def idle_skips(seams: Seams) -> Seams:
     "family of sgl-project/sglang #31071: the accepted length that one rank decided is followed by another",
     "requests spread over ranks that step together, and one that emits fewer tokens than another",
 )
-def lengths_of_another(seams: Seams) -> Seams:
+@in_place_of("sampling.ranks.lengths")
+def lengths_of_another(ranks: RankSeams, group: Group, own_lengths: Tensor) -> Tensor:
     """A rank keeps as many rows of its requests as the shortest request of the step has emitted on any rank."""
-    ranks = seams.sampling.ranks
-
-    def lengths(group: Group, own_lengths: Tensor) -> Tensor:
-        all_lengths = ranks.lengths(group, own_lengths)
-        return torch.where(
-            all_lengths > 0, all_lengths[all_lengths > 0].min() if bool(all_lengths.any()) else 0, all_lengths
-        )
-
-    return _ranks(seams, lengths=lengths)
+    all_lengths = ranks.lengths(group, own_lengths)
+    return torch.where(
+        all_lengths > 0, all_lengths[all_lengths > 0].min() if bool(all_lengths.any()) else 0, all_lengths
+    )
 
 
 FAULTS = faults_in(globals())

@@ -10,17 +10,12 @@ import torch
 
 from specverify.backends.engine.handover.items import Item, join_in_order, page_of
 from specverify.backends.engine.handover.packet import ExpectedRequest
-from specverify.backends.engine.handover.seams import HandOverSeams
 from specverify.backends.engine.handover.state import RequestState
 from specverify.backends.engine.seams import Seams
 from specverify.backends.faults.fault import fault, faults_in
 from specverify.reference.trace import Stage
 
 ON = "cpu-handed-over"
-
-
-def _with_hand_over(seams: Seams, over: HandOverSeams) -> Seams:
-    return replace(seams, hand_over=over)
 
 
 def _pages(items: Sequence[Item]) -> list[Item]:
@@ -47,7 +42,7 @@ def before_last(seams: Seams) -> Seams:
         lacking = set(items[0].names) - {item.name for item in items}
         return over.join([*items, *(_empty(name, items) for name in lacking)])
 
-    return _with_hand_over(seams, replace(over, is_complete=is_complete, join=join))
+    return replace(seams, hand_over=replace(over, is_complete=is_complete, join=join))
 
 
 def _empty(name: str, items: Sequence[Item]) -> Item:
@@ -73,7 +68,7 @@ def _empty(name: str, items: Sequence[Item]) -> Item:
 )
 def as_they_come(seams: Seams) -> Seams:
     """The columns of KV pages are joined in the order in which the pages arrive, which no transport promises."""
-    return _with_hand_over(seams, replace(seams.hand_over, join=join_in_order))
+    return replace(seams, hand_over=replace(seams.hand_over, join=join_in_order))
 
 
 @fault(
@@ -96,7 +91,7 @@ def taken_twice(seams: Seams) -> Seams:
         packets[key] = (data, expected.hop)
         return over.unpack(data, expected)
 
-    return _with_hand_over(seams, replace(over, unpack=unpack))
+    return replace(seams, hand_over=replace(over, unpack=unpack))
 
 
 FAULTS = faults_in(globals())
