@@ -54,8 +54,8 @@ class Fault:
 
 
 def fault(
-    name: str,
     stage: Stage,
+    name: str,
     source: str,
     trigger: str,
     harmless: Mapping[str, str] | None = None,
@@ -71,6 +71,15 @@ def fault(
         return Fault(name, stage, sentence, source, trigger, plant, harmless or {}, on)
 
     return decorate
+
+
+drafted_fault = partial(fault, Stage.DRAFTED)
+lowered_fault = partial(fault, Stage.LOWERED)
+attended_fault = partial(fault, Stage.ATTENDED)
+scored_fault = partial(fault, Stage.SCORED)
+accepted_fault = partial(fault, Stage.ACCEPTED)
+emitted_fault = partial(fault, Stage.EMITTED)
+committed_fault = partial(fault, Stage.COMMITTED)
 
 
 def in_place_of(

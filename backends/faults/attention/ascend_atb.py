@@ -3,7 +3,6 @@
 The masks are encoded wrongly, or padding rows are written before the cache.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -12,31 +11,29 @@ from torch import Tensor
 
 from specverify.backends.ascend.atb import AscendAtb
 from specverify.backends.ascend.encodings import additive
-from specverify.backends.base import Unsupported
 from specverify.backends.engine.kv.lanes import BatchCache
 from specverify.backends.engine.kv.paged import Paged
 from specverify.backends.engine.seams import Seams
 from specverify.backends.faults.attention.ascend_calls import fused_attention
-from specverify.backends.faults.fault import Fault
-from specverify.reference.trace import Stage
+from specverify.backends.faults.fault import attended_fault, faults_in, in_place_of
 
 ON = "ascend-fused-atb-emulated"
 """The backend in which the faults of ATB's attention are planted by default."""
 
-
-def _with_encoding(encode: Callable[[Tensor, torch.dtype], Tensor]) -> Callable[[Seams], Seams]:
-    """A fault whose calls to ATB's attention get the mask that `encode` makes."""
-
-    def plant(seams: Seams) -> Seams:
-        if not isinstance(seams.attend, AscendAtb):
-            raise Unsupported(f"a fault of calls to ATB's paged attention: plant it in ascend-fused-atb or {ON}")
-        return replace(seams, attend=replace(seams.attend, encode=encode))
-
-    return plant
+in_encoding = in_place_of(
+    "attend.encode", AscendAtb, f"a fault of calls to ATB's paged attention: plant it in ascend-fused-atb or {ON}"
+)
+"""A decorator for the function that makes the mask of a call."""
 
 
+@attended_fault(
+    "ascend-padding-slot-negative",
+    "vllm-ascend PR #17214; catalogue BZ-049: padded rows point to a live slot",
+    "pages, and a batch of unequal trees",
+    on="ascend-fused-emulated",
+)
 def padding_before_the_cache(seams: Seams) -> Seams:
-    """Padding rows of a lane are written too, to slot -1."""
+    """Padding rows are written to slot -1, which lies before the cache: the operator checks no slot."""
     # For its check only: the fault calls an Ascend operator, which needs an Ascend backend.
     fused_attention(seams)
 
@@ -56,32 +53,18 @@ def padding_before_the_cache(seams: Seams) -> Seams:
     return replace(seams, kv=replace(seams.kv, lanes=NegativeSlots))
 
 
-FAULTS = (
-    Fault(
-        "ascend-padding-slot-negative",
-        Stage.ATTENDED,
-        "Padding rows are written to slot -1, which lies before the cache: the operator checks no slot.",
-        "vllm-ascend PR #17214; catalogue BZ-049: padded rows point to a live slot",
-        "pages, and a batch of unequal trees",
-        padding_before_the_cache,
-        on="ascend-fused-emulated",
-    ),
-    Fault(
-        "ascend-boolean-mask-added",
-        Stage.ATTENDED,
-        "A mask of 0 and 1 is handed to the operator that adds it to the scores.",
-        "ATB documentation, PagedAttention, mask type SPEC",
-        "any",
-        _with_encoding(lambda visible, dtype: (~visible).to(dtype)),
-        on=ON,
-    ),
-    Fault(
-        "ascend-additive-mask-inverted",
-        Stage.ATTENDED,
-        "The additive mask hides what is visible.",
-        "ATB documentation, PagedAttention, mask type SPEC",
-        "any",
-        _with_encoding(lambda visible, dtype: additive(~visible, dtype)),
-        on=ON,
-    ),
-)
+@attended_fault("ascend-boolean-mask-added", "ATB documentation, PagedAttention, mask type SPEC", "any", on=ON)
+@in_encoding
+def boolean_mask_added(attend: AscendAtb, visible: Tensor, dtype: torch.dtype) -> Tensor:
+    """A mask of 0 and 1 is handed to the operator that adds it to the scores."""
+    return (~visible).to(dtype)
+
+
+@attended_fault("ascend-additive-mask-inverted", "ATB documentation, PagedAttention, mask type SPEC", "any", on=ON)
+@in_encoding
+def additive_mask_inverted(attend: AscendAtb, visible: Tensor, dtype: torch.dtype) -> Tensor:
+    """The additive mask hides what is visible."""
+    return additive(~visible, dtype)
+
+
+FAULTS = faults_in(globals())

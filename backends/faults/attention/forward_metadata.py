@@ -13,8 +13,7 @@ from specverify.backends.engine.kv.paged import Paged
 from specverify.backends.engine.model.causal_lm import Rows
 from specverify.backends.engine.request import Request
 from specverify.backends.engine.seams import Seams
-from specverify.backends.faults.fault import fault, faults_in, in_place_of
-from specverify.reference.trace import Stage
+from specverify.backends.faults.fault import attended_fault, faults_in, in_place_of
 from specverify.reference.tree import Shape
 
 
@@ -32,9 +31,8 @@ class ByPosition(Paged):
             self.put(layer, self.length + depth, (keys[:, row : row + 1], values[:, row : row + 1]))
 
 
-@fault(
+@attended_fault(
     "slot-from-position",
-    Stage.ATTENDED,
     "vllm-project/vllm issue #54498, PR #54716; catalogue BZ-024: a rotary coordinate used as KV slot index",
     "pages, and two nodes at one depth, or rows out of the order of their depths",
 )
@@ -59,9 +57,8 @@ def slot_from_position(seams: Seams) -> Seams:
     return replace(seams, request=RequestByPosition, kv=replace(seams.kv, paged=ByPosition))
 
 
-@fault(
+@attended_fault(
     "masks-by-group-of-layers",
-    Stage.ATTENDED,
     "vllm-project/vllm-ascend PR #9322; catalogue BZ-050: graph parameters bound to layers in wrong order",
     "a layer with a window or chunk behind one without, and a context longer than it",
 )
@@ -81,9 +78,8 @@ class Bound(Request):
         return replace(right, visible=[right.visible[layer] for layer in order])
 
 
-@fault(
+@attended_fault(
     "prefill-taken-for-verify-block",
-    Stage.ATTENDED,
     "vllm-project/vllm-ascend PR #6835; catalogue BZ-042: prefill classified as decode when its length is K+1",
     "a prefill, or a chunk of one, of as many tokens as the tree has rows, and a tree that branches",
 )

@@ -7,13 +7,11 @@ from torch import Tensor
 
 from specverify.backends.engine.columns import AttentionInputs
 from specverify.backends.engine.seams import Seams
-from specverify.backends.faults.fault import fault, faults_in, in_place_of
-from specverify.reference.trace import Stage
+from specverify.backends.faults.fault import attended_fault, faults_in, in_place_of
 
 
-@fault(
+@attended_fault(
     "tiles-below-diagonal-unmasked",
-    Stage.ATTENDED,
     "catalogue BZ-145: mask check skipped in tiles below the causal diagonal",
     "two branches",
 )
@@ -29,9 +27,8 @@ def tiles_below_diagonal(seams: Seams, query: Tensor, columns: AttentionInputs, 
     return seams.attend(query, replace(columns, visible=columns.visible | below), scaling)
 
 
-@fault(
+@attended_fault(
     "verify-block-sees-itself-only",
-    Stage.ATTENDED,
     "catalogue BZ-148: speculative rows never take the cached-prefix path",
     "a tree of two nodes over a context",
 )
@@ -50,9 +47,8 @@ def block_sees_itself_only(seams: Seams, query: Tensor, columns: AttentionInputs
     return seams.attend(query, replace(columns, visible=block_only), scaling)
 
 
-@fault(
+@attended_fault(
     "padding-lanes-in-denominator",
-    Stage.ATTENDED,
     "catalogue BZ-097: non-causal decode keeps padding lanes",
     "a key length that does not fill its tile",
 )
@@ -80,9 +76,8 @@ def denominator_counts_padding(seams: Seams, query: Tensor, columns: AttentionIn
     return seams.attend(query, longer, scaling)
 
 
-@fault(
+@attended_fault(
     "mask-of-last-tree-kept",
-    Stage.ATTENDED,
     "catalogue BZ-090: custom mask kept after the wrapper is re-planned as causal",
     "a branching tree, then a chain of as many rows",
 )
@@ -109,9 +104,8 @@ def mask_kept(seams: Seams) -> Seams:
     return replace(seams, attend=attend)
 
 
-@fault(
+@attended_fault(
     "soft-cap-dropped",
-    Stage.ATTENDED,
     "own: this engine took any argument of attention that it did not know and dropped it (Gemma 2's soft cap)",
     "a model whose attention has a soft cap",
 )
@@ -124,9 +118,8 @@ def cap_dropped(seams: Seams, query: Tensor, columns: AttentionInputs, scaling: 
     return seams.attend(query, replace(columns, cap=0.0), scaling)
 
 
-@fault(
+@attended_fault(
     "sink-in-first-row-only",
-    Stage.ATTENDED,
     "catalogue BZ-076: the term of the sink is added to the sum of the first query row alone",
     "a tree on a model with attention sinks",
 )

@@ -10,13 +10,11 @@ from torch import Tensor, nn
 from specverify.backends.engine.kv.base import KvCache
 from specverify.backends.engine.seams import Seams
 from specverify.backends.faults.attention.model_blocks import in_network
-from specverify.backends.faults.fault import fault, faults_in, in_place_of
-from specverify.reference.trace import Stage
+from specverify.backends.faults.fault import attended_fault, committed_fault, faults_in, in_place_of
 
 
-@fault(
+@committed_fault(
     "latent-row-without-rope-part",
-    Stage.COMMITTED,
     "own: engines hold latent vectors and rotated parts in two tensors, each with a copy of its own at a commit",
     "latent rows, and an accepted path that is not a prefix of the row order",
 )
@@ -49,9 +47,8 @@ class _ShiftedCache:
         return self.cache.update(latent, torch.cat([rotated[:, :, :1], rotated[:, :, :-1]], 2), layer)
 
 
-@fault(
+@attended_fault(
     "latent-rope-part-of-other-node",
-    Stage.ATTENDED,
     "own: latent vectors and rotated parts reach a cache by two writes, and an index by arrival takes the row beside",
     "a tree on a model with latent attention",
 )
@@ -66,9 +63,8 @@ def rope_part_of_other_node(model: Any, tree: Callable[[], bool]) -> None:
         attention.register_forward_pre_hook(shift_cache, with_kwargs=True)
 
 
-@fault(
+@attended_fault(
     "latent-scale-by-nope-alone",
-    Stage.ATTENDED,
     "own: kernels are given the unrotated and the rotated part of a head apart, and derive the scale from the former",
     "a tree on a model with latent attention",
 )

@@ -13,8 +13,7 @@ from specverify.backends.engine.attention.measured.choosing import MeasuredAtten
 from specverify.backends.engine.attention.measured.ways import SDPA, Way
 from specverify.backends.engine.columns import AttentionInputs
 from specverify.backends.engine.seams import Seams
-from specverify.backends.faults.fault import fault, faults_in
-from specverify.reference.trace import Stage
+from specverify.backends.faults.fault import attended_fault, faults_in
 
 MEASURED_BACKEND = "cpu-measured"
 
@@ -30,9 +29,8 @@ def with_parts(seams: Seams, **parts: Any) -> Seams:
     return replace(seams, attend=replace(seams.attend, **parts))
 
 
-@fault(
+@attended_fault(
     "way-chosen-by-time-alone",
-    Stage.ATTENDED,
     "family of vllm-project/vllm-metal #550: the kernel was launched without sinks, whatever the model",
     "a model with attention sinks, or with a soft cap, at sizes where SDPA is the fastest",
     on=MEASURED_BACKEND,
@@ -47,9 +45,8 @@ def inputs_not_asked(seams: Seams) -> Seams:
     return with_parts(seams, lacks=lambda way, query, columns: None, columns_for=strip_inputs)
 
 
-@fault(
+@attended_fault(
     "gathered-to-first-lane",
-    Stage.ATTENDED,
     "family of alibaba/MNN #4898: the length of the KV was taken from another input, so that the rest was cut off",
     "two requests of unequal length in pages",
     on=MEASURED_BACKEND,
@@ -66,9 +63,8 @@ def gathered_to_first(seams: Seams) -> Seams:
     return with_parts(seams, columns_for=cut_to_first_lane)
 
 
-@fault(
+@attended_fault(
     "gathered-for-first-layer",
-    Stage.ATTENDED,
     "NVIDIA/TensorRT-LLM #16801: what attention reads was prepared once and shared by all layers",
     "pages, and a target of two layers",
     on=MEASURED_BACKEND,
@@ -88,9 +84,8 @@ def gathered_once(seams: Seams) -> Seams:
     return with_parts(seams, columns_for=once)
 
 
-@fault(
+@attended_fault(
     "tree-causal-by-fastest-way",
-    Stage.ATTENDED,
     "huggingface/transformers #30311: SDPA ran without the mask where a heuristic found none needed, and drafted "
     "tokens were verified so",
     "two nodes, one of them not below the one before, in a batch of one at sizes where SDPA is the fastest",

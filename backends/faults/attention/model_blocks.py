@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from specverify.backends.engine.model.causal_lm import CausalLm
 from specverify.backends.engine.seams import Seams
-from specverify.backends.faults.fault import Plant, fault, faults_in
-from specverify.reference.trace import Stage
+from specverify.backends.faults.fault import Plant, attended_fault, faults_in
 
 HookChange = Callable[[Any, Callable[[], bool]], None]
 """Changes a model in place; the second argument tells whether the rows of the forward under way are a tree."""
@@ -54,9 +53,8 @@ def changed_network(change: HookChange) -> Callable[[CausalLm], CausalLm]:
     return network
 
 
-@fault(
+@attended_fault(
     "expert-router-fed-sibling-row",
-    Stage.ATTENDED,
     "own: routers flatten the rows of a batch, and an index by arrival takes the row beside",
     "a tree on a model with experts",
 )
@@ -71,9 +69,8 @@ def router_of_sibling(model: Any, tree: Callable[[], bool]) -> None:
             module.register_forward_pre_hook(lambda _, args: (args[0].roll(1, -2),) if tree() else None)
 
 
-@fault(
+@attended_fault(
     "shared-expert-skipped-when-wide",
-    Stage.ATTENDED,
     "own: a fused kernel of experts leaves the shared expert to a path for few rows",
     "a tree of some rows on a model with a shared expert",
 )
@@ -87,9 +84,8 @@ def shared_expert_skipped(model: Any, tree: Callable[[], bool]) -> None:
             )
 
 
-@fault(
+@attended_fault(
     "expert-full-drops-rows",
-    Stage.ATTENDED,
     "own: kernels with a capacity for each expert drop the rows beyond it, and a tree's rows choose alike",
     "a tree with two rows that choose one expert",
 )
@@ -111,9 +107,8 @@ def expert_full(model: Any, tree: Callable[[], bool]) -> None:
             module.register_forward_pre_hook(first_alone)
 
 
-@fault(
+@attended_fault(
     "expert-factor-on-output",
-    Stage.ATTENDED,
     "own: kernels of experts weigh what leaves an expert, and Llama 4 weighs what enters it",
     "a tree on a Llama 4 model with experts",
 )
@@ -140,9 +135,8 @@ def _weigh_output(block: Any, tree: Callable[[], bool]) -> None:
     block.experts.register_forward_hook(lambda _, __, output: output * router_output[1] if tree() else None)
 
 
-@fault(
+@attended_fault(
     "rotary-table-of-other-layers",
-    Stage.ATTENDED,
     "own: models with a rotary table for each kind of layer run on engines that hold one",
     "a tree on a model whose kinds of layers have tables of their own",
 )
@@ -163,9 +157,8 @@ def one_rotary_table(model: Any, tree: Callable[[], bool]) -> None:
         layer.self_attn.register_forward_pre_hook(replace_table, with_kwargs=True)
 
 
-@fault(
+@attended_fault(
     "query-key-norm-after-rotary",
-    Stage.ATTENDED,
     "own: families differ in the order of the norm and the rotary embedding of queries and keys",
     "a tree on a model that norms queries and keys before rotary embedding",
 )
@@ -208,9 +201,8 @@ def _after_rotary(attention: Any, tree: Callable[[], bool]) -> None:
         norm.register_forward_hook(turn_before_norm)
 
 
-@fault(
+@attended_fault(
     "query-temperature-by-arrival",
-    Stage.ATTENDED,
     "own: transformers 5.23 scales the queries of Llama 4 by the index of the row in cache and forward",
     "a tree on a model whose queries have a temperature",
 )

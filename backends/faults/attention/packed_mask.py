@@ -4,8 +4,8 @@
 for each block column, in words of 32 bits.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -13,8 +13,7 @@ from specverify.backends.engine.attention.compact import Compact
 from specverify.backends.engine.attention.split import Split
 from specverify.backends.engine.attention.triton_launch import TritonTree
 from specverify.backends.engine.columns import WORD
-from specverify.backends.faults.fault import Fault, Plant, fault, faults_in, on_result_of
-from specverify.reference.trace import Stage
+from specverify.backends.faults.fault import attended_fault, faults_in, on_result_of
 
 SPLIT, TRITON = "cpu-split", "triton-interpreted"
 """The backends in which these faults are planted by default."""
@@ -26,16 +25,14 @@ on_packed_mask = on_result_of(
 """A decorator for a function that changes the packed mask, in the torch split or in the Triton kernel."""
 
 
-def attention_fault(name: str, source: str, trigger: str, on: str = SPLIT) -> Callable[[Plant], Fault]:
-    """A decorator as `fault`, for stage attended."""
-    return fault(name, Stage.ATTENDED, source, trigger, on=on)
+attention_fault = partial(attended_fault, on=SPLIT)
 
 
 @attention_fault(
     "ancestor-words-read-as-first",
     "word boundary of packed masks, as xgrammar's and FlashInfer's are packed",
     "a block of more than 32 columns",
-    TRITON,
+    on=TRITON,
 )
 @on_packed_mask
 def words_read_as_first(packed: Compact) -> Compact:
@@ -43,34 +40,21 @@ def words_read_as_first(packed: Compact) -> Compact:
     return replace(packed, bits=packed.bits[..., :1].expand_as(packed.bits).contiguous())
 
 
-@attention_fault(
-    "ancestor-sign-bit-lost",
-    "word boundary of packed masks in int32",
-    "a block of 32 columns or more",
-)
+@attention_fault("ancestor-sign-bit-lost", "word boundary of packed masks in int32", "a block of 32 columns or more")
 @on_packed_mask
 def sign_bit_lost(packed: Compact) -> Compact:
     """The last bit of each word of ancestor bits is lost with its sign."""
     return replace(packed, bits=packed.bits & 0x7FFFFFFF)
 
 
-@attention_fault(
-    "ancestor-bits-of-row-before",
-    "row offset of packed masks",
-    "two nodes",
-    TRITON,
-)
+@attention_fault("ancestor-bits-of-row-before", "row offset of packed masks", "two nodes", on=TRITON)
 @on_packed_mask
 def bits_of_row_before(packed: Compact) -> Compact:
     """A row of the block sees what the row before it should."""
     return replace(packed, bits=torch.cat([packed.bits[:, :1], packed.bits[:, :-1]], 1))
 
 
-@attention_fault(
-    "ancestor-bits-of-first-lane",
-    "row offset of packed masks in a batch",
-    "a batch of unequal trees",
-)
+@attention_fault("ancestor-bits-of-first-lane", "row offset of packed masks in a batch", "a batch of unequal trees")
 @on_packed_mask
 def bits_of_first_lane(packed: Compact) -> Compact:
     """The rows of every lane see what those of lane 0 should: the lane's offset is missing."""
@@ -89,11 +73,7 @@ def bit_offset_wraps(packed: Compact) -> Compact:
     return replace(packed, bits=flat[torch.arange(len(flat)) % 16].reshape(packed.bits.shape))
 
 
-@attention_fault(
-    "ancestor-bits-inverted",
-    "mask polarity differs between operators",
-    "any block",
-)
+@attention_fault("ancestor-bits-inverted", "mask polarity differs between operators", "any block")
 @on_packed_mask
 def bits_inverted(packed: Compact) -> Compact:
     """Ancestor bits mean hidden to who packs and visible to who reads."""
@@ -104,7 +84,7 @@ def bits_inverted(packed: Compact) -> Compact:
     "earlier-tiles-unmasked",
     "catalogue BZ-145: mask check skipped in tiles below the causal diagonal",
     "a block of more than four rows with two branches",
-    TRITON,
+    on=TRITON,
 )
 @on_packed_mask
 def earlier_tiles_unmasked(packed: Compact) -> Compact:
@@ -131,11 +111,7 @@ def window_of_last_row(packed: Compact) -> Compact:
     return replace(packed, first=first.expand_as(packed.first).contiguous())
 
 
-@attention_fault(
-    "prefix-of-first-lane",
-    "scalar length used for a batch",
-    "a batch of unequal lengths",
-)
+@attention_fault("prefix-of-first-lane", "scalar length used for a batch", "a batch of unequal lengths")
 @on_packed_mask
 def prefix_of_first_lane(packed: Compact) -> Compact:
     """Each lane's prefix ends where lane 0's does, if that is earlier."""

@@ -55,9 +55,7 @@ def sink_in_output_alone(split: Split, parts: list[Partial]) -> Tensor:
 
 
 @attention_fault(
-    "tree-mask-dropped-when-split",
-    "catalogue BZ-093: custom mask ignored when LSE is requested",
-    "two nodes",
+    "tree-mask-dropped-when-split", "catalogue BZ-093: custom mask ignored when LSE is requested", "two nodes"
 )
 @in_split("attend.partial")
 def block_mask_dropped(split: Split, query: Tensor, keys: Keys, hidden: Tensor | None, scaling: float) -> Partial:
@@ -69,9 +67,7 @@ def block_mask_dropped(split: Split, query: Tensor, keys: Keys, hidden: Tensor |
 
 
 @attention_fault(
-    "scaled-by-padded-head",
-    "head dimensions that are no multiple of a tile",
-    "a head dimension that is padded",
+    "scaled-by-padded-head", "head dimensions that are no multiple of a tile", "a head dimension that is padded"
 )
 @in_split("attend.partial")
 def scaled_by_padded_head(split: Split, query: Tensor, keys: Keys, hidden: Tensor | None, scaling: float) -> Partial:
@@ -81,22 +77,14 @@ def scaled_by_padded_head(split: Split, query: Tensor, keys: Keys, hidden: Tenso
     return split.partial(query, keys, hidden, scaling * (dim / (dim + -dim % 16)) ** 0.5)
 
 
-@attention_fault(
-    "block-read-without-prefix",
-    "row offset missing in the suffix part of split attention",
-    "any prefix",
-)
+@attention_fault("block-read-without-prefix", "row offset missing in the suffix part of split attention", "any prefix")
 @in_split("attend.block_keys")
 def block_read_without_offset(split: Split, columns: AttentionInputs, lane: int, packed: Compact) -> Keys:
     """Keys of the block are read from column 0 on, without the prefix's offset."""
     return split.prefix_keys(columns, lane, replace(packed, lanes=_widths_as_prefixes(packed)))
 
 
-@attention_fault(
-    "block-values-transposed",
-    "layout of values differs from that of keys",
-    "two KV heads and two rows",
-)
+@attention_fault("block-values-transposed", "layout of values differs from that of keys", "two KV heads and two rows")
 @in_split("attend.block_keys")
 def values_transposed(split: Split, columns: AttentionInputs, lane: int, packed: Compact) -> Keys:
     """Values of the block are read as if its cells lay before its heads."""
@@ -106,9 +94,7 @@ def values_transposed(split: Split, columns: AttentionInputs, lane: int, packed:
 
 
 @attention_fault(
-    "page-turned-one-cell-early",
-    "page offset at the boundary of a page",
-    "pages, and a prefix that ends a page",
+    "page-turned-one-cell-early", "page offset at the boundary of a page", "pages, and a prefix that ends a page"
 )
 @in_split("attend.prefix_keys")
 def page_turned_early(split: Split, columns: AttentionInputs, lane: int, packed: Compact) -> Keys:
@@ -144,11 +130,7 @@ def denominator_counts_tile(split: Split, query: Tensor, keys: Keys, hidden: Ten
     return out * (lse - wider).exp()[..., None], wider
 
 
-@attention_fault(
-    "parts-summed-in-float16",
-    "16-bit accumulators",
-    "float32",
-)
+@attention_fault("parts-summed-in-float16", "16-bit accumulators", "float32")
 @in_split("attend.partial")
 def summed_in_float16(split: Split, query: Tensor, keys: Keys, hidden: Tensor | None, scaling: float) -> Partial:
     """Parts are summed in float16."""
@@ -156,11 +138,7 @@ def summed_in_float16(split: Split, query: Tensor, keys: Keys, hidden: Tensor | 
     return out.half().to(out.dtype), lse
 
 
-@attention_fault(
-    "kv-head-by-modulo",
-    "order of grouped query heads",
-    "two KV heads with two query heads each",
-)
+@attention_fault("kv-head-by-modulo", "order of grouped query heads", "two KV heads with two query heads each")
 def kv_head_by_modulo(seams: Seams) -> Seams:
     """A query head reads the KV head of its number modulo, not of its group."""
     split = seams.attend
@@ -169,11 +147,7 @@ def kv_head_by_modulo(seams: Seams) -> Seams:
     return replace(seams, attend=ByModulo(**vars(split)))
 
 
-@attention_fault(
-    "block-maximum-ignored",
-    "merge that ignores one side's maximum",
-    "any block",
-)
+@attention_fault("block-maximum-ignored", "merge that ignores one side's maximum", "any block")
 @in_split("attend.partial")
 def block_maximum_ignored(split: Split, query: Tensor, keys: Keys, hidden: Tensor | None, scaling: float) -> Partial:
     """The block's sum is merged as if it were relative to the prefix's maximum."""

@@ -54,7 +54,7 @@ def merged_wrongly(wrong: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> 
     "lanes-beyond-split-threshold",
     "family of catalogue BZ-101: LSE addressed wrongly in the split-KV combine, here without the lane's offset",
     "a batch with two prefixes so long that the kernel splits them",
-    TRITON,
+    on=TRITON,
 )
 @in_launch("attend.merge")
 def later_lanes_merged_by_first(launch: TritonTree, kernel: Kernel, parts: Tensor, sums: Tensor, out: Tensor) -> None:
@@ -71,12 +71,7 @@ def later_lanes_merged_by_first(launch: TritonTree, kernel: Kernel, parts: Tenso
     launch.merge(kernel, parts, wrong, out)
 
 
-@attention_fault(
-    "values-read-transposed",
-    "layout of values differs from that of keys",
-    "two KV heads",
-    TRITON,
-)
+@attention_fault("values-read-transposed", "layout of values differs from that of keys", "two KV heads", on=TRITON)
 @in_launch("attend.pages_of")
 def value_strides_exchanged(launch: TritonTree, columns: AttentionInputs) -> Paging:
     """Values are read with the steps of heads and cells exchanged."""
@@ -85,12 +80,7 @@ def value_strides_exchanged(launch: TritonTree, columns: AttentionInputs) -> Pag
     return replace(pages, value_cells=pages.value_cells.reshape(count, heads, size, dim).transpose(1, 2))
 
 
-@attention_fault(
-    "tables-of-first-lane",
-    "block table row of another request",
-    "a batch over pages",
-    TRITON,
-)
+@attention_fault("tables-of-first-lane", "block table row of another request", "a batch over pages", on=TRITON)
 @in_launch("attend.pages_of")
 def tables_of_first_lane(launch: TritonTree, columns: AttentionInputs) -> Paging:
     """Each lane reads the pages of lane 0."""
@@ -102,7 +92,7 @@ def tables_of_first_lane(launch: TritonTree, columns: AttentionInputs) -> Paging
     "merged-sums-transposed",
     "catalogue BZ-101: LSE layout wrong in the split-KV combine",
     "a split prefix, two heads and two rows",
-    TRITON,
+    on=TRITON,
 )
 @merged_wrongly
 def sums_transposed(parts: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
@@ -111,10 +101,7 @@ def sums_transposed(parts: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @attention_fault(
-    "merged-in-base-two",
-    "catalogue BZ-101: LSE of another layout in the split-KV combine",
-    "a split prefix",
-    TRITON,
+    "merged-in-base-two", "catalogue BZ-101: LSE of another layout in the split-KV combine", "a split prefix", on=TRITON
 )
 @merged_wrongly
 def sums_in_base_two(parts: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
@@ -122,12 +109,7 @@ def sums_in_base_two(parts: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
     return parts, sums * log2(e)
 
 
-@attention_fault(
-    "last-split-dropped",
-    "count of splits off by one",
-    "a split prefix",
-    TRITON,
-)
+@attention_fault("last-split-dropped", "count of splits off by one", "a split prefix", on=TRITON)
 @merged_wrongly
 def last_split_dropped(parts: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
     """The last part of a split prefix is left out of the merge."""

@@ -4,13 +4,11 @@ from torch import Tensor
 
 from specverify.backends.engine.kv.base import Pair
 from specverify.backends.engine.kv.branches.several import Branches
-from specverify.backends.faults.fault import fault, faults_in, in_place_of
-from specverify.reference.trace import Stage
+from specverify.backends.faults.fault import attended_fault, committed_fault, faults_in, in_place_of
 
 
-@fault(
+@committed_fault(
     "branch-of-sibling-committed",
-    Stage.COMMITTED,
     "https://github.com/Neroued/ninfer/pull/73",
     "layout branch with several branches, and an accepted row below a root with other children",
 )
@@ -31,9 +29,8 @@ class CommitsSibling(Branches):
         return super().replay_rows(layer, rows)
 
 
-@fault(
+@attended_fault(
     "branch-not-dropped-after-commit",
-    Stage.ATTENDED,
     "family of https://github.com/sgl-project/sglang/pull/24086",
     "layout branch with several branches, and a step after a step",
 )
@@ -48,9 +45,8 @@ class BranchesThatStay(Branches):
         """Keep every branch."""
 
 
-@fault(
+@attended_fault(
     "branch-row-written-to-shared-prefix",
-    Stage.ATTENDED,
     "family of https://github.com/xLLM-AI/xllm/pull/1984: beams that part need a copy of what they share",
     "layout branch with several branches, and a tree with two leaves over a committed prefix",
 )

@@ -3,13 +3,11 @@
 from specverify.backends.engine.kv.base import KvCache
 from specverify.backends.engine.kv.branch import Branch
 from specverify.backends.engine.seams import Seams
-from specverify.backends.faults.fault import fault, faults_in, in_place_of
-from specverify.reference.trace import Stage
+from specverify.backends.faults.fault import committed_fault, faults_in, in_place_of
 
 
-@fault(
+@committed_fault(
     "kv-truncated-not-gathered",
-    Stage.COMMITTED,
     "catalogue BZ-074: KV rewind is one integer, insufficient for a tree",
     "an accepted path that is not a prefix of the row order",
 )
@@ -22,9 +20,8 @@ def truncated_without_gather(seams: Seams, cache: KvCache, path: list[int]) -> s
     return seams.commit(cache, list(range(len(path))))
 
 
-@fault(
+@committed_fault(
     "overlapping-compaction",
-    Stage.COMMITTED,
     "catalogue BZ-132: overlapping in-place KV compaction",
     "two accepted rows, the first of them not in place",
 )
@@ -44,9 +41,8 @@ def overlapping_moves(seams: Seams, cache: KvCache, path: list[int]) -> str | No
     return seams.commit(cache, list(range(len(path))))
 
 
-@fault(
+@committed_fault(
     "values-moved-by-other-layout",
-    Stage.COMMITTED,
     "catalogue BZ-133: value cache moved with another layout",
     "an accepted path that is not a prefix of the row order",
 )
@@ -65,9 +61,8 @@ def values_in_place(seams: Seams, cache: KvCache, path: list[int]) -> str | None
     return seams.commit(cache, path)
 
 
-@fault(
+@committed_fault(
     "draft-cache-not-popped",
-    Stage.COMMITTED,
     "catalogue BZ-137: draft cache not popped for unaccepted tokens",
     "a draft model whose tree has an inner node",
 )
@@ -80,11 +75,8 @@ def draft_not_popped(seams: Seams, cache: KvCache, rows: list[int]) -> None:
     seams.roll_back(cache, list(range(cache.rows)))
 
 
-@fault(
-    "draft-cache-overtrimmed",
-    Stage.COMMITTED,
-    "catalogue BZ-141: draft cache rewind trims two entries too many",
-    "a draft model",
+@committed_fault(
+    "draft-cache-overtrimmed", "catalogue BZ-141: draft cache rewind trims two entries too many", "a draft model"
 )
 @in_place_of("roll_back")
 def draft_overtrimmed(seams: Seams, cache: KvCache, rows: list[int]) -> None:
@@ -96,9 +88,8 @@ def draft_overtrimmed(seams: Seams, cache: KvCache, rows: list[int]) -> None:
     cache.crop(max(cache.length - 2, 1))
 
 
-@fault(
+@committed_fault(
     "draft-kv-never-written",
-    Stage.COMMITTED,
     "catalogue BZ-167: KV of the last draft token never written",
     "a draft model whose inner node is accepted",
 )
@@ -117,9 +108,8 @@ def draft_hole(seams: Seams, cache: KvCache, rows: list[int]) -> None:
     seams.roll_back(cache, rows)
 
 
-@fault(
+@committed_fault(
     "fast-reorder-never-taken",
-    Stage.COMMITTED,
     "EAGLE-Pangu, fast cache reorder: a guard that always falls back changes no output and costs the speed",
     "a commit by fast after something was committed",
 )

@@ -13,15 +13,13 @@ from specverify.backends.engine.kv.scratch import Scratch
 from specverify.backends.engine.kv.sliding import Sliding
 from specverify.backends.engine.kv.static import Static
 from specverify.backends.engine.seams import Seams
-from specverify.backends.faults.fault import fault, faults_in, in_place_of
-from specverify.reference.trace import Stage
+from specverify.backends.faults.fault import committed_fault, faults_in, in_place_of
 
 # The draft's cache is of the same class: what a fault does to the target alone, it does in the seam of its commit.
 
 
-@fault(
+@committed_fault(
     "last-layer-not-moved",
-    Stage.COMMITTED,
     "family of catalogue BZ-061: one of several buffers is left out of the move",
     "an accepted path that is not a prefix of the row order",
 )
@@ -44,9 +42,8 @@ class Fast(Branch):
         return self.way_of(path)[0] == "fast"
 
 
-@fault(
+@committed_fault(
     "fast-reorder-without-offset",
-    Stage.COMMITTED,
     "family of catalogue BZ-133: one way of the commit has an index formula of its own",
     "commit by fast, over a prefix",
 )
@@ -68,9 +65,8 @@ def fast_without_offset(seams: Seams) -> Seams:
     return replace(seams, commit=commit, kv=replace(seams.kv, branch=Fast))
 
 
-@fault(
+@committed_fault(
     "scratch-committed-in-row-order",
-    Stage.COMMITTED,
     "family of catalogue BZ-132: compaction that presumes increasing rows",
     "layout scratch, and an accepted node whose row comes before its parent's",
 )
@@ -97,9 +93,8 @@ class Flat(Scratch):
         self.rows = 0
 
 
-@fault(
+@committed_fault(
     "committed-at-flat-index",
-    Stage.COMMITTED,
     "catalogue BZ-153: committed token part wrong after the second tree verification",
     "layout scratch, and a step after one with a rejected row",
 )
@@ -143,9 +138,8 @@ class CropsAnew(Static):
         return (self.captured_buffers or self.buffers)[layer]
 
 
-@fault(
+@committed_fault(
     "crop-makes-new-tensors",
-    Stage.COMMITTED,
     "catalogue BZ-109: crop on StaticCache creates a new shorter cache",
     "layout static, and a step after one with a rejected row",
 )
@@ -184,9 +178,8 @@ class Ring(Sliding):
                         self.put(layer, lost_column, (pair[0][..., row : row + 1, :], pair[1][..., row : row + 1, :]))
 
 
-@fault(
+@committed_fault(
     "ring-rewound-by-index",
-    Stage.COMMITTED,
     "catalogue BZ-116: rotating cache full, rewind impossible but verification goes on",
     "layout sliding, a full window, and two rejected rows",
 )
@@ -261,9 +254,8 @@ class NumberingArena(Arena):
         super().give_back(lease, tokens)
 
 
-@fault(
+@committed_fault(
     "snapshot-restored-by-lane",
-    Stage.COMMITTED,
     "catalogue BZ-120: rollback snapshot of one sequence clobbers others",
     "layout static, and a request with a rejected row in another's lane",
 )

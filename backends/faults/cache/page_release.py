@@ -6,8 +6,7 @@ from specverify.backends.engine.kv.arena import Arena, CacheLease
 from specverify.backends.engine.kv.pages import Blocks, Pages
 from specverify.backends.engine.kv.prefix import PrefixCache
 from specverify.backends.engine.seams import Seams
-from specverify.backends.faults.fault import fault, faults_in, in_place_of
-from specverify.reference.trace import Stage
+from specverify.backends.faults.fault import committed_fault, faults_in, in_place_of
 
 
 class Lenient(Pages):
@@ -46,9 +45,8 @@ class Selfish(Blocks):
                 self.pages.free_for_all(page)
 
 
-@fault(
+@committed_fault(
     "shared-pages-freed",
-    Stage.COMMITTED,
     "catalogue BZ-068: cancellation plus shared prefix corrupts unrelated requests",
     "a cancelled request whose pages a fork or the prefix cache shares",
 )
@@ -69,9 +67,8 @@ class RememberingBlocks(Blocks):
             self.pages.drop(page)
 
 
-@fault(
+@committed_fault(
     "page-freed-twice",
-    Stage.COMMITTED,
     "family of catalogue BZ-068: shared cache state released incorrectly",
     "a request with a draft model that is cancelled, evicted or over",
 )
@@ -83,9 +80,8 @@ def freed_twice(seams: Seams) -> Seams:
     return replace(seams, kv=replace(seams.kv, pages=Twice, blocks=RememberingBlocks))
 
 
-@fault(
+@committed_fault(
     "overhang-never-freed",
-    Stage.COMMITTED,
     "catalogue BZ-067: kv_allocated_len not tracked in paged path, pages never released",
     "a request with a page beyond its committed length that is cancelled, evicted or over",
 )
@@ -103,9 +99,8 @@ class CommittedOnly(Arena):
         super().give_back(lease, tokens)
 
 
-@fault(
+@committed_fault(
     "reserve-counted-in-pages",
-    Stage.COMMITTED,
     "family of catalogue BZ-067: pages allocated beyond the committed length; tokens taken for blocks as in ROCm/ATOM "
     "PR #250",
     "a layout with pages of more than one column, and a reserve",
@@ -133,9 +128,8 @@ class Ruthless(PrefixCache):
                 self.pages.free_for_all(page)
 
 
-@fault(
+@committed_fault(
     "kept-page-evicted-in-use",
-    Stage.COMMITTED,
     "family of catalogue BZ-068: shared cache state released incorrectly",
     "layout prefix, a pool that runs out, and a request that reuses a kept page",
 )

@@ -11,13 +11,11 @@ from specverify.backends.engine.kv.lanes import BatchCache
 from specverify.backends.engine.kv.paged import Paged
 from specverify.backends.engine.kv.pages import Blocks
 from specverify.backends.engine.seams import Seams
-from specverify.backends.faults.fault import fault, faults_in, in_place_of
-from specverify.reference.trace import Stage
+from specverify.backends.faults.fault import attended_fault, committed_fault, faults_in, in_place_of
 
 
-@fault(
+@attended_fault(
     "slots-of-equal-rows",
-    Stage.ATTENDED,
     "catalogue BZ-047: decode slot mapping assumes the same number of tokens per request",
     "two requests in a batch, the first with fewer rows than another",
 )
@@ -60,9 +58,8 @@ class Contiguous(Paged):
             flat[begin : begin + room] = new[..., :room, :].transpose(0, 1)
 
 
-@fault(
+@attended_fault(
     "block-written-to-next-in-memory",
-    Stage.ATTENDED,
     "family of catalogue BZ-061: token slots that ignore the page layout",
     "a block that crosses a page's end, and pages out of order",
 )
@@ -96,9 +93,8 @@ class BlocksBehindCommit(Blocks):
         super().copy_on_write(begin, min(end, self.allocated))
 
 
-@fault(
+@attended_fault(
     "reserved-one-round-behind",
-    Stage.ATTENDED,
     "catalogue BZ-083: device writes run ahead of host-allocated KV capacity",
     "a block accepted to the end, then one that crosses into a page that was not reserved",
 )
@@ -134,9 +130,8 @@ class Apart(Paged):
         self.rows = 0
 
 
-@fault(
+@committed_fault(
     "values-moved-by-token-number",
-    Stage.COMMITTED,
     "catalogue BZ-061: accepted-token move of an auxiliary per-token cache ignores page layout",
     "pages out of order, and an accepted path that is not a prefix of the row order",
 )

@@ -12,8 +12,7 @@ from specverify.backends.engine.kv.arena import Arena, CacheLease
 from specverify.backends.engine.kv.recurrent import LayerState, LayerStates, RecurrentStates, states_of
 from specverify.backends.engine.request import Request
 from specverify.backends.engine.seams import Seams
-from specverify.backends.faults.fault import fault, faults_in, in_place_of
-from specverify.reference.trace import Stage
+from specverify.backends.faults.fault import attended_fault, committed_fault, faults_in, in_place_of
 
 
 def _last(states: RecurrentStates) -> LayerStates:
@@ -22,9 +21,8 @@ def _last(states: RecurrentStates) -> LayerStates:
     return {layer: states_by_row[row] for layer, states_by_row in states.rows.items() if row in states_by_row}
 
 
-@fault(
+@committed_fault(
     "recurrent-state-by-depth",
-    Stage.COMMITTED,
     "vLLM keeps the state of slot accepted - 1, which is right for chains alone",
     "recurrent layers; an accepted path that is not a prefix of the row order",
 )
@@ -39,9 +37,8 @@ class ByDepth(RecurrentStates):
         super().commit(list(range(len(path))))
 
 
-@fault(
+@committed_fault(
     "recurrent-state-not-rolled-back",
-    Stage.COMMITTED,
     "catalogue BZ-111: crop() does not roll back recurrent states",
     "recurrent layers; a rejected row behind the last accepted one",
 )
@@ -64,9 +61,8 @@ class KeepsMemory(RecurrentStates):
             self.states_by_length[self.length] = mixed_states
 
 
-@fault(
+@committed_fault(
     "recurrent-window-of-last-row",
-    Stage.COMMITTED,
     "public reports of hybrids: the convolution's state is a second state, and is rolled back apart from the first",
     "recurrent layers; a rejected row behind the last accepted one",
 )
@@ -89,9 +85,8 @@ class Windows(RecurrentStates):
             self.states_by_length[self.length] = mixed_states
 
 
-@fault(
+@committed_fault(
     "recurrent-state-of-last-row",
-    Stage.COMMITTED,
     "vLLM issue #39273: a hybrid's state after all drafted tokens stays when some are rejected",
     "recurrent layers; a rejected row behind the last accepted one",
 )
@@ -109,9 +104,8 @@ class Last(RecurrentStates):
             self.states_by_length[self.length] = last_states
 
 
-@fault(
+@attended_fault(
     "recurrent-rows-scanned-in-order",
-    Stage.ATTENDED,
     "transformers runs the rows of a forward as one chain through a recurrent layer, whatever the mask",
     "recurrent layers; a tree with a side branch",
 )
@@ -129,9 +123,8 @@ class ScansInOrder(RecurrentStates):
         return self.rows[layer][row - 1] if row else self.committed.get(layer)
 
 
-@fault(
+@attended_fault(
     "recurrent-cell-of-neighbour",
-    Stage.ATTENDED,
     "catalogue BZ-122: hybrid cell copy missing, stale source in recurrent slot search",
     "recurrent layers; a node whose parent is not the first row",
 )
@@ -148,9 +141,8 @@ class NeighbourCell(RecurrentStates):
         return super().above(layer, row) if neighbour_state is None else neighbour_state
 
 
-@fault(
+@attended_fault(
     "recurrent-slot-zero-without-drafts",
-    Stage.ATTENDED,
     "vLLM issue #52942: a step without drafts reads slot 0 of a block of several",
     "recurrent layers; a step of one row after a block of several",
 )
@@ -179,9 +171,8 @@ class Slots(RecurrentStates):
         return self.zero[layer] if alone else super().above(layer, row)
 
 
-@fault(
+@attended_fault(
     "recurrent-window-not-continued",
-    Stage.ATTENDED,
     "transformers issue #45513: several tokens behind a cached prefix are convolved as if nothing came before",
     "recurrent layers; two rows or more behind committed tokens",
 )
@@ -199,9 +190,8 @@ class Anew(RecurrentStates):
         return torch.zeros_like(state[0]), state[1]
 
 
-@fault(
+@committed_fault(
     "recurrent-state-lost-by-eviction",
-    Stage.COMMITTED,
     "public reports of servers: after an eviction the pages come back and the recurrent slot does not",
     "recurrent layers; a request that is evicted and restored",
 )
@@ -225,9 +215,8 @@ def lost_by_eviction(seams: Seams) -> Seams:
     return replace(seams, request=request)
 
 
-@fault(
+@committed_fault(
     "recurrent-state-shared-by-fork",
-    Stage.COMMITTED,
     "public reports of parallel sampling on hybrids: copies of a request share one recurrent slot",
     "recurrent layers; a fork, and steps of both requests",
 )
@@ -258,9 +247,8 @@ class SharedSlot(RecurrentStates):
         super().keep(states)
 
 
-@fault(
+@attended_fault(
     "recurrent-state-of-prefix-advanced",
-    Stage.ATTENDED,
     "catalogue BZ-022: prefix cache serves recurrent state that contains rejected drafts",
     "recurrent layers; a prefix cache; a request that begins with pages of one that went on behind their end",
 )

@@ -8,13 +8,11 @@ from collections.abc import Hashable
 from specverify.backends.engine.kv.paged import Pool
 from specverify.backends.engine.kv.pages import Pages
 from specverify.backends.engine.kv.tiers.second import Key, SecondTier
-from specverify.backends.faults.fault import fault, faults_in, in_place_of
-from specverify.reference.trace import Stage
+from specverify.backends.faults.fault import attended_fault, committed_fault, drafted_fault, faults_in, in_place_of
 
 
-@fault(
+@drafted_fault(
     "tier-forgets-draft",
-    Stage.DRAFTED,
     "https://github.com/sgl-project/sglang/pull/17338",
     "a second tier, and a request with a model draft that begins with a page from there",
 )
@@ -30,9 +28,8 @@ class TargetAlone(SecondTier):
         return super().pools(owner)[-1:]
 
 
-@fault(
+@committed_fault(
     "tier-page-known-by-own-tokens",
-    Stage.COMMITTED,
     "https://github.com/openvinotoolkit/openvino.genai/issues/3722",
     "a second tier, and two prompts with the same page of tokens behind unlike tokens",
 )
@@ -48,9 +45,8 @@ class ByOwnTokens(SecondTier):
         return owner, len(tokens), tokens[-self.page_size :]
 
 
-@fault(
+@attended_fault(
     "tier-copied-before-written",
-    Stage.ATTENDED,
     "https://github.com/vllm-project/vllm/pull/46278",
     "a second tier, and a request that begins with a page from there",
 )
@@ -67,9 +63,8 @@ class TooSoon(SecondTier):
             copies[slot, :-1] = cells[page, :-1].to(copies.device)
 
 
-@fault(
+@attended_fault(
     "tier-brought-into-held-page",
-    Stage.ATTENDED,
     "https://github.com/vllm-project/vllm/issues/46951",
     "a second tier, and a request that begins with a page from there while another holds pages",
 )
@@ -88,9 +83,8 @@ class IntoHeldPage(SecondTier):
         return super().destination(pages)
 
 
-@fault(
+@committed_fault(
     "tier-slot-keeps-old-name",
-    Stage.COMMITTED,
     "https://github.com/ovg-project/kvcached/issues/362",
     "a second tier that is full, and a prompt whose page gave its slot to another",
 )

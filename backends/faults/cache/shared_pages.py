@@ -8,13 +8,11 @@ from specverify.backends.engine.kv.pages import Blocks
 from specverify.backends.engine.kv.prefix import PrefixCache
 from specverify.backends.engine.kv.tiers.second import Key
 from specverify.backends.engine.seams import Seams
-from specverify.backends.faults.fault import fault, faults_in, in_place_of
-from specverify.reference.trace import Stage
+from specverify.backends.faults.fault import attended_fault, committed_fault, drafted_fault, faults_in, in_place_of
 
 
-@fault(
+@attended_fault(
     "pages-published-unwritten",
-    Stage.ATTENDED,
     "catalogue BZ-021: prefix blocks published before the forward pass wrote their KV",
     "layout prefix, and two prompts that begin with the same page, or one that is evicted and restored",
 )
@@ -45,9 +43,8 @@ class Early(Arena):
         return lease
 
 
-@fault(
+@attended_fault(
     "reused-prefix-one-too-long",
-    Stage.ATTENDED,
     "catalogue BZ-126: n_past computed with off-by-one from position",
     "layout prefix, and a hit that is shorter than the prompt",
 )
@@ -70,9 +67,8 @@ class OneMore(Arena):
         return lease
 
 
-@fault(
+@attended_fault(
     "pages-handed-over-from-the-tail",
-    Stage.ATTENDED,
     "catalogue BZ-054: P/D transfer misaligns blocks if prompt is a multiple of the block size",
     "a fork whose prefix is a multiple of the page size",
 )
@@ -96,9 +92,8 @@ class MisalignedArena(Arena):
         return lease
 
 
-@fault(
+@committed_fault(
     "shared-page-written",
-    Stage.COMMITTED,
     "family of catalogue BZ-068: pages shared by prefix corrupt unrelated requests",
     "a fork whose prefix ends inside a page, both stepped in one batch",
 )
@@ -113,9 +108,8 @@ class WritesSharedPages(Blocks):
         """Copy no page."""
 
 
-@fault(
+@drafted_fault(
     "copy-on-write-forgets-draft",
-    Stage.DRAFTED,
     "family of catalogue BZ-061: a buffer beside keys and values is left out of the move",
     "a fork with a draft model whose prefix ends inside a page",
 )
@@ -132,9 +126,8 @@ class TargetOnly(Blocks):
         self.copy = every
 
 
-@fault(
+@attended_fault(
     "page-known-by-own-tokens",
-    Stage.ATTENDED,
     "family of catalogue BZ-126: what is reused is told by too little",
     "layout prefix, and a page of tokens met again in another place",
 )
@@ -193,9 +186,8 @@ class AnyOwner(PrefixCache):
         super().insert(owner is not None, tokens, table)
 
 
-@fault(
+@drafted_fault(
     "draft-page-forked-across-models",
-    Stage.DRAFTED,
     "family of catalogue BZ-170: draft cache not synchronised when a prefix is reused",
     "pages; a fork, or a prefix met again, between requests with two draft models, and a step after it",
 )

@@ -13,15 +13,13 @@ from specverify.backends.engine.kv.overwrite import Overwrite
 from specverify.backends.engine.kv.sliding import Sliding
 from specverify.backends.engine.kv.static import Static
 from specverify.backends.engine.seams import Seams
-from specverify.backends.faults.fault import fault, faults_in
-from specverify.reference.trace import Stage
+from specverify.backends.faults.fault import attended_fault, faults_in
 
 # The draft's cache is of the same class: lanes of the verify forward tell that a cache is the target's.
 
 
-@fault(
+@attended_fault(
     "ring-trimmed-for-one-token",
-    Stage.ATTENDED,
     "catalogue BZ-117: ring cache eviction assumes one token per call",
     "layout sliding, a full window, and a node below the root",
 )
@@ -99,9 +97,8 @@ def _marking_lanes(lanes: type[BatchCache]) -> type[BatchCache]:
     return MarkingLanes
 
 
-@fault(
+@attended_fault(
     "static-tail-attended",
-    Stage.ATTENDED,
     "family of catalogue BZ-109: a pre-allocated cache whose length is not followed by the forward",
     "layout static, and a smaller block after one with rejected rows",
 )
@@ -110,9 +107,8 @@ def stale_tail_shown(seams: Seams) -> Seams:
     return replace(seams, kv=replace(seams.kv, static=Tail, lanes=_marking_lanes(seams.kv.lanes)))
 
 
-@fault(
+@attended_fault(
     "stale-column-taken-for-cached",
-    Stage.ATTENDED,
     "family of catalogue BZ-116: rejected entries remain",
     "layout overwrite, and a step after one with a rejected row",
 )

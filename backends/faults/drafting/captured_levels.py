@@ -9,8 +9,7 @@ from specverify.backends.engine.captured.buffers import Buffers
 from specverify.backends.engine.captured.lanes import LaneRows, PaddingCache
 from specverify.backends.engine.captured.runner import CapturedDrafts
 from specverify.backends.engine.kv.base import KvCache
-from specverify.backends.faults.fault import fault, faults_in, in_place_of
-from specverify.reference.trace import Stage
+from specverify.backends.faults.fault import drafted_fault, faults_in, in_place_of
 
 CAPTURED_BACKEND = "cpu-captured-drafts"
 
@@ -23,9 +22,8 @@ in_captured_drafts = partial(
 """A decorator as `in_place_of`, for a part of captured draft forwards."""
 
 
-@fault(
+@drafted_fault(
     "padded-lanes-write-live-slot",
-    Stage.DRAFTED,
     "m0at/rvllm #32: padded entries reused KV slot 0; the same in vLLM #43810",
     "three requests that draft together: their forward is padded to four lanes",
     on=CAPTURED_BACKEND,
@@ -44,9 +42,8 @@ class Live(PaddingCache):
         first.amend(layer, *columns)
 
 
-@fault(
+@drafted_fault(
     "padded-lanes-not-refreshed",
-    Stage.DRAFTED,
     "sgl-project/sglang #10892: positions of padded lanes were those of an earlier batch; the same in #22958",
     "three requests that draft together: their forward is padded to four lanes",
     on=CAPTURED_BACKEND,
@@ -61,9 +58,8 @@ class Stale(Buffers):
         self.positions[lane_number] = before
 
 
-@fault(
+@drafted_fault(
     "lengths-of-level-before",
-    Stage.DRAFTED,
     "family of sgl-project/sglang #26880: a padded draft graph replayed with lengths of another batch",
     "a draft with a cache and a tree of three levels",
     on=CAPTURED_BACKEND,
@@ -81,9 +77,8 @@ class LengthsStale(Buffers):
             self.lengths[place] = before
 
 
-@fault(
+@drafted_fault(
     "large-batch-by-smaller-graph",
-    Stage.DRAFTED,
     "family of NVIDIA/TensorRT-LLM #16746: a graph was chosen for another size than that of its inputs",
     "three requests that draft together",
     on=CAPTURED_BACKEND,
@@ -94,9 +89,8 @@ def smaller_graph(drafts: CapturedDrafts, live: int, sizes: tuple[int, ...]) -> 
     return max(captured_size for captured_size in sizes if captured_size <= live)
 
 
-@fault(
+@drafted_fault(
     "outputs-of-last-lanes",
-    Stage.DRAFTED,
     "family of ggml-org/llama.cpp #27009: what padded rows compute is never to be consumed",
     "three requests that draft together: their forward is padded to four lanes",
     on=CAPTURED_BACKEND,
@@ -115,9 +109,8 @@ class FromEnd(Buffers):
         return super().take(place + self.spare, rows)
 
 
-@fault(
+@drafted_fault(
     "hidden-states-of-lane-before",
-    Stage.DRAFTED,
     "family of sgl-project/sglang #18647: hidden states in the buffers of a draft's graph were stale",
     "a head with a tree of three levels",
     on=CAPTURED_BACKEND,
@@ -138,9 +131,8 @@ class HiddenStatesStale(Buffers):
             self.hidden_states[place][~rows] = states_before[~rows]
 
 
-@fault(
+@drafted_fault(
     "shrunk-batch-by-old-indices",
-    Stage.DRAFTED,
     "family of vLLM #7508: rows of hidden states were read by an index from before the batch was contracted",
     "two requests that draft together, and then the second one alone",
     on=CAPTURED_BACKEND,

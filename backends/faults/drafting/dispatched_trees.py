@@ -1,15 +1,13 @@
 """Faults in the choice of a static tree by batch size."""
 
 from specverify.backends.engine.trees.growth import GrowthSeams
-from specverify.backends.faults.fault import fault, faults_in, in_place_of
+from specverify.backends.faults.fault import drafted_fault, faults_in, in_place_of
 from specverify.reference.draft_trees import Dispatch
-from specverify.reference.trace import Stage
 from specverify.reference.tree import RankTree
 
 
-@fault(
+@drafted_fault(
     "dispatch-by-batch-before",
-    Stage.DRAFTED,
     "arXiv 2508.08192: the tree is chosen by the size of the batch that is about to step",
     "a table of trees by batch size, and a step whose batch is not as large as the one before it",
 )
@@ -19,9 +17,8 @@ def batch_before(trees: GrowthSeams, table: Dispatch, batches: list[int]) -> Ran
     return trees.dispatch(table, batches[:-1] or batches)
 
 
-@fault(
+@drafted_fault(
     "dispatch-bound-left-out",
-    Stage.DRAFTED,
     "arXiv 2508.08192: a tree serves all batches up to its bound",
     "a table of trees by batch size, and a batch as large as a bound that is not the last",
 )

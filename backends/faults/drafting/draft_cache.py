@@ -13,13 +13,11 @@ from specverify.backends.engine.kv.prefix import PrefixCache
 from specverify.backends.engine.sampling.step import StepSampling
 from specverify.backends.engine.seams import Seams
 from specverify.backends.faults.drafting.model_drafts import in_place_of_draft, with_draft_class
-from specverify.backends.faults.fault import fault, faults_in, in_place_of
-from specverify.reference.trace import Stage
+from specverify.backends.faults.fault import committed_fault, drafted_fault, faults_in, in_place_of, lowered_fault
 
 
-@fault(
+@drafted_fault(
     "draft-fed-its-own-guess",
-    Stage.DRAFTED,
     "catalogue BZ-011: KV corruption in the draft cache with and without a bonus token",
     "a draft model whose accepted path ends in a leaf, and a bonus that it would not have guessed",
 )
@@ -39,9 +37,8 @@ class GuessingDraft(ModelDraft):
         return super().catch_up([*tokens[:-1], guess])
 
 
-@fault(
+@drafted_fault(
     "unverified-rows-restored",
-    Stage.DRAFTED,
     "catalogue BZ-036: unverified drafts stay in the draft's KV across a transfer",
     "a draft model; a rejected inner node beside an accepted leaf; then evict, restore and step",
 )
@@ -75,9 +72,8 @@ class SavingDraft(ModelDraft):
         return super().catch_up(tokens)
 
 
-@fault(
+@drafted_fault(
     "root-scores-survive-restart",
-    Stage.DRAFTED,
     "catalogue BZ-170: speculated future tokens survive a restart",
     "a draft model; a step, then evict, restore and step",
 )
@@ -101,9 +97,8 @@ class RememberingDraft(ModelDraft):
         return right if stale is None else stale
 
 
-@fault(
+@drafted_fault(
     "accepted-leaf-fed-as-bonus",
-    Stage.DRAFTED,
     "family of catalogue BZ-167: a hole in the draft's KV after full acceptance",
     "a draft model whose accepted path ends in a leaf",
 )
@@ -121,9 +116,8 @@ class Short(ModelDraft):
         return super().catch_up(tokens)
 
 
-@fault(
+@committed_fault(
     "rejected-rows-rewritten",
-    Stage.COMMITTED,
     "catalogue BZ-032: padding tokens keep real slots",
     "a draft model; a rejected inner node before an accepted one",
 )
@@ -138,9 +132,8 @@ def rejected_rewritten(seams: Seams, cache: KvCache, rows_fed: list[int]) -> Non
     seams.roll_back(cache, rows)
 
 
-@fault(
+@lowered_fault(
     "one-cache-for-target-and-draft",
-    Stage.LOWERED,
     "catalogue BZ-112: the main model's past_key_values passed to the assistant",
     "a target that drafts for itself",
 )
@@ -179,9 +172,8 @@ def one_cache(seams: Seams) -> Seams:
     )
 
 
-@fault(
+@committed_fault(
     "draft-in-targets-pool",
-    Stage.COMMITTED,
     "catalogue BZ-085: draft attention metadata refers to the target's KV pool",
     "pages; a target that drafts for itself; rows that do not lie as the draft's do",
 )
@@ -196,9 +188,8 @@ class OnePool(Arena):
         return super().pool(model, "target", capacity, rows)
 
 
-@fault(
+@drafted_fault(
     "fork-marks-draft-complete",
-    Stage.DRAFTED,
     "family of catalogue BZ-170: draft cache length not synchronised when a prefix is reused",
     "pages; a fork of a request with a draft model that has not been fed everything",
 )
@@ -216,9 +207,8 @@ class Complete(Arena):
         return lease
 
 
-@fault(
+@drafted_fault(
     "prefix-kept-without-draft",
-    Stage.DRAFTED,
     "family of catalogue BZ-170: draft cache length not synchronised when a prefix is reused",
     "a prefix cache; a request with a draft model that lags behind at its end, and one that begins alike",
 )
@@ -235,9 +225,8 @@ class TargetOnly(Arena):
         super().give_back(lease, tokens)
 
 
-@fault(
+@drafted_fault(
     "draft-pages-shared-one-token-short",
-    Stage.DRAFTED,
     "catalogue BZ-063: prefix hit shifts the draft's inputs",
     "a prefix cache; two requests with a draft model that part at the last token of a page",
 )

@@ -7,13 +7,11 @@ from torch import Tensor
 
 from specverify.backends.engine.seams import Seams
 from specverify.backends.engine.trees.growth import GrowthSeams
-from specverify.backends.faults.fault import fault, faults_in, in_place_of
-from specverify.reference.trace import Stage
+from specverify.backends.faults.fault import drafted_fault, faults_in, in_place_of
 
 
-@fault(
+@drafted_fault(
     "rerank-breaks-parents-first",
-    Stage.DRAFTED,
     "SafeAILab/EAGLE, topK_genrate: the kept candidates are sorted by index, so that parents come first",
     "a dynamic tree of two levels",
 )
@@ -26,9 +24,8 @@ def parents_not_first(trees: GrowthSeams, scores: Tensor, parents: list[int], mo
     return sorted(trees.rerank(scores, parents, most), key=scores.tolist().__getitem__)
 
 
-@fault(
+@drafted_fault(
     "path-scores-not-accumulated",
-    Stage.DRAFTED,
     "arXiv 2406.16858, section 4.1: the value of a node is the product of the confidences along its path",
     "a dynamic tree whose second level is larger than its frontier",
 )
@@ -57,9 +54,8 @@ def not_accumulated(seams: Seams) -> Seams:
     return replace(seams, trees=replace(seams.trees, cumulate=cumulate, rerank=rerank))
 
 
-@fault(
+@drafted_fault(
     "frontier-one-short",
-    Stage.DRAFTED,
     "arXiv 2406.16858, section 4.1: the top-k tokens of each layer are the input of the next",
     "a dynamic tree of two levels, in which the last expanded node has a child",
 )
@@ -69,9 +65,8 @@ def one_short(trees: GrowthSeams, scores: Tensor, most: int) -> list[int]:
     return trees.frontier(scores, max(most - 1, 1))
 
 
-@fault(
+@drafted_fault(
     "frontier-of-first-candidates",
-    Stage.DRAFTED,
     "arXiv 2406.16858, section 4.1: the top-k tokens of each layer are the input of the next",
     "a dynamic tree of three levels whose best candidates are not all children of the first node",
 )
@@ -81,9 +76,8 @@ def first_candidates(trees: GrowthSeams, scores: Tensor, most: int) -> list[int]
     return list(range(min(most, len(scores))))
 
 
-@fault(
+@drafted_fault(
     "rerank-keeps-first-candidates",
-    Stage.DRAFTED,
     "arXiv 2406.16858, section 4.2: the candidates of all layers are reranked, and the best m are kept",
     "a dynamic tree with more candidates than nodes",
 )

@@ -7,15 +7,13 @@ from specverify.backends.engine.draft.head import HeadDraft
 from specverify.backends.engine.model.hidden import HiddenTap
 from specverify.backends.engine.request import Request
 from specverify.backends.faults.drafting.model_drafts import in_place_of_draft
-from specverify.backends.faults.fault import fault, faults_in, in_place_of
+from specverify.backends.faults.fault import drafted_fault, faults_in, in_place_of
 from specverify.reference.draft.hidden import HiddenStates
-from specverify.reference.trace import Stage
 from specverify.reference.tree import Tree
 
 
-@fault(
+@drafted_fault(
     "head-reads-state-one-early",
-    Stage.DRAFTED,
     "family of catalogue BZ-063: the draft's inputs are shifted by one against the target's states",
     "a head, and a prompt of three tokens",
 )
@@ -30,9 +28,8 @@ class Early(HeadDraft):
         return hidden[[max(row - 1, 0) for row in range(first, last)]]
 
 
-@fault(
+@drafted_fault(
     "head-layers-one-off",
-    Stage.DRAFTED,
     "vllm-project/vllm PR #43671, sgl-project/sglang PR #25454; catalogue BZ-031: auxiliary states one layer off",
     "a head that reads the residual stream",
 )
@@ -52,9 +49,8 @@ def _right(reads: HiddenStates) -> list[int | str]:
     return list(reads.layers) or ["normed"]
 
 
-@fault(
+@drafted_fault(
     "head-reads-before-last-norm",
-    Stage.DRAFTED,
     "family of catalogue BZ-031: the state is taken before the last norm instead of behind it",
     "a head that reads the output of the last norm",
 )
@@ -66,9 +62,8 @@ class TapBeforeNorm(HiddenTap):
         return [layers - 1 if place == "normed" else place for place in _right(reads)]
 
 
-@fault(
+@drafted_fault(
     "rotated-states-for-plain-head",
-    Stage.DRAFTED,
     "vllm-project/vllm-ascend PR #6914; catalogue BZ-052: rotated target features fed to an un-rotated draft fc",
     "a head",
 )
@@ -83,9 +78,8 @@ class RotatedStates(HeadDraft):
         return super().row_states(hidden, first, last).flip(-1)
 
 
-@fault(
+@drafted_fault(
     "root-fused-without-its-state",
-    Stage.DRAFTED,
     "arXiv 2508.08192, section 3.4: after prefill the first new token is fused with its own hidden state",
     "a head, and a first step",
 )
@@ -111,9 +105,8 @@ class Empty(HeadDraft):
         return states
 
 
-@fault(
+@drafted_fault(
     "chunk-ends-beside-its-own-token",
-    Stage.DRAFTED,
     "sgl-project/sglang PR #26329: the last row of a prefill chunk needs the first token of the next chunk",
     "a head, and a prefill in chunks",
 )
@@ -126,9 +119,8 @@ class ChunkSeam(HeadDraft):
         return right if last == len(tokens) - 1 else [*right[:-1], tokens[last - 1]]
 
 
-@fault(
+@drafted_fault(
     "accepted-state-of-wrong-sibling",
-    Stage.DRAFTED,
     "arXiv 2406.16858, and SafeAILab/EAGLE, update_inference_inputs: states are gathered by the accepted path",
     "a draft that reads hidden states, an accepted node with a sibling, and a step after it",
 )
@@ -145,9 +137,8 @@ class SiblingStates(Request):
         return super().accepted_states(verified, tree, wrong_nodes)
 
 
-@fault(
+@drafted_fault(
     "states-truncated-not-gathered",
-    Stage.DRAFTED,
     "family of catalogue BZ-112: what a verification leaves is cut to the accepted length, not gathered by path",
     "a draft that reads hidden states, an accepted path that is no prefix of the rows, and a step after it",
 )
@@ -166,9 +157,8 @@ States of built-in targets are of the size of 1, and those of large models reach
 """
 
 
-@fault(
+@drafted_fault(
     "head-input-overflows",
-    Stage.DRAFTED,
     "SafeAILab/EAGLE PR #69; catalogue BZ-009: hidden states overflow float16, and the draft reads infinities",
     "a head, and a hidden state with a large value",
 )

@@ -8,13 +8,11 @@ from specverify.backends.engine.draft.head import HeadDraft
 from specverify.backends.engine.reach import Reach
 from specverify.backends.engine.sampling.step import StepSampling
 from specverify.backends.faults.drafting.model_drafts import in_place_of_draft
-from specverify.backends.faults.fault import fault, faults_in
-from specverify.reference.trace import Stage
+from specverify.backends.faults.fault import drafted_fault, faults_in
 
 
-@fault(
+@drafted_fault(
     "own-states-kept-for-accepted-nodes",
-    Stage.DRAFTED,
     "vllm-project/vllm issue #14649: the head's own states stay in its KV where the target's are known",
     "a head with an accepted node that has a child",
 )
@@ -29,9 +27,8 @@ class KeepsOwnStates(HeadDraft):
         return [self.slots[node] - self.cache.length for node in self.shape.path(kept_nodes[-1]) if node in self.slots]
 
 
-@fault(
+@drafted_fault(
     "rejected-head-row-kept",
-    Stage.DRAFTED,
     "mlc-ai/mlc-llm PR #2939; family of catalogue BZ-137: draft cache not popped for unaccepted tokens",
     "a head with a rejected node that has a child, and an accepted node",
 )
@@ -45,9 +42,8 @@ class KeepsRejectedRow(HeadDraft):
         return [self.slots[rejected_nodes[0]] - self.cache.length] if rejected_nodes and len(kept_nodes) > 1 else []
 
 
-@fault(
+@drafted_fault(
     "offsets-read-as-target-ids",
-    Stage.DRAFTED,
     "family of catalogue BZ-051: d2t holds offsets (target id = draft id + d2t), and is read as ids",
     "a head with a reduced vocabulary",
 )
@@ -61,9 +57,8 @@ class Offsets(HeadDraft):
         return super().propose(tokens, chance, hidden)
 
 
-@fault(
+@drafted_fault(
     "head-reads-another-nodes-output",
-    Stage.DRAFTED,
     "family of catalogue BZ-062: a row of the draft's tree continues another node's parent",
     "a head whose tree has two inner nodes with unlike parents at one depth",
 )
@@ -75,9 +70,8 @@ class RolledStates(HeadDraft):
         return super().node_states(level).roll(1, 0)
 
 
-@fault(
+@drafted_fault(
     "head-positions-frozen",
-    Stage.DRAFTED,
     "family of catalogue BZ-059: positions of later draft levels are those of the first",
     "a head whose tree has inner nodes at two depths",
 )

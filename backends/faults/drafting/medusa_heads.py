@@ -5,14 +5,12 @@ from torch.nn import functional
 
 from specverify.backends.engine.draft.medusa import MedusaDraft
 from specverify.backends.faults.drafting.model_drafts import in_place_of_draft
-from specverify.backends.faults.fault import fault, faults_in
+from specverify.backends.faults.fault import drafted_fault, faults_in
 from specverify.reference.draft.medusa import HEADS_PREFIX
-from specverify.reference.trace import Stage
 
 
-@fault(
+@drafted_fault(
     "medusa-head-of-next-depth",
-    Stage.DRAFTED,
     "arXiv 2401.10774, section 2.1: head k guesses the token k + 1 positions ahead; heads are counted from 0 or from 1",
     "at least two Medusa heads",
 )
@@ -27,9 +25,8 @@ class Further(MedusaDraft):
         return super().of_depth(min(depth + 1, self.heads - 1))
 
 
-@fault(
+@drafted_fault(
     "medusa-residual-dropped",
-    Stage.DRAFTED,
     "family of vllm-project/vllm #14464: the residual of a head's output is dropped",
     "a Medusa head",
 )
@@ -41,9 +38,8 @@ class Bare(MedusaDraft):
         return super().block(state, head) - state
 
 
-@fault(
+@drafted_fault(
     "medusa-bias-dropped",
-    Stage.DRAFTED,
     "family of vllm-project/vllm issue #22558: the bias of a head's projection is not loaded",
     "a Medusa head with a bias",
 )
@@ -55,9 +51,8 @@ class WithoutBias(MedusaDraft):
         return state + functional.silu(functional.linear(state, self.weights[f"{HEADS_PREFIX}.{head}.0.linear.weight"]))
 
 
-@fault(
+@drafted_fault(
     "medusa-reads-state-one-early",
-    Stage.DRAFTED,
     "family of catalogue BZ-063: the draft's inputs are shifted by one against the target's states",
     "a Medusa head, and a prompt of three tokens",
 )

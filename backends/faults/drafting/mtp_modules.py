@@ -6,13 +6,11 @@ from torch import Tensor
 from specverify.backends.engine.draft.base import HeadRows
 from specverify.backends.engine.draft.mtp import MtpDraft
 from specverify.backends.faults.drafting.model_drafts import in_place_of_draft
-from specverify.backends.faults.fault import fault, faults_in
-from specverify.reference.trace import Stage
+from specverify.backends.faults.fault import drafted_fault, faults_in
 
 
-@fault(
+@drafted_fault(
     "mtp-first-module-at-every-depth",
-    Stage.DRAFTED,
     "arXiv 2412.19437, section 2.2: module k predicts the k-th further token; the modules take turns by depth",
     "at least two MTP modules, and a tree with an inner node below the root",
 )
@@ -24,9 +22,8 @@ class First(MtpDraft):
         return super().child_scores(outputs, 0)
 
 
-@fault(
+@drafted_fault(
     "mtp-module-continues-itself",
-    Stage.DRAFTED,
     "arXiv 2412.19437, section 2.2: a module reads the output of the module before it",
     "at least two MTP modules, and a tree with an inner node below the root",
 )
@@ -38,9 +35,8 @@ class Itself(MtpDraft):
         return super().node_states(level).roll(-1, 1)
 
 
-@fault(
+@drafted_fault(
     "mtp-missing-rows-seen",
-    Stage.DRAFTED,
     "family of catalogue BZ-036: later MTP layers attend to columns that hold no row of theirs",
     "at least two MTP modules",
 )
@@ -52,9 +48,8 @@ class AllColumns(MtpDraft):
         return visible_columns
 
 
-@fault(
+@drafted_fault(
     "mtp-row-before-lost",
-    Stage.DRAFTED,
     "family of sgl-project/sglang PR #26329: a row at a seam needs what stands on the other side of it",
     "at least two MTP modules, and a second step or a prefill in chunks",
 )

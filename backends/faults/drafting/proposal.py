@@ -16,17 +16,15 @@ from specverify.backends.engine.request import Request
 from specverify.backends.engine.sampling.step import StepSampling
 from specverify.backends.engine.seams import Seams
 from specverify.backends.faults.drafting.model_drafts import in_place_of_draft
-from specverify.backends.faults.fault import fault, faults_in, in_place_of
+from specverify.backends.faults.fault import drafted_fault, faults_in, in_place_of
 from specverify.reference.layout import KvLayout
-from specverify.reference.trace import Stage
 from specverify.reference.tree import Shape, Tree
 
 Rows = tuple[list[int], list[list[int]]]
 
 
-@fault(
+@drafted_fault(
     "draft-positions-early",
-    Stage.DRAFTED,
     "catalogue BZ-059: draft decode positions incremented before the forward",
     "a draft model whose tree has an inner node",
 )
@@ -40,9 +38,8 @@ def early_positions(seams: Seams, shape: Shape, level: list[int], slots: dict[in
     return [position + 1 for position in positions], columns
 
 
-@fault(
+@drafted_fault(
     "draft-reads-wrong-parent",
-    Stage.DRAFTED,
     "catalogue BZ-062: draft tree step uses the KV of the wrong parent",
     "a draft tree with two inner nodes at one depth and one below the second",
 )
@@ -61,9 +58,8 @@ def _shift(columns_of_rows: list[list[int]], root: int) -> list[list[int]]:
     return [[*(max(column - 1, root + 1) for column in columns[:-1]), columns[-1]] for columns in columns_of_rows]
 
 
-@fault(
+@drafted_fault(
     "vocabulary-map-skipped",
-    Stage.DRAFTED,
     "catalogue BZ-051: draft head with a reduced vocabulary treated as full",
     "a draft with a reduced vocabulary",
 )
@@ -76,9 +72,8 @@ def map_skipped(seams: Seams, logits: Tensor, ranks: list[int], vocabulary: Tens
     return seams.name_children(logits, ranks, torch.arange(len(vocabulary)))
 
 
-@fault(
+@drafted_fault(
     "draft-lengths-of-last-level",
-    Stage.DRAFTED,
     "catalogue BZ-033: draft multi-step uses wrong paged_kv_indices",
     "a draft model with a tree of height three",
 )
@@ -98,9 +93,8 @@ def lengths_of_last_level(seams: Seams, query: Tensor, columns: AttentionInputs,
     return seams.draft_attend(query, replace(columns, visible=visible), scaling)
 
 
-@fault(
+@drafted_fault(
     "leaves-drawn-when-greedy",
-    Stage.DRAFTED,
     "SafeAILab/EAGLE commit e0150ac; catalogue BZ-007: last draft level sampled at random in greedy mode",
     "a draft model that names its best tokens, without chance",
 )
@@ -132,9 +126,8 @@ class DrawingDraft(ModelDraft):
         return replace(best, tree=Tree(shape.parent, tuple(token)), draft_ids=tuple(ids))
 
 
-@fault(
+@drafted_fault(
     "ngram-pool-outlives-request",
-    Stage.DRAFTED,
     "NVIDIA/TensorRT-LLM issue #2263; catalogue BZ-081: lookahead decoding wrong after the first generate call",
     "two requests with n-gram drafts, whose texts go on differently after the same tokens",
 )
@@ -160,9 +153,8 @@ def pool_outlives_request(seams: Seams) -> Seams:
     return replace(seams, arena=Decoder, request=PoolingRequest)
 
 
-@fault(
+@drafted_fault(
     "draft-window-keeps-old-positions",
-    Stage.DRAFTED,
     "EAGLE-Pangu, truncation of the draft's window: positions must go on after rows were dropped",
     "a draft model with a sliding window shorter than the context, whose tree has an inner node",
 )

@@ -3,13 +3,11 @@
 from torch import Tensor
 
 from specverify.backends.engine.seams import Seams
-from specverify.backends.faults.fault import fault, faults_in, in_place_of
-from specverify.reference.trace import Stage
+from specverify.backends.faults.fault import drafted_fault, faults_in, in_place_of
 
 
-@fault(
+@drafted_fault(
     "scale-of-next-channel",
-    Stage.DRAFTED,
     "family of pytorch/ao: a scale for each output channel is applied along the wrong axis or to a moved channel",
     "a draft model with quantised weights",
 )

@@ -10,8 +10,7 @@ from specverify.backends.base import Unsupported
 from specverify.backends.engine.model.causal_lm import CausalLm
 from specverify.backends.engine.model.graphs import Graphs, Recording
 from specverify.backends.engine.seams import Seams
-from specverify.backends.faults.fault import fault, faults_in
-from specverify.reference.trace import Stage
+from specverify.backends.faults.fault import drafted_fault, faults_in
 
 RECORDED_BACKEND = "cpu-recorded"
 
@@ -43,9 +42,8 @@ def without(seams: Seams, *forgotten: str) -> Seams:
     return replace(seams, draft_network=draft_network)
 
 
-@fault(
+@drafted_fault(
     "recorded-draft-positions-not-refilled",
-    Stage.DRAFTED,
     "family of sgl-project/sglang #10892: positions of a draft's CUDA graph keep the values of an earlier replay",
     "a draft model with a level of inner nodes, in two steps over a static buffer",
     on=RECORDED_BACKEND,
@@ -55,9 +53,8 @@ def stale_positions(seams: Seams) -> Seams:
     return without(seams, "position_ids")
 
 
-@fault(
+@drafted_fault(
     "recorded-draft-table-not-refilled",
-    Stage.DRAFTED,
     "family of lightseekorg/tokenspeed #955: a draft graph reads a table with the pages of an earlier replay",
     "a draft model with a level of inner nodes, in two steps over pages of which the later one has others",
     on=RECORDED_BACKEND,

@@ -16,9 +16,8 @@ from specverify.backends.engine.request import Request
 from specverify.backends.engine.retrieval.trie import NgramTrie, Node
 from specverify.backends.engine.sampling.step import StepSampling
 from specverify.backends.engine.seams import Seams
-from specverify.backends.faults.fault import fault, faults_in
+from specverify.backends.faults.fault import drafted_fault, faults_in
 from specverify.reference.layout import KvLayout
-from specverify.reference.trace import Stage
 
 
 def with_changed_drafts(seams: Seams, change: Callable[[Draft], None]) -> Seams:
@@ -33,9 +32,8 @@ def with_changed_drafts(seams: Seams, change: Callable[[Draft], None]) -> Seams:
     return replace(seams, request=ChangingRequest)
 
 
-@fault(
+@drafted_fault(
     "trie-shared-unasked",
-    Stage.DRAFTED,
     "family of catalogue BZ-081: a pool of n-grams outlives the request whose text it holds",
     "two requests with tries, whose texts go on differently after the same tokens",
 )
@@ -59,9 +57,8 @@ def shared_unasked(seams: Seams) -> Seams:
     return replace(with_changed_drafts(seams, change), arena=Decoder)
 
 
-@fault(
+@drafted_fault(
     "trie-evicts-oldest",
-    Stage.DRAFTED,
     "family of sgl-project/sglang's n-gram cache: nodes are evicted from the end of a list of recent use",
     "a trie that must forget, and an n-gram that is met again before",
 )
@@ -80,9 +77,8 @@ def evicts_oldest(seams: Seams) -> Seams:
     return with_changed_drafts(seams, _with_trie(Queue))
 
 
-@fault(
+@drafted_fault(
     "trie-evicts-inner-node",
-    Stage.DRAFTED,
     "family of sgl-project/sglang's n-gram cache: an evicted node is freed while longer n-grams hang below it",
     "a trie that must forget, with an n-gram that begins a longer one",
 )
@@ -113,9 +109,8 @@ def _with_trie(kind: type[NgramTrie]) -> Callable[[Draft], None]:
     return change
 
 
-@fault(
+@drafted_fault(
     "automaton-keeps-rejected",
-    Stage.DRAFTED,
     "arXiv 2411.10666, section 3: the automaton grows by accepted tokens alone, after the verification",
     "a suffix automaton whose tokens are rejected, and a later step",
 )
@@ -148,9 +143,8 @@ def keeps_rejected(seams: Seams) -> Seams:
     return with_changed_drafts(seams, change)
 
 
-@fault(
+@drafted_fault(
     "merged-candidates-twice",
-    Stage.DRAFTED,
     "family of catalogue BZ-003: a node that several paths share is verified once per path",
     "two joined drafts that propose one token",
 )

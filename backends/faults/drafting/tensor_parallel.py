@@ -16,16 +16,14 @@ from specverify.backends.engine.request import Request
 from specverify.backends.engine.sampling.step import StepSampling
 from specverify.backends.engine.seams import Seams
 from specverify.backends.faults.drafting.model_drafts import in_place_of_draft
-from specverify.backends.faults.fault import fault, faults_in
-from specverify.reference.trace import Stage
+from specverify.backends.faults.fault import committed_fault, drafted_fault, faults_in
 
 RANKS = 2
 """The number of simulated ranks."""
 
 
-@fault(
+@committed_fault(
     "ranks-draw-their-own-coins",
-    Stage.COMMITTED,
     "vllm-project/vllm issue #17498, PR #17509; catalogue BZ-013: each rank accepts another number of tokens",
     "a request that samples, and an accepted node that other coins would not accept in that place",
 )
@@ -93,9 +91,8 @@ class ShardedHead:
         return logits[..., torch.arange(vocab, device=logits.device) % rows_of_rank]
 
 
-@fault(
+@drafted_fault(
     "token-map-over-sharded-head",
-    Stage.DRAFTED,
     "sgl-project/sglang issue #4328, PR #6849; catalogue BZ-152: hot-token map indexes a sharded head",
     "a draft model with a vocabulary of its own",
 )

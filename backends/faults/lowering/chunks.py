@@ -7,17 +7,15 @@ import torch
 from specverify.backends.engine.lower_tree import TreeTensors
 from specverify.backends.engine.reach import Reach
 from specverify.backends.engine.seams import Seams
-from specverify.backends.faults.fault import fault, faults_in, in_place_of
-from specverify.reference.trace import Stage
+from specverify.backends.faults.fault import drafted_fault, faults_in, in_place_of, lowered_fault
 from specverify.reference.tree import Shape, Tree
 
 TABLE = 8
 """The number of positions in the draft's rotary table, in the fault that makes the table too short."""
 
 
-@fault(
+@drafted_fault(
     "draft-rotary-table-too-short",
-    Stage.DRAFTED,
     "catalogue BZ-025: draft rotary cache sized from the draft config",
     "a draft model whose tree has an inner node beyond the table",
 )
@@ -33,9 +31,8 @@ def short_rotary_table(
     return [min(position, TABLE - 1) for position in positions], columns
 
 
-@fault(
+@lowered_fault(
     "chunk-of-root-for-all-nodes",
-    Stage.LOWERED,
     "family of catalogue BZ-095, there of a sliding window: one bound for the whole block",
     "a tree across the end of a chunk",
 )
@@ -58,11 +55,8 @@ def chunk_of_root(
     return replace(tensors, visible=visible)
 
 
-@fault(
-    "chunk-by-column",
-    Stage.LOWERED,
-    "no public report: right for chains alone",
-    "a branching tree near the end of a chunk",
+@lowered_fault(
+    "chunk-by-column", "no public report: right for chains alone", "a branching tree near the end of a chunk"
 )
 @in_place_of("lower_tree")
 def chunk_by_column(
@@ -82,9 +76,8 @@ def chunk_by_column(
     return replace(tensors, visible=visible)
 
 
-@fault(
+@lowered_fault(
     "chunk-masked-as-window",
-    Stage.LOWERED,
     "no public report: transformers keeps the cache of a chunked layer as that of a sliding one",
     "a root that is not the last token of its chunk, or a tree across its end",
 )
@@ -97,9 +90,8 @@ def chunk_slides(
     return seams.lower_tree(tree, committed, position, sliding, padded_nodes)
 
 
-@fault(
+@drafted_fault(
     "tree-cut-by-row-count",
-    Stage.DRAFTED,
     "no public report: a rule for chains carried over to trees",
     "a branching tree near the end of a chunk, kept inside it",
 )

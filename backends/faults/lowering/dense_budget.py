@@ -13,8 +13,7 @@ from specverify.backends.engine.columns import RowWords
 from specverify.backends.engine.kv.base import KvCache
 from specverify.backends.engine.lowering.lanes import WordLanes
 from specverify.backends.engine.seams import Seams
-from specverify.backends.faults.fault import fault, faults_in
-from specverify.reference.trace import Stage
+from specverify.backends.faults.fault import attended_fault, faults_in
 
 WORDS = "cpu-split-words"
 BUDGET = 512
@@ -42,9 +41,8 @@ def is_dense(mask: Tensor) -> bool:
     return any(mask.stride())
 
 
-@fault(
+@attended_fault(
     "dense-mask-not-cleared",
-    Stage.ATTENDED,
     "family of sgl-project/sglang #19741: the custom mask in a buffer kept between steps is not the tree's",
     "two steps of different trees whose dense masks are within the budget",
     on=WORDS,
@@ -66,9 +64,8 @@ def not_cleared(seams: Seams) -> Seams:
     return with_word_masks(seams, word_masks)
 
 
-@fault(
+@attended_fault(
     "dense-mask-as-wide-as-first-lane",
-    Stage.ATTENDED,
     "family of unslothai/unsloth issue 3699: one width for a batch in place of each sequence's own",
     "a batch whose second request has more columns than the first, and a dense mask within the budget",
     on=WORDS,

@@ -13,8 +13,7 @@ from specverify.backends.engine.lowering.device import DeviceLowering
 from specverify.backends.engine.lowering.lanes import WordLanes
 from specverify.backends.engine.reach import Reach
 from specverify.backends.engine.seams import Seams
-from specverify.backends.faults.fault import fault, faults_in, in_place_of
-from specverify.reference.trace import Stage
+from specverify.backends.faults.fault import attended_fault, faults_in, in_place_of, lowered_fault
 
 WORDS = "cpu-split-words"
 
@@ -27,9 +26,8 @@ in_device_lowering = partial(
 """A decorator as `in_place_of`, for a part of the lowering on a device."""
 
 
-@fault(
+@lowered_fault(
     "words-after-first-not-written",
-    Stage.LOWERED,
     "word boundary of packed masks, as xgrammar's and FlashInfer's are packed",
     "a tree of more than 32 rows",
     on=WORDS,
@@ -41,9 +39,8 @@ def first_word_alone(program: DeviceLowering, *args: Any) -> Tensor:
     return torch.cat([words[..., :1], torch.zeros_like(words[..., 1:])], -1)
 
 
-@fault(
+@lowered_fault(
     "words-of-padded-tree-off-by-one",
-    Stage.LOWERED,
     "family of catalogue BZ-092: offset of a mask's rows",
     "a tree padded to more rows than it has",
     on=WORDS,
@@ -57,9 +54,8 @@ def padded_off_by_one(
     return torch.where(valid.all(1)[:, None, None], words, words.roll(1, 1))
 
 
-@fault(
+@lowered_fault(
     "ancestors-doubled-once-too-few",
-    Stage.LOWERED,
     "family of catalogue BZ-108: positions of a block",
     "a tree of three levels",
     on=WORDS,
@@ -74,9 +70,8 @@ def doubled_too_few(program: DeviceLowering, parent: Tensor, levels: int) -> Ten
     return torch.cat([lift[:2], torch.zeros_like(lift[2:])])
 
 
-@fault(
+@lowered_fault(
     "first-column-of-root-for-all-rows",
-    Stage.LOWERED,
     "catalogue BZ-095: window start from one token of the block",
     "a window or chunk shorter than the context, and a node below the root",
     on=WORDS,
@@ -88,9 +83,8 @@ def first_of_root(program: DeviceLowering, position: Tensor, valid: Tensor, comm
     return torch.where(valid, columns[:, :1], columns)
 
 
-@fault(
+@lowered_fault(
     "sibling-links-across-parents",
-    Stage.LOWERED,
     "family of catalogue BZ-078: links of a tree's rows",
     "two nodes that have children",
     on=WORDS,
@@ -101,9 +95,8 @@ def linked_across_parents(program: DeviceLowering, parent: Tensor, has_siblings:
     return program.next_siblings(torch.zeros_like(parent), has_siblings)
 
 
-@fault(
+@lowered_fault(
     "first-child-is-last-child",
-    Stage.LOWERED,
     "family of catalogue BZ-078: links of a tree's rows, here by a maximum where the minimum belongs",
     "a node with two children",
     on=WORDS,
@@ -115,9 +108,8 @@ def last_child_first(program: DeviceLowering, parent: Tensor, has_parent: Tensor
     return torch.zeros_like(parent).scatter_reduce(1, parent, torch.where(has_parent, row, 0), "amax")
 
 
-@fault(
+@lowered_fault(
     "word-with-row-31-saturated",
-    Stage.LOWERED,
     "family of guidance-ai/llguidance #330: the bits of a packed mask's words were read as another number",
     "a tree of at least 32 rows",
     on=WORDS,
@@ -129,9 +121,8 @@ def saturated_word(program: DeviceLowering, *args: Any) -> Tensor:
     return torch.where(words < 0, torch.iinfo(torch.int32).max, words)
 
 
-@fault(
+@attended_fault(
     "words-begin-at-dropped-columns",
-    Stage.ATTENDED,
     "family of catalogue BZ-095: window start in columns of the request, read in columns of the ring",
     "a sliding layer that has dropped columns",
     on=WORDS,

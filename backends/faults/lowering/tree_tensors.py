@@ -8,17 +8,11 @@ from torch import Tensor
 from specverify.backends.engine.lower_tree import TreeTensors
 from specverify.backends.engine.reach import Reach
 from specverify.backends.engine.seams import Seams
-from specverify.backends.faults.fault import fault, faults_in, in_place_of
-from specverify.reference.trace import Stage
+from specverify.backends.faults.fault import faults_in, in_place_of, lowered_fault
 from specverify.reference.tree import Tree
 
 
-@fault(
-    "prefix-entry-hidden",
-    Stage.LOWERED,
-    "catalogue BZ-078: chain routed through the tree worker",
-    "any context",
-)
+@lowered_fault("prefix-entry-hidden", "catalogue BZ-078: chain routed through the tree worker", "any context")
 @in_place_of("lower_tree")
 def hide_first_prefix_entry(
     seams: Seams, tree: Tree, committed: int, position: int, reaches: list[Reach], padded_nodes: int
@@ -34,9 +28,8 @@ def hide_first_prefix_entry(
     return tensors
 
 
-@fault(
+@lowered_fault(
     "position-advances-by-one",
-    Stage.LOWERED,
     "catalogue BZ-108: cache_position advanced by one",
     "a second step after an accepted token",
 )
@@ -45,9 +38,8 @@ def advance_by_one(seams: Seams) -> Seams:
     return replace(seams, advance=lambda kept_nodes: 1)
 
 
-@fault(
+@lowered_fault(
     "window-of-deepest-node",
-    Stage.LOWERED,
     "catalogue BZ-095: window start from the last draft token",
     "a sliding window shorter than context and tree",
 )
@@ -72,9 +64,8 @@ def window_of_deepest(
     return replace(tensors, visible=visible)
 
 
-@fault(
+@lowered_fault(
     "window-by-arrival",
-    Stage.LOWERED,
     "own: kernels that count a window in columns take the order of arrival for the order of positions",
     "a sliding window over a tree with two branches",
 )
@@ -98,12 +89,7 @@ def window_by_arrival(
     return replace(tensors, visible=visible)
 
 
-@fault(
-    "tree-masked-as-chain",
-    Stage.LOWERED,
-    "catalogue BZ-147: mask built for the new tokens only",
-    "two branches",
-)
+@lowered_fault("tree-masked-as-chain", "catalogue BZ-147: mask built for the new tokens only", "two branches")
 @in_place_of("lower_tree")
 def mask_of_new_tokens(
     seams: Seams, tree: Tree, committed: int, position: int, reaches: list[Reach], padded_nodes: int

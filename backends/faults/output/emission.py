@@ -7,15 +7,13 @@ from torch import Tensor
 
 from specverify.backends.engine.seams import Seams
 from specverify.backends.engine.stops import Limits, OutputTail
-from specverify.backends.faults.fault import fault, faults_in, in_place_of
-from specverify.reference.trace import Stage
+from specverify.backends.faults.fault import emitted_fault, faults_in, in_place_of
 
 ClippedBlock = tuple[list[int], str | None]
 
 
-@fault(
+@emitted_fault(
     "stop-inside-block-ignored",
-    Stage.EMITTED,
     "catalogue BZ-128: EOS inside the draft block does not stop output",
     "an end token before the last token of a block",
 )
@@ -31,9 +29,8 @@ def stop_seen_at_the_end(seams: Seams, block: list[int], written: OutputTail, en
     return (kept_tokens, "stop") if kept_tokens[-1] in ends.stop else (kept_tokens, why)
 
 
-@fault(
+@emitted_fault(
     "block-past-max-new-tokens",
-    Stage.EMITTED,
     "catalogue BZ-107: candidates exceed max_new_tokens",
     "an accepted block longer than what is left of the budget",
 )
@@ -47,9 +44,8 @@ def budget_checked_per_block(seams: Seams, block: list[int], written: OutputTail
     return kept_tokens, why or ("length" if written.tokens + len(kept_tokens) >= ends.most else None)
 
 
-@fault(
+@emitted_fault(
     "rejected-slots-emitted-as-zero",
-    Stage.EMITTED,
     "catalogue BZ-027: rejected placeholder slots emitted as token 0",
     "a step that accepts nothing",
 )
@@ -64,11 +60,8 @@ def placeholder_zeros(seams: Seams, block: list[int], written: OutputTail, ends:
     return ([*kept_tokens, 0], why) if len(block) == 1 and why is None else (kept_tokens, why)
 
 
-@fault(
-    "speculated-tokens-reported-certain",
-    Stage.EMITTED,
-    "catalogue BZ-124: every token reports logprob 0 when speculating",
-    "a tree",
+@emitted_fault(
+    "speculated-tokens-reported-certain", "catalogue BZ-124: every token reports logprob 0 when speculating", "a tree"
 )
 @in_place_of("logprobs")
 def certain_everywhere(seams: Seams, logits: Tensor) -> Tensor:
@@ -80,9 +73,8 @@ def certain_everywhere(seams: Seams, logits: Tensor) -> Tensor:
     return torch.zeros_like(logprobs_of_rows) if len(logits) > 1 else logprobs_of_rows
 
 
-@fault(
+@emitted_fault(
     "log-probabilities-in-one-buffer",
-    Stage.EMITTED,
     "catalogue BZ-168: returned probs of one speculative batch overwrite one another",
     "a block of two tokens, or a node after the one that emits",
 )

@@ -12,16 +12,14 @@ from specverify.backends.engine.sampling.processing import History
 from specverify.backends.engine.sampling.seams import SamplingSeams
 from specverify.backends.engine.seams import Seams
 from specverify.backends.engine.stops import Limits, OutputTail
-from specverify.backends.faults.fault import fault, faults_in, in_place_of
+from specverify.backends.faults.fault import accepted_fault, emitted_fault, faults_in, in_place_of
 from specverify.reference.sampling import Sampling, Stops
-from specverify.reference.trace import Stage
 
 ClippedBlock = tuple[list[int], str | None]
 
 
-@fault(
+@emitted_fault(
     "stop-string-cuts-text-only",
-    Stage.EMITTED,
     "catalogue BZ-160: stop string completed in the middle of an accepted block leaves later token ids",
     "a stop string completed before the last token of a block",
 )
@@ -36,9 +34,8 @@ def text_cut_only(seams: Seams, block: list[int], written: OutputTail, ends: Lim
     return (block, why) if why == "stop" and kept_tokens[-1] not in ends.stop else (kept_tokens, why)
 
 
-@fault(
+@emitted_fault(
     "stop-string-outside-window",
-    Stage.EMITTED,
     "sgl-project/sglang PR #23802: stop-string check misses early matches during speculative decoding",
     "a stop string completed early in a block that is long for it",
 )
@@ -57,9 +54,8 @@ def narrow_window(seams: Seams, block: list[int], written: OutputTail, ends: Lim
     return kept_tokens, why
 
 
-@fault(
+@emitted_fault(
     "stop-string-tail-forgotten",
-    Stage.EMITTED,
     "catalogue BZ-160, its property: a stop string that spans tokens, here of two blocks",
     "a stop string over two blocks",
 )
@@ -72,9 +68,8 @@ def tail_forgotten(seams: Seams, block: list[int], written: OutputTail, ends: Li
     return seams.clip(block, replace(written, tail=""), ends)
 
 
-@fault(
+@emitted_fault(
     "budget-masks-stops",
-    Stage.EMITTED,
     "sgl-project/sglang issue #31599: max_new_tokens cap masks an in-budget stop and leaks post-stop tokens",
     "a stop inside a block that runs past the budget",
 )
@@ -89,9 +84,8 @@ def budget_first(seams: Seams, block: list[int], written: OutputTail, ends: Limi
     return seams.clip(block, written, ends)
 
 
-@fault(
+@emitted_fault(
     "context-clip-by-what-is-left",
-    Stage.EMITTED,
     "catalogue BZ-169: wrong arithmetic when clipping n-gram drafts at the context limit",
     "a block longer than what is left, other than by as much again",
 )
@@ -108,9 +102,8 @@ def room_taken_away(seams: Seams, block: list[int], written: OutputTail, ends: L
     return kept_tokens, why or ("length" if len(kept_tokens) >= room else None)
 
 
-@fault(
+@emitted_fault(
     "stop-string-before-min-tokens",
-    Stage.EMITTED,
     "vllm-project/vllm issue #21987, PR #22014: stop sequences end the output although min_tokens is not reached",
     "a stop string completed among the first min_tokens tokens",
 )
@@ -126,9 +119,8 @@ def strings_unminded(seams: Seams, block: list[int], written: OutputTail, ends: 
     return (early, reason) if reason == "stop" and len(early) < len(kept_tokens) else (kept_tokens, why)
 
 
-@fault(
+@accepted_fault(
     "min-tokens-one-row-too-many",
-    Stage.ACCEPTED,
     "catalogue BZ-017: min_tokens masks EOS on one extra draft row",
     "min_tokens, and an end token that is the target's choice right after them",
 )
@@ -141,9 +133,8 @@ def one_row_more(seams: SamplingSeams, logits: Tensor, sampling: Sampling, stops
     return seams.scores(logits, sampling, stops, replace(past, emitted=past.emitted - 1))
 
 
-@fault(
+@accepted_fault(
     "min-tokens-for-first-row-only",
-    Stage.ACCEPTED,
     "vllm-project/vllm PR #32642: min_tokens with speculative decoding, which verified rows unmasked",
     "min_tokens, and an end token that is the target's choice below the root",
 )

@@ -3,8 +3,7 @@
 from dataclasses import replace
 
 from specverify.backends.engine.sampling.batched import BatchedVerify, PaddedBatch
-from specverify.backends.faults.fault import fault, faults_in, on_result_of
-from specverify.reference.trace import Stage
+from specverify.backends.faults.fault import accepted_fault, faults_in, on_result_of
 
 CAPTURED_BACKEND = "cpu-captured-sampling"
 
@@ -17,9 +16,8 @@ on_padded_batch = on_result_of(
 """A decorator for a function that changes the batch of questions before the captured call."""
 
 
-@fault(
+@accepted_fault(
     "batched-laws-of-request-before",
-    Stage.ACCEPTED,
     "family of vLLM #49738, there of a grammar's rows: rows shifted into the next request",
     "two sampling requests in one step",
     on=CAPTURED_BACKEND,
@@ -30,9 +28,8 @@ def laws_of_neighbour(batch: PaddedBatch) -> PaddedBatch:
     return replace(batch, law=batch.law.roll(1, 0), bonus=batch.bonus.roll(1, 0))
 
 
-@fault(
+@accepted_fault(
     "batched-levels-rounded-down",
-    Stage.ACCEPTED,
     "family of catalogue BZ-040: a kernel's shape rounded the wrong way",
     "a sampling request whose tree has three levels",
     on=CAPTURED_BACKEND,
@@ -44,9 +41,8 @@ def levels_rounded_down(batch: PaddedBatch) -> PaddedBatch:
     return replace(batch, height=max(1, 1 << deepest.bit_length() - 1 if deepest else 1))
 
 
-@fault(
+@accepted_fault(
     "batched-coins-by-widest-tape",
-    Stage.ACCEPTED,
     "family of vLLM PR #35398: random numbers looked up by positions of another layout of the batch",
     "two sampling requests in one step whose trees are not of one size",
     on=CAPTURED_BACKEND,
@@ -57,9 +53,8 @@ def widest_tape(batch: PaddedBatch) -> PaddedBatch:
     return replace(batch, nodes=batch.nodes.max().expand_as(batch.nodes))
 
 
-@fault(
+@accepted_fault(
     "batched-siblings-rounded-down",
-    Stage.ACCEPTED,
     "family of catalogue BZ-040: a kernel's shape rounded the wrong way",
     "a sampling request whose tree has a node with three children",
     on=CAPTURED_BACKEND,
@@ -72,9 +67,8 @@ def siblings_rounded_down(batch: PaddedBatch) -> PaddedBatch:
     return replace(batch, children=batch.children[:, :, :num_kept])
 
 
-@fault(
+@accepted_fault(
     "batched-proposals-of-request-before",
-    Stage.ACCEPTED,
     "vLLM PR #41044: rows of draft probabilities packed without regard to the order of the batch",
     "two sampling requests in one step whose drafts have laws",
     on=CAPTURED_BACKEND,

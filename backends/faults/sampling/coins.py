@@ -9,11 +9,10 @@ from torch import Tensor
 from specverify.backends.engine.sampling.coins import Coins
 from specverify.backends.engine.sampling.forest import Forest
 from specverify.backends.engine.sampling.seams import SamplingSeams
-from specverify.backends.faults.fault import faults_in, in_place_of
-from specverify.backends.faults.sampling.rejection import acceptance_fault
+from specverify.backends.faults.fault import accepted_fault, faults_in, in_place_of
 
 
-@acceptance_fault(
+@accepted_fault(
     "coin-reused-for-residual",
     "catalogue BZ-087: same uniform number used for rejection and for resampling",
     "a rejection",
@@ -27,7 +26,7 @@ def coin_reused(seams: SamplingSeams, dice: Coins, node: Tensor, rejected_node: 
     )
 
 
-@acceptance_fault(
+@accepted_fault(
     "coin-at-threshold-accepts",
     "catalogue BZ-060: zero-probability draft accepted when the coin is exactly 0",
     "a drafted token of probability 0 and a coin of 0",
@@ -38,7 +37,7 @@ def at_most(seams: SamplingSeams, coin: Tensor, threshold: Tensor) -> Tensor:
     return coin <= threshold
 
 
-@acceptance_fault(
+@accepted_fault(
     "acceptance-ignores-coin",
     "catalogue BZ-039: probabilistic rejection kernel always accepts (u=0)",
     "a drafted token less probable than its proposal",
@@ -51,7 +50,7 @@ def coin_zero(
     return seams.accepts(dice, trees, child, (threshold > 0).to(threshold.dtype), open_requests)
 
 
-@acceptance_fault(
+@accepted_fault(
     "accepted-only-if-likelier",
     "speculative sampling accepts with probability min(1, p/q) (arXiv 2302.01318)",
     "a drafted token less probable than its proposal",
@@ -64,10 +63,8 @@ def no_coin(
     return seams.accepts(dice, trees, child, (threshold >= 1).to(threshold.dtype), open_requests)
 
 
-@acceptance_fault(
-    "neighbours-seed",
-    "per-request seeds, as serving engines offer them, read one row off",
-    "two requests in a batch",
+@accepted_fault(
+    "neighbours-seed", "per-request seeds, as serving engines offer them, read one row off", "two requests in a batch"
 )
 @in_place_of("sampling.own_coins")
 def neighbours_seed(seams: SamplingSeams, uniforms: Tensor) -> Tensor:
@@ -76,7 +73,7 @@ def neighbours_seed(seams: SamplingSeams, uniforms: Tensor) -> Tensor:
     return uniforms.roll(1, 0)
 
 
-@acceptance_fault(
+@accepted_fault(
     "every-second-request-shares-coins",
     "catalogue BZ-155: unseeded rows not filled when a batch mixes requests",
     "two requests in a batch",

@@ -14,17 +14,22 @@ from specverify.backends.engine.request import Request
 from specverify.backends.engine.sampling.processing import History, truncate
 from specverify.backends.engine.sampling.seams import SamplingSeams
 from specverify.backends.engine.seams import Seams
-from specverify.backends.faults.fault import fault, faults_in, in_place_of
+from specverify.backends.faults.fault import (
+    accepted_fault,
+    committed_fault,
+    drafted_fault,
+    faults_in,
+    in_place_of,
+    scored_fault,
+)
 from specverify.reference.sampling import Sampling, Stops
-from specverify.reference.trace import Stage
 from specverify.reference.tree import Shape
 
 TakeBack = Callable[[Guide], None]
 
 
-@fault(
+@committed_fault(
     "matcher-advanced-twice",
-    Stage.COMMITTED,
     "sgl-project/sglang #29110: the grammar is given a token a second time",
     "a grammar that goes on with the last token of a block once more",
 )
@@ -39,9 +44,8 @@ def advanced_twice(
     return kept_tokens, why
 
 
-@fault(
+@scored_fault(
     "grammar-mask-of-parent",
-    Stage.SCORED,
     "family of vllm-project/vllm #49738: rows of the grammar's bitmask are shifted against the drafted tokens",
     "a grammar, and a drafted token behind which other tokens are legal than before it",
 )
@@ -52,9 +56,8 @@ def mask_of_parent(guided: GuidedSeams, guide: Guide, shape: Shape, token: list[
     return replace(right_masks, legal=right_masks.legal[list(shape.parent)])
 
 
-@fault(
+@scored_fault(
     "grammar-mask-of-flat-chain",
-    Stage.SCORED,
     "catalogue BZ-080: grammar bitmask computed for a flat chain, applied to a tree",
     "a grammar, and a tree with siblings whose tokens are legal",
 )
@@ -68,9 +71,8 @@ def flat_chain(guided: GuidedSeams, guide: Guide, shape: Shape, token: list[int]
     return guided.masks(guide, chain, token, taken_back)
 
 
-@fault(
+@scored_fault(
     "matcher-kept-behind-rejected-branch",
-    Stage.SCORED,
     "family of catalogue BZ-080: the matcher of a tree is not taken back when the walk leaves a branch",
     "a grammar, and two legal siblings",
 )
@@ -87,9 +89,8 @@ def not_taken_back(guided: GuidedSeams, guide: Guide, shape: Shape, token: list[
     return right_masks
 
 
-@fault(
+@scored_fault(
     "end-of-text-legal-everywhere",
-    Stage.SCORED,
     "vllm-project/vllm #37506: the end of text is let through where the grammar cannot end",
     "a grammar, an end token, and a node where the text is not complete",
 )
@@ -102,9 +103,8 @@ def ends_anywhere(guided: GuidedSeams, guide: Guide, shape: Shape, token: list[i
     return replace(right_masks, legal=legal)
 
 
-@fault(
+@scored_fault(
     "grammar-after-truncation",
-    Stage.SCORED,
     "family of vllm-project/vllm #44297: the mask enters after the other processors have cut the row",
     "a sampling request with a grammar and top-k, top-p or min-p",
 )
@@ -125,9 +125,8 @@ def mask_last(seams: Seams) -> Seams:
     return replace(seams, sampling=replace(sampling, target_law=law, bonus_law=law))
 
 
-@fault(
+@accepted_fault(
     "residual-without-grammar",
-    Stage.ACCEPTED,
     "family of vllm-project/vllm PR #36138: the mask holds for one of the laws that a step draws from",
     "a sampling request with a grammar, a drafted token that is rejected, and a token that is not legal",
 )
@@ -157,9 +156,8 @@ def raw_residual(seams: Seams) -> Seams:
     return replace(seams, sampling=replace(sampling, target_law=target, bonus_law=target, last_law=last))
 
 
-@fault(
+@accepted_fault(
     "bonus-under-grammar-of-root",
-    Stage.ACCEPTED,
     "sgl-project/sglang #15050: the mask of the token after the path is not that of the last accepted node",
     "a sampling request with a grammar, and an accepted token behind which other tokens are legal",
 )
@@ -173,9 +171,8 @@ def root_bonus(
     return sampling.target_law(logits, settings, stops, past)
 
 
-@fault(
+@drafted_fault(
     "draft-claimed-without-grammar",
-    Stage.DRAFTED,
     "family of catalogue BZ-018: the law that the verifier is told of is not the one that the grammar has masked",
     "a sampling request with a grammar and a drawn draft",
 )
@@ -187,9 +184,8 @@ def raw_claim(sampling: SamplingSeams, drawn_from: Tensor, logits: Tensor, setti
     return truncate(logits / settings.temperature, settings)
 
 
-@fault(
+@scored_fault(
     "matcher-reset-by-eviction",
-    Stage.SCORED,
     "sgl-project/sglang #29110: a request that was taken back has a grammar at the beginning of its text",
     "a session in which a request with a grammar is evicted after a step, restored, and goes on",
 )

@@ -10,14 +10,12 @@ from specverify.backends.engine.lower_tree import TreeTensors
 from specverify.backends.engine.model.causal_lm import CausalLm
 from specverify.backends.engine.request import Request
 from specverify.backends.engine.seams import Seams
-from specverify.backends.faults.fault import fault, faults_in, in_place_of
+from specverify.backends.faults.fault import accepted_fault, faults_in, in_place_of
 from specverify.reference.case import Case
-from specverify.reference.trace import Stage
 
 
-@fault(
+@accepted_fault(
     "first-draft-token-unverified",
-    Stage.ACCEPTED,
     "catalogue BZ-139: first draft token committed without verification",
     "a first child that the target does not choose",
 )
@@ -35,9 +33,8 @@ def first_unverified(seams: Seams, tensors: TreeTensors, logits: Tensor) -> tupl
     return [0, first], int(logits[first].argmax())
 
 
-@fault(
+@accepted_fault(
     "token-zero-taken-for-padding",
-    Stage.ACCEPTED,
     "catalogue BZ-004: path padding encoded as token id 0",
     "an accepted token with id 0",
 )
@@ -56,12 +53,7 @@ def zero_is_padding(seams: Seams, tensors: TreeTensors, logits: Tensor) -> tuple
     return path, bonus
 
 
-@fault(
-    "bonus-from-rejected-row",
-    Stage.ACCEPTED,
-    "catalogue BZ-129: rejection handled one iteration late",
-    "a rejected child",
-)
+@accepted_fault("bonus-from-rejected-row", "catalogue BZ-129: rejection handled one iteration late", "a rejected child")
 @in_place_of("walk")
 def bonus_one_row_late(seams: Seams, tensors: TreeTensors, logits: Tensor) -> tuple[list[int], int]:
     """Rejection is handled one row late: the next token comes from the rejected row.
@@ -73,9 +65,8 @@ def bonus_one_row_late(seams: Seams, tensors: TreeTensors, logits: Tensor) -> tu
     return (path, int(logits[rejected_row].argmax())) if rejected_row else (path, bonus)
 
 
-@fault(
+@accepted_fault(
     "bonus-discarded-after-full-acceptance",
-    Stage.ACCEPTED,
     "catalogue BZ-140: bonus token discarded after full acceptance",
     "a path accepted to its leaf",
 )
@@ -91,9 +82,8 @@ def bonus_discarded(seams: Seams, tensors: TreeTensors, logits: Tensor) -> tuple
     return path, bonus
 
 
-@fault(
+@accepted_fault(
     "sampled-request-by-arg-max",
-    Stage.ACCEPTED,
     "a sampling configuration that does not reach the speculative path: its kernels are right and never called",
     "a temperature above 0, and a law that is not sure of its best token",
 )

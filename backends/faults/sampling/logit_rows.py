@@ -4,13 +4,11 @@ import torch
 from torch import Tensor
 
 from specverify.backends.engine.seams import Seams
-from specverify.backends.faults.fault import fault, faults_in, in_place_of
-from specverify.reference.trace import Stage
+from specverify.backends.faults.fault import faults_in, in_place_of, scored_fault
 
 
-@fault(
+@scored_fault(
     "logit-rows-shifted",
-    Stage.SCORED,
     "catalogue BZ-159: logprob rows of accepted tokens selected from wrong positions",
     "a tree of two nodes",
 )
@@ -23,12 +21,7 @@ def rows_shifted(seams: Seams, flat: Tensor, retrieve_index: Tensor) -> Tensor:
     return seams.score(flat, (retrieve_index - 1).clamp(min=0))
 
 
-@fault(
-    "softmax-twice",
-    Stage.SCORED,
-    "catalogue BZ-165: softmax applied twice across upstream versions",
-    "any step",
-)
+@scored_fault("softmax-twice", "catalogue BZ-165: softmax applied twice across upstream versions", "any step")
 @in_place_of("score")
 def softmax_on_the_way(seams: Seams, flat: Tensor, retrieve_index: Tensor) -> Tensor:
     """Softmax is applied where logits are promised, so the consumer applies it a second time.

@@ -7,8 +7,7 @@ from specverify.backends.base import Unsupported
 from specverify.backends.engine.sampling.batched import TENSORS, PaddedBatch
 from specverify.backends.engine.sampling.recorded import RecordedBatch, RecordedVerify
 from specverify.backends.engine.seams import Seams
-from specverify.backends.faults.fault import fault, faults_in
-from specverify.reference.trace import Stage
+from specverify.backends.faults.fault import accepted_fault, faults_in
 
 RECORDED_BACKEND = "cpu-recorded"
 
@@ -38,9 +37,8 @@ def without(seams: Seams, *forgotten: str) -> Seams:
     return with_recorder(seams, Forgetful)
 
 
-@fault(
+@accepted_fault(
     "recorded-coins-not-refilled",
-    Stage.ACCEPTED,
     "NVIDIA/Megatron-LM #5697: a generator's offset is frozen in a CUDA graph, and every replay draws the same numbers",
     "a second step of a sampling request whose tree has the size of an earlier one",
     on=RECORDED_BACKEND,
@@ -50,9 +48,8 @@ def stale_coins(seams: Seams) -> Seams:
     return without(seams, "uniforms")
 
 
-@fault(
+@accepted_fault(
     "recorded-laws-not-refilled",
-    Stage.ACCEPTED,
     "family of NVIDIA/TensorRT-LLM #18207: static inputs of a CUDA graph keep stale values in a replay",
     "a second step of a sampling request whose tree has the size of an earlier one",
     on=RECORDED_BACKEND,

@@ -3,27 +3,18 @@
 After a rejection the last token must follow the residual relu(p - q), normalised (arXiv 2302.01318).
 """
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
 from specverify.backends.engine.sampling.coins import Coins
 from specverify.backends.engine.sampling.forest import Forest
 from specverify.backends.engine.sampling.seams import SamplingSeams
-from specverify.backends.faults.fault import Fault, Plant, fault, faults_in, in_place_of
-from specverify.reference.trace import Stage
+from specverify.backends.faults.fault import accepted_fault, faults_in, in_place_of
 
 
 def _rows(target: Tensor, nodes: Tensor) -> Tensor:
     """The target's law [B, V] at the nodes `nodes` [B]."""
     return target[torch.arange(len(nodes), device=nodes.device), nodes]
-
-
-def acceptance_fault(name: str, source: str, trigger: str, **harmless: str) -> Callable[[Plant], Fault]:
-    """A decorator as `fault`, for stage accepted; `harmless` has the kinds of draft by their names, with the proof."""
-    reasons_by_kind = {kind.replace("_", "-"): why for kind, why in harmless.items()}
-    return fault(name, Stage.ACCEPTED, source, trigger, reasons_by_kind)
 
 
 ONE_HOT = "relu(p - e_x) over its sum is p with x zeroed, over its sum"
@@ -32,7 +23,7 @@ LAW_WITH_REPLACEMENT = "the law of a sibling drawn with replacement is q itself"
 """The proof that keeping siblings in q is right for draws with replacement."""
 
 
-@acceptance_fault(
+@accepted_fault(
     "stale-residual-for-bonus",
     "catalogue BZ-001: bonus token drawn from stale residual after the whole path was accepted",
     "an accepted child whose sibling was rejected",
@@ -45,11 +36,11 @@ def stale_residual(
     return torch.where((has_stopped | (rejected_node > 0))[:, None], remaining, _rows(target, nodes))
 
 
-@acceptance_fault(
+@accepted_fault(
     "residual-zeroes-token-only",
     "the residual is relu(p - q), not p without the token (arXiv 2302.01318)",
     "a rejected token whose q is not certain",
-    top_k=ONE_HOT,
+    {"top-k": ONE_HOT},
 )
 @in_place_of("sampling.residual")
 def zero_only(seams: SamplingSeams, law: Tensor, proposal: Tensor, token: Tensor, row: Tensor) -> Tensor:
@@ -59,12 +50,11 @@ def zero_only(seams: SamplingSeams, law: Tensor, proposal: Tensor, token: Tensor
     return torch.where(total > 0, remaining / total, row)
 
 
-@acceptance_fault(
+@accepted_fault(
     "sibling-not-removed-from-q",
     "without replacement, an earlier sibling leaves q (arXiv 2305.09781)",
     "two siblings drawn without replacement, the first rejected",
-    top_k="a one-hot proposal holds no other sibling",
-    with_replacement=LAW_WITH_REPLACEMENT,
+    {"top-k": "a one-hot proposal holds no other sibling", "with-replacement": LAW_WITH_REPLACEMENT},
 )
 @in_place_of("sampling.sibling_law")
 def sibling_kept(seams: SamplingSeams, proposal: Tensor, tried_tokens: Tensor, removed: bool) -> Tensor:
@@ -72,7 +62,7 @@ def sibling_kept(seams: SamplingSeams, proposal: Tensor, tried_tokens: Tensor, r
     return proposal
 
 
-@acceptance_fault(
+@accepted_fault(
     "shared-node-tested-per-leaf",
     "catalogue BZ-003: shared prefix node tested once per leaf path",
     "a rejected child with two children",
@@ -89,7 +79,7 @@ def once_per_leaf(
     return accepted | (dice.below(dice.place("order", child), threshold, retried) & retried)
 
 
-@acceptance_fault(
+@accepted_fault(
     "residual-from-row-zero",
     "batched verifiers index the target's rows by node; here every one reads the root's",
     "a rejection below an accepted node",
@@ -103,11 +93,7 @@ def row_zero(
     return torch.where((has_stopped & (nodes > 0))[:, None], target[:, 0], law)
 
 
-@acceptance_fault(
-    "resampled-from-row-after",
-    "catalogue BZ-129: rejection handled one iteration late",
-    "a rejection",
-)
+@accepted_fault("resampled-from-row-after", "catalogue BZ-129: rejection handled one iteration late", "a rejection")
 @in_place_of("sampling.last_law")
 def row_after(
     seams: SamplingSeams, target: Tensor, nodes: Tensor, remaining: Tensor, has_stopped: Tensor, rejected_node: Tensor
@@ -117,10 +103,8 @@ def row_after(
     return torch.where((has_stopped & (rejected_node > 0))[:, None], _rows(target, rejected_node), law)
 
 
-@acceptance_fault(
-    "bonus-from-whole-law",
-    "after a rejection the residual is drawn from, not p (arXiv 2302.01318)",
-    "a rejection",
+@accepted_fault(
+    "bonus-from-whole-law", "after a rejection the residual is drawn from, not p (arXiv 2302.01318)", "a rejection"
 )
 @in_place_of("sampling.last_law")
 def bonus_from_p(
@@ -130,7 +114,7 @@ def bonus_from_p(
     return _rows(target, nodes)
 
 
-@acceptance_fault(
+@accepted_fault(
     "residual-through-softmax",
     "catalogue BZ-104: residual passed through softmax instead of normalisation",
     "a rejection",
@@ -141,7 +125,7 @@ def softmax_of_residual(seams: SamplingSeams, law: Tensor, proposal: Tensor, tok
     return (law - proposal).clamp(min=0).softmax(-1)
 
 
-@acceptance_fault(
+@accepted_fault(
     "acceptance-ratio-reversed",
     "speculative sampling accepts with probability min(1, p/q) (arXiv 2302.01318)",
     "a drafted token whose p is not its q",
@@ -155,7 +139,7 @@ def ratio_reversed(
     return seams.accepts(dice, trees, child, 1.0 / threshold.clamp(min=1e-30), open_requests)
 
 
-@acceptance_fault(
+@accepted_fault(
     "residual-by-arg-max",
     "the residual is sampled, not maximised (arXiv 2302.01318)",
     "a rejection whose residual has two tokens",

@@ -10,8 +10,7 @@ from torch import Tensor
 from specverify.backends.engine.sampling.coins import Coins
 from specverify.backends.engine.sampling.forest import Forest
 from specverify.backends.engine.sampling.seams import SamplingSeams
-from specverify.backends.faults.fault import faults_in, in_place_of
-from specverify.backends.faults.sampling.rejection import acceptance_fault
+from specverify.backends.faults.fault import accepted_fault, faults_in, in_place_of
 
 FRESH = "a token that was named, not drawn, leaves the number of its draw unread, so that the number is a fresh one"
 """The proof that sharing the numbers of a draft's draws is right where the draft draws nothing."""
@@ -27,11 +26,11 @@ def has_drawn(dice: Coins, place: Tensor) -> Tensor:
     return has_drawn_token
 
 
-@acceptance_fault(
+@accepted_fault(
     "acceptance-by-the-drafts-coin",
     "vllm-project/vllm PR #47386: the acceptance uniform is the Philox draw of the draft's noise at that position",
     "a draft that draws its tokens",
-    top_k=FRESH,
+    {"top-k": FRESH},
 )
 @in_place_of("sampling.accepts")
 def acceptance_follows_draw(
@@ -43,11 +42,11 @@ def acceptance_follows_draw(
     return dice.below(place, threshold, open_requests)
 
 
-@acceptance_fault(
+@accepted_fault(
     "recovery-on-the-drafts-stream",
     "family of vllm-project/vllm PR #54282: drafts and recovered tokens draw from one random stream",
     "a draft that draws its tokens, and a rejected one",
-    top_k=FRESH,
+    {"top-k": FRESH},
 )
 @in_place_of("sampling.bonus_place")
 def recovery_begins_anew(seams: SamplingSeams, dice: Coins, node: Tensor, rejected_node: Tensor) -> Tensor:
@@ -57,12 +56,12 @@ def recovery_begins_anew(seams: SamplingSeams, dice: Coins, node: Tensor, reject
     return torch.where(draws_again, first, seams.bonus_place(dice, node, rejected_node))
 
 
-@acceptance_fault(
+@accepted_fault(
     "noise-of-the-rejected-token-again",
     "vllm-project/vllm PR #54282, vllm-project/vllm-ascend PR #15739: a rejected draft token is replaced by"
     " the very noise that produced it",
     "a draft that draws its tokens, and a rejected one",
-    top_k=FRESH,
+    {"top-k": FRESH},
 )
 @in_place_of("sampling.bonus_place")
 def noise_twice(seams: SamplingSeams, dice: Coins, node: Tensor, rejected_node: Tensor) -> Tensor:

@@ -5,17 +5,15 @@ from torch import Tensor
 
 from specverify.backends.engine.sampling.processing import History, widen
 from specverify.backends.engine.sampling.seams import SamplingSeams
-from specverify.backends.faults.fault import fault, faults_in, in_place_of
+from specverify.backends.faults.fault import accepted_fault, faults_in, in_place_of, scored_fault
 from specverify.reference.sampling import Sampling, Stops
-from specverify.reference.trace import Stage
 
 TILE = 2
 """The number of token ids in a tile; small, because the vocabularies of drawn cases are small."""
 
 
-@fault(
+@scored_fault(
     "logits-taken-for-probabilities",
-    Stage.SCORED,
     "vllm-project/vllm-ascend PR #6685; catalogue BZ-040: logits interpreted as probabilities",
     "a request that samples",
 )
@@ -28,9 +26,8 @@ def logits_for_probabilities(
     return scores / sampling.temperature
 
 
-@fault(
+@accepted_fault(
     "proposal-of-row-after",
-    Stage.ACCEPTED,
     "huggingface/transformers PR #28166; catalogue BZ-105: indexing error in speculative sampling",
     "a rule that reads proposals, and a drafted row before another",
 )
@@ -40,9 +37,8 @@ def proposal_of_row_after(seams: SamplingSeams, proposal: Tensor, node: Tensor) 
     return seams.of_node(proposal, (node + 1).clamp(max=proposal.shape[1] - 1))
 
 
-@fault(
+@accepted_fault(
     "last-tile-of-residual-lost",
-    Stage.ACCEPTED,
     "flashinfer-ai/flashinfer PR #424; catalogue BZ-088: missing barrier between block reductions",
     "a rejection, and a vocabulary larger than a tile",
 )
@@ -57,9 +53,8 @@ def last_tile_lost(seams: SamplingSeams, law: Tensor, proposal: Tensor, token: T
     return torch.where(total > 0, reached_part / total, right)
 
 
-@fault(
+@accepted_fault(
     "block-residual-of-one-token",
-    Stage.ACCEPTED,
     "vllm-project/vllm-ascend issue #7807, PR #7808; catalogue BZ-038: block acceptance with unmodified residual",
     "rule block, drawn tokens, two levels, and an accepted block whose weight is below 1",
     {"top-k": "a certain proposal leaves of pi p, as of p, all but its token, and both are normalised"},
@@ -71,9 +66,8 @@ def block_residual_of_token(seams: SamplingSeams, row: Tensor, offered_law: Tens
     return seams.block_residual(row, offered_law, torch.ones_like(pi))
 
 
-@fault(
+@accepted_fault(
     "block-ratio-without-proposals",
-    Stage.ACCEPTED,
     "vllm-project/vllm-ascend PR #7603; catalogue BZ-163: block verification though draft probabilities are absent",
     "rule block, tokens that were not drawn, two levels",
     {

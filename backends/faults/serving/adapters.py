@@ -13,13 +13,11 @@ from specverify.backends.engine.model.causal_lm import Rows
 from specverify.backends.engine.model.low_rank import LowRank
 from specverify.backends.engine.request import Request
 from specverify.backends.engine.seams import Seams
-from specverify.backends.faults.fault import fault, faults_in, in_place_of
-from specverify.reference.trace import Stage
+from specverify.backends.faults.fault import attended_fault, faults_in, in_place_of
 
 
-@fault(
+@attended_fault(
     "prefix-shared-across-adapters",
-    Stage.ATTENDED,
     "vllm-project/vllm issues 30931 and 3264: prefix cache blocks shared between requests with different LoRA adapters",
     "a prefix cache; two prompts that begin alike, under different adapters",
 )
@@ -39,9 +37,8 @@ class OfTokens(Arena):
         return super().lease(target, draft, capacity, rows, tokens)
 
 
-@fault(
+@attended_fault(
     "adapter-of-the-first-lane",
-    Stage.ATTENDED,
     "huggingface/peft issue 1960: one active adapter for all requests of a batch in place of each request's own",
     "a batch of requests with different adapters",
 )
@@ -52,9 +49,8 @@ def of_the_first(seams: Seams, batch: list[Request]) -> list[Rows]:
     return [replace(rows_of_request, adapter=rows[0].adapter) for rows_of_request in rows]
 
 
-@fault(
+@attended_fault(
     "adapter-left-out-of-verification",
-    Stage.ATTENDED,
     "family of sgl-project/sglang pull request 34337: a verify forward counts as an extend without its token counts",
     "an adapter",
 )
@@ -72,9 +68,8 @@ class RootAlone(LowRank):
         return None if more is None else torch.cat([more[:1], torch.zeros_like(more[1:])])
 
 
-@fault(
+@attended_fault(
     "adapter-for-one-row-per-request",
-    Stage.ATTENDED,
     "vllm-project/vllm-metal pull request 351 (review) and vllm-project/vllm pull request 21068: the adapter is routed "
     "to one row per decode request, although a speculative step has several",
     "an adapter, and a tree of several nodes",
@@ -90,9 +85,8 @@ def one_row(seams: Seams, batch: list[Request]) -> list[Rows]:
     ]
 
 
-@fault(
+@attended_fault(
     "adapter-not-divided-by-rank",
-    Stage.ATTENDED,
     "Blaizzy/mlx-vlm issue 845: the adapter is scaled by alpha in place of alpha / rank",
     "an adapter of a rank above 1",
 )
@@ -107,9 +101,8 @@ class ScaledByAlpha(Request):
         super().prefill()
 
 
-@fault(
+@attended_fault(
     "prefill-without-adapter",
-    Stage.ATTENDED,
     "family of vllm-project/vllm issue 42125: keys of a prompt that other adapter weights made",
     "an adapter, and a prompt of several tokens",
 )
@@ -124,9 +117,8 @@ class Bare(Request):
         self.adapter = adapter
 
 
-@fault(
+@attended_fault(
     "fork-keeps-keys-of-another-adapter",
-    Stage.ATTENDED,
     "family of vllm-project/vllm issue 30931: cached keys of one adapter serve a request with another one",
     "a fork whose twin names another adapter",
 )

@@ -12,8 +12,8 @@ from specverify.backends.engine.request import Request
 from specverify.backends.engine.sampling.step import StepSampling
 from specverify.backends.engine.seams import Seams
 from specverify.backends.engine.step.state import Verification
-from specverify.backends.faults.fault import fault, faults_in, in_place_of
-from specverify.reference.trace import Committed, Stage
+from specverify.backends.faults.fault import drafted_fault, faults_in, in_place_of
+from specverify.reference.trace import Committed
 from specverify.reference.tree import Tree
 
 
@@ -49,9 +49,8 @@ def _with_changed_states(
     return replace(seams, request=ChangingRequest)
 
 
-@fault(
+@drafted_fault(
     "draft-skips-tokens-of-bare-steps",
-    Stage.DRAFTED,
     "vllm-project/vllm-metal PR #716; vllm PR #53426: a step of K=0 leaves the draft KV behind",
     "a draft model that is asked behind a step without it",
 )
@@ -83,9 +82,8 @@ class SkippingRequest(Request):
         return chance, (fed_tokens, draft_sampling, hidden)
 
 
-@fault(
+@drafted_fault(
     "states-of-bare-steps-zero",
-    Stage.DRAFTED,
     "family of vllm-project/vllm PR #34751: where drafting is skipped, the draft's buffers are filled with zeros",
     "a draft that reads hidden states, and is asked behind a step without it",
 )
@@ -104,9 +102,8 @@ def states_zero(seams: Seams) -> Seams:
     return _with_changed_states(seams, is_bare, zeros)
 
 
-@fault(
+@drafted_fault(
     "proposal-of-preempted-step-kept",
-    Stage.DRAFTED,
     "vllm-project/vllm PR #31955, PR #30796: spec_token_ids of a preempted request are sent when it runs again",
     "a request that is preempted, takes a step without its draft, and then one with it",
 )
@@ -137,9 +134,8 @@ class KeepingRequest(Request):
         self.block.nodes = nodes
 
 
-@fault(
+@drafted_fault(
     "hidden-state-of-launch-before",
-    Stage.DRAFTED,
     "family of sgl-project/sglang PR #35748: a row of the relay still holds what an earlier forward left",
     "a draft that reads hidden states, and two launches of a request before the first is resolved",
 )

@@ -12,13 +12,11 @@ from specverify.backends.engine.kv.arena import Arena, CacheLease, Model
 from specverify.backends.engine.kv.base import KvCache
 from specverify.backends.engine.kv.lanes import BatchCache
 from specverify.backends.engine.kv.paged import Paged
-from specverify.backends.faults.fault import fault, faults_in, in_place_of
-from specverify.reference.trace import Stage
+from specverify.backends.faults.fault import attended_fault, faults_in, in_place_of
 
 
-@fault(
+@attended_fault(
     "tree-size-of-first-lane",
-    Stage.ATTENDED,
     "catalogue BZ-136: strange tokens of a batch larger than one",
     "a batch whose first tree is not the largest",
 )
@@ -42,9 +40,8 @@ class OneSize(BatchCache):
         return right
 
 
-@fault(
+@attended_fault(
     "padded-rows-over-neighbours",
-    Stage.ATTENDED,
     "catalogue BZ-084: padded rows copied into a buffer sized for real tokens",
     "a batch whose first tree is smaller than another",
 )
@@ -72,9 +69,8 @@ class PackedBatch(BatchCache):
         return lanes
 
 
-@fault(
+@attended_fault(
     "padding-writes-slot-zero",
-    Stage.ATTENDED,
     "catalogue BZ-049: padded rows point to a live slot 0",
     "pages, and a batch of unequal trees while a request holds page 0",
 )
@@ -94,11 +90,8 @@ class NoNullSlot(BatchCache):
         return super().update(key_states, value_states, layer_idx)
 
 
-@fault(
-    "mask-of-first-lane",
-    Stage.ATTENDED,
-    "family of catalogue BZ-136: row 0 of the batch stands for every row",
-    "a batch of two",
+@attended_fault(
+    "mask-of-first-lane", "family of catalogue BZ-136: row 0 of the batch stands for every row", "a batch of two"
 )
 @in_place_of("kv.lanes")
 class OneMask(BatchCache):
@@ -112,9 +105,8 @@ class OneMask(BatchCache):
         return right[:1].expand_as(right)
 
 
-@fault(
+@attended_fault(
     "caches-in-slot-order",
-    Stage.ATTENDED,
     "catalogue BZ-075: decoder slots not in batch order",
     "pages, and a batch in another order than that of the first pages of its requests",
 )
@@ -136,9 +128,8 @@ def _slot(cache: KvCache, lane: int) -> int:
     return cache.blocks.table[0] if isinstance(cache, Paged) else lane
 
 
-@fault(
+@attended_fault(
     "filler-of-batch-seen",
-    Stage.ATTENDED,
     "family of catalogue BZ-097: padding lanes stay in the softmax",
     "a batch of unequal prefixes or trees",
 )
@@ -157,9 +148,8 @@ class Open(BatchCache):
         return right
 
 
-@fault(
+@attended_fault(
     "padding-rows-of-batch-seen",
-    Stage.ATTENDED,
     "family of catalogue BZ-097: padding lanes stay in the softmax",
     "a batch of unequal trees",
 )
@@ -178,9 +168,8 @@ class PaddingSeen(BatchCache):
         return right
 
 
-@fault(
+@attended_fault(
     "buffer-without-room-for-tree",
-    Stage.ATTENDED,
     "catalogue BZ-073: buffers sized by context length instead of speculative capacity",
     "a pre-allocated layout; a tree wider than high, or padded, near the end of the output",
 )

@@ -13,8 +13,17 @@ from specverify.backends.engine.guided.guide import Guide
 from specverify.backends.engine.handover.seams import HandOverSeams
 from specverify.backends.engine.handover.state import Columns, RequestState
 from specverify.backends.engine.request import Request
-from specverify.backends.faults.fault import fault, faults_in, in_place_of
-from specverify.reference.trace import Stage, Step
+from specverify.backends.faults.fault import (
+    accepted_fault,
+    attended_fault,
+    drafted_fault,
+    emitted_fault,
+    faults_in,
+    in_place_of,
+    lowered_fault,
+    scored_fault,
+)
+from specverify.reference.trace import Step
 
 PAGE = 4
 """Columns of a page of the faulty transfer."""
@@ -24,9 +33,8 @@ def _with_tensors(columns: Columns, keys: list[Tensor], values: list[Tensor]) ->
     return replace(columns, keys=tuple(keys), values=tuple(values))
 
 
-@fault(
+@attended_fault(
     "handed-over-without-last-page",
-    Stage.ATTENDED,
     "vllm-project/vllm #46694: the block that is filled in part is not transferred",
     "a request that is handed over with columns in a page that is not full, and then steps",
 )
@@ -44,9 +52,8 @@ def last_page(over: HandOverSeams, state: RequestState) -> RequestState:
     return replace(state, target=_with_tensors(columns, *parts))
 
 
-@fault(
+@drafted_fault(
     "handed-over-hidden-state-late",
-    Stage.DRAFTED,
     "sgl-project/sglang #9976: the wrong hidden tensor is transferred to the decode worker",
     "a request with a head that is handed over and then drafts",
 )
@@ -57,9 +64,8 @@ def hidden_late(over: HandOverSeams, state: RequestState) -> RequestState:
     return state if states is None else replace(state, hidden=torch.cat([states[:1], states[:-1]]))
 
 
-@fault(
+@drafted_fault(
     "handed-over-draft-before-it-ran",
-    Stage.DRAFTED,
     "vllm-project/vllm #35158: the draft's KV is saved before the drafter ran",
     "a request with a draft model that is handed over after a step, and then drafts",
 )
@@ -73,9 +79,8 @@ def draft_early(over: HandOverSeams, state: RequestState) -> RequestState:
     return replace(state, draft=_with_tensors(columns, *empty))
 
 
-@fault(
+@attended_fault(
     "handed-over-window-from-column-zero",
-    Stage.ATTENDED,
     "family of vllm-project/vllm #46694: the receiver counts the columns of a layer from the first that was sent",
     "a model with windows in a sliding layout, and a request that is handed over behind its window",
 )
@@ -93,9 +98,8 @@ def window_early(over: HandOverSeams, state: RequestState) -> RequestState:
     return replace(state, target=replace(_with_tensors(columns, *moved_columns), first=(0,) * len(columns.first)))
 
 
-@fault(
+@scored_fault(
     "grammar-read-twice-at-hand-over",
-    Stage.SCORED,
     "sgl-project/sglang #29110: the first token is pushed into the grammar a second time on the decode worker",
     "a request with a grammar that is handed over after a token, and goes on",
 )
@@ -107,9 +111,8 @@ def read_twice(over: HandOverSeams, guide: Guide, output: list[int]) -> None:
         guide.matcher.keep()
 
 
-@fault(
+@accepted_fault(
     "handed-over-without-coins",
-    Stage.ACCEPTED,
     "family of vllm-project/vllm #47386: the random stream of a request starts anew after its transfer",
     "a sampling request that is handed over after a step, and takes another",
 )
@@ -128,9 +131,8 @@ class CoinsAnew(Request):
         return int(super().coined_steps) - self.spent
 
 
-@fault(
+@lowered_fault(
     "handed-over-position-of-prompt",
-    Stage.LOWERED,
     "family of sgl-project/sglang #13590: the decode worker counts positions from the end of the prompt",
     "a request that is handed over after a step, and takes another",
 )
@@ -143,9 +145,8 @@ class Early(Request):
         self.position = len(self.case.prompt) - 1
 
 
-@fault(
+@emitted_fault(
     "handed-over-stops-begin-anew",
-    Stage.EMITTED,
     "family of vllm-project/vllm #48245: what the scheduler has counted of a request stays at the prefill worker",
     "a request that is handed over after a step, and ends by its length, by min_tokens or by a stop string",
 )

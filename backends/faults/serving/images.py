@@ -18,9 +18,9 @@ from specverify.backends.engine.model.causal_lm import CausalLm, Rows
 from specverify.backends.engine.request import Request
 from specverify.backends.engine.seams import Seams
 from specverify.backends.engine.step_seams import StepSeams
-from specverify.backends.faults.fault import fault, faults_in, in_place_of
+from specverify.backends.faults.fault import attended_fault, faults_in, in_place_of
 from specverify.reference.case import Case
-from specverify.reference.trace import Stage, Step
+from specverify.reference.trace import Step
 
 
 def _with_tree_positions(seams: Seams, change: Callable[[Rows], Tensor | None]) -> Seams:
@@ -32,9 +32,8 @@ def _with_tree_positions(seams: Seams, change: Callable[[Rows], Tensor | None]) 
     return replace(seams, gather=gather)
 
 
-@fault(
+@attended_fault(
     "rope-delta-forgotten",
-    Stage.ATTENDED,
     "vllm-project/vllm pull request 10350: speculative steps of Qwen-VL lack mrope_position_delta",
     "an image whose delta is not 0, and a verify forward",
 )
@@ -43,9 +42,8 @@ def forgotten(seams: Seams) -> Seams:
     return _with_tree_positions(seams, lambda rows: None)
 
 
-@fault(
+@attended_fault(
     "tree-advances-first-axis-alone",
-    Stage.ATTENDED,
     "vllm-project/vllm issue 54498 and pull request 54519: height and width do not go on with time in drafts",
     "an image, and a tree below its root",
 )
@@ -59,9 +57,8 @@ def first_axis(seams: Seams) -> Seams:
     return _with_tree_positions(seams, stay)
 
 
-@fault(
+@attended_fault(
     "rope-delta-of-the-first-lane",
-    Stage.ATTENDED,
     "sgl-project/sglang pull request 8219 (review) and Blaizzy/mlx-vlm pull request 1095: deltas of a batch are not "
     "told apart by request",
     "a batch of requests with unlike images",
@@ -80,9 +77,8 @@ def of_the_first(seams: Seams, batch: list[Request]) -> list[Rows]:
     )
 
 
-@fault(
+@attended_fault(
     "rope-delta-of-the-latest-prefill",
-    Stage.ATTENDED,
     "Blaizzy/mlx-vlm pull request 1143 and issue 1415: a later prefill overwrites the delta on the model",
     "a request that enters while one with an image decodes",
 )
@@ -105,9 +101,8 @@ def of_the_latest(seams: Seams) -> Seams:
     return replace(seams, request=LatestPrefill, gather=gather)
 
 
-@fault(
+@attended_fault(
     "rope-delta-lost-on-restore",
-    Stage.ATTENDED,
     "family of vllm-project/vllm pull request 10403: the delta is a constant of the sequence, and is computed anew",
     "a request with an image that is evicted and restored",
 )
@@ -124,9 +119,8 @@ class Forgetful(Request):
         super().prefill()
 
 
-@fault(
+@attended_fault(
     "rope-delta-not-handed-over",
-    Stage.ATTENDED,
     "sgl-project/sglang pull request 8219: the decode side of a disaggregated pair has no mrope_position_delta",
     "a request with an image that is handed over, and then steps",
 )
@@ -146,9 +140,8 @@ class AlwaysFromTheStart(Axes):
         return super().of_prompt(columns - columns[0])
 
 
-@fault(
+@attended_fault(
     "chunks-numbered-from-the-start",
-    Stage.ATTENDED,
     "Blaizzy/mlx-vlm pull request 1741 and issue 1755: each chunk of a prefill takes the first positions of the prompt",
     "an image in a prompt that is prefilled in chunks, or behind pages of a prefix cache",
 )
@@ -162,9 +155,8 @@ class ChunkedRequest(Request):
             self.axes = AlwaysFromTheStart(self.axes.image_positions, self.axes.delta)
 
 
-@fault(
+@attended_fault(
     "prefix-shared-across-images",
-    Stage.ATTENDED,
     "LMCache/LMCache issue 690 and ROCm/ATOM pull request 1358: pages are named by placeholder tokens alone",
     "a prefix cache; two prompts with equal tokens and unlike images",
 )

@@ -10,13 +10,12 @@ from functools import partial
 from specverify.backends.engine.request import Request
 from specverify.backends.engine.seams import Seams
 from specverify.backends.engine.step.state import Emission, Verification
-from specverify.backends.faults.fault import fault, faults_in, in_place_of
-from specverify.reference.trace import Committed, Stage
+from specverify.backends.faults.fault import emitted_fault, faults_in, in_place_of, lowered_fault
+from specverify.reference.trace import Committed
 
 
-@fault(
+@lowered_fault(
     "placeholders-in-lookup",
-    Stage.LOWERED,
     "vllm-project/vllm PR #40768: -1 placeholders survive on the way to the model; PR #24799: n-grams need the tokens",
     "a request whose draft looks text up, launched while a step of it with an accepted token is in flight",
 )
@@ -44,9 +43,8 @@ def placeholders_in_lookup(seams: Seams) -> Seams:
     return replace(seams, request=UnfilledRequest)
 
 
-@fault(
+@emitted_fault(
     "end-told-a-step-late",
-    Stage.EMITTED,
     "sgl-project/sglang-omni PR #590, #758: a request that ended in the frame before stays in the planned batch",
     "a request that ends in a session with launched steps, and takes part in a later action",
 )

@@ -17,15 +17,21 @@ from specverify.backends.engine.sampling.forest import Forest
 from specverify.backends.engine.sampling.processing import History
 from specverify.backends.engine.seams import Seams
 from specverify.backends.engine.step.state import Emission
-from specverify.backends.faults.fault import fault, faults_in, in_place_of
+from specverify.backends.faults.fault import (
+    attended_fault,
+    committed_fault,
+    drafted_fault,
+    emitted_fault,
+    faults_in,
+    in_place_of,
+    scored_fault,
+)
 from specverify.backends.faults.serving.overlap import Hollow
 from specverify.reference.sampling import Sampling, Stops
-from specverify.reference.trace import Stage
 
 
-@fault(
+@attended_fault(
     "reservation-of-one-step",
-    Stage.ATTENDED,
     "family of catalogue BZ-083: device writes run ahead of the allocated capacity (NVIDIA/TensorRT-LLM PR #16280)",
     "pages, and a launch whose predecessor in flight has accepted rows and whose block crosses into another page",
 )
@@ -38,9 +44,8 @@ def one_step_reserved(seams: Seams) -> Seams:
     return replace(seams, overlap=replace(seams.overlap, reserved_columns=lambda rows: rows - 1))
 
 
-@fault(
+@committed_fault(
     "host-length-on-device",
-    Stage.COMMITTED,
     "family of catalogue BZ-057: host seq_lens are not those of the device (vllm-project/vllm-ascend PR #8461)",
     "a launch while a step of the request is in flight",
 )
@@ -61,9 +66,8 @@ def _over_too(part: LaunchedRow, epoch: int, over: bool) -> bool:
     return part.place.epoch == epoch
 
 
-@fault(
+@emitted_fault(
     "overrun-emitted",
-    Stage.EMITTED,
     "sgl-project/sglang, overlapped scheduling: a finished request runs once more, and its results must be skipped",
     "a request that ends while a step of it is in flight",
 )
@@ -75,9 +79,8 @@ def overrun_emitted(seams: Seams) -> Seams:
     return replace(seams, overlap=replace(seams.overlap, is_counted=_over_too))
 
 
-@fault(
+@emitted_fault(
     "launched-block-not-cut",
-    Stage.EMITTED,
     "family of catalogue BZ-027: slots that do not count are emitted",
     "a launched step with an end before its last accepted token",
 )
@@ -103,9 +106,8 @@ def _stale_too(part: LaunchedRow, epoch: int, over: bool) -> bool:
     return not over
 
 
-@fault(
+@emitted_fault(
     "stale-frame-kept",
-    Stage.EMITTED,
     "vllm-project/vllm issue #48245: output in flight at a preemption is counted afterwards",
     "a request that is evicted with a step in flight",
 )
@@ -117,9 +119,8 @@ def stale_frame_kept(seams: Seams) -> Seams:
     return replace(seams, overlap=replace(seams.overlap, is_counted=_stale_too))
 
 
-@fault(
+@emitted_fault(
     "results-routed-by-row",
-    Stage.EMITTED,
     "sgl-project/sglang FutureMap by batch row; of the family of catalogue BZ-136: one row stands for another",
     "two steps in flight whose batches have unlike requests in one row",
 )
@@ -134,9 +135,8 @@ def routed_by_row(overlap: OverlapSeams, part: LaunchedRow, frame: Frame) -> lis
     return right if row >= len(frame.parts) else frame.parts[row].verdict.accepted
 
 
-@fault(
+@drafted_fault(
     "future-tokens-by-row",
-    Stage.DRAFTED,
     "sgl-project/sglang FutureMap by batch row: a row that another batch has overwritten",
     "a request whose row another request took in a later launch, before its own next launch",
 )
@@ -163,9 +163,8 @@ def futures_by_row(seams: Seams) -> Seams:
     return replace(seams, overlap=replace(seams.overlap, futures=ByRow))
 
 
-@fault(
+@committed_fault(
     "reservation-not-freed",
-    Stage.COMMITTED,
     "sgl-project/sglang PR #12224: only committed KV is released, and what was allocated ahead leaks",
     "pages, and a request that leaves after a launch ahead of the host",
 )
@@ -191,9 +190,8 @@ def reservation_not_freed(seams: Seams) -> Seams:
     return replace(seams, arena=Short, request=ReservingRequest)
 
 
-@fault(
+@committed_fault(
     "grammar-reads-frame-twice",
-    Stage.COMMITTED,
     "vllm-project/vllm issue #29821; sgl-project/sglang: a grammar is advanced before the next mask and at resolution",
     "a request with a grammar that is launched while a step of it is in flight",
 )
@@ -214,9 +212,8 @@ def grammar_reads_twice(seams: Seams) -> Seams:
     return replace(seams, overlap=replace(seams.overlap, read=read))
 
 
-@fault(
+@scored_fault(
     "penalties-without-flying-tokens",
-    Stage.SCORED,
     "vllm-project/vllm issues #27878, #52461: penalties read the token ids of a step ago",
     "a request that samples under penalties or bad words, launched while a step of it is in flight",
 )

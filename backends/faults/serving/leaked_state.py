@@ -18,9 +18,15 @@ from specverify.backends.engine.model.causal_lm import Rows
 from specverify.backends.engine.reach import Reach
 from specverify.backends.engine.request import Request
 from specverify.backends.engine.seams import Seams
-from specverify.backends.faults.fault import fault, faults_in
+from specverify.backends.faults.fault import (
+    attended_fault,
+    committed_fault,
+    emitted_fault,
+    faults_in,
+    lowered_fault,
+    scored_fault,
+)
 from specverify.reference.layout import KvLayout
-from specverify.reference.trace import Stage
 from specverify.reference.tree import Tree
 
 PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty", "bad_words")
@@ -63,9 +69,8 @@ def _with_memory(seams: Seams, memory: Memory) -> Seams:
     return replace(seams, arena=ForgettingArena)
 
 
-@fault(
+@attended_fault(
     "step-keyed-by-token-count",
-    Stage.ATTENDED,
     "catalogue BZ-174: compiled step keyed without the query length",
     "two steps of equally many rows with unlike trees",
 )
@@ -103,9 +108,8 @@ def _side_by_side(blocks: list[Tensor]) -> Tensor:
     return joint_mask
 
 
-@fault(
+@lowered_fault(
     "lowering-reused-for-other-tree",
-    Stage.LOWERED,
     "catalogue BZ-127: compiled graph reused when one of two inputs matches",
     "two unlike trees of one size under equally many committed tokens",
 )
@@ -125,9 +129,8 @@ def keyed_by_place(seams: Seams) -> Seams:
     return replace(_with_memory(seams, memory), lower_tree=lower_tree)
 
 
-@fault(
+@attended_fault(
     "positions-of-first-lane",
-    Stage.ATTENDED,
     "family of catalogue BZ-136: row 0 of the batch stands for every row",
     "a batch of unequal prefixes",
 )
@@ -150,9 +153,8 @@ def positions_of_first(seams: Seams) -> Seams:
     return replace(_with_memory(seams, memory), request=PlacedByFirst)
 
 
-@fault(
+@scored_fault(
     "penalties-of-first-lane",
-    Stage.SCORED,
     "catalogue BZ-144: row 0's processor parameters for the batch",
     "a batch in which a request that samples has other penalties than the first",
 )
@@ -176,9 +178,8 @@ def penalties_of_first(seams: Seams) -> Seams:
     return replace(_with_memory(seams, memory), request=PenaltiesOfFirst)
 
 
-@fault(
+@lowered_fault(
     "joiner-inherits-accepted-length",
-    Stage.LOWERED,
     "family of catalogue BZ-049: accepted counts keep values of the former step",
     "a request that leaves after accepting a node, and one that joins",
 )
@@ -201,9 +202,8 @@ def length_of_leaver(seams: Seams) -> Seams:
     return replace(_with_memory(seams, memory), request=JoiningRequest)
 
 
-@fault(
+@committed_fault(
     "accepted-length-of-first-lane",
-    Stage.COMMITTED,
     "family of catalogue BZ-136: row 0 of the batch stands for every row",
     "a batch in which another request accepts more than the first",
 )
@@ -226,9 +226,8 @@ def accepted_length_of_first(seams: Seams) -> Seams:
     return replace(_with_memory(seams, memory), kv=replace(seams.kv, lanes=Batch), commit=commit)
 
 
-@fault(
+@emitted_fault(
     "one-end-ends-the-batch",
-    Stage.EMITTED,
     "family of catalogue BZ-136: row 0 of the batch stands for every row",
     "a batch in which another request than the last meets a stop",
 )

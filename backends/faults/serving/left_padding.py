@@ -8,13 +8,11 @@ from specverify.backends.engine.kv.padding.left import LeftPadded
 from specverify.backends.engine.model.causal_lm import Rows
 from specverify.backends.engine.request import Request
 from specverify.backends.engine.seams import Seams
-from specverify.backends.faults.fault import fault, faults_in, in_place_of
-from specverify.reference.trace import Stage
+from specverify.backends.faults.fault import attended_fault, faults_in, in_place_of
 
 
-@fault(
+@attended_fault(
     "left-pad-open-after-prefill",
-    Stage.ATTENDED,
     "ml-explore/mlx-lm issue 1906: every decode step runs without the mask, and a padded member attends to its pads",
     "prompts padded on the left, and a forward over committed columns",
 )
@@ -29,9 +27,8 @@ class Open(LeftPadded):
         return padded_mask
 
 
-@fault(
+@attended_fault(
     "positions-jump-by-left-pad",
-    Stage.ATTENDED,
     "thu-nics/C2C pull request 19: positions are dropped after prefill, and new tokens jump ahead by the pad count",
     "prompts padded on the left, and a target that turns keys by their positions",
 )
@@ -44,9 +41,8 @@ def positions_jump(seams: Seams, batch: list[Request]) -> list[Rows]:
     ]
 
 
-@fault(
+@attended_fault(
     "left-pad-of-the-first-lane",
-    Stage.ATTENDED,
     "unslothai/unsloth issue 3699: one offset for a left-padded batch in place of each sequence's own",
     "a batch of unequal lengths that is padded on the left",
 )

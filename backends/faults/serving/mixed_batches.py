@@ -9,8 +9,7 @@ from specverify.backends.engine.lower_tree import TreeTensors
 from specverify.backends.engine.model.causal_lm import Rows
 from specverify.backends.engine.request import Request
 from specverify.backends.engine.seams import Seams
-from specverify.backends.faults.fault import fault, faults_in, in_place_of
-from specverify.reference.trace import Stage
+from specverify.backends.faults.fault import accepted_fault, faults_in, in_place_of, lowered_fault, scored_fault
 
 
 def _nodes(request: Request) -> int:
@@ -19,9 +18,8 @@ def _nodes(request: Request) -> int:
     return len(request.block.proposal.tree)
 
 
-@fault(
+@accepted_fault(
     "greedy-rows-divided-by-temperature",
-    Stage.ACCEPTED,
     "vllm-project/vllm PR #27077; catalogue BZ-012: greedy sentinel changed but rejection sampler not updated",
     "a batch of a greedy request and one that samples",
 )
@@ -55,9 +53,8 @@ def greedy_divided(seams: Seams) -> Seams:
     return replace(seams, gather=gather, request=DividedRequest)
 
 
-@fault(
+@lowered_fault(
     "draft-tokens-by-draft-row",
-    Stage.LOWERED,
     "NVIDIA/TensorRT-LLM PR #7803; catalogue BZ-077: draft and target batch indices mixed",
     "a batch in which a request without a draft stands before one with",
 )
@@ -90,9 +87,8 @@ class Queue:
     rows: list[Tensor] = field(default_factory=list)
 
 
-@fault(
+@scored_fault(
     "bare-root-leaves-logits-row",
-    Stage.SCORED,
     "spiritbuun/buun-llama-cpp PR #74; catalogue BZ-123: empty drafts leave orphan logits indices",
     "a batch in which a request without a draft stands before one with",
 )
@@ -119,9 +115,8 @@ def row_of_bare_root_left(seams: Seams) -> Seams:
     return replace(seams, gather=gather, request=QueuedRequest)
 
 
-@fault(
+@accepted_fault(
     "coins-of-absent-nodes-drawn",
-    Stage.ACCEPTED,
     "vllm-project/vllm-ascend issue #13608; catalogue BZ-156: zero-draft requests advance their private RNG",
     "a request that samples, and a step after one without a draft",
 )

@@ -14,9 +14,8 @@ from specverify.backends.engine.request import Request
 from specverify.backends.engine.sampling.forest import Forest
 from specverify.backends.engine.sampling.processing import History
 from specverify.backends.engine.seams import Seams
-from specverify.backends.faults.fault import fault, faults_in
+from specverify.backends.faults.fault import attended_fault, faults_in, lowered_fault, scored_fault
 from specverify.reference.sampling import Sampling, Stops
-from specverify.reference.trace import Stage
 
 PLACEHOLDER = -1
 """The value of an output slot whose token has not returned."""
@@ -29,9 +28,8 @@ class Hollow(History):
     patched_history: History
 
 
-@fault(
+@scored_fault(
     "history-slots-left-as-placeholders",
-    Stage.SCORED,
     "vllm-project/vllm PR #30122; catalogue BZ-019: async scheduling replaces only the last placeholder",
     "a request that samples under penalties or bad words, after a step that accepted a token",
 )
@@ -93,9 +91,8 @@ class Pipeline:
     last: "WeakKeyDictionary[Request, int]" = field(default_factory=WeakKeyDictionary)
 
 
-@fault(
+@lowered_fault(
     "root-still-in-flight",
-    Stage.LOWERED,
     "vllm-project/vllm issue #52071, PR #52179; catalogue BZ-028: a step runs before its anchor token has returned",
     "a request in two forwards in a row, with a draft in the second",
 )
@@ -120,9 +117,8 @@ def root_in_flight(seams: Seams) -> Seams:
     return replace(seams, gather=gather)
 
 
-@fault(
+@attended_fault(
     "lengths-before-rejection",
-    Stage.ATTENDED,
     "vllm-project/vllm-ascend PR #8461; catalogue BZ-057: host seq_lens not corrected for rejected tokens",
     "a step after one with a rejected row",
 )

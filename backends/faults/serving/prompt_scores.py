@@ -7,14 +7,12 @@ from torch import Tensor
 
 from specverify.backends.engine.request import Request
 from specverify.backends.engine.seams import Seams
-from specverify.backends.faults.fault import fault, faults_in, in_place_of
+from specverify.backends.faults.fault import emitted_fault, faults_in, in_place_of
 from specverify.reference.case import Case
-from specverify.reference.trace import Stage
 
 
-@fault(
+@emitted_fault(
     "prompt-logprobs-of-the-token-itself",
-    Stage.EMITTED,
     "family of vllm-project/vllm issue 3251: log-probabilities of a prompt's first tokens read from other rows",
     "a request that asks for the log-probabilities of a prompt of several tokens",
 )
@@ -32,9 +30,8 @@ def of_itself(seams: Seams) -> Seams:
     return replace(seams, request=Itself)
 
 
-@fault(
+@emitted_fault(
     "prompt-logprobs-of-known-pages-zero",
-    Stage.EMITTED,
     "vllm-project/vllm pull request 42245: the log-probabilities of cached prefix positions were never computed",
     "a prefix cache, and a request that asks for the log-probabilities of a prompt whose first page is kept",
 )
@@ -50,9 +47,8 @@ class KnownPages(Request):
         return [0.0] * first + list(super().scored_prompt(scores, first))
 
 
-@fault(
+@emitted_fault(
     "prompt-logprobs-end-of-chunk-lost",
-    Stage.EMITTED,
     "family of vllm-project/vllm issue 8268: log-probabilities of a prompt that is prefilled in parts",
     "chunked prefill; a request that asks for the log-probabilities of its prompt",
 )

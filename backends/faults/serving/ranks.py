@@ -13,8 +13,15 @@ from specverify.backends.engine.collectives.group import Group
 from specverify.backends.engine.collectives.seams import RankSeams, own_part
 from specverify.backends.engine.sampling import coins
 from specverify.backends.engine.seams import Seams
-from specverify.backends.faults.fault import fault, faults_in, in_place_of
-from specverify.reference.trace import Stage
+from specverify.backends.faults.fault import (
+    accepted_fault,
+    attended_fault,
+    committed_fault,
+    drafted_fault,
+    faults_in,
+    in_place_of,
+    scored_fault,
+)
 
 NOISE = 2.0**-3
 """Size, relative to the largest logit of a row, of the rounding by which one rank's logits differ."""
@@ -32,9 +39,8 @@ def _alone(group: Group, decision: Tensor, greedy: bool) -> Tensor:
     return decision
 
 
-@fault(
+@accepted_fault(
     "rank-shard-sized-draws",
-    Stage.ACCEPTED,
     "family of sgl-project/sglang #35798: ranks with equal seeds draw numbers for their own part of the vocabulary",
     "a request that samples on several ranks, and a part of the vocabulary that is not the whole of its law",
 )
@@ -55,9 +61,8 @@ def shard_sized_draws(ranks: RankSeams, group: Group, coin: Tensor, weights: Ten
     return names.gather(-1, rank[:, None])[:, 0], low, high
 
 
-@fault(
+@accepted_fault(
     "rank-draws-by-own-seed",
-    Stage.ACCEPTED,
     "vllm-project/vllm #17498: ranks accept by coins of their own",
     "a request that samples on several ranks, and a decision that other coins would not make",
 )
@@ -70,9 +75,8 @@ def own_seed(seams: Seams) -> Seams:
     return _ranks(seams, own_coins=own_coins, agree=_alone)
 
 
-@fault(
+@accepted_fault(
     "rank-draws-once-more",
-    Stage.ACCEPTED,
     "family of vllm-project/vllm #17498: one rank has drawn a random number that the others have not",
     "a request that samples on several ranks, and a decision that the next coin would not make",
 )
@@ -85,9 +89,8 @@ def extra_draw(seams: Seams) -> Seams:
     return _ranks(seams, own_coins=own_coins, agree=_alone)
 
 
-@fault(
+@accepted_fault(
     "rank-takes-its-own-argmax",
-    Stage.ACCEPTED,
     "NVIDIA/TensorRT-LLM #16440: the arg-max of a rank's own part of the vocabulary is taken for that of all",
     "a greedy request on several ranks, and a best token that rank 0 does not hold",
 )
@@ -99,9 +102,8 @@ def own_argmax(ranks: RankSeams, group: Group, scores: Tensor) -> Tensor:
     return first + part.argmax(-1)
 
 
-@fault(
+@accepted_fault(
     "rank-greedy-not-broadcast",
-    Stage.ACCEPTED,
     "sgl-project/sglang #31071: the greedy branch broadcasts on ROCm alone; a near tie gives ranks other lengths",
     "a greedy request on several ranks, and two logits so near that the ranks' rounding decides",
 )
@@ -126,9 +128,8 @@ def greedy_not_broadcast(seams: Seams) -> Seams:
     return _ranks(seams, gather_logits=gather_logits, argmax=argmax, agree=agree)
 
 
-@fault(
+@scored_fault(
     "rank-sum-forgotten-on-trees",
-    Stage.SCORED,
     "family of catalogue BZ-013: a path for blocks of several rows leaves out the all-reduce of one projection",
     "a model on several ranks, and a tree of at least two rows",
 )
@@ -143,9 +144,8 @@ def forgotten_sum(
     return torch.nn.functional.linear(rows, weight, bias)
 
 
-@fault(
+@scored_fault(
     "rank-bias-added-by-all",
-    Stage.SCORED,
     "family of catalogue BZ-152: what one rank is to do once is done on every rank",
     "a model on several ranks whose output projections have biases",
 )
@@ -159,9 +159,8 @@ def bias_everywhere(
     return group.all_reduce(torch.nn.functional.linear(rows, weight, bias))
 
 
-@fault(
+@attended_fault(
     "rank-embeds-ids-of-others",
-    Stage.ATTENDED,
     "family of catalogue BZ-152: an id outside of a rank's part of the vocabulary is not masked",
     "a model on several ranks, and a token that rank 0 does not hold",
 )
@@ -172,9 +171,8 @@ def unmasked_embedding(ranks: RankSeams, group: Group, tokens: Tensor, weight: T
     return group.all_reduce(rows[(tokens - first).clamp(0, len(rows) - 1)])
 
 
-@fault(
+@drafted_fault(
     "rank-idle-skips-step",
-    Stage.DRAFTED,
     "family of sgl-project/sglang #31071: a rank without a batch does not enter a collective, and the others wait",
     "requests spread over ranks, and a step in which a rank has none of them",
 )
@@ -184,9 +182,8 @@ def idle_skips(ranks: RankSeams, group: Group, own_lengths: Tensor) -> Tensor:
     return ranks.lengths(group, own_lengths) if bool(own_lengths.any()) else own_lengths
 
 
-@fault(
+@committed_fault(
     "rank-lengths-of-another",
-    Stage.COMMITTED,
     "family of sgl-project/sglang #31071: the accepted length that one rank decided is followed by another",
     "requests spread over ranks that step together, and one that emits fewer tokens than another",
 )

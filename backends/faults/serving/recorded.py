@@ -12,8 +12,7 @@ from specverify.backends.engine.model.causal_lm import CausalLm
 from specverify.backends.engine.model.graphs import Graphs, Key, Recording
 from specverify.backends.engine.model.recording.lanes import RecordedLanes
 from specverify.backends.engine.seams import Seams
-from specverify.backends.faults.fault import fault, faults_in
-from specverify.reference.trace import Stage
+from specverify.backends.faults.fault import attended_fault, emitted_fault, faults_in
 
 RECORDED_BACKEND = "cpu-recorded"
 
@@ -49,9 +48,8 @@ def without(seams: Seams, *forgotten: str) -> Seams:
     return with_recorder(seams, Forgetful)
 
 
-@fault(
+@emitted_fault(
     "recorded-positions-not-refilled",
-    Stage.EMITTED,
     "family of NVIDIA/TensorRT-LLM #18207: static inputs of a CUDA graph keep stale values in a replay",
     "a second tree of one size in layout static",
     on=RECORDED_BACKEND,
@@ -61,9 +59,8 @@ def stale_positions(seams: Seams) -> Seams:
     return without(seams, "position_ids")
 
 
-@fault(
+@emitted_fault(
     "recorded-mask-not-refilled",
-    Stage.EMITTED,
     "family of sgl-project/sglang #19741: the custom mask of a replayed target verify is not the tree's",
     "a second tree of one size in layout static",
     on=RECORDED_BACKEND,
@@ -73,9 +70,8 @@ def stale_mask(seams: Seams) -> Seams:
     return without(seams, "attention_mask")
 
 
-@fault(
+@emitted_fault(
     "recorded-slots-not-refilled",
-    Stage.EMITTED,
     "NVIDIA/TensorRT-LLM #17110: write positions of the captured batch frozen into the copies of the cache",
     "a second tree of one size in layout static",
     on=RECORDED_BACKEND,
@@ -85,9 +81,8 @@ def stale_slots(seams: Seams) -> Seams:
     return without(seams, "slots")
 
 
-@fault(
+@emitted_fault(
     "recorded-table-not-refilled",
-    Stage.EMITTED,
     "GeeeekExplorer/nano-vllm #190: the captured block table is not cleared before a replay, and keeps stale pages",
     "a replayed forward in pages of which the request has others than the one recorded",
     on=RECORDED_BACKEND,
@@ -97,9 +92,8 @@ def stale_table(seams: Seams) -> Seams:
     return without(seams, "table")
 
 
-@fault(
+@emitted_fault(
     "recorded-length-not-refilled",
-    Stage.EMITTED,
     "family of vllm-project/vllm-ascend #10895: a replayed graph attends over the KV length of the captured step",
     "a second tree of one size in layout prefix, within the pages that the recording reads",
     on=RECORDED_BACKEND,
@@ -109,9 +103,8 @@ def stale_length(seams: Seams) -> Seams:
     return without(seams, "length")
 
 
-@fault(
+@attended_fault(
     "recording-keyed-without-addresses",
-    Stage.ATTENDED,
     "beehive-lab/TornadoVM #1006: a graph is replayed after its buffers were re-pointed, on stale addresses",
     "two requests in layout static with trees of one size",
     on=RECORDED_BACKEND,
@@ -126,9 +119,8 @@ def keyed_without_addresses(seams: Seams) -> Seams:
     return with_recorder(seams, KeyedWithoutAddresses)
 
 
-@fault(
+@attended_fault(
     "recording-keyed-without-sizes",
-    Stage.ATTENDED,
     "family of paiml/aprender #2030: graphs keyed by the batch size alone were replayed for other lengths",
     "two trees of different sizes in layout static",
     on=RECORDED_BACKEND,

@@ -12,8 +12,7 @@ from specverify.backends.engine.handover.items import Item, join_in_order, page_
 from specverify.backends.engine.handover.packet import ExpectedRequest
 from specverify.backends.engine.handover.state import RequestState
 from specverify.backends.engine.seams import Seams
-from specverify.backends.faults.fault import fault, faults_in
-from specverify.reference.trace import Stage
+from specverify.backends.faults.fault import committed_fault, drafted_fault, faults_in
 
 ON = "cpu-handed-over"
 
@@ -22,9 +21,8 @@ def _pages(items: Sequence[Item]) -> list[Item]:
     return [item for item in items if page_of(item.name) >= 0]
 
 
-@fault(
+@committed_fault(
     "decode-before-last-item",
-    Stage.COMMITTED,
     "family of vllm-project/vllm #46694: decode begins while a block is still on its way",
     "a request that is handed over with columns in several KV pages, and then steps",
     on=ON,
@@ -59,9 +57,8 @@ def _empty(name: str, items: Sequence[Item]) -> Item:
     return replace(items[0], name=name, facts={}, tensors=tensors)
 
 
-@fault(
+@committed_fault(
     "items-joined-as-they-come",
-    Stage.COMMITTED,
     "family of vllm-project/vllm #46694: blocks of the sender are taken for those of the receiver in another order",
     "a request that is handed over with columns in several KV pages, and then steps",
     on=ON,
@@ -71,9 +68,8 @@ def as_they_come(seams: Seams) -> Seams:
     return replace(seams, hand_over=replace(seams.hand_over, join=join_in_order))
 
 
-@fault(
+@drafted_fault(
     "packet-taken-twice",
-    Stage.DRAFTED,
     "family of sgl-project/sglang #29110: what has crossed once is pushed a second time on the decode worker",
     "a request that is handed over, takes a step, and is handed over again",
     on=ON,
